@@ -1,0 +1,142 @@
+"""Rows over a paged prefix plus their own tree, in plain PyTorch: the slow twin of every attention kernel.
+
+    scores of a row = [ its request's slots, by length and window | its request's candidates, by tree word ]
+
+The two parts are softmaxed apart and merged by their log-sum-exp.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.attend.batches import Batch, Part, pad, split
+from paceline.core.rows import Rows
+
+SCORES = 1 << 22
+"""Most elements of the score matrix of a piece of prompt, all heads."""
+HIDDEN = -1e30
+"""Added to the score of a key that is not seen. Finite: a row that sees nothing in one part gets a
+meaningless average there, with a log-sum-exp that gives it weight 0 in the merge; -inf would give NaN."""
+
+
+class Reference:
+    """Implements `Attend`.
+
+    pool: see Attend; windows: the sliding window of each layer or None; softcap: scores become
+    softcap * tanh(score / softcap) before the mask. Scores and softmax are float32, or float64 for a float64 pool.
+    """
+
+    def __init__(
+        self, pool: Tensor, windows: Sequence[int | None], heads: int, scale: float, softcap: float | None
+    ) -> None:
+        layers, _, self.kv_heads, blocks, self.block_size, self.head_dim = pool.shape
+        self.pool = pool
+        self.slots = pool.view(layers, 2, self.kv_heads, blocks * self.block_size, self.head_dim)
+        self.windows, self.heads, self.scale, self.softcap = windows, heads, scale, softcap
+        self.group = heads // self.kv_heads
+        self.exact = torch.float64 if pool.dtype == torch.float64 else torch.float32
+
+    def prepare(self, rows: Rows) -> None:
+        self.slot, self.total = rows.slot, len(rows.token)
+        self.batches = [pad(rows, pieces) for pieces in split(rows.segments, SCORES // self.heads)]
+        for batch in self.batches:
+            batch.parts = {window: self.part(rows, batch, window) for window in set(self.windows)}
+        lone = self.batches[0] if len(self.batches) == 1 else None
+        self.whole = lone is not None and lone.keep is None and len(lone.target) == self.total
+
+    def part(self, rows: Rows, batch: Batch, window: int | None) -> Part:
+        blocks, slot = self.reach(batch, [piece.end for piece in batch.pieces], window)
+        seen = slot[:, None, :] < batch.limit[:, :, None]
+        part = Part(blocks, self.mask(seen, batch.position, slot, window))
+        if batch.width:
+            node = torch.arange(batch.width, device=slot.device)
+            key = batch.start + torch.minimum(node, (batch.nodes - 1).clamp(min=0))
+            seen = (batch.word[:, :, None] >> node & 1).bool() & (node < batch.nodes)[:, None, :]
+            part.nodes, part.tree = key.flatten(), self.mask(seen, batch.position, rows.position[key], window)
+        return part
+
+    def reach(self, batch: Batch, ends: list[int], window: int | None) -> tuple[Tensor | slice, Tensor]:
+        """Blocks from the first that the window reaches to the one before slot `end`; the slots they hold, [R, S]."""
+        size, tables = self.block_size, batch.tables
+        begins = [
+            0 if window is None else max(0, p.segment.base + min(p.first, p.segment.given) - window + 1) // size
+            for p in batch.pieces
+        ]
+        most = max(1, *(-(-end // size) - begin for begin, end in zip(begins, ends)))
+        begin = torch.tensor(begins, device=tables.device)[:, None]
+        slot = begin * size + torch.arange(most * size, device=tables.device)
+        place = (begin + torch.arange(most, device=tables.device)).clamp_(max=tables.shape[1] - 1)
+        blocks = tables.gather(1, place).flatten()
+        return as_slice(blocks) if len(ends) == 1 else blocks, slot
+
+    def mask(self, seen: Tensor, position: Tensor, key: Tensor, window: int | None) -> Tensor:
+        """seen [R, M, S], position [R, M], key's position [R, S] -> scores to add [R * kv_heads or 1, M * group, S]."""
+        if window is not None:
+            seen = seen & (position[:, :, None] - key[:, None, :] < window)
+        requests, most, keys = seen.shape
+        mask = torch.zeros(seen.shape, dtype=self.exact, device=seen.device).masked_fill_(~seen, HIDDEN)
+        heads = self.kv_heads if requests > 1 else 1  # a lone request's mask broadcasts over its heads
+        mask = mask[None, :, :, None, :].expand(heads, -1, -1, self.group, -1)
+        return mask.reshape(heads * requests, most * self.group, keys)
+
+    def forward(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
+        stored = kv.permute(1, 2, 0, 3).to(self.pool.dtype)
+        self.slots[layer].index_copy_(2, self.slot, stored)
+        if self.whole:
+            return self.attend(layer, self.batches[0], q, stored)
+        out = q.new_empty(self.total, self.heads * self.head_dim)
+        for batch in self.batches:
+            part = self.attend(layer, batch, q[batch.index.flatten()], stored)
+            out[batch.target] = part if batch.keep is None else part[batch.keep]
+        return out
+
+    def attend(self, layer: int, batch: Batch, q: Tensor, stored: Tensor) -> Tensor:
+        """q [R * M, heads, head_dim] in the batch's order -> [R * M, heads * head_dim]."""
+        requests, most = batch.index.shape
+        query = q.view(requests, most, self.kv_heads, self.group, self.head_dim).permute(2, 0, 1, 3, 4)
+        query = query.reshape(self.kv_heads * requests, most * self.group, self.head_dim).to(self.exact)
+        part = batch.parts[self.windows[layer]]
+        pool = self.pool[layer]
+        if isinstance(part.blocks, slice):
+            keys, values = self.wide(pool[:, :, part.blocks], requests)
+        else:
+            keys, values = self.wide(pool.index_select(2, part.blocks), requests)
+        scores = self.scores(query, keys, part.mask)
+        shares = scores.softmax(-1)
+        out = shares.bmm(values)
+        if part.tree is not None and part.nodes is not None:
+            keys, values = self.wide(stored.index_select(2, part.nodes), requests)
+            tree = self.scores(query, keys, part.tree)
+            tree_shares = tree.softmax(-1)
+            weight = (log_sum_exp(scores, shares) - log_sum_exp(tree, tree_shares)).sigmoid_()
+            out = tree_shares.bmm(values).lerp_(out, weight)
+        out = out.view(self.kv_heads, requests, most, self.group, self.head_dim).permute(1, 2, 0, 3, 4)
+        return out.reshape(requests * most, self.heads * self.head_dim).to(q.dtype)
+
+    def wide(self, kv: Tensor, requests: int) -> Tensor:
+        """[2, kv_heads, ...] -> keys and values [2, kv_heads * R, S, head_dim] in the dtype of the scores."""
+        return kv.to(self.exact).view(2, self.kv_heads * requests, -1, self.head_dim)
+
+    def scores(self, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
+        if self.softcap is None:
+            return torch.baddbmm(mask, query, keys.mT, alpha=self.scale)
+        scores = query.bmm(keys.mT).mul_(self.scale / self.softcap)
+        return scores.tanh_().mul_(self.softcap).add_(mask)
+
+
+def log_sum_exp(scores: Tensor, shares: Tensor) -> Tensor:
+    """Of scores whose softmax is known: the largest score less the log of its share. A third of logsumexp's time."""
+    return scores.amax(-1, True) - shares.amax(-1, True).log_()
+
+
+def as_slice(blocks: Tensor) -> Tensor | slice:
+    """A run of consecutive blocks as a slice, which is read in place where an index would copy.
+
+    On a GPU looking would cost a synchronisation, so there it stays an index.
+    """
+    if not blocks.is_cpu:
+        return blocks
+    numbers = blocks.tolist()
+    run = numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    return slice(numbers[0], numbers[0] + len(numbers)) if run else blocks

@@ -1,0 +1,173 @@
+"""The pool of blocks and the prefix index over them. Numbers only: the K/V lives in the models' pools.
+
+        allocate                       release, not published
+free ────────────> held (refs >= 1) ──────────────────────────> free
+                     ^   │ release, published
+             acquire │   v
+                  evictable (refs 0, in the index) ── evicted by allocate ──> held by another
+"""
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+
+from paceline.cache.eviction import LRU, Eviction
+from paceline.core.errors import CapacityError, InputError, IntegrityError
+
+
+def root_hash(extra_key: str) -> bytes:
+    """Head of a hash chain. Whatever changes K/V besides the tokens (an adapter, an image) goes into `extra_key`."""
+    return blake2b(extra_key.encode(), digest_size=16, person=b"paceline.root").digest()
+
+
+def chain_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """128-bit name of a block: the hash of the block before it and its own token ids, so it names the whole context.
+    Cryptographic, because a collision would serve one user another one's K/V."""
+    return blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
+
+
+class BlockPool:
+    """Reference counts, free list, prefix index. Raises IntegrityError when a holder breaks the life cycle above.
+
+    refs[b]     how many leases hold block b
+    hashes[b]   its name in the index, None until published
+    groups[b]   the groups whose rows are complete in it, empty until published
+    hits / queries   blocks found / full blocks that could have been; evictions: published blocks given away
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, eviction: Eviction | None = None, *, prefix: bool = True
+    ) -> None:
+        if block_size < 1:
+            raise InputError(f"block_size is {block_size}, but a block must hold at least 1 token.")
+        if num_blocks < 1:
+            raise CapacityError(f"The cache has {num_blocks} blocks, but it needs at least 1.")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.prefix = prefix
+        """False: nothing is ever published or found."""
+        self.eviction: Eviction = LRU() if eviction is None else eviction
+        self.refs = [0] * num_blocks
+        self.hashes: list[bytes | None] = [None] * num_blocks
+        self.groups: list[frozenset[str]] = [frozenset()] * num_blocks
+        self.index: dict[bytes, int] = {}
+        self.free = list(range(num_blocks - 1, -1, -1))
+        self.evictable: set[int] = set()
+        self.hits = self.queries = self.evictions = 0
+
+    @property
+    def room(self) -> int:
+        """Blocks that `allocate` can hand out now."""
+        return len(self.free) + len(self.evictable)
+
+    def blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)
+
+    def allocate(self, count: int) -> list[int]:
+        """`count` private blocks with one reference each; CapacityError, and nothing changed, without room."""
+        if count > self.room:
+            raise CapacityError(
+                f"{count} cache blocks of {self.block_size} tokens are needed and {self.room} of {self.num_blocks} are "
+                f"free; pre-empt a request, or give the cache at least {self.num_blocks + count - self.room} blocks."
+            )
+        blocks = []
+        for _ in range(count):
+            block = self.free.pop() if self.free else self._evict()
+            if self.refs[block]:
+                raise IntegrityError(f"Block {block} is handed out while {self.refs[block]} leases hold it.")
+            self.refs[block] = 1
+            blocks.append(block)
+        return blocks
+
+    def acquire(self, block: int) -> None:
+        """One more holder of a held or evictable block."""
+        if not self.refs[block]:
+            if block not in self.evictable:
+                raise IntegrityError(f"Block {block} is free: it has no content to share.")
+            self.evictable.remove(block)
+        self.refs[block] += 1
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """One holder fewer of each, in the order given; a chain's last block comes first (see `Eviction.touch`)."""
+        for block in blocks:
+            if not self.refs[block]:
+                raise IntegrityError(f"Block {block} is released more often than it was taken.")
+            self.refs[block] -= 1
+            if self.refs[block]:
+                continue
+            if self.hashes[block] is None:
+                self.free.append(block)
+            else:
+                self.evictable.add(block)
+                self.eviction.touch(block)
+
+    def immutable(self, block: int) -> bool:
+        """Shared or published: no row in it may be written again."""
+        return self.refs[block] > 1 or self.hashes[block] is not None
+
+    def publish(self, block: int, name: bytes, groups: frozenset[str]) -> None:
+        """Enter a held, full, verified block in the index.
+
+        When the same content is already there (two requests computed one prefix at the same time), the first stays and
+        this block remains private to its holders; it is replaced only by a block complete in more groups.
+        """
+        if not self.prefix:
+            return
+        if not self.refs[block] or self.hashes[block] not in (None, name):
+            raise IntegrityError(f"Block {block} cannot be published: it is not held, or holds other content.")
+        known = self.index.get(name)
+        if known == block:
+            self.groups[block] |= groups
+        elif known is None or groups > self.groups[known]:
+            if known is not None:
+                self.forget(known)
+            self.index[name] = block
+            self.hashes[block] = name
+            self.groups[block] = groups
+
+    def find(self, name: bytes, groups: frozenset[str]) -> int | None:
+        """The block of that name with all `groups` complete, or None. Takes no reference."""
+        block = self.index.get(name)
+        if block is None or not groups <= self.groups[block]:
+            return None
+        self.eviction.touch(block)
+        return block
+
+    def forget(self, block: int) -> None:
+        """Take a published block out of the index; without a holder it becomes free."""
+        name = self.hashes[block]
+        if name is None:
+            raise IntegrityError(f"Block {block} is not in the index.")
+        del self.index[name]
+        self.hashes[block] = None
+        self.groups[block] = frozenset()
+        if block in self.evictable:
+            self.evictable.remove(block)
+            self.free.append(block)
+
+    def _evict(self) -> int:
+        block = self.eviction.victim(self.evictable)
+        if block not in self.evictable:
+            raise IntegrityError(f"The eviction policy chose block {block}, which is not evictable.")
+        self.forget(block)
+        self.evictions += 1
+        return self.free.pop()
+
+    def check(self, held: Mapping[int, int]) -> None:
+        """IntegrityError unless the reference counts are `held` and each block is in exactly one state."""
+        free = set(self.free)
+        if len(free) != len(self.free):
+            raise IntegrityError(f"Block {next(b for b in free if self.free.count(b) > 1)} is twice in the free list.")
+        for block in range(self.num_blocks):
+            refs, name = self.refs[block], self.hashes[block]
+            if refs != held.get(block, 0):
+                raise IntegrityError(f"Block {block} counts {refs} holders and has {held.get(block, 0)}.")
+            if (block in free) + (block in self.evictable) + (refs > 0) != 1:
+                raise IntegrityError(f"Block {block} is not exactly one of free, held and evictable.")
+            if name is None and block in self.evictable:
+                raise IntegrityError(f"Block {block} is evictable but not published.")
+            if name is not None and (block in free or self.index.get(name) != block or not self.groups[block]):
+                raise IntegrityError(f"Block {block} has a name that the index does not lead to it.")
+        for name, block in self.index.items():
+            if self.hashes[block] != name:
+                raise IntegrityError(f"The index leads to block {block}, which has other content.")

@@ -1,0 +1,169 @@
+"""`Cache`: the face of the cache that the engine uses."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from paceline.cache.blocks import BlockPool, chain_hash, root_hash
+from paceline.cache.eviction import Eviction
+from paceline.cache.lease import TARGET, Lease
+from paceline.cache.txn import Txn
+from paceline.core.errors import CapacityError, InputError, IntegrityError
+
+
+def blocks_in(memory_bytes: int, bytes_per_token: int, block_size: int) -> int:
+    """The most blocks that stay within a byte budget. `bytes_per_token` is summed over all groups: a draft's K/V comes
+    out of the same budget. CapacityError naming the smallest budget when not even one fits."""
+    if bytes_per_token < 1 or block_size < 1:
+        raise InputError(f"A block of {block_size} tokens of {bytes_per_token} bytes holds nothing; both must be >= 1.")
+    blocks = memory_bytes // (bytes_per_token * block_size)
+    if blocks < 1:
+        raise CapacityError(
+            f"A cache of {memory_bytes} bytes holds no block of {block_size} tokens; "
+            f"give it at least {bytes_per_token * block_size} bytes."
+        )
+    return blocks
+
+
+class Cache:
+    """Block tables of all running requests and the prefixes they share. Book-keeping only: slots and moves go to the
+    models, whose pools have num_blocks * block_size slots per group.
+
+    A request lives through open, (begin, commit or abort) repeatedly, close. Engine defects (a lease used after close,
+    two open Txns on one lease, a frontier out of range) raise IntegrityError and change nothing.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        groups: Iterable[str] = (TARGET,),
+        prefix: bool = True,
+        eviction: Eviction | None = None,
+    ) -> None:
+        self.pool = BlockPool(num_blocks, block_size, eviction, prefix=prefix)
+        self.groups = frozenset((TARGET, *groups))
+        self._leases: dict[Lease, None] = {}
+
+    @property
+    def num_blocks(self) -> int:
+        return self.pool.num_blocks
+
+    @property
+    def block_size(self) -> int:
+        return self.pool.block_size
+
+    def room(self) -> int:
+        """Blocks that are free or evictable."""
+        return self.pool.room
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold so many rows."""
+        return self.pool.blocks_for(tokens)
+
+    def needs(self, lease: Lease | None, rows: int) -> int:
+        """New blocks that `begin` of so many rows would take; None: a request without a lease and without a match."""
+        if lease is None:
+            return self.blocks_for(rows)
+        return max(0, self.blocks_for(lease.length + rows) - len(lease.blocks))
+
+    def gain(self, lease: Lease) -> int:
+        """Blocks that would come free if this lease were closed: those that nobody else holds."""
+        return sum(self.pool.refs[block] == 1 for block in lease.blocks)
+
+    def fits(self, lease: Lease | None, rows: int) -> bool:
+        """Would `begin` of so many rows succeed now?"""
+        return self.needs(lease, rows) <= self.room()
+
+    def open(self, tokens: Sequence[int], groups: Iterable[str] | None = None, extra_key: str = "") -> Lease:
+        """A lease for a request with these tokens that keeps `groups` (None: all) complete.
+
+        `lease.length` rows are there already, in every group: the longest published prefix of full blocks, at most
+        len(tokens) - 1, so that one row remains to be computed. Requests share only under the same `extra_key`.
+        Takes no block that is not shared.
+        """
+        extra = (self.groups if groups is None else frozenset(groups)) - {TARGET}
+        if not extra <= self.groups:
+            raise IntegrityError(f"Groups {sorted(extra - self.groups)} are not among {sorted(self.groups)}.")
+        lease = Lease(self.pool, root_hash(extra_key), dict.fromkeys(sorted(extra), 0))
+        self._match(lease, tokens)
+        self._leases[lease] = None
+        return lease
+
+    def begin(self, lease: Lease, given: int, nodes: int) -> Txn:
+        """Reserve rows for `given` tokens and `nodes` candidates; CapacityError, and nothing changed, without room."""
+        return Txn(self._mine(lease), given, nodes)
+
+    def advance(self, lease: Lease, group: str, length: int) -> None:
+        """Set how many rows an extra group has complete: between the sealed rows and `lease.length`. Call it once the
+        rows are written; `seal` then publishes."""
+        least = self._mine(lease).sealed * self.block_size
+        if group not in lease.frontier or not least <= length <= lease.length:
+            raise IntegrityError(f"Frontier {length} of group {group!r} is outside {least}..{lease.length}.")
+        lease.frontier[group] = length
+
+    def seal(self, lease: Lease) -> None:
+        """Publish what has become sealed since a drafter's frontier advanced (a commit seals by itself)."""
+        self._mine(lease).seal()
+
+    def rewind(self, lease: Lease, length: int) -> int:
+        """Forget committed rows from `length` on, in all groups; return the length truly kept. Blocks that are shared
+        or published are immutable: inside one, the kept length goes down to its start. No Txn may be open."""
+        if self._mine(lease).txn is not None or not 0 <= length <= lease.length:
+            raise IntegrityError(f"Rewind to {length} needs a lease without a Txn and a length in 0..{lease.length}.")
+        return lease.cut(length)
+
+    def fork(self, lease: Lease) -> Lease:
+        """A second lease on the same full blocks. It ends at the last full block's end: what follows in the text has
+        to be computed again. An open Txn stays with the original."""
+        full = self._mine(lease).length // self.block_size
+        rows = full * self.block_size
+        frontier = {group: min(value, rows) for group, value in lease.frontier.items()}
+        fork = Lease(self.pool, lease.root, frontier, lease.tokens[:rows], lease.blocks[:full], list(lease.hashes))
+        for block in fork.blocks:
+            self.pool.acquire(block)
+        self._leases[fork] = None
+        return fork
+
+    def close(self, lease: Lease) -> None:
+        """Give all blocks back, aborting an open Txn. Published ones stay in the index until evicted."""
+        if (txn := self._mine(lease).txn) is not None:
+            txn.abort()
+        lease.cut(0)
+        del self._leases[lease]
+
+    def drop_prefix(self) -> None:
+        """Empty the index; what leases hold stays theirs."""
+        for block in list(self.pool.index.values()):
+            self.pool.forget(block)
+
+    def check_integrity(self) -> None:
+        """IntegrityError, naming the block, when the books contradict themselves. O(blocks + tokens): between steps in
+        tests, and whenever the engine is idle."""
+        self.pool.check(Counter(block for lease in self._leases for block in lease.blocks))
+        for lease in self._leases:
+            lease.check()
+
+    def _match(self, lease: Lease, tokens: Sequence[int]) -> None:
+        size, name = self.block_size, lease.root
+        if not self.pool.prefix:
+            return
+        starts = range(0, len(tokens) - size, size)
+        self.pool.queries += len(starts)
+        for start in starts:
+            chunk = tokens[start : start + size]
+            name = chain_hash(name, chunk)
+            block = self.pool.find(name, lease.groups)
+            if block is None:
+                break
+            self.pool.acquire(block)
+            self.pool.hits += 1
+            lease.blocks.append(block)
+            lease.hashes.append(name)
+            lease.tokens.extend(chunk)
+        lease.frontier = dict.fromkeys(lease.frontier, lease.length)
+
+    def _mine(self, lease: Lease) -> Lease:
+        if lease not in self._leases:
+            raise IntegrityError("The lease is closed, or belongs to another cache.")
+        return lease

@@ -1,0 +1,124 @@
+"""What one running request holds: its block table, and how far each group's rows in it are complete."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from paceline.cache.blocks import BlockPool, chain_hash
+from paceline.core.errors import IntegrityError
+
+if TYPE_CHECKING:
+    from paceline.cache.txn import Txn
+
+TARGET = "target"
+"""The group of the target's layers: its frontier is the lease's length."""
+
+
+@dataclass(eq=False, slots=True)
+class Lease:
+    """A block table that grows at its end. Made by `Cache.open` and `Cache.fork`; read by anyone; written by `Cache`
+    and `Txn` only.
+
+        blocks       [ b0 ][ b1 ][ b2 ][ b3 ][ b4 ]
+        sealed       └─────────┘                     full, complete in every group: immutable, in the index
+        frontier     └──────────────┘                rows of an extra group, at least the sealed ones
+        length       └─────────────────┘             committed target rows; private from its last, partial block on
+        reserved                        └───────┘    rows of the open Txn
+
+    A full block may be shared by a fork before it is sealed: its target rows are never written again, and a lagging
+    group's rows in it may be written by either holder, with the same values, for they depend on the tokens alone.
+    """
+
+    pool: BlockPool
+    root: bytes
+    """Head of the hash chain (`extra_key`)."""
+    frontier: dict[str, int] = field(default_factory=dict)
+    """Complete rows of each extra group; at most `length`."""
+    tokens: list[int] = field(default_factory=list)
+    """Token ids of the committed rows."""
+    blocks: list[int] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)
+    """Names of the sealed blocks: the hash chain's state."""
+    txn: "Txn | None" = None
+    """The open one."""
+
+    @property
+    def length(self) -> int:
+        """Committed target rows."""
+        return len(self.tokens)
+
+    @property
+    def sealed(self) -> int:
+        """Full blocks that are verified and below every frontier."""
+        return len(self.hashes)
+
+    @property
+    def groups(self) -> frozenset[str]:
+        """The groups that this lease keeps complete and asks of shared blocks."""
+        return frozenset((TARGET, *self.frontier))
+
+    @property
+    def reserved(self) -> int:
+        """Rows of the open Txn."""
+        return self.txn.rows if self.txn else 0
+
+    def slot(self, position: int) -> int:
+        """Pool slot of a row; IntegrityError beyond committed and reserved rows."""
+        return self.slots(position, position + 1)[0]
+
+    def slots(self, start: int, stop: int) -> list[int]:
+        """Pool slots of rows start .. stop."""
+        if not 0 <= start <= stop <= self.length + self.reserved:
+            raise IntegrityError(f"Rows {start} to {stop} are outside the lease's {self.length} + {self.reserved}.")
+        size, blocks = self.pool.block_size, self.blocks
+        return [blocks[p // size] * size + p % size for p in range(start, stop)]
+
+    def trim(self) -> None:
+        """Give back the blocks beyond what committed and reserved rows need, the last one first."""
+        keep = self.pool.blocks_for(self.length + self.reserved)
+        surplus = self.blocks[keep:]
+        del self.blocks[keep:]
+        self.pool.release(reversed(surplus))
+
+    def seal(self) -> None:
+        """Publish the blocks that have become full, verified and complete in every group."""
+        size = self.pool.block_size
+        while (self.sealed + 1) * size <= min((self.length, *self.frontier.values())):
+            start = self.sealed * size
+            name = chain_hash(self.hashes[-1] if self.hashes else self.root, self.tokens[start : start + size])
+            self.pool.publish(self.blocks[self.sealed], name, self.groups)
+            self.hashes.append(name)
+
+    def cut(self, length: int) -> int:
+        """Forget committed rows from `length` on, or from the start of the immutable block it falls into; return the
+        length kept."""
+        size = self.pool.block_size
+        if length < self.length and length % size and self.pool.immutable(self.blocks[length // size]):
+            length -= length % size
+        del self.tokens[length:]
+        del self.hashes[length // size :]
+        for group, frontier in self.frontier.items():
+            self.frontier[group] = min(frontier, length)
+        self.trim()
+        return length
+
+    def check(self) -> None:
+        """IntegrityError, naming the block, when table, frontiers and hash chain contradict each other or the pool."""
+        size, name = self.pool.block_size, self.root
+        if len(set(self.blocks)) < len(self.blocks):
+            raise IntegrityError(f"Block {max(self.blocks, key=self.blocks.count)} is twice in one table.")
+        if (need := self.pool.blocks_for(self.length + self.reserved)) != len(self.blocks):
+            block = self.blocks[-1] if self.blocks else None
+            raise IntegrityError(f"A lease holds {len(self.blocks)} blocks, the last {block}, and needs {need}.")
+        for group, frontier in self.frontier.items():
+            if not self.sealed * size <= frontier <= self.length:
+                raise IntegrityError(f"Frontier {frontier} of {group} is outside {self.sealed * size}..{self.length}.")
+        if self.sealed * size > self.length:
+            raise IntegrityError(f"A lease of {self.length} rows seals {self.sealed} blocks: {self.blocks}.")
+        for i, block in enumerate(self.blocks):
+            if (i + 1) * size > self.length:
+                if self.pool.immutable(block):
+                    raise IntegrityError(f"Block {block} is shared or published and has rows that are not verified.")
+                continue
+            name = chain_hash(name, self.tokens[i * size : (i + 1) * size])
+            if self.pool.hashes[block] not in (None, name) or (i < self.sealed and self.hashes[i] != name):
+                raise IntegrityError(f"Block {block} is published or sealed under a name that its tokens do not have.")

@@ -1,0 +1,25 @@
+"""Errors that a user can act on: what was wrong, what was expected, what to do."""
+
+
+class PacelineError(Exception):
+    """Base of every error that bad input or an impossible wish can cause. The message is one sentence."""
+
+
+class InputError(PacelineError, ValueError):
+    """A prompt, parameter or file is not usable as given."""
+
+
+class CheckpointError(PacelineError):
+    """A checkpoint is missing, damaged or of a kind that this version does not serve."""
+
+
+class RefusalError(PacelineError):
+    """Two features that cannot be served together exactly; the message names the pair (D6)."""
+
+
+class CapacityError(PacelineError):
+    """A byte or row budget is too small; the message names the smallest that would do."""
+
+
+class IntegrityError(AssertionError):
+    """The cache's book-keeping contradicts itself. Always a defect of the engine, never of its input."""

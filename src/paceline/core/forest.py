@@ -1,0 +1,143 @@
+"""`Forest`: one small token tree per request, flattened. The only thing drafters make.
+
+                      root = last given node (its token is committed, its logits judge depth 1)
+    given  given  ──┬── candidate depth 1 ── candidate depth 2
+                    └── candidate depth 1
+
+Nodes are not rows: a node claims "this token follows its parent"; a node with `row == NO_ROW` has no line in
+the forward pass, is judged from its parent's logits and, if accepted, ends the path.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from torch import Tensor
+
+NO_ROW = -1
+ROOT = -1
+"""Parent of depth-1 candidates while a drafter builds them; resolved when the forest is joined."""
+MAX_CANDIDATES = 64
+"""Candidate rows of one request in one pass: the bits of a tree word."""
+
+
+class Role(IntEnum):
+    GIVEN = 0
+    CANDIDATE = 1
+    PROBE = 2
+
+
+class Law(IntEnum):
+    """How a candidate's token came about, per node."""
+
+    POINT = 0
+    """Any rule that does not depend on this round's noise: q is one-hot."""
+    SAMPLED = 1
+    """Drawn from the stored q with private noise; siblings are i.i.d."""
+    WITHOUT_REPLACEMENT = 2
+    SHARED_NOISE = 3
+    """Drawn with the target's own noise rows: legal under `exact` only."""
+
+
+@dataclass(slots=True)
+class Forest:
+    """Flat arrays over N nodes; parents precede children, siblings stand in draw order.
+
+    request[i] is the request's place in the plan, parent[i] a node index (ROOT for a given node without a
+    predecessor in this pass), depth 0 for given nodes, row[i] the node's rank among its request's rows or NO_ROW,
+    q_row[i] the row of `q` [Q, V] (probabilities) the node was drawn from or -1.
+    """
+
+    request: list[int] = field(default_factory=list)
+    token: list[int] = field(default_factory=list)
+    parent: list[int] = field(default_factory=list)
+    depth: list[int] = field(default_factory=list)
+    row: list[int] = field(default_factory=list)
+    role: list[Role] = field(default_factory=list)
+    law: list[Law] = field(default_factory=list)
+    q_row: list[int] = field(default_factory=list)
+    q: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.token)
+
+    def add(
+        self, request: int, token: int, parent: int, *, law: Law, q_row: int = -1, role: Role = Role.CANDIDATE
+    ) -> int:
+        """Append one node with a row of its own and return its index."""
+        self.request.append(request)
+        self.token.append(token)
+        self.parent.append(parent)
+        self.depth.append(1 if parent == ROOT else self.depth[parent] + 1)
+        self.row.append(0)
+        self.role.append(role)
+        self.law.append(law)
+        self.q_row.append(q_row)
+        return len(self.token) - 1
+
+    def add_chain(self, request: int, tokens: Sequence[int], law: Law, q_rows: Sequence[int] = ()) -> None:
+        """Append a chain of candidates below the root."""
+        parent = ROOT
+        for i, token in enumerate(tokens):
+            parent = self.add(request, token, parent, law=law, q_row=q_rows[i] if q_rows else -1)
+
+    def add_given(self, request: int, tokens: Sequence[int]) -> None:
+        """Append a run of committed tokens, each the child of the one before."""
+        start, n = len(self.token), len(tokens)
+        self.request.extend([request] * n)
+        self.token.extend(tokens)
+        self.parent.extend([ROOT, *range(start, start + n - 1)])
+        self.depth.extend([0] * n)
+        self.row.extend(range(n))
+        self.role.extend([Role.GIVEN] * n)
+        self.law.extend([Law.POINT] * n)
+        self.q_row.extend([-1] * n)
+
+    def by_request(self, count: int) -> list[list[int]]:
+        """Node indices of each of `count` requests, in order."""
+        nodes: list[list[int]] = [[] for _ in range(count)]
+        for i, r in enumerate(self.request):
+            nodes[r].append(i)
+        return nodes
+
+    def paths(self, nodes: Iterable[int]) -> dict[int, tuple[int, ...]]:
+        """{node: candidate tokens from depth 1 down to it} for nodes listed parents first."""
+        out: dict[int, tuple[int, ...]] = {}
+        for i in nodes:
+            above = out.get(self.parent[i], ())
+            out[i] = () if self.role[i] is Role.GIVEN else (*above, self.token[i])
+        return out
+
+
+def join(given: Sequence[Sequence[int]], parts: Sequence[Forest], budget: Sequence[int]) -> Forest:
+    """One forest from the given tokens of each request and the drafters' candidates.
+
+    Candidates beyond a request's `budget` of rows lose their row: drawn siblings stay, as nodes judged from their
+    parent's logits; their descendants go (they could not be reached). Nothing here looks at a token.
+    """
+    forest = Forest()
+    candidates = [p.by_request(len(given)) for p in parts]
+    shift = 0
+    tables: list[Tensor] = [p.q for p in parts if p.q is not None]
+    shifts: list[int] = []
+    for part in parts:
+        shifts.append(shift)
+        shift += 0 if part.q is None else part.q.shape[0]
+    if tables:
+        import torch
+
+        forest.q = tables[0] if len(tables) == 1 else torch.cat(tables)
+    for r, tokens in enumerate(given):
+        forest.add_given(r, tokens)
+        root, rows, limit = len(forest) - 1, len(tokens), len(tokens) + min(budget[r], MAX_CANDIDATES)
+        for part, lists, q_shift in zip(parts, candidates, shifts):
+            place: dict[int, int] = {ROOT: root}
+            for i in lists[r]:
+                parent = place.get(part.parent[i])
+                if parent is None or forest.row[parent] == NO_ROW:
+                    continue
+                q_row = part.q_row[i] + q_shift if part.q_row[i] >= 0 else -1
+                place[i] = j = forest.add(r, part.token[i], parent, law=part.law[i], q_row=q_row, role=part.role[i])
+                forest.row[j] = rows if rows < limit else NO_ROW
+                rows += rows < limit
+    return forest

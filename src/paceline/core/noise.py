@@ -1,0 +1,99 @@
+"""Counter-based noise (D2): a draw is a pure function of its key, and the stream is a type.
+
+There is no generator with state anywhere. A `Stream` makes a 64-bit *row key* from integers alone;
+`gumbel` expands row keys to one value per token with integer arithmetic and takes logarithms in float64,
+so every device draws the same numbers. The mixing function is the finaliser of SplitMix64 (Steele et al., 2014).
+
+    target   argmax(log p + Gumbel(seed, lineage, index, token))     plain decoding and `exact`
+    draft    what a drafter draws with under a rule that looks at q
+    accept   uniforms and residual draws of those rules
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_MUL1 = 0xBF58476D1CE4E5B9
+_MUL2 = 0x94D049BB133111EB
+
+
+def mix(x: int) -> int:
+    """SplitMix64's finaliser on a Python integer; the slow twin of `_mix`."""
+    x &= _MASK
+    x = ((x ^ (x >> 30)) * _MUL1) & _MASK
+    x = ((x ^ (x >> 27)) * _MUL2) & _MASK
+    return x ^ (x >> 31)
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A family of noise rows of one request. Subclasses differ in purpose only, and never share a row."""
+
+    seed: int
+    lineage: tuple[int, ...] = ()
+    purpose: ClassVar[int] = 0
+
+    def key(self, *counter: int) -> int:
+        """Row key for `counter` (index first). Distinct (purpose, lineage, counter) give independent rows."""
+        h = mix(self.seed + self.purpose * _GOLDEN)
+        for part in (len(self.lineage), *self.lineage, *counter):
+            h = mix(h + (part + 1) * _GOLDEN)
+        return h
+
+
+class TargetNoise(Stream):
+    """Rows that decide the text: key(index)."""
+
+    purpose = 1
+
+
+class DraftNoise(Stream):
+    """Private to drafters under rules that look at q: key(index, round, rank)."""
+
+    purpose = 2
+
+
+class AcceptNoise(Stream):
+    """Acceptance uniforms and residual draws: key(index, round, rank)."""
+
+    purpose = 3
+
+
+def _signed(x: int) -> int:
+    return x - (1 << 64) if x >> 63 else x
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64 (torch's `>>` keeps the sign)."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift(x, 30)) * _signed(_MUL1)
+    x = (x ^ _shift(x, 27)) * _signed(_MUL2)
+    return x ^ _shift(x, 31)
+
+
+def keys_tensor(keys: list[int], device: torch.device | str = "cpu") -> Tensor:
+    """Row keys as int64 [N] (two's complement)."""
+    return torch.tensor([_signed(k) for k in keys], dtype=torch.int64, device=device)
+
+
+def uniforms(keys: Tensor, tokens: Tensor) -> Tensor:
+    """float64 in the open interval (0, 1); `keys` int64 [N], `tokens` int64 [K] or [N, K]; result [N, K]."""
+    bits = _mix(keys[:, None] + (tokens + 1) * _signed(_GOLDEN))
+    return (_shift(bits, 12).to(torch.float64) + 0.5) * 2.0**-52
+
+
+def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:
+    """Standard Gumbel noise -log(-log u), float64 [N, K]; same arguments as `uniforms`."""
+    return -torch.log(-torch.log(uniforms(keys, tokens)))
+
+
+def uniform(key: int) -> float:
+    """One float64 in (0, 1) from a row key, for acceptance tests."""
+    return ((mix(key + _GOLDEN) >> 12) + 0.5) * 2.0**-52

@@ -1,0 +1,65 @@
+"""`Plan`: the only thing policies make. `Note`: the only thing estimators read."""
+
+from dataclasses import dataclass, field
+
+from paceline.core.errors import IntegrityError
+from paceline.core.forest import MAX_CANDIDATES
+from paceline.core.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One request's share of a step: `given` of its pending tokens become rows, and at most `nodes` candidates
+    hang below the last of them (only when that completes the text)."""
+
+    request: Request
+    given: int
+    nodes: int
+    drafter: str
+    verifier: str
+
+    @property
+    def rows(self) -> int:
+        return self.given + self.nodes
+
+    @property
+    def completes(self) -> bool:
+        """Will this step draw a new token?"""
+        return self.given == self.request.pending
+
+
+@dataclass(slots=True)
+class Plan:
+    items: list[Item] = field(default_factory=list)
+    preempt: list[Request] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        return sum(item.rows for item in self.items)
+
+    def validate(self, row_budget: int) -> None:
+        """Raise IntegrityError when a policy broke its contract."""
+        seen: set[int] = set()
+        for item in self.items:
+            bad = (
+                item.request.id in seen
+                or not 1 <= item.given <= item.request.pending
+                or not 0 <= item.nodes <= MAX_CANDIDATES
+                or (item.nodes > 0 and not item.completes)
+                or item.request in self.preempt
+            )
+            if bad:
+                raise IntegrityError(f"Plan item {item} breaks the plan's invariants.")
+            seen.add(item.request.id)
+        if self.rows > row_budget:
+            raise IntegrityError(f"Plan has {self.rows} rows, the budget is {row_budget}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What one step taught about one request: nodes offered and kept per depth (1, 2, ...)."""
+
+    request: int
+    drafter: str
+    offered: list[int]
+    kept: list[int]

@@ -1,0 +1,134 @@
+"""A request from admission to its last token. Serialisable without its lease: that is migration."""
+
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from paceline.core.noise import AcceptNoise, DraftNoise, TargetNoise
+from paceline.core.params import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class Held(Protocol):
+    """What a request shows of its lease."""
+
+    @property
+    def length(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The drawn token's log-probability and the likeliest tokens at its place, {token id: log-probability}."""
+
+    token: int
+    logprob: float
+    top: dict[int, float]
+
+
+@dataclass(slots=True)
+class SpecStats:
+    """Speculation figures of one request: *offered* and *kept* per depth, and target passes.
+
+    tau (mean committed tokens per target pass that committed any) = generated / passes.
+    """
+
+    passes: int = 0
+    """Target passes that committed at least one generated token."""
+    generated: int = 0
+    offered: list[int] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    preempted: int = 0
+    cached: int = 0
+    """Prompt tokens found in the prefix cache."""
+
+    def count(self, offered: list[int], kept: list[int]) -> None:
+        """Add one pass: nodes offered and kept at depth 1, 2, ..."""
+        for mine, new in ((self.offered, offered), (self.kept, kept)):
+            mine.extend([0] * (len(new) - len(mine)))
+            for depth, value in enumerate(new):
+                mine[depth] += value
+
+    @property
+    def drafted(self) -> int:
+        return sum(self.offered)
+
+    @property
+    def accepted(self) -> int:
+        return sum(self.kept)
+
+    @property
+    def tau(self) -> float:
+        return self.generated / self.passes if self.passes else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+
+@dataclass(eq=False)
+class Request:
+    """One sequence. `tokens` is prompt + output; `lease.length` of them have K/V.
+
+    While decoding exactly one token, the *root*, has none; while the prompt (or, after a pre-emption, the
+    whole text) is being computed, more do.
+    """
+
+    id: int
+    prompt: list[int]
+    params: SamplingParams
+    seed: int
+    eos: frozenset[int] = frozenset()
+    lineage: tuple[int, ...] = ()
+    offset: int = 0
+    group: int = -1
+    """Id shared by the samples of one prompt (n > 1)."""
+    drafter: str = "none"
+    verifier: str = "exact"
+    max_tokens: int = 0
+    """Resolved limit on the output."""
+    output: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    """One entry per prompt token, the first None; filled as the prompt is computed."""
+    stats: SpecStats = field(default_factory=SpecStats)
+    round: int = 0
+    """Verification rounds so far: keys the streams that a redraw must not repeat."""
+    lease: Held | None = None
+    finish: FinishReason | None = None
+    error: str | None = None
+    drafted: list[bool] = field(default_factory=list)
+    """Per output token: was it drafted and accepted."""
+    text: str = ""
+    """Detokenised output that may be shown, cut at a stop string; written by the engine."""
+    marks: list[int] = field(default_factory=list)
+    """Per output token: length of the text that could be shown once it was known."""
+
+    def __post_init__(self) -> None:
+        self.tokens: list[int] = [*self.prompt, *self.output]
+        self.target_noise = TargetNoise(self.seed, self.lineage)
+        self.draft_noise = DraftNoise(self.seed, self.lineage)
+        self.accept_noise = AcceptNoise(self.seed, self.lineage)
+
+    @property
+    def length(self) -> int:
+        """Tokens whose target K/V is committed."""
+        return self.lease.length if self.lease else 0
+
+    @property
+    def pending(self) -> int:
+        """Tokens known but without K/V: the rows that must be given before a new token can be drawn."""
+        return len(self.tokens) - self.length
+
+    @property
+    def left(self) -> int:
+        """Output tokens that may still be drawn."""
+        return self.max_tokens - len(self.output)
+
+    def index(self, depth: int = 0) -> int:
+        """Noise index of the token `depth` places after the next one (D2)."""
+        return len(self.tokens) + depth + self.offset
+
+    def append(self, token: int, drafted: bool) -> None:
+        self.output.append(token)
+        self.tokens.append(token)
+        self.drafted.append(drafted)

@@ -1,0 +1,91 @@
+"""Drafters: one file per method. The protocol, what it is asked, and what it may see.
+
+A drafter's memory of a request lives in a slot that the engine owns and may drop at any step: losing it may cost
+time, never correctness.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from paceline.cache.txn import Txn
+from paceline.core.forest import Forest, Law
+from paceline.core.plan import Item
+from paceline.core.registry import Registry
+from paceline.core.request import Request
+from paceline.core.rows import Model
+from paceline.core.verdict import Verdict
+from paceline.sample.sampler import Sampler
+
+S = TypeVar("S")
+Proposal = Sequence[int] | Sequence[tuple[int, int]]
+UserFn = Callable[[list[int], int], Proposal]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request to draft for: its place in the plan, its share of rows, and the law to draw by.
+
+    `txn` holds the reserved slots: the root's, then one per node. `item.nodes` may be 0 (a chunk of prompt): a
+    drafter with a cache of its own may use the step to catch up.
+    """
+
+    place: int
+    item: Item
+    law: Law
+    txn: Txn
+
+    @property
+    def request(self) -> Request:
+        return self.item.request
+
+    def key(self, depth: int) -> int:
+        """Noise row for the candidate `depth` (1, 2, ...): the target's own under `exact`, else a private one."""
+        request = self.request
+        index = request.index(depth - 1)
+        if self.law is Law.SHARED_NOISE:
+            return request.target_noise.key(index)
+        return request.draft_noise.key(index, request.round)
+
+
+@dataclass(slots=True)
+class Host:
+    """What the engine hands to a drafter's constructor."""
+
+    sampler: Sampler
+    vocab_size: int
+    draft: Model | None = None
+    callable: UserFn | None = None
+    chunk: int = 512
+    """Most rows of one request in one pass of a draft model."""
+
+
+@dataclass(slots=True)
+class View:
+    """Read-only window on a step, and the slots of one drafter."""
+
+    slots: dict[int, Any] = field(default_factory=dict)
+    asks: Sequence[Ask] = ()
+    advance: Callable[[Ask, str, int], None] = lambda ask, group, length: None
+    """Tell the cache, after the step is committed, how many rows of the drafter's own group are complete."""
+
+    def slot(self, request: Request, make: Callable[[], S]) -> S:
+        """This drafter's memory of `request`; made anew when the engine dropped it."""
+        if request.id not in self.slots:
+            self.slots[request.id] = make()
+        state: S = self.slots[request.id]
+        return state
+
+
+class Drafter(Protocol):
+    """One drafting method. `draft` returns candidates for the asked requests only (fewer than asked, or none,
+    is fine); `learn` is called after the step is committed, with the same asks in `view`."""
+
+    def __init__(self, host: Host) -> None: ...
+
+    def draft(self, asks: Sequence[Ask], view: View) -> Forest: ...
+
+    def learn(self, view: View, verdict: Verdict) -> None: ...
+
+
+DRAFTERS: Registry[type[Drafter]] = Registry("drafter", "paceline.draft")

@@ -1,0 +1,113 @@
+"""`model`: a small causal language model of the same vocabulary drafts a chain.
+
+It keeps K/V in its own group of the shared block table, batched over requests. Its frontier lags the text: a pass
+begins with the tokens committed since the last one (also after a rejection), then draws one token at a time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from paceline.core.forest import Forest, Law
+from paceline.core.registry import Offers
+from paceline.core.rows import RowsBuilder
+from paceline.core.verdict import Verdict
+from paceline.draft import DRAFTERS, Ask, Host, View
+
+GROUP = "draft"
+
+
+@dataclass(slots=True)
+class Growing:
+    """A request's draft in the making. `reach`: rows of the text (then of the draft) whose K/V this group has."""
+
+    ask: Ask
+    reach: int
+    tokens: list[int] = field(default_factory=list)
+    q_rows: list[int] = field(default_factory=list)
+
+    @property
+    def known(self) -> int:
+        """Tokens of the text whose slots this step has."""
+        return self.ask.txn.base + self.ask.item.given
+
+    @property
+    def live(self) -> bool:
+        return len(self.tokens) < self.ask.item.nodes
+
+    def run(self, chunk: int) -> list[int]:
+        """The next tokens to compute: what is missing of the text, then the last drafted one."""
+        text = self.ask.request.tokens[self.reach : self.known]
+        return text[:chunk] or self.tokens[-1:]
+
+    @property
+    def lagging(self) -> bool:
+        """Must text be computed before (or, for a chunk of prompt, without) drawing?"""
+        return self.reach < self.known
+
+
+@DRAFTERS.register(
+    "model",
+    Offers(
+        summary="a small model of the same vocabulary drafts a chain",
+        laws=frozenset({Law.SHARED_NOISE, Law.SAMPLED}),
+        shape="chain",
+        nodes=5,
+        needs=frozenset({"draft"}),
+        group=GROUP,
+    ),
+)
+class ModelDrafter:
+    def __init__(self, host: Host) -> None:
+        assert host.draft is not None
+        self.model, self.sampler, self.chunk = host.draft, host.sampler, host.chunk
+
+    def draft(self, asks: Sequence[Ask], view: View) -> Forest:
+        for ask in asks:
+            view.slots.pop(ask.request.id, None)
+        growing = [Growing(ask, ask.txn.lease.frontier[GROUP]) for ask in asks if ask.item.nodes or ask.item.given > 1]
+        tables: list[Tensor] = []
+        while active := [g for g in growing if g.live or g.lagging]:
+            self._extend(active, tables)
+        forest = Forest(q=torch.cat(tables) if tables else None)
+        for g in growing:
+            forest.add_chain(g.ask.place, g.tokens, g.ask.law, g.q_rows)
+            view.slots[g.ask.request.id] = g.reach
+        return forest
+
+    def _extend(self, active: list[Growing], tables: list[Tensor]) -> None:
+        """One pass of the draft model: a run of each text, and the next token of each draft that has caught up."""
+        builder, drawing = RowsBuilder(), []
+        for g in active:
+            tokens = g.run(self.chunk)
+            start, g.reach = g.reach, g.reach + len(tokens)
+            draws = g.live and not g.lagging
+            slots = g.ask.txn.lease.slots(start, g.reach)
+            builder.add(tokens, slots, g.ask.txn.table, start, want=None if draws else [])
+            if draws:
+                drawing.append(g)
+        logits = self.model.forward(builder.build(self.model.device)).logits
+        if drawing:
+            self._draw(drawing, logits, tables)
+
+    def _draw(self, drawing: list[Growing], logits: Tensor, tables: list[Tensor]) -> None:
+        refs = [(g.ask.request, tuple(g.tokens)) for g in drawing]
+        scores = self.sampler.scores(refs, logits)
+        drawn = self.sampler.draw(refs, scores, [g.ask.key(len(g.tokens) + 1) for g in drawing])
+        if any(g.ask.law is Law.SAMPLED for g in drawing):
+            base = sum(t.shape[0] for t in tables)
+            tables.append(self.sampler.probs(refs, scores))
+            for i, g in enumerate(drawing):
+                g.q_rows.append(base + i)
+        for g, token in zip(drawing, drawn):
+            g.tokens.append(token)
+
+    def learn(self, view: View, verdict: Verdict) -> None:
+        """Keep the K/V of accepted drafts: the frontier follows the text as far as it was computed (the last drafted
+        token was not)."""
+        for ask in view.asks:
+            reach = view.slots.pop(ask.request.id, None)
+            if reach is not None:
+                view.advance(ask, GROUP, min(reach, ask.txn.lease.length))

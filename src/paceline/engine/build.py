@@ -1,0 +1,160 @@
+"""From a user's options to an engine with its text half."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.core.errors import CapacityError, CheckpointError, InputError, RefusalError
+from paceline.core.registry import refusal
+
+if TYPE_CHECKING:
+    from paceline.draft import UserFn
+    from paceline.engine.loop import Engine
+    from paceline.engine.text import Text
+
+DEMO = Path(__file__).parent.parent / "demo"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Everything that shapes an engine; the same words on the command line."""
+
+    model: str | Path | None = None
+    """A directory in Hugging Face layout or a hub id; None: the bundled demo pair."""
+    draft: str | Path | None = None
+    """A small model of the same vocabulary."""
+    drafter: "str | UserFn | None" = None
+    """None: `model` where a draft is given, else `ngram`. A function: the `user` drafter."""
+    verifier: str = "exact"
+    nodes: int | None = None
+    """Drafted tokens a step; None: the drafter's own number, less when many requests run."""
+    dtype: str = "bfloat16"
+    device: str = "cpu"
+    threads: int | None = None
+    max_model_len: int | None = None
+    memory: int | str | None = None
+    """Bytes of K/V cache for target and draft together, e.g. 2_000_000_000 or "2G"; None: up to a quarter of the
+    free memory, no more than max_requests full contexts can use."""
+    block_size: int = 16
+    max_requests: int = 64
+    row_budget: int = 512
+    prefix_cache: bool = True
+    revision: str | None = None
+    token: str | None = None
+    """Access token of the hub."""
+    check: bool = False
+    """Verify the cache's book-keeping after every step (slow)."""
+
+
+def build(options: Options) -> "tuple[Engine, Text]":
+    """Load the models and make an engine. Raises CheckpointError, RefusalError, CapacityError or InputError."""
+    import torch
+
+    from paceline.engine.loop import Engine, EngineConfig
+    from paceline.engine.text import Text
+    from paceline.model.load import load_model
+
+    for name, least in (
+        ("threads", 1),
+        ("block_size", 1),
+        ("max_requests", 1),
+        ("row_budget", 1),
+        ("max_model_len", 2),
+    ):
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise InputError(f"{name} is {value}, but it must be at least {least}.")
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    where: dict[str, Any] = {
+        "dtype": options.dtype,
+        "device": options.device,
+        "max_len": options.max_model_len,
+        "token": options.token,
+    }
+    path, draft_path = _paths(options)
+    model = load_model(path, revision=options.revision, **where)
+    text = Text(model.path)
+    draft = None
+    if draft_path is not None:
+        draft = load_model(draft_path, **{**where, "max_len": None})
+        draft_text = Text(draft.path)
+        if draft.vocab_size != model.vocab_size or not text.same_vocabulary(draft_text):
+            raise RefusalError(
+                f"The draft {draft_path} has another vocabulary ({draft.vocab_size} entries) than the model "
+                f"({model.vocab_size}); use a draft made for this tokenizer, or drafter='ngram'."
+            )
+    user = options.drafter if callable(options.drafter) else None
+    default = "model" if draft is not None else "ngram"
+    name = options.drafter if isinstance(options.drafter, str) else "user" if user else default
+    _check_pair(name, options.verifier, {n for n, it in (("draft", draft), ("callable", user)) if it})
+    per_token = model.kv_bytes_per_token + (draft.kv_bytes_per_token if draft else 0)
+    config = EngineConfig(
+        blocks=blocks_for(options, per_token, model.max_len),
+        block_size=options.block_size,
+        max_requests=options.max_requests,
+        row_budget=max(options.row_budget, options.max_requests),
+        drafter=name,
+        verifier=options.verifier,
+        nodes={} if options.nodes is None else {name: options.nodes},
+        free_rows=model.free_rows if options.nodes is None else None,
+        prefix_cache=options.prefix_cache,
+        check=options.check,
+    )
+    eos = text.eos()
+    return Engine(model, config, draft=draft, callable=user, tokenizer=text.tokenizer, eos=eos), text
+
+
+def _paths(options: Options) -> tuple[str | Path, str | Path | None]:
+    if options.model is not None:
+        return options.model, options.draft
+    if not (DEMO / "target" / "config.json").is_file():
+        raise CheckpointError("No model was given and this installation lacks the demo pair; give model=PATH.")
+    return DEMO / "target", options.draft or DEMO / "draft"
+
+
+def _check_pair(drafter: str, verifier: str, have: set[str]) -> None:
+    from paceline.draft import DRAFTERS
+    from paceline.verify import VERIFIERS
+
+    reason = refusal(drafter, DRAFTERS.card(drafter), verifier, VERIFIERS.card(verifier), have)
+    if reason:
+        raise RefusalError(reason)
+
+
+def blocks_for(options: Options, bytes_per_token: int, max_len: int) -> int:
+    """Blocks of the K/V pool. CapacityError when not even a short request would fit."""
+    per_block = bytes_per_token * options.block_size
+    context = -(-max_len // options.block_size)
+    if options.memory is None:
+        import psutil
+
+        budget = min(psutil.virtual_memory().available // 4, per_block * context * options.max_requests)
+    else:
+        budget = parse_bytes(options.memory)
+    if budget < per_block:
+        raise CapacityError(
+            f"memory is {budget:,} bytes, but one block of K/V cache takes {per_block:,}; "
+            f"a full context of {max_len} tokens needs {per_block * context:,}."
+        )
+    return int(budget // per_block)
+
+
+UNITS: dict[str, int] = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def parse_bytes(value: int | str) -> int:
+    """Bytes from 1500000, "512M", "2G", "1.5GiB"."""
+    if isinstance(value, int):
+        return value
+    text = value.strip().upper().removesuffix("IB").removesuffix("B")
+    unit = text[-1:] if text[-1:] in UNITS else ""
+    try:
+        return int(float(text.removesuffix(unit)) * UNITS[unit])
+    except ValueError:
+        raise InputError(f"memory is {value!r}, but it must be bytes such as 2G, 512M or 1500000.") from None
+
+
+Progress = Callable[[int, int, float], None]
+"""(finished, total, generated tokens a second)"""

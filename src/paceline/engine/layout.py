@@ -1,0 +1,74 @@
+"""From forest to rows: a pure function of plan, forest and reserved slots."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.cache.txn import Txn
+from paceline.core.forest import NO_ROW, ROOT, Forest, Role
+from paceline.core.plan import Item
+from paceline.core.rows import RowsBuilder
+
+
+@dataclass(slots=True)
+class Layout:
+    """The forest as seen by judges: `nodes[place]` its rows' nodes in row order; `line` {node: row of the logits
+    that judge its children}, for the roots of completed texts and every candidate row; `prompt_lines[place]`
+    the (given rank, logits row) pairs wanted for prompt log-probabilities."""
+
+    builder: RowsBuilder
+    roots: dict[int, int]
+    children: dict[int, list[int]]
+    line: dict[int, int]
+    prompt_lines: dict[int, list[tuple[int, int]]]
+
+
+def lay_out(forest: Forest, items: Sequence[Item], txns: Sequence[Txn]) -> Layout:
+    """Rows of every item in plan order; each item's given rows first, then its candidates in forest order."""
+    layout = Layout(RowsBuilder(), {}, {}, {}, {})
+    lines = 0
+    for place, (item, txn, nodes) in enumerate(zip(items, txns, forest.by_request(len(items)))):
+        rows = [n for n in nodes if forest.row[n] != NO_ROW]
+        candidates = rows[item.given :]
+        for node in nodes[item.given :]:
+            layout.children.setdefault(forest.parent[node], []).append(node)
+        want: list[int] = []
+        if wants_prompt(item):
+            want = list(range(item.given - 1))
+            layout.prompt_lines[place] = [(rank, lines + rank) for rank in want]
+        if item.completes:
+            layout.roots[place] = rows[item.given - 1]
+            want.extend(range(item.given - 1, len(rows)))
+            for rank in range(item.given - 1, len(rows)):
+                layout.line[rows[rank]] = lines + len(layout.prompt_lines.get(place, ())) + rank - item.given + 1
+        elif wants_prompt(item):
+            layout.prompt_lines[place].append((item.given - 1, lines + len(want)))
+            want.append(item.given - 1)
+        lines += len(want)
+        layout.builder.add(
+            [forest.token[n] for n in rows],
+            txn.slots[: len(rows)],
+            txn.table,
+            txn.lease.length,
+            depths=[forest.depth[n] for n in candidates],
+            words=tree_words(forest, candidates),
+            want=want,
+        )
+    return layout
+
+
+def wants_prompt(item: Item) -> bool:
+    """Does this step compute prompt tokens whose log-probabilities were asked for and are not known yet?"""
+    request = item.request
+    return request.params.prompt_logprobs is not None and len(request.prompt_logprobs) < len(request.prompt)
+
+
+def tree_words(forest: Forest, candidates: Sequence[int]) -> list[int]:
+    """Ancestor-or-self bits of each candidate row among its request's candidate rows (Miao et al. 2024, SpecInfer:
+    the tree attention mask)."""
+    place = {node: j for j, node in enumerate(candidates)}
+    words: list[int] = []
+    for j, node in enumerate(candidates):
+        parent = forest.parent[node]
+        above = 0 if parent == ROOT or forest.role[parent] is Role.GIVEN else words[place[parent]]
+        words.append(above | (1 << j))
+    return words

@@ -1,0 +1,142 @@
+"""`LLM`: the offline face. Results in order, one engine, the caller's thread."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.core.errors import InputError
+from paceline.core.params import SamplingParams
+from paceline.core.request import Request
+from paceline.engine.build import Options, build
+from paceline.engine.outputs import Chunk, Follower, RequestOutput, output
+
+if TYPE_CHECKING:
+    from paceline.draft import UserFn
+    from paceline.engine.text import Message
+
+Prompt = str | Sequence[int]
+
+
+class LLM:
+    """A model, optionally a draft, and an engine around them.
+
+    >>> llm = LLM("path/to/model", draft="path/to/draft")
+    >>> llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=32)).text
+
+    Further keyword arguments are the fields of `Options`: drafter, verifier, nodes, dtype, device, threads,
+    max_model_len, memory, block_size, max_requests, row_budget, prefix_cache, revision, token, check.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        draft: str | Path | None = None,
+        drafter: "str | UserFn | None" = None,
+        **options: Any,
+    ) -> None:
+        self.engine, self.text = build(Options(model, draft, drafter, **options))
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete prompts (texts or token ids); results in order. One SamplingParams for all, or one each.
+
+        Raises InputError, RefusalError or CapacityError before anything runs when one of them cannot be served.
+        """
+        batch = as_batch(prompts)
+        return self._run(
+            [self._ids(p) for p in batch], [p if isinstance(p, str) else None for p in batch], params, progress
+        )
+
+    def chat(
+        self,
+        messages: "Sequence[Message] | Sequence[Sequence[Message]]",
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        template_args: Mapping[str, Any] | None = None,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, by the checkpoint's chat template."""
+        single = not messages or isinstance(messages[0], Mapping)
+        conversations: Sequence[Any] = [messages] if single else messages
+        ids = [self.text.chat(c, **(template_args or {})) for c in conversations]
+        return self._run(ids, [None] * len(ids), params, progress)
+
+    def stream(self, prompt: "Prompt | Sequence[Message]", params: SamplingParams | None = None) -> Iterator[Chunk]:
+        """Chunks of one prompt (text, token ids, or a conversation) as they come; closing the iterator aborts it."""
+        requests = self.engine.submit(self.ids(prompt), self._resolve(params))
+        return self._follow(requests)
+
+    def _follow(self, requests: list[Request]) -> Iterator[Chunk]:
+        followers = [Follower(r, i) for i, r in enumerate(requests)]
+        try:
+            while followers:
+                self.engine.step()
+                for follower in list(followers):
+                    chunk = follower.news()
+                    if chunk is None:
+                        continue
+                    if chunk.done:
+                        followers.remove(follower)
+                    yield chunk
+        finally:
+            for follower in followers:
+                self.engine.abort(follower.request)
+
+    def ids(self, prompt: "Prompt | Sequence[Message]") -> list[int]:
+        """Token ids of a text, of a conversation, or as given."""
+        if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
+            return self.text.chat(prompt)  # type: ignore[arg-type]
+        return self._ids(prompt)  # type: ignore[arg-type]
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        return self.text.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def _resolve(self, params: SamplingParams | None) -> SamplingParams:
+        return (params or SamplingParams()).resolve(self.text.defaults)
+
+    def _run(
+        self,
+        prompts: list[list[int]],
+        texts: Sequence[str | None],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        progress: bool,
+    ) -> list[RequestOutput]:
+        each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(prompts)
+        if len(each) != len(prompts):
+            raise InputError(f"There are {len(prompts)} prompts but {len(each)} SamplingParams; give one, or one each.")
+        groups: list[list[Request]] = []
+        try:
+            for ids, wish in zip(prompts, each):
+                groups.append(self.engine.submit(ids, self._resolve(wish)))
+            self._finish([r for group in groups for r in group], progress)
+        except BaseException:
+            for group in groups:
+                for request in group:
+                    self.engine.abort(request)
+            raise
+        return [output(group, text) for group, text in zip(groups, texts)]
+
+    def _finish(self, requests: Sequence[Request], progress: bool) -> None:
+        """Step until all are done, with a progress bar on a terminal."""
+        from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+        columns = (*Progress.get_default_columns()[:3], TimeElapsedColumn(), TextColumn("{task.fields[note]}"))
+        with Progress(*columns, disable=not progress, transient=True) as bar:
+            task = bar.add_task("generating", total=len(requests), note="")
+            while any(r.finish is None for r in requests):
+                self.engine.step()
+                if progress:
+                    done = sum(r.finish is not None for r in requests)
+                    bar.update(task, completed=done, note=f"{sum(len(r.output) for r in requests)} tokens")
+
+
+def as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt (text or ids) or several, as a list of prompts."""
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]

@@ -1,0 +1,420 @@
+"""The loop: propose cheaply, verify exactly, commit or roll back. There are no phases (D1)."""
+
+import logging
+import secrets
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from paceline.cache.cache import Cache
+from paceline.cache.lease import Lease
+from paceline.cache.txn import Txn
+from paceline.core.errors import CapacityError, InputError, IntegrityError, RefusalError
+from paceline.core.forest import NO_ROW, Forest, join
+from paceline.core.params import SamplingParams
+from paceline.core.plan import Item, Note, Plan
+from paceline.core.registry import law_for, refusal
+from paceline.core.request import FinishReason, Request
+from paceline.core.rows import Model
+from paceline.core.verdict import Verdict
+from paceline.draft import DRAFTERS, Ask, Drafter, Host, UserFn, View
+from paceline.engine.detokenize import Detokenizer
+from paceline.engine.judge import Judge, add_prompt_logprobs
+from paceline.engine.layout import lay_out
+from paceline.engine.stop import Stopper
+from paceline.plan.fixed import FixedLength
+from paceline.plan.planner import Planner, Room
+from paceline.sample.sampler import Sampler
+from paceline.schedule import SchedulePolicy
+from paceline.schedule.fcfs import FirstComeFirstServed
+from paceline.verify import VERIFIERS
+
+log = logging.getLogger("paceline")
+TARGET = "target"
+
+
+@dataclass(slots=True)
+class Timer:
+    """Seconds spent, by part; `step` is the whole."""
+
+    step: float = 0.0
+    target: float = 0.0
+    draft: float = 0.0
+    sample: float = 0.0
+    steps: int = 0
+
+
+@dataclass(slots=True)
+class EngineConfig:
+    """What an engine is made of besides models. Bytes, rows and tokens."""
+
+    blocks: int
+    block_size: int = 16
+    max_requests: int = 64
+    """Most requests running at once."""
+    row_budget: int = 512
+    drafter: str = "none"
+    verifier: str = "exact"
+    nodes: dict[str, int] = field(default_factory=dict)
+    """Default nodes per drafter; missing: the drafter's own."""
+    free_rows: int | None = None
+    prefix_cache: bool = True
+    check: bool = False
+    """Run `check_integrity` after every step."""
+
+
+class Engine:
+    """Continuous batching of requests over one target model, each with its own drafter and verifier.
+
+    `submit` and `abort` take effect at the next `step`; `step` returns the requests whose output grew or ended.
+    Not thread-safe: one thread owns it.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        config: EngineConfig,
+        *,
+        draft: Model | None = None,
+        callable: UserFn | None = None,
+        tokenizer: Any = None,
+        eos: Collection[int] = (),
+        schedule: SchedulePolicy | None = None,
+        now: Callable[[], float] = perf_counter,
+    ) -> None:
+        if config.row_budget < config.max_requests:
+            raise InputError(f"row_budget {config.row_budget} is below max_requests {config.max_requests}; raise it.")
+        self.model, self.draft_model, self.config, self.now = model, draft, config, now
+        self.tokenizer, self.eos = tokenizer, frozenset(eos)
+        self.have = {n for n, it in (("draft", draft), ("callable", callable)) if it is not None}
+        encode = (
+            (lambda text: list(tokenizer.encode(text, add_special_tokens=False))) if tokenizer is not None else None
+        )
+        self.sampler = Sampler(model.vocab_size, encode=encode)
+        self.judge = Judge(self.sampler)
+        self.host = Host(self.sampler, model.vocab_size, draft, callable)
+        self.cards = {name: card for name, card in DRAFTERS.items() if not card.needs - self.have}
+        groups = (TARGET, *sorted({c.group for c in self.cards.values() if c.group}))
+        self.cache = Cache(config.blocks, config.block_size, groups=groups, prefix=config.prefix_cache)
+        model.allocate(config.blocks, config.block_size)
+        if draft is not None:
+            draft.allocate(config.blocks, config.block_size)
+        self.schedule = schedule or FirstComeFirstServed()
+        nodes = {name: config.nodes.get(name, card.nodes) for name, card in self.cards.items()}
+        limits = {name: draft.max_len for name, card in self.cards.items() if card.group and draft is not None}
+        self.planner = Planner(FixedLength(nodes, limits, config.free_rows), config.row_budget)
+        self.drafters: dict[str, Drafter] = {}
+        self.slots: dict[str, dict[int, Any]] = {}
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.stoppers: dict[int, Stopper] = {}
+        self.timer = Timer()
+        self.drafter_errors: list[Exception] = []
+        self._next_id = 0
+        self._changed: list[Request] = []
+
+    # -- the door ------------------------------------------------------------------------------------------------
+
+    def submit(self, prompt: Sequence[int], params: SamplingParams, *, lineage: tuple[int, ...] = ()) -> list[Request]:
+        """Queue one prompt (token ids) and return its `params.n` requests. Raises InputError, RefusalError or
+        CapacityError when it cannot be served; nothing is queued then."""
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        drafter, verifier = params.drafter or self.config.drafter, params.verifier or self.config.verifier
+        self._check(prompt, params, drafter, verifier)
+        room = self.model.max_len - len(prompt)
+        requests = []
+        for sample in range(params.n):
+            request = Request(
+                self._next_id + sample,
+                list(prompt),
+                params,
+                seed,
+                eos=self.eos,
+                lineage=(*lineage, sample) if params.n > 1 else lineage,
+                group=self._next_id,
+                drafter=drafter,
+                verifier=verifier,
+                max_tokens=min(room, params.max_tokens or room),
+            )
+            self._check_capacity(request)
+            requests.append(request)
+        detokenizers = [self._detokenizer(params) for _ in requests]
+        stoppers = {r.id: Stopper(r, d) for r, d in zip(requests, detokenizers)}
+        for request in requests:
+            self.sampler.admit(request)
+        self.stoppers.update(stoppers)
+        self._next_id += params.n
+        self.waiting.extend(requests)
+        return requests
+
+    def _detokenizer(self, params: SamplingParams) -> Detokenizer | None:
+        return Detokenizer(self.tokenizer, params.skip_special_tokens) if self.tokenizer is not None else None
+
+    def _check(self, prompt: Sequence[int], params: SamplingParams, drafter: str, verifier: str) -> None:
+        if not prompt:
+            raise InputError("The prompt is empty; give at least one token.")
+        if len(prompt) >= self.model.max_len:
+            raise InputError(
+                f"The prompt has {len(prompt)} tokens, but the context holds {self.model.max_len} with at least one "
+                "to generate; shorten it or raise max_model_len."
+            )
+        bad = next((t for t in prompt if not 0 <= t < self.model.vocab_size), None)
+        if bad is not None:
+            raise InputError(f"Token id {bad} is outside the vocabulary [0, {self.model.vocab_size}).")
+        reason = refusal(drafter, DRAFTERS.card(drafter), verifier, VERIFIERS.card(verifier), self.have)
+        if reason:
+            raise RefusalError(reason)
+
+    def _check_capacity(self, request: Request) -> None:
+        """The request alone, at its longest, must fit the cache: then pre-emption can always make room."""
+        most = self.cache.blocks_for(len(request.prompt) + request.max_tokens)
+        if most > self.config.blocks:
+            per_block = self.config.block_size * self.bytes_per_token
+            raise CapacityError(
+                f"The request can grow to {len(request.prompt) + request.max_tokens} tokens, which needs "
+                f"{most * per_block:,} bytes of K/V cache, but the budget is {self.config.blocks * per_block:,}; "
+                "lower max_tokens or raise memory."
+            )
+
+    @property
+    def bytes_per_token(self) -> int:
+        """K/V bytes of one token, target and draft together."""
+        return self.model.kv_bytes_per_token + (self.draft_model.kv_bytes_per_token if self.draft_model else 0)
+
+    def abort(self, request: Request) -> None:
+        """End a request where it stands; its output so far stays."""
+        if request.finish is None:
+            self._finish(request, "abort")
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[Request]:
+        """One pass of the target model over everybody's rows."""
+        started = perf_counter()
+        self._changed = []
+        self._admit()
+        plan = self.planner.plan(self.schedule.order(self.running, self.now()), self._room())
+        plan.validate(self.config.row_budget)
+        for request in plan.preempt:
+            self._preempt(request)
+        if plan.items:
+            self._run(plan)
+        elif not plan.preempt and self.busy:
+            raise IntegrityError("No request can run and none was pre-empted.")
+        if self.config.check:
+            self.cache.check_integrity()
+        self.timer.step += perf_counter() - started
+        self.timer.steps += 1
+        return self._changed
+
+    def _run(self, plan: Plan) -> None:
+        items, txns = plan.items, []
+        try:
+            for item in items:
+                txns.append(self.cache.begin(lease_of(item.request), item.given, item.nodes))
+            asks = self._asks(items, txns)
+            forest = self._draft(items, asks)
+            layout = lay_out(forest, items, txns)
+            started = perf_counter()
+            out = self.model.forward(layout.builder.build(self.model.device))
+            self.timer.target += perf_counter() - started
+            started = perf_counter()
+            add_prompt_logprobs(items, layout, out)
+            verdict = self.judge.judge(items, forest, layout, out)
+            self.timer.sample += perf_counter() - started
+        except BaseException:
+            for txn in txns:
+                txn.abort()
+            raise
+        for place, (item, txn) in enumerate(zip(items, txns)):
+            self._settle(place, item, txn, forest, verdict)
+        self._learn(asks, verdict)
+        for place, item in enumerate(items):
+            self._emit(place, item, forest, verdict)
+
+    def _admit(self) -> None:
+        """Give leases to waiting requests, in order, while rows and blocks last."""
+        filling = sum(self.cache.blocks_for(len(r.tokens)) - len(lease_of(r).blocks) for r in self.running)
+        for request in self.schedule.order(self.waiting, self.now()):
+            if len(self.running) >= self.config.max_requests:
+                return
+            if self._must_wait(request):
+                continue
+            need = self.cache.blocks_for(len(request.tokens) + 1)
+            if self.running and need + filling > self.cache.room():
+                return
+            lease = self.cache.open(self._matchable(request), self._groups(request))
+            request.lease = lease
+            request.stats.cached = max(request.stats.cached, lease.length)
+            filling += max(0, need - len(lease.blocks))
+            self.waiting.remove(request)
+            self.running.append(request)
+
+    def _must_wait(self, request: Request) -> bool:
+        """A later sample waits until the first of its group has computed their prompt, and then shares it."""
+        return self.config.prefix_cache and any(
+            r.group == request.group and r.pending > 1 and not r.output for r in self.running
+        )
+
+    @staticmethod
+    def _matchable(request: Request) -> list[int]:
+        """Tokens that may come from the prefix cache: none while prompt log-probabilities must be computed."""
+        wanted = request.params.prompt_logprobs is not None and len(request.prompt_logprobs) < len(request.prompt)
+        return [] if wanted else request.tokens
+
+    def _groups(self, request: Request) -> tuple[str, ...]:
+        group = self.cards[request.drafter].group
+        return (TARGET, group) if group else (TARGET,)
+
+    def _room(self) -> Room:
+        return Room(
+            self.cache.room(),
+            lambda r, rows: self.cache.needs(lease_of(r), rows),
+            lambda r: self.cache.gain(lease_of(r)),
+        )
+
+    def _preempt(self, request: Request) -> None:
+        """Give up the lease; the text is recomputed when the request is admitted again."""
+        self._release(request)
+        self.running.remove(request)
+        self.waiting.append(request)
+        request.stats.preempted += 1
+
+    def _release(self, request: Request) -> None:
+        if request.lease is not None:
+            self.cache.close(lease_of(request))
+            request.lease = None
+        for slots in self.slots.values():
+            slots.pop(request.id, None)
+
+    # -- propose ---------------------------------------------------------------------------------------------------
+
+    def _asks(self, items: Sequence[Item], txns: Sequence[Txn]) -> dict[str, list[Ask]]:
+        asks: dict[str, list[Ask]] = {}
+        for place, (item, txn) in enumerate(zip(items, txns)):
+            if item.drafter != "none":
+                law = law_for(self.cards[item.drafter], VERIFIERS.card(item.verifier))
+                asks.setdefault(item.drafter, []).append(Ask(place, item, law, txn))
+        return asks
+
+    def _draft(self, items: Sequence[Item], asks: dict[str, list[Ask]]) -> Forest:
+        given = [item.request.tokens[item.request.length :][: item.given] for item in items]
+        parts: list[Forest] = []
+        for name, mine in asks.items():
+            started = perf_counter()
+            try:
+                parts.append(self._drafter(name).draft(mine, self._view(name, mine)))
+            except Exception as error:
+                self._disown(name, mine, error)
+            self.timer.draft += perf_counter() - started
+        return join(given, parts, [item.nodes for item in items])
+
+    def _view(self, name: str, asks: Sequence[Ask]) -> View:
+        return View(self.slots.setdefault(name, {}), asks, self._advance)
+
+    def _advance(self, ask: Ask, group: str, length: int) -> None:
+        self.cache.advance(ask.txn.lease, group, length)
+        self.cache.seal(ask.txn.lease)
+
+    def _drafter(self, name: str) -> Drafter:
+        if name not in self.drafters:
+            self.drafters[name] = DRAFTERS.get(name)(self.host)
+        return self.drafters[name]
+
+    def _disown(self, name: str, asks: Sequence[Ask], error: Exception) -> None:
+        """A drafter that fails costs its requests their speed, never their text: they go on plainly."""
+        log.warning("Drafter %r failed (%r); its %d requests go on without it.", name, error, len(asks))
+        self.drafter_errors.append(error)
+        for ask in asks:
+            ask.request.drafter = "none"
+            self.slots[name].pop(ask.request.id, None)
+
+    def _learn(self, asks: dict[str, list[Ask]], verdict: Verdict) -> None:
+        for name, mine in asks.items():
+            self._drafter(name).learn(self._view(name, mine), verdict)
+
+    # -- commit ----------------------------------------------------------------------------------------------------
+
+    def _settle(self, place: int, item: Item, txn: Txn, forest: Forest, verdict: Verdict) -> None:
+        """Keep the given rows and the accepted path, drop everything else."""
+        path = verdict.path[place]
+        ranks = [forest.row[n] - item.given for n in path]
+        request = item.request
+        tokens = [*request.tokens[request.length :][: item.given], *(forest.token[n] for n in path)]
+        moves = txn.commit(ranks, tokens)
+        if moves:
+            source, target = [list(side) for side in zip(*moves)]
+            self.model.move(source, target)
+            if self.draft_model is not None:
+                self.draft_model.move(source, target)
+
+    def _emit(self, place: int, item: Item, forest: Forest, verdict: Verdict) -> None:
+        """Append what the pass produced, token by token, up to the first that ends the request."""
+        request, last = item.request, verdict.next_token[place]
+        if last is None:
+            return
+        note = self._note(place, item, forest, verdict)
+        request.stats.count(note.offered, note.kept)
+        request.stats.passes += 1
+        request.round += 1
+        self._changed.append(request)
+        emitted: list[int] = []
+        finish: FinishReason | None = None
+        stopper = self.stoppers[request.id]
+        tokens = [(forest.token[n], True) for n in verdict.path[place]] + [(last, False)]
+        for token, drafted in tokens:
+            if token < 0:
+                finish = "error"
+                request.error = request.error or self.sampler.empty_message(request)
+                break
+            request.append(token, drafted)
+            emitted.append(token)
+            finish = stopper.push(token)
+            request.marks.append(len(stopper.text()))
+            if finish:
+                break
+        request.text = stopper.text()
+        request.stats.generated += len(emitted)
+        del request.logprobs[len(request.output) :]
+        self.sampler.commit(request, emitted)
+        if finish:
+            self._finish(request, finish)
+
+    @staticmethod
+    def _note(place: int, item: Item, forest: Forest, verdict: Verdict) -> Note:
+        offered: dict[int, int] = {}
+        for node, (request, depth) in enumerate(zip(forest.request, forest.depth)):
+            if request == place and depth > 0 and forest.row[node] != NO_ROW:
+                offered[depth] = offered.get(depth, 0) + 1
+        deepest = max(offered, default=0)
+        kept = len(verdict.path[place])
+        return Note(
+            item.request.id,
+            item.drafter,
+            [offered.get(d, 0) for d in range(1, deepest + 1)],
+            [1 if d <= kept else 0 for d in range(1, deepest + 1)],
+        )
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        request.finish = reason
+        self._release(request)
+        for queue in (self.waiting, self.running):
+            if request in queue:
+                queue.remove(request)
+        self.stoppers[request.id].finish()
+        request.text = self.stoppers[request.id].text()
+        del self.stoppers[request.id]
+        self.sampler.drop(request)
+        if request not in self._changed:
+            self._changed.append(request)
+
+
+def lease_of(request: Request) -> Lease:
+    """The lease of a running request."""
+    assert isinstance(request.lease, Lease), f"request {request.id} holds no lease"
+    return request.lease

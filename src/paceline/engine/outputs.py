@@ -1,0 +1,122 @@
+"""What a caller gets back."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.core.request import FinishReason, Request, SpecStats, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished (or aborted) sample of a prompt."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    seed: int
+    """The seed used: given with the same prompt and parameters it makes the same text again."""
+    stats: SpecStats
+    logprobs: list[TokenLogprob] | None = None
+    drafted: Sequence[bool] = ()
+    """Per token: was it drafted and accepted."""
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """All samples of one prompt. `text`, `token_ids`, `stats`, ... speak of the first."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[Completion]
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+
+    @property
+    def text(self) -> str:
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.outputs[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self.outputs[0].finish_reason
+
+    @property
+    def seed(self) -> int:
+        return self.outputs[0].seed
+
+    @property
+    def stats(self) -> SpecStats:
+        return self.outputs[0].stats
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """News of one sample: what came since the last chunk. `pieces` splits `text` by who wrote it:
+    (text, drafted and accepted). `done` is set with the last chunk."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    pieces: list[tuple[str, bool]]
+    done: Completion | None = None
+
+
+def completion(request: Request, index: int) -> Completion:
+    """The result of a finished request."""
+    assert request.finish is not None
+    wanted = request.params.logprobs is not None
+    return Completion(
+        index,
+        request.text,
+        list(request.output),
+        request.finish,
+        request.seed,
+        request.stats,
+        list(request.logprobs) if wanted else None,
+        tuple(request.drafted),
+        request.error,
+    )
+
+
+def output(requests: Sequence[Request], prompt: str | None) -> RequestOutput:
+    """The result of one prompt from its finished samples."""
+    first = requests[0]
+    wanted = first.params.prompt_logprobs is not None
+    return RequestOutput(
+        prompt,
+        list(first.prompt),
+        [completion(r, i) for i, r in enumerate(requests)],
+        list(first.prompt_logprobs) if wanted else None,
+    )
+
+
+class Follower:
+    """Turns a growing request into chunks."""
+
+    def __init__(self, request: Request, index: int) -> None:
+        self.request, self.index = request, index
+        self._tokens = 0
+        self._text = 0
+
+    def news(self) -> Chunk | None:
+        """What came since the last call; None when there is nothing to show and the request goes on."""
+        request = self.request
+        text, tokens = request.text[self._text :], request.output[self._tokens :]
+        if not tokens and not text and request.finish is None:
+            return None
+        pieces: list[tuple[str, bool]] = []
+        start = self._text
+        for at in range(self._tokens, len(request.output)):
+            end = min(request.marks[at], len(request.text))
+            if end > start:
+                pieces.append((request.text[start:end], request.drafted[at]))
+                start = end
+        if start < len(request.text):
+            pieces.append((request.text[start:], False))
+        self._tokens, self._text = len(request.output), len(request.text)
+        done = completion(request, self.index) if request.finish else None
+        return Chunk(self.index, text, tokens, pieces, done)

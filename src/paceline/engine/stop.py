@@ -1,0 +1,87 @@
+"""When a request ends, and which of its text may be shown meanwhile."""
+
+from paceline.core.errors import InputError
+from paceline.core.request import FinishReason, Request
+from paceline.engine.detokenize import Detokenizer
+
+
+class Stopper:
+    """Fed every output token in order, also those of an accepted run; the first that ends the request ends it, and
+    the engine drops the rest. Keeps the text.
+
+        tokens -> text | shown (a prefix of the final text) | held back: may become a stop string |
+    """
+
+    def __init__(self, request: Request, detokenizer: Detokenizer | None) -> None:
+        """Takes up after the request's output so far. Raises InputError for stop strings without a tokenizer."""
+        p = request.params
+        if p.stops and detokenizer is None:
+            raise InputError(f"stop is {p.stop!r}, but there is no tokenizer to make text with: use stop_token_ids.")
+        self.params, self.max_tokens, self.detokenizer = p, request.max_tokens, detokenizer
+        self.ids = frozenset(p.stop_token_ids) | (frozenset() if p.ignore_eos else request.eos)
+        self.count = 0
+        self._text = ""
+        self._shown = 0
+        """Characters of `_text` that may be shown."""
+        self._finished = False
+        for token in request.output:
+            self.push(token)
+
+    def push(self, token: int) -> FinishReason | None:
+        """Take one token; the reason if the request ends with it. No kind of stop before `min_tokens` tokens."""
+        self.count += 1
+        may_stop = self.count >= self.params.min_tokens
+        if may_stop and token in self.ids:
+            if self.params.include_stop or not self.params.skip_special_tokens:
+                self._decode(token)
+            self.finish()
+            return "stop"
+        scanned = len(self._text)
+        self._decode(token)
+        if may_stop and self._cut(scanned):
+            return "stop"
+        if self.count >= self.max_tokens:
+            self.finish()
+            return "length"
+        self._shown = len(self._text) - self._undecided()
+        return None
+
+    def text(self) -> str:
+        """What may be shown: always a prefix of what it will be later; everything once finished."""
+        return self._text[: self._shown]
+
+    def finish(self) -> None:
+        """No more tokens come: release what was held back. Harmless when repeated."""
+        if not self._finished and self.detokenizer is not None:
+            self._text += self.detokenizer.finish()
+        self._finished = True
+        self._shown = len(self._text)
+
+    def _decode(self, token: int) -> None:
+        if self.detokenizer is not None:
+            self._text += self.detokenizer.push(token)
+
+    def _cut(self, scanned: int) -> bool:
+        """End the text at the stop string that is complete first, reading on from character `scanned`; of two that
+        end at one place the longer counts."""
+        matches = []
+        for stop in self.params.stops:
+            start = self._text.find(stop, max(0, scanned - len(stop) + 1))
+            if start >= 0:
+                matches.append((start + len(stop), start))
+        if not matches:
+            return False
+        end, start = min(matches)
+        self._text = self._text[: end if self.params.include_stop else start]
+        self._finished = True
+        self._shown = len(self._text)
+        return True
+
+    def _undecided(self) -> int:
+        """Length of the longest end of the text that begins a stop string."""
+        return max((overlap(self._text, stop) for stop in self.params.stops), default=0)
+
+
+def overlap(text: str, stop: str) -> int:
+    """Length of the longest proper prefix of `stop` that ends `text`."""
+    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,0 +1,135 @@
+"""A checkpoint on disk or hub: where it is, what its config says, and its tensors, read by mmap."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.core.errors import CheckpointError
+from paceline.model.families import family_of, read_spec
+from paceline.model.spec import ModelSpec
+
+FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+
+
+def resolve(model: str | Path, revision: str | None = None, token: str | None = None) -> Path:
+    """The local directory of a path or hub id, downloaded if need be."""
+    path = Path(model).expanduser()
+    if path.suffix == ".gguf":
+        raise CheckpointError(f"{path} is a GGUF file, which is not served; use the model's safetensors checkpoint.")
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise CheckpointError(f"{path} is a file; give the directory that holds config.json and safetensors.")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(str(model), revision=revision, token=token, allow_patterns=list(FILES)))
+    except HFValidationError:
+        raise CheckpointError(f"{model} is neither a directory nor a hub id (owner/name).") from None
+    except LocalEntryNotFoundError:
+        raise CheckpointError(
+            f"there is no directory {model}, and the hub could not be reached to look for one of that name; "
+            "check the path or the connection."
+        ) from None
+    except HfHubHTTPError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(
+            f"there is no directory {model}, and the hub refused it ({reason}); check the name, the revision and the token."
+        ) from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path.parent} has no {path.name}; give a Hugging Face model directory.") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not JSON ({error}); download it again.") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} does not hold a JSON object; download it again.")
+    return content
+
+
+def read_config(path: Path, max_len: int | None = None) -> ModelSpec:
+    """Refuse what is not served by the raw file, then let transformers parse it; remote code never runs."""
+    raw = read_json(path / "config.json")
+    family_of(raw)
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except Exception as error:  # validation raises many types, none of them ours to tell apart
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{path / 'config.json'} is not a valid {raw['model_type']} config: {reason}") from None
+    trained = config.max_position_embeddings
+    if max_len is not None and not 0 < max_len <= trained:
+        raise CheckpointError(f"max_len {max_len} is outside 1..{trained}, the context that {path} was trained for.")
+    return read_spec(config, max_len)
+
+
+class Tensors:
+    """The tensors of a checkpoint by name. Files are mapped, a tensor is copied when it is taken."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.files = {name: self.open(path / name) for name in self.shards()}
+        self.place = {name: file for file, handle in self.files.items() for name in handle.keys()}  # noqa: SIM118
+        self.taken: set[str] = set()
+
+    def shards(self) -> list[str]:
+        if (self.path / INDEX).exists():
+            return sorted(set(read_json(self.path / INDEX)["weight_map"].values()))
+        if (self.path / SINGLE).exists():
+            return [SINGLE]
+        if list(self.path.glob("*.gguf")):
+            raise CheckpointError(f"{self.path} holds GGUF, which is not served; use the safetensors checkpoint.")
+        raise CheckpointError(f"{self.path} has neither {SINGLE} nor {INDEX}; convert the weights to safetensors.")
+
+    def open(self, file: Path) -> Any:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            return safe_open(file, framework="pt")
+        except FileNotFoundError:
+            raise CheckpointError(f"{file} is listed in {INDEX} but missing; download it again.") from None
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{file} is truncated or damaged ({error}); download it again.") from None
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The tensor `name`, which must have `shape`, in the file's dtype."""
+        if name not in self.place:
+            raise CheckpointError(f"tensor {name} is missing from {self.path}; download the checkpoint again.")
+        view = self.files[self.place[name]].get_slice(name)
+        if tuple(view.get_shape()) != shape:
+            raise CheckpointError(
+                f"tensor {name} in {self.path / self.place[name]} has shape {tuple(view.get_shape())} where config.json "
+                f"implies {shape}; the weights and the config are of different models."
+            )
+        self.taken.add(name)
+        tensor: Tensor = self.files[self.place[name]].get_tensor(name)
+        if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
+            raise CheckpointError(f"tensor {name} is stored as {tensor.dtype}, a quantised form, which is not served.")
+        return tensor
+
+    def leftover(self) -> Iterator[str]:
+        """Names that nothing took, other than those that carry no weights of their own."""
+        for name in self.place:
+            if name not in self.taken and not name.endswith("rotary_emb.inv_freq") and name != "lm_head.weight":
+                yield name
+
+    def bytes(self) -> int:
+        return sum((self.path / file).stat().st_size for file in self.files)
+
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}

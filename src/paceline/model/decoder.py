@@ -1,0 +1,93 @@
+"""The decoder: one forward pass over flat rows, for every dense family."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.attend.fused import Fused
+from paceline.attend.reference import Reference
+from paceline.core.rows import Out, Rows
+from paceline.model.blocks import Block, Norm, turn
+from paceline.model.linear import Linear, Packing
+from paceline.model.spec import ModelSpec, Rope
+
+
+@dataclass(slots=True)
+class Weights:
+    """What a checkpoint gives. `embedding` [vocab, hidden] stays in the storage dtype, for look-up."""
+
+    embedding: Tensor
+    blocks: list[Block]
+    norm: Norm
+    head: Linear
+    bytes: int
+    """Bytes that one pass reads: layers, norms and head, but not the rows of the embedding."""
+
+
+class Decoder:
+    """Implements `Model` (core/rows.py). Not thread-safe: the pool and the attention's plan are shared."""
+
+    def __init__(self, spec: ModelSpec, weights: Weights, packing: Packing, attend: type[Reference] = Fused) -> None:
+        self.spec, self.weights, self.packing, self.attend_type = spec, weights, packing, attend
+        self.dtype, self.compute = packing.dtype, packing.compute
+        self.device = weights.embedding.device
+        self.vocab_size, self.max_len = spec.vocab, spec.max_len
+        self.kv_bytes_per_token = spec.kv_width * self.dtype.itemsize
+        self.weight_bytes = weights.bytes
+        self.exact = torch.float64 if self.dtype == torch.float64 else torch.float32
+        # gemma rounds the factor to the weights' dtype before it multiplies
+        self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=self.dtype).item()
+        self.ropes = [Rotary(rope, self.device, self.compute) for rope in dict.fromkeys(spec.ropes)]
+        self.rope_of = [list(dict.fromkeys(spec.ropes)).index(rope) for rope in spec.ropes]
+
+    def allocate(self, blocks: int, block_size: int) -> None:
+        spec = self.spec
+        shape = (len(spec.layers), 2, spec.kv_heads, blocks, block_size, spec.head_dim)
+        # Zeros, not garbage: a masked key has weight 0, and 0 times a stray NaN would be NaN.
+        pool = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        windows = [layer.window for layer in spec.layers]
+        self.attend = self.attend_type(pool, windows, spec.heads, spec.attention_scale, spec.attention_softcap)
+
+    @torch.inference_mode()
+    def move(self, source: list[int], target: list[int]) -> None:
+        if source:
+            slots = self.attend.slots
+            where = torch.tensor([source, target], device=self.device)
+            slots.index_copy_(3, where[1], slots.index_select(3, where[0]))
+
+    @torch.inference_mode()
+    def forward(self, rows: Rows) -> Out:
+        spec, taps = self.spec, {}
+        first, last = rows.layers or (0, len(spec.layers))
+        x = self.embed(rows.token) if rows.hidden is None else rows.hidden.to(self.compute, copy=True)
+        self.attend.prepare(rows)
+        turns = {rope: turn(rope, rows.position, inverse, self.compute) for rope, inverse in self.inverse.items()}
+        for index in range(first, last):
+            if f"input:{index}" in rows.taps:
+                taps[f"input:{index}"] = x.clone()
+            self.weights.blocks[index].forward(x, turns[spec.layers[index].rope], self.attend)
+        if last < len(spec.layers):
+            return Out(torch.empty(0, spec.vocab, dtype=self.exact, device=self.device), taps, x)
+        if "pre_norm" in rows.taps:
+            taps["pre_norm"] = x
+        return Out(self.logits(x, rows, taps), taps)
+
+    def embed(self, token: Tensor) -> Tensor:
+        x = torch.nn.functional.embedding(token, self.weights.embedding).to(self.compute)
+        return x if self.spec.embedding_scale == 1.0 else x.mul_(self.spec.embedding_scale)
+
+    def logits(self, x: Tensor, rows: Rows, taps: dict[str, Tensor]) -> Tensor:
+        """Of the wanted rows, [L, vocab]."""
+        if "post_norm" in rows.taps:
+            taps["post_norm"] = x = self.weights.norm(x)
+            x = x[rows.want]
+        else:
+            x = self.weights.norm(x[rows.want])
+        if not len(x):
+            return torch.empty(0, self.spec.vocab, dtype=self.exact, device=self.device)
+        logits, cap = self.weights.head(x).to(self.exact), self.spec.logit_softcap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+    def describe(self) -> str:
+        return f"{self.spec.family}, {self.packing.describe()}, on {self.device}"

@@ -1,0 +1,200 @@
+"""The families that are served: one entry of data each, and the reading of a config by that data.
+
+This is the only file that knows families by name. A new family that is a dense decoder is one entry here;
+if it needs something no other has, that becomes a field of ModelSpec.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paceline.core.errors import CheckpointError
+from paceline.model.rope import rope
+from paceline.model.spec import Activation, Layer, ModelSpec
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Where a checkpoint keeps each weight; the names below `layer` are relative to it, without `.weight`.
+
+    Several names are rows of one fused matrix, in order.
+    """
+
+    embedding: str = "model.embed_tokens"
+    norm: str = "model.norm"
+    head: str = "lm_head"
+    layer: str = "model.layers.{}."
+    attention_norm: str = "input_layernorm"
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+    out: str = "self_attn.o_proj"
+    attention_post_norm: str = ""
+    ffn_norm: str = "post_attention_layernorm"
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
+    ffn_post_norm: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How a family departs from llama. A string names the config field that decides, anything else decides."""
+
+    architecture: str
+    names: Names = Names()
+    activation: str = "hidden_act"
+    qkv_bias: bool | str = False
+    out_bias: bool | str = False
+    mlp_bias: bool | str = False
+    qk_norm: bool = False
+    norm_offset: float = 0.0
+    embedding_scaled: bool = False
+    """Embeddings are multiplied by sqrt(hidden)."""
+    attention_scale: str = ""
+    """Config field s of the score scale 1/sqrt(s); none: head_dim."""
+    attention_softcap: str = ""
+    logit_softcap: str = ""
+    window: str = ""
+    """Config field with the sliding window."""
+    layer_types: bool = False
+    """Whether `config.layer_types` says which layers slide; else all layers have the window."""
+
+
+GEMMA_NAMES = Names(
+    attention_post_norm="post_attention_layernorm",
+    ffn_norm="pre_feedforward_layernorm",
+    ffn_post_norm="post_feedforward_layernorm",
+)
+GEMMA2 = Family(
+    "Gemma2ForCausalLM",
+    names=GEMMA_NAMES,
+    activation="hidden_activation",
+    qkv_bias="attention_bias",
+    out_bias="attention_bias",
+    norm_offset=1.0,
+    embedding_scaled=True,
+    attention_scale="query_pre_attn_scalar",
+    attention_softcap="attn_logit_softcapping",
+    logit_softcap="final_logit_softcapping",
+    window="sliding_window",
+    layer_types=True,
+)
+FAMILIES: dict[str, Family] = {
+    "llama": Family(
+        "LlamaForCausalLM", qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias"
+    ),
+    "mistral": Family("MistralForCausalLM", window="sliding_window"),
+    "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True, window="sliding_window", layer_types=True),
+    "qwen3": Family(
+        "Qwen3ForCausalLM",
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        qk_norm=True,
+        window="sliding_window",
+        layer_types=True,
+    ),
+    "phi3": Family(
+        "Phi3ForCausalLM",
+        names=Names(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),
+        window="sliding_window",
+    ),
+    "gemma2": GEMMA2,
+    # Gemma 3 replaced the soft-cap of the scores by q/k norms; transformers ignores the field that remains.
+    "gemma3_text": replace(GEMMA2, architecture="Gemma3ForCausalLM", qk_norm=True, attention_softcap=""),
+}
+
+
+def family_of(config: Mapping[str, Any]) -> Family:
+    """The family of a raw config.json; CheckpointError names what is refused and why."""
+    kind = config.get("model_type")
+    if quantised := config.get("quantization_config"):
+        method = quantised.get("quant_method", "an unnamed method")
+        raise CheckpointError(
+            f"this checkpoint is quantised with {method}, which is not served yet; use its float16, bfloat16 or "
+            "float32 original."
+        )
+    if kind in FAMILIES:
+        return FAMILIES[kind]
+    supported = f"supported model types are {', '.join(FAMILIES)}"
+    if kind == "gemma3":
+        raise CheckpointError(
+            "gemma3 with images (Gemma3ForConditionalGeneration) is not served; use a text-only checkpoint of "
+            "model type gemma3_text (Gemma3ForCausalLM)."
+        )
+    if "moe" in str(kind) or any(config.get(f) for f in ("num_local_experts", "num_experts", "n_routed_experts")):
+        raise CheckpointError(f"{kind} is a mixture of experts (MoE), which is not served yet; {supported}.")
+    if "auto_map" in config:
+        raise CheckpointError(f"{kind} needs remote code, which is never run; {supported}.")
+    name = ", ".join(config.get("architectures") or ["an unnamed architecture"])
+    raise CheckpointError(f"{name} (model type {kind}) is not supported; {supported}.")
+
+
+def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:
+    """From a config that transformers parsed; `max_len` shortens the context (see rope.longrope)."""
+    family = FAMILIES[config.model_type]
+    if getattr(config, "use_bidirectional_attention", None):
+        raise CheckpointError(f"{config.model_type} with use_bidirectional_attention does not generate text.")
+
+    def decide(field: bool | str) -> Any:
+        return getattr(config, field, None) if isinstance(field, str) and field else field
+
+    trained_len = int(config.max_position_embeddings)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    activation = decide(family.activation)
+    if activation not in ACTIVATIONS:
+        raise CheckpointError(f"activation {activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}.")
+    return ModelSpec(
+        family=config.model_type,
+        layers=read_layers(config, family, head_dim, trained_len, max_len or trained_len),
+        vocab=config.vocab_size,
+        hidden=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=head_dim,
+        ffn=config.intermediate_size,
+        max_len=max_len or trained_len,
+        activation=ACTIVATIONS[activation],
+        norm_eps=config.rms_norm_eps,
+        norm_offset=family.norm_offset,
+        tied=bool(config.tie_word_embeddings),
+        qkv_bias=bool(decide(family.qkv_bias)),
+        out_bias=bool(decide(family.out_bias)),
+        mlp_bias=bool(decide(family.mlp_bias)),
+        qk_norm=family.qk_norm,
+        post_norms=bool(family.names.attention_post_norm),
+        attention_scale=float(decide(family.attention_scale) or head_dim) ** -0.5,
+        attention_softcap=decide(family.attention_softcap) or None,
+        logit_softcap=decide(family.logit_softcap) or None,
+        embedding_scale=config.hidden_size**0.5 if family.embedding_scaled else 1.0,
+        eos=eos_ids(config.eos_token_id),
+    )
+
+
+def read_layers(config: Any, family: Family, head_dim: int, trained_len: int, max_len: int) -> tuple[Layer, ...]:
+    window = getattr(config, family.window) if family.window else None
+    everywhere = "sliding_attention" if window else "full_attention"
+    kinds = config.layer_types if family.layer_types else [everywhere] * config.num_hidden_layers
+    params = config.rope_parameters
+    made: dict[str, Layer] = {}
+    for kind in sorted(set(kinds)):
+        if kind not in ("sliding_attention", "full_attention"):
+            raise CheckpointError(f"layers of type {kind} are not supported.")
+        try:
+            turn = rope(params.get(kind, params), head_dim, trained_len, max_len)
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(f"config.json: rope_parameters are incomplete ({error}).") from None
+        made[kind] = Layer(turn, window if kind == "sliding_attention" else None)
+    return tuple(made[kind] for kind in kinds)
+
+
+def eos_ids(value: int | list[int] | None) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else tuple(value)

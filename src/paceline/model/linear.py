@@ -1,0 +1,94 @@
+"""Linear layers packed once at load, in the form this machine multiplies fastest at a few rows.
+
+A pass over few rows is bound by reading the weights, and plain `F.linear` on a CPU is not: it repacks or
+converts them at every call. Which packing is chosen depends on what the machine can do, found by trying:
+
+    dtype             machine                        packing   activations
+    float32           oneDNN                         mkldnn    float32
+    bfloat16/float16  computes it natively           mkldnn    as the weights
+    bfloat16/float16  other CPUs with FBGEMM         fbgemm    float32, weights held in float16
+    any               else (CUDA, float64, no op)    plain     as the weights
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Linear = Callable[[Tensor], Tensor]
+"""[T, in] -> [T, out], both in the packing's compute dtype; T >= 1."""
+
+HALF = (torch.bfloat16, torch.float16)
+ROWS_HINT = 8
+"""oneDNN lays weights out for a batch size; 8 rows is a typical tree, and costs nothing at 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """A way to hold weights. `pack(weight [out, in], bias [out] or None)` may keep no reference to either."""
+
+    name: str
+    dtype: torch.dtype
+    compute: torch.dtype
+    pack: Callable[[Tensor, Tensor | None], Linear]
+
+    def describe(self) -> str:
+        return f"{self.name}, weights {short(self.dtype)}, activations {short(self.compute)}"
+
+
+def choose(dtype: torch.dtype, device: torch.device) -> Packing:
+    """The first packing that works here, checked against `F.linear` on a small random matrix."""
+    return next(packing for packing in available(dtype, device))
+
+
+def available(dtype: torch.dtype, device: torch.device) -> Iterator[Packing]:
+    """Every packing that works here, the preferred first; `plain` is always among them and comes last."""
+    if device.type == "cpu":
+        if dtype in (torch.float32, *HALF):
+            yield from filter(works, [Packing("mkldnn", dtype, dtype, pack_mkldnn)])
+        if dtype in HALF:
+            yield from filter(works, [Packing("fbgemm", dtype, torch.float32, pack_fbgemm)])
+    yield plain(dtype)
+
+
+def plain(dtype: torch.dtype) -> Packing:
+    """The slow twin of every packing."""
+    return Packing("plain", dtype, dtype, pack_plain)
+
+
+def works(packing: Packing) -> bool:
+    stream = torch.Generator().manual_seed(0)
+    weight = torch.randn(48, 40, generator=stream).to(packing.dtype)
+    bias = torch.randn(48, generator=stream).to(packing.dtype)
+    x = torch.randn(3, 40, generator=stream).to(packing.compute)
+    try:
+        ours = packing.pack(weight, bias)(x)
+    except (RuntimeError, AttributeError):  # what torch raises where the op or the instruction set is missing
+        return False
+    expected = F.linear(x.float(), weight.float(), bias.float())
+    return torch.allclose(ours.float(), expected, rtol=0.02, atol=0.05)
+
+
+def pack_plain(weight: Tensor, bias: Tensor | None) -> Linear:
+    return lambda x: F.linear(x, weight, bias)
+
+
+def pack_mkldnn(weight: Tensor, bias: Tensor | None) -> Linear:
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS_HINT)
+    multiply = torch.ops.mkldnn._linear_pointwise.default
+    return lambda x: multiply(x, packed, bias, "none", [], "")  # type: ignore[no-any-return]
+
+
+def pack_fbgemm(weight: Tensor, bias: Tensor | None) -> Linear:
+    weight, bias = weight.float(), None if bias is None else bias.float()
+    if not weight.abs().max() < torch.finfo(torch.float16).max:  # beyond float16, which bfloat16 allows
+        return pack_plain(weight, bias)
+    packed = torch.ops.quantized.linear_prepack_fp16(weight, bias)
+    multiply = torch.ops.quantized.linear_dynamic_fp16.default
+    return lambda x: multiply(x, packed)  # type: ignore[no-any-return]
+
+
+def short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,137 @@
+"""From a checkpoint to a decoder."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from paceline.core.errors import CheckpointError
+from paceline.model.blocks import Block, Norm
+from paceline.model.checkpoint import DTYPES, Tensors, read_config, resolve
+from paceline.model.decoder import Decoder, Weights
+from paceline.model.families import FAMILIES, Names
+from paceline.model.linear import Linear, Packing, choose, plain
+from paceline.model.spec import ModelSpec
+
+
+def load_model(
+    model: str | Path,
+    *,
+    dtype: str = "bfloat16",
+    device: str = "cpu",
+    revision: str | None = None,
+    token: str | None = None,
+    max_len: int | None = None,
+    pack: bool = True,
+) -> Decoder:
+    """Load a directory or hub id for serving texts of up to `max_len` tokens (default: the config's).
+
+    dtype: of weights and K/V cache: float32, bfloat16, float16 (float64 for tests). With `pack` false every
+    linear layer is the plain one. Raises CheckpointError in one sentence for whatever cannot be served.
+    """
+    if dtype not in DTYPES:
+        raise CheckpointError(f"dtype {dtype!r} is not known; use one of {', '.join(DTYPES)}.")
+    path = resolve(model, revision, token)
+    spec = read_config(path, max_len)
+    target = torch.device(device)
+    packing = choose(DTYPES[dtype], target) if pack else plain(DTYPES[dtype])
+    tensors = Tensors(path)
+    weights = Loader(spec, FAMILIES[spec.family].names, tensors, packing, target).weights()
+    if unknown := sorted(tensors.leftover()):
+        raise CheckpointError(
+            f"{path} holds {len(unknown)} tensors that a {spec.family} model has no place for, such as {unknown[0]}; "
+            "the weights and the config are of different models."
+        )
+    return Decoder(spec, weights, packing)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What can be said of a checkpoint without reading its weights. `path` is where it lies."""
+
+    path: Path
+    spec: ModelSpec
+    tensors: int
+    bytes: int
+    kv_bytes_per_token: int
+
+
+def inspect(
+    model: str | Path, *, dtype: str = "bfloat16", revision: str | None = None, token: str | None = None
+) -> Facts:
+    """Facts of a checkpoint from its config and headers; `dtype` is that of the K/V cache."""
+    path = resolve(model, revision, token)
+    spec, tensors = read_config(path), Tensors(path)
+    kv = spec.kv_width * DTYPES[dtype].itemsize
+    return Facts(path, spec, len(tensors.place), tensors.bytes(), kv)
+
+
+class Loader:
+    """Takes tensors by name, converts, fuses and packs them, one layer at a time to bound the memory."""
+
+    def __init__(
+        self, spec: ModelSpec, names: Names, tensors: Tensors, packing: Packing, device: torch.device
+    ) -> None:
+        self.spec, self.names, self.tensors, self.packing, self.device = spec, names, tensors, packing, device
+        self.bytes = 0
+
+    def weights(self) -> Weights:
+        spec, names = self.spec, self.names
+        embedding = self.take(f"{names.embedding}.weight", spec.vocab, spec.hidden)
+        blocks = [self.block(index) for index in range(len(spec.layers))]
+        norm = self.norm(names.norm, spec.hidden)
+        head_weight = embedding if spec.tied else self.take(f"{names.head}.weight", spec.vocab, spec.hidden)
+        head = self.pack(head_weight, None)
+        return Weights(embedding, blocks, norm, head, self.bytes)
+
+    def block(self, index: int) -> Block:
+        spec, names = self.spec, self.names
+        at = names.layer.format(index)
+        q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+
+        def norm(name: str) -> Norm:
+            return self.norm(at + name, spec.hidden)
+
+        return Block(
+            spec,
+            index,
+            attention_norm=norm(names.attention_norm),
+            qkv=self.linear(at, names.qkv, (q, kv, kv), spec.hidden, spec.qkv_bias),
+            head_norm=self.head_norm(at) if spec.qk_norm else None,
+            out=self.linear(at, (names.out,), (spec.hidden,), q, spec.out_bias),
+            attention_post_norm=norm(names.attention_post_norm) if spec.post_norms else None,
+            ffn_norm=norm(names.ffn_norm),
+            gate_up=self.linear(at, names.gate_up, (spec.ffn, spec.ffn), spec.hidden, spec.mlp_bias),
+            down=self.linear(at, (names.down,), (spec.hidden,), spec.ffn, spec.mlp_bias),
+            ffn_post_norm=norm(names.ffn_post_norm) if spec.post_norms else None,
+        )
+
+    def linear(self, at: str, names: tuple[str, ...], outs: tuple[int, ...], width: int, bias: bool) -> Linear:
+        """Matrices of one input side by side; `names` may be one matrix that the checkpoint already fused."""
+        sizes = outs if len(names) == len(outs) else (sum(outs),)
+        matrix = torch.cat([self.take(f"{at}{n}.weight", out, width) for n, out in zip(names, sizes)])
+        offset = torch.cat([self.take(f"{at}{n}.bias", out) for n, out in zip(names, sizes)]) if bias else None
+        return self.pack(matrix, offset)
+
+    def pack(self, matrix: Tensor, bias: Tensor | None) -> Linear:
+        self.bytes += matrix.nbytes + (0 if bias is None else bias.nbytes)
+        return self.packing.pack(matrix, bias)
+
+    def norm(self, name: str, width: int) -> Norm:
+        return Norm(self.norm_weight(name, width), self.spec.norm_eps)
+
+    def head_norm(self, at: str) -> Tensor:
+        q = self.norm_weight(at + self.names.q_norm, self.spec.head_dim)
+        k = self.norm_weight(at + self.names.k_norm, self.spec.head_dim)
+        return torch.stack([q] * self.spec.heads + [k] * self.spec.kv_heads)
+
+    def norm_weight(self, name: str, width: int) -> Tensor:
+        """In float32 or wider: it is small, and 1 + w would lose w in bfloat16."""
+        weight = self.take(f"{name}.weight", width)
+        self.bytes += weight.nbytes
+        wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        return weight.to(wide) + self.spec.norm_offset
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        return self.tensors.take(name, shape).to(self.device, self.packing.dtype)

@@ -1,0 +1,110 @@
+"""Rotary frequencies with their scaling, fixed at load; float32 throughout, to the bit as transformers."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.core.errors import CheckpointError
+from paceline.model.spec import Rope
+
+Params = Mapping[str, Any]
+
+
+def rope(params: Params, head_dim: int, trained_len: int, max_len: int) -> Rope:
+    """The rotation that a config's `rope_parameters` describe.
+
+    trained_len: the config's max_position_embeddings; max_len: the longest sequence that will be served.
+    Raises CheckpointError for a scaling that cannot be fixed at load.
+    """
+    kind = params.get("rope_type", "default")
+    if kind == "dynamic":
+        raise CheckpointError(
+            "rope scaling 'dynamic' changes the rotation as the text grows while cached keys stay rotated as they "
+            "were, so it cannot be served exactly; use a checkpoint with linear, llama3, yarn or longrope scaling."
+        )
+    if kind not in SCALINGS:
+        raise CheckpointError(f"rope scaling {kind!r} is not supported; supported are {', '.join(SCALINGS)}.")
+    rotated = int(head_dim * params.get("partial_rotary_factor", 1.0))
+    exponents = torch.arange(0, rotated, 2, dtype=torch.float32) / rotated
+    periods = params["rope_theta"] ** exponents
+    inverse, scale = SCALINGS[kind](params, periods, trained_len, max_len)
+    return Rope(tuple(inverse.tolist()), scale)
+
+
+def default(params: Params, periods: Tensor, trained_len: int, max_len: int) -> tuple[Tensor, float]:
+    return 1.0 / periods, 1.0
+
+
+def linear(params: Params, periods: Tensor, trained_len: int, max_len: int) -> tuple[Tensor, float]:
+    return 1.0 / periods / params["factor"], 1.0
+
+
+def llama3(params: Params, periods: Tensor, trained_len: int, max_len: int) -> tuple[Tensor, float]:
+    """Llama 3.1: long waves are stretched by `factor`, short ones kept, those between interpolated."""
+    factor, low, high = params["factor"], params["low_freq_factor"], params["high_freq_factor"]
+    original = params["original_max_position_embeddings"]
+    inverse = 1.0 / periods
+    wave = 2 * math.pi / inverse
+    stretched = torch.where(wave > original / low, inverse / factor, inverse)
+    smooth = (original / wave - low) / (high - low)
+    between = (1 - smooth) * stretched / factor + smooth * stretched
+    medium = (wave >= original / high) & (wave <= original / low)
+    return torch.where(medium, between, stretched), 1.0
+
+
+def yarn(params: Params, periods: Tensor, trained_len: int, max_len: int) -> tuple[Tensor, float]:
+    """YaRN (arXiv 2309.00071, section 3.2 to 3.4)."""
+    original = params["original_max_position_embeddings"]
+    factor = params.get("factor") or trained_len / original
+    theta, dim = params["rope_theta"], 2 * len(periods)
+
+    def boundary(rotations: float) -> float:
+        return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = boundary(params.get("beta_fast") or 32), boundary(params.get("beta_slow") or 1)
+    if params.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    span = high - low if high != low else 0.001
+    keep = 1 - ((torch.arange(len(periods), dtype=torch.float32) - low) / span).clamp(0, 1)
+    inverse = 1.0 / (factor * periods) * (1 - keep) + 1.0 / periods * keep
+    return inverse, yarn_scale(params, factor)
+
+
+def yarn_scale(params: Params, factor: float) -> float:
+    def mscale(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    if params.get("attention_factor") is not None:
+        return float(params["attention_factor"])
+    one, every = params.get("mscale"), params.get("mscale_all_dim")
+    return mscale(one) / mscale(every) if one and every else mscale(1.0)
+
+
+def longrope(params: Params, periods: Tensor, trained_len: int, max_len: int) -> tuple[Tensor, float]:
+    """LongRoPE (arXiv 2402.13753). The long factors serve iff `max_len` exceeds the original length.
+
+    Other engines switch sets as a text crosses that length, with the keys cached so far rotated by the
+    other set. Here one set serves a whole engine: load with `max_len` at most the original length to
+    get the short factors.
+    """
+    original = params["original_max_position_embeddings"]
+    factor = params.get("factor") or trained_len / original
+    scale = params.get("attention_factor")
+    if scale is None:
+        scale = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    factors = torch.tensor(params["long_factor" if max_len > original else "short_factor"], dtype=torch.float32)
+    return 1.0 / (factors * periods), float(scale)
+
+
+Scaling = Callable[[Params, Tensor, int, int], tuple[Tensor, float]]
+SCALINGS: dict[str, Scaling] = {
+    "default": default,
+    "linear": linear,
+    "llama3": llama3,
+    "yarn": yarn,
+    "longrope": longrope,
+}

@@ -1,0 +1,149 @@
+"""The processors that look at a node's own path: masks and biases. Penalties and callables are in `history`.
+
+A processor never learns whether it works on a draft: `start` reads a request's parameters, `advance` follows one
+token down a path, and states are values, so siblings of a token tree do not see one another.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from paceline.core.errors import InputError
+from paceline.core.request import Request
+
+Encode = Callable[[str], Sequence[int]]
+"""Text -> token ids without special tokens."""
+
+
+class Processor(Protocol):
+    """One step of the chain. It keeps nothing between calls; what it knows of a path is in the path's state."""
+
+    def start(self, request: Request) -> Any:
+        """The state before the first output token, or None when the request does not use this processor."""
+
+    def advance(self, state: Any, token: int) -> Any:
+        """The state one output token further; `state` itself must not change."""
+
+    def apply(self, states: Sequence[Any], logits: Tensor) -> Tensor:
+        """Process logits [L, V], row i by states[i] (None: leave the row). They are the sampler's own copy and may
+        be written in place."""
+
+
+def scatter(logits: Tensor, ids: Sequence[Sequence[int]], value: float) -> Tensor:
+    """Set logits[i, ids[i]] to `value`, in place."""
+    rows = [row for row, of_row in enumerate(ids) for _ in of_row]
+    if rows:
+        logits[torch.tensor(rows), torch.tensor([token for of_row in ids for token in of_row])] = value
+    return logits
+
+
+class AllowedTokens:
+    """Everything but `allowed_tokens` is removed."""
+
+    def start(self, request: Request) -> Tensor | None:
+        allowed = request.params.allowed_tokens
+        return None if allowed is None else torch.tensor(sorted(set(allowed)), dtype=torch.int64)
+
+    def advance(self, state: Tensor, token: int) -> Tensor:
+        return state
+
+    def apply(self, states: Sequence[Tensor | None], logits: Tensor) -> Tensor:
+        for row, allowed in zip(logits, states):
+            if allowed is not None:
+                kept = row[allowed]
+                row.fill_(float("-inf"))
+                row[allowed] = kept
+        return logits
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The words that must not be completed and as much of the output's end as the longest of them needs."""
+
+    words: tuple[tuple[int, ...], ...]
+    tail: tuple[int, ...] = ()
+
+    def completions(self) -> list[int]:
+        """Last tokens of the words whose preceding tokens end the path."""
+        return [w[-1] for w in self.words if len(w) == 1 or self.tail[-(len(w) - 1) :] == w[:-1]]
+
+
+class BadWords:
+    """Removes the last token of a word where the output ends with the tokens before it.
+
+    A text is looked for in two spellings, with and without a space before it. The prompt does not count.
+    """
+
+    def __init__(self, encode: Encode | None = None) -> None:
+        self.encode = encode
+
+    def words(self, request: Request) -> tuple[tuple[int, ...], ...]:
+        """The id sequences of `bad_words`. Raises InputError for a text without tokenizer and for an empty one."""
+        found: dict[tuple[int, ...], None] = {}
+        for word in request.params.bad_words:
+            if not isinstance(word, str):
+                spellings = [tuple(word)]
+            elif self.encode is None:
+                raise InputError(f"bad_words has the text {word!r}, but there is no tokenizer: give token ids instead.")
+            else:
+                spellings = [tuple(self.encode(space + word.lstrip())) for space in ("", " ")]
+            if () in spellings:
+                raise InputError(f"bad_words has {word!r}, which is empty: remove it.")
+            found.update(dict.fromkeys(spellings))
+        return tuple(found)
+
+    def start(self, request: Request) -> Tail | None:
+        words = self.words(request)
+        return Tail(words) if words else None
+
+    def advance(self, state: Tail, token: int) -> Tail:
+        need = max(map(len, state.words)) - 1
+        return replace(state, tail=(*state.tail, token)[-need:] if need else ())
+
+    def apply(self, states: Sequence[Tail | None], logits: Tensor) -> Tensor:
+        return scatter(logits, [() if state is None else state.completions() for state in states], float("-inf"))
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Output tokens still to come before any of `ids` may be drawn."""
+
+    left: int
+    ids: tuple[int, ...]
+
+
+class MinTokens:
+    """Removes the tokens that would stop the request while it has fewer than `min_tokens` of output."""
+
+    def start(self, request: Request) -> Wait | None:
+        params = request.params
+        ids = set(params.stop_token_ids) | (set() if params.ignore_eos else request.eos)
+        return Wait(params.min_tokens, tuple(sorted(ids))) if params.min_tokens and ids else None
+
+    def advance(self, state: Wait, token: int) -> Wait:
+        return replace(state, left=state.left - 1) if state.left else state
+
+    def apply(self, states: Sequence[Wait | None], logits: Tensor) -> Tensor:
+        return scatter(logits, [state.ids if state and state.left else () for state in states], float("-inf"))
+
+
+class LogitBias:
+    """Adds `logit_bias`; -inf forbids a token."""
+
+    def start(self, request: Request) -> tuple[Tensor, Tensor] | None:
+        bias = request.params.logit_bias
+        if not bias:
+            return None
+        return torch.tensor(list(bias), dtype=torch.int64), torch.tensor(list(bias.values()), dtype=torch.float64)
+
+    def advance(self, state: tuple[Tensor, Tensor], token: int) -> tuple[Tensor, Tensor]:
+        return state
+
+    def apply(self, states: Sequence[tuple[Tensor, Tensor] | None], logits: Tensor) -> Tensor:
+        for row, state in zip(logits, states):
+            if state is not None:
+                row[state[0]] += state[1].to(row)
+        return logits

@@ -1,0 +1,189 @@
+"""`Sampler`: the one processor chain, for plain decoding, verification and drafters alike.
+
+    raw logits -> allowed tokens -> bad words -> min tokens -> logit bias -> repetition, presence, frequency
+               -> custom callables -> temperature -> min-p -> top-k -> top-p -> log p -> + noise -> argmax
+
+The order and the meaning of each step are vLLM's. Rows are independent of one another, bit for bit.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import isnan
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.core.errors import InputError
+from paceline.core.noise import keys_tensor
+from paceline.core.request import Request
+from paceline.sample.filters import Warp, boundary, law
+from paceline.sample.history import Custom, Penalties
+from paceline.sample.processors import AllowedTokens, BadWords, Encode, LogitBias, MinTokens, Processor
+from paceline.sample.race import perturbed, race, winners
+
+Path = tuple[int, ...]
+RowRef = tuple[Request, Path]
+"""Whose row of logits it is: the request, and the candidate tokens that follow its committed text there."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    """What the sampler keeps of one request: a state per processor it uses, for the committed text and, until the
+    next commit, for every path that was asked for."""
+
+    warp: Warp
+    live: tuple[int, ...]
+    """Places in the chain of the processors this request uses."""
+    paths: dict[Path, tuple[Any, ...]] = field(default_factory=dict)
+
+
+class Sampler:
+    """Turns logits [L, V] into log p and tokens. One per engine; requests are told apart by their id."""
+
+    def __init__(self, vocab_size: int, encode: Encode | None = None) -> None:
+        """`encode`: text -> ids without special tokens, for bad words given as text."""
+        self.vocab_size = vocab_size
+        self._words = BadWords(encode)
+        self._custom = Custom()
+        self._chain: tuple[Processor, ...] = (
+            AllowedTokens(), self._words, MinTokens(), LogitBias(), Penalties(), self._custom
+        )  # fmt: skip
+        self._slots: dict[int, _Slot] = {}
+
+    def admit(self, request: Request) -> None:
+        """Check the request's ids and follow its output so far. Raises InputError; nothing is kept then."""
+        check_ids(request, self._words.words(request), self.vocab_size)
+        states = [processor.start(request) for processor in self._chain]
+        live = tuple(i for i, state in enumerate(states) if state is not None)
+        self._slots[request.id] = _Slot(Warp.of(request.params), live, {(): tuple(states[i] for i in live)})
+        for token in request.output:
+            self.commit(request, (token,))
+
+    def commit(self, request: Request, tokens: Sequence[int]) -> None:
+        """`tokens` joined the request's text."""
+        slot = self._slots[request.id]
+        if slot.live:
+            slot.paths = {(): self._states(slot, tuple(tokens))}
+
+    def drop(self, request: Request) -> None:
+        """Forget the request (finished, aborted or pre-empted); an unknown one is no error."""
+        self._slots.pop(request.id, None)
+        self._custom.failures.pop(request.id, None)
+
+    def scores(self, rows: Sequence[RowRef], logits: Tensor) -> Tensor:
+        """Processed scores [L, V] in the dtype of `logits` (float32 or float64), which are not modified.
+
+        Sampled rows: log p, normalised, -inf where removed. Greedy rows: the processed logits, not divided. A row
+        from which everything was removed is all -inf (see `draw`). The result may be `logits` itself.
+        """
+        slots = self._of(rows)
+        logits = self._process(slots, rows, logits)
+        sampled = [i for i, slot in enumerate(slots) if not slot.warp.greedy]
+        if not sampled:
+            return logits
+        warps = [slots[i].warp for i in sampled]
+        part = logits if len(sampled) == len(slots) else logits[sampled]
+        log_p = law(part, warps)
+        if any(slot.live for slot in slots):  # an emptied row has no law: keep it all -inf, not NaN
+            log_p = log_p.masked_fill(part.amax(-1, keepdim=True) == float("-inf"), float("-inf"))
+        if len(sampled) == len(slots):
+            return log_p
+        return logits.index_copy(0, torch.tensor(sampled, device=logits.device), log_p)
+
+    def draw(self, rows: Sequence[RowRef], scores: Tensor, keys: Sequence[int]) -> list[int]:
+        """The token of each row: argmax(scores + Gumbel(key)) in float64, greedy rows argmax(scores); the lowest id
+        at ties. `keys` are the integers of `Stream.key`, one per row (unused for greedy rows). -1: the row is empty
+        and its request must fail with `empty_message`."""
+        slots = self._of(rows)
+        sampled = [i for i, slot in enumerate(slots) if not slot.warp.greedy]
+        if not sampled:
+            return winners(scores)
+        noise = keys_tensor([keys[i] for i in sampled], scores.device)
+        if len(sampled) == len(slots):
+            return race(scores, noise)
+        tokens = winners(scores)
+        for i, token in zip(sampled, race(scores[sampled], noise)):
+            tokens[i] = token
+        return tokens
+
+    def probs(self, rows: Sequence[RowRef], scores: Tensor) -> Tensor:
+        """The law of each row, float64 [L, V]: one-hot for greedy rows, all 0 for empty ones."""
+        p = scores.to(torch.float64).exp()
+        greedy = [i for i, slot in enumerate(self._of(rows)) if slot.warp.greedy]
+        if greedy:
+            p[greedy] = 0.0
+            for i, token in zip(greedy, winners(scores[greedy])):
+                if token >= 0:
+                    p[i, token] = 1.0
+        return p
+
+    def margin(self, rows: Sequence[RowRef], scores: Tensor, keys: Sequence[int]) -> list[float]:
+        """Gap between the two largest perturbed scores of each row (greedy rows: between the two largest logits):
+        a smaller change of the logits' differences cannot change the draw. For reports, not for the hot path."""
+        noisy = perturbed(scores, keys_tensor(list(keys), scores.device))
+        greedy = [i for i, slot in enumerate(self._of(rows)) if slot.warp.greedy]
+        noisy[greedy] = scores[greedy].to(torch.float64)
+        top = noisy.topk(2, dim=-1).values
+        return (top[:, 0] - top[:, 1]).tolist()
+
+    def boundary_margin(self, rows: Sequence[RowRef], logits: Tensor) -> list[float]:
+        """How close each row's surviving set is to another one, from raw logits [L, V]; inf without filters. See
+        `filters.boundary`. For reports, not for the hot path."""
+        slots = self._of(rows)
+        return boundary(self._process(slots, rows, logits), [slot.warp for slot in slots])
+
+    def empty_message(self, request: Request) -> str:
+        """Why a row of this request has no token left, in one sentence."""
+        failure = self._custom.failures.get(request.id)
+        if failure is not None:
+            return f"A custom processor failed with {failure}."
+        p = request.params
+        used = {"allowed_tokens": p.allowed_tokens, "bad_words": p.bad_words, "min_tokens": p.min_tokens,
+                "logit_bias": p.logit_bias, "processors": p.processors}  # fmt: skip
+        names = [name for name, value in used.items() if value]
+        if not names:
+            return "The model's logits are not finite, so no token can be drawn: check the weights or use float32."
+        return f"No token is left to draw after {' and '.join(names)}: allow more tokens or remove one of them."
+
+    def _of(self, rows: Iterable[RowRef]) -> list[_Slot]:
+        return [self._slots[request.id] for request, _ in rows]
+
+    def _states(self, slot: _Slot, path: Path) -> tuple[Any, ...]:
+        """States at the end of `path`, advancing only what no earlier call has: a token is followed once, not once
+        for the draft and once for its verification."""
+        known = next(n for n in range(len(path), -1, -1) if path[:n] in slot.paths)
+        states = slot.paths[path[:known]]
+        for n in range(known, len(path)):
+            states = tuple(self._chain[i].advance(state, path[n]) for i, state in zip(slot.live, states))
+            slot.paths[path[: n + 1]] = states
+        return states
+
+    def _process(self, slots: Sequence[_Slot], rows: Sequence[RowRef], logits: Tensor) -> Tensor:
+        """The chain up to temperature, on a copy; `logits` itself when no row uses any of it."""
+        used = {i for slot in slots for i in slot.live}
+        if not used:
+            return logits
+        logits = logits.clone()
+        at = [dict(zip(slot.live, self._states(slot, path))) for slot, (_, path) in zip(slots, rows)]
+        for i in sorted(used):
+            logits = self._chain[i].apply([states.get(i) for states in at], logits)
+        return logits
+
+
+def check_ids(request: Request, words: Iterable[Sequence[int]], vocab_size: int) -> None:
+    """Raise InputError for a token id outside the vocabulary or a bias that is not a number below infinity."""
+    p = request.params
+    named: dict[str, Iterable[int]] = {
+        "logit_bias": p.logit_bias or (),
+        "allowed_tokens": p.allowed_tokens or (),
+        "stop_token_ids": p.stop_token_ids,
+        "bad_words": [token for word in words for token in word],
+    }
+    for name, tokens in named.items():
+        for token in tokens:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+                raise InputError(f"{name} has token id {token!r}, but this model's ids are 0 to {vocab_size - 1}.")
+    for token, bias in (p.logit_bias or {}).items():
+        if isnan(bias) or bias == float("inf"):
+            raise InputError(f"logit_bias of token {token} is {bias}, but it must be finite or -inf (never drawn).")

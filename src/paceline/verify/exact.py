@@ -1,0 +1,46 @@
+"""`exact`: seed-exact verification (D2). At each node compute the token that plain decoding would draw there and
+descend while a child carries it. Exact for any tree, however it was built: the tree is only a cache of p."""
+
+from paceline.core.forest import Law
+from paceline.core.registry import Accepts
+from paceline.verify import VERIFIERS, Case
+
+
+@VERIFIERS.register(
+    "exact",
+    Accepts(
+        summary="the text equals plain decoding with the same seed",
+        laws=(Law.SHARED_NOISE, Law.POINT, Law.WITHOUT_REPLACEMENT, Law.SAMPLED),
+        shape="tree",
+        guarantee="text",
+    ),
+)
+class Exact:
+    def judge(self, case: Case) -> None:
+        nodes = [n for place in case.places for n in self._rows_of(case, case.roots[place])]
+        lines = [case.line[n] for n in nodes]
+        refs = [case.refs[line] for line in lines]
+        keys = [request.target_noise.key(request.index(len(path))) for request, path in refs]
+        scores = case.scores if len(lines) == case.scores.shape[0] else case.scores[lines]
+        drawn = dict(zip(nodes, case.sampler.draw(refs, scores, keys)))
+        for place in case.places:
+            self._descend(case, place, drawn)
+
+    def _rows_of(self, case: Case, root: int) -> list[int]:
+        """The root and all candidates below it that have logits, in forest order."""
+        out = [root]
+        for node in out:
+            out.extend(c for c in case.children.get(node, ()) if case.has_row(c))
+        return sorted(out, key=case.line.__getitem__)
+
+    def _descend(self, case: Case, place: int, drawn: dict[int, int]) -> None:
+        node, verdict = case.roots[place], case.verdict
+        while True:
+            token = drawn[node]
+            verdict.score_rows[place].append(case.line[node])
+            hit = next((c for c in case.children.get(node, ()) if case.forest.token[c] == token), None)
+            if hit is None or not case.has_row(hit):
+                verdict.next_token[place] = token
+                return
+            verdict.path[place].append(hit)
+            node = hit

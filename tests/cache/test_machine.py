@@ -1,0 +1,154 @@
+"""Random sessions agree with the model, and each of the cache's mutants is caught by them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from paceline.cache import cache as cache_module
+from paceline.cache import lease as lease_module
+from paceline.cache.blocks import BlockPool, chain_hash
+from paceline.cache.cache import Cache
+from paceline.cache.lease import Lease
+from paceline.cache.txn import Txn
+from paceline.core.errors import IntegrityError
+
+from .machine import CacheMachine
+
+QUICK = settings(
+    max_examples=250,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],
+    report_multiple_bugs=False,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def test_random_sessions_agree_with_the_model() -> None:
+    run_state_machine_as_test(CacheMachine, settings=QUICK)
+
+
+def publish_before_verify(patch: pytest.MonkeyPatch) -> None:
+    begin = Cache.begin
+
+    def mutant(self: Cache, lease: Lease, given: int, nodes: int) -> Txn:
+        txn = begin(self, lease, given, nodes)
+        size, name = self.block_size, lease.root
+        tokens = [*lease.tokens, *[0] * txn.rows]
+        for i in range(len(tokens) // size):
+            name = chain_hash(name, tokens[i * size : (i + 1) * size])
+            if i >= lease.sealed and self.pool.hashes[lease.blocks[i]] is None:
+                self.pool.publish(lease.blocks[i], name, lease.groups)
+        return txn
+
+    patch.setattr(Cache, "begin", mutant)
+
+
+def seal_above_a_frontier(patch: pytest.MonkeyPatch) -> None:
+    seal = Lease.seal
+
+    def mutant(self: Lease) -> None:
+        frontier, groups = self.frontier, self.groups
+        self.frontier = dict.fromkeys(groups - {"target"}, self.length)
+        seal(self)
+        self.frontier = frontier
+
+    patch.setattr(Lease, "seal", mutant)
+
+
+def forget_moves(patch: pytest.MonkeyPatch) -> None:
+    commit = Txn.commit
+
+    def mutant(self: Txn, *args: Any) -> list[Any]:
+        commit(self, *args)
+        return []
+
+    patch.setattr(Txn, "commit", mutant)
+
+
+def rewind_inside_an_immutable_block(patch: pytest.MonkeyPatch) -> None:
+    cut = Lease.cut
+
+    def mutant(self: Lease, length: int) -> int:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(BlockPool, "immutable", lambda *_: False)
+            return cut(self, length)
+
+    patch.setattr(Lease, "cut", mutant)
+
+
+def rewind_inside_an_immutable_block_unseen_by_the_check(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BlockPool, "immutable", lambda *_: False)
+
+
+def leak_on_abort(patch: pytest.MonkeyPatch) -> None:
+    def mutant(self: Txn) -> None:
+        self._end()
+        del self.lease.blocks[self.lease.pool.blocks_for(self.lease.length) :]
+
+    patch.setattr(Txn, "abort", mutant)
+
+
+def keep_surplus_on_commit(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Lease, "trim", lambda _: None)
+
+
+def hash_without_parent(patch: pytest.MonkeyPatch) -> None:
+    for module in (cache_module, lease_module):
+        patch.setattr(module, "chain_hash", lambda _, tokens: chain_hash(b"", tokens))
+
+
+def hash_without_extra_key(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(cache_module, "root_hash", lambda _: b"")
+
+
+def match_without_asking_for_groups(patch: pytest.MonkeyPatch) -> None:
+    find = BlockPool.find
+    patch.setattr(BlockPool, "find", lambda self, name, _: find(self, name, frozenset({"target"})))
+
+
+def hand_out_a_held_block(patch: pytest.MonkeyPatch) -> None:
+    def mutant(self: BlockPool, block: int) -> None:
+        self.refs[block] += 1
+
+    patch.setattr(BlockPool, "acquire", mutant)
+
+
+def frontier_survives_rewind(patch: pytest.MonkeyPatch) -> None:
+    cut = Lease.cut
+
+    def mutant(self: Lease, length: int) -> int:
+        frontier = dict(self.frontier)
+        kept = cut(self, length)
+        self.frontier = frontier
+        return kept
+
+    patch.setattr(Lease, "cut", mutant)
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        publish_before_verify,
+        seal_above_a_frontier,
+        forget_moves,
+        rewind_inside_an_immutable_block,
+        rewind_inside_an_immutable_block_unseen_by_the_check,
+        leak_on_abort,
+        keep_surplus_on_commit,
+        hash_without_parent,
+        hash_without_extra_key,
+        match_without_asking_for_groups,
+        hand_out_a_held_block,
+        frontier_survives_rewind,
+    ],
+)
+def test_mutant_dies(mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant(monkeypatch)
+    with pytest.raises((AssertionError, IntegrityError)):
+        run_state_machine_as_test(CacheMachine, settings=QUICK)

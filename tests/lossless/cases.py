@@ -1,0 +1,181 @@
+"""Cases of the lossless matrix: requests, engines and the plain text each request must get."""
+
+import itertools
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from paceline.core.noise import TargetNoise
+from paceline.core.params import SamplingParams
+from paceline.core.request import Request
+from paceline.engine.loop import Engine, EngineConfig
+from paceline.sample.sampler import Sampler
+from tests.toy import VOCAB, Toy, table
+
+EOS = 6
+MAX_LEN = 48
+
+
+def toy_user(tokens: list[int], nodes: int) -> list[tuple[int, int]]:
+    """A deterministic tree: a pseudo-random shape over pseudo-random tokens, siblings distinct."""
+    rng = random.Random(hash(tuple(tokens[-3:])) ^ len(tokens))
+    out: list[tuple[int, int]] = []
+    for i in range(nodes):
+        parent = rng.randrange(-1, i)
+        taken = {t for t, p in out if p == parent}
+        free = [t for t in range(VOCAB) if t not in taken]
+        if free:
+            out.append((rng.choice(free), parent))
+        else:
+            out.append((rng.randrange(VOCAB), -1 if i == 0 else i - 1))
+    return out
+
+
+def ban_last(prompt: Any, output: Any, logits: torch.Tensor) -> torch.Tensor:
+    """A custom processor that depends on the path: the last two tokens cannot both repeat."""
+    logits = logits.clone()
+    if len(output) >= 2 and output[-1] == output[-2]:
+        logits[output[-1]] = float("-inf")
+    return logits
+
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "temperature": {"temperature": 1.0},
+    "top-k": {"temperature": 1.3, "top_k": 3},
+    "top-p": {"temperature": 1.0, "top_p": 0.7},
+    "min-p": {"temperature": 1.2, "min_p": 0.2},
+    "penalties": {
+        "temperature": 0.9, "repetition_penalty": 1.4, "presence_penalty": 0.7, "frequency_penalty": 0.4,
+    },
+    "greedy penalties": {"temperature": 0.0, "frequency_penalty": 1.5, "repetition_penalty": 1.2},
+    "bias": {"temperature": 1.0, "logit_bias": {0: 2.0, 5: -3.0}},
+    "allowed": {"temperature": 1.0, "allowed_tokens": (0, 2, 3, 6)},
+    "bad words": {"temperature": 1.0, "bad_words": ((1, 2), (4,))},
+    "custom": {"temperature": 1.0, "processors": (ban_last,)},
+    "min tokens": {"temperature": 1.0, "min_tokens": 6},
+    "logprobs": {"temperature": 1.0, "logprobs": 2},
+    "stop ids": {"temperature": 1.0, "stop_token_ids": (3,)},
+}  # fmt: skip
+
+
+@dataclass
+class Wish:
+    prompt: list[int]
+    params: SamplingParams
+
+
+@dataclass
+class Setting:
+    """An engine around the toy: the draft is the same table with noise mixed in."""
+
+    model_seed: int = 0
+    sharpness: float = 2.0
+    draft_noise: float = 0.7
+    blocks: int = 64
+    block_size: int = 4
+    max_requests: int = 4
+    row_budget: int = 16
+    nodes: dict[str, int] = field(default_factory=dict)
+    prefix_cache: bool = True
+    check: bool = True
+
+    def target(self) -> Toy:
+        return Toy(table(self.model_seed, self.sharpness), MAX_LEN)
+
+    def engine(self, *, user: Any = toy_user) -> Engine:
+        logits = table(self.model_seed, self.sharpness)
+        draft = Toy(logits + self.draft_noise * table(self.model_seed + 1, self.sharpness), MAX_LEN)
+        blocks = max(self.blocks, -(-MAX_LEN // self.block_size))
+        config = EngineConfig(
+            blocks=blocks, block_size=self.block_size, max_requests=self.max_requests,
+            row_budget=max(self.row_budget, self.max_requests), nodes=self.nodes,
+            prefix_cache=self.prefix_cache, check=self.check,
+        )  # fmt: skip
+        return Engine(self.target(), config, draft=draft, callable=user, eos=(EOS,))
+
+
+def plain(toy: Toy, prompt: list[int], params: SamplingParams, lineage: tuple[int, ...] = ()) -> list[int]:
+    """Plain decoding by definition: no engine, no cache, one token at a time."""
+    sampler = Sampler(VOCAB)
+    assert params.seed is not None
+    request = Request(0, list(prompt), params, params.seed, eos=frozenset({EOS}), lineage=lineage)
+    sampler.admit(request)
+    noise = TargetNoise(params.seed, lineage)
+    room = MAX_LEN - len(prompt)
+    limit = min(room, params.max_tokens or room)
+    stops = {EOS} if not params.ignore_eos else set()
+    while len(request.output) < limit:
+        row = [(request, ())]
+        scores = sampler.scores(row, toy.next_logits(request.tokens)[None])
+        token = sampler.draw(row, scores, [noise.key(len(request.tokens))])[0]
+        if token < 0:
+            break
+        request.append(token, False)
+        sampler.commit(request, [token])
+        if len(request.output) >= params.min_tokens and token in stops | set(params.stop_token_ids):
+            break
+    return request.output
+
+
+def run(engine: Engine, wishes: list[Wish], rng: random.Random | None = None) -> list[list[Request]]:
+    """All requests to their end; with `rng`, submissions are spread over the steps and drafter slots are dropped."""
+    queue = list(wishes)
+    groups: list[list[Request]] = []
+    for _ in itertools.count():
+        while queue and (rng is None or not engine.busy or rng.random() < 0.3):
+            wish = queue.pop(0)
+            groups.append(engine.submit(wish.prompt, wish.params))
+        if not engine.busy and not queue:
+            break
+        engine.step()
+        if rng is not None and rng.random() < 0.2:
+            for slots in engine.slots.values():
+                slots.clear()
+    engine.cache.check_integrity()
+    return groups
+
+
+def check(setting: Setting, wishes: list[Wish], rng: random.Random | None = None) -> Engine:
+    """Every sample equals plain decoding; no drafter failed."""
+    engine = setting.engine()
+    groups = run(engine, wishes, rng)
+    assert engine.drafter_errors == []
+    for wish, group in zip(wishes, groups):
+        for i, request in enumerate(group):
+            lineage = (i,) if wish.params.n > 1 else ()
+            want = plain(setting.target(), wish.prompt, wish.params, lineage)
+            assert request.output == want, (wish, request.output, want)
+            if wish.params.logprobs is not None:
+                assert [entry.token for entry in request.logprobs] == want
+    return engine
+
+
+settings_st = st.builds(
+    Setting,
+    model_seed=st.integers(0, 5),
+    sharpness=st.sampled_from([0.5, 2.0, 4.0]),
+    draft_noise=st.sampled_from([0.0, 0.3, 1.0]),
+    blocks=st.integers(1, 40),
+    block_size=st.sampled_from([1, 2, 3, 4, 8]),
+    max_requests=st.integers(1, 5),
+    row_budget=st.sampled_from([1, 5, 9, 33]),
+    nodes=st.fixed_dictionaries({"ngram": st.integers(1, 9), "model": st.integers(1, 6), "user": st.integers(1, 12)}),
+    prefix_cache=st.booleans(),
+)
+
+
+@st.composite
+def wish_st(draw: Any, features: list[str], drafters: list[str], verifier: str = "exact") -> Wish:
+    params: dict[str, Any] = dict(FEATURES[draw(st.sampled_from(features))])
+    params["seed"] = draw(st.integers(0, 2**64 - 1))
+    params["drafter"] = draw(st.sampled_from(drafters))
+    params["verifier"] = verifier
+    params["max_tokens"] = draw(st.integers(max(1, params.get("min_tokens", 0)), 24))
+    params["n"] = draw(st.sampled_from([1, 1, 1, 3]))
+    params["ignore_eos"] = draw(st.booleans())
+    prompt = draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20))
+    return Wish(prompt, SamplingParams(top_p=params.pop("top_p", 1.0), top_k=params.pop("top_k", 0), **params).resolve({}))

@@ -1,0 +1,119 @@
+"""In law: rules that look at q keep the joint distribution of the first three tokens (G-test, five fixed seeds)."""
+
+import itertools
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import chi2
+
+from paceline.core.params import SamplingParams
+from paceline.core.request import Request
+from paceline.sample.sampler import Sampler
+from tests.lossless.cases import FEATURES, Setting, Wish, run
+from tests.toy import VOCAB
+
+SEEDS = range(5)
+DRAWS = 3000
+PROMPT = [1, 2, 3, 1, 2, 3, 1]
+
+
+def joint_law(setting: Setting, params: SamplingParams) -> dict[tuple[int, ...], float]:
+    """The exact joint law of the first three tokens by enumeration."""
+    toy, law = setting.target(), {(): 1.0}
+    for _ in range(3):
+        longer: dict[tuple[int, ...], float] = {}
+        for path, mass in law.items():
+            sampler, request = Sampler(VOCAB), Request(0, list(PROMPT), params, 0)
+            sampler.admit(request)
+            row = [(request, path)]
+            p = sampler.probs(row, sampler.scores(row, toy.next_logits(PROMPT + list(path))[None]))[0]
+            for token, q in enumerate(p.tolist()):
+                if q > 0:
+                    longer[(*path, token)] = mass * q
+        law = longer
+    return law
+
+
+def g_test(counts: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> float:
+    """p-value of the G-test; cells expected fewer than 5 times are pooled. 0 for an impossible outcome."""
+    if any(path not in law for path in counts):
+        return 0.0
+    total = sum(counts.values())
+    g, pooled_seen, pooled_mass, cells = 0.0, 0, 0.0, 0
+    for path, mass in law.items():
+        seen = counts[path]
+        if mass * total < 5:
+            pooled_seen, pooled_mass = pooled_seen + seen, pooled_mass + mass
+            continue
+        cells += 1
+        g += 2 * seen * math.log(seen / (mass * total)) if seen else 0.0
+    if pooled_mass * total > 1:
+        cells += 1
+        g += 2 * pooled_seen * math.log(pooled_seen / (pooled_mass * total)) if pooled_seen else 0.0
+    return float(chi2.sf(g, max(1, cells - 1)))
+
+
+def sample(setting: Setting, drafter: str, verifier: str, feature: str, seed: int, draws: int = DRAWS) -> Counter[Any]:
+    engine = setting.engine()
+    base = {"top_p": 1.0, "top_k": 0, **FEATURES[feature], "max_tokens": 6, "ignore_eos": True}
+    wishes = [
+        Wish(PROMPT, SamplingParams(seed=seed * 10**6 + i, drafter=drafter, verifier=verifier, **base).resolve({}))
+        for i in range(draws)
+    ]
+    groups = run(engine, wishes)
+    assert engine.drafter_errors == []
+    return Counter(tuple(group[0].output[:3]) for group in groups)
+
+
+def worst_p(drafter: str, verifier: str, feature: str, seeds: Any = SEEDS, draws: int = DRAWS) -> float:
+    """Smallest p-value over the seeds."""
+    setting = law_setting()
+    base = {"top_p": 1.0, "top_k": 0, **FEATURES[feature]}
+    law = joint_law(setting, SamplingParams(**base, seed=0).resolve({}))
+    return min(g_test(sample(setting, drafter, verifier, feature, seed, draws), law) for seed in seeds)
+
+
+def law_setting() -> Setting:
+    """Long drafts, a draft that is often wrong, rows for everybody; no integrity walk (it is tested elsewhere)."""
+    return Setting(
+        model_seed=3, sharpness=1.0, draft_noise=1.0, blocks=400, block_size=8, max_requests=60, row_budget=512,
+        nodes={"model": 3, "ngram": 3}, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("drafter", ["model", "ngram", "none"])
+@pytest.mark.parametrize("feature", ["temperature", "top-k", "penalties"])
+def test_chain_keeps_the_law(drafter: str, feature: str) -> None:
+    assert worst_p(drafter, "chain", feature, range(2)) > 1e-4
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("drafter", "feature"), list(itertools.product(["model", "ngram"], [f for f in FEATURES if "greedy" not in f]))
+)
+def test_chain_keeps_the_law_full(drafter: str, feature: str) -> None:
+    assert worst_p(drafter, "chain", feature) > 1e-4
+
+
+def test_greedy_chain_is_plain() -> None:
+    """At temperature 0 the ratio rule is exact match: the text equals plain decoding."""
+    setting = law_setting()
+    counts = [sample(setting, d, v, "greedy", 0, 3) for d, v in (("model", "chain"), ("none", "exact"))]
+    assert counts[0] == counts[1]
+
+
+def test_exact_samples_the_law() -> None:
+    """Plain decoding by argmax(log p + noise) draws from p, and so does every text that equals it."""
+    assert worst_p("model", "exact", "temperature", range(2)) > 1e-4
+
+
+def test_the_g_test_can_fail() -> None:
+    """The uniform law is not the law of the toy."""
+    setting = law_setting()
+    law = joint_law(setting, SamplingParams(temperature=1.0, top_k=0, top_p=1.0, seed=0).resolve({}))
+    counts = sample(setting, "none", "exact", "temperature", 0, 1000)
+    assert g_test(counts, dict.fromkeys(law, 1 / len(law))) < 1e-6
+    assert torch.tensor(list(law.values())).sum() == pytest.approx(1.0)
