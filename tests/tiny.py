@@ -53,9 +53,7 @@ TEMPLATE = (
 )
 
 
-def tiny_config(
-    family: str, *, vocab: int = 320, layers: int = 2, hidden: int = 32, **changes: Any
-) -> dict[str, Any]:
+def tiny_config(family: str, *, vocab: int = 320, layers: int = 2, hidden: int = 32, **changes: Any) -> dict[str, Any]:
     """The family's config as a dictionary; `changes` override any field."""
     common: dict[str, Any] = {
         "vocab_size": vocab,
@@ -103,7 +101,7 @@ def tiny_checkpoint(
 def randomise(model: torch.nn.Module, seed: int) -> None:
     """Weights for which every tensor matters: unit-variance matrices, norms and biases away from 1 and 0."""
     stream = torch.Generator().manual_seed(seed)
-    for name, weight in sorted(model.named_parameters()):
+    for _, weight in sorted(model.named_parameters()):
         noise = torch.randn(weight.shape, generator=stream)
         if weight.dim() == 2:
             weight.copy_(noise * weight.shape[1] ** -0.5)

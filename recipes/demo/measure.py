@@ -1,5 +1,7 @@
 """What the model card states: held-out loss, draft/target agreement, greedy tau."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from data import Document
@@ -36,7 +38,8 @@ def complete(model: LlamaForCausalLM, prompts: list[Document], new_tokens: int) 
     width = max(map(len, prompts))
     ids = torch.tensor([[PAD] * (width - len(p)) + p for p in prompts])
     mask = (ids != PAD).long()
-    out: Tensor = model.generate(ids, attention_mask=mask, max_new_tokens=new_tokens, do_sample=False)
+    generate: Callable[..., Tensor] = model.generate  # type: ignore[assignment, misc]
+    out = generate(ids, attention_mask=mask, max_new_tokens=new_tokens, do_sample=False)
     answers = [row[width:].tolist() for row in out]
     return [p + a[: a.index(END) + 1 if END in a else None] for p, a in zip(prompts, answers, strict=True)]
 

@@ -10,8 +10,8 @@ from torch import Tensor
 def orthogonalize(g: Tensor) -> Tensor:
     """Newton-Schulz iteration of degree 5 on float32 [n, rows, cols], each matrix by itself."""
     tall = g.size(1) > g.size(2)
-    x = g.mT if tall else g
-    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    x: Tensor = g / (g.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    x = x.mT if tall else x
     for _ in range(5):
         a = x @ x.mT
         x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x

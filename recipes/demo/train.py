@@ -6,6 +6,7 @@ import json
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import measure
@@ -15,14 +16,16 @@ from data import Document, Question, batches, read_questions, read_stdlib, sourc
 from muon import Muon
 from tokenizer import BOS, END, MAX_LENGTH, PAD, train_tokenizer
 from torch import Tensor
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 SEED = 1
 BATCH, LENGTH = 4, 512
 TARGET_STEPS, DRAFT_STEPS = 1400, 1000
 WARMUP, DECAY_SHARE, SAVE_EVERY = 50, 0.3, 200
 MUON_LR, ADAM_LR = 0.02, 0.003
-OWN_ANSWERS, OWN_BATCH, OWN_TOKENS = 1024, 64, 160
+OWN_ANSWERS, OWN_BATCH, OWN_TOKENS = 384, 64, 160
+
+TAU_QUESTIONS = 20
 
 Loss = Callable[[LlamaForCausalLM, Tensor], Tensor]
 
@@ -43,6 +46,7 @@ def build(layers: int, width: int, heads: int, ffn: int, vocab: int) -> LlamaFor
         eos_token_id=END,
         pad_token_id=PAD,
     )
+    torch.manual_seed(SEED)
     return LlamaForCausalLM(config)
 
 
@@ -84,7 +88,7 @@ def train(
         if step < (1 - DECAY_SHARE) * steps:
             ids = ids.view(2 * BATCH, LENGTH // 2)
         loss = loss_of(model, ids)
-        loss.backward()
+        torch.autograd.backward(loss)
         muon.step(MUON_LR * rate)
         adam.param_groups[0]["lr"] = ADAM_LR * rate
         adam.step()
@@ -97,13 +101,14 @@ def train(
 
 
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
+    torch.nn.Module.to(copy.deepcopy(model), torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
 def load(folder: Path) -> LlamaForCausalLM:
     """The shipped bf16 weights, computed in float32, so that figures are those of what ships."""
-    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model
 
 
 def saver(
@@ -137,6 +142,59 @@ def describe(folder: Path, held: list[Document]) -> dict[str, float]:
     }
 
 
+@dataclass(frozen=True)
+class Corpus:
+    """What both stages read, as text; tokens once a tokenizer is there."""
+
+    questions: list[Question]
+    held: list[Question]
+    sources: list[str]
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        texts = [f"{q.question}\n{q.answer}" for q in self.questions]
+        return train_tokenizer(texts + self.sources[: len(self.sources) // 4])
+
+    def chats(self, tokenizer: PreTrainedTokenizerFast) -> list[Document]:
+        return [q.document(tokenizer) for q in self.questions]
+
+    def held_chats(self, tokenizer: PreTrainedTokenizerFast) -> list[Document]:
+        return [q.document(tokenizer) for q in self.held]
+
+    def code(self, tokenizer: PreTrainedTokenizerFast) -> list[Document]:
+        return [source_document(text, tokenizer) for text in self.sources]
+
+
+def make_target(corpus: Corpus, folder: Path, steps: int) -> None:
+    tokenizer = corpus.tokenizer()
+    target = build(layers=12, width=192, heads=6, ffn=448, vocab=len(tokenizer))
+    mix = [(0.8, corpus.chats(tokenizer)), (0.2, corpus.code(tokenizer))]
+    checkpoint = saver(target, tokenizer, folder, corpus.held_chats(tokenizer))
+    train(target, next_token_loss, mix, steps, checkpoint)
+
+
+def make_draft(corpus: Corpus, target_folder: Path, folder: Path, steps: int) -> None:
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(target_folder)
+    target = load(target_folder)
+    own = own_answers(target, tokenizer, corpus.questions)
+    print(f"own answers: {sum(map(len, own))} tokens", flush=True)
+    draft = build(layers=1, width=128, heads=4, ffn=256, vocab=len(tokenizer))
+    mix = [(0.5, corpus.chats(tokenizer)), (0.2, corpus.code(tokenizer)), (0.3, own)]
+    checkpoint = saver(draft, tokenizer, folder, corpus.held_chats(tokenizer))
+    train(draft, distillation_loss(target), mix, steps, checkpoint)
+
+
+def figures(corpus: Corpus, at_target: Path, at_draft: Path) -> dict[str, object]:
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(at_target)
+    target, draft, held = load(at_target), load(at_draft), corpus.held_chats(tokenizer)
+    prompts = [q.prompt(tokenizer) for q in corpus.held[:TAU_QUESTIONS]]
+    return {
+        "target": describe(at_target, held),
+        "draft": describe(at_draft, held),
+        "agreement": round(measure.agreement(target, draft, held), 3),
+        "greedy_tau_chain_of_4": round(measure.greedy_tau(target, draft, prompts), 2),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="gsm8k_train.jsonl")
@@ -144,50 +202,19 @@ def main() -> None:
     parser.add_argument("--draft-only", action="store_true", help="keep the target that --out already holds")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on all step counts, for a dry run")
     args = parser.parse_args()
-    torch.manual_seed(SEED)
     torch.set_num_threads(2)
-    start = time.perf_counter()
-    questions, held_questions = read_questions(args.data)
-    sources = read_stdlib(SEED)
+    corpus = Corpus(*read_questions(args.data), read_stdlib(SEED))
     at_target, at_draft = args.out / "target", args.out / "draft"
-    if args.draft_only:
-        tokenizer = AutoTokenizer.from_pretrained(at_target)
-    else:
-        texts = [f"{q.question}\n{q.answer}" for q in questions]
-        tokenizer = train_tokenizer(texts + sources[: len(sources) // 4])
-    chats = [q.document(tokenizer) for q in questions]
-    code = [source_document(text, tokenizer) for text in sources]
-    held = [q.document(tokenizer) for q in held_questions]
-    print(f"tokens: chats {sum(map(len, chats))}, code {sum(map(len, code))}, held out {sum(map(len, held))}")
-
+    start = time.perf_counter()
     if not args.draft_only:
-        target = build(layers=12, width=192, heads=6, ffn=448, vocab=len(tokenizer))
-        mix = [(0.8, chats), (0.2, code)]
-        keep = saver(target, tokenizer, at_target, held)
-        train(target, next_token_loss, mix, int(args.scale * TARGET_STEPS), keep)
-    target = load(at_target)
-    print(f"target trained, {time.perf_counter() - start:.0f} s", flush=True)
-
-    own = own_answers(target, tokenizer, questions)
-    print(f"own answers: {sum(map(len, own))} tokens, {time.perf_counter() - start:.0f} s", flush=True)
-    draft = build(layers=1, width=128, heads=4, ffn=256, vocab=len(tokenizer))
-    mix = [(0.5, chats), (0.2, code), (0.3, own)]
-    kl = distillation_loss(target)
-    keep = saver(draft, tokenizer, at_draft, held)
-    train(draft, kl, mix, int(args.scale * DRAFT_STEPS), keep)
-
-    draft = load(at_draft)
-    figures = {
-        "target": describe(at_target, held),
-        "draft": describe(at_draft, held),
-        "agreement": round(measure.agreement(target, draft, held), 3),
-        "greedy_tau_chain_of_4": round(
-            measure.greedy_tau(target, draft, [q.prompt(tokenizer) for q in held_questions[:20]]), 2
-        ),
-        "wall_seconds": round(time.perf_counter() - start),
-    }
-    (args.out / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")
-    print(json.dumps(figures, indent=2))
+        make_target(corpus, at_target, int(args.scale * TARGET_STEPS))
+        print(f"target: {time.perf_counter() - start:.0f} s", flush=True)
+    make_draft(corpus, at_target, at_draft, int(args.scale * DRAFT_STEPS))
+    measured = figures(corpus, at_target, at_draft)
+    measured["wall_seconds"] = round(time.perf_counter() - start)
+    text = json.dumps(measured, indent=2) + "\n"
+    (args.out / "figures.json").write_text(text)
+    print(text, end="")
 
 
 if __name__ == "__main__":

@@ -51,7 +51,10 @@ class CacheMachine(RuleBasedStateMachine):
     @initialize(block_size=st.integers(1, 3), blocks=st.integers(4, 12), prefix=st.sampled_from([True, True, False]))
     def start(self, block_size: int, blocks: int, prefix: bool) -> None:
         self.cache = Cache(blocks, block_size, groups=("target", "draft"), prefix=prefix)
-        self.pools: dict[str, list[Context | None]] = {g: [None] * blocks * block_size for g in ("target", "draft")}
+        self.pools: dict[str, list[Context | None]] = {
+            "target": [None] * (blocks * block_size),
+            "draft": [None] * (blocks * block_size),
+        }
         self.live: list[Sequence] = []
 
     @property

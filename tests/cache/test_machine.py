@@ -18,7 +18,7 @@ from paceline.core.errors import IntegrityError
 from .machine import CacheMachine
 
 QUICK = settings(
-    max_examples=250,
+    max_examples=180,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,
@@ -31,6 +31,13 @@ QUICK = settings(
 
 def test_random_sessions_agree_with_the_model() -> None:
     run_state_machine_as_test(CacheMachine, settings=QUICK)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_many_random_sessions_agree_with_the_model() -> None:
+    thorough = settings(QUICK, max_examples=3_000, stateful_step_count=60, derandomize=False, phases=list(Phase))
+    run_state_machine_as_test(CacheMachine, settings=thorough)
 
 
 def publish_before_verify(patch: pytest.MonkeyPatch) -> None:
@@ -95,7 +102,14 @@ def leak_on_abort(patch: pytest.MonkeyPatch) -> None:
 
 
 def keep_surplus_on_commit(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Lease, "trim", lambda _: None)
+    commit = Txn.commit
+
+    def mutant(self: Txn, *args: Any) -> list[Any]:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Lease, "trim", lambda _: None)
+            return commit(self, *args)
+
+    patch.setattr(Txn, "commit", mutant)
 
 
 def hash_without_parent(patch: pytest.MonkeyPatch) -> None:

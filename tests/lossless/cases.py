@@ -178,4 +178,6 @@ def wish_st(draw: Any, features: list[str], drafters: list[str], verifier: str =
     params["n"] = draw(st.sampled_from([1, 1, 1, 3]))
     params["ignore_eos"] = draw(st.booleans())
     prompt = draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20))
-    return Wish(prompt, SamplingParams(top_p=params.pop("top_p", 1.0), top_k=params.pop("top_k", 0), **params).resolve({}))
+    return Wish(
+        prompt, SamplingParams(top_p=params.pop("top_p", 1.0), top_k=params.pop("top_k", 0), **params).resolve({})
+    )

@@ -16,14 +16,14 @@ from tests.lossless.cases import FEATURES, Setting, Wish, run
 from tests.toy import VOCAB
 
 SEEDS = range(5)
-DRAWS = 3000
+DRAWS = 1500
 PROMPT = [1, 2, 3, 1, 2, 3, 1]
 
 
-def joint_law(setting: Setting, params: SamplingParams) -> dict[tuple[int, ...], float]:
-    """The exact joint law of the first three tokens by enumeration."""
+def joint_law(setting: Setting, params: SamplingParams, length: int = 3) -> dict[tuple[int, ...], float]:
+    """The exact joint law of the first `length` tokens by enumeration."""
     toy, law = setting.target(), {(): 1.0}
-    for _ in range(3):
+    for _ in range(length):
         longer: dict[tuple[int, ...], float] = {}
         for path, mass in law.items():
             sampler, request = Sampler(VOCAB), Request(0, list(PROMPT), params, 0)
@@ -38,56 +38,56 @@ def joint_law(setting: Setting, params: SamplingParams) -> dict[tuple[int, ...],
 
 
 def g_test(counts: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> float:
-    """p-value of the G-test; cells expected fewer than 5 times are pooled. 0 for an impossible outcome."""
+    """p-value of the G-test; outcomes are pooled, the rarest together, until each cell expects at least 5.
+    0 for an impossible outcome."""
     if any(path not in law for path in counts):
         return 0.0
-    total = sum(counts.values())
-    g, pooled_seen, pooled_mass, cells = 0.0, 0, 0.0, 0
-    for path, mass in law.items():
-        seen = counts[path]
-        if mass * total < 5:
-            pooled_seen, pooled_mass = pooled_seen + seen, pooled_mass + mass
-            continue
-        cells += 1
-        g += 2 * seen * math.log(seen / (mass * total)) if seen else 0.0
-    if pooled_mass * total > 1:
-        cells += 1
-        g += 2 * pooled_seen * math.log(pooled_seen / (pooled_mass * total)) if pooled_seen else 0.0
+    total, g, cells = sum(counts.values()), 0.0, 0
+    seen, mass, rest = 0, 0.0, sum(law.values())
+    for path in sorted(law, key=law.__getitem__):
+        seen, mass, rest = seen + counts[path], mass + law[path], rest - law[path]
+        if mass * total >= 5 and (rest * total >= 5 or rest < 1e-12):
+            g += 2 * seen * math.log(seen / (mass * total)) if seen else 0.0
+            cells, seen, mass = cells + 1, 0, 0.0
     return float(chi2.sf(g, max(1, cells - 1)))
 
 
-def sample(setting: Setting, drafter: str, verifier: str, feature: str, seed: int, draws: int = DRAWS) -> Counter[Any]:
+def sample(
+    setting: Setting, drafter: str, verifier: str, feature: str, seed: int, draws: int = DRAWS, length: int = 3
+) -> Counter[Any]:
     engine = setting.engine()
-    base = {"top_p": 1.0, "top_k": 0, **FEATURES[feature], "max_tokens": 6, "ignore_eos": True}
+    base = {"top_p": 1.0, "top_k": 0, **FEATURES[feature], "max_tokens": length + 1, "ignore_eos": True}
     wishes = [
         Wish(PROMPT, SamplingParams(seed=seed * 10**6 + i, drafter=drafter, verifier=verifier, **base).resolve({}))
         for i in range(draws)
     ]
     groups = run(engine, wishes)
     assert engine.drafter_errors == []
-    return Counter(tuple(group[0].output[:3]) for group in groups)
+    return Counter(tuple(group[0].output[:length]) for group in groups)
 
 
-def worst_p(drafter: str, verifier: str, feature: str, seeds: Any = SEEDS, draws: int = DRAWS) -> float:
+def worst_p(
+    drafter: str, verifier: str, feature: str, seeds: Any = SEEDS, draws: int = DRAWS, length: int = 3
+) -> float:
     """Smallest p-value over the seeds."""
     setting = law_setting()
     base = {"top_p": 1.0, "top_k": 0, **FEATURES[feature]}
-    law = joint_law(setting, SamplingParams(**base, seed=0).resolve({}))
-    return min(g_test(sample(setting, drafter, verifier, feature, seed, draws), law) for seed in seeds)
+    law = joint_law(setting, SamplingParams(**base, seed=0).resolve({}), length)
+    return min(g_test(sample(setting, drafter, verifier, feature, seed, draws, length), law) for seed in seeds)
 
 
 def law_setting() -> Setting:
     """Long drafts, a draft that is often wrong, rows for everybody; no integrity walk (it is tested elsewhere)."""
     return Setting(
-        model_seed=3, sharpness=1.0, draft_noise=1.0, blocks=400, block_size=8, max_requests=60, row_budget=512,
-        nodes={"model": 3, "ngram": 3}, check=False,
+        model_seed=4, sharpness=1.0, draft_noise=2.0, blocks=400, block_size=8, max_requests=60, row_budget=512,
+        nodes={"model": 2, "ngram": 2}, check=False,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("drafter", ["model", "ngram", "none"])
 @pytest.mark.parametrize("feature", ["temperature", "top-k", "penalties"])
 def test_chain_keeps_the_law(drafter: str, feature: str) -> None:
-    assert worst_p(drafter, "chain", feature, range(2)) > 1e-4
+    assert worst_p(drafter, "chain", feature, range(1)) > 1e-4
 
 
 @pytest.mark.full

@@ -18,7 +18,7 @@ CELLS = [
     for v, accepts in VERIFIERS.items()
     if accepts.guarantee == "text" and refusal(d, offers, v, accepts, HAVE) is None
 ]
-FAST = dict(deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+FAST = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
 
 
 @pytest.mark.parametrize(("drafter", "verifier"), CELLS)

@@ -12,6 +12,10 @@ FEW = 16
 """Requests with at most this many rows share one padded batch."""
 
 
+Run = tuple[int, int]
+"""First and count of consecutive blocks."""
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Rows first .. first+count of a segment."""
@@ -50,18 +54,13 @@ class Batch:
 
     index [R, M]: numbers of the rows in the pass. target: the same, flat and without padding; keep: where those
     are in the flat [R * M], or None if there is no padding. limit [R, M]: slots that a row sees.
-    start, end, nodes [R, 1]: first candidate's row, slots of the prefix, candidates.
     """
 
     pieces: list[Piece]
     tables: Tensor
     index: Tensor
     position: Tensor
-    word: Tensor
     limit: Tensor
-    start: Tensor
-    end: Tensor
-    nodes: Tensor
     target: Tensor
     keep: Tensor | None = None
     parts: dict[int | None, "Part"] = field(default_factory=dict)
@@ -72,40 +71,37 @@ class Batch:
         """Most candidates of a piece."""
         return max(piece.nodes for piece in self.pieces)
 
+    def tree(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Of each piece, [R, 1]: the row of its first candidate, the slots before it, how many candidates."""
+        numbers = [[p.segment.start + p.segment.given for p in self.pieces], [p.end for p in self.pieces]]
+        numbers.append([p.nodes for p in self.pieces])
+        start, end, nodes = torch.tensor(numbers, device=self.index.device)[:, :, None]
+        return start, end, nodes
+
 
 @dataclass(slots=True)
 class Part:
-    """What the layers of one window share: the blocks to read, whole runs as a slice, and the masks to add to
-    the scores, [R * kv_heads or 1, M * group, keys]. `nodes` [R * N]: the rows whose keys `tree` is about."""
+    """What the layers of one window share: the blocks to read, and the masks to add to the scores,
+    [R * kv_heads or 1, M * group, keys]. `nodes` [R * N]: the rows whose keys `tree` is about."""
 
-    blocks: Tensor | slice
+    blocks: Tensor | Run
     mask: Tensor
     nodes: Tensor | None = None
     tree: Tensor | None = None
 
 
 def pad(rows: Rows, pieces: list[Piece]) -> Batch:
+    """The arithmetic is on the host, where a number costs less than an operation on a tensor of a few."""
     device, most = rows.token.device, max(piece.count for piece in pieces)
-    numbers = [
-        (p.request, p.segment.start, p.segment.base, p.segment.given, p.first, p.count, p.end, p.nodes) for p in pieces
-    ]
-    request, start, base, given, first, count, end, nodes = torch.tensor(numbers, device=device).T[:, :, None]
-    place = torch.arange(most, device=device)
-    index = start + first + torch.minimum(place, count - 1)
-    limit = base + torch.minimum(first + place + 1, given)
-    batch = Batch(
-        pieces,
-        rows.tables[request[:, 0]],
-        index,
-        rows.position[index],
-        rows.word[index],
-        limit,
-        start + given,
-        end,
-        nodes,
-        index.flatten(),
-    )
+    places = [[p.segment.start + p.first + min(i, p.count - 1) for i in range(most)] for p in pieces]
+    limits = [[p.segment.base + min(p.first + i + 1, p.segment.given) for i in range(most)] for p in pieces]
+    index, limit = torch.tensor([places, limits], device=device)
+    tables = rows.tables
+    if len(pieces) < len(tables):
+        tables = tables[torch.tensor([piece.request for piece in pieces], device=device)]
+    batch = Batch(pieces, tables, index, rows.position[index], limit, index.flatten())
     if any(piece.count < most for piece in pieces):
-        batch.keep = (place < count).flatten().nonzero().flatten()
+        kept = [r * most + row for r, piece in enumerate(pieces) for row in range(piece.count)]
+        batch.keep = torch.tensor(kept, device=device)
         batch.target = batch.target[batch.keep]
     return batch

@@ -13,11 +13,12 @@ class Fused(Reference):
         blocks, slot = self.reach(batch, [piece.end + piece.nodes for piece in batch.pieces], window)
         seen, key = slot[:, None, :] < batch.limit[:, :, None], slot
         if batch.width:
-            node = slot - batch.end
-            inside = (node >= 0) & (node < batch.nodes)
-            node = node.clamp(0, batch.width - 1)
-            named = (batch.word[:, :, None] >> node[:, None, :] & 1).bool()
+            start, end, nodes = batch.tree()
+            node = slot - end
+            inside = (node >= 0) & (node < nodes)
+            node.clamp_(0, batch.width - 1)
+            named = (rows.word[batch.index][:, :, None] >> node[:, None, :] & 1).bool()
             seen = seen | (named & inside[:, None, :])
-            # A candidate's position is its depth, not its slot; the clamp keeps a look-up for no one in range.
-            key = rows.position[(batch.start + node).clamp_(max=len(rows.token) - 1)].where(inside, slot)
+            candidate = (start + node).clamp_(max=len(rows.token) - 1)
+            key = rows.position[candidate].where(inside, slot)  # a candidate's position is its depth, not its slot
         return Part(blocks, self.mask(seen, batch.position, key, window))

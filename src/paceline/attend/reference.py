@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paceline.attend.batches import Batch, Part, pad, split
+from paceline.attend.batches import Batch, Part, Run, pad, split
 from paceline.core.rows import Rows
 
 SCORES = 1 << 22
@@ -31,8 +31,10 @@ class Reference:
         self, pool: Tensor, windows: Sequence[int | None], heads: int, scale: float, softcap: float | None
     ) -> None:
         layers, _, self.kv_heads, blocks, self.block_size, self.head_dim = pool.shape
-        self.pool = pool
+        self.pools = pool.unbind()
         self.slots = pool.view(layers, 2, self.kv_heads, blocks * self.block_size, self.head_dim)
+        self.layers = self.slots.unbind()
+        self.stored = pool.dtype
         self.windows, self.heads, self.scale, self.softcap = windows, heads, scale, softcap
         self.group = heads // self.kv_heads
         self.exact = torch.float64 if pool.dtype == torch.float64 else torch.float32
@@ -50,13 +52,14 @@ class Reference:
         seen = slot[:, None, :] < batch.limit[:, :, None]
         part = Part(blocks, self.mask(seen, batch.position, slot, window))
         if batch.width:
+            start, _, nodes = batch.tree()
             node = torch.arange(batch.width, device=slot.device)
-            key = batch.start + torch.minimum(node, (batch.nodes - 1).clamp(min=0))
-            seen = (batch.word[:, :, None] >> node & 1).bool() & (node < batch.nodes)[:, None, :]
+            key = (start + node).clamp_(max=len(rows.token) - 1)
+            seen = (rows.word[batch.index][:, :, None] >> node & 1).bool() & (node < nodes)[:, None, :]
             part.nodes, part.tree = key.flatten(), self.mask(seen, batch.position, rows.position[key], window)
         return part
 
-    def reach(self, batch: Batch, ends: list[int], window: int | None) -> tuple[Tensor | slice, Tensor]:
+    def reach(self, batch: Batch, ends: list[int], window: int | None) -> tuple[Tensor | Run, Tensor]:
         """Blocks from the first that the window reaches to the one before slot `end`; the slots they hold, [R, S]."""
         size, tables = self.block_size, batch.tables
         begins = [
@@ -64,11 +67,13 @@ class Reference:
             for p in batch.pieces
         ]
         most = max(1, *(-(-end // size) - begin for begin, end in zip(begins, ends)))
+        if len(ends) == 1:
+            slot = torch.arange(begins[0] * size, (begins[0] + most) * size, device=tables.device)[None]
+            return as_run(tables[0, begins[0] : begins[0] + most]), slot
         begin = torch.tensor(begins, device=tables.device)[:, None]
-        slot = begin * size + torch.arange(most * size, device=tables.device)
         place = (begin + torch.arange(most, device=tables.device)).clamp_(max=tables.shape[1] - 1)
-        blocks = tables.gather(1, place).flatten()
-        return as_slice(blocks) if len(ends) == 1 else blocks, slot
+        slot = begin * size + torch.arange(most * size, device=tables.device)
+        return tables.gather(1, place).flatten(), slot
 
     def mask(self, seen: Tensor, position: Tensor, key: Tensor, window: int | None) -> Tensor:
         """seen [R, M, S], position [R, M], key's position [R, S] -> scores to add [R * kv_heads or 1, M * group, S]."""
@@ -81,8 +86,8 @@ class Reference:
         return mask.reshape(heads * requests, most * self.group, keys)
 
     def forward(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
-        stored = kv.permute(1, 2, 0, 3).to(self.pool.dtype)
-        self.slots[layer].index_copy_(2, self.slot, stored)
+        stored = kv.permute(1, 2, 0, 3).to(self.stored)
+        self.layers[layer].index_copy_(2, self.slot, stored)
         if self.whole:
             return self.attend(layer, self.batches[0], q, stored)
         out = q.new_empty(self.total, self.heads * self.head_dim)
@@ -97,11 +102,11 @@ class Reference:
         query = q.view(requests, most, self.kv_heads, self.group, self.head_dim).permute(2, 0, 1, 3, 4)
         query = query.reshape(self.kv_heads * requests, most * self.group, self.head_dim).to(self.exact)
         part = batch.parts[self.windows[layer]]
-        pool = self.pool[layer]
-        if isinstance(part.blocks, slice):
-            keys, values = self.wide(pool[:, :, part.blocks], requests)
+        if isinstance(part.blocks, Tensor):
+            read = self.pools[layer].index_select(2, part.blocks)
         else:
-            keys, values = self.wide(pool.index_select(2, part.blocks), requests)
+            read = self.pools[layer].narrow(2, *part.blocks)
+        keys, values = self.wide(read, requests)
         scores = self.scores(query, keys, part.mask)
         shares = scores.softmax(-1)
         out = shares.bmm(values)
@@ -130,13 +135,13 @@ def log_sum_exp(scores: Tensor, shares: Tensor) -> Tensor:
     return scores.amax(-1, True) - shares.amax(-1, True).log_()
 
 
-def as_slice(blocks: Tensor) -> Tensor | slice:
-    """A run of consecutive blocks as a slice, which is read in place where an index would copy.
+def as_run(blocks: Tensor) -> Tensor | Run:
+    """Consecutive blocks as (first, count), which are read in place where an index would copy.
 
     On a GPU looking would cost a synchronisation, so there it stays an index.
     """
     if not blocks.is_cpu:
         return blocks
     numbers = blocks.tolist()
-    run = numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-    return slice(numbers[0], numbers[0] + len(numbers)) if run else blocks
+    first, count = numbers[0], len(numbers)
+    return (first, count) if numbers == list(range(first, first + count)) else blocks

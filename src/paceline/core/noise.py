@@ -39,7 +39,7 @@ class Stream:
 
     def key(self, *counter: int) -> int:
         """Row key for `counter` (index first). Distinct (purpose, lineage, counter) give independent rows."""
-        h = mix(self.seed + self.purpose * _GOLDEN)
+        h = mix(mix(self.seed ^ _MUL1) + self.purpose * _GOLDEN)  # two mixes: no simple seed is another purpose
         for part in (len(self.lineage), *self.lineage, *counter):
             h = mix(h + (part + 1) * _GOLDEN)
         return h
@@ -67,15 +67,18 @@ def _signed(x: int) -> int:
     return x - (1 << 64) if x >> 63 else x
 
 
-def _shift(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift of int64 (torch's `>>` keeps the sign)."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+def _fold(x: Tensor, bits: int) -> Tensor:
+    """x ^= x >> bits in place, the shift logical (torch's `>>` on int64 keeps the sign)."""
+    shifted = x >> bits
+    shifted &= (1 << (64 - bits)) - 1
+    return x.bitwise_xor_(shifted)
 
 
 def _mix(x: Tensor) -> Tensor:
-    x = (x ^ _shift(x, 30)) * _signed(_MUL1)
-    x = (x ^ _shift(x, 27)) * _signed(_MUL2)
-    return x ^ _shift(x, 31)
+    """`mix` on int64, in place: whole vocabularies pass through here."""
+    _fold(x, 30).mul_(_signed(_MUL1))
+    _fold(x, 27).mul_(_signed(_MUL2))
+    return _fold(x, 31)
 
 
 def keys_tensor(keys: list[int], device: torch.device | str = "cpu") -> Tensor:
@@ -83,10 +86,16 @@ def keys_tensor(keys: list[int], device: torch.device | str = "cpu") -> Tensor:
     return torch.tensor([_signed(k) for k in keys], dtype=torch.int64, device=device)
 
 
+def counts(keys: Tensor, tokens: Tensor) -> Tensor:
+    """The 52 random bits behind each uniform, int64 in [0, 2**52); same arguments as `uniforms`."""
+    bits = _mix(keys[:, None] + (tokens + 1) * _signed(_GOLDEN))
+    bits >>= 12
+    return bits.bitwise_and_((1 << 52) - 1)
+
+
 def uniforms(keys: Tensor, tokens: Tensor) -> Tensor:
     """float64 in the open interval (0, 1); `keys` int64 [N], `tokens` int64 [K] or [N, K]; result [N, K]."""
-    bits = _mix(keys[:, None] + (tokens + 1) * _signed(_GOLDEN))
-    return (_shift(bits, 12).to(torch.float64) + 0.5) * 2.0**-52
+    return (counts(keys, tokens).to(torch.float64) + 0.5) * 2.0**-52
 
 
 def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:

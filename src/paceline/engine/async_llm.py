@@ -2,6 +2,7 @@
 is online with another mailbox."""
 
 import asyncio
+import logging
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -17,6 +18,8 @@ from paceline.engine.outputs import Chunk, Follower, RequestOutput, output
 if TYPE_CHECKING:
     from paceline.draft import UserFn
     from paceline.engine.text import Message
+
+log = logging.getLogger("paceline")
 
 
 class Subscription:
@@ -57,6 +60,7 @@ class AsyncLLM:
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._live: list[Subscription] = []
         self._death: BaseException | None = None
+        self._closed = False
         self._thread = threading.Thread(target=self._serve, name="paceline-engine", daemon=True)
         self._thread.start()
 
@@ -130,10 +134,19 @@ class AsyncLLM:
             self._live.append(subscription)
             loop.call_soon_threadsafe(_settle, future, subscription, None)
 
-        if not self._thread.is_alive():
-            raise RuntimeError("The engine is closed.") from self._death
+        if self._closed:
+            raise RuntimeError("The engine is closed.")
         self._inbox.put(enter)
+        if self._death is not None:
+            self._turn_away()
         return await future
+
+    def _turn_away(self) -> None:
+        """Run what waits in a dead engine's inbox: each operation finds the cause of death and fails its caller."""
+        while not self._inbox.empty():
+            operation = self._inbox.get()
+            if operation is not None:
+                operation()
 
     def _abort(self, subscription: Subscription) -> None:
         for request in subscription.requests:
@@ -147,10 +160,11 @@ class AsyncLLM:
                     self.llm.engine.step()
                 self._live = [s for s in self._live if s.news()]
         except BaseException as error:
+            log.exception("The engine thread died; every request in flight fails.")
             self._death = error
             for subscription in self._live:
                 subscription.put(error)
-            raise
+            self._turn_away()
 
     def _drain(self) -> bool:
         """Run what is in the inbox (waiting for it when idle); False when told to close."""
@@ -165,6 +179,7 @@ class AsyncLLM:
 
     def close(self) -> None:
         """Stop the engine thread; unfinished requests are aborted."""
+        self._closed = True
         self._inbox.put(None)
         self._thread.join()
         for subscription in self._live:

@@ -53,6 +53,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
 
     from paceline.engine.loop import Engine, EngineConfig
     from paceline.engine.text import Text
+    from paceline.model.checkpoint import resolve
     from paceline.model.load import load_model
 
     for name, least in (
@@ -71,18 +72,18 @@ def build(options: Options) -> "tuple[Engine, Text]":
         "dtype": options.dtype,
         "device": options.device,
         "max_len": options.max_model_len,
-        "token": options.token,
     }
-    path, draft_path = _paths(options)
-    model = load_model(path, revision=options.revision, **where)
-    text = Text(model.path)
+    model_at, draft_at = paths(options)
+    path = resolve(model_at, options.revision, options.token)
+    model, text = load_model(path, **where), Text(path)
     draft = None
-    if draft_path is not None:
+    if draft_at is not None:
+        draft_path = resolve(draft_at, None, options.token)
         draft = load_model(draft_path, **{**where, "max_len": None})
-        draft_text = Text(draft.path)
-        if draft.vocab_size != model.vocab_size or not text.same_vocabulary(draft_text):
+        size = model.vocab_size
+        if draft.vocab_size != size or text.vocabulary(size) != Text(draft_path).vocabulary(size):
             raise RefusalError(
-                f"The draft {draft_path} has another vocabulary ({draft.vocab_size} entries) than the model "
+                f"The draft {draft_at} has another vocabulary ({draft.vocab_size} entries) than the model "
                 f"({model.vocab_size}); use a draft made for this tokenizer, or drafter='ngram'."
             )
     user = options.drafter if callable(options.drafter) else None
@@ -98,7 +99,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
         drafter=name,
         verifier=options.verifier,
         nodes={} if options.nodes is None else {name: options.nodes},
-        free_rows=model.free_rows if options.nodes is None else None,
+        free_rows=model.packing.free_rows if options.nodes is None else None,
         prefix_cache=options.prefix_cache,
         check=options.check,
     )
@@ -106,7 +107,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
     return Engine(model, config, draft=draft, callable=user, tokenizer=text.tokenizer, eos=eos), text
 
 
-def _paths(options: Options) -> tuple[str | Path, str | Path | None]:
+def paths(options: Options) -> tuple[str | Path, str | Path | None]:
     if options.model is not None:
         return options.model, options.draft
     if not (DEMO / "target" / "config.json").is_file():

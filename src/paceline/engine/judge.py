@@ -15,6 +15,7 @@ from paceline.sample.logprobs import prompt_logprobs, token_logprobs
 from paceline.sample.sampler import RowRef, Sampler
 from paceline.verify import VERIFIERS, Case, Verifier
 
+
 class Judge:
     """Applies processors and verifiers to one pass."""
 

@@ -56,8 +56,9 @@ class Text:
         own = self.tokenizer.eos_token_id
         return frozenset() if own is None else frozenset([own])
 
-    def same_vocabulary(self, other: "Text") -> bool:
-        return bool(self.tokenizer.get_vocab() == other.tokenizer.get_vocab())
+    def vocabulary(self, size: int) -> dict[str, int]:
+        """{token: id} of the ids that a model with `size` logits can draw."""
+        return {token: i for token, i in self.tokenizer.get_vocab().items() if i < size}
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The parts of a decoder layer: plain classes over tensors, weights fused and packed at load."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,27 +24,40 @@ ACTIVATE: dict[Activation, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_
 
 
 class Norm:
-    """RMS norm over the last dimension, in float32 or wider; `weight` already has the family's offset."""
+    """RMS norm over the last dimension, in float32 or wider; `weight` [n] already has the family's offset.
+
+    x w / sqrt(|x|^2 / n + eps), computed as x (w sqrt n) / hypot(|x|, sqrt(n eps)): four operations of which
+    two are on one number a row, in half the time of F.rms_norm at a few rows on a CPU.
+    """
 
     def __init__(self, weight: Tensor, eps: float) -> None:
-        self.weight, self.eps = weight, eps
+        n = weight.shape[-1]
+        self.weight = weight * math.sqrt(n)
+        self.floor = torch.tensor(math.sqrt(n * eps), dtype=weight.dtype, device=weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.to(self.weight.dtype), x.shape[-1:], self.weight, self.eps).to(x.dtype)
+        wide = x.to(self.weight.dtype)
+        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        return (wide * self.weight).div_(length.hypot_(self.floor)).to(x.dtype)
 
 
-def turn(rope: Rope, position: Tensor, inverse: Tensor, dtype: torch.dtype) -> Turn:
-    """The rotation of every row. Computed per pass rather than looked up: a table to max_len would be larger
-    than the cache of many a chat, and a pass needs only T rows of it."""
-    angle = position[:, None, None].float() * inverse
-    cos, sin = angle.cos() * rope.scale, angle.sin() * rope.scale
-    return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
+class Rotary:
+    """cos and sin of the rows' positions. Computed per pass rather than looked up: a table to max_len would
+    outweigh the cache of many a chat, and a pass needs only its own rows of it."""
+
+    def __init__(self, rope: Rope, device: torch.device, dtype: torch.dtype) -> None:
+        self.inverse, self.scale, self.dtype = torch.tensor(rope.inverse, device=device), rope.scale, dtype
+
+    def __call__(self, position: Tensor) -> Turn:
+        angle = position[:, None, None].float() * self.inverse
+        cos, sin = angle.cos() * self.scale, angle.sin() * self.scale
+        return torch.cat((cos, cos), -1).to(self.dtype), torch.cat((-sin, sin), -1).to(self.dtype)
 
 
 def rotate_(x: Tensor, turn: Turn) -> None:
     """Rotate x [T, heads, head_dim] in place: (a, b) -> (a cos - b sin, b cos + a sin), halves being pairs."""
     cos, sin = turn
-    x = x[..., : cos.shape[-1]]
+    x = x.narrow(-1, 0, cos.shape[-1])
     swapped = x.roll(cos.shape[-1] // 2, -1)
     x.mul_(cos).addcmul_(swapped, sin)
 
@@ -52,15 +66,14 @@ def rotate_(x: Tensor, turn: Turn) -> None:
 class Block:
     """One layer. qkv: [T, hidden] -> [T, (heads + 2 kv_heads) * head_dim]; gate_up: -> [T, 2 * ffn].
 
-    `head_norm` [heads + kv_heads, head_dim] are the q and k norm weights, one row per head; the post norms
-    are None unless the family has four norms.
+    `head_norm` has a row of weights for each head of q and k; the post norms are those of gemma's four.
     """
 
     spec: ModelSpec
     index: int
     attention_norm: Norm
     qkv: Linear
-    head_norm: Tensor | None
+    head_norm: Norm | None
     out: Linear
     attention_post_norm: Norm | None
     ffn_norm: Norm
@@ -79,12 +92,12 @@ class Block:
         spec = self.spec
         turned = spec.heads + spec.kv_heads
         qkv = self.qkv(x).view(len(x), turned + spec.kv_heads, spec.head_dim)
+        q_and_k = qkv.narrow(1, 0, turned)
         if self.head_norm is not None:
-            wide = qkv[:, :turned].to(self.head_norm.dtype)
-            qkv[:, :turned] = F.rms_norm(wide, wide.shape[-1:], eps=spec.norm_eps) * self.head_norm
-        rotate_(qkv[:, :turned], turn)
-        kv = qkv[:, spec.heads :].view(len(x), 2, spec.kv_heads, spec.head_dim)
-        return self.out(attend.forward(self.index, qkv[:, : spec.heads], kv))
+            q_and_k.copy_(self.head_norm(q_and_k))
+        rotate_(q_and_k, turn)
+        kv = qkv.narrow(1, spec.heads, 2 * spec.kv_heads).view(len(x), 2, spec.kv_heads, spec.head_dim)
+        return self.out(attend.forward(self.index, qkv.narrow(1, 0, spec.heads), kv))
 
     def ffn(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, -1)

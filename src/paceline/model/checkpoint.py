@@ -12,7 +12,9 @@ from paceline.core.errors import CheckpointError
 from paceline.model.families import family_of, read_spec
 from paceline.model.spec import ModelSpec
 
-FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
+WANTED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
+TWICE = ("consolidated*", "original/*")
+"""The same weights again, in the layout of their makers."""
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
@@ -29,7 +31,10 @@ def resolve(model: str | Path, revision: str | None = None, token: str | None = 
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(str(model), revision=revision, token=token, allow_patterns=list(FILES)))
+        where = snapshot_download(
+            str(model), revision=revision, token=token, allow_patterns=list(WANTED), ignore_patterns=list(TWICE)
+        )
+        return Path(where)
     except HFValidationError:
         raise CheckpointError(f"{model} is neither a directory nor a hub id (owner/name).") from None
     except LocalEntryNotFoundError:
@@ -40,7 +45,8 @@ def resolve(model: str | Path, revision: str | None = None, token: str | None = 
     except HfHubHTTPError as error:
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(
-            f"there is no directory {model}, and the hub refused it ({reason}); check the name, the revision and the token."
+            f"there is no directory {model}, and the hub refused it ({reason}); check the name, the revision and "
+            "the token."
         ) from None
 
 
@@ -66,7 +72,10 @@ def read_config(path: Path, max_len: int | None = None) -> ModelSpec:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # validation raises many types, none of them ours to tell apart
         reason = " ".join(str(error).split())
-        raise CheckpointError(f"{path / 'config.json'} is not a valid {raw['model_type']} config: {reason}") from None
+        raise CheckpointError(
+            f"{path / 'config.json'} is not a valid {raw['model_type']} config ({reason}); correct it or download "
+            "it again."
+        ) from None
     trained = config.max_position_embeddings
     if max_len is not None and not 0 < max_len <= trained:
         raise CheckpointError(f"max_len {max_len} is outside 1..{trained}, the context that {path} was trained for.")
@@ -108,8 +117,8 @@ class Tensors:
         view = self.files[self.place[name]].get_slice(name)
         if tuple(view.get_shape()) != shape:
             raise CheckpointError(
-                f"tensor {name} in {self.path / self.place[name]} has shape {tuple(view.get_shape())} where config.json "
-                f"implies {shape}; the weights and the config are of different models."
+                f"tensor {name} in {self.path / self.place[name]} has shape {tuple(view.get_shape())} where "
+                f"config.json implies {shape}; the weights and the config are of different models."
             )
         self.taken.add(name)
         tensor: Tensor = self.files[self.place[name]].get_tensor(name)

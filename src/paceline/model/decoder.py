@@ -8,9 +8,9 @@ from torch import Tensor
 from paceline.attend.fused import Fused
 from paceline.attend.reference import Reference
 from paceline.core.rows import Out, Rows
-from paceline.model.blocks import Block, Norm, turn
+from paceline.model.blocks import Block, Norm, Rotary
 from paceline.model.linear import Linear, Packing
-from paceline.model.spec import ModelSpec, Rope
+from paceline.model.spec import ModelSpec
 
 
 @dataclass(slots=True)
@@ -38,8 +38,9 @@ class Decoder:
         self.exact = torch.float64 if self.dtype == torch.float64 else torch.float32
         # gemma rounds the factor to the weights' dtype before it multiplies
         self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=self.dtype).item()
-        self.ropes = [Rotary(rope, self.device, self.compute) for rope in dict.fromkeys(spec.ropes)]
-        self.rope_of = [list(dict.fromkeys(spec.ropes)).index(rope) for rope in spec.ropes]
+        ropes = list(dict.fromkeys(layer.rope for layer in spec.layers))
+        self.rotaries = [Rotary(rope, self.device, self.compute) for rope in ropes]
+        self.rotary_of = [ropes.index(layer.rope) for layer in spec.layers]
 
     def allocate(self, blocks: int, block_size: int) -> None:
         spec = self.spec
@@ -62,32 +63,36 @@ class Decoder:
         first, last = rows.layers or (0, len(spec.layers))
         x = self.embed(rows.token) if rows.hidden is None else rows.hidden.to(self.compute, copy=True)
         self.attend.prepare(rows)
-        turns = {rope: turn(rope, rows.position, inverse, self.compute) for rope, inverse in self.inverse.items()}
+        turns = [rotary(rows.position) for rotary in self.rotaries]
         for index in range(first, last):
             if f"input:{index}" in rows.taps:
                 taps[f"input:{index}"] = x.clone()
-            self.weights.blocks[index].forward(x, turns[spec.layers[index].rope], self.attend)
+            self.weights.blocks[index].forward(x, turns[self.rotary_of[index]], self.attend)
         if last < len(spec.layers):
-            return Out(torch.empty(0, spec.vocab, dtype=self.exact, device=self.device), taps, x)
+            return Out(self.no_logits(), taps, x)
         if "pre_norm" in rows.taps:
             taps["pre_norm"] = x
         return Out(self.logits(x, rows, taps), taps)
 
     def embed(self, token: Tensor) -> Tensor:
         x = torch.nn.functional.embedding(token, self.weights.embedding).to(self.compute)
-        return x if self.spec.embedding_scale == 1.0 else x.mul_(self.spec.embedding_scale)
+        return x if self.spec.embedding_scale == 1.0 else x.mul_(self.embedding_scale)
 
     def logits(self, x: Tensor, rows: Rows, taps: dict[str, Tensor]) -> Tensor:
         """Of the wanted rows, [L, vocab]."""
-        if "post_norm" in rows.taps:
+        tapped = "post_norm" in rows.taps
+        if tapped:
             taps["post_norm"] = x = self.weights.norm(x)
-            x = x[rows.want]
-        else:
-            x = self.weights.norm(x[rows.want])
-        if not len(x):
-            return torch.empty(0, self.spec.vocab, dtype=self.exact, device=self.device)
+        if not len(rows.want):
+            return self.no_logits()
+        if len(rows.want) < len(x):
+            x = x.index_select(0, rows.want)
+        x = x if tapped else self.weights.norm(x)
         logits, cap = self.weights.head(x).to(self.exact), self.spec.logit_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+    def no_logits(self) -> Tensor:
+        return torch.empty(0, self.spec.vocab, dtype=self.exact, device=self.device)
 
     def describe(self) -> str:
         return f"{self.spec.family}, {self.packing.describe()}, on {self.device}"

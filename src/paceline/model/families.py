@@ -87,9 +87,7 @@ GEMMA2 = Family(
     layer_types=True,
 )
 FAMILIES: dict[str, Family] = {
-    "llama": Family(
-        "LlamaForCausalLM", qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias"
-    ),
+    "llama": Family("LlamaForCausalLM", qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias"),
     "mistral": Family("MistralForCausalLM", window="sliding_window"),
     "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True, window="sliding_window", layer_types=True),
     "qwen3": Family(
@@ -140,7 +138,9 @@ def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:
     """From a config that transformers parsed; `max_len` shortens the context (see rope.longrope)."""
     family = FAMILIES[config.model_type]
     if getattr(config, "use_bidirectional_attention", None):
-        raise CheckpointError(f"{config.model_type} with use_bidirectional_attention does not generate text.")
+        raise CheckpointError(
+            f"{config.model_type} with use_bidirectional_attention is an encoder; use a checkpoint that generates text."
+        )
 
     def decide(field: bool | str) -> Any:
         return getattr(config, field, None) if isinstance(field, str) and field else field

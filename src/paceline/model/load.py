@@ -6,6 +6,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from paceline.attend.fused import Fused
+from paceline.attend.reference import Reference
 from paceline.core.errors import CheckpointError
 from paceline.model.blocks import Block, Norm
 from paceline.model.checkpoint import DTYPES, Tensors, read_config, resolve
@@ -23,19 +25,19 @@ def load_model(
     revision: str | None = None,
     token: str | None = None,
     max_len: int | None = None,
-    pack: bool = True,
+    fast: bool = True,
 ) -> Decoder:
     """Load a directory or hub id for serving texts of up to `max_len` tokens (default: the config's).
 
-    dtype: of weights and K/V cache: float32, bfloat16, float16 (float64 for tests). With `pack` false every
-    linear layer is the plain one. Raises CheckpointError in one sentence for whatever cannot be served.
+    dtype: of weights and K/V cache: float32, bfloat16, float16 (float64 for tests). With `fast` false every
+    part is its slow twin in plain PyTorch. Raises CheckpointError for whatever cannot be served.
     """
     if dtype not in DTYPES:
         raise CheckpointError(f"dtype {dtype!r} is not known; use one of {', '.join(DTYPES)}.")
     path = resolve(model, revision, token)
     spec = read_config(path, max_len)
     target = torch.device(device)
-    packing = choose(DTYPES[dtype], target) if pack else plain(DTYPES[dtype])
+    packing = choose(DTYPES[dtype], target) if fast else plain(DTYPES[dtype])
     tensors = Tensors(path)
     weights = Loader(spec, FAMILIES[spec.family].names, tensors, packing, target).weights()
     if unknown := sorted(tensors.leftover()):
@@ -43,7 +45,7 @@ def load_model(
             f"{path} holds {len(unknown)} tensors that a {spec.family} model has no place for, such as {unknown[0]}; "
             "the weights and the config are of different models."
         )
-    return Decoder(spec, weights, packing)
+    return Decoder(spec, weights, packing, Fused if fast else Reference)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +72,7 @@ def inspect(
 class Loader:
     """Takes tensors by name, converts, fuses and packs them, one layer at a time to bound the memory."""
 
-    def __init__(
-        self, spec: ModelSpec, names: Names, tensors: Tensors, packing: Packing, device: torch.device
-    ) -> None:
+    def __init__(self, spec: ModelSpec, names: Names, tensors: Tensors, packing: Packing, device: torch.device) -> None:
         self.spec, self.names, self.tensors, self.packing, self.device = spec, names, tensors, packing, device
         self.bytes = 0
 
@@ -121,10 +121,10 @@ class Loader:
     def norm(self, name: str, width: int) -> Norm:
         return Norm(self.norm_weight(name, width), self.spec.norm_eps)
 
-    def head_norm(self, at: str) -> Tensor:
+    def head_norm(self, at: str) -> Norm:
         q = self.norm_weight(at + self.names.q_norm, self.spec.head_dim)
         k = self.norm_weight(at + self.names.k_norm, self.spec.head_dim)
-        return torch.stack([q] * self.spec.heads + [k] * self.spec.kv_heads)
+        return Norm(torch.stack([q] * self.spec.heads + [k] * self.spec.kv_heads), self.spec.norm_eps)
 
     def norm_weight(self, name: str, width: int) -> Tensor:
         """In float32 or wider: it is small, and 1 + w would lose w in bfloat16."""

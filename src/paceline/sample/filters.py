@@ -13,8 +13,8 @@ from torch import Tensor
 
 from paceline.core.params import SamplingParams
 
-NUCLEUS = 512
-"""Likeliest tokens in which top-p looks for its boundary before it sorts a row."""
+NUCLEUS = (64, 1024)
+"""How many of the likeliest tokens top-p looks through for its boundary before it sorts a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +70,19 @@ def top_k_floor(z: Tensor, top_k: Sequence[int]) -> Tensor:
 def top_p_floor(log_p: Tensor, top_p: Sequence[float]) -> Tensor:
     """Floor [L, 1]: the log-probability with which the likeliest tokens' probability reaches top_p.
 
-    The sum runs in float64 over the NUCLEUS likeliest; only rows that do not reach top_p there are sorted.
+    The sum runs in float64 over a few of the likeliest; only rows that do not reach top_p go on to more.
     """
     p = torch.tensor(top_p, dtype=torch.float64, device=log_p.device)[:, None]
-    values, cum = nucleus(log_p, min(NUCLEUS, log_p.shape[-1]))
-    at = (cum < p).sum(-1, keepdim=True)
-    floor = values.gather(-1, at.clamp(max=values.shape[-1] - 1))
-    short = (at[:, 0] == values.shape[-1]).nonzero()[:, 0]
-    if len(short):
-        values, cum = nucleus(log_p[short], log_p.shape[-1])
-        at = (cum < p[short]).sum(-1, keepdim=True).clamp(max=values.shape[-1] - 1)
-        floor[short] = values.gather(-1, at)
+    floor = torch.empty_like(log_p[:, :1])
+    todo = torch.arange(len(top_p), device=log_p.device)
+    size = log_p.shape[-1]
+    for count in (*(n for n in NUCLEUS if n < size), size):
+        values, cum = nucleus(log_p[todo], count)
+        at = (cum < p[todo]).sum(-1, keepdim=True)
+        floor[todo] = values.gather(-1, at.clamp(max=count - 1))
+        todo = todo[at[:, 0] == count]
+        if not len(todo):
+            break
     return floor
 
 

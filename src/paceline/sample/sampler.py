@@ -100,10 +100,11 @@ class Sampler:
         if not sampled:
             return winners(scores)
         noise = keys_tensor([keys[i] for i in sampled], scores.device)
+        sparse = all(slots[i].warp.filters for i in sampled)
         if len(sampled) == len(slots):
-            return race(scores, noise)
+            return race(scores, noise, sparse)
         tokens = winners(scores)
-        for i, token in zip(sampled, race(scores[sampled], noise)):
+        for i, token in zip(sampled, race(scores[sampled], noise, sparse)):
             tokens[i] = token
         return tokens
 

@@ -1,0 +1,70 @@
+"""How close plain decoding comes to the machine's limit: at batch 1 a step must read every weight once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from time import perf_counter
+
+import torch
+
+from paceline.core.errors import InputError
+from paceline.core.params import SamplingParams
+from paceline.engine.loop import Engine, Timer
+
+WIDTH = 1024
+STEPS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """`floor_ms` = weight_bytes / read_gb_s; `step_ms` the median plain step at batch 1; `fraction_of_limit` =
+    floor_ms / step_ms; `host_share` = 1 - (time in the target's forward, drafters and sampling) / step time."""
+
+    weight_bytes: int
+    read_gb_s: float
+    floor_ms: float
+    step_ms: float
+    fraction_of_limit: float
+    host_share: float
+
+
+def measure(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> Limit:
+    """Read a buffer as large as the weights, then take plain steps on `prompt`. The engine must be idle."""
+    size = engine.model.weight_bytes
+    speed = read_speed(size, engine.model.device)
+    step_ms, host_share = plain_steps(engine, prompt, params)
+    floor_ms = size / speed * 1e3
+    return Limit(size, speed / 1e9, floor_ms, step_ms, floor_ms / step_ms, host_share)
+
+
+def read_speed(size: int, device: torch.device, seconds: float = 0.5) -> float:
+    """Bytes a second, the best of many dot products over a float32 buffer of `size` bytes with all threads."""
+    rows = max(1, size // (4 * WIDTH))
+    buffer = torch.ones(rows, WIDTH, device=device)
+    vector, best = torch.ones(WIDTH, device=device), float("inf")
+    end = perf_counter() + seconds
+    while perf_counter() < end or best == float("inf"):
+        started = perf_counter()
+        buffer.mv(vector)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, perf_counter() - started)
+    return buffer.nbytes / best
+
+
+def plain_steps(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> tuple[float, float]:
+    """(median milliseconds, host share) of decode steps of one plain request."""
+    prompt = prompt[: max(1, engine.model.max_len - STEPS - 1)]
+    wish = replace(params, drafter="none", verifier="exact", ignore_eos=True, max_tokens=STEPS + 1)
+    (request,) = engine.submit(prompt, wish)
+    while not request.output and request.finish is None:
+        engine.step()
+    engine.timer, taken = Timer(), []
+    while request.finish is None:
+        started = perf_counter()
+        engine.step()
+        taken.append(perf_counter() - started)
+    if not taken:
+        raise InputError(f"A context of {engine.model.max_len} tokens is too short to measure a step; raise it.")
+    timer = engine.timer
+    return median(taken) * 1e3, 1 - (timer.target + timer.draft + timer.sample) / timer.step

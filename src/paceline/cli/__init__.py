@@ -1,0 +1,163 @@
+"""The `paceline` command. Everything heavy is imported by the command that needs it, so that help is quick."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.options import EngineArgs, SamplingArgs, command, option
+
+app = typer.Typer(
+    name="paceline",
+    help=(
+        "Run large language models faster, with the same text.\n\n"
+        "Paceline lets a cheap drafter guess the next tokens, and the model check all guesses in one pass. What you "
+        "get is what the model alone would have written, token for token; guessing changes the time it takes, never "
+        "the text.\n\n"
+        "Start with [bold]paceline demo[/bold], which needs no download. [bold]paceline COMMAND --help[/bold] explains "
+        "a command and shows an example."
+    ),
+    epilog="Exit codes: 0 done, 1 a text differed (bench, demo), 2 bad input, 130 interrupted.",
+    rich_markup_mode="rich",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Show the version and end.")] = False) -> None:
+    if version:
+        from paceline import __version__
+
+        typer.echo(f"paceline {__version__}")
+        raise typer.Exit
+
+
+@app.command(epilog="Example: paceline generate 'Why is the sky blue?' --model Qwen/Qwen2.5-0.5B-Instruct --seed 1")
+@command
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help="Default: --prompt-file, else standard input.")] = None,
+    *,
+    engine: EngineArgs,
+    sampling: SamplingArgs,
+    prompt_file: Annotated[Path | None, option("Read the prompt from a UTF-8 text file.", "Input and output")] = None,
+    chat: Annotated[
+        bool | None,
+        option("Send the prompt through the chat template. Default: where the model has one.", "Input and output",
+               "--chat/--no-chat"),
+    ] = None,
+    stats: Annotated[bool, option("Figures at the end, on stderr.", "Input and output", "--stats/--no-stats")] = True,
+    color: Annotated[
+        bool, option("Colour the drafted and accepted tokens.", "Input and output", "--color/--no-color")
+    ] = True,
+    json: Annotated[bool, option("One JSON object instead of text.", "Input and output", "--json")] = False,
+) -> None:  # fmt: skip
+    """Complete one prompt, streamed to the terminal.
+
+    Tokens that were drafted and accepted appear in another colour. The same seed makes the same text again, whoever
+    drafts. Of a prompt from a file or standard input one newline at the end is dropped.
+    """
+    from paceline.cli.generate import generate
+
+    generate(prompt, prompt_file, engine, sampling, chat=chat, stats=stats, color=color, as_json=json)
+
+
+@app.command(epilog="Example: paceline chat --model meta-llama/Llama-3.2-3B-Instruct --draft meta-llama/Llama-3.2-1B")
+@command
+def chat(
+    engine: EngineArgs,
+    sampling: SamplingArgs,
+    system: Annotated[str | None, option("A system message to begin with.", "Input and output")] = None,
+    color: Annotated[
+        bool, option("Colour the drafted and accepted tokens.", "Input and output", "--color/--no-color")
+    ] = True,
+) -> None:
+    """Talk with a model.
+
+    Ctrl-C stops an answer and keeps the session; Ctrl-D or /exit ends it. /reset starts over, /stats shows figures,
+    /drafter NAME changes who drafts. Without a terminal it reads one message a line from standard input.
+    """
+    from paceline.cli.chat import chat
+
+    chat(engine, sampling, system, color=color)
+
+
+@app.command(epilog="Example: paceline bench --prompts gsm8k_test.jsonl --methods all --batch 1,8 --json out.json")
+@command
+def bench(
+    *,
+    engine: EngineArgs,
+    prompts: Annotated[
+        Path, option("JSON lines with prompt (HumanEval, yours), question (GSM8K) or turns (Spec-Bench).", "Benchmark")
+    ],
+    methods: Annotated[
+        str, option("Drafters, as in none,ngram,model; all: every one that can serve.", "Benchmark", show_default=True)
+    ] = "all",
+    batch: Annotated[
+        str, option("Requests submitted together, as in 1,8.", "Benchmark", show_default=True)
+    ] = "1",
+    temperature: Annotated[
+        str, option("0 is greedy; several as in 0,1. Seeds are fixed per prompt.", "Benchmark", show_default=True)
+    ] = "0",
+    max_tokens: Annotated[int, option("End each answer after so many tokens.", "Benchmark", show_default=True)] = 128,
+    num_prompts: Annotated[int, option("Use the first so many prompts.", "Benchmark", show_default=True)] = 20,
+    repeat: Annotated[int, option("Run everything so often; figures are medians.", "Benchmark", show_default=True)] = 3,
+    seed: Annotated[int, option("Of the first prompt; the next has the next.", "Benchmark", show_default=True)] = 0,
+    json: Annotated[Path | None, option("Write everything to this file.", "Benchmark")] = None,
+) -> None:  # fmt: skip
+    """Compare drafters on your prompts: speed, and whether the text stays the same.
+
+    All methods run in turns on one engine and are compared with plain decoding (none) in the same run. EOS is
+    respected, the chat template applied where there is one, and other sampling settings are the checkpoint's.
+
+    Columns: decode/s is tokens/s without the prompt's part; tau the tokens per pass of the model; kept the share of
+    drafted tokens that were accepted; speed-up the ratio to none, with its range over the repeats. A text is identical
+    when its tokens equal plain decoding's or first differ at a near-tie, where rounding decides (ties counts them);
+    law: this verifier keeps only the distribution. Exit code 1 if a text truly differed.
+    """
+    from paceline.cli.bench import bench
+
+    bench(
+        engine, prompts, methods, batch, temperature, json,
+        max_tokens=max_tokens, num_prompts=num_prompts, repeat=repeat, seed=seed,
+    )  # fmt: skip
+
+
+@app.command(epilog="Example: paceline info --model Qwen/Qwen2.5-7B --draft Qwen/Qwen2.5-0.5B")
+@command
+def info(
+    *,
+    engine: EngineArgs,
+    json: Annotated[bool, option("One JSON object instead of tables.", "Input and output", "--json")] = False,
+) -> None:
+    """Show what a checkpoint is, what it costs, and which drafters fit it.
+
+    Reads the config and the headers of the weights, not the weights.
+    """
+    from paceline.cli.info import info
+
+    info(engine, as_json=json)
+
+
+@app.command(epilog="Example: paceline demo")
+@command
+def demo(
+    engine: EngineArgs,
+    max_tokens: Annotated[int, option("Length of the answer.", "Input and output", show_default=True)] = 160,
+    color: Annotated[
+        bool, option("Colour the drafted and accepted tokens.", "Input and output", "--color/--no-color")
+    ] = True,
+) -> None:
+    """Answer one question three times: plainly, with prompt lookup, with a draft model.
+
+    Uses the tiny pair of models that comes with Paceline. Exit code 1 if the three texts differ.
+    """
+    from paceline.cli.demo import demo
+
+    demo(engine, max_tokens, color=color)
+
+
+def main() -> None:
+    """Entry point of the `paceline` script."""
+    app()

@@ -1,0 +1,133 @@
+"""Options that several commands share: one dataclass each, expanded into a command's signature by `command`.
+
+The names are those of `Options` and `SamplingParams`. Nothing here imports torch.
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+
+import typer
+
+from paceline.core.errors import PacelineError
+
+if TYPE_CHECKING:
+    from paceline.core.params import SamplingParams
+    from paceline.engine.build import Options
+
+BAD_INPUT = 2
+"""Exit code of every error that the user can mend."""
+SOFT_BREAK = re.compile(r"(?<!\n)\n(?!\n)")
+"""A line break inside a paragraph, which typer would show."""
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+def option(help: str, panel: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=more.pop("show_default", False), **more)
+
+
+def _engine(help: str, **more: Any) -> Any:
+    return option(help, "Model and engine", **more)
+
+
+def _sampling(help: str, **more: Any) -> Any:
+    return option(help, "Sampling", **more)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineArgs:
+    """What shapes an engine."""
+
+    model: Annotated[
+        str | None, _engine("Directory in Hugging Face layout, or a hub id such as owner/name. Default: the demo pair.")
+    ] = None
+    draft: Annotated[str | None, _engine("A small model with the same vocabulary that drafts for the model.")] = None
+    drafter: Annotated[
+        str | None,
+        _engine("Who proposes: none, ngram, model, ... Default: model where there is a draft, else ngram."),
+    ] = None
+    verifier: Annotated[
+        str, _engine("Who decides: exact keeps the text, chain keeps the distribution.", show_default=True)
+    ] = "exact"
+    nodes: Annotated[int | None, _engine("Drafted tokens a step. Default: the drafter's own number.")] = None
+    dtype: Annotated[Dtype, _engine("Type of weights and K/V cache.", show_default=True)] = "bfloat16"
+    device: Annotated[str, _engine("cpu, cuda, cuda:1, ...", show_default=True)] = "cpu"
+    threads: Annotated[int | None, _engine("CPU threads. Default: as many as torch finds cores.")] = None
+    max_model_len: Annotated[
+        int | None, _engine("Longest prompt plus output, in tokens. Default: what the model was trained for.")
+    ] = None
+    memory: Annotated[str | None, _engine("K/V cache of model and draft together, such as 2G or 512M.")] = None
+    revision: Annotated[str | None, _engine("Branch, tag or commit on the hub.")] = None
+    token: Annotated[str | None, _engine("Access token of the hub. Default: the saved login.")] = None
+
+    def arguments(self) -> dict[str, Any]:
+        """By name, as `LLM` takes them."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def options(self) -> "Options":
+        from paceline.engine.build import Options
+
+        return Options(**self.arguments())
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingArgs:
+    """How a text is sampled and stopped. None: the checkpoint's generation_config.json, else off."""
+
+    temperature: Annotated[float | None, _sampling("0 is greedy. Default: the checkpoint's, else 1.")] = None
+    top_k: Annotated[int | None, _sampling("Keep the k likeliest tokens.")] = None
+    top_p: Annotated[float | None, _sampling("Keep the likeliest tokens that together reach this probability.")] = None
+    min_p: Annotated[float | None, _sampling("Drop tokens below min-p times the likeliest.")] = None
+    repetition_penalty: Annotated[float | None, _sampling("Above 1: tokens seen before become less likely.")] = None
+    max_tokens: Annotated[int, _sampling("End after so many tokens.", show_default=True)] = 512
+    seed: Annotated[int | None, _sampling("Makes the same text again. Default: a fresh one, which is shown.")] = None
+    stop: Annotated[list[str] | None, _sampling("End before this text; may be repeated.")] = None
+    ignore_eos: Annotated[bool, _sampling("Go on after the model's end of text.")] = False
+
+    def params(self, **more: Any) -> "SamplingParams":
+        """As `SamplingParams`; `more` sets its other fields."""
+        from paceline.core.params import SamplingParams
+
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        return SamplingParams(**{**own, "stop": tuple(self.stop or ())}, **more)
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Make a command of a function: parameters that are dataclasses become one option per field, and a PacelineError
+    becomes one sentence on stderr and exit code 2."""
+    signature = inspect.signature(function)
+    groups: dict[str, Any] = {n: p.annotation for n, p in signature.parameters.items() if is_dataclass(p.annotation)}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in signature.parameters.items():
+        if name in groups:
+            hints = get_type_hints(groups[name], include_extras=True)
+            parameters.extend(
+                inspect.Parameter(f.name, parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
+                for f in fields(groups[name])
+            )
+        else:
+            parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY))
+
+    @wraps(function)
+    def run(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{f.name: values.pop(f.name) for f in fields(group)})
+        try:
+            function(**values)
+        except PacelineError as error:
+            fail(str(error))
+
+    run.__doc__ = SOFT_BREAK.sub(" ", inspect.getdoc(function) or "")
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return run
+
+
+def fail(message: str) -> None:
+    """Say what is wrong and end with exit code 2."""
+    sys.stdout.flush()
+    typer.echo(f"paceline: error: {' '.join(message.split())}", err=True)
+    raise typer.Exit(BAD_INPUT)

@@ -1,0 +1,93 @@
+"""Forests: joined from several drafters, cut by rows and never by token."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.core.forest import MAX_CANDIDATES, NO_ROW, ROOT, Forest, Law, Role, join
+
+
+def test_chain_hangs_below_the_last_given_token():
+    part = Forest()
+    part.add_chain(0, [7, 8], Law.POINT)
+    forest = join([[1, 2, 3]], [part], [8])
+    assert forest.token == [1, 2, 3, 7, 8]
+    assert forest.parent == [ROOT, 0, 1, 2, 3]
+    assert forest.depth == [0, 0, 0, 1, 2]
+    assert forest.row == [0, 1, 2, 3, 4]
+    assert forest.role == [Role.GIVEN] * 3 + [Role.CANDIDATE] * 2
+    assert forest.paths(range(5)) == {0: (), 1: (), 2: (), 3: (7,), 4: (7, 8)}
+    assert forest.by_request(1) == [[0, 1, 2, 3, 4]]
+
+
+def test_siblings_keep_their_order_and_paths():
+    part = Forest()
+    a = part.add(0, 5, ROOT, law=Law.SAMPLED)
+    b = part.add(0, 5, ROOT, law=Law.SAMPLED)  # an i.i.d. duplicate is a node of its own
+    part.add(0, 6, a, law=Law.SAMPLED)
+    part.add(0, 7, b, law=Law.SAMPLED)
+    forest = join([[1]], [part], [8])
+    assert forest.token == [1, 5, 5, 6, 7] and forest.parent == [ROOT, 0, 0, 1, 2]
+    assert forest.paths(range(5))[4] == (5, 7)
+
+
+def test_requests_and_parts_are_kept_apart():
+    """Two drafters over two requests: nodes follow their request, q rows follow their table."""
+    one, two = Forest(q=torch.full((2, 3), 1.0)), Forest(q=torch.full((1, 3), 2.0))
+    one.add_chain(1, [4, 5], Law.SAMPLED, q_rows=[0, 1])
+    two.add_chain(0, [6], Law.SAMPLED, q_rows=[0])
+    two.add(1, 9, ROOT, law=Law.POINT)
+    forest = join([[1], [2, 3]], [one, Forest(), two], [4, 4])
+    assert forest.request == [0, 0, 1, 1, 1, 1, 1]
+    assert forest.token == [1, 6, 2, 3, 4, 5, 9]
+    assert forest.parent == [ROOT, 0, ROOT, 2, 3, 4, 3]
+    assert forest.row == [0, 1, 0, 1, 2, 3, 4]
+    assert forest.q_row == [-1, 2, -1, -1, 0, 1, -1]
+    assert forest.q is not None and forest.q[:, 0].tolist() == [1.0, 1.0, 2.0]
+
+
+def test_beyond_the_budget_siblings_stay_and_descendants_go():
+    part = Forest()
+    a = part.add(0, 5, ROOT, law=Law.SAMPLED)
+    b = part.add(0, 6, ROOT, law=Law.SAMPLED)
+    part.add(0, 7, a, law=Law.SAMPLED)
+    part.add(0, 8, b, law=Law.SAMPLED)
+    forest = join([[1, 2]], [part], [1])
+    assert forest.token == [1, 2, 5, 6, 7], "the child of a node without a row cannot be reached"
+    assert forest.row == [0, 1, 2, NO_ROW, NO_ROW]
+    assert join([[1]], [part], [0]).row == [0, NO_ROW, NO_ROW]
+
+
+def test_never_more_candidate_rows_than_a_tree_word_has_bits():
+    part = Forest()
+    part.add_chain(0, list(range(100)), Law.POINT)
+    forest = join([[1]], [part], [100])
+    assert sum(row != NO_ROW for row in forest.row) == 1 + MAX_CANDIDATES
+
+
+TREES = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 50), st.integers(0, 9)), max_size=12)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(TREES, max_size=3), st.lists(st.integers(1, 3), min_size=3, max_size=3), st.integers(0, 10))
+def test_invariants(trees, given_counts, budget):
+    """For any drafters: parents precede children in the same request, rows are dense, and the tokens decide nothing."""
+    joined = []
+    for relabel in (lambda t: t, lambda t: 9 - t):
+        parts = []
+        for tree in trees:
+            part = Forest()
+            for request, pick, token in tree:
+                mine = [ROOT, *(i for i, r in enumerate(part.request) if r == request)]
+                part.add(request, relabel(token), mine[pick % len(mine)], law=Law.POINT)
+            parts.append(part)
+        joined.append(join([[0] * n for n in given_counts], parts, [budget] * 3))
+    forest, other = joined
+    assert (forest.parent, forest.row, forest.request) == (other.parent, other.row, other.request)
+    for nodes, given_count in zip(forest.by_request(3), given_counts):
+        rows = [forest.row[i] for i in nodes if forest.row[i] != NO_ROW]
+        assert rows == list(range(len(rows))) and given_count <= len(rows) <= given_count + budget
+        for i in nodes[given_count:]:
+            parent = forest.parent[i]
+            assert parent in nodes and parent < i and forest.row[parent] != NO_ROW
+            assert forest.depth[i] == forest.depth[parent] + 1 == len(forest.paths(nodes)[i])

@@ -1,0 +1,61 @@
+"""The asyncio face: the same verbs, many callers, cancellation."""
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from paceline import LLM, AsyncLLM, SamplingParams
+from paceline.core.errors import InputError
+
+PROMPTS = ["one two three one two three", "a cat", "to be or not to be, to"]
+GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+
+
+@pytest.fixture
+async def engine(pair: tuple[Path, Path]) -> AsyncIterator[AsyncLLM]:
+    async with AsyncLLM(*pair, dtype="float32", memory="8M", block_size=4, check=True) as running:
+        yield running
+
+
+async def test_callers_share_the_engine_and_get_their_own(engine: AsyncLLM, llm: LLM) -> None:
+    want = llm.generate(PROMPTS, GREEDY, progress=False)
+    got = await asyncio.gather(*(engine.generate(p, GREEDY) for p in PROMPTS), engine.generate(PROMPTS, GREEDY))
+    assert [o[0].token_ids for o in got[:3]] == [o.token_ids for o in want]
+    assert [o.token_ids for o in got[3]] == [o.token_ids for o in want]
+    message = [{"role": "user", "content": "hello"}]
+    assert (await engine.chat(message, GREEDY)).token_ids == llm.chat(message, GREEDY, progress=False)[0].token_ids
+
+
+async def test_stream_and_leaving_early(engine: AsyncLLM, llm: LLM) -> None:
+    want = llm.generate(PROMPTS[0], GREEDY, progress=False)[0]
+    chunks = [chunk async for chunk in engine.stream(PROMPTS[0], GREEDY)]
+    assert "".join(c.text for c in chunks) == want.text
+    stream = engine.stream(PROMPTS[1], dataclasses.replace(GREEDY, max_tokens=200))
+    await anext(stream)
+    await stream.aclose()
+    assert (await engine.generate(PROMPTS[0], GREEDY))[0].token_ids == want.token_ids
+    assert not engine.llm.engine.busy
+
+
+async def test_a_bad_request_harms_nobody(engine: AsyncLLM) -> None:
+    good = asyncio.create_task(engine.generate(PROMPTS[0], GREEDY))
+    with pytest.raises(InputError, match="empty"):
+        await engine.generate([[]], GREEDY)
+    assert len((await good)[0].token_ids) == 16
+
+
+async def test_the_death_of_the_engine_reaches_every_caller(pair: tuple[Path, Path]) -> None:
+    engine = AsyncLLM(*pair, dtype="float32", memory="8M")
+    engine._thread.join(0)
+
+    def dies() -> None:
+        raise OSError("disk on fire")
+
+    engine.llm.engine.step = dies  # type: ignore[method-assign, assignment]
+    with pytest.raises(RuntimeError, match="engine thread died"):
+        await engine.generate(PROMPTS[0], GREEDY)
+    with pytest.raises(RuntimeError):
+        await engine.generate(PROMPTS[0], GREEDY)

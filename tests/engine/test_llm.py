@@ -1,0 +1,217 @@
+"""The offline face: results, streaming, chat, samples, log-probabilities, refusals."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline import LLM, SamplingParams
+from paceline.core.errors import CapacityError, CheckpointError, InputError, PacelineError, RefusalError
+from tests.tiny import tiny_checkpoint
+
+PROMPT = "one two three one two three one"
+GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+
+
+def test_results_come_in_order_and_say_what_happened(llm: LLM) -> None:
+    prompts = [PROMPT, [5, 6, 7], "x"]
+    outputs = llm.generate(prompts, GREEDY, progress=False)
+    assert [o.prompt for o in outputs] == [PROMPT, None, "x"]
+    assert outputs[1].prompt_token_ids == [5, 6, 7]
+    for output in outputs:
+        assert len(output.token_ids) == 16 and output.finish_reason == "length"
+        assert output.stats.generated == 16 and output.stats.passes <= 16
+        assert output.stats.tau == 16 / output.stats.passes
+        assert sum(output.outputs[0].drafted) == output.stats.accepted
+        assert output.text == llm.text.tokenizer.decode(output.token_ids, skip_special_tokens=True)
+
+
+def test_one_prompt_is_one_result(llm: LLM) -> None:
+    assert len(llm.generate(PROMPT, GREEDY, progress=False)) == 1
+    assert len(llm.generate([5, 6, 7], GREEDY, progress=False)) == 1
+
+
+def test_the_seed_is_returned_and_repeats_the_text(llm: LLM) -> None:
+    params = SamplingParams(temperature=1.0, max_tokens=12)
+    first = llm.generate(PROMPT, params, progress=False)[0]
+    again = llm.generate(PROMPT, dataclasses.replace(params, seed=first.seed), progress=False)[0]
+    other = llm.generate(PROMPT, params, progress=False)[0]
+    assert again.token_ids == first.token_ids
+    assert other.seed != first.seed
+
+
+def test_resubmitting_prompt_and_output_continues_the_text(llm: LLM) -> None:
+    params = SamplingParams(temperature=1.0, max_tokens=20, seed=3, ignore_eos=True)
+    whole = llm.generate([5, 6, 7], params, progress=False)[0].token_ids
+    rest = llm.generate([5, 6, 7, *whole[:8]], dataclasses.replace(params, max_tokens=12), progress=False)[0]
+    assert rest.token_ids == whole[8:]
+
+
+def test_samples_differ_and_share_their_prompt(llm: LLM) -> None:
+    params = SamplingParams(temperature=1.0, max_tokens=8, n=4, seed=1, ignore_eos=True)
+    llm.engine.cache.drop_prefix()
+    output = llm.generate(PROMPT * 3, params, progress=False)[0]
+    assert len({tuple(c.token_ids) for c in output.outputs}) > 1
+    assert [c.index for c in output.outputs] == [0, 1, 2, 3]
+    assert output.outputs[0].stats.cached == 0
+    assert all(c.stats.cached > 0 for c in output.outputs[1:])
+
+
+def test_stream_adds_up_to_generate(llm: LLM) -> None:
+    for drafter in ("none", "ngram", "model"):
+        params = dataclasses.replace(GREEDY, max_tokens=24, drafter=drafter)
+        chunks = list(llm.stream(PROMPT, params))
+        want = llm.generate(PROMPT, params, progress=False)[0]
+        assert "".join(c.text for c in chunks) == want.text
+        assert [t for c in chunks for t in c.token_ids] == want.token_ids
+        assert "".join(piece for c in chunks for piece, _ in c.pieces) == want.text
+        assert [c.done is not None for c in chunks] == [False] * (len(chunks) - 1) + [True]
+
+
+def test_closing_a_stream_aborts_it(llm: LLM) -> None:
+    stream = llm.stream(PROMPT, GREEDY)
+    next(stream)
+    stream.close()
+    assert not llm.engine.busy
+    llm.engine.cache.check_integrity()
+
+
+def test_a_stop_string_ends_the_text_inside_an_accepted_run(llm: LLM) -> None:
+    text = llm.generate(PROMPT, GREEDY, progress=False)[0].text
+    stop = text[len(text) // 2 :][:3]
+    for drafter in ("none", "ngram", "model"):
+        params = dataclasses.replace(GREEDY, stop=stop, drafter=drafter)
+        output = llm.generate(PROMPT, params, progress=False)[0]
+        assert output.finish_reason == "stop"
+        assert output.text == text[: text.index(stop)]
+
+
+def test_chat_uses_the_template(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    output = llm.chat(messages, GREEDY, progress=False)[0]
+    assert output.prompt_token_ids == llm.text.chat(messages)
+    two = llm.chat([messages, messages], GREEDY, progress=False)
+    assert [o.token_ids for o in two] == [output.token_ids] * 2
+
+
+def dense_logprobs(llm: LLM, tokens: list[int]) -> torch.Tensor:
+    """log p [T, V] of a text by transformers."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(llm.text.path, dtype=torch.float32).eval()
+    with torch.no_grad():
+        return torch.as_tensor(model(torch.tensor([tokens])).logits[0]).log_softmax(-1)
+
+
+@pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
+def test_logprobs_are_the_targets(llm: LLM, drafter: str) -> None:
+    params = dataclasses.replace(GREEDY, logprobs=3, prompt_logprobs=2, drafter=drafter)
+    output = llm.generate([5, 6, 7, 5, 6, 7, 5, 6], params, progress=False)[0]
+    prompt, tokens = output.prompt_token_ids, output.token_ids
+    want = dense_logprobs(llm, prompt + tokens)
+    entries = output.outputs[0].logprobs
+    assert entries is not None and len(entries) == len(tokens)
+    for i, entry in enumerate(entries):
+        row = want[len(prompt) + i - 1]
+        assert entry.token == tokens[i]
+        assert entry.logprob == pytest.approx(float(row[tokens[i]]), abs=1e-3)
+        assert list(entry.top) == row.topk(3).indices.tolist()
+    assert output.prompt_logprobs is not None and len(output.prompt_logprobs) == len(prompt)
+    assert output.prompt_logprobs[0] is None
+    for i, known in enumerate(output.prompt_logprobs[1:], start=1):
+        assert known is not None and known.token == prompt[i]
+        assert known.logprob == pytest.approx(float(want[i - 1, prompt[i]]), abs=1e-3)
+
+
+def test_defaults_come_from_the_generation_config(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    target = tiny_checkpoint(tmp_path / "defaults", seed=1)
+    (target / "generation_config.json").write_text('{"temperature": 0.5, "top_k": 4, "eos_token_id": [1, 9]}')
+    llm = LLM(target, dtype="float32", memory="4M")
+    params = llm._resolve(None)
+    assert (params.temperature, params.top_k, params.top_p) == (0.5, 4, 1.0)
+    assert llm._resolve(SamplingParams(temperature=0)).temperature == 0
+    assert llm.engine.eos == {1, 9}
+
+
+def test_default_drafters(pair: tuple[Path, Path]) -> None:
+    assert LLM(pair[0], dtype="float32", memory="4M").engine.config.drafter == "ngram"
+    assert LLM(*pair, dtype="float32", memory="4M").engine.config.drafter == "model"
+
+
+def test_a_user_drafter_is_used_and_when_it_fails_the_text_stands(pair: tuple[Path, Path]) -> None:
+    plain = LLM(pair[0], drafter="none", dtype="float32", memory="4M").generate(PROMPT, GREEDY, progress=False)[0]
+    tokens = LLM(pair[0], drafter="none", dtype="float32", memory="4M").text.encode(PROMPT) + plain.token_ids
+
+    def oracle(text: list[int], nodes: int) -> list[int]:
+        return tokens[len(text) : len(text) + nodes]
+
+    def broken(text: list[int], nodes: int) -> list[int]:
+        raise ValueError("no idea")
+
+    def nonsense(text: list[int], nodes: int) -> list[int]:
+        return [10**6]
+
+    good = LLM(pair[0], drafter=oracle, dtype="float32", memory="4M").generate(PROMPT, GREEDY, progress=False)[0]
+    assert good.token_ids == plain.token_ids and good.stats.tau > 3
+    for bad in (broken, nonsense):
+        llm = LLM(pair[0], drafter=bad, dtype="float32", memory="4M")
+        assert llm.generate(PROMPT, GREEDY, progress=False)[0].token_ids == plain.token_ids
+        assert len(llm.engine.drafter_errors) == 1
+
+
+def test_a_failing_processor_fails_its_request_only(llm: LLM) -> None:
+    def bad(prompt: Any, output: Any, logits: torch.Tensor) -> torch.Tensor:
+        raise ValueError("oops")
+
+    each = [GREEDY, dataclasses.replace(GREEDY, processors=(bad,)), dataclasses.replace(GREEDY, allowed_tokens=(7,))]
+    each.append(dataclasses.replace(GREEDY, allowed_tokens=(7,), bad_words=((7,),)))
+    outputs = llm.generate([PROMPT] * 4, each, progress=False)
+    assert [o.finish_reason for o in outputs] == ["length", "error", "length", "error"]
+    assert "oops" in str(outputs[1].outputs[0].error) and "allowed_tokens" in str(outputs[3].outputs[0].error)
+    assert outputs[0].token_ids == llm.generate(PROMPT, GREEDY, progress=False)[0].token_ids
+    assert set(outputs[2].token_ids) == {7}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "error", "words"),
+    [
+        ([], {}, InputError, "empty"),
+        ([5] * 5000, {}, InputError, "context"),
+        ([5, 10**6], {}, InputError, "1000000"),
+        ([5], {"drafter": "nope"}, InputError, "nope"),
+        ([5], {"verifier": "nope"}, InputError, "nope"),
+        ([5], {"drafter": "user"}, RefusalError, "function"),
+        ([5], {"logit_bias": {10**6: 1.0}}, InputError, "1000000"),
+    ],
+)
+def test_bad_requests_are_refused_and_nothing_is_lost(
+    llm: LLM, prompt: list[int], params: dict[str, Any], error: type[PacelineError], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        llm.generate([[5, 6], prompt], [GREEDY, dataclasses.replace(GREEDY, **params)], progress=False)
+    assert not llm.engine.busy
+    assert len(llm.generate([5, 6], GREEDY, progress=False)[0].token_ids) == 16
+
+
+def test_bad_engines_are_refused(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    target, draft = pair
+    with pytest.raises(RefusalError, match="vocabulary"):
+        LLM(target, tiny_checkpoint(tmp_path / "other", vocab=400), memory="4M")
+    with pytest.raises(RefusalError, match="draft=PATH"):
+        LLM(target, drafter="model", memory="4M")
+    with pytest.raises(CapacityError, match="block"):
+        LLM(target, memory=10)
+    with pytest.raises(InputError, match="2G"):
+        LLM(target, memory="lots")
+    with pytest.raises(CheckpointError):
+        LLM(tmp_path / "nowhere", memory="4M")
+    with pytest.raises(RefusalError, match="chains only"):
+        LLM(target, drafter=lambda text, nodes: [], verifier="chain", memory="4M")
+
+
+def test_a_request_beyond_the_cache_is_refused(pair: tuple[Path, Path]) -> None:
+    llm = LLM(pair[0], dtype="float32", memory="20K", block_size=4)
+    with pytest.raises(CapacityError, match="memory"):
+        llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=10_000), progress=False)

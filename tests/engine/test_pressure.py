@@ -1,0 +1,39 @@
+"""Sixty-four requests under a K/V budget that holds ten: everyone finishes, each equal to its solo run."""
+
+import dataclasses
+import random
+from pathlib import Path
+
+from paceline import LLM, SamplingParams
+
+
+def wishes(rng: random.Random) -> list[tuple[list[int], SamplingParams]]:
+    out = []
+    for i in range(64):
+        prompt = [rng.randrange(5, 300) for _ in range(rng.randrange(4, 60))]
+        params = SamplingParams(
+            temperature=rng.choice([0.0, 0.7, 1.0]), top_k=rng.choice([0, 20]), top_p=rng.choice([1.0, 0.9]),
+            repetition_penalty=rng.choice([1.0, 1.2]), frequency_penalty=rng.choice([0.0, 0.3]), seed=i,
+            max_tokens=rng.randrange(8, 60), drafter=rng.choice(["none", "ngram", "model"]), ignore_eos=True,
+            stop_token_ids=rng.choice([(), (17,)]),
+        )  # fmt: skip
+        out.append((prompt, params))
+    return out
+
+
+def test_pre_emption_loses_nothing(pair: tuple[Path, Path]) -> None:
+    cases = wishes(random.Random(5))
+    probe = LLM(*pair, dtype="float32", memory="8M")
+    longest = max(len(p) + (w.max_tokens or 0) for p, w in cases)
+    small = LLM(*pair, dtype="float32", block_size=4, check=True, memory=10 * 64 * probe.engine.bytes_per_token)
+    assert small.engine.config.blocks * 4 >= longest
+    together = small.generate([p for p, _ in cases], [w for _, w in cases], progress=False)
+    preempted = sum(o.stats.preempted for o in together)
+    print(f"\n{preempted} pre-emptions among 64 requests, {small.engine.config.blocks * 4} slots")
+    assert preempted > 20
+    assert small.engine.drafter_errors == []
+    for (prompt, wish), output in zip(cases, together):
+        solo = probe.generate(prompt, dataclasses.replace(wish, drafter="none"), progress=False)[0]
+        assert output.token_ids == solo.token_ids
+        assert output.finish_reason == solo.finish_reason
+    assert small.engine.cache.room() == small.engine.config.blocks

@@ -1,0 +1,256 @@
+"""Mutants must die: each is a switch that exists here only, and makes the lossless tests fail.
+
+Numbers are those of the design's list; the ones about trees under rules that look at q (6, 7, 8, 10) and about redraws
+by content (17) wait for the first feature that could break them; 12 lives in tests/cache.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from pytest import MonkeyPatch
+
+from paceline.core.forest import Forest, Role
+from paceline.core.params import SamplingParams
+from paceline.draft import Ask
+from paceline.draft.model import ModelDrafter
+from paceline.engine import layout, loop
+from paceline.engine.judge import Judge
+from paceline.engine.loop import Engine
+from paceline.engine.stop import Stopper
+from paceline.verify import chain
+from paceline.verify.exact import Exact
+from tests.lossless.cases import FEATURES, Setting, Wish, check
+from tests.lossless.test_law import worst_p
+
+
+def shared_noise_under_chain(patch: MonkeyPatch) -> None:
+    """1: the residual is drawn with the very noise that drew the draft."""
+
+    def draw(p: torch.Tensor, request: Any, depth: int) -> int:
+        key = chain.keys_tensor([request.draft_noise.key(request.index(depth), request.round)])
+        return int((torch.log(p) + chain.gumbel(key, torch.arange(p.shape[0]))[0]).argmax())
+
+    patch.setattr(chain, "_draw", draw)
+
+
+def residual_is_p(patch: MonkeyPatch) -> None:
+    """2"""
+    patch.setattr(chain, "residual", lambda p, q, rejected: p)
+
+
+def bonus_by_argmax(patch: MonkeyPatch) -> None:
+    """3"""
+    original = chain._draw
+
+    def draw(p: torch.Tensor, request: Any, depth: int) -> int:
+        return int(p.argmax()) if depth == 2 else original(p, request, depth)
+
+    patch.setattr(chain, "_draw", draw)
+
+
+def replayed_draft_noise(patch: MonkeyPatch) -> None:
+    """11: every round drafts with the same noise rows."""
+    patch.setattr(Ask, "key", lambda self, depth: self.request.draft_noise.key(depth))
+
+
+def raw_q_after_warped_draw(patch: MonkeyPatch) -> None:
+    """14: the draft is drawn after top-k, but the stored q is the model's own."""
+    original = ModelDrafter._draw
+
+    def draw(self: ModelDrafter, drawing: Any, logits: torch.Tensor, tables: list[torch.Tensor]) -> None:
+        original(self, drawing, logits, tables)
+        tables[-1] = logits.softmax(-1)
+
+    patch.setattr(ModelDrafter, "_draw", draw)
+
+
+def dropped_by_content(patch: MonkeyPatch, keep: Callable[[list[int]], int]) -> None:
+    original = ModelDrafter.draft
+
+    def draft(self: ModelDrafter, asks: Any, view: Any) -> Forest:
+        forest = original(self, asks, view)
+        shorter = Forest(q=forest.q)
+        for place, nodes in enumerate(forest.by_request(1 + max(forest.request, default=0))):
+            tokens = [forest.token[n] for n in nodes]
+            n = keep(tokens)
+            if n:
+                q_rows = [forest.q_row[i] for i in nodes[:n]]
+                shorter.add_chain(place, tokens[:n], forest.law[nodes[0]], q_rows)
+        return shorter
+
+    patch.setattr(ModelDrafter, "draft", draft)
+
+
+def pruned_by_token(patch: MonkeyPatch) -> None:
+    """9: a drawn chain is cut before its first odd token."""
+    dropped_by_content(patch, lambda tokens: next((i for i, t in enumerate(tokens) if t % 2), len(tokens)))
+
+
+def forest_dropped_by_content(patch: MonkeyPatch) -> None:
+    """18: the whole draft is thrown away when its first token is odd."""
+    dropped_by_content(patch, lambda tokens: 0 if tokens and tokens[0] % 2 else len(tokens))
+
+
+LAW: list[tuple[Callable[[MonkeyPatch], None], str]] = [
+    (residual_is_p, "temperature"),
+    (bonus_by_argmax, "temperature"),
+    (replayed_draft_noise, "temperature"),
+    (raw_q_after_warped_draw, "top-k"),
+    (pruned_by_token, "temperature"),
+    (forest_dropped_by_content, "temperature"),
+]
+
+
+@pytest.mark.parametrize(("mutant", "feature"), LAW, ids=lambda m: getattr(m, "__name__", m))
+def test_mutant_dies_in_law(mutant: Callable[[MonkeyPatch], None], feature: str, monkeypatch: MonkeyPatch) -> None:
+    mutant(monkeypatch)
+    assert worst_p("model", "chain", feature, range(1), 4000) < 1e-6
+
+
+def test_shared_noise_dies_in_law(monkeypatch: MonkeyPatch) -> None:
+    """Its bias is small (total variation 0.06 on this toy), so it is looked for in the first token alone."""
+    assert worst_p("model", "chain", "temperature", range(1), 8000, length=1) > 1e-4
+    shared_noise_under_chain(monkeypatch)
+    assert worst_p("model", "chain", "temperature", range(1), 8000, length=1) < 1e-6
+
+
+def penalties_frozen(patch: MonkeyPatch) -> None:
+    """4: every node of a draft is judged with the processors' state at its root."""
+    original = Judge._refs
+
+    def refs(*args: Any) -> Any:
+        rows, logits, line = original(*args)
+        return [(request, ()) for request, _ in rows], logits, line
+
+    patch.setattr(Judge, "_refs", staticmethod(refs))
+
+
+def emit_something_else(patch: MonkeyPatch) -> None:
+    """5: accept if equal, but on a mismatch emit a fresh draw."""
+    original = Exact._descend
+
+    def descend(self: Exact, case: Any, place: int, drawn: dict[int, int]) -> None:
+        original(self, case, place, drawn)
+        verdict = case.verdict
+        last = verdict.path[place][-1] if verdict.path[place] else case.roots[place]
+        if case.children.get(last):
+            line = case.line[last]
+            ref = case.refs[line]
+            key = ref[0].accept_noise.key(ref[0].index(len(ref[1])))
+            verdict.next_token[place] = case.sampler.draw([ref], case.scores[line : line + 1], [key])[0]
+
+    patch.setattr(Exact, "_descend", descend)
+
+
+def stale_mask(patch: MonkeyPatch) -> None:
+    """13: every candidate sees all candidates before it, not its ancestors only."""
+    patch.setattr(layout, "tree_words", lambda forest, nodes: [(2 << j) - 1 for j in range(len(nodes))])
+
+
+def stale_position(patch: MonkeyPatch) -> None:
+    """13: candidates take the place after their neighbour instead of their parent."""
+    original = layout.RowsBuilder.add
+
+    def add(self: Any, *args: Any, depths: Any = None, **kwargs: Any) -> None:
+        original(self, *args, depths=[1 + i for i in range(len(depths))] if depths else depths, **kwargs)
+
+    patch.setattr(layout.RowsBuilder, "add", add)
+
+
+def missed_stop(patch: MonkeyPatch) -> None:
+    """15: a stop inside an accepted run is not seen."""
+
+    class Blind(Stopper):
+        def __init__(self, request: Any, detokenizer: Any) -> None:
+            super().__init__(request, detokenizer)
+            self.request = request
+
+        def push(self, token: int) -> Any:
+            reason = super().push(token)
+            return None if self.request.drafted[-1] and reason == "stop" else reason
+
+    patch.setattr(loop, "Stopper", Blind)
+
+
+def forks_without_lineage(patch: MonkeyPatch) -> None:
+    """16: all samples of a prompt draw with the same noise."""
+    original = loop.Request
+
+    def make(*args: Any, lineage: Any = (), **kwargs: Any) -> Any:
+        return original(*args, lineage=(), **kwargs)
+
+    patch.setattr(loop, "Request", make)
+
+
+def moves_forgotten(patch: MonkeyPatch) -> None:
+    """The accepted path of a tree is not made contiguous."""
+    patch.setattr(Setting, "target", lambda self, make=Setting.target: _frozen(make(self)))
+
+
+def _frozen(toy: Any) -> Any:
+    toy.move = lambda source, target: None
+    return toy
+
+
+def stale_frontier(patch: MonkeyPatch) -> None:
+    """The draft model keeps K/V of rejected tokens: harmless for the text, so it must survive (see below)."""
+    patch.setattr(ModelDrafter, "learn", lambda self, view, verdict: None)
+
+
+TEXT: list[tuple[Callable[[MonkeyPatch], None], str, str]] = [
+    (penalties_frozen, "greedy penalties", "model"),
+    (emit_something_else, "temperature", "ngram"),
+    (stale_mask, "temperature", "user"),
+    (stale_position, "temperature", "user"),
+    (missed_stop, "stop ids", "model"),
+    (forks_without_lineage, "temperature", "none"),
+    (moves_forgotten, "greedy", "user"),
+]
+
+
+def fixed_cases(feature: str, drafter: str) -> None:
+    """Forty seeded cases of one cell."""
+    rng = random.Random(0)
+    for case in range(40):
+        setting = Setting(model_seed=case % 5, draft_noise=0.3, nodes={"ngram": 4, "model": 4, "user": 8})
+        params = {
+            "top_p": 1.0,
+            "top_k": 0,
+            **FEATURES[feature],
+            "drafter": drafter,
+            "max_tokens": 20,
+            "n": 1 + case % 2,
+        }
+        wishes = [
+            Wish([rng.randrange(7) for _ in range(6)], SamplingParams(seed=case, **params).resolve({}))
+            for _ in range(3)
+        ]
+        check(setting, wishes)
+
+
+@pytest.mark.parametrize(("mutant", "feature", "drafter"), TEXT, ids=lambda m: getattr(m, "__name__", m))
+def test_mutant_dies_by_text(
+    mutant: Callable[[MonkeyPatch], None], feature: str, drafter: str, monkeypatch: MonkeyPatch
+) -> None:
+    mutant(monkeypatch)
+    with pytest.raises(AssertionError):
+        fixed_cases(feature, drafter)
+
+
+@pytest.mark.parametrize(("feature", "drafter"), sorted({(f, d) for _, f, d in TEXT}))
+def test_without_a_mutant_the_same_cases_pass(feature: str, drafter: str) -> None:
+    fixed_cases(feature, drafter)
+
+
+def test_drafter_memory_is_disposable(monkeypatch: MonkeyPatch) -> None:
+    """A drafter that forgets everything it computed costs time, never text."""
+    stale_frontier(monkeypatch)
+    fixed_cases("temperature", "model")
+
+
+def test_engine_and_roles_are_what_the_mutants_patch() -> None:
+    """The patched seams are the ones in use (a rename must not turn a mutant into a no-op)."""
+    assert hasattr(Engine, "_emit") and Role.CANDIDATE == 1 and loop.lay_out is layout.lay_out

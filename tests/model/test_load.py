@@ -1,0 +1,177 @@
+"""Every bad checkpoint meets one sentence that names what is wrong and what to do."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from paceline.core.errors import CheckpointError
+from paceline.model.families import FAMILIES
+from paceline.model.load import inspect, load_model
+from tests.tiny import tiny_checkpoint
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return tiny_checkpoint(tmp_path / "model", vocab=96, with_tokenizer=False)
+
+
+def refusal(path: Path | str, **options: Any) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        load_model(path, **options)
+    message = str(caught.value)
+    assert message.endswith(".") and "\n" not in message
+    return message
+
+
+def edit_config(path: Path, **changes: Any) -> Path:
+    config = json.loads((path / "config.json").read_text()) | changes
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def edit_weights(path: Path, **changes: torch.Tensor | None) -> Path:
+    weights = {k: v for k, v in (load_file(path / "model.safetensors") | changes).items() if v is not None}
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    return path
+
+
+def test_missing_tensor(checkpoint: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    assert f"tensor {name} is missing" in refusal(edit_weights(checkpoint, **{name: None}))
+
+
+def test_wrong_shape(checkpoint: Path) -> None:
+    name = "model.layers.0.self_attn.k_proj.weight"
+    message = refusal(edit_weights(checkpoint, **{name: torch.zeros(16, 31)}))
+    assert name in message and "(16, 31)" in message and "(16, 32)" in message
+
+
+def test_unknown_tensor(checkpoint: Path) -> None:
+    assert "no place for, such as model.adapter.weight" in refusal(
+        edit_weights(checkpoint, **{"model.adapter.weight": torch.zeros(2)})
+    )
+
+
+def test_harmless_extra_tensors(checkpoint: Path) -> None:
+    load_model(edit_weights(checkpoint, **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}))
+
+
+def test_quantised_tensor(checkpoint: Path) -> None:
+    name = "model.layers.0.self_attn.o_proj.weight"
+    message = refusal(edit_weights(checkpoint, **{name: torch.zeros(32, 32, dtype=torch.int8)}))
+    assert name in message and "int8" in message
+
+
+@pytest.mark.parametrize("keep", [0, 5, 400, -8])
+def test_truncated_file(checkpoint: Path, keep: int) -> None:
+    file = checkpoint / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    assert "model.safetensors is truncated or damaged" in refusal(checkpoint)
+
+
+def test_missing_shard(tmp_path: Path) -> None:
+    path = tiny_checkpoint(tmp_path, vocab=96, with_tokenizer=False, shard="20KB")
+    shard = sorted(path.glob("*.safetensors"))[1]
+    shard.unlink()
+    assert f"{shard.name} is listed in model.safetensors.index.json but missing" in refusal(path)
+
+
+def test_no_weights(checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").rename(checkpoint / "pytorch_model.bin")
+    assert "convert the weights to safetensors" in refusal(checkpoint)
+
+
+def test_gguf(checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").rename(checkpoint / "model-q4.gguf")
+    assert "GGUF" in refusal(checkpoint)
+    assert "GGUF" in refusal(checkpoint / "model-q4.gguf")
+
+
+def test_no_config(tmp_path: Path) -> None:
+    assert "has no config.json" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "\xff"])
+def test_damaged_config(checkpoint: Path, content: str) -> None:
+    (checkpoint / "config.json").write_text(content, encoding="latin-1")
+    assert "config.json" in refusal(checkpoint)
+
+
+def test_invalid_config(checkpoint: Path) -> None:
+    assert "not a valid llama config" in refusal(edit_config(checkpoint, hidden_size="wide"))
+
+
+def test_neither_directory_nor_hub_id(tmp_path: Path) -> None:
+    assert "neither a directory nor a hub id" in refusal(tmp_path / "no such" / "place")
+
+
+def test_unreachable_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert "no directory nobody/nothing" in refusal("nobody/nothing")
+
+
+def test_hub_arguments(monkeypatch: pytest.MonkeyPatch, checkpoint: Path) -> None:
+    """Revision and token reach the hub, and code files are never asked for."""
+    asked: dict[str, Any] = {}
+
+    def download(name: str, **options: Any) -> str:
+        asked.update(options, name=name)
+        return str(checkpoint)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    load_model("owner/name", revision="abc", token="secret")
+    assert (asked["name"], asked["revision"], asked["token"]) == ("owner/name", "abc", "secret")
+    assert not any(pattern.endswith((".py", ".bin")) or pattern == "*" for pattern in asked["allow_patterns"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model_type": "falcon", "architectures": ["FalconForCausalLM"]}, ["FalconForCausalLM", *FAMILIES]),
+        ({"model_type": "secret", "auto_map": {"AutoConfig": "secret.Config"}}, ["secret", "remote code"]),
+        ({"model_type": "mixtral", "num_local_experts": 8}, ["mixtral", "MoE"]),
+        ({"model_type": "qwen3_moe", "num_experts": 8}, ["qwen3_moe", "MoE"]),
+        ({"model_type": "gemma3", "vision_config": {}}, ["gemma3", "images", "gemma3_text"]),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, ["gptq"]),
+        ({"quantization_config": {"quant_method": "awq"}}, ["awq"]),
+        ({"quantization_config": {"quant_method": "fp8"}}, ["fp8"]),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, ["dynamic", "cached keys"]),
+        ({"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}}, ["proportional", "llama3"]),
+        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, ["rope_parameters", "factor"]),
+        ({"hidden_act": "relu"}, ["relu", "silu"]),
+    ],
+)
+def test_refused_by_name(checkpoint: Path, changes: dict[str, Any], named: list[str]) -> None:
+    message = refusal(edit_config(checkpoint, **changes))
+    assert all(name in message for name in named), message
+
+
+def test_max_len(checkpoint: Path) -> None:
+    assert load_model(checkpoint, max_len=100).max_len == 100
+    assert "outside 1..512" in refusal(checkpoint, max_len=513)
+    assert "outside 1..512" in refusal(checkpoint, max_len=0)
+
+
+def test_unknown_dtype(checkpoint: Path) -> None:
+    assert "bfloat16" in refusal(checkpoint, dtype="int8")
+
+
+def test_inspect_reads_no_weights(checkpoint: Path) -> None:
+    facts = inspect(checkpoint)
+    file = checkpoint / "model.safetensors"
+    assert (facts.tensors, facts.bytes) == (2 * 9 + 3, file.stat().st_size)
+    assert facts.kv_bytes_per_token == 2 * 2 * 2 * 8 * 2  # layers, k and v, heads, head_dim, bytes
+    assert facts.spec.eos == (1,)
+
+
+def test_bytes_of_a_pass(checkpoint: Path) -> None:
+    decoder = load_model(checkpoint, dtype="float32")
+    embedding = 96 * 32 * 4
+    assert (
+        decoder.weight_bytes == sum(v.nbytes for v in load_file(checkpoint / "model.safetensors").values()) - embedding
+    )
+    assert decoder.kv_bytes_per_token == inspect(checkpoint, dtype="float32").kv_bytes_per_token
