@@ -196,7 +196,7 @@ def test_bad_requests_are_refused_and_nothing_is_lost(
 
 
 def test_bad_engines_are_refused(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    target, draft = pair
+    target, _ = pair
     with pytest.raises(RefusalError, match="vocabulary"):
         LLM(target, tiny_checkpoint(tmp_path / "other", vocab=400), memory="4M")
     with pytest.raises(RefusalError, match="draft=PATH"):

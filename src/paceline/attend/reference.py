@@ -44,8 +44,8 @@ class Reference:
         self.batches = [pad(rows, pieces) for pieces in split(rows.segments, SCORES // self.heads)]
         for batch in self.batches:
             batch.parts = {window: self.part(rows, batch, window) for window in set(self.windows)}
-        lone = self.batches[0] if len(self.batches) == 1 else None
-        self.whole = lone is not None and lone.keep is None and len(lone.target) == self.total
+        starts = [piece.segment.start for piece in self.batches[0].pieces]
+        self.whole = len(self.batches) == 1 and self.batches[0].keep is None and starts == sorted(starts)
 
     def part(self, rows: Rows, batch: Batch, window: int | None) -> Part:
         blocks, slot = self.reach(batch, [piece.end for piece in batch.pieces], window)

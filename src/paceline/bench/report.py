@@ -105,7 +105,7 @@ class Report:
         from rich import box
         from rich.table import Table
 
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
         for name in COLUMNS:
             left = name in ("drafter", "identical")
             table.add_column(name, justify="left" if left else "right", no_wrap=True)
@@ -123,7 +123,7 @@ class Report:
         )
 
 
-COLUMNS = ("drafter", "batch", "T", "tokens/s", "decode/s", "tau", "kept", "speed-up", "range", "identical", "ties")
+COLUMNS = ("drafter", "batch", "T", "tokens/s", "decode/s", "tau", "kept", "ratio", "range", "identical", "ties")
 """Narrow enough for 80 characters; JSON has the rest."""
 
 

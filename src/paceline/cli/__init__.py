@@ -112,9 +112,9 @@ def bench(
     respected, the chat template applied where there is one, and other sampling settings are the checkpoint's.
 
     Columns: decode/s is tokens/s without the prompt's part; tau the tokens per pass of the model; kept the share of
-    drafted tokens that were accepted; speed-up the ratio to none, with its range over the repeats. A text is identical
-    when its tokens equal plain decoding's or first differ at a near-tie, where rounding decides (ties counts them);
-    law: this verifier keeps only the distribution. Exit code 1 if a text truly differed.
+    drafted tokens that were accepted; ratio the speed-up over none, and its range over the repeats. A text is
+    identical when its tokens equal plain decoding's or first differ at a near-tie, where rounding decides (ties counts
+    them); law: this verifier keeps only the distribution. Exit code 1 if a text truly differed.
     """
     from paceline.cli.bench import bench
 

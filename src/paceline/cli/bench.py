@@ -37,7 +37,8 @@ def bench(
     from paceline.bench.run import bench as measure
 
     wish = Bench(prompts, names, batches, temperatures, max_tokens, num_prompts, repeat, seed)
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    stderr = Console(stderr=True)
+    with Progress(console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
         task = bar.add_task("loading", total=None)
         report = measure(
             engine.options(),

@@ -166,7 +166,9 @@ class Sampler:
         if not used:
             return logits
         logits = logits.clone()
-        at = [dict(zip(slot.live, self._states(slot, path))) for slot, (_, path) in zip(slots, rows)]
+        at = [
+            dict(zip(slot.live, self._states(slot, path))) if slot.live else {} for slot, (_, path) in zip(slots, rows)
+        ]
         for i in sorted(used):
             logits = self._chain[i].apply([states.get(i) for states in at], logits)
         return logits

@@ -1,0 +1,40 @@
+# `make run` shows Paceline at work, `make test` checks it. Both set up .venv themselves, once.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
+
+.PHONY: run test lint types tests clean
+
+run: $(VENV)/installed
+	$(BIN)/paceline demo
+
+test: lint types tests
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(VENV)/installed-dev
+	$(BIN)/mypy
+
+# One thread per worker: torch would otherwise start as many as there are cores in each of them.
+tests: $(VENV)/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+$(VENV)/pyvenv.cfg:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
+	@echo "Installing Paceline into $(VENV); the first time this downloads torch."
+	$(INSTALL) .
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(INSTALL) '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV)

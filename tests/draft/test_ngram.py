@@ -1,0 +1,40 @@
+"""Prompt lookup against a brute-force search."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.draft.ngram import LONGEST, SHORTEST, Index
+
+
+def brute_force(tokens: list[int], count: int) -> list[int]:
+    """The continuation of the most recent earlier occurrence of the longest suffix, by scanning."""
+    for n in range(min(LONGEST, len(tokens) - 1), SHORTEST - 1, -1):
+        for end in range(len(tokens) - 1, n - 1, -1):
+            if tokens[end - n : end] == tokens[-n:]:
+                text = list(tokens)
+                while len(text) < len(tokens) + count:
+                    text.append(text[end + len(text) - len(tokens)])
+                return text[len(tokens) :]
+    return []
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 8), st.integers(1, 5))
+def test_lookup_is_the_brute_force_search(tokens: list[int], count: int, pieces: int) -> None:
+    index = Index()
+    for i in range(pieces):
+        index.extend(tokens[: len(tokens) * (i + 1) // pieces])
+    assert index.lookup(tokens, count) == brute_force(tokens, count)
+
+
+def test_a_copy_is_drafted_whole() -> None:
+    text = [5, 6, 7, 8, 9, 10, 11]
+    index = Index()
+    index.extend([*text, 1, 5, 6])
+    assert index.lookup([*text, 1, 5, 6], 4) == [7, 8, 9, 10]
+
+
+def test_nothing_known_drafts_nothing() -> None:
+    index = Index()
+    index.extend([1, 2, 3, 4])
+    assert index.lookup([1, 2, 3, 4], 4) == []

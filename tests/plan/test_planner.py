@@ -1,0 +1,95 @@
+"""Rows and blocks: decoding first, prompts in order, nodes shed before requests, the last in order pre-empted."""
+
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.core.params import SamplingParams
+from paceline.core.request import Request
+from paceline.plan.fixed import FixedLength
+from paceline.plan.planner import Planner, Room
+
+
+@dataclass
+class Stand:
+    """A lease that only counts."""
+
+    length: int
+    blocks: int
+
+
+SIZE = 4
+
+
+def request(i: int, tokens: int, computed: int, drafter: str = "ngram", left: int = 50) -> Request:
+    r = Request(i, [0] * tokens, SamplingParams(), 0, drafter=drafter, max_tokens=left)
+    r.lease = Stand(computed, -(-computed // SIZE))
+    return r
+
+
+def room(requests: list[Request], free: int) -> Room:
+    def need(r: Request, rows: int) -> int:
+        assert isinstance(r.lease, Stand)
+        return max(0, -(-(r.lease.length + rows) // SIZE) - r.lease.blocks)
+
+    def gain(r: Request) -> int:
+        assert isinstance(r.lease, Stand)
+        return r.lease.blocks
+
+    return Room(free, need, gain)
+
+
+def planner(budget: int = 32, nodes: int = 3, free_rows: int | None = None) -> Planner:
+    return Planner(FixedLength({"ngram": nodes}, free_rows=free_rows), budget)
+
+
+def test_decoding_requests_come_first_and_prompts_share_the_rest() -> None:
+    rs = [request(0, 40, 0), request(1, 9, 8), request(2, 30, 0)]
+    plan = planner(budget=20).plan(rs, room(rs, 100))
+    assert [(i.request.id, i.given, i.nodes) for i in plan.items] == [(1, 1, 3), (0, 16, 0)]
+
+
+def test_a_prompt_that_ends_in_this_step_drafts_at_once() -> None:
+    rs = [request(0, 10, 0)]
+    [item] = planner().plan(rs, room(rs, 100)).items
+    assert (item.given, item.nodes, item.completes) == (10, 3, True)
+
+
+def test_nodes_go_before_requests_and_the_last_goes_first() -> None:
+    rs = [request(0, 9, 8), request(1, 9, 8)]
+    plan = planner().plan(rs, room(rs, 2))
+    assert [(i.request.id, i.nodes) for i in plan.items] == [(0, 3), (1, 3)]
+    rs = [request(0, 8, 7), request(1, 8, 7)]
+    plan = planner().plan(rs, room(rs, 0))
+    assert [i.nodes for i in plan.items] == [0, 0] and not plan.preempt
+    rs = [request(0, 9, 8), request(1, 9, 8), request(2, 9, 8)]
+    plan = planner().plan(rs, room(rs, 0))
+    assert [r.id for r in plan.preempt] == [2]
+    assert [i.request.id for i in plan.items] == [0, 1]
+
+
+def test_nodes_are_shared_when_many_run() -> None:
+    policy = FixedLength({"ngram": 5}, free_rows=12)
+    r = request(0, 9, 8)
+    assert [policy.nodes(r, running) for running in (1, 2, 3, 6, 12, 40)] == [5, 5, 3, 1, 0, 0]
+    wish = Request(0, [0], SamplingParams(max_nodes=2), 0, drafter="ngram", max_tokens=9)
+    assert policy.nodes(wish, 40) == 2
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(0, 39)), min_size=1, max_size=8),
+    st.integers(0, 12), st.integers(8, 40), st.integers(0, 6),
+)  # fmt: skip
+def test_every_plan_is_valid_and_somebody_moves(
+    shapes: list[tuple[int, int]], free: int, budget: int, nodes: int
+) -> None:
+    rs = [request(i, tokens, min(computed, tokens - 1)) for i, (tokens, computed) in enumerate(shapes)]
+    space = room(rs, free)
+    plan = planner(budget, nodes).plan(rs, space)
+    plan.validate(budget)
+    used = sum(space.need(i.request, i.rows) for i in plan.items)
+    assert used <= free + sum(space.gain(r) for r in plan.preempt)
+    assert plan.items or plan.preempt
+    assert len(plan.items) + len(plan.preempt) <= len(rs)

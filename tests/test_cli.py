@@ -1,0 +1,332 @@
+"""The command line: what it says, what it answers to bad input, and that a session survives."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from paceline.cli import app
+from paceline.cli.answer import Answer, Screen, answer
+from paceline.cli.chat import Session, history_file
+from paceline.core.params import SamplingParams
+from paceline.engine.llm import LLM
+from paceline.verify import Case
+from paceline.verify.exact import Exact
+from tests.tiny import tiny_checkpoint
+
+COMMANDS = ["generate", "chat", "bench", "info", "demo"]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Options that name a target and a draft with the same weights."""
+    path = tmp_path_factory.mktemp("pair")
+    target = tiny_checkpoint(path / "target", seed=0)
+    draft = tiny_checkpoint(path / "draft", seed=0)
+    return ["--model", str(target), "--draft", str(draft), "--dtype", "float32", "--memory", "4M"]
+
+
+@pytest.fixture(scope="module")
+def llm(pair: list[str]) -> LLM:
+    return LLM(pair[1], pair[3], dtype="float32", memory="4M", max_model_len=96)
+
+
+def run(*args: str, input: str | bytes | None = None) -> Result:
+    return CliRunner().invoke(app, list(args), input=input)
+
+
+def failure(result: Result) -> str:
+    """The one sentence on stderr of a command that met bad input."""
+    assert result.exit_code == 2, (result.output, result.exception)
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("paceline: error: ")
+    return line.removeprefix("paceline: error: ")
+
+
+# -- help ------------------------------------------------------------------------------------------------------------
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom paceline.cli import main\nsys.argv = ['paceline', '--help']\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'prompt_toolkit', 'rich.progress', 'psutil'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert all(command in done.stdout for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command: str) -> None:
+    result = run(command, "--help")
+    assert result.exit_code == 0 and f"Example: paceline {command}" in result.stdout
+    assert "--model" in result.stdout and "--memory" in result.stdout
+
+
+def test_module_and_version() -> None:
+    done = subprocess.run([sys.executable, "-m", "paceline", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("paceline 0.")
+
+
+# -- bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--temperature", "-1"], "temperature"),
+        (["--top-p", "1.5"], "top_p is 1.5"),
+        (["--max-tokens", "0"], "max_tokens"),
+        (["--drafter", "nonsense"], "Unknown drafter 'nonsense'"),
+        (["--drafter", "user"], "needs a function"),
+        (["--verifier", "nonsense"], "Unknown verifier"),
+        (["--memory", "lots"], "memory is 'lots'"),
+        (["--memory", "100"], "one block"),
+        (["--memory", "8K"], "needs"),
+        (["--threads", "0"], "threads"),
+        (["--max-model-len", "100000"], "max_len"),
+    ],
+)
+def test_bad_options(pair: list[str], args: list[str], says: str) -> None:
+    assert says in failure(run("generate", "hello", *pair, *args))
+
+
+def test_bad_prompts(pair: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "prompt.txt"
+    path.write_bytes(b"ab\xff")
+    assert "byte 2 is 0xff" in failure(run("generate", "--prompt-file", str(path), *pair))
+    assert "Standard input is not UTF-8: byte 1" in failure(run("generate", *pair, input=b"a\xff"))
+    assert "empty" in failure(run("generate", *pair, input=""))
+    assert "empty" in failure(run("generate", "", *pair))
+    assert "one of them" in failure(run("generate", "x", "--prompt-file", str(path), *pair))
+    assert "cannot be read" in failure(run("generate", "--prompt-file", str(tmp_path / "absent"), *pair))
+    assert "context holds 512" in failure(run("generate", "hello " * 600, *pair))
+
+
+def test_bad_checkpoints(pair: list[str], tmp_path: Path) -> None:
+    assert "config.json" in failure(run("generate", "x", "--model", str(tmp_path)))
+    assert "config.json" in failure(run("info", "--model", str(tmp_path)))
+    other = tiny_checkpoint(tmp_path / "other", vocab=300)
+    assert "another vocabulary" in failure(run("generate", "x", *pair[:2], "--draft", str(other)))
+
+
+def test_bad_bench(pair: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "fine"}\n{"prompt"', encoding="utf-8")
+    assert "line 2 does not parse" in failure(run("bench", "--prompts", str(path), *pair))
+    assert "--batch is '1,x'" in failure(run("bench", "--prompts", str(path), "--batch", "1,x", *pair))
+    assert "--methods is ''" in failure(run("bench", "--prompts", str(path), "--methods", "", *pair))
+    assert "--methods" in failure(run("bench", "--prompts", str(path), "--drafter", "ngram", *pair))
+
+
+# -- generate --------------------------------------------------------------------------------------------------------
+
+
+def test_every_drafter_writes_the_same_text(pair: list[str]) -> None:
+    texts = {
+        run("generate", "Tom has", *pair, "--seed", "5", "--max-tokens", "30", "--drafter", drafter).stdout
+        for drafter in ("none", "ngram", "model")
+    }
+    assert len(texts) == 1 and len(texts.pop()) > 10
+
+
+def test_figures_go_to_stderr(pair: list[str]) -> None:
+    loud = run("generate", "Tom has", *pair, "--seed", "5", "--max-tokens", "9")
+    quiet = run("generate", "Tom has", *pair, "--seed", "5", "--max-tokens", "9", "--no-stats")
+    assert loud.stdout == quiet.stdout and quiet.stderr == ""
+    assert "9 tokens in" in loud.stderr and "tau" in loud.stderr and "seed 5" in loud.stderr
+
+
+def test_json_and_where_the_prompt_comes_from(pair: list[str], tmp_path: Path) -> None:
+    (tmp_path / "prompt.txt").write_text("Tom has\n", encoding="utf-8")
+    options = [*pair, "--seed", "5", "--max-tokens", "9", "--json", "--no-stats"]
+    given = json.loads(run("generate", "Tom has", *options).stdout)
+    piped = json.loads(run("generate", *options, input="Tom has\n").stdout)
+    read = json.loads(run("generate", "--prompt-file", str(tmp_path / "prompt.txt"), *options).stdout)
+    assert given["token_ids"] == piped["token_ids"] == read["token_ids"] and len(given["token_ids"]) == 9
+    assert given["seed"] == 5 and given["tau"] > 1 and given["prompt"] == read["prompt"] == "Tom has"
+    plain = json.loads(run("generate", "Tom has", *options, "--no-chat").stdout)
+    assert len(plain["prompt_token_ids"]) < len(given["prompt_token_ids"]), "the template adds tokens"
+
+
+def test_pieces_are_coloured_and_control_characters_dropped(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Screen()
+    screen.terminal = screen.color = True
+    screen.write("plain\x1b[2J\n")
+    assert capsys.readouterr().out == "plain[2J\n"
+    screen.terminal = screen.color = False
+    screen.write("as \x1b it is", drafted=True)
+    assert capsys.readouterr().out == "as \x1b it is"
+
+
+# -- chat ------------------------------------------------------------------------------------------------------------
+
+
+def talk(llm: LLM, **wishes: Any) -> Session:
+    return Session(llm, SamplingParams(**{"max_tokens": 8, "temperature": 0.0, "ignore_eos": True, **wishes}), Screen())
+
+
+def test_a_session_by_pipe(pair: list[str]) -> None:
+    said = "hello\n/stats\n/drafter none\n/drafter nonsense\n/nonsense\n/reset\nhello\n/exit\nnever heard\n"
+    result = run("chat", *pair, "--max-tokens", "6", "--temperature", "0", input=said)
+    assert result.exit_code == 0
+    half = len(result.stdout) // 2
+    first, second = result.stdout[:half], result.stdout[half:]
+    assert len(first) > 4 and first == second, "after a reset the same message gets the same answer"
+    for words in ("session: 1 answers", "drafter: none", "Unknown drafter 'nonsense'", "no command /nonsense"):
+        assert words in result.stderr
+
+
+def test_chat_needs_a_template(pair: list[str], tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    bare = tiny_checkpoint(tmp_path / "bare", seed=0)
+    tokenizer = AutoTokenizer.from_pretrained(str(bare))
+    tokenizer.chat_template = None
+    for file in bare.glob("*.jinja"):
+        file.unlink()
+    tokenizer.save_pretrained(bare)
+    assert "no chat template" in failure(run("chat", "--model", str(bare), input="hello\n"))
+
+
+def test_the_conversation_is_remembered_and_reset(llm: LLM) -> None:
+    session = talk(llm)
+    session.hear("hello")
+    session.hear("again")
+    assert [m["role"] for m in session.messages] == ["user", "assistant"] * 2
+    assert session.messages[1]["content"] == session.answers[0].result.text
+    session.hear("/reset")
+    assert session.messages == []
+
+
+def test_a_full_context_costs_the_message_only(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    session = talk(llm)
+    session.hear("hello")
+    before = list(session.messages)
+    session.hear("many words " * 40)
+    assert session.messages == before
+    assert "the context holds 96" in capsys.readouterr().err
+    session.hear("again")
+    assert len(session.messages) == len(before) + 2
+
+
+def test_ctrl_c_stops_an_answer_and_keeps_the_session(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    session = talk(llm, max_tokens=40)
+    handler = signal.getsignal(signal.SIGINT)
+    session.screen.show = press_after(3)  # type: ignore[method-assign]
+    session.hear("hello")
+    assert signal.getsignal(signal.SIGINT) is handler
+    stopped = session.answers[0]
+    assert stopped.interrupted and 3 <= len(stopped.result.token_ids) < 40
+    assert session.messages[-1] == {"role": "assistant", "content": stopped.result.text}
+    assert "(stopped)" in capsys.readouterr().err
+    assert not llm.engine.busy
+    llm.engine.cache.check_integrity()
+    session.screen = Screen()
+    session.hear("again")
+    assert not session.answers[1].interrupted
+
+
+def press_after(chunks: int) -> Callable[[object], None]:
+    seen: list[object] = []
+
+    def show(chunk: object) -> None:
+        seen.append(chunk)
+        if len(seen) == chunks:
+            signal.raise_signal(signal.SIGINT)
+
+    return show
+
+
+def test_the_second_ctrl_c_is_not_held_back(llm: LLM) -> None:
+    def show(chunk: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        answer(llm, [5, 6, 7], SamplingParams(max_tokens=20), show)
+    assert not llm.engine.busy
+
+
+def test_drafter_is_changed_and_refused_by_name(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    session = talk(llm)
+    for line in ("/drafter", "/drafter ngram", "/drafter user"):
+        session.hear(line)
+    told = capsys.readouterr().err
+    assert "drafter: model (of model, ngram, none)" in told and "drafter: ngram" in told and "needs a function" in told
+    assert session.params.drafter == "ngram"
+
+
+def test_history_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert history_file() == tmp_path / "paceline" / "history"
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    assert history_file() is None
+
+
+# -- info, bench, demo -----------------------------------------------------------------------------------------------
+
+
+def test_info(pair: list[str], tmp_path: Path) -> None:
+    said = json.loads(run("info", *pair, "--json").stdout)
+    model = said["model"]
+    assert (model["family"], model["layers"], model["vocabulary"], model["context"]) == ("llama", 2, 320, 512)
+    assert model["parameters"] == 2 * 320 * 32 + 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64 + 2 * 32) + 32
+    assert model["weight_bytes"] == 4 * model["parameters"] and model["kv_bytes_per_token"] == 2 * 2 * 8 * 2 * 4
+    fits = {entry["drafter"]: entry["exact"] for entry in said["drafters"]}
+    assert fits["none"] is fits["ngram"] is fits["model"] is None and "function" in fits["user"]
+    other = tiny_checkpoint(tmp_path / "other", vocab=300)
+    said = json.loads(run("info", *pair[:2], "--draft", str(other), "--json").stdout)
+    assert "another vocabulary (300 entries)" in said["draft_refused"]
+    assert "needs a draft model" in {entry["drafter"]: entry["exact"] for entry in said["drafters"]}["model"]
+    table = run("info", *pair).stdout
+    assert "kv bytes per token" in table and "ngram" in table
+
+
+def test_bench_prints_a_table_and_writes_json(pair: list[str], tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text('{"prompt": "Tom has"}\n', encoding="utf-8")
+    out = tmp_path / "out.json"
+    result = run(
+        "bench", *pair, "--prompts", str(tmp_path / "p.jsonl"), "--methods", "none,ngram", "--batch", "1",
+        "--max-tokens", "6", "--repeat", "1", "--json", str(out),
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "identical" in result.stdout and "ngram" in result.stdout and "of the limit" in result.stdout
+    assert [row["method"] for row in json.loads(out.read_text())["rows"]] == ["none", "ngram"]
+
+
+def test_demo(pair: list[str]) -> None:
+    result = run("demo", *pair, "--max-tokens", "24")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("identical") == 3 and "often wrong" in result.stdout
+
+
+def test_demo_fails_when_a_text_differs(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutant: after an accepted run the next token is another one."""
+    descend = Exact._descend
+
+    def mutant(self: Exact, case: Case, place: int, drawn: dict[int, int]) -> None:
+        descend(self, case, place, drawn)
+        token = case.verdict.next_token[place]
+        if case.verdict.path[place] and token is not None:
+            case.verdict.next_token[place] = token % 100 + 10
+
+    monkeypatch.setattr(Exact, "_descend", mutant)
+    result = run("demo", *pair, "--max-tokens", "24")
+    assert result.exit_code == 1 and "DIFFERENT" in result.stdout
+
+
+def test_an_answer_knows_its_figures(llm: LLM) -> None:
+    done: Answer = answer(llm, [5, 6, 7], SamplingParams(max_tokens=6, seed=1, ignore_eos=True))
+    figures = done.figures()
+    assert figures["tokens"] == 6 and figures["tokens_per_second"] == pytest.approx(6 / done.seconds)
+    assert 1 <= figures["tau"] <= 6 and 0 <= figures["acceptance_rate"] <= 1
