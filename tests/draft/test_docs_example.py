@@ -20,7 +20,14 @@ def test_the_example_of_the_docs_works() -> None:
         rng = random.Random(0)
         kept = 0
         for case, feature in enumerate(FEATURES):
-            params = {"top_p": 1.0, "top_k": 0, **FEATURES[feature], "drafter": "repeat", "max_tokens": 20, "seed": case}
+            params = {
+                "top_p": 1.0,
+                "top_k": 0,
+                **FEATURES[feature],
+                "drafter": "repeat",
+                "max_tokens": 20,
+                "seed": case,
+            }
             wishes = [Wish([rng.randrange(7) for _ in range(5)], SamplingParams(**params).resolve({}))]
             engine = check(Setting(model_seed=case % 3, nodes={"repeat": 3}), wishes)
             kept += "repeat" in engine.drafters

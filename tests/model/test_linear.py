@@ -46,9 +46,9 @@ def test_a_row_hardly_depends_on_its_companions(packing: Packing) -> None:
 
 def test_plain_is_always_there_and_last() -> None:
     for dtype in DTYPES:
-        assert [*available(dtype, CPU)][-1] == plain(dtype)
+        assert [*available(dtype, CPU)][-1] == plain(dtype, CPU)
     assert [p.name for p in available(torch.float64, CPU)] == ["plain"]
-    assert choose(torch.bfloat16, torch.device("meta")) == plain(torch.bfloat16)
+    assert choose(torch.bfloat16, torch.device("meta")) == plain(torch.bfloat16, torch.device("meta"))
 
 
 def test_a_packing_that_miscounts_is_not_chosen() -> None:
@@ -56,7 +56,7 @@ def test_a_packing_that_miscounts_is_not_chosen() -> None:
         return lambda x: F.linear(x, weight, bias) * 1.1
 
     assert not works(Packing("wrong", torch.float32, torch.float32, wrong, 1))
-    assert works(plain(torch.float32))
+    assert works(plain(torch.float32, CPU))
 
 
 def test_a_packing_whose_op_is_missing_is_not_chosen() -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
-from paceline.engine.build import Options
 from paceline.engine.llm import LLM, Prompt, as_batch
 from paceline.engine.outputs import Chunk, Follower, RequestOutput, output
 
@@ -55,7 +54,6 @@ class AsyncLLM:
         drafter: "str | UserFn | None" = None,
         **options: Any,
     ) -> None:
-        Options(model, draft, drafter, **options)
         self.llm = LLM(model, draft, drafter, **options)
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._live: list[Subscription] = []

@@ -1,11 +1,11 @@
 """From a user's options to an engine with its text half."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.errors import CapacityError, CheckpointError, InputError, RefusalError
+from paceline.cache.cache import blocks_in
+from paceline.core.errors import CheckpointError, InputError, RefusalError
 from paceline.core.registry import refusal
 
 if TYPE_CHECKING:
@@ -125,21 +125,15 @@ def _check_pair(drafter: str, verifier: str, have: set[str]) -> None:
 
 
 def blocks_for(options: Options, bytes_per_token: int, max_len: int) -> int:
-    """Blocks of the K/V pool. CapacityError when not even a short request would fit."""
-    per_block = bytes_per_token * options.block_size
-    context = -(-max_len // options.block_size)
+    """Blocks of the K/V pool, target and draft together. CapacityError when not even one fits."""
     if options.memory is None:
         import psutil
 
-        budget = min(psutil.virtual_memory().available // 4, per_block * context * options.max_requests)
+        contexts = bytes_per_token * max_len * options.max_requests
+        budget = max(min(psutil.virtual_memory().available // 4, contexts), bytes_per_token * options.block_size)
     else:
         budget = parse_bytes(options.memory)
-    if budget < per_block:
-        raise CapacityError(
-            f"memory is {budget:,} bytes, but one block of K/V cache takes {per_block:,}; "
-            f"a full context of {max_len} tokens needs {per_block * context:,}."
-        )
-    return int(budget // per_block)
+    return blocks_in(budget, bytes_per_token, options.block_size)
 
 
 UNITS: dict[str, int] = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -155,7 +149,3 @@ def parse_bytes(value: int | str) -> int:
         return int(float(text.removesuffix(unit)) * UNITS[unit])
     except ValueError:
         raise InputError(f"memory is {value!r}, but it must be bytes such as 2G, 512M or 1500000.") from None
-
-
-Progress = Callable[[int, int, float], None]
-"""(finished, total, generated tokens a second)"""

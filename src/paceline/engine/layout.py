@@ -11,12 +11,16 @@ from paceline.core.rows import RowsBuilder
 
 @dataclass(slots=True)
 class Layout:
-    """The forest as seen by judges: `nodes[place]` its rows' nodes in row order; `line` {node: row of the logits
-    that judge its children}, for the roots of completed texts and every candidate row; `prompt_lines[place]`
-    the (given rank, logits row) pairs wanted for prompt log-probabilities."""
+    """The forest as seen by judges.
+
+    roots {place: node} of the texts that complete in this step; candidates [place]: its nodes that have rows;
+    children {node: its candidates}; line {node: row of the logits that judge its children}, for roots and candidates;
+    prompt_lines {place: (given rank, row of the logits) pairs wanted for prompt log-probabilities}.
+    """
 
     builder: RowsBuilder
     roots: dict[int, int]
+    candidates: list[list[int]]
     children: dict[int, list[int]]
     line: dict[int, int]
     prompt_lines: dict[int, list[tuple[int, int]]]
@@ -24,11 +28,12 @@ class Layout:
 
 def lay_out(forest: Forest, items: Sequence[Item], txns: Sequence[Txn]) -> Layout:
     """Rows of every item in plan order; each item's given rows first, then its candidates in forest order."""
-    layout = Layout(RowsBuilder(), {}, {}, {}, {})
+    layout = Layout(RowsBuilder(), {}, [], {}, {}, {})
     lines = 0
     for place, (item, txn, nodes) in enumerate(zip(items, txns, forest.by_request(len(items)))):
         rows = [n for n in nodes if forest.row[n] != NO_ROW]
         candidates = rows[item.given :]
+        layout.candidates.append(candidates)
         for node in nodes[item.given :]:
             layout.children.setdefault(forest.parent[node], []).append(node)
         want: list[int] = []

@@ -11,7 +11,7 @@ from paceline.cache.cache import Cache
 from paceline.cache.lease import Lease
 from paceline.cache.txn import Txn
 from paceline.core.errors import CapacityError, InputError, IntegrityError, RefusalError
-from paceline.core.forest import NO_ROW, Forest, join
+from paceline.core.forest import Forest, join
 from paceline.core.params import SamplingParams
 from paceline.core.plan import Item, Note, Plan
 from paceline.core.registry import law_for, refusal
@@ -21,7 +21,7 @@ from paceline.core.verdict import Verdict
 from paceline.draft import DRAFTERS, Ask, Drafter, Host, UserFn, View
 from paceline.engine.detokenize import Detokenizer
 from paceline.engine.judge import Judge, add_prompt_logprobs
-from paceline.engine.layout import lay_out
+from paceline.engine.layout import Layout, lay_out
 from paceline.engine.stop import Stopper
 from paceline.plan.fixed import FixedLength
 from paceline.plan.planner import Planner, Room
@@ -235,7 +235,7 @@ class Engine:
             self._settle(place, item, txn, forest, verdict)
         self._learn(asks, verdict)
         for place, item in enumerate(items):
-            self._emit(place, item, forest, verdict)
+            self._emit(place, item, forest, layout, verdict)
 
     def _admit(self) -> None:
         """Give leases to waiting requests, in order, while rows and blocks last."""
@@ -353,12 +353,13 @@ class Engine:
             if self.draft_model is not None:
                 self.draft_model.move(source, target)
 
-    def _emit(self, place: int, item: Item, forest: Forest, verdict: Verdict) -> None:
+    def _emit(self, place: int, item: Item, forest: Forest, layout: Layout, verdict: Verdict) -> None:
         """Append what the pass produced, token by token, up to the first that ends the request."""
         request, last = item.request, verdict.next_token[place]
         if last is None:
             return
-        note = self._note(place, item, forest, verdict)
+        depths = [forest.depth[n] for n in layout.candidates[place]]
+        note = self._note(item, depths, len(verdict.path[place]))
         request.stats.count(note.offered, note.kept)
         request.stats.passes += 1
         request.round += 1
@@ -386,19 +387,11 @@ class Engine:
             self._finish(request, finish)
 
     @staticmethod
-    def _note(place: int, item: Item, forest: Forest, verdict: Verdict) -> Note:
-        offered: dict[int, int] = {}
-        for node, (request, depth) in enumerate(zip(forest.request, forest.depth)):
-            if request == place and depth > 0 and forest.row[node] != NO_ROW:
-                offered[depth] = offered.get(depth, 0) + 1
-        deepest = max(offered, default=0)
-        kept = len(verdict.path[place])
-        return Note(
-            item.request.id,
-            item.drafter,
-            [offered.get(d, 0) for d in range(1, deepest + 1)],
-            [1 if d <= kept else 0 for d in range(1, deepest + 1)],
-        )
+    def _note(item: Item, depths: Sequence[int], kept: int) -> Note:
+        """Offered and kept nodes per depth of one request."""
+        deepest = max(depths, default=0)
+        offered = [depths.count(d) for d in range(1, deepest + 1)]
+        return Note(item.request.id, item.drafter, offered, [int(d <= kept) for d in range(1, deepest + 1)])
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         request.finish = reason

@@ -1,7 +1,9 @@
 """The decoder: one forward pass over flat rows, for every dense family."""
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,8 +47,7 @@ class Decoder:
     def allocate(self, blocks: int, block_size: int) -> None:
         spec = self.spec
         shape = (len(spec.layers), 2, spec.kv_heads, blocks, block_size, spec.head_dim)
-        # Zeros, not garbage: a masked key has weight 0, and 0 times a stray NaN would be NaN.
-        pool = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        pool = zeros(shape, self.dtype, self.device)
         windows = [layer.window for layer in spec.layers]
         self.attend = self.attend_type(pool, windows, spec.heads, spec.attention_scale, spec.attention_softcap)
 
@@ -96,3 +97,12 @@ class Decoder:
 
     def describe(self) -> str:
         return f"{self.spec.family}, {self.packing.describe()}, on {self.device}"
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros, not garbage: a masked key has weight 0, and 0 times a stray NaN would be NaN. On a CPU the pages are
+    the system's own zero pages: memory is taken as blocks are first used, not all of the budget at start."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(pages).view(dtype).view(shape)

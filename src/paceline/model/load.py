@@ -37,7 +37,7 @@ def load_model(
     path = resolve(model, revision, token)
     spec = read_config(path, max_len)
     target = torch.device(device)
-    packing = choose(DTYPES[dtype], target) if fast else plain(DTYPES[dtype])
+    packing = choose(DTYPES[dtype], target) if fast else plain(DTYPES[dtype], target)
     tensors = Tensors(path)
     weights = Loader(spec, FAMILIES[spec.family].names, tensors, packing, target).weights()
     if unknown := sorted(tensors.leftover()):
