@@ -89,9 +89,10 @@ def test_module_and_version() -> None:
         (["--drafter", "user"], "needs a function"),
         (["--verifier", "nonsense"], "Unknown verifier"),
         (["--memory", "lots"], "memory is 'lots'"),
-        (["--memory", "100"], "one block"),
+        (["--memory", "100"], "block"),
         (["--memory", "8K"], "needs"),
         (["--threads", "0"], "threads"),
+        (["--device", "nonsense"], "device is 'nonsense'"),
         (["--max-model-len", "100000"], "max_len"),
     ],
 )

@@ -31,9 +31,10 @@ def test_imports_point_downward() -> None:
         for path in (SRC / room).rglob("*.py"):
             for module in imports(path):
                 parts = module.split(".")
-                if parts[0] == "paceline" and len(parts) > 1 and parts[1] != room and (room, parts[1]) not in BESIDE:
-                    if LEVEL.get(parts[1], -1) >= level:
-                        wrong.append(f"{path.relative_to(SRC)} imports {module}")
+                if parts[0] != "paceline" or len(parts) < 2 or parts[1] == room or (room, parts[1]) in BESIDE:
+                    continue
+                if LEVEL.get(parts[1], -1) >= level:
+                    wrong.append(f"{path.relative_to(SRC)} imports {module}")
     assert wrong == []
 
 

@@ -1,7 +1,7 @@
 """`paceline info`: what a checkpoint is, what it costs, and who can draft for it."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Collection
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -12,144 +12,126 @@ from paceline.cli.options import EngineArgs
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from paceline.engine.text import Text
     from paceline.model.load import Facts
+
+SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+Fit = dict[str, str | None]
+"""drafter, summary, and for each verifier why the two cannot serve (None: they can)."""
 
 
 def info(engine: EngineArgs, *, as_json: bool) -> None:
     """Describe the model; the arguments are the command's."""
-    from paceline.engine.build import paths
+    from paceline.engine.build import check_device, paths
+    from paceline.engine.text import Text
+    from paceline.model.load import inspect
 
-    model, draft = paths(engine.options())
-    mine = Known.of(str(model), engine, engine.revision)
-    drafting = Known.of(str(draft), engine, None) if draft is not None else None
-    problem = drafting and mismatch(mine, drafting)
-    drafters = fits("draft" if drafting and not problem else None)
+    check_device(engine.device)
+    revisions = (engine.revision, None)
+    known = [
+        inspect(path, dtype=engine.dtype, revision=revision, token=engine.token)
+        for path, revision in zip(paths(engine.options()), revisions)
+        if path is not None
+    ]
+    texts = [Text(facts.path) for facts in known]
+    sheets = [describe(facts, text, engine) for facts, text in zip(known, texts)]
+    sizes = [facts.spec.vocab for facts in known]
+    vocabularies = [text.vocabulary(size) for text, size in zip(texts, sizes)]
+    problem = None
+    if len(known) == 2 and (sizes[0] != sizes[1] or vocabularies[0] != vocabularies[1]):
+        problem = (
+            f"The draft has another vocabulary ({sizes[1]} entries) than the model ({sizes[0]}), so it cannot draft "
+            "for it; use a draft made for this tokenizer."
+        )
+    drafters = fits({"draft"} if len(known) == 2 and not problem else set())
     if as_json:
-        entry = {"model": mine.describe(), "draft": drafting and drafting.describe(), "draft_refused": problem,
-                 "drafters": drafters}  # fmt: skip
+        entry = dict(zip(("model", "draft"), sheets)) | {"draft_refused": problem, "drafters": drafters}
         typer.echo(json.dumps(entry, ensure_ascii=False, indent=2))
         return
     from rich.console import Console
 
-    console = Console()
-    console.print(sheet(mine.describe()))
-    if drafting:
-        console.print("[bold]draft[/bold]", sheet(drafting.describe()))
+    Console().print(sheet(sheets))
     if problem:
         typer.echo(problem)
-    console.print(ladder(drafters))
+    Console().print(ladder(drafters))
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A checkpoint seen from outside."""
+def describe(facts: "Facts", text: Any, engine: EngineArgs) -> dict[str, Any]:
+    """By name, for people and machines. `text`: the checkpoint's `Text`."""
+    import torch
 
-    facts: "Facts"
-    text: "Text"
-    dtype: str
-    device: str
+    from paceline.model.checkpoint import DTYPES
+    from paceline.model.linear import choose
 
-    @classmethod
-    def of(cls, model: str, engine: EngineArgs, revision: str | None) -> "Known":
-        from paceline.engine.text import Text
-        from paceline.model.load import inspect
-
-        facts = inspect(model, dtype=engine.dtype, revision=revision, token=engine.token)
-        return cls(facts, Text(facts.path), engine.dtype, engine.device)
-
-    def describe(self) -> dict[str, Any]:
-        import torch
-
-        from paceline.model.checkpoint import DTYPES
-        from paceline.model.linear import choose
-
-        spec, dtype = self.facts.spec, DTYPES[self.dtype]
-        count, stored = parameters(self.facts)
-        windows = sorted({layer.window for layer in spec.layers if layer.window})
-        return {
-            "path": str(self.facts.path),
-            "family": spec.family,
-            "layers": len(spec.layers),
-            "hidden": spec.hidden,
-            "heads": spec.heads,
-            "kv_heads": spec.kv_heads,
-            "head_dim": spec.head_dim,
-            "ffn": spec.ffn,
-            "vocabulary": spec.vocab,
-            "tied_embeddings": spec.tied,
-            "context": spec.max_len,
-            "sliding_windows": windows,
-            "parameters": count,
-            "stored_as": stored,
-            "file_bytes": self.facts.bytes,
-            "dtype": self.dtype,
-            "weight_bytes": count * dtype.itemsize,
-            "kv_bytes_per_token": self.facts.kv_bytes_per_token,
-            "kv_bytes_full_context": self.facts.kv_bytes_per_token * spec.max_len,
-            "linear_layers": choose(dtype, torch.device(self.device)).describe(),
-            "chat_template": bool(self.text.tokenizer.chat_template),
-            "generation_defaults": {k: v for k, v in self.text.defaults.items() if k in SAMPLING},
-        }
-
-
-SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    spec, dtype = facts.spec, DTYPES[engine.dtype]
+    count, stored = parameters(facts)
+    return {
+        "path": str(facts.path),
+        "family": spec.family,
+        **{n: getattr(spec, n) for n in ("hidden", "heads", "kv_heads", "head_dim", "ffn")},
+        "layers": len(spec.layers),
+        "sliding_windows": sorted({layer.window for layer in spec.layers if layer.window}),
+        "vocabulary": spec.vocab,
+        "tied_embeddings": spec.tied,
+        "context": spec.max_len,
+        "parameters": count,
+        "stored_as": stored,
+        "file_bytes": facts.bytes,
+        "dtype": engine.dtype,
+        "weight_bytes": count * dtype.itemsize,
+        "kv_bytes_per_token": facts.kv_bytes_per_token,
+        "kv_bytes_full_context": facts.kv_bytes_per_token * spec.max_len,
+        "linear_layers": choose(dtype, torch.device(engine.device)).describe(),
+        "chat_template": bool(text.tokenizer.chat_template),
+        "generation_defaults": {k: v for k, v in text.defaults.items() if k in SAMPLING},
+    }
 
 
 def parameters(facts: "Facts") -> tuple[int, list[str]]:
     """(number, types they are stored as), from the headers; a head that is tied counts once."""
     from paceline.model.checkpoint import Tensors
 
-    tensors, count, stored = Tensors(facts.path), 0, set()
-    for name, file in tensors.place.items():
-        if not (facts.spec.tied and name == "lm_head.weight"):
-            view = tensors.files[file].get_slice(name)
-            count += prod(view.get_shape())
-            stored.add(view.get_dtype())
-    return count, sorted(stored)
+    tensors = Tensors(facts.path)
+    names = [name for name in tensors.place if not (facts.spec.tied and name == "lm_head.weight")]
+    views = [tensors.files[tensors.place[name]].get_slice(name) for name in names]
+    return sum(prod(view.get_shape()) for view in views), sorted({view.get_dtype() for view in views})
 
 
-def mismatch(model: Known, draft: Known) -> str | None:
-    """Why the draft cannot draft for the model; None when their vocabularies are the same."""
-    size, other = model.facts.spec.vocab, draft.facts.spec.vocab
-    if size == other and model.text.vocabulary(size) == draft.text.vocabulary(size):
-        return None
-    return (
-        f"The draft has another vocabulary ({other} entries) than the model ({size}), so it cannot draft for it; "
-        "use a draft made for this tokenizer."
-    )
-
-
-def fits(*have: str | None) -> list[dict[str, str | None]]:
-    """Each drafter with, per verifier, why it cannot serve (None: it can), from the same join that the engine uses."""
+def fits(have: Collection[str]) -> list[Fit]:
+    """Every drafter with every verifier, by the same join that the engine uses."""
     from paceline.core.registry import refusal
     from paceline.draft import DRAFTERS
     from paceline.verify import VERIFIERS
 
-    given = {name for name in have if name}
+    rules = list(VERIFIERS.items())
     return [
-        {
-            "drafter": name,
-            "summary": card.summary,
-            **{rule: refusal(name, card, rule, accepts, given) for rule, accepts in VERIFIERS.items()},
-        }
+        {"drafter": name, "summary": card.summary, **{rule: refusal(name, card, rule, a, have) for rule, a in rules}}
         for name, card in DRAFTERS.items()
     ]
 
 
-def sheet(facts: dict[str, Any]) -> "Table":
+def sheet(columns: list[dict[str, Any]]) -> "Table":
+    """Model and draft side by side."""
     from rich.table import Table
 
-    table = Table(box=None, show_header=False)
-    for name, value in facts.items():
-        shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value
-        if isinstance(value, list | dict):
-            shown = ", ".join(map(str, value if isinstance(value, list) else [f"{k}={v}" for k, v in value.items()]))
-        table.add_row(name.replace("_", " "), {True: "yes", False: "no", "": "none"}.get(shown, str(shown)))
+    table = Table(box=None)
+    for name in ("", "model", "draft")[: len(columns) + 1]:
+        table.add_column(name)
+    for name in columns[0]:
+        table.add_row(name.replace("_", " "), *(shown(column[name]) for column in columns))
     return table
 
 
-def ladder(drafters: list[dict[str, str | None]]) -> "Table":
+def shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        value = [f"{k}={v}" for k, v in value.items()]
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def ladder(drafters: list[Fit]) -> "Table":
     """Who can draft, one line each."""
     from rich import box
     from rich.table import Table

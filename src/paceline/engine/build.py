@@ -66,6 +66,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
         value = getattr(options, name)
         if value is not None and value < least:
             raise InputError(f"{name} is {value}, but it must be at least {least}.")
+    check_device(options.device)
     if options.threads:
         torch.set_num_threads(options.threads)
     where: dict[str, Any] = {
@@ -105,6 +106,17 @@ def build(options: Options) -> "tuple[Engine, Text]":
     )
     eos = text.eos()
     return Engine(model, config, draft=draft, callable=user, tokenizer=text.tokenizer, eos=eos), text
+
+
+def check_device(device: str) -> None:
+    """Raise InputError for a device that this machine or this torch does not have."""
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"device is {device!r}, which cannot be used here ({reason}); use cpu, or cuda.") from None
 
 
 def paths(options: Options) -> tuple[str | Path, str | Path | None]:
