@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 Document = list[int]
+Source = tuple[float, list[Document]]  # its weight in the mix, its documents
 
 HELD_OUT = 0.02
 STDLIB_CHARS = 4_000_000
@@ -74,7 +75,7 @@ def rows_of(documents: list[Document], length: int, rng: random.Random) -> Itera
                 left = left[length:]
 
 
-def batches(sources: list[tuple[float, list[Document]]], batch: int, length: int, seed: int) -> Iterator[Tensor]:
+def batches(sources: list[Source], batch: int, length: int, seed: int) -> Iterator[Tensor]:
     """int64 [batch, length] without end; each row comes from one source, drawn by its weight."""
     rng = random.Random(seed)
     streams = [rows_of(documents, length, rng) for _, documents in sources]

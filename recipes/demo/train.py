@@ -12,7 +12,7 @@ from pathlib import Path
 import measure
 import torch
 import torch.nn.functional as F
-from data import Document, Question, batches, read_questions, read_stdlib, source_document
+from data import Document, Question, Source, batches, read_questions, read_stdlib, source_document
 from muon import Muon
 from tokenizer import BOS, END, MAX_LENGTH, PAD, train_tokenizer
 from torch import Tensor
@@ -20,10 +20,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 SEED = 1
 BATCH, LENGTH = 4, 512
-TARGET_STEPS, DRAFT_STEPS = 1400, 1000
+TARGET_STEPS, DRAFT_STEPS = 800, 1200
 WARMUP, DECAY_SHARE, SAVE_EVERY = 50, 0.3, 200
 MUON_LR, ADAM_LR = 0.02, 0.003
-OWN_ANSWERS, OWN_BATCH, OWN_TOKENS = 384, 64, 160
+OWN_ANSWERS, OWN_BATCH, OWN_TOKENS = 1024, 64, 160
 
 TAU_QUESTIONS = 20
 
@@ -46,7 +46,6 @@ def build(layers: int, width: int, heads: int, ffn: int, vocab: int) -> LlamaFor
         eos_token_id=END,
         pad_token_id=PAD,
     )
-    torch.manual_seed(SEED)
     return LlamaForCausalLM(config)
 
 
@@ -70,7 +69,7 @@ def distillation_loss(target: LlamaForCausalLM) -> Loss:
 def train(
     model: LlamaForCausalLM,
     loss_of: Loss,
-    sources: list[tuple[float, list[Document]]],
+    sources: list[Source],
     steps: int,
     checkpoint: Callable[[int], None],
 ) -> None:
@@ -103,6 +102,7 @@ def train(
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     torch.nn.Module.to(copy.deepcopy(model), torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    (folder / "model.safetensors").chmod(0o644)  # saved for its owner alone, and a wheel would keep that
 
 
 def load(folder: Path) -> LlamaForCausalLM:
@@ -202,6 +202,7 @@ def main() -> None:
     parser.add_argument("--draft-only", action="store_true", help="keep the target that --out already holds")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on all step counts, for a dry run")
     args = parser.parse_args()
+    torch.manual_seed(SEED)
     torch.set_num_threads(2)
     corpus = Corpus(*read_questions(args.data), read_stdlib(SEED))
     at_target, at_draft = args.out / "target", args.out / "draft"

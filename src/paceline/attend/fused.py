@@ -1,13 +1,51 @@
-"""One softmax over prefix and tree together: the fast form where operations, not arithmetic, cost the time."""
+"""The fast form where operations, not arithmetic, cost the time: one softmax over prefix and tree together."""
 
-from paceline.attend.batches import Batch, Part
-from paceline.attend.reference import Reference
+from torch import Tensor
+
+from paceline.attend.batches import Batch, Part, Run
+from paceline.attend.reference import Reference, as_run
 from paceline.core.rows import Rows
+
+Reach = tuple[Tensor | Run, int, int]
+"""Blocks to read, and first and count of the slots in them that the row sees."""
 
 
 class Fused(Reference):
     """Reads candidates where every row has just been written, from their slots: they follow the prefix in the
-    same blocks, so the tree word becomes columns of the one mask, and nothing has to be merged."""
+    same blocks, so the tree word becomes columns of the one mask, and nothing has to be merged. A lone row, the whole
+    pass of a plain step or a draft step, needs no mask at all: its keys are cut to those it sees."""
+
+    lone: dict[int | None, Reach] | None = None
+    """By window, when the pass is a single given row."""
+
+    def prepare(self, rows: Rows) -> None:
+        self.lone = None
+        if len(rows.segments) == 1 and rows.segments[0].rows == rows.segments[0].given == 1:
+            self.slot, position = rows.slot, rows.segments[0].base
+            self.lone = {window: self.cut(rows, position, window) for window in set(self.windows)}
+        else:
+            super().prepare(rows)
+
+    def cut(self, rows: Rows, position: int, window: int | None) -> Reach:
+        start = 0 if window is None else max(0, position - window + 1)
+        first, last = start // self.block_size, position // self.block_size
+        blocks = as_run(rows.tables[0, first : last + 1])
+        return blocks, start - first * self.block_size, position + 1 - start
+
+    def forward(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
+        if self.lone is None:
+            return super().forward(layer, q, kv)
+        self.layers[layer].index_copy_(2, self.slot, kv.permute(1, 2, 0, 3).to(self.stored))
+        blocks, first, count = self.lone[self.windows[layer]]
+        if isinstance(blocks, Tensor):
+            read = self.pools[layer].index_select(2, blocks).view(2, self.kv_heads, -1, self.head_dim)
+            keys, values = read.narrow(2, first, count).to(self.exact).unbind()
+        else:
+            start = blocks[0] * self.block_size + first
+            keys, values = self.layers[layer].narrow(2, start, count).to(self.exact).unbind()
+        query = q.reshape(self.kv_heads, self.group, self.head_dim).to(self.exact)
+        shares = self.scores(query, keys, self.nothing).softmax(-1)
+        return shares.bmm(values).view(1, -1).to(q.dtype)
 
     def part(self, rows: Rows, batch: Batch, window: int | None) -> Part:
         blocks, slot = self.reach(batch, [piece.end + piece.nodes for piece in batch.pieces], window)

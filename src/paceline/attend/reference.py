@@ -38,6 +38,8 @@ class Reference:
         self.windows, self.heads, self.scale, self.softcap = windows, heads, scale, softcap
         self.group = heads // self.kv_heads
         self.exact = torch.float64 if pool.dtype == torch.float64 else torch.float32
+        self.nothing = torch.zeros(1, 1, 1, dtype=self.exact, device=pool.device)
+        """A mask that hides no key."""
 
     def prepare(self, rows: Rows) -> None:
         self.slot, self.total = rows.slot, len(rows.token)

@@ -54,7 +54,7 @@ class Growing:
         summary="a small model of the same vocabulary drafts a chain",
         laws=frozenset({Law.SHARED_NOISE, Law.SAMPLED}),
         shape="chain",
-        nodes=5,
+        nodes=4,
         needs=frozenset({"draft"}),
         group=GROUP,
     ),

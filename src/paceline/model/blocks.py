@@ -42,16 +42,25 @@ class Norm:
 
 
 class Rotary:
-    """cos and sin of the rows' positions. Computed per pass rather than looked up: a table to max_len would
-    outweigh the cache of many a chat, and a pass needs only its own rows of it."""
+    """cos and sin of the rows' positions, from a table that doubles with the longest text so far: one to max_len
+    could outweigh the cache of many a chat."""
 
     def __init__(self, rope: Rope, device: torch.device, dtype: torch.dtype) -> None:
         self.inverse, self.scale, self.dtype = torch.tensor(rope.inverse, device=device), rope.scale, dtype
+        self.table = self.fill(256)
 
-    def __call__(self, position: Tensor) -> Turn:
-        angle = position[:, None, None].float() * self.inverse
+    def fill(self, length: int) -> Tensor:
+        """[length, 2, 1, rotated]: cos, then signed sin, of every position."""
+        angle = torch.arange(length, device=self.inverse.device)[:, None].float() * self.inverse
         cos, sin = angle.cos() * self.scale, angle.sin() * self.scale
-        return torch.cat((cos, cos), -1).to(self.dtype), torch.cat((-sin, sin), -1).to(self.dtype)
+        return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1)[:, :, None].to(self.dtype)
+
+    def __call__(self, position: Tensor, reach: int) -> Turn:
+        """`reach`: above every position, known on the host."""
+        if reach > len(self.table):
+            self.table = self.fill(max(reach, 2 * len(self.table)))
+        cos, sin = self.table.index_select(0, position).unbind(1)
+        return cos, sin
 
 
 def rotate_(x: Tensor, turn: Turn) -> None:

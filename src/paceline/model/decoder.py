@@ -64,7 +64,8 @@ class Decoder:
         first, last = rows.layers or (0, len(spec.layers))
         x = self.embed(rows.token) if rows.hidden is None else rows.hidden.to(self.compute, copy=True)
         self.attend.prepare(rows)
-        turns = [rotary(rows.position) for rotary in self.rotaries]
+        reach = max(s.base + s.rows for s in rows.segments)
+        turns = [rotary(rows.position, reach) for rotary in self.rotaries]
         for index in range(first, last):
             if f"input:{index}" in rows.taps:
                 taps[f"input:{index}"] = x.clone()
