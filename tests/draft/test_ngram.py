@@ -3,12 +3,12 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.draft.ngram import LONGEST, SHORTEST, Index
+from paceline.draft.ngram import LONGEST, Index
 
 
 def brute_force(tokens: list[int], count: int) -> list[int]:
     """The continuation of the most recent earlier occurrence of the longest suffix, by scanning."""
-    for n in range(min(LONGEST, len(tokens) - 1), SHORTEST - 1, -1):
+    for n in range(min(LONGEST, len(tokens) - 1), 0, -1):
         for end in range(len(tokens) - 1, n - 1, -1):
             if tokens[end - n : end] == tokens[-n:]:
                 text = list(tokens)
@@ -38,3 +38,22 @@ def test_nothing_known_drafts_nothing() -> None:
     index = Index()
     index.extend([1, 2, 3, 4])
     assert index.lookup([1, 2, 3, 4], 4) == []
+
+
+def test_a_text_that_repeats_is_drafted_further_than_one_that_does_not() -> None:
+    prompt = [1, 2, 3, 4]
+    steady, fickle = Index(len(prompt)), Index(len(prompt))
+    repeated = prompt + [1, 2, 3, 4] * 6
+    assert len(steady.draft(repeated, 7)) == 7
+    changing = prompt + [t for i in range(12) for t in (1, 10 + i)]
+    assert fickle.draft([*changing, 1], 7) == []
+
+
+def test_rates_depend_on_committed_tokens_alone() -> None:
+    """Built at once or token by token, drafting in between or not: the same draft."""
+    text = [1, 2, 3, 1, 2, 4, 1, 2, 3, 1, 2, 3, 1, 2]
+    whole, stepwise = Index(3), Index(3)
+    for end in range(4, len(text)):
+        stepwise.draft(text[:end], 5)
+    assert stepwise.draft(text, 5) == whole.draft(text, 5)
+    assert (stepwise.hits, stepwise.tries) == (whole.hits, whole.tries)

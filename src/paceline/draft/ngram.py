@@ -2,9 +2,14 @@
 
 The index maps every n-gram of prompt and output to the place after its most recent occurrence; it grows by one
 entry per n and token, so a step costs O(new tokens), not O(length).
+
+How much to draft is learned from the request's own text: before a committed token enters the index, the index is asked
+what it would have guessed there. So the hit rate of each n is known without spending a row on it, also where nothing
+is drafted, and it depends on committed tokens alone.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from paceline.core.forest import Forest, Law
 from paceline.core.registry import Offers
@@ -12,40 +17,76 @@ from paceline.core.verdict import Verdict
 from paceline.draft import DRAFTERS, Ask, Host, View
 
 LONGEST = 4
-SHORTEST = 2
+WORTH = 0.2
+"""A node is drafted while the chance that it is kept is at least this."""
+STAMINA = 0.7
+"""Least chance, once a guess was right, that the next one of the same run is."""
+MEMORY = 0.95
+"""Weight of a rate's past at each new observation; it starts as one hit in three."""
 
 
 class Index:
     """n-grams of one growing text -> position after their most recent occurrence that has a continuation."""
 
-    def __init__(self) -> None:
+    def __init__(self, prompt: int = 0) -> None:
+        """`prompt`: tokens that are not the model's own, whose predictability says nothing of its output's."""
         self.after: dict[tuple[int, ...], int] = {}
-        self.seen = 0
+        self.prompt, self.seen = prompt, 1
+        self.hits = [1.0] * (LONGEST + 1)
+        self.tries = [3.0] * (LONGEST + 1)
 
     def extend(self, tokens: list[int]) -> None:
         """Enter every n-gram of `tokens` that ends before the last token (the suffix itself has no continuation)."""
-        for end in range(max(self.seen, SHORTEST), len(tokens)):
-            for n in range(SHORTEST, min(LONGEST, end) + 1):
+        for end in range(self.seen, len(tokens)):
+            if end >= self.prompt:
+                self._observe(tokens, end)
+            for n in range(1, min(LONGEST, end) + 1):
                 self.after[tuple(tokens[end - n : end])] = end
         self.seen = max(self.seen, len(tokens))
 
-    def lookup(self, tokens: list[int], count: int) -> list[int]:
-        """Up to `count` tokens that followed the longest known suffix; a match that reaches the end of the text
-        continues into what it has itself drafted (a period repeats)."""
-        for n in range(min(LONGEST, len(tokens) - 1), SHORTEST - 1, -1):
-            start = self.after.get(tuple(tokens[-n:]))
+    def _observe(self, tokens: list[int], end: int) -> None:
+        n, start = self.match(tokens, end)
+        if n:
+            self.hits[n] = MEMORY * self.hits[n] + (tokens[start] == tokens[end])
+            self.tries[n] = MEMORY * self.tries[n] + 1
+
+    def match(self, tokens: list[int], end: int) -> tuple[int, int]:
+        """Length of the longest known suffix of tokens[:end], and the place after its last occurrence; (0, 0)."""
+        for n in range(min(LONGEST, end - 1), 0, -1):
+            start = self.after.get(tuple(tokens[end - n : end]))
             if start is not None:
-                drafted = tokens[start : start + count]
-                period = len(tokens) - start
-                while len(drafted) < count:
-                    drafted.append(drafted[-period])
-                return drafted
-        return []
+                return n, start
+        return 0, 0
+
+    def worth(self, n: int, most: int) -> int:
+        """How many nodes a match of length n deserves."""
+        rate = chance = self.hits[n] / self.tries[n]
+        count = 0
+        while count < most and chance >= WORTH:
+            count, chance = count + 1, chance * max(rate, STAMINA)
+        return count
+
+    def lookup(self, tokens: list[int], count: int) -> list[int]:
+        """`count` tokens that followed the longest known suffix; a match that reaches the end of the text continues
+        into what it has itself drafted (a period repeats)."""
+        n, start = self.match(tokens, len(tokens))
+        if not n:
+            return []
+        drafted = tokens[start : start + count]
+        while len(drafted) < count:
+            drafted.append(drafted[start - len(tokens)])
+        return drafted
+
+    def draft(self, tokens: list[int], most: int) -> list[int]:
+        """What is worth drafting after `tokens`, at most `most`."""
+        self.extend(tokens)
+        n, _ = self.match(tokens, len(tokens))
+        return self.lookup(tokens, self.worth(n, most)) if n else []
 
 
 @DRAFTERS.register(
     "ngram",
-    Offers(summary="prompt lookup over prompt and output", laws=frozenset({Law.POINT}), shape="chain", nodes=5),
+    Offers(summary="prompt lookup over prompt and output", laws=frozenset({Law.POINT}), shape="chain", nodes=7),
 )
 class NgramDrafter:
     def __init__(self, host: Host) -> None:
@@ -54,11 +95,9 @@ class NgramDrafter:
     def draft(self, asks: Sequence[Ask], view: View) -> Forest:
         forest = Forest()
         for ask in asks:
-            if ask.item.nodes == 0:
-                continue
-            index = view.slot(ask.request, Index)
-            index.extend(ask.request.tokens)
-            forest.add_chain(ask.place, index.lookup(ask.request.tokens, ask.item.nodes), ask.law)
+            if ask.item.nodes:
+                index = view.slot(ask.request, partial(Index, len(ask.request.prompt)))
+                forest.add_chain(ask.place, index.draft(ask.request.tokens, ask.item.nodes), ask.law)
         return forest
 
     def learn(self, view: View, verdict: Verdict) -> None:

@@ -53,9 +53,9 @@ def available(dtype: torch.dtype, device: torch.device) -> Iterator[Packing]:
     """Every packing that works here, the preferred first; `plain` is always among them and comes last."""
     if device.type == "cpu":
         if dtype in (torch.float32, *HALF):
-            yield from filter(works, [Packing("mkldnn", dtype, dtype, pack_mkldnn, 16)])
+            yield from filter(works, [Packing("mkldnn", dtype, dtype, pack_mkldnn, 16 if dtype in HALF else 8)])
         if dtype in HALF:
-            yield from filter(works, [Packing("fbgemm", dtype, torch.float32, pack_fbgemm, 12)])
+            yield from filter(works, [Packing("fbgemm", dtype, torch.float32, pack_fbgemm, 6)])
     yield plain(dtype, device)
 
 
