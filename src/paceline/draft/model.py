@@ -17,6 +17,10 @@ from paceline.core.verdict import Verdict
 from paceline.draft import DRAFTERS, Ask, Host, View
 
 GROUP = "draft"
+WORTH = 0.15
+"""A draft goes on while the chance that all of it is kept is at least this."""
+SHARE = 0.5
+"""Chance counted for a sampled token. q(x) says little of it: with shared noise a token is kept far more often."""
 
 
 @dataclass(slots=True)
@@ -27,6 +31,8 @@ class Growing:
     reach: int
     tokens: list[int] = field(default_factory=list)
     q_rows: list[int] = field(default_factory=list)
+    chance: float = 1.0
+    """That all tokens so far are kept, by `share`."""
 
     @property
     def known(self) -> int:
@@ -35,7 +41,7 @@ class Growing:
 
     @property
     def live(self) -> bool:
-        return len(self.tokens) < self.ask.item.nodes
+        return len(self.tokens) < self.ask.item.nodes and self.chance >= WORTH
 
     def run(self, chunk: int) -> list[int]:
         """The next tokens to compute: what is missing of the text, then the last drafted one."""
@@ -54,7 +60,7 @@ class Growing:
         summary="a small model of the same vocabulary drafts a chain",
         laws=frozenset({Law.SHARED_NOISE, Law.SAMPLED}),
         shape="chain",
-        nodes=4,
+        nodes=5,
         needs=frozenset({"draft"}),
         group=GROUP,
     ),
@@ -103,6 +109,12 @@ class ModelDrafter:
                 g.q_rows.append(base + i)
         for g, token in zip(drawing, drawn):
             g.tokens.append(token)
+            g.chance *= SHARE
+        greedy = [i for i, g in enumerate(drawing) if g.ask.request.params.greedy]
+        if greedy:
+            sure = scores[greedy].softmax(-1).amax(-1).tolist()
+            for i, q in zip(greedy, sure):
+                drawing[i].chance *= q / SHARE
 
     def learn(self, view: View, verdict: Verdict) -> None:
         """Keep the K/V of accepted drafts: the frontier follows the text as far as it was computed (the last drafted
