@@ -1,5 +1,7 @@
 """The draft model's book-keeping, seen from the text it drafts on the toy."""
 
+import dataclasses
+
 from paceline.core.params import SamplingParams
 from tests.lossless.cases import Setting, Wish, run
 
@@ -14,8 +16,18 @@ def test_the_targets_twin_is_always_right() -> None:
     engine = Setting(draft_noise=0.0, nodes={"model": 4}).engine()
     for temperature in (0.0, 1.0):
         [[request]] = run(engine, [Wish([1, 2, 3, 4, 5], params(temperature=temperature))])
-        assert request.stats.accepted == request.stats.drafted
-        assert request.stats.passes == -(-24 // 5)
+        assert request.stats.accepted == request.stats.drafted > 0
+        assert request.stats.passes == 24 - request.stats.accepted
+
+
+def test_a_doubtful_draft_ends_early() -> None:
+    """Nodes a step follow the draft's own confidence: more of a sharp table than of a flat one."""
+    lengths = []
+    for sharpness in (0.3, 8.0):
+        engine = Setting(sharpness=sharpness, draft_noise=0.0, nodes={"model": 6}).engine()
+        [[request]] = run(engine, [Wish([1, 2, 3, 4, 5], params())])
+        lengths.append(request.stats.drafted / request.stats.passes)
+    assert lengths[0] <= 2 < lengths[1]
 
 
 def test_each_pass_computes_only_what_is_missing() -> None:
@@ -36,3 +48,13 @@ def test_prompt_chunks_are_followed() -> None:
     engine = Setting(nodes={"model": 3}, row_budget=8, max_requests=2, draft_noise=0.0).engine()
     [[request]] = run(engine, [Wish([i % 7 for i in range(30)], params(max_tokens=8))])
     assert request.stats.accepted == request.stats.drafted > 0
+
+
+def test_a_masked_out_place_is_not_drafted() -> None:
+    """Where no token may be drawn the draft ends; the request fails there with its own message, plain or not."""
+    wish = params(allowed_tokens=(2, 3), bad_words=((3, 2), (3, 3)), temperature=1.0)
+    for drafter in ("none", "model"):
+        engine = Setting(draft_noise=0.0).engine()
+        [[request]] = run(engine, [Wish([1, 2, 3], dataclasses.replace(wish, drafter=drafter))])
+        assert engine.drafter_errors == [] and request.finish == "error"
+        assert "allowed_tokens and bad_words" in str(request.error)

@@ -32,7 +32,7 @@ class Growing:
     tokens: list[int] = field(default_factory=list)
     q_rows: list[int] = field(default_factory=list)
     chance: float = 1.0
-    """That all tokens so far are kept, by `share`."""
+    """That all tokens so far are kept, by `_chances`."""
 
     @property
     def known(self) -> int:
@@ -107,14 +107,22 @@ class ModelDrafter:
             tables.append(self.sampler.probs(refs, scores))
             for i, g in enumerate(drawing):
                 g.q_rows.append(base + i)
-        for g, token in zip(drawing, drawn):
+        for g, token, chance in zip(drawing, drawn, self._chances(drawing, scores)):
+            if token < 0:  # every token was masked: nothing can be drafted here, and the request will fail here
+                g.chance = 0.0
+                continue
             g.tokens.append(token)
-            g.chance *= SHARE
+            g.chance *= chance
+
+    @staticmethod
+    def _chances(drawing: Sequence[Growing], scores: Tensor) -> list[float]:
+        """That each drawn token is kept: the draft model's own confidence where it is greedy, else SHARE."""
+        chances = [SHARE] * len(drawing)
         greedy = [i for i, g in enumerate(drawing) if g.ask.request.params.greedy]
         if greedy:
-            sure = scores[greedy].softmax(-1).amax(-1).tolist()
-            for i, q in zip(greedy, sure):
-                drawing[i].chance *= q / SHARE
+            for i, q in zip(greedy, scores[greedy].softmax(-1).amax(-1).tolist()):
+                chances[i] = q
+        return chances
 
     def learn(self, view: View, verdict: Verdict) -> None:
         """Keep the K/V of accepted drafts: the frontier follows the text as far as it was computed (the last drafted
