@@ -17,7 +17,7 @@ from paceline.core.verdict import Verdict
 from paceline.draft import DRAFTERS, Ask, Host, View
 
 LONGEST = 4
-WORTH = 0.2
+WORTH = 0.25
 """A node is drafted while the chance that it is kept is at least this."""
 STAMINA = 0.7
 """Least chance, once a guess was right, that the next one of the same run is."""
