@@ -39,7 +39,7 @@ def test_report(target: Path, draft: Path, questions: Path, tmp_path: Path) -> N
         if row["method"] == "none":
             assert (row["tau"], row["acceptance_rate"], row["speedup"]) == (1, None, 1)
         if row["method"] == "model":
-            assert row["tau"] > 2, "a draft with the target's own weights is mostly accepted"
+            assert row["tau"] > 1.2 and row["acceptance_rate"] > 0.9, "the draft has the target's own weights"
     assert written["args"]["token"] is None and {"machine", "versions", "warnings"} <= written.keys()
     assert report.passed
 
