@@ -70,8 +70,10 @@ class Index:
         """`count` tokens that followed the longest known suffix; a match that reaches the end of the text continues
         into what it has itself drafted (a period repeats)."""
         n, start = self.match(tokens, len(tokens))
-        if not n:
-            return []
+        return self._copy(tokens, start, count) if n else []
+
+    @staticmethod
+    def _copy(tokens: list[int], start: int, count: int) -> list[int]:
         drafted = tokens[start : start + count]
         while len(drafted) < count:
             drafted.append(drafted[start - len(tokens)])
@@ -80,8 +82,8 @@ class Index:
     def draft(self, tokens: list[int], most: int) -> list[int]:
         """What is worth drafting after `tokens`, at most `most`."""
         self.extend(tokens)
-        n, _ = self.match(tokens, len(tokens))
-        return self.lookup(tokens, self.worth(n, most)) if n else []
+        n, start = self.match(tokens, len(tokens))
+        return self._copy(tokens, start, self.worth(n, most)) if n else []
 
 
 @DRAFTERS.register(

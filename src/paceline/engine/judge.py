@@ -38,7 +38,7 @@ class Judge:
                 forest, items, places, layout.roots, layout.children, line, refs, verdict.scores, self.sampler, verdict
             )
             self._verifier(name).judge(case)
-        self._report(items, forest, refs, logits, verdict)
+        self._report(items, forest, refs, verdict)
         return verdict
 
     def _verifier(self, name: str) -> Verifier:
@@ -59,9 +59,8 @@ class Judge:
         picked = torch.tensor([layout.line[n] for n in nodes], device=out.logits.device, dtype=torch.int64)
         return refs, out.logits[picked], {n: i for i, n in enumerate(nodes)}
 
-    def _report(
-        self, items: Sequence[Item], forest: Forest, refs: Sequence[RowRef], logits: Tensor, verdict: Verdict
-    ) -> None:
+    @staticmethod
+    def _report(items: Sequence[Item], forest: Forest, refs: Sequence[RowRef], verdict: Verdict) -> None:
         """Log-probabilities of emitted tokens, for the requests that ask."""
         assert verdict.scores is not None
         rows: list[int] = []
