@@ -57,3 +57,12 @@ def test_rates_depend_on_committed_tokens_alone() -> None:
         stepwise.draft(text[:end], 5)
     assert stepwise.draft(text, 5) == whole.draft(text, 5)
     assert (stepwise.hits, stepwise.tries) == (whole.hits, whole.tries)
+
+
+def test_a_sampled_text_is_drafted_only_after_a_guess_would_have_been_right() -> None:
+    prompt, text = [1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 1]
+    assert Index(len(prompt), greedy=True).draft(text, 7)
+    sampled = Index(len(prompt), greedy=False)
+    assert sampled.draft(text, 7) == []
+    assert sampled.draft([*text, 2], 7) == []  # the guess was right, but this match is longer: another rate
+    assert sampled.draft([*text, 2, 3, 4, 5, 1], 7) != []

@@ -22,18 +22,21 @@ WORTH = 0.25
 STAMINA = 0.7
 """Least chance, once a guess was right, that the next one of the same run is."""
 MEMORY = 0.95
-"""Weight of a rate's past at each new observation; it starts as one hit in three."""
+"""Weight of a rate's past at each new observation."""
+TRIES = {True: 3.0, False: 5.0}
+"""A rate starts as one hit in this many tries, for greedy requests and for others. A sampled text repeats itself less:
+its rates start below WORTH, so nothing is drafted until a guess would have been right."""
 
 
 class Index:
     """n-grams of one growing text -> position after their most recent occurrence that has a continuation."""
 
-    def __init__(self, prompt: int = 0) -> None:
+    def __init__(self, prompt: int = 0, greedy: bool = True) -> None:
         """`prompt`: tokens that are not the model's own, whose predictability says nothing of its output's."""
         self.after: dict[tuple[int, ...], int] = {}
         self.prompt, self.seen = prompt, 1
         self.hits = [1.0] * (LONGEST + 1)
-        self.tries = [3.0] * (LONGEST + 1)
+        self.tries = [TRIES[greedy]] * (LONGEST + 1)
 
     def extend(self, tokens: list[int]) -> None:
         """Enter every n-gram of `tokens` that ends before the last token (the suffix itself has no continuation)."""
@@ -98,7 +101,8 @@ class NgramDrafter:
         forest = Forest()
         for ask in asks:
             if ask.item.nodes:
-                index = view.slot(ask.request, partial(Index, len(ask.request.prompt)))
+                start = partial(Index, len(ask.request.prompt), ask.request.params.greedy)
+                index = view.slot(ask.request, start)
                 forest.add_chain(ask.place, index.draft(ask.request.tokens, ask.item.nodes), ask.law)
         return forest
 
