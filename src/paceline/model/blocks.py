@@ -55,10 +55,14 @@ class Rotary:
         cos, sin = angle.cos() * self.scale, angle.sin() * self.scale
         return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1)[:, :, None].to(self.dtype)
 
-    def __call__(self, position: Tensor, reach: int) -> Turn:
-        """`reach`: above every position, known on the host."""
+    def extend(self, reach: int) -> None:
+        """Have every position below `reach` in the table."""
         if reach > len(self.table):
             self.table = self.fill(max(reach, 2 * len(self.table)))
+
+    def __call__(self, position: Tensor, reach: int) -> Turn:
+        """`reach`: above every position, known on the host."""
+        self.extend(reach)
         cos, sin = self.table.index_select(0, position).unbind(1)
         return cos, sin
 

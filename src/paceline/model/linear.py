@@ -4,6 +4,7 @@ A pass over few rows is bound by reading the weights, and plain `F.linear` on a 
 converts them at every call. Which packing is chosen depends on what the machine can do, found by trying:
 
     dtype             machine                        packing   activations
+    bfloat16          AVX-512 BF16 and a compiler    native    float32, the whole decoder is one native call
     float32           oneDNN                         mkldnn    float32
     bfloat16/float16  computes it natively           mkldnn    as the weights
     bfloat16/float16  other CPUs with FBGEMM         fbgemm    float32, weights held in float16
@@ -20,6 +21,9 @@ from warnings import catch_warnings, simplefilter
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from paceline.model.native.build import library
+from paceline.model.native.pack import pack_bfloat16, pack_int8
 
 Linear = Callable[[Tensor], Tensor]
 """[T, in] -> [T, out], both in the packing's compute dtype; T >= 1."""
@@ -39,6 +43,8 @@ class Packing:
     pack: Callable[[Tensor, Tensor | None], Linear]
     free_rows: int
     """Rows up to which a pass costs little more than one of a single row: draft nodes within it are cheap."""
+    native: bool = False
+    """Whether `pack` gives `native.pack.Packed`, for the decoder that is one native call."""
 
     def describe(self) -> str:
         return f"{self.name}, weights {short(self.dtype)}, activations {short(self.compute)}"
@@ -52,11 +58,21 @@ def choose(dtype: torch.dtype, device: torch.device) -> Packing:
 def available(dtype: torch.dtype, device: torch.device) -> Iterator[Packing]:
     """Every packing that works here, the preferred first; `plain` is always among them and comes last."""
     if device.type == "cpu":
+        if dtype is torch.bfloat16 and library() is not None:
+            yield from filter(works, [Packing("native", dtype, torch.float32, pack_bfloat16, 16, native=True)])
         if dtype in (torch.float32, *HALF):
             yield from filter(works, [Packing("mkldnn", dtype, dtype, pack_mkldnn, 16 if dtype in HALF else 8)])
         if dtype in HALF:
             yield from filter(works, [Packing("fbgemm", dtype, torch.float32, pack_fbgemm, 6)])
     yield plain(dtype, device)
+
+
+def int8(device: torch.device) -> Packing | None:
+    """Weights and activations in int8 (W8A8, activations by row), K/V in bfloat16; None where that cannot run."""
+    if device.type != "cpu" or library() is None:
+        return None
+    packing = Packing("native int8", torch.bfloat16, torch.float32, pack_int8, 16, native=True)
+    return packing if works(packing) else None
 
 
 def plain(dtype: torch.dtype, device: torch.device) -> Packing:

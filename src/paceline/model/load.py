@@ -14,6 +14,8 @@ from paceline.model.checkpoint import DTYPES, Tensors, read_config, resolve
 from paceline.model.decoder import Decoder, Weights
 from paceline.model.families import FAMILIES, Names
 from paceline.model.linear import Linear, Packing, choose, plain
+from paceline.model.native.decoder import NativeDecoder
+from paceline.model.native.pack import interleave
 from paceline.model.spec import ModelSpec
 
 
@@ -45,6 +47,8 @@ def load_model(
             f"{path} holds {len(unknown)} tensors that a {spec.family} model has no place for, such as {unknown[0]}; "
             "the weights and the config are of different models."
         )
+    if packing.native:
+        return NativeDecoder(spec, weights, packing)
     return Decoder(spec, weights, packing, Fused if fast else Reference)
 
 
@@ -102,16 +106,20 @@ class Loader:
             out=self.linear(at, (names.out,), (spec.hidden,), q, spec.out_bias),
             attention_post_norm=norm(names.attention_post_norm) if spec.post_norms else None,
             ffn_norm=norm(names.ffn_norm),
-            gate_up=self.linear(at, names.gate_up, (spec.ffn, spec.ffn), spec.hidden, spec.mlp_bias),
+            gate_up=self.linear(at, names.gate_up, (spec.ffn, spec.ffn), spec.hidden, spec.mlp_bias, paired=True),
             down=self.linear(at, (names.down,), (spec.hidden,), spec.ffn, spec.mlp_bias),
             ffn_post_norm=norm(names.ffn_post_norm) if spec.post_norms else None,
         )
 
-    def linear(self, at: str, names: tuple[str, ...], outs: tuple[int, ...], width: int, bias: bool) -> Linear:
+    def linear(
+        self, at: str, names: tuple[str, ...], outs: tuple[int, ...], width: int, bias: bool, paired: bool = False
+    ) -> Linear:
         """Matrices of one input side by side; `names` may be one matrix that the checkpoint already fused."""
         sizes = outs if len(names) == len(outs) else (sum(outs),)
         matrix = torch.cat([self.take(f"{at}{n}.weight", out, width) for n, out in zip(names, sizes)])
         offset = torch.cat([self.take(f"{at}{n}.bias", out) for n, out in zip(names, sizes)]) if bias else None
+        if paired and self.packing.native:
+            matrix, offset = interleave(matrix), None if offset is None else interleave(offset)
         return self.pack(matrix, offset)
 
     def pack(self, matrix: Tensor, bias: Tensor | None) -> Linear:

@@ -1,0 +1,101 @@
+"""Builds decoder.cpp on first use and loads it: one compiler call, seconds, kept for the next time."""
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+from time import perf_counter
+from warnings import warn
+
+from paceline.model.native.structs import declare
+
+SOURCE = Path(__file__).with_name("decoder.cpp")
+FLAGS = (
+    *("-O3", "-std=c++17", "-shared", "-fPIC", "-fopenmp", "-mfma", "-mprefer-vector-width=512"),
+    *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mavx512bf16"),
+    *("-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+)
+NEEDED = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16", "fma"}
+AMX = {"amx_tile", "amx_bf16", "amx_int8"}
+
+log = logging.getLogger("paceline")
+
+
+@cache
+def abilities() -> frozenset[str]:
+    """The instruction sets of this CPU, by their names in /proc/cpuinfo; empty where that cannot be read."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.split(":")[1].split() for line in lines if line.startswith("flags")), []))
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The native decoder, or None where this CPU lacks AVX-512 BF16 or no compiler builds it (said once)."""
+    if platform.system() != "Linux" or not abilities() >= NEEDED:
+        return None
+    if os.environ.get("PACELINE_NATIVE") == "0":
+        return None
+    try:
+        return declare(ctypes.CDLL(str(built())))
+    except (OSError, subprocess.SubprocessError) as error:
+        detail = getattr(error, "stderr", None) or str(error)
+        warn(
+            "The native decoder could not be built, so PyTorch serves, several times slower; install a C++ compiler "
+            f"(g++ 12 or clang 15, or newer). {str(detail).strip().splitlines()[-1]}",
+            stacklevel=2,
+        )
+        return None
+
+
+@cache
+def has_amx() -> bool:
+    """Whether tiles can be used: the CPU has them and the system lets this process."""
+    it = library()
+    return it is not None and abilities() >= AMX and it.paceline_permit_tiles() == 0
+
+
+def built() -> Path:
+    """The shared library, compiled if this source, these flags and this runtime were not seen before."""
+    runtime = openmp()
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise OSError("There is neither g++ nor clang++.")
+    seal = hashlib.sha256(SOURCE.read_bytes() + repr((compiler, FLAGS, runtime)).encode()).hexdigest()[:16]
+    target = home() / f"decoder-{seal}.so"
+    if not target.exists():
+        started = perf_counter()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as work:
+            made = Path(work) / target.name
+            command = [compiler, *FLAGS, str(SOURCE), "-o", str(made), "-nodefaultlibs", str(runtime)]
+            command += ["-lstdc++", "-lm", "-lgcc_s", "-lgcc", "-lc"]
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+            made.replace(target)
+        log.info("Built the native decoder in %.1f s: %s", perf_counter() - started, target)
+    return target
+
+
+def openmp() -> Path:
+    """The OpenMP runtime that torch has loaded. A second one would be a second team of spinning threads."""
+    import torch  # noqa: F401
+
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.rsplit(maxsplit=1)[-1]
+        if "/libgomp" in path or "/libomp" in path or "/libiomp" in path:
+            return Path(path)
+    raise OSError("This torch has loaded no OpenMP runtime.")
+
+
+def home() -> Path:
+    """Where built libraries are kept: $PACELINE_CACHE, else the user's cache directory."""
+    base = os.environ.get("PACELINE_CACHE")
+    return Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"

@@ -1,0 +1,813 @@
+// The decoder's forward pass on a CPU with AVX-512 BF16, or AMX where it is: one call a pass, no Python between layers.
+// model/decoder.py is its slow twin.
+//
+// A row's result has the same bits whatever other rows are in the pass and however its text is cut into passes: linear
+// layers add up over k in one order for any number of rows, and attention over keys by absolute position, 16 at a time.
+//
+//   linear weights  [out/32][in/step][2][16][16][e]   step = 32 bfloat16 (e = 2) or 64 int8 (e = 4): one tile of 16 outputs
+//                                                     is 1 KB, read once for all rows
+//   keys            [layer][kv head][slot/16][dim/2][16 slots][2]
+//   values          [layer][kv head][slot/16][8 pairs of slots][dim][2]
+
+#include <immintrin.h>
+#include <omp.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+typedef uint16_t bf16;
+typedef int64_t i64;
+
+extern "C" {
+
+struct Linear {  // int8: `scale` of each output, `sums` of its weights
+  const uint8_t* weight;
+  const float* scale;
+  const int32_t* sums;
+  const float* bias;
+  i64 in, out;
+};
+
+struct Layer {
+  Linear qkv, out, gate_up, down;  // gate_up: blocks of 16 gates and their 16 ups
+  const float *attention_norm, *ffn_norm, *attention_post, *ffn_post, *head_norm;  // times sqrt(n), see Norm
+  const float* turn;     // [position][cos, sin][rotated], the sines' first half negated, see Rotary
+  i64 rotated, window;   // window: 0 for none
+};
+
+struct Model {
+  i64 layers, hidden, heads, kv_heads, head_dim, ffn, vocab, gelu, int8, block_size, groups, threads, amx;
+  double eps, attention_scale, attention_cap, logit_cap, embedding_scale;  // cap: 0 for none
+  const bf16* embedding;
+  const float* norm;
+  Linear head;
+  const Layer* layer;
+  bf16 *keys, *values;
+};
+
+struct Segment {
+  i64 start, given, nodes, base;
+};
+
+struct Pass {
+  i64 rows, segments, wanted, width, first, last, embed;
+  const i64 *token, *position, *slot, *word, *want, *table;
+  const Segment* segment;
+  float* hidden;      // [rows][hidden]: in where the pass does not begin with the embedding, and always out
+  float** inputs;     // of each layer, copied out where not null; or null
+  float *post_norm, *logits;
+  double* seconds;    // by Part; or null
+};
+}
+
+enum Part { EMBED, NORM, LINEAR, ROPE, ATTENTION, HEAD, PARTS };
+const i64 QUERIES = 64;  // of one piece of attention
+
+static i64 up(i64 n, i64 to) { return (n + to - 1) / to * to; }
+static __m512 set(float x) { return _mm512_set1_ps(x); }
+static __mmask16 below(i64 n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : (__mmask16)((1 << n) - 1); }
+
+static __m512 exponential(__m512 x) {
+  x = _mm512_min_ps(_mm512_max_ps(x, set(-100.f)), set(88.f));
+  const __m512 t = _mm512_mul_ps(x, set(1.44269504f)), n = _mm512_roundscale_ps(t, 0);
+  const __m512 f = _mm512_fnmadd_ps(n, set(-2.12194440e-4f), _mm512_fnmadd_ps(n, set(0.693359375f), x));
+  __m512 p = set(1.9875691e-4f);
+  for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+    p = _mm512_fmadd_ps(p, f, set(c));
+  p = _mm512_add_ps(_mm512_fmadd_ps(_mm512_mul_ps(p, f), f, f), set(1.f));
+  return _mm512_scalef_ps(p, n);
+}
+
+static __m512 sigmoid(__m512 x) {
+  return _mm512_div_ps(set(1.f), _mm512_add_ps(set(1.f), exponential(_mm512_sub_ps(_mm512_setzero_ps(), x))));
+}
+
+static __m512 capped(__m512 x, float cap) {  // cap * tanh(x / cap)
+  return _mm512_mul_ps(_mm512_fmsub_ps(set(2.f), sigmoid(_mm512_mul_ps(x, set(2.f / cap))), set(1.f)), set(cap));
+}
+
+static __m512 activated(__m512 x, bool gelu) {
+  if (!gelu) return _mm512_mul_ps(x, sigmoid(x));
+  const __m512 cube = _mm512_mul_ps(_mm512_mul_ps(x, x), x);
+  const __m512 u = _mm512_mul_ps(_mm512_fmadd_ps(cube, set(0.044715f), x), set(1.5957691216f));
+  return _mm512_mul_ps(x, sigmoid(u));
+}
+
+static bf16 narrow(float x) {
+  const __m256bh y = _mm512_cvtneps_pbh(set(x));
+  return ((const bf16*)&y)[0];
+}
+
+static void store_narrow(bf16* to, __m512 x, __mmask16 mask = 0xffff) {
+  _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(x));
+}
+
+// -- tiles ------------------------------------------------------------------------------------------------------------
+
+// Registers 0-3 are sums, 4 and 5 rows of the left side, 6 and 7 blocks of the right. Attention's shares (5) and values
+// (7) hold 16 slots, half the depth of a tile.
+struct __attribute__((packed)) Config {
+  uint8_t palette = 1, start = 0, reserved[14] = {};
+  uint16_t bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+
+struct Tiles {  // this thread's configuration; set again only when it changes
+  i64 rows = 0;
+  bool attention = false;
+  void set(i64 count, bool for_attention) {
+    if (rows == count && attention == for_attention) return;
+    rows = count, attention = for_attention;
+    Config config;
+    for (int i = 0; i < 8; i++) config.bytes[i] = 64, config.rows[i] = i < 6 ? count : 16;
+    if (attention) config.bytes[5] = 32, config.rows[7] = 8;
+    _tile_loadconfig(&config);
+  }
+};
+
+struct Activations {  // rows of bfloat16, or of int8 with a scale each; columns padded with zeros to whole steps
+  uint8_t* data;
+  float* scale;
+  i64 stride;  // bytes
+};
+
+// sums [32][32] (float or int32) = up to 16 rows, or 32 where `two`, times the 32 outputs of one block of weights
+template <bool INT8>
+static void block_amx(const uint8_t* w, const uint8_t* x, i64 stride, i64 steps, bool two, void* sums) {
+#define FENCE asm volatile("" ::: "memory")  // the tile intrinsics do not say that they touch memory
+#define STEP(a, b, c) \
+  if (INT8) { _tile_dpbssd(c, a, b); } else { _tile_dpbf16ps(c, a, b); }
+  FENCE;
+  _tile_zero(0);
+  _tile_zero(1);
+  if (two) {
+    _tile_zero(2);
+    _tile_zero(3);
+    for (i64 k = 0; k < steps; k++, w += 2048) {
+      _tile_loadd(4, x + k * 64, stride);
+      _tile_loadd(6, w, 64);
+      _tile_loadd(7, w + 1024, 64);
+      _tile_loadd(5, x + 16 * stride + k * 64, stride);
+      for (int q = 0; q < 2048; q += 64) _mm_prefetch((const char*)w + 8192 + q, _MM_HINT_T0);
+      STEP(4, 6, 0)
+      STEP(4, 7, 1)
+      STEP(5, 6, 2)
+      STEP(5, 7, 3)
+    }
+    _tile_stored(2, (float*)sums + 16 * 32, 128);
+    _tile_stored(3, (float*)sums + 16 * 32 + 16, 128);
+  } else {
+    for (i64 k = 0; k < steps; k++, w += 2048) {
+      _tile_loadd(4, x + k * 64, stride);
+      _tile_stream_loadd(6, w, 64);
+      _tile_stream_loadd(7, w + 1024, 64);
+      for (int q = 0; q < 2048; q += 64) _mm_prefetch((const char*)w + 8192 + q, _MM_HINT_T0);
+      STEP(4, 6, 0)
+      STEP(4, 7, 1)
+    }
+  }
+  _tile_stored(0, sums, 128);
+  _tile_stored(1, (float*)sums + 16, 128);
+  FENCE;
+#undef STEP
+}
+
+template <bool INT8, int ROWS>
+static void rows_avx(const uint8_t* w, const uint8_t* x, i64 stride, i64 steps, const int32_t* sums, __m512i* out) {
+  __m512i c[ROWS][2];
+  for (int r = 0; r < ROWS; r++) {
+    c[r][0] = c[r][1] = _mm512_setzero_si512();
+    if (INT8)  // x is offset to be unsigned
+      for (int t = 0; t < 2; t++) c[r][t] = _mm512_slli_epi32(_mm512_sub_epi32(c[r][t], _mm512_loadu_si512(sums + 16 * t)), 7);
+  }
+  for (i64 k = 0; k < steps; k++, w += 2048)
+    for (int pair = 0; pair < 16; pair++) {
+      const __m512i w0 = _mm512_loadu_si512(w + pair * 64), w1 = _mm512_loadu_si512(w + 1024 + pair * 64);
+      _mm_prefetch((const char*)w + 4096 + pair * 64, _MM_HINT_T0);
+      _mm_prefetch((const char*)w + 5120 + pair * 64, _MM_HINT_T0);
+      for (int r = 0; r < ROWS; r++) {
+        uint32_t four;
+        memcpy(&four, x + r * stride + k * 64 + pair * 4, 4);
+        if (INT8) {
+          const __m512i a = _mm512_set1_epi32(four ^ 0x80808080u);
+          c[r][0] = _mm512_dpbusd_epi32(c[r][0], a, w0), c[r][1] = _mm512_dpbusd_epi32(c[r][1], a, w1);
+        } else {
+          const __m512bh a = (__m512bh)_mm512_set1_epi32(four);
+          c[r][0] = (__m512i)_mm512_dpbf16_ps((__m512)c[r][0], a, (__m512bh)w0);
+          c[r][1] = (__m512i)_mm512_dpbf16_ps((__m512)c[r][1], a, (__m512bh)w1);
+        }
+      }
+    }
+  for (int r = 0; r < ROWS; r++) out[2 * r] = c[r][0], out[2 * r + 1] = c[r][1];
+}
+
+template <bool INT8>
+static void block_avx(const uint8_t* w, const uint8_t* x, i64 stride, i64 steps, i64 rows, const int32_t* sums, __m512i* out) {
+  i64 r = 0;
+#define ROWS(n) \
+  for (; rows - r >= n; r += n) rows_avx<INT8, n>(w, x + r * stride, stride, steps, sums, out + 2 * r);
+  ROWS(8) ROWS(4) ROWS(2) ROWS(1)
+#undef ROWS
+}
+
+// -- one thread's view of a pass ----------------------------------------------------------------------------------------
+
+struct Piece {  // of attention: queries [first, last) of a segment under one kv head
+  i64 segment, head, first, last;
+};
+
+struct Buffers {
+  float *x, *wide, *wanted;
+  bf16* query;
+  Activations normed, mixed, gated;
+  std::vector<Piece> pieces;
+  std::vector<char> chain;  // of each segment: do its candidates follow one another?
+};
+
+struct Scratch {  // of one thread
+  std::vector<float> scores, out, row;
+  std::vector<bf16> shares, gathered;
+  std::vector<const bf16*> keys, values;
+};
+
+template <class T>
+static T* room(std::vector<T>& v, i64 n) {
+  if ((i64)v.size() < n) v.resize(n);
+  return v.data();
+}
+
+struct Worker {
+  const Model& m;
+  const Pass& p;
+  Buffers& b;
+  i64 me, all;
+  Scratch& s;
+  Tiles tiles{};
+  std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
+
+  void share(i64 total, i64& first, i64& last) const { first = total * me / all, last = total * (me + 1) / all; }
+
+  void done(Part part) {  // everybody has finished this part
+#pragma omp barrier
+    if (p.seconds && me == 0) {
+      const auto now = std::chrono::steady_clock::now();
+      p.seconds[part] += std::chrono::duration<double>(now - since).count();
+      since = now;
+    }
+  }
+
+  // sink(row, first column, 16 sums, the next 16 sums), after scale and bias
+  template <class Sink>
+  void linear(const Linear& l, const Activations& a, i64 rows, Sink sink) {
+    const i64 steps = up(l.in, m.int8 ? 64 : 32) / (m.int8 ? 64 : 32);
+    alignas(64) float sums[32 * 32];
+    i64 first, last;
+    share(up(l.out, 32) / 32, first, last);
+    if (m.amx) tiles.set(std::min<i64>(rows, 16), false);
+    for (i64 block = first; block < last; block++) {
+      const uint8_t* w = l.weight + block * steps * 2048;
+      for (i64 row = 0; row < rows; row += 32) {
+        const i64 count = std::min<i64>(rows - row, 32);
+        const uint8_t* x = a.data + row * a.stride;
+        if (m.amx) (m.int8 ? block_amx<true> : block_amx<false>)(w, x, a.stride, steps, count > 16, sums);
+        else if (m.int8) block_avx<true>(w, x, a.stride, steps, count, l.sums + block * 32, (__m512i*)sums);
+        else block_avx<false>(w, x, a.stride, steps, count, nullptr, (__m512i*)sums);
+        for (i64 r = 0; r < count; r++) {
+          __m512 y[2];
+          for (int t = 0; t < 2; t++) {
+            y[t] = _mm512_load_ps(sums + r * 32 + t * 16);
+            if (m.int8) {
+              const __m512 scale = _mm512_mul_ps(set(a.scale[row + r]), _mm512_loadu_ps(l.scale + block * 32 + t * 16));
+              y[t] = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_castps_si512(y[t])), scale);
+            }
+            if (l.bias) y[t] = _mm512_add_ps(y[t], _mm512_loadu_ps(l.bias + block * 32 + t * 16));
+          }
+          sink(row + r, block * 32, y[0], y[1]);
+        }
+      }
+    }
+  }
+
+  void store(const Linear& l, const Activations& a, i64 rows, float* y, i64 width) {
+    linear(l, a, rows, [=](i64 row, i64 column, __m512 y0, __m512 y1) {
+      float* to = y + row * width + column;
+      _mm512_mask_storeu_ps(to, below(width - column), y0);
+      _mm512_mask_storeu_ps(to + 16, below(width - column - 16), y1);
+    });
+  }
+
+  void add(const Linear& l, const Activations& a, i64 rows, float* x, i64 width) {
+    linear(l, a, rows, [=](i64 row, i64 column, __m512 y0, __m512 y1) {
+      float* to = x + row * width + column;
+      const __mmask16 m0 = below(width - column), m1 = below(width - column - 16);
+      _mm512_mask_storeu_ps(to, m0, _mm512_add_ps(_mm512_maskz_loadu_ps(m0, to), y0));
+      _mm512_mask_storeu_ps(to + 16, m1, _mm512_add_ps(_mm512_maskz_loadu_ps(m1, to + 16), y1));
+    });
+  }
+
+  // -- rows -------------------------------------------------------------------------------------------------------------
+
+  static float length(const float* x, i64 n) {
+    __m512 sum = _mm512_setzero_ps();
+    for (i64 i = 0; i < n; i += 16) {
+      const __m512 v = _mm512_maskz_loadu_ps(below(n - i), x + i);
+      sum = _mm512_fmadd_ps(v, v, sum);
+    }
+    return _mm512_reduce_add_ps(sum);
+  }
+
+  // RMS norm of x into y; they may be the same
+  void norm(const float* x, const float* weight, i64 n, float* y) const {
+    const __m512 factor = set(1.f / std::sqrt(length(x, n) + n * (float)m.eps));
+    for (i64 i = 0; i < n; i += 16) {
+      const __mmask16 k = below(n - i);
+      const __m512 v = _mm512_mul_ps(_mm512_maskz_loadu_ps(k, x + i), _mm512_maskz_loadu_ps(k, weight + i));
+      _mm512_mask_storeu_ps(y + i, k, _mm512_mul_ps(v, factor));
+    }
+  }
+
+  void pack(const float* x, i64 n, const Activations& a, i64 row) const {
+    uint8_t* to = a.data + row * a.stride;
+    if (!m.int8) {
+      for (i64 i = 0; i < n; i += 16) store_narrow((bf16*)to + i, _mm512_maskz_loadu_ps(below(n - i), x + i), below(n - i));
+      return;
+    }
+    __m512 most = _mm512_setzero_ps();
+    for (i64 i = 0; i < n; i += 16) most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_maskz_loadu_ps(below(n - i), x + i)));
+    const float scale = _mm512_reduce_max_ps(most) / 127.f;
+    a.scale[row] = scale;
+    const __m512 inverse = set(scale > 0 ? 1.f / scale : 0.f);
+    for (i64 i = 0; i < n; i += 16) {
+      const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(below(n - i), x + i), inverse));
+      _mm_mask_storeu_epi8(to + i, below(n - i), _mm512_cvtsepi32_epi8(q));
+    }
+  }
+
+  void norm_rows(const float* x, const float* weight, i64 rows, const i64* which, float* copy) {
+    const i64 n = m.hidden;
+    float* y = room(s.row, up(n, 16));
+    i64 first, last;
+    share(rows, first, last);
+    for (i64 r = first; r < last; r++) {
+      norm(x + (which ? which[r] : r) * n, weight, n, y);
+      if (copy) memcpy(copy + r * n, y, n * 4);
+      pack(y, n, b.normed, r);
+    }
+  }
+
+  void pack_rows(const float* x, i64 width, const Activations& a) {
+    i64 first, last;
+    share(p.rows, first, last);
+    for (i64 r = first; r < last; r++) pack(x + r * width, width, a, r);
+  }
+
+  void add_normed(const float* y, const float* weight) {  // x += norm(y)
+    const i64 n = m.hidden;
+    float* z = room(s.row, up(n, 16));
+    i64 first, last;
+    share(p.rows, first, last);
+    for (i64 r = first; r < last; r++) {
+      norm(y + r * n, weight, n, z);
+      for (i64 i = 0; i < n; i++) b.x[r * n + i] += z[i];
+    }
+  }
+
+  void embed() {
+    i64 first, last;
+    share(p.rows, first, last);
+    for (i64 r = first; r < last; r++)
+      for (i64 i = 0; i < m.hidden; i++) {
+        const uint32_t bits = (uint32_t)m.embedding[p.token[r] * m.hidden + i] << 16;
+        float value;
+        memcpy(&value, &bits, 4);
+        b.x[r * m.hidden + i] = value * (float)m.embedding_scale;
+      }
+  }
+
+  // -- attention ----------------------------------------------------------------------------------------------------------
+
+  i64 dims() const { return up(m.head_dim, 32); }
+  i64 group() const { return m.heads / m.kv_heads; }
+  bf16* pool(bf16* all, i64 layer, i64 head, i64 at) const {
+    return all + ((layer * m.kv_heads + head) * m.groups + at) * 16 * dims();
+  }
+
+  void turn(float* x, const Layer& l, i64 position) const {
+    const i64 half = l.rotated / 2;
+    const float *cos = l.turn + position * 2 * l.rotated, *sin = cos + l.rotated + half;
+    for (i64 i = 0; i < half; i++) {
+      const float a = x[i], c = x[i + half];
+      x[i] = a * cos[i] - c * sin[i];
+      x[i + half] = c * cos[i] + a * sin[i];
+    }
+  }
+
+  // Head norms and rotation of the rows' q and k; queries to their buffer, keys and values to their slots
+  void rope(const Layer& l, i64 layer) {
+    const i64 n = m.head_dim, width = (m.heads + 2 * m.kv_heads) * n;
+    i64 first, last;
+    share(p.rows * m.kv_heads, first, last);
+    for (i64 i = first; i < last; i++) {
+      const i64 row = i / m.kv_heads, head = i % m.kv_heads;
+      float* line = b.wide + row * width;
+      for (i64 g = 0; g < group(); g++) {
+        const i64 h = head * group() + g;
+        float* q = line + h * n;
+        if (l.head_norm) norm(q, l.head_norm + h * n, n, q);
+        turn(q, l, p.position[row]);
+        bf16* to = b.query + ((head * p.rows + row) * group() + g) * dims();
+        for (i64 d = 0; d < dims(); d += 16) store_narrow(to + d, _mm512_maskz_loadu_ps(below(n - d), q + d));
+      }
+      float *k = line + (m.heads + head) * n, *v = line + (m.heads + m.kv_heads + head) * n;
+      if (l.head_norm) norm(k, l.head_norm + (m.heads + head) * n, n, k);
+      turn(k, l, p.position[row]);
+      const i64 at = p.slot[row] / 16, lane = p.slot[row] % 16;
+      bf16 *keys = pool(m.keys, layer, head, at), *values = pool(m.values, layer, head, at);
+      for (i64 d = 0; d < n; d++) {
+        keys[(d / 2 * 16 + lane) * 2 + d % 2] = narrow(k[d]);
+        values[(lane / 2 * dims() + d) * 2 + lane % 2] = narrow(v[d]);
+      }
+    }
+  }
+
+  i64 slot(i64 segment, i64 position) const {
+    return p.table[segment * p.width + position / m.block_size] * m.block_size + position % m.block_size;
+  }
+
+  // Sixteen keys and values side by side, from any slots; -1: none
+  void gather(i64 layer, i64 head, const i64* slots, bf16* keys, bf16* values) const {
+    for (i64 j = 0; j < 16; j++) {
+      const bool none = slots[j] < 0;
+      const i64 lane = none ? 0 : slots[j] % 16;
+      const bf16* k = none ? nullptr : pool(m.keys, layer, head, slots[j] / 16);
+      const bf16* v = none ? nullptr : pool(m.values, layer, head, slots[j] / 16);
+      for (i64 d = 0; d < dims(); d++) {
+        keys[(d / 2 * 16 + j) * 2 + d % 2] = none ? 0 : k[(d / 2 * 16 + lane) * 2 + d % 2];
+        values[(j / 2 * dims() + d) * 2 + j % 2] = none ? 0 : v[(lane / 2 * dims() + d) * 2 + lane % 2];
+      }
+    }
+  }
+
+  // scores [rows][width], 16 keys wide, of `rows` <= 16 queries
+  void score(const bf16* query, i64 rows, const bf16* keys, float* scores, i64 width) const {
+    if (m.amx) {
+      FENCE;
+      _tile_zero(0);
+      for (i64 d = 0; d < dims(); d += 32) {
+        _tile_loadd(4, query + d, dims() * 2);
+        _tile_loadd(6, keys + d * 16, 64);
+        _tile_dpbf16ps(0, 4, 6);
+      }
+      _tile_stored(0, scores, width * 4);
+      FENCE;
+      return;
+    }
+    for (i64 r = 0; r < rows; r++) {
+      __m512 sum = _mm512_setzero_ps();
+      for (i64 d = 0; d < dims(); d += 2) {
+        int32_t two;
+        memcpy(&two, query + r * dims() + d, 4);
+        sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(two), (__m512bh)_mm512_loadu_si512(keys + d * 16));
+      }
+      _mm512_storeu_ps(scores + r * width, sum);
+    }
+  }
+
+  // out [rows][dims] += shares [rows][width] of 16 slots a group times their values
+  void mix(const bf16* shares, i64 rows, i64 width, const bf16* const* values, i64 groups, float* out) const {
+    for (i64 d = 0; d < dims(); d += 32) {
+      if (m.amx) {
+        FENCE;
+        _tile_loadd(0, out + d, dims() * 4);
+        _tile_loadd(1, out + d + 16, dims() * 4);
+        for (i64 g = 0; g < groups; g++) {
+          _tile_loadd(5, shares + g * 16, width * 2);
+          _tile_loadd(7, values[g] + d * 2, dims() * 4);
+          _tile_dpbf16ps(0, 5, 7);
+          _tile_loadd(7, values[g] + d * 2 + 32, dims() * 4);
+          _tile_dpbf16ps(1, 5, 7);
+        }
+        _tile_stored(0, out + d, dims() * 4);
+        _tile_stored(1, out + d + 16, dims() * 4);
+        FENCE;
+        continue;
+      }
+      for (i64 r = 0; r < rows; r++) {
+        float* to = out + r * dims() + d;
+        __m512 y0 = _mm512_loadu_ps(to), y1 = _mm512_loadu_ps(to + 16);
+        for (i64 g = 0; g < groups; g++)
+          for (i64 pair = 0; pair < 8; pair++) {
+            int32_t two;
+            memcpy(&two, shares + r * width + g * 16 + pair * 2, 4);
+            const __m512bh a = (__m512bh)_mm512_set1_epi32(two);
+            const bf16* v = values[g] + (pair * dims() + d) * 2;
+            y0 = _mm512_dpbf16_ps(y0, a, (__m512bh)_mm512_loadu_si512(v));
+            y1 = _mm512_dpbf16_ps(y1, a, (__m512bh)_mm512_loadu_si512(v + 32));
+          }
+        _mm512_storeu_ps(to, y0), _mm512_storeu_ps(to + 16, y1);
+      }
+    }
+  }
+
+  // Softmax over positions [lo, hi) of a query's scores, which begin at `origin`; returns the sum. Shares elsewhere: 0.
+  float softmax(float* scores, bf16* shares, i64 width, i64 origin, i64 lo, i64 hi) const {
+    const i64 first = lo / 16 * 16 - origin, last = std::min(up(hi, 16) - origin, width);
+    const float scale = (float)m.attention_scale, cap = (float)m.attention_cap;
+    __m512 most = set(-INFINITY), sum = _mm512_setzero_ps();
+    for (i64 i = first; i < last; i += 16) {
+      const __mmask16 seen = below(hi - origin - i) & ~below(lo - origin - i);
+      __m512 v = _mm512_mul_ps(_mm512_loadu_ps(scores + i), set(scale));
+      if (cap > 0) v = capped(v, cap);
+      _mm512_storeu_ps(scores + i, v);
+      most = _mm512_mask_max_ps(most, seen, most, v);
+    }
+    const __m512 top = set(_mm512_reduce_max_ps(most));
+    if (first > 0) memset(shares, 0, first * 2);
+    for (i64 i = first; i < last; i += 16) {
+      const __mmask16 seen = below(hi - origin - i) & ~below(lo - origin - i);
+      const __m512 e = _mm512_maskz_mov_ps(seen, exponential(_mm512_sub_ps(_mm512_loadu_ps(scores + i), top)));
+      sum = _mm512_add_ps(sum, e);
+      store_narrow(shares + i, e);
+    }
+    if (last < width) memset(shares + last, 0, (width - last) * 2);
+    return _mm512_reduce_add_ps(sum);
+  }
+
+  // Keys of a segment up to group `shared` (of 16 positions) are the same for all its rows; from there on each row of a
+  // tree that is not a chain gathers its own path, so that its keys too lie by position.
+  void attend(const Piece& piece, const Layer& l, i64 layer) {
+    const Segment& seg = p.segment[piece.segment];
+    const i64 count = piece.last - piece.first, size = 16 * dims();
+    const i64 row0 = piece.first / group(), row1 = (piece.last - 1) / group() + 1;
+    auto position = [&](i64 row) { return p.position[seg.start + row]; };
+    auto begin = [&](i64 row) { return l.window ? std::max<i64>(0, position(row) - l.window + 1) : 0; };
+    i64 lo = INT64_MAX, hi = 0;
+    for (i64 r = row0; r < row1; r++) lo = std::min(lo, begin(r)), hi = std::max(hi, position(r) + 1);
+    const i64 origin = lo / 16, groups = up(hi, 16) / 16 - origin, width = groups * 16;
+    const i64 own = b.chain[piece.segment] ? groups : std::max<i64>(0, std::min((seg.base + seg.given) / 16 - origin, groups));
+    auto tail = [&](i64 row) { return std::max<i64>(0, up(position(row) + 1, 16) / 16 - origin - own); };
+
+    float* scores = room(s.scores, up(count, 16) * width);
+    bf16* shares = room(s.shares, up(count, 16) * width);
+    float* out = room(s.out, up(count, 16) * dims());
+    const bool paged = m.block_size % 16 == 0;
+    i64 copies = paged ? 0 : own;
+    for (i64 r = row0; r < row1; r++) copies += tail(r);
+    bf16* copy = room(s.gathered, copies * 2 * size);
+    const bf16 **keys = room(s.keys, own + copies), **values = room(s.values, own + copies);
+    i64 slots[16], n = 0;
+    for (; n < own; n++) {
+      const i64 at = (origin + n) * 16;
+      if (paged) {
+        const i64 place = slot(piece.segment, at) / 16;
+        keys[n] = pool(m.keys, layer, piece.head, place), values[n] = pool(m.values, layer, piece.head, place);
+        continue;
+      }
+      for (i64 j = 0; j < 16; j++) slots[j] = at + j < hi ? slot(piece.segment, at + j) : -1;
+      gather(layer, piece.head, slots, copy, copy + size);
+      keys[n] = copy, values[n] = copy + size, copy += 2 * size;
+    }
+    for (i64 r = row0; r < row1; r++)
+      for (i64 t = 0; t < tail(r); t++, n++, copy += 2 * size) {
+        path(seg, piece.segment, r, (origin + own + t) * 16, slots);
+        gather(layer, piece.head, slots, copy, copy + size);
+        keys[n] = copy, values[n] = copy + size;
+      }
+
+    const bf16* query = b.query + ((piece.head * p.rows + seg.start) * group() + piece.first) * dims();
+    if (m.amx) tiles.set(std::min<i64>(count, 16), true);
+    for (i64 q = 0; q < count; q += 16)
+      for (i64 g = 0; g < own; g++)
+        score(query + q * dims(), std::min<i64>(count - q, 16), keys[g], scores + q * width + g * 16, width);
+    // The queries of one row, [from, to) of the piece
+    auto of = [&](i64 row, i64& from, i64& to) {
+      from = std::max(row * group(), piece.first) - piece.first, to = std::min((row + 1) * group(), piece.last) - piece.first;
+    };
+    i64 from, to;
+    n = own;
+    for (i64 r = row0; r < row1; r++)
+      for (i64 t = 0; t < tail(r); t++, n++) {
+        of(r, from, to);
+        for (i64 q = from; q < to; q += 16) {
+          if (m.amx) tiles.set(std::min<i64>(to - q, 16), true);
+          score(query + q * dims(), std::min<i64>(to - q, 16), keys[n], scores + q * width + (own + t) * 16, width);
+        }
+      }
+    std::vector<float>& sums = s.row;
+    float* sum = room(sums, count);
+    for (i64 q = 0; q < count; q++) {
+      const i64 row = (piece.first + q) / group();
+      sum[q] = softmax(scores + q * width, shares + q * width, width, origin * 16, begin(row), position(row) + 1);
+    }
+    memset(out, 0, up(count, 16) * dims() * 4);
+    if (m.amx) tiles.set(std::min<i64>(count, 16), true);
+    for (i64 q = 0; q < count; q += 16)
+      mix(shares + q * width, std::min<i64>(count - q, 16), width, values, own, out + q * dims());
+    n = own;
+    for (i64 r = row0; r < row1; n += tail(r), r++) {
+      if (!tail(r)) continue;
+      of(r, from, to);
+      for (i64 q = from; q < to; q += 16) {
+        if (m.amx) tiles.set(std::min<i64>(to - q, 16), true);
+        mix(shares + q * width + own * 16, std::min<i64>(to - q, 16), width, values + n, tail(r), out + q * dims());
+      }
+    }
+    for (i64 q = 0; q < count; q++) {
+      const i64 row = seg.start + (piece.first + q) / group(), h = piece.head * group() + (piece.first + q) % group();
+      const __m512 inverse = set(1.f / sum[q]);
+      for (i64 d = 0; d < m.head_dim; d += 16) {
+        const __m512 y = _mm512_mul_ps(_mm512_loadu_ps(out + q * dims() + d), inverse);
+        const __mmask16 k = below(m.head_dim - d);
+        const i64 column = h * m.head_dim + d;
+        if (m.int8) _mm512_mask_storeu_ps(b.wide + row * m.heads * m.head_dim + column, k, y);
+        else store_narrow((bf16*)(b.mixed.data + row * b.mixed.stride) + column, y, k);
+      }
+    }
+  }
+
+  // Slots of the keys at positions at .. at + 16 on a row's path: its prefix, then its ancestors by depth; -1 beyond it
+  void path(const Segment& seg, i64 segment, i64 row, i64 at, i64* slots) const {
+    const i64 end = seg.base + seg.given, last = p.position[seg.start + row];
+    for (i64 j = 0; j < 16; j++) slots[j] = at + j <= last && at + j < end ? slot(segment, at + j) : -1;
+    if (row < seg.given) return;
+    for (uint64_t word = (uint64_t)p.word[seg.start + row]; word; word &= word - 1) {
+      const i64 ancestor = seg.start + seg.given + __builtin_ctzll(word), j = p.position[ancestor] - at;
+      if (j >= 0 && j < 16) slots[j] = p.slot[ancestor];
+    }
+  }
+
+  // -- the pass -------------------------------------------------------------------------------------------------------------
+
+  void layer(i64 index) {
+    const Layer& l = m.layer[index];
+    const i64 rows = p.rows;
+    norm_rows(b.x, l.attention_norm, rows, nullptr, nullptr);
+    done(NORM);
+    store(l.qkv, b.normed, rows, b.wide, l.qkv.out);
+    done(LINEAR);
+    rope(l, index);
+    done(ROPE);
+#pragma omp for schedule(dynamic, 1) nowait
+    for (size_t i = 0; i < b.pieces.size(); i++) attend(b.pieces[i], l, index);
+    done(ATTENTION);
+    if (m.int8) {
+      pack_rows(b.wide, m.heads * m.head_dim, b.mixed);
+      done(NORM);
+    }
+    contribute(l.out, b.mixed, l.attention_post);
+    norm_rows(b.x, l.ffn_norm, rows, nullptr, nullptr);
+    done(NORM);
+    const bool gelu = m.gelu;
+    if (m.int8) {
+      float* y = b.wide;
+      const i64 width = m.ffn;
+      linear(l.gate_up, b.normed, rows, [=](i64 row, i64 column, __m512 gate, __m512 raised) {
+        const __m512 h = _mm512_mul_ps(activated(gate, gelu), raised);
+        _mm512_mask_storeu_ps(y + row * width + column / 2, below(width - column / 2), h);
+      });
+      done(LINEAR);
+      pack_rows(y, width, b.gated);
+      done(NORM);
+    } else {
+      const Activations a = b.gated;
+      const i64 width = m.ffn;
+      linear(l.gate_up, b.normed, rows, [=](i64 row, i64 column, __m512 gate, __m512 raised) {
+        const __m512 h = _mm512_mul_ps(activated(gate, gelu), raised);
+        store_narrow((bf16*)(a.data + row * a.stride) + column / 2, h, below(width - column / 2));
+      });
+      done(LINEAR);
+    }
+    contribute(l.down, b.gated, l.ffn_post);
+  }
+
+  void contribute(const Linear& l, const Activations& a, const float* post) {  // x += post(l(a))
+    if (!post) {
+      add(l, a, p.rows, b.x, m.hidden);
+      done(LINEAR);
+      return;
+    }
+    store(l, a, p.rows, b.wide, m.hidden);
+    done(LINEAR);
+    add_normed(b.wide, post);
+    done(NORM);
+  }
+
+  void run() {
+    if (p.embed) embed();
+    done(EMBED);
+    for (i64 i = p.first; i < p.last; i++) {
+      if (p.inputs && p.inputs[i] && me == 0) memcpy(p.inputs[i], b.x, p.rows * m.hidden * 4);
+      if (p.inputs && p.inputs[i]) done(EMBED);
+      layer(i);
+    }
+    if (p.last == m.layers) {
+      if (p.post_norm) {
+        norm_rows(b.x, m.norm, p.rows, nullptr, p.post_norm);
+        done(NORM);
+      }
+      norm_rows(b.x, m.norm, p.wanted, p.want, nullptr);
+      done(NORM);
+      float* y = p.logits;
+      const i64 width = m.vocab;
+      const float cap = (float)m.logit_cap;
+      linear(m.head, b.normed, p.wanted, [=](i64 row, i64 column, __m512 y0, __m512 y1) {
+        if (cap > 0) y0 = capped(y0, cap), y1 = capped(y1, cap);
+        float* to = y + row * width + column;
+        _mm512_mask_storeu_ps(to, below(width - column), y0);
+        _mm512_mask_storeu_ps(to + 16, below(width - column - 16), y1);
+      });
+      done(HEAD);
+    }
+    if (m.amx) _tile_release();
+  }
+};
+
+// -- doors ------------------------------------------------------------------------------------------------------------------
+
+struct Arena {  // one per calling thread; grows to the largest pass
+  std::vector<uint8_t> memory;
+  size_t used = 0;
+  uint8_t* take(size_t bytes) {
+    used = (used + 63) / 64 * 64;
+    uint8_t* at = memory.empty() ? nullptr : memory.data() + used;
+    used += bytes;
+    return at;
+  }
+};
+
+static void lay_out(Arena& arena, const Model& m, const Pass& p, Buffers& b) {
+  const i64 rows = up(p.rows, 32), dims = up(m.head_dim, 32), group = m.heads / m.kv_heads;
+  const i64 mixed = m.heads * m.head_dim, widest = std::max({(m.heads + 2 * m.kv_heads) * m.head_dim, m.hidden, m.ffn});
+  auto activations = [&](i64 width) {
+    Activations a;
+    a.stride = m.int8 ? up(width, 64) : up(width, 32) * 2;
+    a.data = arena.take(rows * a.stride);
+    a.scale = (float*)arena.take(rows * 4);
+    return a;
+  };
+  arena.used = 64;
+  b.x = p.hidden;
+  b.wide = (float*)arena.take(rows * widest * 4);
+  b.query = (bf16*)arena.take((m.kv_heads * p.rows * group + 16) * dims * 2);
+  b.normed = activations(m.hidden), b.mixed = activations(mixed), b.gated = activations(m.ffn);
+  if (arena.memory.size() >= arena.used)  // padding that nobody writes must be finite
+    for (const Activations& a : {b.normed, b.mixed, b.gated})
+      for (i64 r = 0; r < rows; r++) memset(a.data + (r + 1) * a.stride - 64, 0, 64);
+}
+
+// Asks the system for tiles: ARCH_REQ_XCOMP_PERM, tile data. 0: granted.
+extern "C" int paceline_permit_tiles() { return (int)syscall(SYS_arch_prctl, 0x1023, 18); }
+
+static thread_local Arena arena;
+
+static Buffers buffers(const Model& m, const Pass& p) {
+  Buffers b;
+  lay_out(arena, m, p, b);
+  if (arena.used + 64 > arena.memory.size()) arena.memory.assign(arena.used + 64, 0);
+  lay_out(arena, m, p, b);
+  return b;
+}
+
+extern "C" void paceline_forward(const Model* m, const Pass* p) {
+  Buffers b = buffers(*m, *p);
+  const i64 group = m->heads / m->kv_heads;
+  for (i64 s = 0; s < p->segments; s++) {
+    const Segment& seg = p->segment[s];
+    bool chain = true;
+    for (i64 j = 0; j < seg.nodes; j++)
+      chain &= (uint64_t)p->word[seg.start + seg.given + j] == (j == 63 ? ~0ull : (1ull << (j + 1)) - 1);
+    b.chain.push_back(chain);
+    for (i64 head = 0; head < m->kv_heads; head++)
+      for (i64 q = 0, n = (seg.given + seg.nodes) * group; q < n; q += QUERIES)
+        b.pieces.push_back({s, head, q, std::min(q + QUERIES, n)});
+  }
+#pragma omp parallel num_threads(m->threads)
+  {
+    static thread_local Scratch scratch;
+    Worker{*m, *p, b, omp_get_thread_num(), omp_get_num_threads(), scratch}.run();
+  }
+}
+
+// One layer alone: `head` of a model that has nothing else, from x [rows][in] to y [rows][out]
+extern "C" void paceline_linear(const Model* m, const float* x, i64 rows, float* y) {
+  Model alone = *m;
+  alone.hidden = m->head.in, alone.heads = alone.kv_heads = alone.head_dim = alone.ffn = 1;
+  Pass p = {};
+  p.rows = rows;
+  Buffers b = buffers(alone, p);
+#pragma omp parallel num_threads(m->threads)
+  {
+    static thread_local Scratch scratch;
+    Worker w{alone, p, b, omp_get_thread_num(), omp_get_num_threads(), scratch};
+    w.pack_rows(x, m->head.in, b.normed);
+    w.done(NORM);
+    w.store(m->head, b.normed, rows, y, m->head.out);
+    if (m->amx) _tile_release();
+  }
+}

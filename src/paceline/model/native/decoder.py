@@ -1,0 +1,124 @@
+"""The decoder whose pass is one native call. Its slow twin is model/decoder.py."""
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.core.rows import Out, Rows
+from paceline.model.blocks import Norm
+from paceline.model.decoder import Decoder, Weights, zeros
+from paceline.model.linear import Packing
+from paceline.model.native.build import has_amx, library
+from paceline.model.native.pack import address
+from paceline.model.native.structs import CLayer, CModel, CPass
+from paceline.model.spec import ModelSpec
+
+LANES = 16
+"""Slots that lie side by side in the pool."""
+
+
+class NativeDecoder(Decoder):
+    """Implements `Model`. Keys and values are laid out for the native attention: see decoder.cpp."""
+
+    def __init__(self, spec: ModelSpec, weights: Weights, packing: Packing) -> None:
+        super().__init__(spec, weights, packing)
+        found = library()
+        assert found is not None, "the packing was chosen where there is no native library"
+        self.library = found
+        self.turned = 0
+        self.layers = (CLayer * len(spec.layers))(*(self.layer(index) for index in range(len(spec.layers))))
+        head: Any = weights.head
+        self.model = CModel(
+            layers=len(spec.layers), hidden=spec.hidden, heads=spec.heads, kv_heads=spec.kv_heads,
+            head_dim=spec.head_dim, ffn=spec.ffn, vocab=spec.vocab, gelu=spec.activation == "gelu_tanh",
+            int8=packing.name == "native int8", amx=has_amx(), eps=spec.norm_eps, attention_scale=spec.attention_scale,
+            attention_cap=spec.attention_softcap or 0.0, logit_cap=spec.logit_softcap or 0.0,
+            embedding_scale=self.embedding_scale, embedding=weights.embedding.data_ptr(),
+            norm=weights.norm.weight.data_ptr(), head=head.c, layer=self.layers,
+        )  # fmt: skip
+        self.seconds: Tensor | None = None
+        """Where the native parts (structs.PARTS) add up their time, float64, while someone measures."""
+
+    def layer(self, index: int) -> CLayer:
+        block: Any = self.weights.blocks[index]  # its layers are all `Packed`
+        rope, window = self.spec.layers[index].rope, self.spec.layers[index].window
+
+        def norm(it: Norm | None) -> int | None:
+            return None if it is None else it.weight.data_ptr()
+
+        return CLayer(
+            qkv=block.qkv.c, out=block.out.c, gate_up=block.gate_up.c, down=block.down.c,
+            attention_norm=norm(block.attention_norm), ffn_norm=norm(block.ffn_norm),
+            attention_post=norm(block.attention_post_norm), ffn_post=norm(block.ffn_post_norm),
+            head_norm=norm(block.head_norm), rotated=2 * len(rope.inverse), window=window or 0,
+        )  # fmt: skip
+
+    def allocate(self, blocks: int, block_size: int) -> None:
+        spec = self.spec
+        groups, dims = -(-blocks * block_size // LANES), -(-spec.head_dim // 32) * 32
+        shape = (len(spec.layers), spec.kv_heads, groups)
+        self.keys = zeros((*shape, dims // 2, LANES, 2), self.dtype, self.device)
+        self.values = zeros((*shape, LANES // 2, dims, 2), self.dtype, self.device)
+        self.model.keys, self.model.values = self.keys.data_ptr(), self.values.data_ptr()
+        self.model.block_size, self.model.groups = block_size, groups
+
+    @torch.inference_mode()
+    def move(self, source: list[int], target: list[int]) -> None:
+        if not source:
+            return
+        s, t = torch.tensor(source), torch.tensor(target)
+        self.keys[:, :, t // LANES, :, t % LANES] = self.keys[:, :, s // LANES, :, s % LANES]
+        lane, other = s % LANES, t % LANES
+        self.values[:, :, t // LANES, other // 2, :, other % 2] = self.values[:, :, s // LANES, lane // 2, :, lane % 2]
+
+    @torch.inference_mode()
+    def forward(self, rows: Rows) -> Out:
+        spec, count = self.spec, len(rows.token)
+        first, last = rows.layers or (0, len(spec.layers))
+        self.reach(max(s.base + s.rows for s in rows.segments))
+        if rows.hidden is None:
+            x = torch.empty(count, spec.hidden)
+        else:
+            x = rows.hidden.to(torch.float32, copy=True).contiguous()
+        taps = {name: torch.empty(count, spec.hidden) for name in rows.taps if name != "pre_norm"}
+        wanted = len(rows.want) if last == len(spec.layers) else 0
+        logits = torch.empty(wanted, spec.vocab)
+        flat = [number for s in rows.segments for number in (s.start, s.given, s.nodes, s.base)]
+        segments = (ctypes.c_int64 * len(flat))(*flat)
+        call = CPass(
+            count, len(rows.segments), wanted, rows.tables.shape[1], first, last, rows.hidden is None,
+            rows.token.data_ptr(), rows.position.data_ptr(), rows.slot.data_ptr(), rows.word.data_ptr(),
+            rows.want.data_ptr(), rows.tables.data_ptr(), ctypes.addressof(segments),
+            x.data_ptr(), self.inputs(taps), address(taps.get("post_norm")), logits.data_ptr(), address(self.seconds),
+        )  # fmt: skip
+        self.model.threads = torch.get_num_threads()
+        self.library.paceline_forward(self.model, call)
+        if last < len(spec.layers):
+            return Out(logits, taps, x)
+        if "pre_norm" in rows.taps:
+            taps["pre_norm"] = x
+        return Out(logits, taps)
+
+    def reach(self, length: int) -> None:
+        """Rotations of every position below `length`."""
+        if length <= self.turned:
+            return
+        for rotary in self.rotaries:
+            rotary.extend(length)
+        for layer, which in zip(self.layers, self.rotary_of):
+            layer.turn = self.rotaries[which].table.data_ptr()
+        self.turned = min(len(rotary.table) for rotary in self.rotaries)
+
+    def inputs(self, taps: dict[str, Tensor]) -> int | None:
+        """Where the layers' inputs go, one pointer a layer."""
+        layers = len(self.spec.layers)
+        places = [address(taps.get(f"input:{index}")) for index in range(layers)]
+        if not any(places):
+            return None
+        self.places = (ctypes.c_void_p * layers)(*places)
+        return ctypes.addressof(self.places)
+
+    def describe(self) -> str:
+        return f"{super().describe()}{' with AMX' if self.model.amx else ''}"

@@ -1,0 +1,73 @@
+"""Weights in the order in which the native decoder reads them: bfloat16, or int8 with a scale for each output."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from paceline.model.native.build import has_amx, library
+from paceline.model.native.structs import CLinear, CModel
+
+OUTPUTS = 32
+"""Outputs of a block, two tiles of 16; inputs go by steps of 64 bytes."""
+
+
+@dataclass(slots=True)
+class Packed:
+    """One matrix [out, in] as blocks of 32 outputs x 64 bytes of input. int8 (W8A8): `scale` of each output, `sums` of
+    its quantised weights. `c` is the structure that points here."""
+
+    weight: Tensor
+    bias: Tensor | None
+    scale: Tensor | None
+    sums: Tensor | None
+    c: CLinear = field(repr=False)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, in] -> [T, out] in float32: the layer on its own, for tests and measurements."""
+        it = library()
+        assert it is not None
+        x = x.float().contiguous()
+        out = torch.empty(len(x), self.c.outputs)
+        model = CModel(int8=self.scale is not None, threads=torch.get_num_threads(), amx=has_amx(), head=self.c)
+        it.paceline_linear(model, x.data_ptr(), len(x), out.data_ptr())
+        return out
+
+
+def pack_bfloat16(weight: Tensor, bias: Tensor | None) -> Packed:
+    return packed(weight.to(torch.bfloat16), bias, None)
+
+
+def pack_int8(weight: Tensor, bias: Tensor | None) -> Packed:
+    """Symmetric, each output by its largest weight. Activations are quantised by row as they come."""
+    wide = weight.float()
+    scale = wide.abs().amax(1) / 127
+    whole = wide.div_(scale.clamp(min=1e-30)[:, None]).round_().to(torch.int8)
+    return packed(whole, bias, scale)
+
+
+def packed(weight: Tensor, bias: Tensor | None, scale: Tensor | None) -> Packed:
+    outputs, inputs = weight.shape
+    each = 4 // weight.itemsize
+    step, missing = 16 * each, -outputs % OUTPUTS
+    weight = torch.nn.functional.pad(weight, (0, -inputs % step, 0, missing))
+    sums = None if scale is None else weight.sum(1, dtype=torch.int32)
+    blocks = weight.view(len(weight) // OUTPUTS, 2, 16, -1, 16, each)
+    tiles = torch.empty(*(blocks.shape[i] for i in (0, 3, 1, 4, 2, 5)), dtype=weight.dtype)
+    tiles.copy_(blocks.permute(0, 3, 1, 4, 2, 5))
+    bias = None if bias is None else torch.nn.functional.pad(bias.float(), (0, missing))
+    scale = None if scale is None else torch.nn.functional.pad(scale, (0, missing))
+    c = CLinear(address(tiles), address(scale), address(sums), address(bias), inputs, outputs)
+    return Packed(tiles, bias, scale, sums, c)
+
+
+def address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def interleave(gate_up: Tensor) -> Tensor:
+    """Rows [gates, ups] -> blocks of 16 gates and their 16 ups, with zero rows where the last block lacks some."""
+    half = len(gate_up) // 2
+    pairs = gate_up.view(2, half, -1)
+    pairs = torch.nn.functional.pad(pairs, (0, 0, 0, -half % 16))
+    return pairs.view(2, -1, 16, pairs.shape[-1]).transpose(0, 1).reshape(-1, *gate_up.shape[1:])

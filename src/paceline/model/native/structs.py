@@ -1,0 +1,57 @@
+"""The C structures of decoder.cpp, field by field in its order; it says what they mean."""
+
+import ctypes
+from ctypes import POINTER, Structure, c_double, c_int64, c_void_p
+
+
+def integers(*names: str) -> list[tuple[str, type]]:
+    return [(name, c_int64) for name in names]
+
+
+def pointers(*names: str) -> list[tuple[str, type]]:
+    return [(name, c_void_p) for name in names]
+
+
+class CLinear(Structure):
+    _fields_ = [*pointers("weight", "scale", "sums", "bias"), *integers("inputs", "outputs")]
+
+
+class CLayer(Structure):
+    _fields_ = [
+        *((name, CLinear) for name in ("qkv", "out", "gate_up", "down")),
+        *pointers("attention_norm", "ffn_norm", "attention_post", "ffn_post", "head_norm", "turn"),
+        *integers("rotated", "window"),
+    ]
+
+
+class CModel(Structure):
+    _fields_ = [
+        *integers("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "gelu", "int8"),
+        *integers("block_size", "groups", "threads", "amx"),
+        *((name, c_double) for name in ("eps", "attention_scale", "attention_cap", "logit_cap", "embedding_scale")),
+        *pointers("embedding", "norm"),
+        ("head", CLinear),
+        ("layer", POINTER(CLayer)),
+        *pointers("keys", "values"),
+    ]
+
+
+class CPass(Structure):
+    _fields_ = [
+        *integers("rows", "segments", "wanted", "width", "first", "last", "embed"),
+        *pointers("token", "position", "slot", "word", "want", "table", "segment"),
+        *pointers("hidden", "inputs", "post_norm", "logits", "seconds"),
+    ]
+
+
+PARTS = ("embedding", "norms", "linear layers", "rope", "attention", "head")
+"""What `seconds` counts, in order."""
+
+
+def declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    """The library with the types of its doors, so that pointers survive."""
+    library.paceline_forward.argtypes = [POINTER(CModel), POINTER(CPass)]
+    library.paceline_forward.restype = None
+    library.paceline_linear.argtypes = [POINTER(CModel), c_void_p, c_int64, c_void_p]
+    library.paceline_linear.restype = None
+    return library
