@@ -32,7 +32,7 @@ class Growing:
     tokens: list[int] = field(default_factory=list)
     q_rows: list[int] = field(default_factory=list)
     chance: float = 1.0
-    """That all tokens so far are kept, by `_chances`."""
+    """That all tokens so far are kept, by `_confidence`."""
 
     @property
     def known(self) -> int:
@@ -69,12 +69,14 @@ class ModelDrafter:
     def __init__(self, host: Host) -> None:
         assert host.draft is not None
         self.model, self.sampler, self.chunk = host.draft, host.sampler, host.chunk
+        self.chain = getattr(host.draft, "chain", None)
 
     def draft(self, asks: Sequence[Ask], view: View) -> Forest:
         for ask in asks:
             view.slots.pop(ask.request.id, None)
         growing = [Growing(ask, ask.txn.lease.frontier[GROUP]) for ask in asks if ask.item.nodes or ask.item.given > 1]
         tables: list[Tensor] = []
+        self._chains(growing)
         while active := [g for g in growing if g.live or g.lagging]:
             self._extend(active, tables)
         forest = Forest(q=torch.cat(tables) if tables else None)
@@ -82,6 +84,22 @@ class ModelDrafter:
             forest.add_chain(g.ask.place, g.tokens, g.ask.law, g.q_rows)
             view.slots[g.ask.request.id] = g.reach
         return forest
+
+    def _chains(self, growing: Sequence[Growing]) -> None:
+        """Whole drafts in one native call, where temperature alone makes the law; the steps below are its twin."""
+        ready = [g for g in growing if g.live and g.ask.law is not Law.SAMPLED and g.known - g.reach <= self.chunk]
+        warm = [(g, t) for g in ready if (t := self.sampler.temperature(g.ask.request)) is not None]
+        if self.chain is None or not warm:
+            return
+        builder = RowsBuilder()
+        for g, _ in warm:
+            text = g.ask.request.tokens[g.reach : g.known]
+            builder.add(text, g.ask.txn.lease.slots(g.reach, g.known), g.ask.txn.table, g.reach)
+        most = [g.ask.item.nodes for g, _ in warm]
+        keys = [[g.ask.key(depth + 1) for depth in range(n)] if t else [] for (g, t), n in zip(warm, most)]
+        drawn = self.chain(builder.build(), most, [t for _, t in warm], keys, WORTH, SHARE)
+        for (g, _), tokens in zip(warm, drawn):
+            g.tokens, g.reach, g.chance = tokens, g.known + max(0, len(tokens) - 1), 0.0
 
     def _extend(self, active: list[Growing], tables: list[Tensor]) -> None:
         """One pass of the draft model: a run of each text, and the next token of each draft that has caught up."""
@@ -107,7 +125,7 @@ class ModelDrafter:
             tables.append(self.sampler.probs(refs, scores))
             for i, g in enumerate(drawing):
                 g.q_rows.append(base + i)
-        for g, token, chance in zip(drawing, drawn, self._chances(drawing, scores)):
+        for g, token, chance in zip(drawing, drawn, self._confidence(drawing, scores)):
             if token < 0:  # every token was masked: nothing can be drafted here, and the request will fail here
                 g.chance = 0.0
                 continue
@@ -115,7 +133,7 @@ class ModelDrafter:
             g.chance *= chance
 
     @staticmethod
-    def _chances(drawing: Sequence[Growing], scores: Tensor) -> list[float]:
+    def _confidence(drawing: Sequence[Growing], scores: Tensor) -> list[float]:
         """That each drawn token is kept: the draft model's own confidence where it is greedy, else SHARE."""
         chances = [SHARE] * len(drawing)
         greedy = [i for i, g in enumerate(drawing) if g.ask.request.params.greedy]

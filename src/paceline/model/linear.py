@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.model.native.build import library
-from paceline.model.native.pack import pack_bfloat16, pack_int8
+from paceline.model.packed import pack_bfloat16, pack_int8
+from paceline.native.build import library
 
 Linear = Callable[[Tensor], Tensor]
 """[T, in] -> [T, out], both in the packing's compute dtype; T >= 1."""
@@ -44,7 +44,7 @@ class Packing:
     free_rows: int
     """Rows up to which a pass costs little more than one of a single row: draft nodes within it are cheap."""
     native: bool = False
-    """Whether `pack` gives `native.pack.Packed`, for the decoder that is one native call."""
+    """Whether `pack` gives `packed.Packed`, for the decoder that is one native call."""
 
     def describe(self) -> str:
         return f"{self.name}, weights {short(self.dtype)}, activations {short(self.compute)}"

@@ -14,8 +14,8 @@ from paceline.model.checkpoint import DTYPES, Tensors, read_config, resolve
 from paceline.model.decoder import Decoder, Weights
 from paceline.model.families import FAMILIES, Names
 from paceline.model.linear import Linear, Packing, choose, plain
-from paceline.model.native.decoder import NativeDecoder
-from paceline.model.native.pack import interleave
+from paceline.model.native import NativeDecoder
+from paceline.model.packed import interleave
 from paceline.model.spec import ModelSpec
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.noise import counts, gumbel
+from paceline.native.build import library
 
 FEW = 1024
 """Tokens a row up to which all survivors of filters race exactly."""
@@ -30,6 +31,17 @@ def race(scores: Tensor, keys: Tensor, sparse: bool = False) -> list[int]:
 
     `sparse`: filters probably left few tokens a row.
     """
+    it = library() if scores.is_cpu and scores.dtype is torch.float32 else None
+    if it is None:
+        return torch_race(scores, keys, sparse)
+    scores, won = scores.contiguous(), torch.empty(len(scores), dtype=torch.int64)
+    threads = torch.get_num_threads()
+    it.paceline_race(scores.data_ptr(), *scores.shape, keys.data_ptr(), threads, won.data_ptr())
+    return won.tolist()
+
+
+def torch_race(scores: Tensor, keys: Tensor, sparse: bool = False) -> list[int]:
+    """`race` without the native library, on any device: its slow twin."""
     row, token = (scores > float("-inf")).nonzero(as_tuple=True) if sparse else contenders(scores, keys)
     if len(row) > FEW * len(scores):
         row, token = contenders(scores, keys)

@@ -108,6 +108,11 @@ class Sampler:
             tokens[i] = token
         return tokens
 
+    def temperature(self, request: Request) -> float | None:
+        """The request's temperature if it alone makes the law from the logits; None where anything else does too."""
+        slot = self._slots[request.id]
+        return None if slot.live or slot.warp.filters else slot.warp.temperature
+
     def probs(self, rows: Sequence[RowRef], scores: Tensor) -> Tensor:
         """The law of each row, float64 [L, V]: one-hot for greedy rows, all 0 for empty ones."""
         p = scores.to(torch.float64).exp()

@@ -6,14 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.core.noise import keys_tensor
 from paceline.core.rows import Out, Rows
 from paceline.model.blocks import Norm
 from paceline.model.decoder import Decoder, Weights, zeros
 from paceline.model.linear import Packing
-from paceline.model.native.build import has_amx, library
-from paceline.model.native.pack import address
-from paceline.model.native.structs import CLayer, CModel, CPass
+from paceline.model.packed import address
 from paceline.model.spec import ModelSpec
+from paceline.native.build import has_amx, library
+from paceline.native.structs import CLayer, CModel, CPass
 
 LANES = 16
 """Slots that lie side by side in the pool."""
@@ -75,14 +76,52 @@ class NativeDecoder(Decoder):
 
     @torch.inference_mode()
     def forward(self, rows: Rows) -> Out:
+        layers = len(self.spec.layers)
+        last = rows.layers[1] if rows.layers else layers
+        taps = {name: torch.empty(len(rows.token), self.spec.hidden) for name in rows.taps if name != "pre_norm"}
+        call, x, logits, _ = self.call(rows, taps)
+        self.library.paceline_forward(self.model, call)
+        if last < layers:
+            return Out(logits, taps, x)
+        if "pre_norm" in rows.taps:
+            taps["pre_norm"] = x
+        return Out(logits, taps)
+
+    @torch.inference_mode()
+    def chain(
+        self, rows: Rows, most: list[int], temperature: list[float], keys: list[list[int]], worth: float, share: float
+    ) -> list[list[int]]:
+        """Draft a chain for each segment, whose last row alone is wanted: at most `most[i]` tokens, drawn by
+        `keys[i]` at `temperature[i]` (0: greedy). A chain ends early when the chance that all of it is kept falls
+        below `worth`: a greedy token counts with its probability, another with `share`."""
+        steps = max(most)
+        limit, warm = torch.tensor(most), torch.tensor(temperature, dtype=torch.float64)
+        noise = keys_tensor([key for row in keys for key in (row + [0] * steps)[:steps]])
+        tokens = torch.empty(len(most), steps, dtype=torch.int64)
+        call, *_held = self.call(rows, {}, steps)
+        self.library.paceline_draft(
+            self.model,
+            call,
+            steps,
+            limit.data_ptr(),
+            warm.data_ptr(),
+            noise.data_ptr(),
+            worth,
+            share,
+            tokens.data_ptr(),
+        )
+        return [[token for token in row if token >= 0] for row in tokens.tolist()]
+
+    def call(self, rows: Rows, taps: dict[str, Tensor], further: int = 0) -> tuple[CPass, Tensor, Tensor, Any]:
+        """The pass as the library takes it, its hidden states, its logits, and what must outlive the call.
+        `further`: places that later rows will go beyond these."""
         spec, count = self.spec, len(rows.token)
         first, last = rows.layers or (0, len(spec.layers))
-        self.reach(max(s.base + s.rows for s in rows.segments))
+        self.reach(max(s.base + s.rows for s in rows.segments) + further)
         if rows.hidden is None:
             x = torch.empty(count, spec.hidden)
         else:
             x = rows.hidden.to(torch.float32, copy=True).contiguous()
-        taps = {name: torch.empty(count, spec.hidden) for name in rows.taps if name != "pre_norm"}
         wanted = len(rows.want) if last == len(spec.layers) else 0
         logits = torch.empty(wanted, spec.vocab)
         flat = [number for s in rows.segments for number in (s.start, s.given, s.nodes, s.base)]
@@ -94,12 +133,7 @@ class NativeDecoder(Decoder):
             x.data_ptr(), self.inputs(taps), address(taps.get("post_norm")), logits.data_ptr(), address(self.seconds),
         )  # fmt: skip
         self.model.threads = torch.get_num_threads()
-        self.library.paceline_forward(self.model, call)
-        if last < len(spec.layers):
-            return Out(logits, taps, x)
-        if "pre_norm" in rows.taps:
-            taps["pre_norm"] = x
-        return Out(logits, taps)
+        return call, x, logits, segments
 
     def reach(self, length: int) -> None:
         """Rotations of every position below `length`."""

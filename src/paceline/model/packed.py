@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from paceline.model.native.build import has_amx, library
-from paceline.model.native.structs import CLinear, CModel
+from paceline.native.build import has_amx, library
+from paceline.native.structs import CLinear, CModel
 
 OUTPUTS = 32
 """Outputs of a block, two tiles of 16; inputs go by steps of 64 bytes."""

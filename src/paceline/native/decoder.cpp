@@ -67,7 +67,7 @@ struct Pass {
 }
 
 enum Part { EMBED, NORM, LINEAR, ROPE, ATTENTION, HEAD, PARTS };
-const i64 QUERIES = 64;  // of one piece of attention
+const i64 QUERIES = 64;  // of one piece of attention, at most
 
 static i64 up(i64 n, i64 to) { return (n + to - 1) / to * to; }
 static __m512 set(float x) { return _mm512_set1_ps(x); }
@@ -85,7 +85,9 @@ static __m512 exponential(__m512 x) {
 }
 
 static __m512 sigmoid(__m512 x) {
-  return _mm512_div_ps(set(1.f), _mm512_add_ps(set(1.f), exponential(_mm512_sub_ps(_mm512_setzero_ps(), x))));
+  const __m512 d = _mm512_add_ps(set(1.f), exponential(_mm512_sub_ps(_mm512_setzero_ps(), x)));
+  const __m512 r = _mm512_rcp14_ps(d);  // and one step of Newton's
+  return _mm512_mul_ps(r, _mm512_fnmadd_ps(d, r, set(2.f)));
 }
 
 static __m512 capped(__m512 x, float cap) {  // cap * tanh(x / cap)
@@ -97,11 +99,6 @@ static __m512 activated(__m512 x, bool gelu) {
   const __m512 cube = _mm512_mul_ps(_mm512_mul_ps(x, x), x);
   const __m512 u = _mm512_mul_ps(_mm512_fmadd_ps(cube, set(0.044715f), x), set(1.5957691216f));
   return _mm512_mul_ps(x, sigmoid(u));
-}
-
-static bf16 narrow(float x) {
-  const __m256bh y = _mm512_cvtneps_pbh(set(x));
-  return ((const bf16*)&y)[0];
 }
 
 static void store_narrow(bf16* to, __m512 x, __mmask16 mask = 0xffff) {
@@ -154,7 +151,7 @@ static void block_amx(const uint8_t* w, const uint8_t* x, i64 stride, i64 steps,
       _tile_loadd(6, w, 64);
       _tile_loadd(7, w + 1024, 64);
       _tile_loadd(5, x + 16 * stride + k * 64, stride);
-      for (int q = 0; q < 2048; q += 64) _mm_prefetch((const char*)w + 8192 + q, _MM_HINT_T0);
+      for (int q = 0; q < 2048; q += 64) _mm_prefetch((const char*)w + 8192 + q, _MM_HINT_T1);
       STEP(4, 6, 0)
       STEP(4, 7, 1)
       STEP(5, 6, 2)
@@ -167,7 +164,7 @@ static void block_amx(const uint8_t* w, const uint8_t* x, i64 stride, i64 steps,
       _tile_loadd(4, x + k * 64, stride);
       _tile_stream_loadd(6, w, 64);
       _tile_stream_loadd(7, w + 1024, 64);
-      for (int q = 0; q < 2048; q += 64) _mm_prefetch((const char*)w + 8192 + q, _MM_HINT_T0);
+      for (int q = 0; q < 2048; q += 64) _mm_prefetch((const char*)w + 8192 + q, _MM_HINT_T1);
       STEP(4, 6, 0)
       STEP(4, 7, 1)
     }
@@ -400,12 +397,19 @@ struct Worker {
 
   void turn(float* x, const Layer& l, i64 position) const {
     const i64 half = l.rotated / 2;
-    const float *cos = l.turn + position * 2 * l.rotated, *sin = cos + l.rotated + half;
-    for (i64 i = 0; i < half; i++) {
-      const float a = x[i], c = x[i + half];
-      x[i] = a * cos[i] - c * sin[i];
-      x[i + half] = c * cos[i] + a * sin[i];
+    const float *cosines = l.turn + position * 2 * l.rotated, *sines = cosines + l.rotated + half;
+    for (i64 i = 0; i < half; i += 16) {
+      const __mmask16 k = below(half - i);
+      const __m512 a = _mm512_maskz_loadu_ps(k, x + i), c = _mm512_maskz_loadu_ps(k, x + half + i);
+      const __m512 cos = _mm512_maskz_loadu_ps(k, cosines + i), sin = _mm512_maskz_loadu_ps(k, sines + i);
+      _mm512_mask_storeu_ps(x + i, k, _mm512_fmsub_ps(a, cos, _mm512_mul_ps(c, sin)));
+      _mm512_mask_storeu_ps(x + half + i, k, _mm512_fmadd_ps(c, cos, _mm512_mul_ps(a, sin)));
     }
+  }
+
+  // A head as bfloat16, padded with zeros to whole tiles
+  void narrow(const float* x, bf16* to) const {
+    for (i64 d = 0; d < dims(); d += 16) store_narrow(to + d, _mm512_maskz_loadu_ps(below(m.head_dim - d), x + d));
   }
 
   // Head norms and rotation of the rows' q and k; queries to their buffer, keys and values to their slots
@@ -421,18 +425,18 @@ struct Worker {
         float* q = line + h * n;
         if (l.head_norm) norm(q, l.head_norm + h * n, n, q);
         turn(q, l, p.position[row]);
-        bf16* to = b.query + ((head * p.rows + row) * group() + g) * dims();
-        for (i64 d = 0; d < dims(); d += 16) store_narrow(to + d, _mm512_maskz_loadu_ps(below(n - d), q + d));
+        narrow(q, b.query + ((head * p.rows + row) * group() + g) * dims());
       }
       float *k = line + (m.heads + head) * n, *v = line + (m.heads + m.kv_heads + head) * n;
       if (l.head_norm) norm(k, l.head_norm + (m.heads + head) * n, n, k);
       turn(k, l, p.position[row]);
       const i64 at = p.slot[row] / 16, lane = p.slot[row] % 16;
       bf16 *keys = pool(m.keys, layer, head, at), *values = pool(m.values, layer, head, at);
-      for (i64 d = 0; d < n; d++) {
-        keys[(d / 2 * 16 + lane) * 2 + d % 2] = narrow(k[d]);
-        values[(lane / 2 * dims() + d) * 2 + lane % 2] = narrow(v[d]);
-      }
+      bf16* line16 = room(s.gathered, dims());
+      narrow(k, line16);
+      for (i64 d = 0; d < dims(); d += 2) memcpy(keys + (d / 2 * 16 + lane) * 2, line16 + d, 4);
+      narrow(v, line16);
+      for (i64 d = 0; d < dims(); d++) values[(lane / 2 * dims() + d) * 2 + lane % 2] = line16[d];
     }
   }
 
@@ -582,9 +586,14 @@ struct Worker {
 
     const bf16* query = b.query + ((piece.head * p.rows + seg.start) * group() + piece.first) * dims();
     if (m.amx) tiles.set(std::min<i64>(count, 16), true);
-    for (i64 q = 0; q < count; q += 16)
-      for (i64 g = 0; g < own; g++)
+    for (i64 g = 0; g < own; g++) {
+      for (i64 line = 0; line < size; line += 32) {
+        _mm_prefetch((const char*)(keys[std::min(g + 3, n - 1)] + line), _MM_HINT_T0);
+        _mm_prefetch((const char*)(values[g] + line), _MM_HINT_T1);
+      }
+      for (i64 q = 0; q < count; q += 16)
         score(query + q * dims(), std::min<i64>(count - q, 16), keys[g], scores + q * width + g * 16, width);
+    }
     // The queries of one row, [from, to) of the piece
     auto of = [&](i64 row, i64& from, i64& to) {
       from = std::max(row * group(), piece.first) - piece.first, to = std::min((row + 1) * group(), piece.last) - piece.first;
@@ -774,23 +783,152 @@ static Buffers buffers(const Model& m, const Pass& p) {
   return b;
 }
 
-extern "C" void paceline_forward(const Model* m, const Pass* p) {
-  Buffers b = buffers(*m, *p);
-  const i64 group = m->heads / m->kv_heads;
-  for (i64 s = 0; s < p->segments; s++) {
-    const Segment& seg = p->segment[s];
+static void forward(const Model& m, const Pass& p) {
+  Buffers b = buffers(m, p);
+  const i64 group = m.heads / m.kv_heads;
+  const i64 queries = p.rows * m.heads > 4 * QUERIES * m.threads ? QUERIES : 16;  // few: all threads have some
+  for (i64 s = 0; s < p.segments; s++) {
+    const Segment& seg = p.segment[s];
     bool chain = true;
     for (i64 j = 0; j < seg.nodes; j++)
-      chain &= (uint64_t)p->word[seg.start + seg.given + j] == (j == 63 ? ~0ull : (1ull << (j + 1)) - 1);
+      chain &= (uint64_t)p.word[seg.start + seg.given + j] == (j == 63 ? ~0ull : (1ull << (j + 1)) - 1);
     b.chain.push_back(chain);
-    for (i64 head = 0; head < m->kv_heads; head++)
-      for (i64 q = 0, n = (seg.given + seg.nodes) * group; q < n; q += QUERIES)
-        b.pieces.push_back({s, head, q, std::min(q + QUERIES, n)});
+    for (i64 head = 0; head < m.kv_heads; head++)
+      for (i64 q = 0, n = (seg.given + seg.nodes) * group; q < n; q += queries)
+        b.pieces.push_back({s, head, q, std::min(q + queries, n)});
   }
-#pragma omp parallel num_threads(m->threads)
+#pragma omp parallel num_threads(m.threads)
   {
     static thread_local Scratch scratch;
-    Worker{*m, *p, b, omp_get_thread_num(), omp_get_num_threads(), scratch}.run();
+    Worker{m, p, b, omp_get_thread_num(), omp_get_num_threads(), scratch}.run();
+  }
+}
+
+extern "C" void paceline_forward(const Model* m, const Pass* p) { forward(*m, *p); }
+
+// -- draws --------------------------------------------------------------------------------------------------------------
+
+static __m512i mixed(__m512i x) {  // core/noise.py: SplitMix64's finaliser
+  x = _mm512_xor_si512(x, _mm512_srli_epi64(x, 30));
+  x = _mm512_mullo_epi64(x, _mm512_set1_epi64(0xBF58476D1CE4E5B9ll));
+  x = _mm512_xor_si512(x, _mm512_srli_epi64(x, 27));
+  x = _mm512_mullo_epi64(x, _mm512_set1_epi64(0x94D049BB133111EBll));
+  return _mm512_xor_si512(x, _mm512_srli_epi64(x, 31));
+}
+
+// The 52 random bits behind the uniforms of 8 tokens
+static __m512i counts(uint64_t key, i64 token) {
+  const __m512i lane = _mm512_set_epi64(8, 7, 6, 5, 4, 3, 2, 1);  // token + 1
+  const __m512i n = _mm512_add_epi64(_mm512_set1_epi64(token), lane);
+  const __m512i step = _mm512_mullo_epi64(n, _mm512_set1_epi64(0x9E3779B97F4A7C15ll));
+  return _mm512_srli_epi64(mixed(_mm512_add_epi64(_mm512_set1_epi64(key), step)), 12);
+}
+
+static float largest(const float* x, i64 n) {
+  __m512 most = set(-INFINITY);
+  for (i64 i = 0; i < n; i += 16) most = _mm512_max_ps(most, _mm512_mask_loadu_ps(most, below(n - i), x + i));
+  return _mm512_reduce_max_ps(most);
+}
+
+// argmax of x / temperature + Gumbel(key), the lowest at ties; -1 where nothing is finite. sample/race.py says why few
+// tokens need their exact value; here 8 at a time are bounded.
+static i64 race(const float* x, i64 n, double temperature, uint64_t key, std::vector<float>& bounds) {
+  const float top = largest(x, n);
+  if (!(top > -INFINITY && top < INFINITY)) return -1;
+  float *bound = room(bounds, up(n, 16)), least = INFINITY;
+  const __m512i ones = _mm512_set1_epi64((1ll << 52) - 1);
+  const __m512 inverse = set((float)(1 / temperature));
+  __m512 smallest = set(INFINITY);
+  for (i64 i = 0; i < n; i += 16) {
+    const __m256 low = _mm512_cvtepi64_ps(_mm512_xor_si512(counts(key, i), ones));
+    const __m256 high = _mm512_cvtepi64_ps(_mm512_xor_si512(counts(key, i + 8), ones));
+    const __m512 v = _mm512_add_ps(_mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1), set(.5f));
+    const __mmask16 k = below(n - i);
+    const __m512 z = _mm512_mul_ps(_mm512_sub_ps(_mm512_maskz_loadu_ps(k, x + i), set(top)), inverse);
+    // exponential() stops at e^-100, far below any contender: its bound is too small there, never too large
+    const __m512 b = _mm512_mask_div_ps(set(INFINITY), k, v, exponential(z));
+    smallest = _mm512_min_ps(smallest, b);
+    _mm512_storeu_ps(bound + i, b);
+  }
+  least = _mm512_reduce_min_ps(smallest);
+  const double b = std::min((double)least * std::ldexp(1.0001, -52), 1 - std::ldexp(1., -53));
+  const __m512 limit = set((float)(-std::log1p(-b) * std::ldexp(1.0001, 52)));
+  double best = -INFINITY;
+  i64 winner = -1;
+  for (i64 i = 0; i < n; i += 16)
+    for (uint32_t left = _mm512_cmp_ps_mask(_mm512_loadu_ps(bound + i), limit, _CMP_LE_OQ); left; left &= left - 1) {
+      const i64 token = i + __builtin_ctz(left);
+      alignas(64) i64 bits[8];
+      _mm512_store_si512(bits, counts(key, token / 8 * 8));
+      const double u = (bits[token % 8] + .5) * std::ldexp(1., -52);
+      const double value = (double)x[token] / temperature - std::log(-std::log(u));
+      if (value > best) best = value, winner = token;
+    }
+  return winner;
+}
+
+// Winners of rows of log-probabilities x [rows][width]
+extern "C" void paceline_race(const float* x, i64 rows, i64 width, const i64* keys, i64 threads, i64* winners) {
+#pragma omp parallel for schedule(static) num_threads(std::min(threads, rows))
+  for (i64 r = 0; r < rows; r++) {
+    static thread_local std::vector<float> bounds;
+    winners[r] = race(x + r * width, width, 1, keys[r], bounds);
+  }
+}
+
+// A chain of drafts for each request: the pass `p`, which wants one row of each segment, then up to `steps` - 1 passes of
+// one row each. keys, tokens [requests][steps]; temperature 0: greedy. A chain ends when the chance that all of it is
+// kept falls below `worth`; a greedy token's chance is its probability, another's is `share`. `tokens` beyond its end: -1.
+extern "C" void paceline_draft(const Model* m, const Pass* p, i64 steps, const i64* most, const double* temperature,
+                               const i64* keys, double worth, double share, i64* tokens) {
+  const i64 n = p->segments, vocab = m->vocab;
+  std::vector<i64> live(n), token(n), position(n), slot(n), word(n, 0), want(n), table(n * p->width);
+  std::vector<double> chance(n, 1.);
+  std::vector<Segment> segment(n);
+  std::vector<float> hidden(n * m->hidden);
+  for (i64 i = 0; i < n; i++) live[i] = want[i] = i;
+  std::fill(tokens, tokens + n * steps, -1);
+  Pass pass = *p;
+  for (i64 step = 0; step < steps && !live.empty(); step++) {
+    forward(*m, pass);
+    const i64 count = live.size();
+#pragma omp parallel for schedule(static) num_threads(std::min(m->threads, count))
+    for (i64 r = 0; r < count; r++) {
+      static thread_local std::vector<float> bounds;
+      const i64 i = live[r];
+      const float* z = p->logits + r * vocab;
+      if (temperature[i] > 0) {
+        tokens[i * steps + step] = race(z, vocab, temperature[i], keys[i * steps + step], bounds);
+        chance[i] *= share;
+        continue;
+      }
+      const float top = largest(z, vocab);
+      __m512 sum = _mm512_setzero_ps();
+      i64 winner = -1;
+      for (i64 c = 0; c < vocab; c += 16) {
+        const __m512 v = _mm512_mask_loadu_ps(set(-INFINITY), below(vocab - c), z + c);
+        const __mmask16 equal = _mm512_cmp_ps_mask(v, set(top), _CMP_EQ_OQ);
+        if (winner < 0 && equal && top > -INFINITY) winner = c + __builtin_ctz(equal);
+        sum = _mm512_add_ps(sum, exponential(_mm512_sub_ps(v, set(top))));
+      }
+      tokens[i * steps + step] = winner;
+      chance[i] /= _mm512_reduce_add_ps(sum);
+    }
+    i64 kept = 0;
+    for (i64 r = 0; r < count; r++) {
+      const i64 i = live[r], drawn = tokens[i * steps + step];
+      if (drawn < 0 || chance[i] < worth || step + 1 >= most[i]) continue;
+      const Segment& first = p->segment[i];
+      const i64 at = first.base + first.given + step;
+      live[kept] = i, token[kept] = drawn, position[kept] = at, segment[kept] = {kept, 1, 0, at};
+      slot[kept] = p->table[i * p->width + at / m->block_size] * m->block_size + at % m->block_size;
+      memcpy(&table[kept * p->width], p->table + i * p->width, p->width * 8);
+      kept++;
+    }
+    live.resize(kept);
+    pass.rows = pass.segments = pass.wanted = kept;
+    pass.token = token.data(), pass.position = position.data(), pass.slot = slot.data(), pass.word = word.data();
+    pass.want = want.data(), pass.table = table.data(), pass.segment = segment.data(), pass.hidden = hidden.data();
   }
 }
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from warnings import warn
 
-from paceline.model.native.structs import declare
+from paceline.native.structs import declare
 
 SOURCE = Path(__file__).with_name("decoder.cpp")
 FLAGS = (
