@@ -262,6 +262,7 @@ struct Worker {
   // sink(row, first column, 16 sums, the next 16 sums), after scale and bias
   template <class Sink>
   void linear(const Linear& l, const Activations& a, i64 rows, Sink sink) {
+    if (rows == 0) return;
     const i64 steps = up(l.in, m.int8 ? 64 : 32) / (m.int8 ? 64 : 32);
     alignas(64) float sums[32 * 32];
     i64 first, last;
