@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from paceline.core.errors import InputError
 from paceline.core.noise import TargetNoise, keys_tensor, mix
-from paceline.sample.race import perturbed, race, winners
+from paceline.sample.race import perturbed, race, torch_race, winners
 from paceline.sample.sampler import Sampler
 from tests.sample import slow
 from tests.sample.cases import PARAMS, TOKEN, V, admitted, request
@@ -89,7 +89,8 @@ def test_race_equals_full_computation(seed, scale, vocab):
     scores[1, ::2] = float("-inf")
     keys = keys_tensor([mix(seed + i) for i in range(5)])
     expected = winners(perturbed(scores, keys))
-    assert race(scores, keys) == expected and race(scores, keys, sparse=True) == expected
+    for form in race, torch_race:
+        assert form(scores, keys) == expected and form(scores, keys, sparse=True) == expected
 
 
 def test_race_takes_the_lowest_id_at_ties_and_refuses_empty_rows():
@@ -98,8 +99,9 @@ def test_race_takes_the_lowest_id_at_ties_and_refuses_empty_rows():
     level = noise.max() - noise  # every token now ties, up to rounding, with the best
     level[:, :4] = float("-inf")
     level[1] = float("-inf")
-    assert race(level, keys, sparse=True) == winners(perturbed(level, keys))
-    assert race(level, keys, sparse=True)[1] == race(torch.full((2, V), float("nan")), keys)[1] == -1
+    for form in race, torch_race:
+        assert form(level, keys, sparse=True) == winners(perturbed(level, keys))
+        assert form(level, keys, sparse=True)[1] == form(torch.full((2, V), float("nan")), keys)[1] == -1
 
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.6, "top_k": 6}, {"top_p": 0.8}], ids=str)

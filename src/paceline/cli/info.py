@@ -60,9 +60,10 @@ def describe(facts: "Facts", text: Any, engine: EngineArgs) -> dict[str, Any]:
     import torch
 
     from paceline.model.checkpoint import DTYPES
-    from paceline.model.linear import choose
+    from paceline.model.linear import choose, quantised
 
-    spec, dtype = facts.spec, DTYPES[engine.dtype]
+    spec, dtype, device = facts.spec, DTYPES[engine.dtype], torch.device(engine.device)
+    packing = quantised(engine.quantize, dtype, device) if engine.quantize else choose(dtype, device)
     count, stored = parameters(facts)
     return {
         "path": str(facts.path),
@@ -77,10 +78,10 @@ def describe(facts: "Facts", text: Any, engine: EngineArgs) -> dict[str, Any]:
         "stored_as": stored,
         "file_bytes": facts.bytes,
         "dtype": engine.dtype,
-        "weight_bytes": count * dtype.itemsize,
+        "weight_bytes": count * (1 if engine.quantize else dtype.itemsize),
         "kv_bytes_per_token": facts.kv_bytes_per_token,
         "kv_bytes_full_context": facts.kv_bytes_per_token * spec.max_len,
-        "linear_layers": choose(dtype, torch.device(engine.device)).describe(),
+        "linear_layers": packing.describe(),
         "chat_template": bool(text.tokenizer.chat_template),
         "generation_defaults": {k: v for k, v in text.defaults.items() if k in SAMPLING},
     }

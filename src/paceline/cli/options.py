@@ -24,6 +24,7 @@ BAD_INPUT = 2
 SOFT_BREAK = re.compile(r"(?<!\n)\n(?!\n)")
 """A line break inside a paragraph, which typer would show."""
 Dtype = Literal["float32", "bfloat16", "float16"]
+Quantize = Literal["int8"]
 
 
 def option(help: str, panel: str, *names: str, **more: Any) -> Any:
@@ -55,6 +56,7 @@ class EngineArgs:
     ] = "exact"
     nodes: Annotated[int | None, _engine("Drafted tokens a step. Default: the drafter's own number.")] = None
     dtype: Annotated[Dtype, _engine("Type of weights and K/V cache.", show_default=True)] = "bfloat16"
+    quantize: Annotated[Quantize | None, _engine("Round the weights as they are loaded.")] = None
     device: Annotated[str, _engine("cpu, cuda, cuda:1, ...", show_default=True)] = "cpu"
     threads: Annotated[int | None, _engine("CPU threads. Default: as many as torch finds cores.")] = None
     max_model_len: Annotated[

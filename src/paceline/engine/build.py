@@ -30,6 +30,8 @@ class Options:
     nodes: int | None = None
     """Drafted tokens a step; None: the drafter's own number, less when many requests run."""
     dtype: str = "bfloat16"
+    quantize: str | None = None
+    """"int8": the linear layers of model and draft in int8 (W8A8). The text is then the quantised model's own."""
     device: str = "cpu"
     threads: int | None = None
     max_model_len: int | None = None
@@ -71,6 +73,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
         torch.set_num_threads(options.threads)
     where: dict[str, Any] = {
         "dtype": options.dtype,
+        "quantize": options.quantize,
         "device": options.device,
         "max_len": options.max_model_len,
     }

@@ -5,6 +5,7 @@ converts them at every call. Which packing is chosen depends on what the machine
 
     dtype             machine                        packing   activations
     bfloat16          AVX-512 BF16 and a compiler    native    float32, the whole decoder is one native call
+    quantize int8     AVX-512 VNNI and a compiler    native    the same, rounded to int8 by row
     float32           oneDNN                         mkldnn    float32
     bfloat16/float16  computes it natively           mkldnn    as the weights
     bfloat16/float16  other CPUs with FBGEMM         fbgemm    float32, weights held in float16
@@ -22,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.core.errors import RefusalError
 from paceline.model.packed import pack_bfloat16, pack_int8
 from paceline.native.build import library
 
@@ -67,12 +69,20 @@ def available(dtype: torch.dtype, device: torch.device) -> Iterator[Packing]:
     yield plain(dtype, device)
 
 
-def int8(device: torch.device) -> Packing | None:
-    """Weights and activations in int8 (W8A8, activations by row), K/V in bfloat16; None where that cannot run."""
-    if device.type != "cpu" or library() is None:
-        return None
-    packing = Packing("native int8", torch.bfloat16, torch.float32, pack_int8, 16, native=True)
-    return packing if works(packing) else None
+def quantised(method: str, dtype: torch.dtype, device: torch.device) -> Packing:
+    """Weights and activations in int8 (W8A8, activations by row), K/V in bfloat16. RefusalError where that cannot run:
+    another precision would be another model."""
+    if method != "int8":
+        raise RefusalError(f"quantize is {method!r}, which is not known; use int8.")
+    if dtype is not torch.bfloat16:
+        raise RefusalError(f"quantize int8 keeps everything else in bfloat16; use dtype bfloat16, not {short(dtype)}.")
+    packing = Packing("native int8", dtype, torch.float32, pack_int8, 16, native=True)
+    if device.type != "cpu" or library() is None or not works(packing, 0.3):
+        raise RefusalError(
+            "quantize int8 needs Linux, a CPU with AVX-512 VNNI and BF16, and a C++ compiler, which are not all here; "
+            "leave quantize out."
+        )
+    return packing
 
 
 def plain(dtype: torch.dtype, device: torch.device) -> Packing:
@@ -81,7 +91,7 @@ def plain(dtype: torch.dtype, device: torch.device) -> Packing:
     return Packing("plain", dtype, dtype, pack_plain, free_rows)
 
 
-def works(packing: Packing) -> bool:
+def works(packing: Packing, error: float = 0.05) -> bool:
     stream = torch.Generator().manual_seed(0)
     weight = torch.randn(48, 40, generator=stream).to(packing.dtype)
     bias = torch.randn(48, generator=stream).to(packing.dtype)
@@ -91,7 +101,7 @@ def works(packing: Packing) -> bool:
     except (RuntimeError, AttributeError):  # what torch raises where the op or the instruction set is missing
         return False
     expected = F.linear(x.float(), weight.float(), bias.float())
-    return torch.allclose(ours.float(), expected, rtol=0.02, atol=0.05)
+    return torch.allclose(ours.float(), expected, rtol=0.02, atol=error)
 
 
 def pack_plain(weight: Tensor, bias: Tensor | None) -> Linear:

@@ -13,9 +13,9 @@ from paceline.model.blocks import Block, Norm
 from paceline.model.checkpoint import DTYPES, Tensors, read_config, resolve
 from paceline.model.decoder import Decoder, Weights
 from paceline.model.families import FAMILIES, Names
-from paceline.model.linear import Linear, Packing, choose, plain
+from paceline.model.linear import Linear, Packing, choose, plain, quantised
 from paceline.model.native import NativeDecoder
-from paceline.model.packed import interleave
+from paceline.model.packed import Packed, interleave
 from paceline.model.spec import ModelSpec
 
 
@@ -27,19 +27,24 @@ def load_model(
     revision: str | None = None,
     token: str | None = None,
     max_len: int | None = None,
+    quantize: str | None = None,
     fast: bool = True,
 ) -> Decoder:
     """Load a directory or hub id for serving texts of up to `max_len` tokens (default: the config's).
 
-    dtype: of weights and K/V cache: float32, bfloat16, float16 (float64 for tests). With `fast` false every
-    part is its slow twin in plain PyTorch. Raises CheckpointError for whatever cannot be served.
+    dtype: of weights and K/V cache: float32, bfloat16, float16 (float64 for tests). quantize:
+    "int8" rounds the weights of all linear layers as they are loaded. With `fast` false every part is its slow twin in
+    plain PyTorch. Raises CheckpointError for whatever cannot be served, RefusalError for what this machine cannot do.
     """
     if dtype not in DTYPES:
         raise CheckpointError(f"dtype {dtype!r} is not known; use one of {', '.join(DTYPES)}.")
     path = resolve(model, revision, token)
     spec = read_config(path, max_len)
     target = torch.device(device)
-    packing = choose(DTYPES[dtype], target) if fast else plain(DTYPES[dtype], target)
+    if quantize is not None:
+        packing = quantised(quantize, DTYPES[dtype], target)
+    else:
+        packing = choose(DTYPES[dtype], target) if fast else plain(DTYPES[dtype], target)
     tensors = Tensors(path)
     weights = Loader(spec, FAMILIES[spec.family].names, tensors, packing, target).weights()
     if unknown := sorted(tensors.leftover()):
@@ -123,8 +128,9 @@ class Loader:
         return self.pack(matrix, offset)
 
     def pack(self, matrix: Tensor, bias: Tensor | None) -> Linear:
-        self.bytes += matrix.nbytes + (0 if bias is None else bias.nbytes)
-        return self.packing.pack(matrix, bias)
+        layer = self.packing.pack(matrix, bias)
+        self.bytes += layer.bytes if isinstance(layer, Packed) else matrix.nbytes + (0 if bias is None else bias.nbytes)
+        return layer
 
     def norm(self, name: str, width: int) -> Norm:
         return Norm(self.norm_weight(name, width), self.spec.norm_eps)

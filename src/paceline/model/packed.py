@@ -23,6 +23,11 @@ class Packed:
     sums: Tensor | None
     c: CLinear = field(repr=False)
 
+    @property
+    def bytes(self) -> int:
+        """What one pass reads."""
+        return sum(part.nbytes for part in (self.weight, self.bias, self.scale, self.sums) if part is not None)
+
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in] -> [T, out] in float32: the layer on its own, for tests and measurements."""
         it = library()

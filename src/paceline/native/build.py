@@ -47,10 +47,11 @@ def library() -> ctypes.CDLL | None:
     try:
         return declare(ctypes.CDLL(str(built())))
     except (OSError, subprocess.SubprocessError) as error:
-        detail = getattr(error, "stderr", None) or str(error)
+        lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+        detail = next((line for line in lines if "error" in line), lines[-1])
         warn(
             "The native decoder could not be built, so PyTorch serves, several times slower; install a C++ compiler "
-            f"(g++ 12 or clang 15, or newer). {str(detail).strip().splitlines()[-1]}",
+            f"(g++ 12 or clang 15, or newer). {detail}",
             stacklevel=2,
         )
         return None

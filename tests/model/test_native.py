@@ -1,0 +1,194 @@
+"""The native decoder: bit for bit the same row whatever its pass, and close to its slow twin. Tiles on and off."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from paceline.core.errors import RefusalError
+from paceline.core.rows import Rows
+from paceline.model import packed
+from paceline.model.load import load_model
+from paceline.model.native import NativeDecoder
+from paceline.native.build import has_amx, library
+from tests.oracle.cases import CASES, VOCAB, text, write
+from tests.oracle.rows import Chunk, feed, lay_out
+
+pytestmark = pytest.mark.skipif(library() is None, reason="this machine has no AVX-512 BF16 or no compiler")
+FORMS = ["llama-biases", "mistral", "qwen3", "phi3-partial", "gemma2", "gemma3"]
+"""Biases and odd sizes, windows, head norms, partial rotation, caps and post norms, two rotations."""
+TILES = [False, True] if has_amx() else [False]
+BYTES = 4096
+"""Slots of the pool."""
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {name: write(tmp_path_factory.mktemp(name), CASES[name]) for name in FORMS}
+
+
+def native(path: Path, tiles: bool, quantize: str | None = None) -> NativeDecoder:
+    decoder = load_model(path, quantize=quantize)
+    assert isinstance(decoder, NativeDecoder)
+    decoder.model.amx = tiles
+    return decoder
+
+
+def alone(decoder: NativeDecoder, tokens: list[int]) -> Tensor:
+    """Logits of the last token, each token in a pass of its own, in blocks of sixteen."""
+    decoder.allocate(16, 16)
+    return feed(decoder, tokens, range(16), 16, range(1, len(tokens)))[-1]
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> tuple[int, int, list[int]]:
+    """(base, given, parents of the candidates)"""
+    base, given = draw(st.integers(0, 40)), draw(st.integers(1, 20))
+    chain = draw(st.booleans())
+    nodes = draw(st.sampled_from([0, 1, 3, 7, 16, 33, 64]))
+    return base, given, [n - 1 if chain else draw(st.integers(-1, n - 1)) for n in range(nodes)]
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("tiles", TILES)
+@pytest.mark.parametrize("form", FORMS)
+@given(data=st.data())
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_row_has_the_same_bits_in_any_pass(
+    checkpoints: dict[str, Path], form: str, tiles: bool, quantize: str | None, data: st.DataObject
+) -> None:
+    """Random trees of several requests, prefixes cut at random, scattered pages of any size: every row equals, to the
+    bit, the last of its own path fed token by token."""
+    decoder = native(checkpoints[form], tiles, quantize)
+    size = data.draw(st.sampled_from([1, 3, 5, 16, 32]), "block size")
+    shapes = data.draw(st.lists(trees(), min_size=1, max_size=2), "requests")
+    free = torch.randperm(BYTES // size, generator=torch.Generator().manual_seed(1)).tolist()
+    decoder.allocate(BYTES // size, size)
+    chunks, texts = [], []
+    for number, (base, given_, parents) in enumerate(shapes):
+        table = [free.pop() for _ in range(-(-(base + given_ + len(parents)) // size))]
+        tokens, tree = text(number, base + given_), text(number + 9, len(parents) or 1)[: len(parents)]
+        cut = data.draw(st.integers(0, base), "cut")
+        if base:
+            feed(decoder, tokens[:base], table, size, [cut] if 0 < cut < base else [])
+        chunks.append(Chunk(table, base, tokens[base:], tree, parents))
+        texts.append(tokens)
+    rows = lay_out(chunks, size)
+    logits = decoder.forward(rows).logits
+    for chunk, tokens, segment in zip(chunks, texts, rows.segments):
+        picked = {0, segment.given - 1, segment.rows - 1, segment.rows * 2 // 3}
+        for row in sorted(picked):
+            path: list[int] = []
+            node = row - segment.given
+            while node >= 0:
+                path.insert(0, chunk.tree[node])
+                node = chunk.parents[node]
+            prefix = tokens[: chunk.base + min(row + 1, segment.given)]
+            torch.testing.assert_close(logits[segment.start + row], alone(decoder, prefix + path), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("tiles", TILES)
+@pytest.mark.parametrize("form", FORMS)
+def test_slow_twin(checkpoints: dict[str, Path], form: str, tiles: bool) -> None:
+    """No further from float32 than the PyTorch decoder in bfloat16 is."""
+    tokens = text(5, 150)
+    rows = lay_out([Chunk(range(40), 0, tokens[:90], tokens[90:], [max(-1, n - 1 - n % 3) for n in range(60)])], 4)
+
+    def logits(decoder: object) -> Tensor:
+        decoder.allocate(64, 4)  # type: ignore[attr-defined]
+        return decoder.forward(rows).logits  # type: ignore[attr-defined,no-any-return]
+
+    exact = logits(load_model(checkpoints[form], dtype="float32"))
+    twin = (logits(load_model(checkpoints[form], fast=False)) - exact).abs()
+    ours = (logits(native(checkpoints[form], tiles)) - exact).abs()
+    assert ours.mean() < 1.2 * twin.mean() and ours.max() < 3 * twin.max()
+
+
+@pytest.mark.parametrize("tiles", TILES)
+def test_int8_layer(monkeypatch: pytest.MonkeyPatch, tiles: bool) -> None:
+    """Exactly the product of the rounded matrices: integers add up without rounding."""
+    monkeypatch.setattr(packed, "has_amx", lambda: tiles)
+    stream = torch.Generator().manual_seed(3)
+    for outputs, inputs in (200, 96), (33, 130), (640, 1728):
+        weight, bias = torch.randn(outputs, inputs, generator=stream), torch.randn(outputs, generator=stream)
+        x = torch.randn(19, inputs, generator=stream)
+        w_scale, x_scale = weight.abs().amax(1) / 127, x.abs().amax(1) / 127
+        whole = (x / x_scale[:, None]).round().double() @ (weight / w_scale[:, None]).round().double().T
+        expected = whole * x_scale[:, None] * w_scale + bias
+        torch.testing.assert_close(packed.pack_int8(weight, bias)(x).double(), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_moved_slots_are_read_where_they_went(checkpoints: dict[str, Path]) -> None:
+    decoder = native(checkpoints["llama-biases"], TILES[-1])
+    decoder.allocate(40, 4)
+    tokens = text(6, 30)
+    feed(decoder, tokens[:29], range(8), 4, [])
+    decoder.move(list(range(29)), list(range(64, 93)))
+    last = lay_out([Chunk(range(16, 24), 29, tokens[29:])], 4)
+    assert torch.equal(decoder.forward(last).logits[0], alone(decoder, tokens))
+
+
+def test_layer_ranges_and_taps(checkpoints: dict[str, Path]) -> None:
+    decoder = native(checkpoints["gemma2"], TILES[-1])
+    decoder.allocate(16, 16)
+    tokens = text(7, 21)
+    taps = ("input:0", "input:2", "pre_norm", "post_norm")
+    whole = decoder.forward(lay_out([Chunk(range(2), 0, tokens)], 16, taps=taps))
+    first = lay_out([Chunk(range(2), 0, tokens)], 16)
+    first.layers = (0, 2)
+    left = decoder.forward(first).leave
+    assert left is not None and torch.equal(left, whole.taps["input:2"])
+    rest = lay_out([Chunk(range(2), 0, tokens)], 16)
+    rest.layers, rest.hidden = (2, 3), left
+    assert torch.equal(decoder.forward(rest).logits, whole.logits)
+    assert not torch.equal(whole.taps["pre_norm"], whole.taps["post_norm"])
+    head = decoder.weights.head(whole.taps["post_norm"])
+    torch.testing.assert_close((head / 5).tanh() * 5, whole.logits, rtol=1e-5, atol=1e-5)
+
+
+def test_a_pass_may_want_nothing(checkpoints: dict[str, Path]) -> None:
+    decoder = native(checkpoints["qwen3"], TILES[-1])
+    decoder.allocate(16, 16)
+    tokens = text(8, 40)
+    assert decoder.forward(lay_out([Chunk(range(3), 0, tokens[:39])], 16, want=[])).logits.shape == (0, VOCAB)
+    last = decoder.forward(lay_out([Chunk(range(3), 39, tokens[39:])], 16)).logits[0]
+    assert torch.equal(last, alone(decoder, tokens))
+
+
+def one_by_one(decoder: NativeDecoder, rows: Rows, most: int, worth: float) -> list[int]:
+    """The greedy chain that `chain` should draft, by passes of one row."""
+    drawn: list[int] = []
+    (segment,), chance = rows.segments, 1.0
+    logits = decoder.forward(rows).logits[-1]
+    while True:
+        chance *= float(logits.softmax(-1).amax())
+        drawn.append(int(logits.argmax()))
+        if len(drawn) == most or chance < worth:
+            return drawn
+        at = segment.base + segment.given + len(drawn) - 1
+        logits = decoder.forward(lay_out([Chunk(rows.tables[0].tolist(), at, drawn[-1:])], 16)).logits[-1]
+
+
+@pytest.mark.parametrize("worth", [0.0, 0.02])
+def test_a_chain_is_its_passes_one_by_one(checkpoints: dict[str, Path], worth: float) -> None:
+    decoder = native(checkpoints["llama-biases"], TILES[-1])
+    decoder.allocate(32, 16)
+    chunks = [Chunk(range(4 * n, 4 * n + 4), 0, text(20 + n, 5 + 9 * n)) for n in range(3)]
+    most = [6, 1, 4]
+    ends = [sum(len(c.given) for c in chunks[: n + 1]) - 1 for n in range(3)]
+    together = decoder.chain(lay_out(chunks, 16, want=ends), most, [0.0] * 3, [[]] * 3, worth, 0.5)
+    for chunk, n, drawn in zip(chunks, most, together):
+        assert drawn == one_by_one(decoder, lay_out([chunk], 16, want=[len(chunk.given) - 1]), n, worth)
+
+
+def test_int8_is_refused_where_it_cannot_run(checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RefusalError, match="bfloat16"):
+        load_model(checkpoints["qwen3"], quantize="int8", dtype="float32")
+    with pytest.raises(RefusalError, match="int4"):
+        load_model(checkpoints["qwen3"], quantize="int4")
+    monkeypatch.setattr("paceline.model.linear.library", lambda: None)
+    with pytest.raises(RefusalError, match="AVX-512"):
+        load_model(checkpoints["qwen3"], quantize="int8")

@@ -1,0 +1,44 @@
+"""Building the native library: it must succeed where it can, and be missed gracefully where it cannot."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from paceline.native import build
+
+
+def test_it_builds_wherever_the_machine_allows_it() -> None:
+    if not build.abilities() >= build.NEEDED or shutil.which("g++") is None:
+        pytest.skip("this machine has no AVX-512 BF16 or no g++")
+    assert build.library() is not None
+
+
+def test_without_a_compiler_pytorch_serves_with_one_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if not build.abilities() >= build.NEEDED:
+        pytest.skip("this machine has no AVX-512 BF16")
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    build.library.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="PyTorch serves") as told:
+            assert build.library() is None and build.library() is None
+        assert len(told) == 1
+    finally:
+        build.library.cache_clear()
+
+
+def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_NATIVE", "0")
+    build.library.cache_clear()
+    try:
+        assert build.library() is None
+    finally:
+        build.library.cache_clear()
+
+
+def test_its_openmp_is_that_of_torch() -> None:
+    """A second runtime would be a second team of threads, each waiting for the cores of the other."""
+    build.library()
+    maps = Path("/proc/self/maps").read_text()
+    assert len({line.split()[-1] for line in maps.splitlines() if "libgomp" in line or "libomp" in line}) == 1
