@@ -5,12 +5,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from paceline.bench import profile
 from paceline.cli import app
 from paceline.cli.answer import Answer, Screen, answer
 from paceline.cli.chat import Session, history_file
@@ -126,6 +128,10 @@ def test_bad_bench(pair: list[str], tmp_path: Path) -> None:
     assert "--batch is '1,x'" in failure(run("bench", "--prompts", str(path), "--batch", "1,x", *pair))
     assert "--methods is ''" in failure(run("bench", "--prompts", str(path), "--methods", "", *pair))
     assert "--methods" in failure(run("bench", "--prompts", str(path), "--drafter", "ngram", *pair))
+    assert "give --prompts FILE.jsonl, or --profile" in failure(run("bench", *pair))
+    assert "draws what --profile measures" in failure(run("bench", *pair, "--plot", "p.svg"))
+    assert "ends in .svg" in failure(run("bench", *pair, "--profile", "--plot", "p.png"))
+    assert "separate measurements" in failure(run("bench", *pair, "--profile", "--peers", str(tmp_path)))
 
 
 # -- generate --------------------------------------------------------------------------------------------------------
@@ -303,6 +309,21 @@ def test_bench_prints_a_table_and_writes_json(pair: list[str], tmp_path: Path) -
     assert result.exit_code == 0, result.output
     assert "identical" in result.stdout and "ngram" in result.stdout and "of the limit" in result.stdout
     assert [row["method"] for row in json.loads(out.read_text())["rows"]] == ["none", "ngram"]
+
+
+@pytest.mark.parametrize("prompts", [False, True])
+def test_bench_profiles_a_step(prompts: bool, pair: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.bench.profile.measure", partial(profile.measure, rounds=1))
+    (tmp_path / "p.jsonl").write_text('{"prompt": "Tom has"}\n', encoding="utf-8")
+    short = ["--prompts", str(tmp_path / "p.jsonl"), "--methods", "none", "--max-tokens", "4", "--repeat", "1"]
+    out, plot = tmp_path / "out.json", tmp_path / "plot.svg"
+    result = run("bench", *pair, "--profile", "--json", str(out), "--plot", str(plot), *(short if prompts else ()))
+    assert result.exit_code == 0, result.output
+    assert "linear layers / floor" in result.stdout and ("of the limit" in result.stdout) is prompts
+    written = json.loads(out.read_text())
+    assert {"machine", "versions", "args", "profile"} <= written.keys() and ("rows" in written) is prompts
+    assert [it["rows"] for it in written["profile"]["steps"]] == [1, 2, 4, 8, 16, 32, 64]
+    assert plot.read_text().startswith("<svg ")
 
 
 def test_demo(pair: list[str]) -> None:

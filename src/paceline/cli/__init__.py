@@ -89,8 +89,9 @@ def bench(
     *,
     engine: EngineArgs,
     prompts: Annotated[
-        Path, option("JSON lines with prompt (HumanEval, yours), question (GSM8K) or turns (Spec-Bench).", "Benchmark")
-    ],
+        Path | None,
+        option("JSON lines with prompt (HumanEval, yours), question (GSM8K) or turns (Spec-Bench).", "Benchmark"),
+    ] = None,
     methods: Annotated[
         str, option("Drafters, as in none,ngram,model; all: every one that can serve.", "Benchmark", show_default=True)
     ] = "all",
@@ -104,7 +105,14 @@ def bench(
     num_prompts: Annotated[int, option("Use the first so many prompts.", "Benchmark", show_default=True)] = 20,
     repeat: Annotated[int, option("Run everything so often; figures are medians.", "Benchmark", show_default=True)] = 3,
     seed: Annotated[int, option("Of the first prompt; the next has the next.", "Benchmark", show_default=True)] = 0,
+    profile: Annotated[
+        bool, option("Time one step by part, for 1 to 64 rows; needs no prompts.", "Benchmark", "--profile")
+    ] = False,
+    plot: Annotated[Path | None, option("Draw the profile to this SVG file.", "Benchmark")] = None,
     json: Annotated[Path | None, option("Write everything to this file.", "Benchmark")] = None,
+    peers: Annotated[
+        Path | None, option("Compare with the other tools that bench/peers/setup.sh put into this folder.", "Benchmark")
+    ] = None,
 ) -> None:  # fmt: skip
     """Compare drafters on your prompts: speed, and whether the text stays the same.
 
@@ -115,12 +123,25 @@ def bench(
     drafted tokens that were accepted; ratio the speed-up over none, and its range over the repeats. A text is
     identical when its tokens equal plain decoding's or first differ at a near-tie, where rounding decides (ties counts
     them); law: this verifier keeps only the distribution. Exit code 1 if a text truly differed.
-    """
-    from paceline.cli.bench import bench
 
+    --profile shows the milliseconds of each part of a step, at the first of the temperatures.
+
+    With --peers the same prompts go, greedily, through Paceline at its defaults and every tool that was set up: plain,
+    with a draft model and with prompt lookup, in bf16 and 8-bit. ratio there is Paceline over the tool, in that row's
+    setting; same counts the answers equal to Paceline's plain ones.
+    """
+    from paceline.cli.bench import bench, check, compare, needed
+
+    check(profile, plot, peers)
+    if peers is not None:
+        compare(
+            engine, needed(prompts), peers, methods, batch, temperature, json,
+            max_tokens=max_tokens, num_prompts=num_prompts, repeat=repeat,
+        )  # fmt: skip
+        return
     bench(
         engine, prompts, methods, batch, temperature, json,
-        max_tokens=max_tokens, num_prompts=num_prompts, repeat=repeat, seed=seed,
+        max_tokens=max_tokens, num_prompts=num_prompts, repeat=repeat, seed=seed, profile=profile, plot=plot,
     )  # fmt: skip
 
 

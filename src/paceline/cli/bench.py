@@ -1,20 +1,24 @@
 """`paceline bench`: words of the command line to `paceline.bench.run`, and its report to the terminal."""
 
 from collections.abc import Callable
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
 from paceline.cli.options import EngineArgs
 from paceline.core.errors import InputError
 
+if TYPE_CHECKING:
+    from paceline.bench.report import Report
+
 T = TypeVar("T")
 
 
 def bench(
     engine: EngineArgs,
-    prompts: Path,
+    prompts: Path | None,
     methods: str,
     batch: str,
     temperature: str,
@@ -24,19 +28,24 @@ def bench(
     num_prompts: int,
     repeat: int,
     seed: int,
+    profile: bool,
+    plot: Path | None,
 ) -> None:
     """Measure and report; the arguments are the command's."""
     if engine.drafter is not None:
         raise InputError("bench takes drafters by --methods, not by --drafter; use --methods none,NAME.")
     batches, temperatures = split(batch, int, "batch"), split(temperature, float, "temperature")
     names = split(methods, str, "methods")
+    if prompts is None and profile:
+        time_parts(engine, temperatures[0], seed, plot, json, None)
+        return
     from rich.console import Console
     from rich.progress import Progress
 
     from paceline.bench.run import Bench
     from paceline.bench.run import bench as measure
 
-    wish = Bench(prompts, names, batches, temperatures, max_tokens, num_prompts, repeat, seed)
+    wish = Bench(needed(prompts), names, batches, temperatures, max_tokens, num_prompts, repeat, seed)
     stderr = Console(stderr=True)
     with Progress(console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
         task = bar.add_task("loading", total=None)
@@ -51,8 +60,99 @@ def bench(
     typer.echo(report.summary())
     for warning in report.warnings:
         typer.echo(f"paceline: warning: {warning}", err=True)
+    if profile:
+        time_parts(engine, temperatures[0], seed, plot, json, report)
     if not report.passed:
         raise typer.Exit(1)
+
+
+def compare(
+    engine: EngineArgs,
+    prompts: Path,
+    root: Path,
+    methods: str,
+    batch: str,
+    temperature: str,
+    json: Path | None,
+    *,
+    max_tokens: int,
+    num_prompts: int,
+    repeat: int,
+) -> None:
+    """`--peers`: measure the tools of `root` and report. The model and draft are those that `root` was set up for."""
+    unlike = replace(EngineArgs(), model=engine.model, draft=engine.draft, threads=engine.threads)
+    changed = [f.name for f in fields(engine) if getattr(engine, f.name) != getattr(unlike, f.name)]
+    changed += ["methods"] * (methods != "all") + ["temperature"] * (split(temperature, float, "temperature") != [0.0])
+    if changed:
+        name = changed[0].replace("_", "-")
+        raise InputError(f"--peers compares greedy decoding with Paceline at its defaults; leave out --{name}.")
+    model, draft = (None if path is None else Path(path) for path in (engine.model, engine.draft))
+    batches = split(batch, int, "batch")
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from paceline.bench import peers
+
+    wish = peers.Wish(root, prompts, model, draft, batches, max_tokens, num_prompts, repeat, engine.threads)
+    stderr = Console(stderr=True)
+    with Progress(console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
+        task = bar.add_task("loading", total=None)
+        report = peers.compare(
+            wish, lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
+        )
+    if json is not None:
+        report.write(json)
+    Console().print(report.table())
+    for note in report.notes:
+        typer.echo(note)
+    for warning in report.warnings:
+        typer.echo(f"paceline: warning: {warning}", err=True)
+
+
+def time_parts(
+    engine: EngineArgs, temperature: float, seed: int, plot: Path | None, json: Path | None, report: "Report | None"
+) -> None:
+    """`--profile`: time a step by part, print it, draw it, and write it to `json` beside what is in the report."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from paceline.bench.profile import profile
+    from paceline.bench.report import machine, versions
+    from paceline.core.params import SamplingParams
+
+    options, stderr = engine.options(), Console(stderr=True)
+    params = SamplingParams(temperature=temperature, seed=seed, verifier=options.verifier)
+    with Progress(console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
+        task = bar.add_task("loading", total=None)
+        found = profile(
+            options,
+            params,
+            lambda done, total, what: bar.update(task, completed=done, total=total, description=what),
+        )
+    Console().print(found.table())
+    typer.echo(found.summary())
+    for warning in found.warnings:
+        typer.echo(f"paceline: warning: {warning}", err=True)
+    if plot is not None:
+        found.plot(plot)
+    if json is not None:
+        args = {**asdict(options), "token": None, "temperature": temperature, "seed": seed}
+        own = {"machine": machine(options.device), "versions": dict(versions()), "args": args}
+        found.write(json, own if report is None else asdict(report))
+
+
+def check(profile: bool, plot: Path | None, peers: Path | None) -> None:
+    """Raise InputError for options that do not go together."""
+    if plot is not None and (not profile or plot.suffix != ".svg"):
+        raise InputError(f"--plot is {str(plot)!r}, but it draws what --profile measures to a file that ends in .svg.")
+    if profile and peers is not None:
+        raise InputError("--profile and --peers are separate measurements; give one of them.")
+
+
+def needed(prompts: Path | None) -> Path:
+    if prompts is None:
+        raise InputError("bench compares drafters on your prompts; give --prompts FILE.jsonl, or --profile alone.")
+    return prompts
 
 
 def split(words: str, kind: Callable[[str], T], name: str) -> list[T]:

@@ -1,6 +1,9 @@
 """A checkpoint on disk or hub: where it is, what its config says, and its tensors, read by mmap."""
 
+import ctypes
 import json
+import mmap
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,8 @@ from paceline.model.spec import ModelSpec
 WANTED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 TWICE = ("consolidated*", "original/*")
 """The same weights again, in the layout of their makers."""
+PAGE, PAGEOUT = mmap.PAGESIZE, 21
+"""madvise's MADV_PAGEOUT, which loses nothing: a mapped file's pages are read again."""
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
@@ -90,6 +95,7 @@ class Tensors:
         self.files = {name: self.open(path / name) for name in self.shards()}
         self.place = {name: file for file, handle in self.files.items() for name in handle.keys()}  # noqa: SIM118
         self.taken: set[str] = set()
+        self.read: list[Tensor] = []
 
     def shards(self) -> list[str]:
         if (self.path / INDEX).exists():
@@ -122,9 +128,20 @@ class Tensors:
             )
         self.taken.add(name)
         tensor: Tensor = self.files[self.place[name]].get_tensor(name)
+        self.read.append(tensor)
         if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
             raise CheckpointError(f"tensor {name} is stored as {tensor.dtype}, a quantised form, which is not served.")
         return tensor
+
+    def let_go(self) -> None:
+        """Give back the memory of the pages that tensors taken so far were read from; whoever still looks at one makes
+        the system read it again. Without it a checkpoint lies in memory twice while it is loaded."""
+        for tensor in self.read:
+            first, last = -(-tensor.data_ptr() // PAGE), (tensor.data_ptr() + tensor.nbytes) // PAGE
+            if last > first and sys.platform == "linux":
+                size = ctypes.c_size_t((last - first) * PAGE)
+                ctypes.CDLL(None).madvise(ctypes.c_void_p(first * PAGE), size, PAGEOUT)
+        self.read.clear()
 
     def leftover(self) -> Iterator[str]:
         """Names that nothing took, other than those that carry no weights of their own."""

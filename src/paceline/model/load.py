@@ -88,10 +88,14 @@ class Loader:
     def weights(self) -> Weights:
         spec, names = self.spec, self.names
         embedding = self.take(f"{names.embedding}.weight", spec.vocab, spec.hidden)
-        blocks = [self.block(index) for index in range(len(spec.layers))]
+        blocks = []
+        for index in range(len(spec.layers)):
+            blocks.append(self.block(index))
+            self.tensors.let_go()
         norm = self.norm(names.norm, spec.hidden)
         head_weight = embedding if spec.tied else self.take(f"{names.head}.weight", spec.vocab, spec.hidden)
         head = self.pack(head_weight, None)
+        self.tensors.let_go()
         return Weights(embedding, blocks, norm, head, self.bytes)
 
     def block(self, index: int) -> Block:

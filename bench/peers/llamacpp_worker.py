@@ -1,0 +1,89 @@
+"""llama.cpp: a llama-server of its own; alone, with --spec-type draft-simple, or with --spec-type ngram-map-k."""
+
+import atexit
+import json
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.error import URLError
+from urllib.request import Request, urlopen
+
+from protocol import Generate, Ids, serve
+
+NGRAM = 3
+"""Length of the run of tokens that ngram-map-k looks for."""
+START_SECONDS = 120
+
+
+def load(spec: dict[str, Any]) -> tuple[Generate, dict[str, str]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server, batch, threads = spec["options"]["server"], spec["batch"], str(spec["threads"])
+    command = [server, "-m", spec["model"], "--host", "127.0.0.1", "--port", str(port), "-t", threads, "-tb", threads]
+    command += ["-c", str(batch * context(spec)), "-np", str(batch), "--no-webui"]
+    command += ["--no-repack"]  # repacked quantised weights crash the AMX back end (llama.cpp#20824)
+    process = subprocess.Popen([*command, *speculation(spec)], stdout=sys.stderr, stderr=sys.stderr)
+    atexit.register(process.terminate)
+    wait(process, port)
+    pool = ThreadPoolExecutor(batch)
+
+    def generate(prompts: Ids, max_tokens: int) -> Ids:
+        return list(pool.map(lambda ids: complete(port, ids, max_tokens), prompts))
+
+    return generate, {"llama.cpp": version(server)}
+
+
+def context(spec: dict[str, Any]) -> int:
+    """Tokens of one slot: a draft needs room beyond the last token."""
+    return -(-(spec["max_len"] + 32) // 256) * 256
+
+
+def speculation(spec: dict[str, Any]) -> list[str]:
+    k, n = str(spec["k"]), str(NGRAM)
+    return {
+        "plain": [],
+        "draft": ["-md", str(spec["draft"]), "--spec-type", "draft-simple", "--spec-draft-n-max", k],
+        "lookup": ["--spec-type", "ngram-map-k", "--spec-ngram-map-k-size-n", n, "--spec-ngram-map-k-size-m", k],
+    }[spec["mode"]]
+
+
+def wait(process: "subprocess.Popen[bytes]", port: int) -> None:
+    """Until the server answers. Raises RuntimeError when it ends or takes too long."""
+    for _ in range(10 * START_SECONDS):
+        if process.poll() is not None:
+            raise RuntimeError(f"llama-server ended with code {process.returncode} while loading.")
+        try:
+            with urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
+                return
+        except (URLError, OSError):
+            time.sleep(0.1)
+    raise RuntimeError(f"llama-server did not answer within {START_SECONDS} seconds.")
+
+
+def complete(port: int, prompt: list[int], max_tokens: int) -> list[int]:
+    """Ids of one answer; the prompt goes as ids, to which the server adds nothing."""
+    wish = {"prompt": prompt, "n_predict": max_tokens, "temperature": 0, "cache_prompt": False, "return_tokens": True}
+    body = json.dumps(wish).encode()
+    request = Request(f"http://127.0.0.1:{port}/completion", body, {"Content-Type": "application/json"})
+    with urlopen(request) as response:
+        answer = json.load(response)
+    if answer["tokens_evaluated"] != len(prompt):
+        raise ValueError(f"llama.cpp read {answer['tokens_evaluated']} prompt tokens, but {len(prompt)} were given.")
+    if answer["tokens_predicted"] != len(answer["tokens"]):
+        raise ValueError(f"llama.cpp counts {answer['tokens_predicted']} tokens, but gave {len(answer['tokens'])}.")
+    return list(answer["tokens"])
+
+
+def version(server: str) -> str:
+    """As the server names itself."""
+    done = subprocess.run([server, "--version"], capture_output=True, text=True)
+    said = (done.stdout + done.stderr).splitlines()
+    return next((line.partition(":")[2].strip() for line in said if line.startswith("version")), "unknown")
+
+
+if __name__ == "__main__":
+    serve(load)

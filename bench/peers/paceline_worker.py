@@ -1,0 +1,33 @@
+"""Paceline at its defaults, in the peers' protocol. The prefix cache is off, as in every tool here: the same prompts
+come again in every round."""
+
+from typing import Any
+
+from protocol import Generate, Ids, serve
+
+from paceline import LLM, SamplingParams, __version__
+
+DRAFTER = {"plain": "none", "draft": "model", "lookup": "ngram"}
+QUANTIZE = {"bf16": None, "8-bit": "int8"}
+
+
+def load(spec: dict[str, Any]) -> tuple[Generate, dict[str, str]]:
+    llm = LLM(
+        spec["model"],
+        spec["draft"],
+        DRAFTER[spec["mode"]],
+        nodes=spec["k"],
+        quantize=QUANTIZE[spec["weights"]],
+        threads=spec["threads"],
+        prefix_cache=False,
+    )
+
+    def generate(prompts: Ids, max_tokens: int) -> Ids:
+        outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=max_tokens), progress=False)
+        return [output.token_ids for output in outputs]
+
+    return generate, {"paceline": __version__}
+
+
+if __name__ == "__main__":
+    serve(load)

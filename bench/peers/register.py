@@ -1,0 +1,68 @@
+"""Write ROOT/peers.json: for each tool its interpreter, worker, modes and converted models.
+
+    python register.py ROOT MODEL DRAFT
+
+`python` null is the interpreter that runs the benchmark. `modes` lists the k to choose from ([]: the tool's own
+number); `batches` null is any. `needs` are the files without which a tool counts as not set up.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+K = [3, 5, 8]
+
+
+def peer(name: str, python: Path | None, models: dict[str, dict[str, str]], **more: Any) -> dict[str, Any]:
+    options = more.pop("options", {})
+    worker = str(HERE / f"{name}_worker.py")
+    needs = [worker, *([str(python)] if python else []), *options.values()]
+    return {
+        "python": str(python) if python else None,
+        "worker": worker,
+        "modes": {"plain": [], "draft": K, "lookup": K},
+        "batches": None,
+        "note": None,
+        "models": models,
+        "options": options,
+        "needs": [*needs, *(path for each in models.values() for path in each.values())],
+        **more,
+    }
+
+
+def peers(root: Path, model: str, draft: str) -> dict[str, Any]:
+    openvino, llamacpp = root / "models/openvino", root / "models/llamacpp"
+    original = {"model": model, "draft": draft}
+
+    def pair(folder: Path, suffix: str) -> dict[str, str]:
+        return {role: str(folder / f"{role}-{suffix}") for role in original}
+
+    return {
+        "paceline": peer(
+            "paceline", None, {"bf16": original, "8-bit": original}, modes={"plain": [], "draft": [], "lookup": []}
+        ),
+        "openvino": peer(
+            "openvino", root / "openvino/bin/python", {"bf16": pair(openvino, "fp16"), "8-bit": pair(openvino, "int8")}
+        ),
+        "llamacpp": peer(
+            "llamacpp",
+            None,
+            {"bf16": pair(llamacpp, "bf16.gguf"), "8-bit": pair(llamacpp, "q8_0.gguf")},
+            options={"server": str(root / "llamacpp/build/bin/llama-server")},
+        ),
+        "transformers": peer(
+            "transformers",
+            None,
+            {"bf16": original},
+            batches=[1],
+            note="transformers runs at batch 1 in bf16: its assisted generation takes one prompt at a time.",
+        ),
+    }
+
+
+if __name__ == "__main__":
+    root, model, draft = sys.argv[1:]
+    content = {"model": model, "draft": draft, "peers": peers(Path(root), model, draft)}
+    Path(root, "peers.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,356 @@
+"""`paceline bench --peers`: the same prompts through other tools, one process of one tool alive at a time.
+
+    ROOT/peers.json (written by bench/peers/setup.sh) -> cases -> the best k of each, in a short first round -> rounds
+
+Each case of each round is a fresh worker that answers JSON lines (bench/peers/protocol.py). Nothing here knows a tool.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from signal import SIGKILL
+from statistics import median
+from subprocess import PIPE, Popen, TimeoutExpired
+from tempfile import TemporaryFile
+from threading import Timer
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from paceline.bench.busy import Watch
+from paceline.bench.harness import WARM_UP, groups
+from paceline.bench.prompts import encode, read_prompts
+from paceline.bench.report import machine, number
+from paceline.core.errors import InputError, PacelineError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+OWN = "paceline"
+SHORT = 4
+"""Prompts of the first round, in which k is chosen (a whole batch where that is more)."""
+PATIENCE = 1800.0
+"""Seconds after which a worker that does not answer is ended."""
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+Progress = Callable[[int, int, str], None]
+"""(cases done, cases in all, what was run)"""
+
+
+class PeerError(PacelineError):
+    """A tool could not do what was asked of it; the message names the tool."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What to measure. `model` and `draft` None: those that `root` was set up for."""
+
+    root: Path
+    prompts: Path
+    model: Path | None = None
+    draft: Path | None = None
+    batches: Sequence[int] = (1, 8)
+    max_tokens: int = 128
+    num_prompts: int = 20
+    repeat: int = 3
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, values in (("batch", self.batches), *((n, [getattr(self, n)]) for n in COUNTS)):
+            if not values or min(values) < 1:
+                raise InputError(f"{name} is {min(values, default='empty')}, but it must be at least 1.")
+
+
+COUNTS = ("max_tokens", "num_prompts", "repeat")
+
+
+class Case(NamedTuple):
+    """One line of the report."""
+
+    peer: str
+    weights: str
+    mode: str
+    batch: int
+
+    def __str__(self) -> str:
+        return f"{self.peer} {self.mode}, {self.weights}, batch {self.batch}"
+
+
+class Timing(NamedTuple):
+    """One case once over all prompts; `ids` in their order."""
+
+    seconds: float
+    ids: list[list[int]]
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.ids))
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Medians over the rounds. `ratio` is Paceline's speed over this one's at equal weights, mode and batch, and its
+    range round by round; `same` counts the prompts answered as Paceline's plain decoding did (None: it did not run)."""
+
+    peer: str
+    weights: str
+    mode: str
+    batch: int
+    k: int | None
+    tokens: int
+    tokens_per_second: float
+    slowest: float
+    fastest: float
+    ratio: float | None
+    ratio_min: float | None
+    ratio_max: float | None
+    same: int | None
+
+    @classmethod
+    def of(cls, case: Case, k: int | None, results: "Mapping[Case, Sequence[Timing]]") -> "Row":
+        runs, own = results[case], None if case.peer == OWN else results.get(case._replace(peer=OWN))
+        plain = results.get(case._replace(peer=OWN, mode="plain"))
+        speeds = [run.speed for run in runs]
+        ratios = [base.speed / run.speed for base, run in zip(own, runs)] if own else []
+        return cls(
+            *case,
+            k,
+            int(median(run.tokens for run in runs)),
+            median(speeds),
+            min(speeds),
+            max(speeds),
+            median(base.speed for base in own) / median(speeds) if own else None,
+            min(ratios, default=None),
+            max(ratios, default=None),
+            sum(a == b for a, b in zip(runs[0].ids, plain[0].ids)) if plain else None,
+        )
+
+
+COLUMNS = ("tool", "weights", "mode", "k", "batch", "tokens/s", "range", "ratio", "range", "same")
+LEFT = ("tool", "weights", "mode")
+
+
+@dataclass(slots=True)
+class Report:
+    rows: list[Row]
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    args: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+    """What was left out, and why."""
+    warnings: list[str] = field(default_factory=list)
+
+    def write(self, path: Path) -> None:
+        """As JSON. Raises InputError when the file cannot be written."""
+        try:
+            path.write_text(json.dumps(asdict(self), indent=2, default=str) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"{path} cannot be written ({error.strerror}); give another file.") from None
+
+    def table(self) -> "Table":
+        """For a terminal."""
+        from rich import box
+        from rich.table import Table
+
+        table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+        for name in COLUMNS:
+            table.add_column(name, justify="left" if name in LEFT else "right", no_wrap=True)
+        for row in self.rows:
+            spread = "-" if row.ratio_min is None else f"{row.ratio_min:.2f}-{row.ratio_max:.2f}"
+            table.add_row(
+                row.peer, row.weights, row.mode, number(row.k, "d"), str(row.batch), f"{row.tokens_per_second:.1f}",
+                f"{row.slowest:.0f}-{row.fastest:.0f}", number(row.ratio, ".2f"), spread, number(row.same, "d"),
+            )  # fmt: skip
+        return table
+
+
+class Worker:
+    """One tool in a process of its own, which ends with the `with` block."""
+
+    def __init__(self, entry: Mapping[str, Any], case: Case) -> None:
+        self.case = case
+        self.log = TemporaryFile()  # noqa: SIM115 - closed with the block
+        command = [entry["python"] or sys.executable, entry["worker"]]
+        environment = {**os.environ, **OFFLINE}
+        self.process = Popen(
+            command, stdin=PIPE, stdout=PIPE, stderr=self.log, text=True, start_new_session=True, env=environment
+        )
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert self.process.stdin and self.process.stdout
+        with suppress(OSError):
+            self.process.stdin.close()
+        with suppress(TimeoutExpired):
+            self.process.wait(0 if error[0] else 20)
+        self._kill()
+        self.process.wait()
+        self.process.stdout.close()
+        self.log.close()
+
+    def _kill(self) -> None:
+        """The worker and whatever it started."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, SIGKILL)
+
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to one request. Raises PeerError when there is none, or when it is an error."""
+        assert self.process.stdin and self.process.stdout
+        timer = Timer(PATIENCE, self._kill)
+        timer.start()
+        try:
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+            answer = json.loads(line) if line else {"error": self._end()}
+        except (OSError, ValueError):
+            answer = {"error": self._end()}
+        finally:
+            timer.cancel()
+        if "error" in answer:
+            raise PeerError(f"{self.case} is left out: {answer['error']}")
+        return dict(answer)
+
+    def _end(self) -> str:
+        with suppress(TimeoutExpired):
+            self.process.wait(5)
+        self.log.seek(0)
+        said = self.log.read().decode(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(said) if line.strip()), "it said nothing")
+        return f"its worker gave no answer and ended with code {self.process.poll()} ({last})."
+
+
+@dataclass(slots=True)
+class Comparison:
+    """The tools of one ROOT on one set of prompts (ids)."""
+
+    entries: dict[str, dict[str, Any]]
+    wish: Wish
+    prompts: list[list[int]]
+    common: dict[str, Any]
+    """Fields of the protocol's SPEC that are the same for every case."""
+    notes: list[str] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def cases(self) -> Iterator[Case]:
+        """Those that can run; neighbours are compared."""
+        for batch in self.wish.batches:
+            for weights in dict.fromkeys(w for entry in self.entries.values() for w in entry["models"]):
+                for mode in dict.fromkeys(m for entry in self.entries.values() for m in entry["modes"]):
+                    for name, entry in self.entries.items():
+                        fits = entry["batches"] is None or batch in entry["batches"]
+                        if fits and weights in entry["models"] and mode in entry["modes"]:
+                            yield Case(name, weights, mode, batch)
+
+    def time(self, case: Case, k: int | None, prompts: Sequence[list[int]]) -> Timing:
+        """Load, warm up, and answer the prompts batch by batch in a fresh worker. Raises PeerError."""
+        entry = self.entries[case.peer]
+        models = entry["models"][case.weights]
+        spec = {**self.common, **case._asdict(), "k": k, "options": entry["options"], "model": models["model"]}
+        spec["draft"] = models["draft"] if case.mode == "draft" else None
+        seconds, ids = 0.0, []
+        with Worker(entry, case) as worker:
+            self.versions.update(worker.ask({"load": spec})["ready"])
+            short = min(WARM_UP, self.wish.max_tokens)
+            worker.ask({"generate": {"prompts": prompts[: case.batch], "max_tokens": short}})
+            for group in groups(len(prompts), case.batch):
+                some = [prompts[i] for i in group]
+                answer = worker.ask({"generate": {"prompts": some, "max_tokens": self.wish.max_tokens}})
+                seconds += answer["seconds"]
+                ids += answer["ids"]
+        if len(ids) != len(prompts) or not all(ids):
+            raise PeerError(f"{case} is left out: it did not answer every prompt.")
+        return Timing(seconds, ids)
+
+    def best_k(self, case: Case) -> int | None:
+        """The quickest of the tool's k over a few prompts; None where the tool has its own number."""
+        ks = self.entries[case.peer]["modes"][case.mode]
+        few = self.prompts[: max(SHORT, case.batch)]
+        return max(ks, key=lambda k: self.time(case, k, few).speed) if ks else None
+
+    def run(self, progress: Progress) -> list[Row]:
+        """Every case, `repeat` rounds; one that fails is dropped with a note."""
+        ks: dict[Case, int | None] = {}
+        results: dict[Case, list[Timing]] = {case: [] for case in self.cases()}
+        total, done = len(results) * (self.wish.repeat + 1), 0
+        for turn in range(self.wish.repeat + 1):
+            order = list(results)
+            for case in order if turn % 2 == 0 else reversed(order):
+                done += 1
+                progress(done, total, str(case))
+                try:
+                    if turn == 0:
+                        ks[case] = self.best_k(case)
+                    else:
+                        results[case].append(self.time(case, ks[case], self.prompts))
+                except PeerError as error:
+                    self.notes.append(str(error))
+                    del results[case]
+        return [Row.of(case, ks[case], results) for case in results]
+
+
+def compare(wish: Wish, progress: Progress = lambda done, total, what: None) -> Report:
+    """Measure. Raises InputError for a ROOT that was not set up, or for another pair, and for bad prompts."""
+    import torch
+
+    from paceline.engine.text import Text
+
+    setup = read(wish)
+    texts, text = read_prompts(wish.prompts, wish.num_prompts), Text(Path(setup["model"]))
+    prompts = [encode(text, prompt) for prompt in texts]
+    entries, notes = ready(wish.root, setup["peers"])
+    common = {
+        "threads": wish.threads or torch.get_num_threads(),
+        "max_len": max(map(len, prompts)) + wish.max_tokens,
+        "eos": sorted(text.eos()),
+    }
+    warnings = [Watch().before()]
+    comparison = Comparison(entries, wish, prompts, common, notes)
+    rows = comparison.run(progress)
+    if not rows:
+        raise InputError(f"Nothing could be measured: {' '.join(comparison.notes)}")
+    shown = {**asdict(wish), "model": setup["model"], "draft": setup["draft"], **common}
+    return Report(rows, machine("cpu"), comparison.versions, shown, comparison.notes, [w for w in warnings if w])
+
+
+def read(wish: Wish) -> dict[str, Any]:
+    """peers.json of ROOT. Raises InputError when it is not there, not whole, or of another pair than the wish's."""
+    path = wish.root / "peers.json"
+    try:
+        setup = json.loads(path.read_text(encoding="utf-8"))
+        known = {"model": Path(setup["model"]), "draft": Path(setup["draft"])}
+        whole = all(entry.keys() >= FIELDS for entry in setup["peers"].values())
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}); run bench/peers/setup.sh first.") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        whole = False
+    if not whole:
+        raise InputError(f"{path} is not as bench/peers/setup.sh writes it; run that again.")
+    for role, given in (("model", wish.model), ("draft", wish.draft)):
+        if given is not None and given.resolve() != known[role].resolve():
+            raise InputError(f"{wish.root} was set up for the {role} {known[role]}, not {given}; set it up again.")
+    return dict(setup)
+
+
+FIELDS = {"python", "worker", "modes", "batches", "note", "models", "options", "needs"}
+
+
+def ready(root: Path, entries: Mapping[str, dict[str, Any]]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """The tools that are set up, and a sentence on each that is not or runs in part only."""
+    found, notes = {}, []
+    for name, entry in entries.items():
+        missing = next((path for path in entry["needs"] if not Path(path).exists()), None)
+        if missing:
+            notes.append(f"{name} is left out: {missing} is missing; run bench/peers/setup.sh {name} {root}.")
+            continue
+        found[name] = entry
+        if entry["note"]:
+            notes.append(entry["note"])
+    return found, notes
