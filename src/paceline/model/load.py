@@ -1,5 +1,6 @@
 """From a checkpoint to a decoder."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from paceline.model.decoder import Decoder, Weights
 from paceline.model.families import FAMILIES, Names
 from paceline.model.linear import Linear, Packing, choose, plain, quantised
 from paceline.model.native import NativeDecoder
-from paceline.model.packed import Packed, interleave
+from paceline.model.packed import Packed, by_head, interleave
 from paceline.model.spec import ModelSpec
 
 
@@ -106,29 +107,39 @@ class Loader:
         def norm(name: str) -> Norm:
             return self.norm(at + name, spec.hidden)
 
+        def heads(qkv: Tensor) -> Tensor:
+            return by_head(qkv, spec.heads, spec.kv_heads)
+
         return Block(
             spec,
             index,
             attention_norm=norm(names.attention_norm),
-            qkv=self.linear(at, names.qkv, (q, kv, kv), spec.hidden, spec.qkv_bias),
+            qkv=self.linear(at, names.qkv, (q, kv, kv), spec.hidden, spec.qkv_bias, heads),
             head_norm=self.head_norm(at) if spec.qk_norm else None,
             out=self.linear(at, (names.out,), (spec.hidden,), q, spec.out_bias),
             attention_post_norm=norm(names.attention_post_norm) if spec.post_norms else None,
             ffn_norm=norm(names.ffn_norm),
-            gate_up=self.linear(at, names.gate_up, (spec.ffn, spec.ffn), spec.hidden, spec.mlp_bias, paired=True),
+            gate_up=self.linear(at, names.gate_up, (spec.ffn, spec.ffn), spec.hidden, spec.mlp_bias, interleave),
             down=self.linear(at, (names.down,), (spec.hidden,), spec.ffn, spec.mlp_bias),
             ffn_post_norm=norm(names.ffn_post_norm) if spec.post_norms else None,
         )
 
     def linear(
-        self, at: str, names: tuple[str, ...], outs: tuple[int, ...], width: int, bias: bool, paired: bool = False
+        self,
+        at: str,
+        names: tuple[str, ...],
+        outs: tuple[int, ...],
+        width: int,
+        bias: bool,
+        native: Callable[[Tensor], Tensor] | None = None,
     ) -> Linear:
-        """Matrices of one input side by side; `names` may be one matrix that the checkpoint already fused."""
+        """Matrices of one input side by side; `names` may be one matrix that the checkpoint already fused. `native`
+        puts the outputs in the order of the native decoder."""
         sizes = outs if len(names) == len(outs) else (sum(outs),)
         matrix = torch.cat([self.take(f"{at}{n}.weight", out, width) for n, out in zip(names, sizes)])
         offset = torch.cat([self.take(f"{at}{n}.bias", out) for n, out in zip(names, sizes)]) if bias else None
-        if paired and self.packing.native:
-            matrix, offset = interleave(matrix), None if offset is None else interleave(offset)
+        if native and self.packing.native:
+            matrix, offset = native(matrix), None if offset is None else native(offset)
         return self.pack(matrix, offset)
 
     def pack(self, matrix: Tensor, bias: Tensor | None) -> Linear:

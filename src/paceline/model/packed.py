@@ -76,3 +76,10 @@ def interleave(gate_up: Tensor) -> Tensor:
     pairs = gate_up.view(2, half, -1)
     pairs = torch.nn.functional.pad(pairs, (0, 0, 0, -half % 16))
     return pairs.view(2, -1, 16, pairs.shape[-1]).transpose(0, 1).reshape(-1, *gate_up.shape[1:])
+
+
+def by_head(qkv: Tensor, heads: int, kv_heads: int) -> Tensor:
+    """Rows [queries, keys, values] -> the queries, the key and the value of each kv head."""
+    lines = qkv.view(heads + 2 * kv_heads, -1, *qkv.shape[1:])
+    parts = torch.split(lines, [heads, kv_heads, kv_heads])
+    return torch.cat([part.view(kv_heads, -1, *lines.shape[1:]) for part in parts], 1).reshape(qkv.shape)

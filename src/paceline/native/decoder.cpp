@@ -35,7 +35,7 @@ struct Linear {  // int8: `scale` of each output, `sums` of its weights
 };
 
 struct Layer {
-  Linear qkv, out, gate_up, down;  // gate_up: blocks of 16 gates and their 16 ups
+  Linear qkv, out, gate_up, down;  // qkv: of each kv head its queries, key and value; gate_up: 16 gates, their 16 ups, ..
   const float *attention_norm, *ffn_norm, *attention_post, *ffn_post, *head_norm;  // times sqrt(n), see Norm
   const float* turn;     // [position][cos, sin][rotated], the sines' first half negated, see Rotary
   i64 rotated, window;   // window: 0 for none
@@ -73,19 +73,24 @@ static i64 up(i64 n, i64 to) { return (n + to - 1) / to * to; }
 static __m512 set(float x) { return _mm512_set1_ps(x); }
 static __mmask16 below(i64 n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : (__mmask16)((1 << n) - 1); }
 
-static __m512 exponential(__m512 x) {
-  x = _mm512_min_ps(_mm512_max_ps(x, set(-100.f)), set(88.f));
-  const __m512 t = _mm512_mul_ps(x, set(1.44269504f)), n = _mm512_roundscale_ps(t, 0);
-  const __m512 f = _mm512_fnmadd_ps(n, set(-2.12194440e-4f), _mm512_fnmadd_ps(n, set(0.693359375f), x));
-  __m512 p = set(1.9875691e-4f);
-  for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
-    p = _mm512_fmadd_ps(p, f, set(c));
-  p = _mm512_add_ps(_mm512_fmadd_ps(_mm512_mul_ps(p, f), f, f), set(1.f));
-  return _mm512_scalef_ps(p, n);
+// f(i, mask of the numbers that are there) for every 16 of n
+template <class F>
+static inline void each(i64 n, F f) {
+  i64 i = 0;
+  for (; i + 16 <= n; i += 16) f(i, (__mmask16)0xffff);
+  if (i < n) f(i, below(n - i));
+}
+
+static __m512 exponential(__m512 x) {  // stops at e^-87
+  const __m512 t = _mm512_max_ps(_mm512_mul_ps(x, set(1.44269504f)), set(-126.f));
+  const __m512 f = _mm512_reduce_ps(t, 1);  // t - floor(t); 2^f to 1e-7:
+  __m512 p = set(1.86713e-3f);
+  for (float c : {9.0170298e-3f, 5.57999127e-2f, 2.40164444e-1f, 6.93151295e-1f, 1.f}) p = _mm512_fmadd_ps(p, f, set(c));
+  return _mm512_scalef_ps(p, t);
 }
 
 static __m512 sigmoid(__m512 x) {
-  const __m512 d = _mm512_add_ps(set(1.f), exponential(_mm512_sub_ps(_mm512_setzero_ps(), x)));
+  const __m512 d = _mm512_add_ps(set(1.f), exponential(_mm512_min_ps(_mm512_sub_ps(_mm512_setzero_ps(), x), set(87.f))));
   const __m512 r = _mm512_rcp14_ps(d);  // and one step of Newton's
   return _mm512_mul_ps(r, _mm512_fnmadd_ps(d, r, set(2.f)));
 }
@@ -134,45 +139,49 @@ struct Activations {  // rows of bfloat16, or of int8 with a scale each; columns
   i64 stride;  // bytes
 };
 
-// sums [32][32] (float or int32) = up to 16 rows, or 32 where `two`, times the 32 outputs of one block of weights
+// sums (float or int32) [16 rows][32 outputs of the block w], and another such square after it: of rows 16 to 31 where
+// x2 is given, of the same rows and the block w2 where that is
 template <bool INT8>
-static void block_amx(const uint8_t* w, const uint8_t* x, i64 stride, i64 steps, bool two, void* sums) {
+static void block_amx(const uint8_t* w, const uint8_t* w2, const uint8_t* x, const uint8_t* x2, i64 stride, i64 steps, float* sums) {
 #define FENCE asm volatile("" ::: "memory")  // the tile intrinsics do not say that they touch memory
 #define STEP(a, b, c) \
   if (INT8) { _tile_dpbssd(c, a, b); } else { _tile_dpbf16ps(c, a, b); }
+#define AHEAD(w) \
+  for (int q = 0; q < 2048; q += 64) _mm_prefetch((const char*)w + ahead + q, _MM_HINT_T1);
   FENCE;
   _tile_zero(0);
   _tile_zero(1);
-  if (two) {
-    _tile_zero(2);
-    _tile_zero(3);
-    for (i64 k = 0; k < steps; k++, w += 2048) {
-      _tile_loadd(4, x + k * 64, stride);
-      _tile_loadd(6, w, 64);
-      _tile_loadd(7, w + 1024, 64);
-      _tile_loadd(5, x + 16 * stride + k * 64, stride);
-      for (int q = 0; q < 2048; q += 64) _mm_prefetch((const char*)w + 8192 + q, _MM_HINT_T1);
-      STEP(4, 6, 0)
-      STEP(4, 7, 1)
+  _tile_zero(2);
+  _tile_zero(3);
+  for (i64 k = 0; k < steps; k++) {
+    const i64 ahead = w2 && k + 4 >= steps ? 8192 + steps * 2048 : 8192;  // beyond a block of two are the next two
+    _tile_loadd(4, x + k * 64, stride);
+    _tile_stream_loadd(6, w + k * 2048, 64);
+    _tile_stream_loadd(7, w + k * 2048 + 1024, 64);
+    AHEAD(w + k * 2048)
+    STEP(4, 6, 0)
+    STEP(4, 7, 1)
+    if (x2) {
+      _tile_loadd(5, x2 + k * 64, stride);
       STEP(5, 6, 2)
       STEP(5, 7, 3)
-    }
-    _tile_stored(2, (float*)sums + 16 * 32, 128);
-    _tile_stored(3, (float*)sums + 16 * 32 + 16, 128);
-  } else {
-    for (i64 k = 0; k < steps; k++, w += 2048) {
-      _tile_loadd(4, x + k * 64, stride);
-      _tile_stream_loadd(6, w, 64);
-      _tile_stream_loadd(7, w + 1024, 64);
-      for (int q = 0; q < 2048; q += 64) _mm_prefetch((const char*)w + 8192 + q, _MM_HINT_T1);
-      STEP(4, 6, 0)
-      STEP(4, 7, 1)
+    } else if (w2) {
+      _tile_stream_loadd(6, w2 + k * 2048, 64);
+      _tile_stream_loadd(7, w2 + k * 2048 + 1024, 64);
+      AHEAD(w2 + k * 2048)
+      STEP(4, 6, 2)
+      STEP(4, 7, 3)
     }
   }
   _tile_stored(0, sums, 128);
-  _tile_stored(1, (float*)sums + 16, 128);
+  _tile_stored(1, sums + 16, 128);
+  if (x2 || w2) {
+    _tile_stored(2, sums + 16 * 32, 128);
+    _tile_stored(3, sums + 16 * 32 + 16, 128);
+  }
   FENCE;
 #undef STEP
+#undef AHEAD
 }
 
 template <bool INT8, int ROWS>
@@ -215,8 +224,8 @@ static void block_avx(const uint8_t* w, const uint8_t* x, i64 stride, i64 steps,
 
 // -- one thread's view of a pass ----------------------------------------------------------------------------------------
 
-struct Piece {  // of attention: queries [first, last) of a segment under one kv head
-  i64 segment, head, first, last;
+struct Piece {  // of attention: queries [first, last) of a segment under one kv head; work: about what it costs
+  i64 segment, head, first, last, work;
 };
 
 struct Buffers {
@@ -246,6 +255,7 @@ struct Worker {
   i64 me, all;
   Scratch& s;
   Tiles tiles{};
+  i64 mine[2] = {0, 0};  // pieces of attention
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
 
   void share(i64 total, i64& first, i64& last) const { first = total * me / all, last = total * (me + 1) / all; }
@@ -265,29 +275,41 @@ struct Worker {
     if (rows == 0) return;
     const i64 steps = up(l.in, m.int8 ? 64 : 32) / (m.int8 ? 64 : 32);
     alignas(64) float sums[32 * 32];
+    auto finish = [&](i64 block, i64 row, i64 count, const float* from) {
+      __m512 scale[2] = {}, bias[2] = {};
+      for (int t = 0; t < 2; t++) {
+        if (m.int8) scale[t] = _mm512_loadu_ps(l.scale + block * 32 + t * 16);
+        if (l.bias) bias[t] = _mm512_loadu_ps(l.bias + block * 32 + t * 16);
+      }
+      for (i64 r = 0; r < count; r++) {
+        __m512 y[2] = {_mm512_load_ps(from + r * 32), _mm512_load_ps(from + r * 32 + 16)};
+        for (int t = 0; t < 2; t++)
+          if (m.int8) {
+            const __m512 by = _mm512_mul_ps(set(a.scale[row + r]), scale[t]);
+            y[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_castps_si512(y[t])), by, bias[t]);
+          } else if (l.bias) y[t] = _mm512_add_ps(y[t], bias[t]);
+        sink(row + r, block * 32, y[0], y[1]);
+      }
+    };
+    const auto amx = m.int8 ? block_amx<true> : block_amx<false>;
     i64 first, last;
     share(up(l.out, 32) / 32, first, last);
     if (m.amx) tiles.set(std::min<i64>(rows, 16), false);
     for (i64 block = first; block < last; block++) {
       const uint8_t* w = l.weight + block * steps * 2048;
+      if (m.amx && rows <= 16 && block + 1 < last) {
+        amx(w, w + steps * 2048, a.data, nullptr, a.stride, steps, sums);
+        finish(block, 0, rows, sums);
+        finish(++block, 0, rows, sums + 16 * 32);
+        continue;
+      }
       for (i64 row = 0; row < rows; row += 32) {
         const i64 count = std::min<i64>(rows - row, 32);
         const uint8_t* x = a.data + row * a.stride;
-        if (m.amx) (m.int8 ? block_amx<true> : block_amx<false>)(w, x, a.stride, steps, count > 16, sums);
+        if (m.amx) amx(w, nullptr, x, count > 16 ? x + 16 * a.stride : nullptr, a.stride, steps, sums);
         else if (m.int8) block_avx<true>(w, x, a.stride, steps, count, l.sums + block * 32, (__m512i*)sums);
         else block_avx<false>(w, x, a.stride, steps, count, nullptr, (__m512i*)sums);
-        for (i64 r = 0; r < count; r++) {
-          __m512 y[2];
-          for (int t = 0; t < 2; t++) {
-            y[t] = _mm512_load_ps(sums + r * 32 + t * 16);
-            if (m.int8) {
-              const __m512 scale = _mm512_mul_ps(set(a.scale[row + r]), _mm512_loadu_ps(l.scale + block * 32 + t * 16));
-              y[t] = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_castps_si512(y[t])), scale);
-            }
-            if (l.bias) y[t] = _mm512_add_ps(y[t], _mm512_loadu_ps(l.bias + block * 32 + t * 16));
-          }
-          sink(row + r, block * 32, y[0], y[1]);
-        }
+        finish(block, row, count, sums);
       }
     }
   }
@@ -311,40 +333,35 @@ struct Worker {
 
   // -- rows -------------------------------------------------------------------------------------------------------------
 
-  static float length(const float* x, i64 n) {
-    __m512 sum = _mm512_setzero_ps();
-    for (i64 i = 0; i < n; i += 16) {
-      const __m512 v = _mm512_maskz_loadu_ps(below(n - i), x + i);
-      sum = _mm512_fmadd_ps(v, v, sum);
-    }
-    return _mm512_reduce_add_ps(sum);
-  }
-
   // RMS norm of x into y; they may be the same
   void norm(const float* x, const float* weight, i64 n, float* y) const {
-    const __m512 factor = set(1.f / std::sqrt(length(x, n) + n * (float)m.eps));
-    for (i64 i = 0; i < n; i += 16) {
-      const __mmask16 k = below(n - i);
+    __m512 sum = _mm512_setzero_ps();
+    each(n, [&](i64 i, __mmask16 k) {
+      const __m512 v = _mm512_maskz_loadu_ps(k, x + i);
+      sum = _mm512_fmadd_ps(v, v, sum);
+    });
+    const __m512 factor = set(1.f / std::sqrt(_mm512_reduce_add_ps(sum) + n * (float)m.eps));
+    each(n, [&](i64 i, __mmask16 k) {
       const __m512 v = _mm512_mul_ps(_mm512_maskz_loadu_ps(k, x + i), _mm512_maskz_loadu_ps(k, weight + i));
       _mm512_mask_storeu_ps(y + i, k, _mm512_mul_ps(v, factor));
-    }
+    });
   }
 
   void pack(const float* x, i64 n, const Activations& a, i64 row) const {
     uint8_t* to = a.data + row * a.stride;
     if (!m.int8) {
-      for (i64 i = 0; i < n; i += 16) store_narrow((bf16*)to + i, _mm512_maskz_loadu_ps(below(n - i), x + i), below(n - i));
+      each(n, [&](i64 i, __mmask16 k) { store_narrow((bf16*)to + i, _mm512_maskz_loadu_ps(k, x + i), k); });
       return;
     }
     __m512 most = _mm512_setzero_ps();
-    for (i64 i = 0; i < n; i += 16) most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_maskz_loadu_ps(below(n - i), x + i)));
+    each(n, [&](i64 i, __mmask16 k) { most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_maskz_loadu_ps(k, x + i))); });
     const float scale = _mm512_reduce_max_ps(most) / 127.f;
     a.scale[row] = scale;
     const __m512 inverse = set(scale > 0 ? 1.f / scale : 0.f);
-    for (i64 i = 0; i < n; i += 16) {
-      const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(below(n - i), x + i), inverse));
-      _mm_mask_storeu_epi8(to + i, below(n - i), _mm512_cvtsepi32_epi8(q));
-    }
+    each(n, [&](i64 i, __mmask16 k) {
+      const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(k, x + i), inverse));
+      _mm_mask_storeu_epi8(to + i, k, _mm512_cvtsepi32_epi8(q));
+    });
   }
 
   void norm_rows(const float* x, const float* weight, i64 rows, const i64* which, float* copy) {
@@ -419,16 +436,15 @@ struct Worker {
     i64 first, last;
     share(p.rows * m.kv_heads, first, last);
     for (i64 i = first; i < last; i++) {
-      const i64 row = i / m.kv_heads, head = i % m.kv_heads;
-      float* line = b.wide + row * width;
+      const i64 row = i % p.rows, head = i / p.rows;
+      float* line = b.wide + row * width + head * (group() + 2) * n;
       for (i64 g = 0; g < group(); g++) {
-        const i64 h = head * group() + g;
-        float* q = line + h * n;
-        if (l.head_norm) norm(q, l.head_norm + h * n, n, q);
+        float* q = line + g * n;
+        if (l.head_norm) norm(q, l.head_norm + (head * group() + g) * n, n, q);
         turn(q, l, p.position[row]);
         narrow(q, b.query + ((head * p.rows + row) * group() + g) * dims());
       }
-      float *k = line + (m.heads + head) * n, *v = line + (m.heads + m.kv_heads + head) * n;
+      float *k = line + group() * n, *v = k + n;
       if (l.head_norm) norm(k, l.head_norm + (m.heads + head) * n, n, k);
       turn(k, l, p.position[row]);
       const i64 at = p.slot[row] / 16, lane = p.slot[row] % 16;
@@ -437,7 +453,10 @@ struct Worker {
       narrow(k, line16);
       for (i64 d = 0; d < dims(); d += 2) memcpy(keys + (d / 2 * 16 + lane) * 2, line16 + d, 4);
       narrow(v, line16);
-      for (i64 d = 0; d < dims(); d++) values[(lane / 2 * dims() + d) * 2 + lane % 2] = line16[d];
+      for (i64 d = 0; d < dims(); d += 16) {
+        const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(line16 + d)));
+        _mm512_mask_storeu_epi16(values + (lane / 2 * dims() + d) * 2, 0x55555555u << lane % 2, lane % 2 ? _mm512_slli_epi32(wide, 16) : wide);
+      }
     }
   }
 
@@ -447,14 +466,24 @@ struct Worker {
 
   // Sixteen keys and values side by side, from any slots; -1: none
   void gather(i64 layer, i64 head, const i64* slots, bf16* keys, bf16* values) const {
+    alignas(64) i64 from[16];
+    __mmask16 some = 0;
+    for (i64 j = 0; j < 16; j++)
+      if (slots[j] >= 0) some |= 1 << j, from[j] = (i64)(pool(m.keys, layer, head, slots[j] / 16) + slots[j] % 16 * 2);
+    const __m512i low = _mm512_load_si512(from), high = _mm512_load_si512(from + 8);
+    for (i64 d = 0; d < dims(); d += 2) {
+      const bf16* at = (const bf16*)0 + d * 16;
+      const __m256i none = _mm256_setzero_si256();
+      _mm256_storeu_si256((__m256i*)(keys + d * 16), _mm512_mask_i64gather_epi32(none, (__mmask8)some, low, at, 1));
+      _mm256_storeu_si256((__m256i*)(keys + d * 16 + 16), _mm512_mask_i64gather_epi32(none, some >> 8, high, at, 1));
+    }
     for (i64 j = 0; j < 16; j++) {
-      const bool none = slots[j] < 0;
-      const i64 lane = none ? 0 : slots[j] % 16;
-      const bf16* k = none ? nullptr : pool(m.keys, layer, head, slots[j] / 16);
-      const bf16* v = none ? nullptr : pool(m.values, layer, head, slots[j] / 16);
-      for (i64 d = 0; d < dims(); d++) {
-        keys[(d / 2 * 16 + j) * 2 + d % 2] = none ? 0 : k[(d / 2 * 16 + lane) * 2 + d % 2];
-        values[(j / 2 * dims() + d) * 2 + j % 2] = none ? 0 : v[(lane / 2 * dims() + d) * 2 + lane % 2];
+      const bf16* v = slots[j] < 0 ? nullptr : pool(m.values, layer, head, slots[j] / 16) + slots[j] % 16 / 2 * dims() * 2;
+      for (i64 d = 0; d < dims(); d += 16) {
+        __m512i two = v ? _mm512_loadu_si512(v + d * 2) : _mm512_setzero_si512();
+        if (slots[j] % 2 == 0) two = _mm512_slli_epi32(two, 16);
+        if (j % 2 == 0) two = _mm512_srli_epi32(two, 16);
+        _mm512_mask_storeu_epi16(values + (j / 2 * dims() + d) * 2, 0x55555555u << j % 2, two);
       }
     }
   }
@@ -486,23 +515,38 @@ struct Worker {
 
   // out [rows][dims] += shares [rows][width] of 16 slots a group times their values
   void mix(const bf16* shares, i64 rows, i64 width, const bf16* const* values, i64 groups, float* out) const {
-    for (i64 d = 0; d < dims(); d += 32) {
-      if (m.amx) {
-        FENCE;
-        _tile_loadd(0, out + d, dims() * 4);
-        _tile_loadd(1, out + d + 16, dims() * 4);
-        for (i64 g = 0; g < groups; g++) {
-          _tile_loadd(5, shares + g * 16, width * 2);
-          _tile_loadd(7, values[g] + d * 2, dims() * 4);
-          _tile_dpbf16ps(0, 5, 7);
-          _tile_loadd(7, values[g] + d * 2 + 32, dims() * 4);
-          _tile_dpbf16ps(1, 5, 7);
-        }
-        _tile_stored(0, out + d, dims() * 4);
-        _tile_stored(1, out + d + 16, dims() * 4);
-        FENCE;
-        continue;
+    for (i64 d = 0; m.amx && d < dims(); d += 64) {
+      const bool four = d + 32 < dims();
+      float* to = out + d;
+      FENCE;
+      _tile_loadd(0, to, dims() * 4);
+      _tile_loadd(1, to + 16, dims() * 4);
+      if (four) {
+        _tile_loadd(2, to + 32, dims() * 4);
+        _tile_loadd(3, to + 48, dims() * 4);
       }
+      for (i64 g = 0; g < groups; g++) {
+        const bf16* v = values[g] + d * 2;
+        _tile_loadd(5, shares + g * 16, width * 2);
+        _tile_loadd(7, v, dims() * 4);
+        _tile_dpbf16ps(0, 5, 7);
+        _tile_loadd(7, v + 32, dims() * 4);
+        _tile_dpbf16ps(1, 5, 7);
+        if (!four) continue;
+        _tile_loadd(7, v + 64, dims() * 4);
+        _tile_dpbf16ps(2, 5, 7);
+        _tile_loadd(7, v + 96, dims() * 4);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+      _tile_stored(0, to, dims() * 4);
+      _tile_stored(1, to + 16, dims() * 4);
+      if (four) {
+        _tile_stored(2, to + 32, dims() * 4);
+        _tile_stored(3, to + 48, dims() * 4);
+      }
+      FENCE;
+    }
+    for (i64 d = 0; !m.amx && d < dims(); d += 32)
       for (i64 r = 0; r < rows; r++) {
         float* to = out + r * dims() + d;
         __m512 y0 = _mm512_loadu_ps(to), y1 = _mm512_loadu_ps(to + 16);
@@ -517,26 +561,28 @@ struct Worker {
           }
         _mm512_storeu_ps(to, y0), _mm512_storeu_ps(to + 16, y1);
       }
-    }
   }
 
   // Softmax over positions [lo, hi) of a query's scores, which begin at `origin`; returns the sum. Shares elsewhere: 0.
   float softmax(float* scores, bf16* shares, i64 width, i64 origin, i64 lo, i64 hi) const {
     const i64 first = lo / 16 * 16 - origin, last = std::min(up(hi, 16) - origin, width);
-    const float scale = (float)m.attention_scale, cap = (float)m.attention_cap;
-    __m512 most = set(-INFINITY), sum = _mm512_setzero_ps();
-    for (i64 i = first; i < last; i += 16) {
-      const __mmask16 seen = below(hi - origin - i) & ~below(lo - origin - i);
-      __m512 v = _mm512_mul_ps(_mm512_loadu_ps(scores + i), set(scale));
-      if (cap > 0) v = capped(v, cap);
-      _mm512_storeu_ps(scores + i, v);
-      most = _mm512_mask_max_ps(most, seen, most, v);
+    auto seen = [=](i64 i) -> __mmask16 {
+      const i64 at = origin + i;
+      return at >= lo && at + 16 <= hi ? 0xffff : below(hi - at) & ~below(lo - at);
+    };
+    float scale = (float)m.attention_scale;
+    if (m.attention_cap > 0) {
+      for (i64 i = first; i < last; i += 16)
+        _mm512_storeu_ps(scores + i, capped(_mm512_mul_ps(_mm512_loadu_ps(scores + i), set(scale)), (float)m.attention_cap));
+      scale = 1;
     }
-    const __m512 top = set(_mm512_reduce_max_ps(most));
+    __m512 most = set(-INFINITY), sum = _mm512_setzero_ps();
+    for (i64 i = first; i < last; i += 16) most = _mm512_mask_max_ps(most, seen(i), most, _mm512_loadu_ps(scores + i));
+    const __m512 top = set(_mm512_reduce_max_ps(most) * scale);
     if (first > 0) memset(shares, 0, first * 2);
     for (i64 i = first; i < last; i += 16) {
-      const __mmask16 seen = below(hi - origin - i) & ~below(lo - origin - i);
-      const __m512 e = _mm512_maskz_mov_ps(seen, exponential(_mm512_sub_ps(_mm512_loadu_ps(scores + i), top)));
+      const __m512 x = _mm512_fmsub_ps(_mm512_loadu_ps(scores + i), set(scale), top);
+      const __m512 e = _mm512_maskz_mov_ps(seen(i), exponential(x));
       sum = _mm512_add_ps(sum, e);
       store_narrow(shares + i, e);
     }
@@ -663,8 +709,7 @@ struct Worker {
     done(LINEAR);
     rope(l, index);
     done(ROPE);
-#pragma omp for schedule(dynamic, 1) nowait
-    for (size_t i = 0; i < b.pieces.size(); i++) attend(b.pieces[i], l, index);
+    for (i64 i = mine[0]; i < mine[1]; i++) attend(b.pieces[i], l, index);
     done(ATTENTION);
     if (m.int8) {
       pack_rows(b.wide, m.heads * m.head_dim, b.mixed);
@@ -709,6 +754,13 @@ struct Worker {
   }
 
   void run() {
+    i64 before = 0, total = 0;
+    for (const Piece& piece : b.pieces) total += piece.work;
+    for (const Piece& piece : b.pieces) {
+      const i64 middle = before + piece.work / 2;
+      mine[0] += middle * all / total < me, mine[1] += middle * all / total <= me;
+      before += piece.work;
+    }
     if (p.embed) embed();
     done(EMBED);
     for (i64 i = p.first; i < p.last; i++) {
@@ -794,10 +846,16 @@ static void forward(const Model& m, const Pass& p) {
     for (i64 j = 0; j < seg.nodes; j++)
       chain &= (uint64_t)p.word[seg.start + seg.given + j] == (j == 63 ? ~0ull : (1ull << (j + 1)) - 1);
     b.chain.push_back(chain);
-    for (i64 head = 0; head < m.kv_heads; head++)
-      for (i64 q = 0, n = (seg.given + seg.nodes) * group; q < n; q += queries)
-        b.pieces.push_back({s, head, q, std::min(q + queries, n)});
   }
+  // By head, as `linear` shares out its columns and `rope` its rows: a thread then finds most of it in its own cache
+  for (i64 head = 0; head < m.kv_heads; head++)
+    for (i64 s = 0; s < p.segments; s++) {
+      const Segment& seg = p.segment[s];
+      for (i64 q = 0, n = (seg.given + seg.nodes) * group; q < n; q += queries) {
+        const i64 last = std::min(q + queries, n);
+        b.pieces.push_back({s, head, q, last, up(last - q, 16) * (64 + p.position[seg.start + (last - 1) / group])});
+      }
+    }
 #pragma omp parallel num_threads(m.threads)
   {
     static thread_local Scratch scratch;
@@ -846,7 +904,7 @@ static i64 race(const float* x, i64 n, double temperature, uint64_t key, std::ve
     const __m512 v = _mm512_add_ps(_mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1), set(.5f));
     const __mmask16 k = below(n - i);
     const __m512 z = _mm512_mul_ps(_mm512_sub_ps(_mm512_maskz_loadu_ps(k, x + i), set(top)), inverse);
-    // exponential() stops at e^-100, far below any contender: its bound is too small there, never too large
+    // exponential() stops at e^-87, far below any contender: its bound is too small there, never too large
     const __m512 b = _mm512_mask_div_ps(set(INFINITY), k, v, exponential(z));
     smallest = _mm512_min_ps(smallest, b);
     _mm512_storeu_ps(bound + i, b);
