@@ -87,6 +87,7 @@ def chat(
 @command
 def bench(
     *,
+    context: typer.Context,
     engine: EngineArgs,
     prompts: Annotated[
         Path | None,
@@ -109,6 +110,9 @@ def bench(
         bool, option("Time one step by part, for 1 to 64 rows; needs no prompts.", "Benchmark", "--profile")
     ] = False,
     plot: Annotated[Path | None, option("Draw the profile to this SVG file.", "Benchmark")] = None,
+    perplexity: Annotated[
+        bool, option("Measure the quality instead: perplexity, also without --quantize.", "Benchmark", "--perplexity")
+    ] = False,
     json: Annotated[Path | None, option("Write everything to this file.", "Benchmark")] = None,
     peers: Annotated[
         Path | None, option("Compare with the other tools that bench/peers/setup.sh put into this folder.", "Benchmark")
@@ -126,12 +130,20 @@ def bench(
 
     --profile shows the milliseconds of each part of a step, at the first of the temperatures.
 
+    --perplexity measures nothing else. It is that of the reference answers, given their prompts, where the lines have
+    answer (GSM8K) or canonical_solution (HumanEval), else that of the prompts; with --quantize also that of the model
+    without it, beside. Texts are cut at the context.
+
     With --peers the same prompts go, greedily, through Paceline at its defaults and every tool that was set up: plain,
     with a draft model and with prompt lookup, in bf16 and 8-bit. ratio there is Paceline over the tool, in that row's
     setting; same counts the answers equal to Paceline's plain ones.
     """
-    from paceline.cli.bench import bench, check, compare, needed
+    from paceline.cli.bench import alone, bench, check, compare, needed, quality
 
+    if perplexity:
+        alone(context)
+        quality(engine, prompts, num_prompts, json)
+        return
     check(profile, plot, peers)
     if peers is not None:
         compare(

@@ -1,6 +1,7 @@
 """`paceline bench`: words of the command line to `paceline.bench.run`, and its report to the terminal."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -40,20 +41,13 @@ def bench(
         time_parts(engine, temperatures[0], seed, plot, json, None)
         return
     from rich.console import Console
-    from rich.progress import Progress
 
     from paceline.bench.run import Bench
     from paceline.bench.run import bench as measure
 
     wish = Bench(needed(prompts), names, batches, temperatures, max_tokens, num_prompts, repeat, seed)
-    stderr = Console(stderr=True)
-    with Progress(console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
-        task = bar.add_task("loading", total=None)
-        report = measure(
-            engine.options(),
-            wish,
-            lambda done, total, what: bar.update(task, completed=done, total=total, description=what),
-        )
+    with progress() as tell:
+        report = measure(engine.options(), wish, tell)
     if json is not None:
         report.write(json)
     Console().print(report.table())
@@ -89,17 +83,12 @@ def compare(
     model, draft = (None if path is None else Path(path) for path in (engine.model, engine.draft))
     batches = split(batch, int, "batch")
     from rich.console import Console
-    from rich.progress import Progress
 
     from paceline.bench import peers
 
     wish = peers.Wish(root, prompts, model, draft, batches, max_tokens, num_prompts, repeat, engine.threads)
-    stderr = Console(stderr=True)
-    with Progress(console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
-        task = bar.add_task("loading", total=None)
-        report = peers.compare(
-            wish, lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
-        )
+    with progress() as tell:
+        report = peers.compare(wish, tell)
     if json is not None:
         report.write(json)
     Console().print(report.table())
@@ -114,21 +103,15 @@ def time_parts(
 ) -> None:
     """`--profile`: time a step by part, print it, draw it, and write it to `json` beside what is in the report."""
     from rich.console import Console
-    from rich.progress import Progress
 
     from paceline.bench.profile import profile
     from paceline.bench.report import machine, versions
     from paceline.core.params import SamplingParams
 
-    options, stderr = engine.options(), Console(stderr=True)
+    options = engine.options()
     params = SamplingParams(temperature=temperature, seed=seed, verifier=options.verifier)
-    with Progress(console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
-        task = bar.add_task("loading", total=None)
-        found = profile(
-            options,
-            params,
-            lambda done, total, what: bar.update(task, completed=done, total=total, description=what),
-        )
+    with progress() as tell:
+        found = profile(options, params, tell)
     Console().print(found.table())
     typer.echo(found.summary())
     for warning in found.warnings:
@@ -139,6 +122,40 @@ def time_parts(
         args = {**asdict(options), "token": None, "temperature": temperature, "seed": seed}
         own = {"machine": machine(options.device), "versions": dict(versions()), "args": args}
         found.write(json, own if report is None else asdict(report))
+
+
+def quality(engine: EngineArgs, prompts: Path | None, num_prompts: int, json: Path | None) -> None:
+    """`--perplexity`: measure it, print it, and write it to `json`."""
+    if prompts is None:
+        raise InputError("--perplexity reads its texts from a file; give --prompts FILE.jsonl.")
+    from paceline.bench.perplexity import perplexity
+
+    options = engine.options()
+    with progress() as tell:
+        found = perplexity(options, prompts, num_prompts, tell)
+    typer.echo(found.summary())
+    if json is not None:
+        found.write(json, options)
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[int, int, str], None]]:
+    """A bar on stderr, where that is a terminal, that is told (done, total, what)."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    stderr = Console(stderr=True)
+    with Progress(console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
+        task = bar.add_task("loading", total=None)
+        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
+
+
+def alone(context: typer.Context) -> None:
+    """Raise InputError for an option that was given beside --perplexity and plays no part in it."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if name not in QUALITY and source is not None and source.name != "DEFAULT":
+            raise InputError(f"--perplexity is a measurement of its own; leave out --{name.replace('_', '-')}.")
 
 
 def check(profile: bool, plot: Path | None, peers: Path | None) -> None:
@@ -167,3 +184,8 @@ def split(words: str, kind: Callable[[str], T], name: str) -> list[T]:
 
 
 EXAMPLES = {"batch": "1,8", "temperature": "0,1", "methods": "none,ngram"}
+QUALITY = {
+    "perplexity", "prompts", "num_prompts", "json", "model", "dtype", "quantize", "device", "threads", "max_model_len",
+    "memory", "revision", "token",
+}  # fmt: skip
+"""Options that --perplexity uses."""
