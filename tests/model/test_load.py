@@ -1,6 +1,8 @@
 """Every bad checkpoint meets one sentence that names what is wrong and what to do."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.core.errors import CheckpointError
+from paceline.model.checkpoint import Tensors
 from paceline.model.families import FAMILIES
 from paceline.model.load import inspect, load_model
 from tests.tiny import tiny_checkpoint
@@ -175,3 +178,22 @@ def test_bytes_of_a_pass(checkpoint: Path) -> None:
         decoder.weight_bytes == sum(v.nbytes for v in load_file(checkpoint / "model.safetensors").values()) - embedding
     )
     assert decoder.kv_bytes_per_token == inspect(checkpoint, dtype="float32").kv_bytes_per_token
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells what is in memory")
+def test_a_tensor_that_was_let_go_takes_no_memory_and_can_still_be_read(tmp_path: Path) -> None:
+    kind = subprocess.run(["stat", "-f", "-c", "%T", str(tmp_path)], capture_output=True, text=True).stdout.strip()
+    if kind in ("tmpfs", "ramfs"):
+        pytest.skip(f"{tmp_path} is itself in memory")
+    save_file({"weight": torch.ones(1024, 1024)}, tmp_path / "model.safetensors")
+
+    def resident() -> int:
+        maps = Path("/proc/self/smaps").read_text().split(str(tmp_path / "model.safetensors"))
+        return sum(int(it.split("Rss:")[1].split()[0]) for it in maps[1:])
+
+    tensors = Tensors(tmp_path)
+    weight = tensors.take("weight", (1024, 1024))
+    assert weight.sum() == 1024 * 1024 and resident() >= 4096
+    tensors.let_go()
+    assert resident() < 400
+    assert weight.sum() == 1024 * 1024

@@ -88,7 +88,7 @@ def read_config(path: Path, max_len: int | None = None) -> ModelSpec:
 
 
 class Tensors:
-    """The tensors of a checkpoint by name. Files are mapped, a tensor is copied when it is taken."""
+    """The tensors of a checkpoint by name. Files are mapped; a tensor is a view of its file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
