@@ -9,13 +9,15 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.error import URLError
-from urllib.request import Request, urlopen
+from urllib.request import ProxyHandler, Request, build_opener
 
 from protocol import Generate, Ids, serve
 
 NGRAM = 3
 """Length of the run of tokens that ngram-map-k looks for."""
 START_SECONDS = 120
+DIRECT = build_opener(ProxyHandler({}))
+"""The server is on this machine, whatever http_proxy says."""
 
 
 def load(spec: dict[str, Any]) -> tuple[Generate, dict[str, str]]:
@@ -27,7 +29,7 @@ def load(spec: dict[str, Any]) -> tuple[Generate, dict[str, str]]:
     command += ["-c", str(batch * context(spec)), "-np", str(batch), "--no-webui"]
     command += ["--no-repack"]  # repacked quantised weights crash the AMX back end (llama.cpp#20824)
     process = subprocess.Popen([*command, *speculation(spec)], stdout=sys.stderr, stderr=sys.stderr)
-    atexit.register(process.terminate)
+    atexit.register(end, process)
     wait(process, port)
     pool = ThreadPoolExecutor(batch)
 
@@ -57,11 +59,17 @@ def wait(process: "subprocess.Popen[bytes]", port: int) -> None:
         if process.poll() is not None:
             raise RuntimeError(f"llama-server ended with code {process.returncode} while loading.")
         try:
-            with urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
+            with DIRECT.open(f"http://127.0.0.1:{port}/health", timeout=1):
                 return
         except (URLError, OSError):
             time.sleep(0.1)
     raise RuntimeError(f"llama-server did not answer within {START_SECONDS} seconds.")
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """Wait for it too: the next tool must find the machine empty."""
+    process.terminate()
+    process.wait()
 
 
 def complete(port: int, prompt: list[int], max_tokens: int) -> list[int]:
@@ -69,7 +77,7 @@ def complete(port: int, prompt: list[int], max_tokens: int) -> list[int]:
     wish = {"prompt": prompt, "n_predict": max_tokens, "temperature": 0, "cache_prompt": False, "return_tokens": True}
     body = json.dumps(wish).encode()
     request = Request(f"http://127.0.0.1:{port}/completion", body, {"Content-Type": "application/json"})
-    with urlopen(request) as response:
+    with DIRECT.open(request) as response:
         answer = json.load(response)
     if answer["tokens_evaluated"] != len(prompt):
         raise ValueError(f"llama.cpp read {answer['tokens_evaluated']} prompt tokens, but {len(prompt)} were given.")

@@ -6,6 +6,7 @@ from typing import Any
 from protocol import Generate, Ids, serve
 
 from paceline import LLM, SamplingParams, __version__
+from paceline.engine.build import Options
 
 DRAFTER = {"plain": "none", "draft": "model", "lookup": "ngram"}
 QUANTIZE = {"bf16": None, "8-bit": "int8"}
@@ -19,12 +20,13 @@ def load(spec: dict[str, Any]) -> tuple[Generate, dict[str, str]]:
         nodes=spec["k"],
         quantize=QUANTIZE[spec["weights"]],
         threads=spec["threads"],
+        max_requests=max(Options().max_requests, spec["batch"]),
         prefix_cache=False,
     )
 
     def generate(prompts: Ids, max_tokens: int) -> Ids:
-        outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=max_tokens), progress=False)
-        return [output.token_ids for output in outputs]
+        params = SamplingParams(temperature=0, repetition_penalty=1.0, max_tokens=max_tokens)
+        return [output.token_ids for output in llm.generate(prompts, params, progress=False)]
 
     return generate, {"paceline": __version__}
 

@@ -4,10 +4,11 @@
     {"generate": {"prompts": [[id, ...], ...], "max_tokens": N}}  -> {"ids": [[id, ...], ...], "seconds": s}
     anything that fails                                           -> {"error": "a sentence"}
 
-SPEC: model, draft (path or null), mode (plain, draft, lookup), k (drafted tokens a step; null: the tool's own number),
-weights (bf16, 8-bit), threads, batch (most prompts of one generate), max_len (longest prompt plus output), eos (ids),
-and the tool's own `options` of peers.json. Decoding is greedy; `ids` are what the tool generated, up to and with its
-end-of-sequence token. `seconds` is the wall time of one generate call alone.
+SPEC: peer (the tool's name), model, draft (path or null), mode (plain, draft, lookup), k (drafted tokens a step; null:
+the tool's own number), weights (bf16, 8-bit), threads, batch (most prompts of one generate), max_len (longest prompt
+plus output), eos (ids), and the tool's own `options` of peers.json. Decoding is greedy, without the penalties that a
+checkpoint's generation_config.json may ask for; `ids` are what the tool generated, up to and with its end-of-sequence
+token. `seconds` is the wall time of one generate call alone.
 
 This file and the workers need nothing of Paceline's, so that they run in the tool's environment.
 """

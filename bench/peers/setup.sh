@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Set up the tools that `paceline bench --peers ROOT` compares with, and convert one pair of checkpoints for them.
 #
-#   bench/peers/setup.sh [transformers|openvino|llamacpp|all] ROOT --model DIR --draft DIR
+#   bench/peers/setup.sh [paceline|transformers|openvino|llamacpp|all] ROOT --model DIR --draft DIR
 #
 # PYTHON (default: .venv/bin/python of this repository) is an interpreter with Paceline installed. A second call with
 # the same ROOT keeps environments and builds, and converts anew.
 set -euo pipefail
 
 HERE=$(cd "$(dirname "$0")" && pwd)
-USAGE="usage: bench/peers/setup.sh [transformers|openvino|llamacpp|all] ROOT --model DIR --draft DIR"
+USAGE="usage: bench/peers/setup.sh [paceline|transformers|openvino|llamacpp|all] ROOT --model DIR --draft DIR"
 OPENVINO=(openvino-genai==2026.4.1.0 'optimum-intel[openvino]==2.2.0' torch==2.13.0)
 LLAMACPP=llama-cpp-python==0.3.36 # its source package brings all of llama.cpp
 PYTHON=${PYTHON:-$HERE/../../.venv/bin/python}
@@ -20,7 +20,7 @@ say() { echo "setup.sh: $1" >&2; }
 WHICH=all ROOT='' MODEL='' DRAFT=''
 while [ $# -gt 0 ]; do
   case $1 in
-    transformers | openvino | llamacpp | all) WHICH=$1 ;;
+    paceline | transformers | openvino | llamacpp | all) WHICH=$1 ;;
     --model | --draft)
       [ $# -gt 1 ] || die "$1 needs a directory; $USAGE"
       if [ "$1" = --model ]; then MODEL=$2; else DRAFT=$2; fi
@@ -44,6 +44,10 @@ SOURCE="$MODEL $DRAFT"
 [ "$(cat "$ROOT/models/source" 2> /dev/null)" = "$SOURCE" ] || rm -rf "$ROOT/models"
 mkdir -p "$ROOT/models"
 echo "$SOURCE" > "$ROOT/models/source"
+
+paceline() {
+  "$PYTHON" -c 'import paceline' || die "$PYTHON lacks Paceline; set PYTHON to the interpreter that has it."
+}
 
 transformers() {
   "$PYTHON" -c 'import torch, transformers' || die "$PYTHON lacks transformers; set PYTHON to the one with Paceline."

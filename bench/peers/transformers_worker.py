@@ -30,6 +30,7 @@ def load(spec: dict[str, Any]) -> tuple[Generate, dict[str, str]]:
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=max_tokens,
                 do_sample=False,
+                repetition_penalty=1.0,
                 eos_token_id=spec["eos"],
                 pad_token_id=spec["eos"][0] if spec["eos"] else 0,
                 **more,

@@ -33,9 +33,10 @@ SHORT = 4
 """Prompts of the first round, in which k is chosen (a whole batch where that is more)."""
 PATIENCE = 1800.0
 """Seconds after which a worker that does not answer is ended."""
+ANSWER = ("ids", "seconds")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 Progress = Callable[[int, int, str], None]
-"""(cases done, cases in all, what was run)"""
+"""(cases done, cases in all, what is run now)"""
 
 
 class PeerError(PacelineError):
@@ -57,12 +58,13 @@ class Wish:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        for name, values in (("batch", self.batches), *((n, [getattr(self, n)]) for n in COUNTS)):
+        counts = {name: [value] for name in COUNTS if (value := getattr(self, name)) is not None}
+        for name, values in {"batch": self.batches, **counts}.items():
             if not values or min(values) < 1:
                 raise InputError(f"{name} is {min(values, default='empty')}, but it must be at least 1.")
 
 
-COUNTS = ("max_tokens", "num_prompts", "repeat")
+COUNTS = ("max_tokens", "num_prompts", "repeat", "threads")
 
 
 class Case(NamedTuple):
@@ -170,16 +172,20 @@ class Report:
 
 
 class Worker:
-    """One tool in a process of its own, which ends with the `with` block."""
+    """One tool in a process of its own, which ends with the `with` block. Raises PeerError when it cannot start."""
 
     def __init__(self, entry: Mapping[str, Any], case: Case) -> None:
         self.case = case
         self.log = TemporaryFile()  # noqa: SIM115 - closed with the block
         command = [entry["python"] or sys.executable, entry["worker"]]
         environment = {**os.environ, **OFFLINE}
-        self.process = Popen(
-            command, stdin=PIPE, stdout=PIPE, stderr=self.log, text=True, start_new_session=True, env=environment
-        )
+        try:
+            self.process = Popen(
+                command, stdin=PIPE, stdout=PIPE, stderr=self.log, text=True, start_new_session=True, env=environment
+            )
+        except OSError as error:
+            self.log.close()
+            raise PeerError(f"{case} is left out: {command[0]} cannot be started ({error.strerror}).") from None
 
     def __enter__(self) -> "Worker":
         return self
@@ -200,8 +206,8 @@ class Worker:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, SIGKILL)
 
-    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to one request. Raises PeerError when there is none, or when it is an error."""
+    def ask(self, request: Mapping[str, Any], *fields: str) -> dict[str, Any]:
+        """The answer to one request. Raises PeerError when there is none, when it is an error or lacks a field."""
         assert self.process.stdin and self.process.stdout
         timer = Timer(PATIENCE, self._kill)
         timer.start()
@@ -209,14 +215,17 @@ class Worker:
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
             line = self.process.stdout.readline()
-            answer = json.loads(line) if line else {"error": self._end()}
-        except (OSError, ValueError):
-            answer = {"error": self._end()}
+        except OSError:
+            line = ""
         finally:
             timer.cancel()
+        answer = parsed(line) if line else {"error": self._end()}
         if "error" in answer:
             raise PeerError(f"{self.case} is left out: {answer['error']}")
-        return dict(answer)
+        if not answer.keys() >= set(fields):
+            wanted = " and ".join(fields)
+            raise PeerError(f"{self.case} is left out: its worker answered {line[:80]!r}, not JSON with {wanted}.")
+        return answer
 
     def _end(self) -> str:
         with suppress(TimeoutExpired):
@@ -225,6 +234,15 @@ class Worker:
         said = self.log.read().decode(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(said) if line.strip()), "it said nothing")
         return f"its worker gave no answer and ended with code {self.process.poll()} ({last})."
+
+
+def parsed(line: str) -> dict[str, Any]:
+    """A line of JSON; {} when it is no object."""
+    try:
+        answer = json.loads(line)
+    except ValueError:
+        return {}
+    return answer if isinstance(answer, dict) else {}
 
 
 @dataclass(slots=True)
@@ -257,16 +275,16 @@ class Comparison:
         spec["draft"] = models["draft"] if case.mode == "draft" else None
         seconds, ids = 0.0, []
         with Worker(entry, case) as worker:
-            self.versions.update(worker.ask({"load": spec})["ready"])
+            self.versions.update(worker.ask({"load": spec}, "ready")["ready"])
             short = min(WARM_UP, self.wish.max_tokens)
-            worker.ask({"generate": {"prompts": prompts[: case.batch], "max_tokens": short}})
+            worker.ask({"generate": {"prompts": prompts[: case.batch], "max_tokens": short}}, *ANSWER)
             for group in groups(len(prompts), case.batch):
                 some = [prompts[i] for i in group]
-                answer = worker.ask({"generate": {"prompts": some, "max_tokens": self.wish.max_tokens}})
+                answer = worker.ask({"generate": {"prompts": some, "max_tokens": self.wish.max_tokens}}, *ANSWER)
                 seconds += answer["seconds"]
                 ids += answer["ids"]
-        if len(ids) != len(prompts) or not all(ids):
-            raise PeerError(f"{case} is left out: it did not answer every prompt.")
+                if len(ids) != group.stop or not all(ids):
+                    raise PeerError(f"{case} is left out: it did not answer every prompt.")
         return Timing(seconds, ids)
 
     def best_k(self, case: Case) -> int | None:
@@ -283,8 +301,8 @@ class Comparison:
         for turn in range(self.wish.repeat + 1):
             order = list(results)
             for case in order if turn % 2 == 0 else reversed(order):
-                done += 1
                 progress(done, total, str(case))
+                done += 1
                 try:
                     if turn == 0:
                         ks[case] = self.best_k(case)
@@ -305,7 +323,7 @@ def compare(wish: Wish, progress: Progress = lambda done, total, what: None) -> 
     setup = read(wish)
     texts, text = read_prompts(wish.prompts, wish.num_prompts), Text(Path(setup["model"]))
     prompts = [encode(text, prompt) for prompt in texts]
-    entries, notes = ready(wish.root, setup["peers"])
+    entries, notes = ready(wish.root, setup)
     common = {
         "threads": wish.threads or torch.get_num_threads(),
         "max_len": max(map(len, prompts)) + wish.max_tokens,
@@ -342,13 +360,14 @@ def read(wish: Wish) -> dict[str, Any]:
 FIELDS = {"python", "worker", "modes", "batches", "note", "models", "options", "needs"}
 
 
-def ready(root: Path, entries: Mapping[str, dict[str, Any]]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+def ready(root: Path, setup: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """The tools that are set up, and a sentence on each that is not or runs in part only."""
     found, notes = {}, []
-    for name, entry in entries.items():
+    pair = f"--model {setup['model']} --draft {setup['draft']}"
+    for name, entry in setup["peers"].items():
         missing = next((path for path in entry["needs"] if not Path(path).exists()), None)
         if missing:
-            notes.append(f"{name} is left out: {missing} is missing; run bench/peers/setup.sh {name} {root}.")
+            notes.append(f"{name} is left out: {missing} is missing; run bench/peers/setup.sh {name} {root} {pair}.")
             continue
         found[name] = entry
         if entry["note"]:
