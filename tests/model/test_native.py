@@ -90,16 +90,50 @@ def test_a_row_has_the_same_bits_in_any_pass(
             torch.testing.assert_close(logits[segment.start + row], alone(decoder, prefix + path), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("tiles", TILES)
+@pytest.mark.parametrize("form", ["llama-biases", "gemma3"])
+def test_a_long_text_has_the_same_bits_however_it_is_shared_out(
+    checkpoints: dict[str, Path], form: str, tiles: bool, quantize: str | None
+) -> None:
+    """Keys are merged every 1,024 positions: by one thread for many rows, span by span for few. A tree lies across the
+    border, and every thread count shares the work out in its own way."""
+    decoder = native(checkpoints[form], tiles, quantize)
+    tokens, nodes = text(11, 2042), 24
+    parents = [max(-1, n - 1 - (n % 5 == 4)) for n in range(nodes)]
+    tree = text(12, nodes)
+    decoder.allocate(160, 16)
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads, cuts in (1, []), (2, [2000, 2030, 2041]), (3, [1023, 1024, 2031]):
+            torch.set_num_threads(threads)
+            feed(decoder, tokens[:-1], range(160), 16, cuts)
+            chunk = Chunk(range(160), len(tokens) - 1, tokens[-1:], tree, parents)
+            found.append(decoder.forward(lay_out([chunk], 16)).logits)
+        assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+        for last in nodes - 1, nodes // 2:
+            path, node = list[int](), last
+            while node >= 0:
+                path, node = [tree[node], *path], parents[node]
+            whole = feed(decoder, tokens + path, range(160), 16, [])
+            assert torch.equal(whole[-1], found[0][1 + last])
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("length", [90, 1100])
 @pytest.mark.parametrize("tiles", TILES)
 @pytest.mark.parametrize("form", FORMS)
-def test_slow_twin(checkpoints: dict[str, Path], form: str, tiles: bool) -> None:
+def test_slow_twin(checkpoints: dict[str, Path], form: str, tiles: bool, length: int) -> None:
     """No further from float32 than the PyTorch decoder in bfloat16 is."""
-    tokens = text(5, 150)
-    rows = lay_out([Chunk(range(40), 0, tokens[:90], tokens[90:], [max(-1, n - 1 - n % 3) for n in range(60)])], 4)
+    tokens = text(5, length + 60)
+    parents = [max(-1, n - 1 - n % 3) for n in range(60)]
+    rows = lay_out([Chunk(range(300), 0, tokens[:length], tokens[length:], parents)], 4)
 
     def logits(decoder: object) -> Tensor:
-        decoder.allocate(64, 4)  # type: ignore[attr-defined]
-        return decoder.forward(rows).logits  # type: ignore[attr-defined,no-any-return]
+        decoder.allocate(300, 4)  # type: ignore[attr-defined]
+        return decoder.forward(rows).logits[-100:]  # type: ignore[attr-defined,no-any-return]
 
     exact = logits(load_model(checkpoints[form], dtype="float32"))
     twin = (logits(load_model(checkpoints[form], fast=False)) - exact).abs()

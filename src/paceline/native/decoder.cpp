@@ -68,6 +68,8 @@ struct Pass {
 
 enum Part { EMBED, NORM, LINEAR, ROPE, ATTENTION, HEAD, PARTS };
 const i64 QUERIES = 64;  // of one piece of attention, at most
+const i64 SPAN = 1024;   // keys of one softmax, by absolute position; a longer text's are merged in their order
+const i64 LINE = SPAN + 16;  // of scores: not a power of two
 
 static i64 up(i64 n, i64 to) { return (n + to - 1) / to * to; }
 static __m512 set(float x) { return _mm512_set1_ps(x); }
@@ -142,7 +144,7 @@ struct Activations {  // rows of bfloat16, or of int8 with a scale each; columns
 // sums (float or int32) [16 rows][32 outputs of the block w], and another such square after it: of rows 16 to 31 where
 // x2 is given, of the same rows and the block w2 where that is
 template <bool INT8>
-static void block_amx(const uint8_t* w, const uint8_t* w2, const uint8_t* x, const uint8_t* x2, i64 stride, i64 steps, float* sums) {
+static void block_amx(const uint8_t* w, const uint8_t* w2, const uint8_t* x, const uint8_t* x2, i64 stride, i64 steps, bool fetch, float* sums) {
 #define FENCE asm volatile("" ::: "memory")  // the tile intrinsics do not say that they touch memory
 #define STEP(a, b, c) \
   if (INT8) { _tile_dpbssd(c, a, b); } else { _tile_dpbf16ps(c, a, b); }
@@ -158,7 +160,7 @@ static void block_amx(const uint8_t* w, const uint8_t* w2, const uint8_t* x, con
     _tile_loadd(4, x + k * 64, stride);
     _tile_stream_loadd(6, w + k * 2048, 64);
     _tile_stream_loadd(7, w + k * 2048 + 1024, 64);
-    AHEAD(w + k * 2048)
+    if (fetch) { AHEAD(w + k * 2048) }
     STEP(4, 6, 0)
     STEP(4, 7, 1)
     if (x2) {
@@ -224,21 +226,26 @@ static void block_avx(const uint8_t* w, const uint8_t* x, i64 stride, i64 steps,
 
 // -- one thread's view of a pass ----------------------------------------------------------------------------------------
 
-struct Piece {  // of attention: queries [first, last) of a segment under one kv head; work: about what it costs
-  i64 segment, head, first, last, work;
+// Of attention: queries [first, last) of a segment under one kv head, over some spans. Where other spans of theirs are
+// other pieces, it is a `part`, and one of these joins `join` parts. work: about what it costs
+struct Piece {
+  i64 segment, head, first, last, span, spans, join, work;
+  bool part;
 };
 
 struct Buffers {
   float *x, *wide, *wanted;
   bf16* query;
+  float* parts;  // [queries][spans][top, sum, .., 16 + dims]
+  i64 spans = 0;
   Activations normed, mixed, gated;
   std::vector<Piece> pieces;
   std::vector<char> chain;  // of each segment: do its candidates follow one another?
 };
 
 struct Scratch {  // of one thread
-  std::vector<float> scores, out, row;
-  std::vector<bf16> shares, gathered;
+  std::vector<float> out, row;
+  std::vector<bf16> gathered;
   std::vector<const bf16*> keys, values;
 };
 
@@ -295,23 +302,23 @@ struct Worker {
     i64 first, last;
     share(up(l.out, 32) / 32, first, last);
     if (m.amx) tiles.set(std::min<i64>(rows, 16), false);
-    for (i64 block = first; block < last; block++) {
-      const uint8_t* w = l.weight + block * steps * 2048;
-      if (m.amx && rows <= 16 && block + 1 < last) {
-        amx(w, w + steps * 2048, a.data, nullptr, a.stride, steps, sums);
-        finish(block, 0, rows, sums);
-        finish(++block, 0, rows, sums + 16 * 32);
-        continue;
-      }
-      for (i64 row = 0; row < rows; row += 32) {
-        const i64 count = std::min<i64>(rows - row, 32);
-        const uint8_t* x = a.data + row * a.stride;
-        if (m.amx) amx(w, nullptr, x, count > 16 ? x + 16 * a.stride : nullptr, a.stride, steps, sums);
-        else if (m.int8) block_avx<true>(w, x, a.stride, steps, count, l.sums + block * 32, (__m512i*)sums);
-        else block_avx<false>(w, x, a.stride, steps, count, nullptr, (__m512i*)sums);
-        finish(block, row, count, sums);
-      }
-    }
+    const i64 group = std::max<i64>(2, (512 << 10) / (steps * 2048) / 2 * 2);
+    for (; first < last; first += group)
+      for (i64 row = 0; row < rows; row += 32)
+        for (i64 block = first; block < std::min(first + group, last); block++) {
+          const uint8_t *w = l.weight + block * steps * 2048, *x = a.data + row * a.stride;
+          const i64 count = std::min<i64>(rows - row, 32);
+          if (m.amx && rows <= 16 && block + 1 < last) {
+            amx(w, w + steps * 2048, x, nullptr, a.stride, steps, true, sums);
+            finish(block, 0, rows, sums);
+            finish(++block, 0, rows, sums + 16 * 32);
+            continue;
+          }
+          if (m.amx) amx(w, nullptr, x, count > 16 ? x + 16 * a.stride : nullptr, a.stride, steps, row == 0, sums);
+          else if (m.int8) block_avx<true>(w, x, a.stride, steps, count, l.sums + block * 32, (__m512i*)sums);
+          else block_avx<false>(w, x, a.stride, steps, count, nullptr, (__m512i*)sums);
+          finish(block, row, count, sums);
+        }
   }
 
   void store(const Linear& l, const Activations& a, i64 rows, float* y, i64 width) {
@@ -488,8 +495,8 @@ struct Worker {
     }
   }
 
-  // scores [rows][width], 16 keys wide, of `rows` <= 16 queries
-  void score(const bf16* query, i64 rows, const bf16* keys, float* scores, i64 width) const {
+  // scores [rows][LINE], 16 keys wide, of `rows` <= 16 queries
+  void score(const bf16* query, i64 rows, const bf16* keys, float* scores) const {
     if (m.amx) {
       FENCE;
       _tile_zero(0);
@@ -498,7 +505,7 @@ struct Worker {
         _tile_loadd(6, keys + d * 16, 64);
         _tile_dpbf16ps(0, 4, 6);
       }
-      _tile_stored(0, scores, width * 4);
+      _tile_stored(0, scores, LINE * 4);
       FENCE;
       return;
     }
@@ -509,12 +516,12 @@ struct Worker {
         memcpy(&two, query + r * dims() + d, 4);
         sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(two), (__m512bh)_mm512_loadu_si512(keys + d * 16));
       }
-      _mm512_storeu_ps(scores + r * width, sum);
+      _mm512_storeu_ps(scores + r * LINE, sum);
     }
   }
 
-  // out [rows][dims] += shares [rows][width] of 16 slots a group times their values
-  void mix(const bf16* shares, i64 rows, i64 width, const bf16* const* values, i64 groups, float* out) const {
+  // out [rows][dims] += shares [rows][LINE] of 16 slots a group times their values
+  void mix(const bf16* shares, i64 rows, const bf16* const* values, i64 groups, float* out) const {
     for (i64 d = 0; m.amx && d < dims(); d += 64) {
       const bool four = d + 32 < dims();
       float* to = out + d;
@@ -527,7 +534,7 @@ struct Worker {
       }
       for (i64 g = 0; g < groups; g++) {
         const bf16* v = values[g] + d * 2;
-        _tile_loadd(5, shares + g * 16, width * 2);
+        _tile_loadd(5, shares + g * 16, LINE * 2);
         _tile_loadd(7, v, dims() * 4);
         _tile_dpbf16ps(0, 5, 7);
         _tile_loadd(7, v + 32, dims() * 4);
@@ -553,7 +560,7 @@ struct Worker {
         for (i64 g = 0; g < groups; g++)
           for (i64 pair = 0; pair < 8; pair++) {
             int32_t two;
-            memcpy(&two, shares + r * width + g * 16 + pair * 2, 4);
+            memcpy(&two, shares + r * LINE + g * 16 + pair * 2, 4);
             const __m512bh a = (__m512bh)_mm512_set1_epi32(two);
             const bf16* v = values[g] + (pair * dims() + d) * 2;
             y0 = _mm512_dpbf16_ps(y0, a, (__m512bh)_mm512_loadu_si512(v));
@@ -563,9 +570,10 @@ struct Worker {
       }
   }
 
-  // Softmax over positions [lo, hi) of a query's scores, which begin at `origin`; returns the sum. Shares elsewhere: 0.
-  float softmax(float* scores, bf16* shares, i64 width, i64 origin, i64 lo, i64 hi) const {
-    const i64 first = lo / 16 * 16 - origin, last = std::min(up(hi, 16) - origin, width);
+  // Softmax over positions [lo, hi) of a query's scores, which begin at `origin`: its sum, and what it is relative to.
+  // Shares elsewhere: 0
+  float softmax(float* scores, bf16* shares, i64 width, i64 origin, i64 lo, i64 hi, float& top) const {
+    const i64 first = std::min(lo / 16 * 16 - origin, width), last = lo < hi ? up(hi, 16) - origin : first;
     auto seen = [=](i64 i) -> __mmask16 {
       const i64 at = origin + i;
       return at >= lo && at + 16 <= hi ? 0xffff : below(hi - at) & ~below(lo - at);
@@ -578,10 +586,10 @@ struct Worker {
     }
     __m512 most = set(-INFINITY), sum = _mm512_setzero_ps();
     for (i64 i = first; i < last; i += 16) most = _mm512_mask_max_ps(most, seen(i), most, _mm512_loadu_ps(scores + i));
-    const __m512 top = set(_mm512_reduce_max_ps(most) * scale);
+    top = _mm512_reduce_max_ps(most) * scale;
     if (first > 0) memset(shares, 0, first * 2);
     for (i64 i = first; i < last; i += 16) {
-      const __m512 x = _mm512_fmsub_ps(_mm512_loadu_ps(scores + i), set(scale), top);
+      const __m512 x = _mm512_fmsub_ps(_mm512_loadu_ps(scores + i), set(scale), set(top));
       const __m512 e = _mm512_maskz_mov_ps(seen(i), exponential(x));
       sum = _mm512_add_ps(sum, e);
       store_narrow(shares + i, e);
@@ -590,9 +598,75 @@ struct Worker {
     return _mm512_reduce_add_ps(sum);
   }
 
-  // Keys of a segment up to group `shared` (of 16 positions) are the same for all its rows; from there on each row of a
-  // tree that is not a chain gathers its own path, so that its keys too lie by position.
-  void attend(const Piece& piece, const Layer& l, i64 layer) {
+  struct Mixed {  // of one query: its values' sum, weighted by e^(score - top)
+    float top, sum, *out;
+  };
+
+  void merge(Mixed& a, const Mixed& b) const {
+    if (b.sum == 0) return;
+    if (a.sum == 0) {
+      a.top = b.top, a.sum = b.sum, memcpy(a.out, b.out, dims() * 4);
+      return;
+    }
+    const float top = std::max(a.top, b.top);
+    const __m512 x = exponential(set(a.top - top)), y = exponential(set(b.top - top));
+    for (i64 d = 0; d < dims(); d += 16)
+      _mm512_storeu_ps(a.out + d, _mm512_fmadd_ps(_mm512_loadu_ps(b.out + d), y, _mm512_mul_ps(_mm512_loadu_ps(a.out + d), x)));
+    a.sum = a.sum * _mm512_cvtss_f32(x) + b.sum * _mm512_cvtss_f32(y);
+    a.top = top;
+  }
+
+  // Queries of a piece by row, clipped to [low, high)
+  void of(const Piece& piece, i64 row, i64 low, i64 high, i64& from, i64& to) const {
+    from = std::max(row * group() - piece.first, low), to = std::min((row + 1) * group() - piece.first, high);
+  }
+
+  void attend(const Piece& piece, i64 layer, const Layer& l) {
+    const i64 count = piece.last - piece.first;
+    float* out = room(s.out, (QUERIES + 16) * dims());
+    float *fresh = out + QUERIES * dims(), *where = out;
+    Mixed all[QUERIES];
+    for (i64 q = 0; q < count; q++, where += dims()) all[q] = {0, 0, where};
+    for (i64 span = piece.span; span < piece.span + piece.spans; span++) attend(piece, layer, l, span, fresh, all);
+    for (i64 q = 0; q < count; q++) {
+      if (!piece.part) finish(piece, q, all[q]);
+      else {
+        float* to = part(piece, q, piece.span);
+        to[0] = all[q].top, to[1] = all[q].sum, memcpy(to + 16, all[q].out, dims() * 4);
+      }
+    }
+  }
+
+  float* part(const Piece& piece, i64 q, i64 span) const {
+    const i64 query = (piece.head * p.rows + p.segment[piece.segment].start) * group() + piece.first + q;
+    return b.parts + (query * b.spans + span) * (16 + dims());
+  }
+
+  void join(const Piece& piece) {  // the spans of its queries, in order
+    for (i64 q = 0; q < piece.last - piece.first; q++) {
+      Mixed all = {0, 0, room(s.out, dims())};
+      for (i64 span = piece.span; span < piece.span + piece.join; span++) {
+        float* from = part(piece, q, span);
+        merge(all, {from[0], from[1], from + 16});
+      }
+      finish(piece, q, all);
+    }
+  }
+
+  void finish(const Piece& piece, i64 q, const Mixed& it) const {
+    const i64 query = piece.first + q, row = p.segment[piece.segment].start + query / group();
+    const i64 column = (piece.head * group() + query % group()) * m.head_dim;
+    for (i64 d = 0; d < m.head_dim; d += 16) {
+      const __m512 y = _mm512_mul_ps(_mm512_loadu_ps(it.out + d), set(1.f / it.sum));
+      const __mmask16 k = below(m.head_dim - d);
+      if (m.int8) _mm512_mask_storeu_ps(b.wide + row * m.heads * m.head_dim + column + d, k, y);
+      else store_narrow((bf16*)(b.mixed.data + row * b.mixed.stride) + column + d, y, k);
+    }
+  }
+
+  // One span. Keys of a segment up to group `own` (of 16 positions) are the same for all its rows; from there on each
+  // row of a tree that is not a chain gathers its own path, so that its keys too lie by position.
+  void attend(const Piece& piece, i64 layer, const Layer& l, i64 span, float* fresh, Mixed* all) {
     const Segment& seg = p.segment[piece.segment];
     const i64 count = piece.last - piece.first, size = 16 * dims();
     const i64 row0 = piece.first / group(), row1 = (piece.last - 1) / group() + 1;
@@ -600,13 +674,12 @@ struct Worker {
     auto begin = [&](i64 row) { return l.window ? std::max<i64>(0, position(row) - l.window + 1) : 0; };
     i64 lo = INT64_MAX, hi = 0;
     for (i64 r = row0; r < row1; r++) lo = std::min(lo, begin(r)), hi = std::max(hi, position(r) + 1);
-    const i64 origin = lo / 16, groups = up(hi, 16) / 16 - origin, width = groups * 16;
+    lo = std::max(lo, span * SPAN), hi = std::min(hi, span * SPAN + SPAN);
+    if (lo >= hi) return;
+    const i64 origin = lo / 16, groups = up(hi, 16) / 16 - origin;
     const i64 own = b.chain[piece.segment] ? groups : std::max<i64>(0, std::min((seg.base + seg.given) / 16 - origin, groups));
-    auto tail = [&](i64 row) { return std::max<i64>(0, up(position(row) + 1, 16) / 16 - origin - own); };
+    auto tail = [&](i64 row) { return std::max<i64>(0, up(std::min(position(row) + 1, hi), 16) / 16 - origin - own); };
 
-    float* scores = room(s.scores, up(count, 16) * width);
-    bf16* shares = room(s.shares, up(count, 16) * width);
-    float* out = room(s.out, up(count, 16) * dims());
     const bool paged = m.block_size % 16 == 0;
     i64 copies = paged ? 0 : own;
     for (i64 r = row0; r < row1; r++) copies += tail(r);
@@ -632,57 +705,51 @@ struct Worker {
       }
 
     const bf16* query = b.query + ((piece.head * p.rows + seg.start) * group() + piece.first) * dims();
-    if (m.amx) tiles.set(std::min<i64>(count, 16), true);
-    for (i64 g = 0; g < own; g++) {
-      for (i64 line = 0; line < size; line += 32) {
-        _mm_prefetch((const char*)(keys[std::min(g + 3, n - 1)] + line), _MM_HINT_T0);
-        _mm_prefetch((const char*)(values[g] + line), _MM_HINT_T1);
-      }
-      for (i64 q = 0; q < count; q += 16)
-        score(query + q * dims(), std::min<i64>(count - q, 16), keys[g], scores + q * width + g * 16, width);
-    }
-    // The queries of one row, [from, to) of the piece
-    auto of = [&](i64 row, i64& from, i64& to) {
-      from = std::max(row * group(), piece.first) - piece.first, to = std::min((row + 1) * group(), piece.last) - piece.first;
-    };
-    i64 from, to;
-    n = own;
-    for (i64 r = row0; r < row1; r++)
-      for (i64 t = 0; t < tail(r); t++, n++) {
-        of(r, from, to);
-        for (i64 q = from; q < to; q += 16) {
-          if (m.amx) tiles.set(std::min<i64>(to - q, 16), true);
-          score(query + q * dims(), std::min<i64>(to - q, 16), keys[n], scores + q * width + (own + t) * 16, width);
+    alignas(64) float scores[16 * LINE];
+    alignas(64) bf16 shares[16 * LINE];
+    Mixed some[16];
+    for (i64 q = 0; q < count; q += 16) {
+      const i64 here = std::min<i64>(count - q, 16);
+      // f(queries from, to; their first key, and how many after `own`) for each row with keys of its own
+      auto tails = [&](auto f) {
+        i64 from, to, first = own;
+        for (i64 r = row0; r < row1; first += tail(r), r++) {
+          of(piece, r, q, q + here, from, to);
+          if (from >= to || !tail(r)) continue;
+          if (m.amx) tiles.set(to - from, true);
+          f(from - q, to - from, first, tail(r));
         }
+      };
+      if (m.amx) tiles.set(here, true);
+      for (i64 g = 0; g < own; g++) {
+        for (i64 line = 0; line < size && q == 0; line += 32) {
+          _mm_prefetch((const char*)(keys[std::min(g + 3, n - 1)] + line), _MM_HINT_T0);
+          _mm_prefetch((const char*)(values[g] + line), _MM_HINT_T1);
+        }
+        score(query + q * dims(), here, keys[g], scores + g * 16);
       }
-    std::vector<float>& sums = s.row;
-    float* sum = room(sums, count);
-    for (i64 q = 0; q < count; q++) {
-      const i64 row = (piece.first + q) / group();
-      sum[q] = softmax(scores + q * width, shares + q * width, width, origin * 16, begin(row), position(row) + 1);
-    }
-    memset(out, 0, up(count, 16) * dims() * 4);
-    if (m.amx) tiles.set(std::min<i64>(count, 16), true);
-    for (i64 q = 0; q < count; q += 16)
-      mix(shares + q * width, std::min<i64>(count - q, 16), width, values, own, out + q * dims());
-    n = own;
-    for (i64 r = row0; r < row1; n += tail(r), r++) {
-      if (!tail(r)) continue;
-      of(r, from, to);
-      for (i64 q = from; q < to; q += 16) {
-        if (m.amx) tiles.set(std::min<i64>(to - q, 16), true);
-        mix(shares + q * width + own * 16, std::min<i64>(to - q, 16), width, values + n, tail(r), out + q * dims());
+      tails([&](i64 from, i64 rows, i64 first, i64 many) {
+        for (i64 t = 0; t < many; t++)
+          score(query + (q + from) * dims(), rows, keys[first + t], scores + from * LINE + (own + t) * 16);
+      });
+      bool none = true;  // of these queries has met a key before
+      for (i64 i = 0; i < here; i++) none &= all[q + i].sum == 0;
+      float* to = none ? all[q].out : fresh;
+      for (i64 i = 0; i < here; i++) {
+        const i64 r = (piece.first + q + i) / group();
+        some[i].out = to + i * dims();
+        some[i].sum = softmax(scores + i * LINE, shares + i * LINE, groups * 16, origin * 16, std::max(begin(r), lo),
+                              std::min(position(r) + 1, hi), some[i].top);
       }
-    }
-    for (i64 q = 0; q < count; q++) {
-      const i64 row = seg.start + (piece.first + q) / group(), h = piece.head * group() + (piece.first + q) % group();
-      const __m512 inverse = set(1.f / sum[q]);
-      for (i64 d = 0; d < m.head_dim; d += 16) {
-        const __m512 y = _mm512_mul_ps(_mm512_loadu_ps(out + q * dims() + d), inverse);
-        const __mmask16 k = below(m.head_dim - d);
-        const i64 column = h * m.head_dim + d;
-        if (m.int8) _mm512_mask_storeu_ps(b.wide + row * m.heads * m.head_dim + column, k, y);
-        else store_narrow((bf16*)(b.mixed.data + row * b.mixed.stride) + column, y, k);
+      memset(to, 0, here * dims() * 4);
+      if (m.amx) tiles.set(here, true);
+      mix(shares, here, values, own, to);
+      tails([&](i64 from, i64 rows, i64 first, i64 many) {
+        mix(shares + from * LINE + own * 16, rows, values + first, many, to + from * dims());
+      });
+      for (i64 i = 0; i < here; i++) {
+        if (none) all[q + i] = some[i];
+        else merge(all[q + i], some[i]);
       }
     }
   }
@@ -709,8 +776,13 @@ struct Worker {
     done(LINEAR);
     rope(l, index);
     done(ROPE);
-    for (i64 i = mine[0]; i < mine[1]; i++) attend(b.pieces[i], l, index);
+    for (i64 i = mine[0]; i < mine[1]; i++) attend(b.pieces[i], index, l);
     done(ATTENTION);
+    if (b.spans > 0) {
+      for (i64 i = mine[0]; i < mine[1]; i++)
+        if (b.pieces[i].join) join(b.pieces[i]);
+      done(ATTENTION);
+    }
     if (m.int8) {
       pack_rows(b.wide, m.heads * m.head_dim, b.mixed);
       done(NORM);
@@ -817,6 +889,7 @@ static void lay_out(Arena& arena, const Model& m, const Pass& p, Buffers& b) {
   b.x = p.hidden;
   b.wide = (float*)arena.take(rows * widest * 4);
   b.query = (bf16*)arena.take((m.kv_heads * p.rows * group + 16) * dims * 2);
+  b.parts = (float*)arena.take(m.heads * p.rows * b.spans * (16 + dims) * 4);
   b.normed = activations(m.hidden), b.mixed = activations(mixed), b.gated = activations(m.ffn);
   if (arena.memory.size() >= arena.used)  // padding that nobody writes must be finite
     for (const Activations& a : {b.normed, b.mixed, b.gated})
@@ -828,18 +901,17 @@ extern "C" int paceline_permit_tiles() { return (int)syscall(SYS_arch_prctl, 0x1
 
 static thread_local Arena arena;
 
-static Buffers buffers(const Model& m, const Pass& p) {
-  Buffers b;
+static void make_room(const Model& m, const Pass& p, Buffers& b) {
   lay_out(arena, m, p, b);
   if (arena.used + 64 > arena.memory.size()) arena.memory.assign(arena.used + 64, 0);
   lay_out(arena, m, p, b);
-  return b;
 }
 
-static void forward(const Model& m, const Pass& p) {
-  Buffers b = buffers(m, p);
+// Pieces by head, as `linear` shares out its columns and `rope` its rows: a thread then finds most in its own cache
+static void plan(const Model& m, const Pass& p, Buffers& b) {
   const i64 group = m.heads / m.kv_heads;
-  const i64 queries = p.rows * m.heads > 4 * QUERIES * m.threads ? QUERIES : 16;  // few: all threads have some
+  const bool few = p.rows * m.heads <= 4 * QUERIES * m.threads;  // small pieces, so that all threads have some
+  const i64 queries = few ? 16 : QUERIES;
   for (i64 s = 0; s < p.segments; s++) {
     const Segment& seg = p.segment[s];
     bool chain = true;
@@ -847,15 +919,36 @@ static void forward(const Model& m, const Pass& p) {
       chain &= (uint64_t)p.word[seg.start + seg.given + j] == (j == 63 ? ~0ull : (1ull << (j + 1)) - 1);
     b.chain.push_back(chain);
   }
-  // By head, as `linear` shares out its columns and `rope` its rows: a thread then finds most of it in its own cache
+  i64 window = 0;  // the widest; 0: some layer sees everything
+  for (i64 i = p.first; i < p.last; i++) {
+    if (!m.layer[i].window) { window = 0; break; }
+    window = std::max(window, m.layer[i].window);
+  }
   for (i64 head = 0; head < m.kv_heads; head++)
     for (i64 s = 0; s < p.segments; s++) {
       const Segment& seg = p.segment[s];
       for (i64 q = 0, n = (seg.given + seg.nodes) * group; q < n; q += queries) {
-        const i64 last = std::min(q + queries, n);
-        b.pieces.push_back({s, head, q, last, up(last - q, 16) * (64 + p.position[seg.start + (last - 1) / group])});
+        const i64 last = std::min(q + queries, n), panels = up(last - q, 16) / 16;
+        i64 lo = INT64_MAX, hi = 0;
+        for (i64 r = q / group; r <= (last - 1) / group; r++) {
+          const i64 at = p.position[seg.start + r];
+          lo = std::min(lo, window ? std::max<i64>(0, at - window + 1) : 0), hi = std::max(hi, at + 1);
+        }
+        const i64 from = lo / SPAN, to = up(hi, SPAN) / SPAN, each = few ? 1 : to - from;
+        for (i64 span = from; span < to; span += each) {
+          const i64 keys = std::min(hi, (span + each) * SPAN) - span * SPAN;
+          const bool part = to - from > each;
+          b.pieces.push_back({s, head, q, last, span, each, part && span == from ? to - from : 0, panels * (64 + keys), part});
+          if (part) b.spans = std::max(b.spans, to);
+        }
       }
     }
+}
+
+static void forward(const Model& m, const Pass& p) {
+  Buffers b;
+  plan(m, p, b);
+  make_room(m, p, b);
 #pragma omp parallel num_threads(m.threads)
   {
     static thread_local Scratch scratch;
@@ -997,7 +1090,8 @@ extern "C" void paceline_linear(const Model* m, const float* x, i64 rows, float*
   alone.hidden = m->head.in, alone.heads = alone.kv_heads = alone.head_dim = alone.ffn = 1;
   Pass p = {};
   p.rows = rows;
-  Buffers b = buffers(alone, p);
+  Buffers b;
+  make_room(alone, p, b);
 #pragma omp parallel num_threads(m->threads)
   {
     static thread_local Scratch scratch;
