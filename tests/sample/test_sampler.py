@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from paceline.core.errors import InputError
 from paceline.core.noise import TargetNoise, keys_tensor, mix
-from paceline.sample.race import perturbed, race, torch_race, winners
+from paceline.sample.race import perturbed, race, torch_race, torch_winners, winners
 from paceline.sample.sampler import Sampler
 from tests.sample import slow
 from tests.sample.cases import PARAMS, TOKEN, V, admitted, request
@@ -91,6 +91,17 @@ def test_race_equals_full_computation(seed, scale, vocab):
     expected = winners(perturbed(scores, keys))
     for form in race, torch_race:
         assert form(scores, keys) == expected and form(scores, keys, sparse=True) == expected
+
+
+@pytest.mark.parametrize("form", [winners, torch_winners])
+@pytest.mark.parametrize("vocab", [1, 15, 16, 33, 100])
+def test_winners(form, vocab):
+    stream = torch.Generator().manual_seed(vocab)
+    scores = torch.randn(40, vocab, generator=stream).mul(2).round()  # many ties
+    scores[3], scores[4, vocab // 2], scores[5, vocab - 1] = float("-inf"), float("nan"), float("inf")
+    expected = [row.index(max(row)) if 3 != i != 4 else -1 for i, row in enumerate(scores.tolist())]
+    assert form(scores) == expected
+    assert form(scores.T.contiguous().T) == expected
 
 
 def test_race_takes_the_lowest_id_at_ties_and_refuses_empty_rows():

@@ -976,17 +976,29 @@ static __m512i counts(uint64_t key, i64 token) {
   return _mm512_srli_epi64(mixed(_mm512_add_epi64(_mm512_set1_epi64(key), step)), 12);
 }
 
-static float largest(const float* x, i64 n) {
+// The largest number and the first place of it; -1 where it is -inf, or where one is NaN
+static i64 largest(const float* x, i64 n, float& top) {
   __m512 most = set(-INFINITY);
-  for (i64 i = 0; i < n; i += 16) most = _mm512_max_ps(most, _mm512_mask_loadu_ps(most, below(n - i), x + i));
-  return _mm512_reduce_max_ps(most);
+  __mmask16 none = 0;
+  each(n, [&](i64 i, __mmask16 k) {
+    const __m512 v = _mm512_mask_loadu_ps(most, k, x + i);
+    none |= _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+    most = _mm512_max_ps(most, v);
+  });
+  top = _mm512_reduce_max_ps(most);
+  if (none || top == -INFINITY) return -1;
+  for (i64 i = 0;; i += 16) {
+    const __mmask16 k = below(n - i);
+    if (const __mmask16 equal = _mm512_mask_cmp_ps_mask(k, _mm512_maskz_loadu_ps(k, x + i), set(top), _CMP_EQ_OQ))
+      return i + __builtin_ctz(equal);
+  }
 }
 
 // argmax of x / temperature + Gumbel(key), the lowest at ties; -1 where nothing is finite. sample/race.py says why few
 // tokens need their exact value; here 8 at a time are bounded.
 static i64 race(const float* x, i64 n, double temperature, uint64_t key, std::vector<float>& bounds) {
-  const float top = largest(x, n);
-  if (!(top > -INFINITY && top < INFINITY)) return -1;
+  float top;
+  if (largest(x, n, top) < 0 || top == INFINITY) return -1;
   float *bound = room(bounds, up(n, 16)), least = INFINITY;
   const __m512i ones = _mm512_set1_epi64((1ll << 52) - 1);
   const __m512 inverse = set((float)(1 / temperature));
@@ -1017,6 +1029,11 @@ static i64 race(const float* x, i64 n, double temperature, uint64_t key, std::ve
       if (value > best) best = value, winner = token;
     }
   return winner;
+}
+
+extern "C" void paceline_winners(const float* x, i64 rows, i64 width, i64* winners) {
+  float top;
+  for (i64 r = 0; r < rows; r++) winners[r] = largest(x + r * width, width, top);
 }
 
 // Winners of rows of log-probabilities x [rows][width]
@@ -1054,16 +1071,12 @@ extern "C" void paceline_draft(const Model* m, const Pass* p, i64 steps, const i
         chance[i] *= share;
         continue;
       }
-      const float top = largest(z, vocab);
+      float top;
+      tokens[i * steps + step] = largest(z, vocab, top);
       __m512 sum = _mm512_setzero_ps();
-      i64 winner = -1;
-      for (i64 c = 0; c < vocab; c += 16) {
-        const __m512 v = _mm512_mask_loadu_ps(set(-INFINITY), below(vocab - c), z + c);
-        const __mmask16 equal = _mm512_cmp_ps_mask(v, set(top), _CMP_EQ_OQ);
-        if (winner < 0 && equal && top > -INFINITY) winner = c + __builtin_ctz(equal);
-        sum = _mm512_add_ps(sum, exponential(_mm512_sub_ps(v, set(top))));
-      }
-      tokens[i * steps + step] = winner;
+      each(vocab, [&](i64 c, __mmask16 k) {
+        sum = _mm512_mask_add_ps(sum, k, sum, exponential(_mm512_sub_ps(_mm512_maskz_loadu_ps(k, z + c), set(top))));
+      });
       chance[i] /= _mm512_reduce_add_ps(sum);
     }
     i64 kept = 0;

@@ -21,7 +21,17 @@ def perturbed(scores: Tensor, keys: Tensor) -> Tensor:
 
 
 def winners(scores: Tensor) -> list[int]:
-    """Row-wise argmax, the lowest id at ties; -1 where the largest score is -inf or NaN."""
+    """Row-wise argmax, the lowest id at ties; -1 where the largest score is -inf or one is NaN."""
+    it = library() if scores.is_cpu and scores.dtype is torch.float32 else None
+    if it is None:
+        return torch_winners(scores)
+    scores, won = scores.contiguous(), torch.empty(len(scores), dtype=torch.int64)
+    it.paceline_winners(scores.data_ptr(), *scores.shape, won.data_ptr())
+    return won.tolist()
+
+
+def torch_winners(scores: Tensor) -> list[int]:
+    """`winners` without the native library, on any device: its slow twin."""
     best, token = scores.max(-1)
     return torch.where(best > float("-inf"), token, -1).tolist()
 
