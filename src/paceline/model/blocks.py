@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -43,17 +44,20 @@ class Norm:
 
 class Rotary:
     """cos and sin of the rows' positions, from a table that doubles with the longest text so far: one to max_len
-    could outweigh the cache of many a chat."""
+    could outweigh the cache of many a chat. They come from numpy, rounded from float64: the first `torch.cos` of a
+    process that runs on two threads is now and then off by a last bit, and a text would change with it."""
 
     def __init__(self, rope: Rope, device: torch.device, dtype: torch.dtype) -> None:
-        self.inverse, self.scale, self.dtype = torch.tensor(rope.inverse, device=device), rope.scale, dtype
+        self.inverse, self.scale, self.device, self.dtype = torch.tensor(rope.inverse), rope.scale, device, dtype
         self.table = self.fill(256)
 
     def fill(self, length: int) -> Tensor:
         """[length, 2, 1, rotated]: cos, then signed sin, of every position."""
-        angle = torch.arange(length, device=self.inverse.device)[:, None].float() * self.inverse
-        cos, sin = angle.cos() * self.scale, angle.sin() * self.scale
-        return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1)[:, :, None].to(self.dtype)
+        angle = torch.arange(length)[:, None].float() * self.inverse
+        wide = angle.double().numpy()
+        cos, sin = (torch.from_numpy(wave(wide)).float() * self.scale for wave in (np.cos, np.sin))
+        table = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1)[:, :, None]
+        return table.to(self.device, self.dtype)
 
     def extend(self, reach: int) -> None:
         """Have every position below `reach` in the table."""
