@@ -2,7 +2,8 @@
 // model/decoder.py is its slow twin.
 //
 // A row's result has the same bits whatever other rows are in the pass and however its text is cut into passes: linear
-// layers add up over k in one order for any number of rows, and attention over keys by absolute position, 16 at a time.
+// layers add up over k in one order for any number of rows, and attention over keys by absolute position, 16 at a time,
+// in spans of 1,024 that are merged in order.
 //
 //   linear weights  [out/32][in/step][2][16][16][e]   step = 32 bfloat16 (e = 2) or 64 int8 (e = 4): one tile of 16 outputs
 //                                                     is 1 KB, read once for all rows
@@ -234,7 +235,7 @@ struct Piece {
 };
 
 struct Buffers {
-  float *x, *wide, *wanted;
+  float *x, *wide;
   bf16* query;
   float* parts;  // [queries][spans][top, sum, .., 16 + dims]
   i64 spans = 0;
@@ -302,6 +303,7 @@ struct Worker {
     i64 first, last;
     share(up(l.out, 32) / 32, first, last);
     if (m.amx) tiles.set(std::min<i64>(rows, 16), false);
+    // 512 KB of weights for all panels of 32 rows: the weights stay in the second cache, a panel in the first
     const i64 group = std::max<i64>(2, (512 << 10) / (steps * 2048) / 2 * 2);
     for (; first < last; first += group)
       for (i64 row = 0; row < rows; row += 32)
