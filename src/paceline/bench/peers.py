@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from paceline.bench.busy import Watch
 from paceline.bench.harness import WARM_UP, groups
 from paceline.bench.prompts import encode, read_prompts
-from paceline.bench.report import machine, number
+from paceline.bench.report import machine, number, save_json
 from paceline.core.errors import InputError, PacelineError
 
 if TYPE_CHECKING:
@@ -149,10 +149,7 @@ class Report:
 
     def write(self, path: Path) -> None:
         """As JSON. Raises InputError when the file cannot be written."""
-        try:
-            path.write_text(json.dumps(asdict(self), indent=2, default=str) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"{path} cannot be written ({error.strerror}); give another file.") from None
+        save_json(path, asdict(self))
 
     def table(self) -> "Table":
         """For a terminal."""

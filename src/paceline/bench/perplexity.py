@@ -15,9 +15,8 @@ from math import exp, fsum, isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paceline.bench.profile import save
 from paceline.bench.prompts import encode, read_prompts, read_text
-from paceline.bench.report import machine, versions
+from paceline.bench.report import machine, save_json, versions
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.engine.build import Options, build, paths
@@ -66,7 +65,7 @@ class Perplexity:
         own = {**asdict(self), "ratio": self.ratio}
         args = {**asdict(options), "token": None}
         document = {"machine": machine(options.device), "versions": dict(versions()), "args": args, "perplexity": own}
-        save(path, json.dumps(document, indent=2, allow_nan=False, default=str) + "\n")
+        save_json(path, document)
 
 
 def plural(count: int, name: str) -> str:

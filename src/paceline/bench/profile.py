@@ -6,7 +6,6 @@ decoder counts the parts of its pass itself. Those of the PyTorch decoder contai
 only what lies between them is left for `operator dispatch`. Nothing is wrapped unless someone measures.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -21,6 +20,7 @@ import torch
 
 from paceline.bench.busy import Watch
 from paceline.bench.limit import read_speed
+from paceline.bench.report import save, save_json
 from paceline.bench.svg import Chart
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
@@ -115,15 +115,7 @@ class Profile:
 
     def write(self, path: Path, beside: Mapping[str, Any]) -> None:
         """As JSON under `profile`, with the entries of `beside`. Raises InputError when it cannot be written."""
-        document = {**beside, "profile": asdict(self)}
-        save(path, json.dumps(document, indent=2, allow_nan=False, default=str) + "\n")
-
-
-def save(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path} cannot be written ({error.strerror}); give another file.") from None
+        save_json(path, {**beside, "profile": asdict(self)})
 
 
 class Clock:

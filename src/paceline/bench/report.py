@@ -94,11 +94,7 @@ class Report:
 
     def write(self, path: Path) -> None:
         """As JSON. Raises InputError when the file cannot be written."""
-        text = json.dumps(asdict(self), indent=2, allow_nan=False, default=str)
-        try:
-            path.write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"{path} cannot be written ({error.strerror}); give another file.") from None
+        save_json(path, asdict(self))
 
     def table(self) -> "Table":
         """For a terminal."""
@@ -178,3 +174,16 @@ def versions() -> Mapping[str, str]:
     from importlib.metadata import version
 
     return {"python": platform.python_version(), **{n: version(n) for n in ("paceline", "torch", "transformers")}}
+
+
+def save_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Raises InputError when the file cannot be written."""
+    save(path, json.dumps(document, indent=2, allow_nan=False, default=str) + "\n")
+
+
+def save(path: Path, text: str) -> None:
+    """Raises InputError when the file cannot be written."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror}); give another file.") from None

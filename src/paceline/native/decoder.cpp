@@ -67,7 +67,7 @@ struct Pass {
 };
 }
 
-enum Part { EMBED, NORM, LINEAR, ROPE, ATTENTION, HEAD, PARTS };
+enum Part { EMBED, NORM, LINEAR, ROPE, ATTENTION, HEAD };
 const i64 QUERIES = 64;  // of one piece of attention, at most
 const i64 SPAN = 1024;   // keys of one softmax, by absolute position; a longer text's are merged in their order
 const i64 LINE = SPAN + 16;  // of scores: not a power of two
@@ -323,8 +323,9 @@ struct Worker {
         }
   }
 
-  void store(const Linear& l, const Activations& a, i64 rows, float* y, i64 width) {
+  void store(const Linear& l, const Activations& a, i64 rows, float* y, i64 width, float cap = 0) {
     linear(l, a, rows, [=](i64 row, i64 column, __m512 y0, __m512 y1) {
+      if (cap > 0) y0 = capped(y0, cap), y1 = capped(y1, cap);
       float* to = y + row * width + column;
       _mm512_mask_storeu_ps(to, below(width - column), y0);
       _mm512_mask_storeu_ps(to + 16, below(width - column - 16), y1);
@@ -734,7 +735,7 @@ struct Worker {
         for (i64 t = 0; t < many; t++)
           score(query + (q + from) * dims(), rows, keys[first + t], scores + from * LINE + (own + t) * 16);
       });
-      bool none = true;  // of these queries has met a key before
+      bool none = true;  // none of these queries has met a key before
       for (i64 i = 0; i < here; i++) none &= all[q + i].sum == 0;
       float* to = none ? all[q].out : fresh;
       for (i64 i = 0; i < here; i++) {
@@ -792,25 +793,20 @@ struct Worker {
     contribute(l.out, b.mixed, l.attention_post);
     norm_rows(b.x, l.ffn_norm, rows, nullptr, nullptr);
     done(NORM);
-    const bool gelu = m.gelu;
-    if (m.int8) {
-      float* y = b.wide;
-      const i64 width = m.ffn;
-      linear(l.gate_up, b.normed, rows, [=](i64 row, i64 column, __m512 gate, __m512 raised) {
-        const __m512 h = _mm512_mul_ps(activated(gate, gelu), raised);
-        _mm512_mask_storeu_ps(y + row * width + column / 2, below(width - column / 2), h);
-      });
-      done(LINEAR);
-      pack_rows(y, width, b.gated);
+    const bool gelu = m.gelu, int8 = m.int8;  // copies, so that the loops below keep them in registers
+    const i64 width = m.ffn;
+    const Activations a = b.gated;
+    float* y = b.wide;
+    linear(l.gate_up, b.normed, rows, [=](i64 row, i64 column, __m512 gate, __m512 raised) {
+      const __m512 h = _mm512_mul_ps(activated(gate, gelu), raised);
+      const __mmask16 k = below(width - column / 2);
+      if (int8) _mm512_mask_storeu_ps(y + row * width + column / 2, k, h);
+      else store_narrow((bf16*)(a.data + row * a.stride) + column / 2, h, k);
+    });
+    done(LINEAR);
+    if (int8) {
+      pack_rows(y, width, a);
       done(NORM);
-    } else {
-      const Activations a = b.gated;
-      const i64 width = m.ffn;
-      linear(l.gate_up, b.normed, rows, [=](i64 row, i64 column, __m512 gate, __m512 raised) {
-        const __m512 h = _mm512_mul_ps(activated(gate, gelu), raised);
-        store_narrow((bf16*)(a.data + row * a.stride) + column / 2, h, below(width - column / 2));
-      });
-      done(LINEAR);
     }
     contribute(l.down, b.gated, l.ffn_post);
   }
@@ -849,15 +845,7 @@ struct Worker {
       }
       norm_rows(b.x, m.norm, p.wanted, p.want, nullptr);
       done(NORM);
-      float* y = p.logits;
-      const i64 width = m.vocab;
-      const float cap = (float)m.logit_cap;
-      linear(m.head, b.normed, p.wanted, [=](i64 row, i64 column, __m512 y0, __m512 y1) {
-        if (cap > 0) y0 = capped(y0, cap), y1 = capped(y1, cap);
-        float* to = y + row * width + column;
-        _mm512_mask_storeu_ps(to, below(width - column), y0);
-        _mm512_mask_storeu_ps(to + 16, below(width - column - 16), y1);
-      });
+      store(m.head, b.normed, p.wanted, p.logits, m.vocab, (float)m.logit_cap);
       done(HEAD);
     }
     if (m.amx) _tile_release();
@@ -1001,7 +989,7 @@ static i64 largest(const float* x, i64 n, float& top) {
 static i64 race(const float* x, i64 n, double temperature, uint64_t key, std::vector<float>& bounds) {
   float top;
   if (largest(x, n, top) < 0 || top == INFINITY) return -1;
-  float *bound = room(bounds, up(n, 16)), least = INFINITY;
+  float* bound = room(bounds, up(n, 16));
   const __m512i ones = _mm512_set1_epi64((1ll << 52) - 1);
   const __m512 inverse = set((float)(1 / temperature));
   __m512 smallest = set(INFINITY);
@@ -1016,8 +1004,7 @@ static i64 race(const float* x, i64 n, double temperature, uint64_t key, std::ve
     smallest = _mm512_min_ps(smallest, b);
     _mm512_storeu_ps(bound + i, b);
   }
-  least = _mm512_reduce_min_ps(smallest);
-  const double b = std::min((double)least * std::ldexp(1.0001, -52), 1 - std::ldexp(1., -53));
+  const double b = std::min((double)_mm512_reduce_min_ps(smallest) * std::ldexp(1.0001, -52), 1 - std::ldexp(1., -53));
   const __m512 limit = set((float)(-std::log1p(-b) * std::ldexp(1.0001, 52)));
   double best = -INFINITY;
   i64 winner = -1;

@@ -5,6 +5,8 @@ from below with neither logarithm nor float64, and only the few tokens whose bou
 computed exactly.
 """
 
+from ctypes import CDLL
+
 import torch
 from torch import Tensor
 
@@ -20,9 +22,14 @@ def perturbed(scores: Tensor, keys: Tensor) -> Tensor:
     return scores.to(torch.float64) + gumbel(keys, torch.arange(scores.shape[-1], device=scores.device))
 
 
+def native(scores: Tensor) -> CDLL | None:
+    """The library, where it can read these scores."""
+    return library() if scores.is_cpu and scores.dtype is torch.float32 else None
+
+
 def winners(scores: Tensor) -> list[int]:
     """Row-wise argmax, the lowest id at ties; -1 where the largest score is -inf or one is NaN."""
-    it = library() if scores.is_cpu and scores.dtype is torch.float32 else None
+    it = native(scores)
     if it is None:
         return torch_winners(scores)
     scores, won = scores.contiguous(), torch.empty(len(scores), dtype=torch.int64)
@@ -41,7 +48,7 @@ def race(scores: Tensor, keys: Tensor, sparse: bool = False) -> list[int]:
 
     `sparse`: filters probably left few tokens a row.
     """
-    it = library() if scores.is_cpu and scores.dtype is torch.float32 else None
+    it = native(scores)
     if it is None:
         return torch_race(scores, keys, sparse)
     scores, won = scores.contiguous(), torch.empty(len(scores), dtype=torch.int64)
