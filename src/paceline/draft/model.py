@@ -17,7 +17,7 @@ from paceline.core.verdict import Verdict
 from paceline.draft import DRAFTERS, Ask, Host, View
 
 GROUP = "draft"
-WORTH = 0.15
+WORTH = 0.1
 """A draft goes on while the chance that all of it is kept is at least this."""
 SHARE = 0.5
 """Chance counted for a sampled token. q(x) says little of it: with shared noise a token is kept far more often."""
@@ -60,7 +60,7 @@ class Growing:
         summary="a small model of the same vocabulary drafts a chain",
         laws=frozenset({Law.SHARED_NOISE, Law.SAMPLED}),
         shape="chain",
-        nodes=5,
+        nodes=8,
         needs=frozenset({"draft"}),
         group=GROUP,
     ),

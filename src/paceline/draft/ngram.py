@@ -17,13 +17,13 @@ from paceline.core.verdict import Verdict
 from paceline.draft import DRAFTERS, Ask, Host, View
 
 LONGEST = 4
-WORTH = 0.25
-"""A node is drafted while the chance that it is kept is at least this."""
-STAMINA = 0.7
+WORTH = 0.06
+"""A node is drafted while the chance that it is kept is at least this: a row beyond the first costs 1-3 % of a step."""
+STAMINA = 0.8
 """Least chance, once a guess was right, that the next one of the same run is."""
 MEMORY = 0.95
 """Weight of a rate's past at each new observation."""
-TRIES = {True: 3.0, False: 5.0}
+TRIES = {True: 3.0, False: 20.0}
 """A rate starts as one hit in this many tries, for greedy requests and for others. A sampled text repeats itself less:
 its rates start below WORTH, so nothing is drafted until a guess would have been right."""
 
@@ -91,7 +91,7 @@ class Index:
 
 @DRAFTERS.register(
     "ngram",
-    Offers(summary="prompt lookup over prompt and output", laws=frozenset({Law.POINT}), shape="chain", nodes=7),
+    Offers(summary="prompt lookup over prompt and output", laws=frozenset({Law.POINT}), shape="chain", nodes=15),
 )
 class NgramDrafter:
     def __init__(self, host: Host) -> None:
