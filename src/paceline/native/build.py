@@ -1,4 +1,4 @@
-"""Builds decoder.cpp on first use and loads it: one compiler call, seconds, kept for the next time."""
+"""Builds decoder.cpp and its headers on first use and loads it: one compiler call, seconds, kept for the next time."""
 
 import ctypes
 import hashlib
@@ -65,12 +65,13 @@ def has_amx() -> bool:
 
 
 def built() -> Path:
-    """The shared library, compiled if this source, these flags and this runtime were not seen before."""
+    """The shared library, compiled if these sources, these flags and this runtime were not seen before."""
     runtime = openmp()
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise OSError("There is neither g++ nor clang++.")
-    seal = hashlib.sha256(SOURCE.read_bytes() + repr((compiler, FLAGS, runtime)).encode()).hexdigest()[:16]
+    text = b"".join(path.read_bytes() for path in (SOURCE, *sorted(SOURCE.parent.glob("*.h"))))
+    seal = hashlib.sha256(text + repr((compiler, FLAGS, runtime)).encode()).hexdigest()[:16]
     target = home() / f"decoder-{seal}.so"
     if not target.exists():
         started = perf_counter()

@@ -54,7 +54,7 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.paceline_forward.restype = None
     library.paceline_linear.argtypes = [POINTER(CModel), c_void_p, c_int64, c_void_p]
     library.paceline_linear.restype = None
-    library.paceline_winners.argtypes = [c_void_p, c_int64, c_int64, c_void_p]
+    library.paceline_winners.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p]
     library.paceline_winners.restype = None
     library.paceline_race.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p]
     library.paceline_race.restype = None

@@ -33,7 +33,7 @@ def winners(scores: Tensor) -> list[int]:
     if it is None:
         return torch_winners(scores)
     scores, won = scores.contiguous(), torch.empty(len(scores), dtype=torch.int64)
-    it.paceline_winners(scores.data_ptr(), *scores.shape, won.data_ptr())
+    it.paceline_winners(scores.data_ptr(), *scores.shape, torch.get_num_threads(), won.data_ptr())
     return won.tolist()
 
 

@@ -1,0 +1,359 @@
+// Attention of rows over a paged prefix and their own tree.
+#pragma once
+
+#include "rows.h"
+
+struct Attention : Rows {
+  using Rows::Rows;
+
+  i64 dims() const { return up(m.head_dim, 32); }
+  i64 group() const { return m.heads / m.kv_heads; }
+  bf16* pool(bf16* all, i64 layer, i64 head, i64 at) const {
+    return all + ((layer * m.kv_heads + head) * m.groups + at) * 16 * dims();
+  }
+
+  void turn(float* x, const Layer& l, i64 position) const {
+    const i64 half = l.rotated / 2;
+    const float *cosines = l.turn + position * 2 * l.rotated, *sines = cosines + l.rotated + half;
+    for (i64 i = 0; i < half; i += 16) {
+      const __mmask16 k = below(half - i);
+      const __m512 a = _mm512_maskz_loadu_ps(k, x + i), c = _mm512_maskz_loadu_ps(k, x + half + i);
+      const __m512 cos = _mm512_maskz_loadu_ps(k, cosines + i), sin = _mm512_maskz_loadu_ps(k, sines + i);
+      _mm512_mask_storeu_ps(x + i, k, _mm512_fmsub_ps(a, cos, _mm512_mul_ps(c, sin)));
+      _mm512_mask_storeu_ps(x + half + i, k, _mm512_fmadd_ps(c, cos, _mm512_mul_ps(a, sin)));
+    }
+  }
+
+  // A head as bfloat16, padded with zeros to whole tiles
+  void narrow(const float* x, bf16* to) const {
+    for (i64 d = 0; d < dims(); d += 16) store_narrow(to + d, _mm512_maskz_loadu_ps(below(m.head_dim - d), x + d));
+  }
+
+  // Head norms and rotation of the rows' q and k; queries to their buffer, keys and values to their slots
+  void rope(const Layer& l, i64 layer) {
+    const i64 n = m.head_dim, width = (m.heads + 2 * m.kv_heads) * n;
+    i64 first, last;
+    share(p.rows * m.kv_heads, first, last);
+    for (i64 i = first; i < last; i++) {
+      const i64 row = i % p.rows, head = i / p.rows;
+      float* line = b.wide + row * width + head * (group() + 2) * n;
+      for (i64 g = 0; g < group(); g++) {
+        float* q = line + g * n;
+        if (l.head_norm) norm(q, l.head_norm + (head * group() + g) * n, n, q);
+        turn(q, l, p.position[row]);
+        narrow(q, b.query + ((head * p.rows + row) * group() + g) * dims());
+      }
+      float *k = line + group() * n, *v = k + n;
+      if (l.head_norm) norm(k, l.head_norm + (m.heads + head) * n, n, k);
+      turn(k, l, p.position[row]);
+      const i64 at = p.slot[row] / 16, lane = p.slot[row] % 16;
+      bf16 *keys = pool(m.keys, layer, head, at), *values = pool(m.values, layer, head, at);
+      bf16* line16 = room(s.gathered, dims());
+      narrow(k, line16);
+      for (i64 d = 0; d < dims(); d += 2) memcpy(keys + (d / 2 * 16 + lane) * 2, line16 + d, 4);
+      narrow(v, line16);
+      for (i64 d = 0; d < dims(); d += 16) {
+        const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(line16 + d)));
+        _mm512_mask_storeu_epi16(values + (lane / 2 * dims() + d) * 2, 0x55555555u << lane % 2, lane % 2 ? _mm512_slli_epi32(wide, 16) : wide);
+      }
+    }
+  }
+
+  i64 slot(i64 segment, i64 position) const {
+    return p.table[segment * p.width + position / m.block_size] * m.block_size + position % m.block_size;
+  }
+
+  // Sixteen keys and values side by side, from any slots; -1: none
+  void gather(i64 layer, i64 head, const i64* slots, bf16* keys, bf16* values) const {
+    alignas(64) i64 from[16];
+    __mmask16 some = 0;
+    for (i64 j = 0; j < 16; j++)
+      if (slots[j] >= 0) some |= 1 << j, from[j] = (i64)(pool(m.keys, layer, head, slots[j] / 16) + slots[j] % 16 * 2);
+    const __m512i low = _mm512_load_si512(from), high = _mm512_load_si512(from + 8);
+    for (i64 d = 0; d < dims(); d += 2) {
+      const bf16* at = (const bf16*)0 + d * 16;
+      const __m256i none = _mm256_setzero_si256();
+      _mm256_storeu_si256((__m256i*)(keys + d * 16), _mm512_mask_i64gather_epi32(none, (__mmask8)some, low, at, 1));
+      _mm256_storeu_si256((__m256i*)(keys + d * 16 + 16), _mm512_mask_i64gather_epi32(none, some >> 8, high, at, 1));
+    }
+    for (i64 j = 0; j < 16; j++) {
+      const bf16* v = slots[j] < 0 ? nullptr : pool(m.values, layer, head, slots[j] / 16) + slots[j] % 16 / 2 * dims() * 2;
+      for (i64 d = 0; d < dims(); d += 16) {
+        __m512i two = v ? _mm512_loadu_si512(v + d * 2) : _mm512_setzero_si512();
+        if (slots[j] % 2 == 0) two = _mm512_slli_epi32(two, 16);
+        if (j % 2 == 0) two = _mm512_srli_epi32(two, 16);
+        _mm512_mask_storeu_epi16(values + (j / 2 * dims() + d) * 2, 0x55555555u << j % 2, two);
+      }
+    }
+  }
+
+  // scores [rows][LINE], 16 keys wide, of `rows` <= 16 queries
+  void score(const bf16* query, i64 rows, const bf16* keys, float* scores) const {
+    if (m.amx) {
+      FENCE;
+      _tile_zero(0);
+      for (i64 d = 0; d < dims(); d += 32) {
+        _tile_loadd(4, query + d, dims() * 2);
+        _tile_loadd(6, keys + d * 16, 64);
+        _tile_dpbf16ps(0, 4, 6);
+      }
+      _tile_stored(0, scores, LINE * 4);
+      FENCE;
+      return;
+    }
+    for (i64 r = 0; r < rows; r++) {
+      __m512 sum = _mm512_setzero_ps();
+      for (i64 d = 0; d < dims(); d += 2) {
+        int32_t two;
+        memcpy(&two, query + r * dims() + d, 4);
+        sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(two), (__m512bh)_mm512_loadu_si512(keys + d * 16));
+      }
+      _mm512_storeu_ps(scores + r * LINE, sum);
+    }
+  }
+
+  // out [rows][dims] += shares [rows][LINE] of 16 slots a group times their values
+  void mix(const bf16* shares, i64 rows, const bf16* const* values, i64 groups, float* out) const {
+    for (i64 d = 0; m.amx && d < dims(); d += 64) {
+      const bool four = d + 32 < dims();
+      float* to = out + d;
+      FENCE;
+      _tile_loadd(0, to, dims() * 4);
+      _tile_loadd(1, to + 16, dims() * 4);
+      if (four) {
+        _tile_loadd(2, to + 32, dims() * 4);
+        _tile_loadd(3, to + 48, dims() * 4);
+      }
+      for (i64 g = 0; g < groups; g++) {
+        const bf16* v = values[g] + d * 2;
+        _tile_loadd(5, shares + g * 16, LINE * 2);
+        _tile_loadd(7, v, dims() * 4);
+        _tile_dpbf16ps(0, 5, 7);
+        _tile_loadd(7, v + 32, dims() * 4);
+        _tile_dpbf16ps(1, 5, 7);
+        if (!four) continue;
+        _tile_loadd(7, v + 64, dims() * 4);
+        _tile_dpbf16ps(2, 5, 7);
+        _tile_loadd(7, v + 96, dims() * 4);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+      _tile_stored(0, to, dims() * 4);
+      _tile_stored(1, to + 16, dims() * 4);
+      if (four) {
+        _tile_stored(2, to + 32, dims() * 4);
+        _tile_stored(3, to + 48, dims() * 4);
+      }
+      FENCE;
+    }
+    for (i64 d = 0; !m.amx && d < dims(); d += 32)
+      for (i64 r = 0; r < rows; r++) {
+        float* to = out + r * dims() + d;
+        __m512 y0 = _mm512_loadu_ps(to), y1 = _mm512_loadu_ps(to + 16);
+        for (i64 g = 0; g < groups; g++)
+          for (i64 pair = 0; pair < 8; pair++) {
+            int32_t two;
+            memcpy(&two, shares + r * LINE + g * 16 + pair * 2, 4);
+            const __m512bh a = (__m512bh)_mm512_set1_epi32(two);
+            const bf16* v = values[g] + (pair * dims() + d) * 2;
+            y0 = _mm512_dpbf16_ps(y0, a, (__m512bh)_mm512_loadu_si512(v));
+            y1 = _mm512_dpbf16_ps(y1, a, (__m512bh)_mm512_loadu_si512(v + 32));
+          }
+        _mm512_storeu_ps(to, y0), _mm512_storeu_ps(to + 16, y1);
+      }
+  }
+
+  // Softmax over positions [lo, hi) of a query's scores, which begin at `origin`: its sum, and what it is relative to.
+  // Shares elsewhere: 0
+  float softmax(float* scores, bf16* shares, i64 width, i64 origin, i64 lo, i64 hi, float& top) const {
+    const i64 first = std::min(lo / 16 * 16 - origin, width), last = lo < hi ? up(hi, 16) - origin : first;
+    auto seen = [=](i64 i) -> __mmask16 {
+      const i64 at = origin + i;
+      return at >= lo && at + 16 <= hi ? 0xffff : below(hi - at) & ~below(lo - at);
+    };
+    float scale = (float)m.attention_scale;
+    if (m.attention_cap > 0) {
+      for (i64 i = first; i < last; i += 16)
+        _mm512_storeu_ps(scores + i, capped(_mm512_mul_ps(_mm512_loadu_ps(scores + i), set(scale)), (float)m.attention_cap));
+      scale = 1;
+    }
+    __m512 most = set(-INFINITY), sum = _mm512_setzero_ps();
+    for (i64 i = first; i < last; i += 16) most = _mm512_mask_max_ps(most, seen(i), most, _mm512_loadu_ps(scores + i));
+    top = _mm512_reduce_max_ps(most) * scale;
+    if (first > 0) memset(shares, 0, first * 2);
+    for (i64 i = first; i < last; i += 16) {
+      const __m512 x = _mm512_fmsub_ps(_mm512_loadu_ps(scores + i), set(scale), set(top));
+      const __m512 e = _mm512_maskz_mov_ps(seen(i), exponential(x));
+      sum = _mm512_add_ps(sum, e);
+      store_narrow(shares + i, e);
+    }
+    if (last < width) memset(shares + last, 0, (width - last) * 2);
+    return _mm512_reduce_add_ps(sum);
+  }
+
+  struct Mixed {  // of one query: its values' sum, weighted by e^(score - top)
+    float top, sum, *out;
+  };
+
+  void merge(Mixed& a, const Mixed& b) const {
+    if (b.sum == 0) return;
+    if (a.sum == 0) {
+      a.top = b.top, a.sum = b.sum, memcpy(a.out, b.out, dims() * 4);
+      return;
+    }
+    const float top = std::max(a.top, b.top);
+    const __m512 x = exponential(set(a.top - top)), y = exponential(set(b.top - top));
+    for (i64 d = 0; d < dims(); d += 16)
+      _mm512_storeu_ps(a.out + d, _mm512_fmadd_ps(_mm512_loadu_ps(b.out + d), y, _mm512_mul_ps(_mm512_loadu_ps(a.out + d), x)));
+    a.sum = a.sum * _mm512_cvtss_f32(x) + b.sum * _mm512_cvtss_f32(y);
+    a.top = top;
+  }
+
+  // Queries of a piece by row, clipped to [low, high)
+  void of(const Piece& piece, i64 row, i64 low, i64 high, i64& from, i64& to) const {
+    from = std::max(row * group() - piece.first, low), to = std::min((row + 1) * group() - piece.first, high);
+  }
+
+  void attend(const Piece& piece, i64 layer, const Layer& l) {
+    const i64 count = piece.last - piece.first;
+    float* out = room(s.out, (QUERIES + 16) * dims());
+    float *fresh = out + QUERIES * dims(), *where = out;
+    Mixed all[QUERIES];
+    for (i64 q = 0; q < count; q++, where += dims()) all[q] = {0, 0, where};
+    for (i64 span = piece.span; span < piece.span + piece.spans; span++) attend(piece, layer, l, span, fresh, all);
+    for (i64 q = 0; q < count; q++) {
+      if (!piece.part) finish(piece, q, all[q]);
+      else {
+        float* to = part(piece, q, piece.span);
+        to[0] = all[q].top, to[1] = all[q].sum, memcpy(to + 16, all[q].out, dims() * 4);
+      }
+    }
+  }
+
+  float* part(const Piece& piece, i64 q, i64 span) const {
+    const i64 query = (piece.head * p.rows + p.segment[piece.segment].start) * group() + piece.first + q;
+    return b.parts + (query * b.spans + span) * (16 + dims());
+  }
+
+  void join(const Piece& piece) {  // the spans of its queries, in order
+    for (i64 q = 0; q < piece.last - piece.first; q++) {
+      Mixed all = {0, 0, room(s.out, dims())};
+      for (i64 span = piece.span; span < piece.span + piece.join; span++) {
+        float* from = part(piece, q, span);
+        merge(all, {from[0], from[1], from + 16});
+      }
+      finish(piece, q, all);
+    }
+  }
+
+  void finish(const Piece& piece, i64 q, const Mixed& it) const {
+    const i64 query = piece.first + q, row = p.segment[piece.segment].start + query / group();
+    const i64 column = (piece.head * group() + query % group()) * m.head_dim;
+    for (i64 d = 0; d < m.head_dim; d += 16) {
+      const __m512 y = _mm512_mul_ps(_mm512_loadu_ps(it.out + d), set(1.f / it.sum));
+      const __mmask16 k = below(m.head_dim - d);
+      if (m.int8) _mm512_mask_storeu_ps(b.wide + row * m.heads * m.head_dim + column + d, k, y);
+      else store_narrow((bf16*)(b.mixed.data + row * b.mixed.stride) + column + d, y, k);
+    }
+  }
+
+  // One span. Keys of a segment up to group `own` (of 16 positions) are the same for all its rows; from there on each
+  // row of a tree that is not a chain gathers its own path, so that its keys too lie by position.
+  void attend(const Piece& piece, i64 layer, const Layer& l, i64 span, float* fresh, Mixed* all) {
+    const Segment& seg = p.segment[piece.segment];
+    const i64 count = piece.last - piece.first, size = 16 * dims();
+    const i64 row0 = piece.first / group(), row1 = (piece.last - 1) / group() + 1;
+    auto position = [&](i64 row) { return p.position[seg.start + row]; };
+    auto begin = [&](i64 row) { return l.window ? std::max<i64>(0, position(row) - l.window + 1) : 0; };
+    i64 lo = INT64_MAX, hi = 0;
+    for (i64 r = row0; r < row1; r++) lo = std::min(lo, begin(r)), hi = std::max(hi, position(r) + 1);
+    lo = std::max(lo, span * SPAN), hi = std::min(hi, span * SPAN + SPAN);
+    if (lo >= hi) return;
+    const i64 origin = lo / 16, groups = up(hi, 16) / 16 - origin;
+    const i64 own = b.chain[piece.segment] ? groups : std::max<i64>(0, std::min((seg.base + seg.given) / 16 - origin, groups));
+    auto tail = [&](i64 row) { return std::max<i64>(0, up(std::min(position(row) + 1, hi), 16) / 16 - origin - own); };
+
+    const bool paged = m.block_size % 16 == 0;
+    i64 copies = paged ? 0 : own;
+    for (i64 r = row0; r < row1; r++) copies += tail(r);
+    bf16* copy = room(s.gathered, copies * 2 * size);
+    const bf16 **keys = room(s.keys, own + copies), **values = room(s.values, own + copies);
+    i64 slots[16], n = 0;
+    for (; n < own; n++) {
+      const i64 at = (origin + n) * 16;
+      if (paged) {
+        const i64 place = slot(piece.segment, at) / 16;
+        keys[n] = pool(m.keys, layer, piece.head, place), values[n] = pool(m.values, layer, piece.head, place);
+        continue;
+      }
+      for (i64 j = 0; j < 16; j++) slots[j] = at + j < hi ? slot(piece.segment, at + j) : -1;
+      gather(layer, piece.head, slots, copy, copy + size);
+      keys[n] = copy, values[n] = copy + size, copy += 2 * size;
+    }
+    for (i64 r = row0; r < row1; r++)
+      for (i64 t = 0; t < tail(r); t++, n++, copy += 2 * size) {
+        path(seg, piece.segment, r, (origin + own + t) * 16, slots);
+        gather(layer, piece.head, slots, copy, copy + size);
+        keys[n] = copy, values[n] = copy + size;
+      }
+
+    const bf16* query = b.query + ((piece.head * p.rows + seg.start) * group() + piece.first) * dims();
+    alignas(64) float scores[16 * LINE];
+    alignas(64) bf16 shares[16 * LINE];
+    Mixed some[16];
+    for (i64 q = 0; q < count; q += 16) {
+      const i64 here = std::min<i64>(count - q, 16);
+      // f(queries from, to; their first key, and how many after `own`) for each row with keys of its own
+      auto tails = [&](auto f) {
+        i64 from, to, first = own;
+        for (i64 r = row0; r < row1; first += tail(r), r++) {
+          of(piece, r, q, q + here, from, to);
+          if (from >= to || !tail(r)) continue;
+          if (m.amx) tiles.set(to - from, true);
+          f(from - q, to - from, first, tail(r));
+        }
+      };
+      if (m.amx) tiles.set(here, true);
+      for (i64 g = 0; g < own; g++) {
+        for (i64 line = 0; line < size && q == 0; line += 32) {
+          _mm_prefetch((const char*)(keys[std::min(g + 3, n - 1)] + line), _MM_HINT_T0);
+          _mm_prefetch((const char*)(values[g] + line), _MM_HINT_T1);
+        }
+        score(query + q * dims(), here, keys[g], scores + g * 16);
+      }
+      tails([&](i64 from, i64 rows, i64 first, i64 many) {
+        for (i64 t = 0; t < many; t++)
+          score(query + (q + from) * dims(), rows, keys[first + t], scores + from * LINE + (own + t) * 16);
+      });
+      bool none = true;  // none of these queries has met a key before
+      for (i64 i = 0; i < here; i++) none &= all[q + i].sum == 0;
+      float* to = none ? all[q].out : fresh;
+      for (i64 i = 0; i < here; i++) {
+        const i64 r = (piece.first + q + i) / group();
+        some[i].out = to + i * dims();
+        some[i].sum = softmax(scores + i * LINE, shares + i * LINE, groups * 16, origin * 16, std::max(begin(r), lo),
+                              std::min(position(r) + 1, hi), some[i].top);
+      }
+      memset(to, 0, here * dims() * 4);
+      if (m.amx) tiles.set(here, true);
+      mix(shares, here, values, own, to);
+      tails([&](i64 from, i64 rows, i64 first, i64 many) {
+        mix(shares + from * LINE + own * 16, rows, values + first, many, to + from * dims());
+      });
+      for (i64 i = 0; i < here; i++) {
+        if (none) all[q + i] = some[i];
+        else merge(all[q + i], some[i]);
+      }
+    }
+  }
+
+  // Slots of the keys at positions at .. at + 16 on a row's path: its prefix, then its ancestors by depth; -1 beyond it
+  void path(const Segment& seg, i64 segment, i64 row, i64 at, i64* slots) const {
+    const i64 end = seg.base + seg.given, last = p.position[seg.start + row];
+    for (i64 j = 0; j < 16; j++) slots[j] = at + j <= last && at + j < end ? slot(segment, at + j) : -1;
+    if (row < seg.given) return;
+    for (uint64_t word = (uint64_t)p.word[seg.start + row]; word; word &= word - 1) {
+      const i64 ancestor = seg.start + seg.given + __builtin_ctzll(word), j = p.position[ancestor] - at;
+      if (j >= 0 && j < 16) slots[j] = p.slot[ancestor];
+    }
+  }
+};

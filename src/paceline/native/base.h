@@ -1,0 +1,103 @@
+// What the library is called with (native/structs.py says the same), and arithmetic on 16 numbers.
+#pragma once
+
+#include <immintrin.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+typedef uint16_t bf16;
+typedef int64_t i64;
+
+extern "C" {
+
+struct Linear {  // int8: `scale` of each output, `sums` of its weights
+  const uint8_t* weight;
+  const float* scale;
+  const int32_t* sums;
+  const float* bias;
+  i64 in, out;
+};
+
+struct Layer {
+  Linear qkv, out, gate_up, down;  // qkv: of each kv head its queries, key and value; gate_up: 16 gates, their 16 ups, ..
+  const float *attention_norm, *ffn_norm, *attention_post, *ffn_post, *head_norm;  // times sqrt(n), see Norm
+  const float* turn;     // [position][cos, sin][rotated], the sines' first half negated, see Rotary
+  i64 rotated, window;   // window: 0 for none
+};
+
+struct Model {
+  i64 layers, hidden, heads, kv_heads, head_dim, ffn, vocab, gelu, int8, block_size, groups, threads, amx;
+  double eps, attention_scale, attention_cap, logit_cap, embedding_scale;  // cap: 0 for none
+  const bf16* embedding;
+  const float* norm;
+  Linear head;
+  const Layer* layer;
+  bf16 *keys, *values;
+};
+
+struct Segment {
+  i64 start, given, nodes, base;
+};
+
+struct Pass {
+  i64 rows, segments, wanted, width, first, last, embed;
+  const i64 *token, *position, *slot, *word, *want, *table;
+  const Segment* segment;
+  float* hidden;      // [rows][hidden]: in where the pass does not begin with the embedding, and always out
+  float** inputs;     // of each layer, copied out where not null; or null
+  float *post_norm, *logits;
+  double* seconds;    // by Part; or null
+};
+}
+
+enum Part { EMBED, NORM, LINEAR, ROPE, ATTENTION, HEAD };
+const i64 QUERIES = 64;  // of one piece of attention, at most
+const i64 SPAN = 1024;   // keys of one softmax, by absolute position; a longer text's are merged in their order
+const i64 LINE = SPAN + 16;  // of scores: not a power of two
+
+static i64 up(i64 n, i64 to) { return (n + to - 1) / to * to; }
+static __m512 set(float x) { return _mm512_set1_ps(x); }
+static __mmask16 below(i64 n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : (__mmask16)((1 << n) - 1); }
+
+// f(i, mask of the numbers that are there) for every 16 of n
+template <class F>
+static inline void each(i64 n, F f) {
+  i64 i = 0;
+  for (; i + 16 <= n; i += 16) f(i, (__mmask16)0xffff);
+  if (i < n) f(i, below(n - i));
+}
+
+static __m512 exponential(__m512 x) {  // stops at e^-87
+  const __m512 t = _mm512_max_ps(_mm512_mul_ps(x, set(1.44269504f)), set(-126.f));
+  const __m512 f = _mm512_reduce_ps(t, 1);  // t - floor(t); 2^f to 1e-7:
+  __m512 p = set(1.86713e-3f);
+  for (float c : {9.0170298e-3f, 5.57999127e-2f, 2.40164444e-1f, 6.93151295e-1f, 1.f}) p = _mm512_fmadd_ps(p, f, set(c));
+  return _mm512_scalef_ps(p, t);
+}
+
+static __m512 sigmoid(__m512 x) {
+  const __m512 d = _mm512_add_ps(set(1.f), exponential(_mm512_min_ps(_mm512_sub_ps(_mm512_setzero_ps(), x), set(87.f))));
+  const __m512 r = _mm512_rcp14_ps(d);  // and one step of Newton's
+  return _mm512_mul_ps(r, _mm512_fnmadd_ps(d, r, set(2.f)));
+}
+
+static __m512 capped(__m512 x, float cap) {  // cap * tanh(x / cap)
+  return _mm512_mul_ps(_mm512_fmsub_ps(set(2.f), sigmoid(_mm512_mul_ps(x, set(2.f / cap))), set(1.f)), set(cap));
+}
+
+static __m512 activated(__m512 x, bool gelu) {
+  if (!gelu) return _mm512_mul_ps(x, sigmoid(x));
+  const __m512 cube = _mm512_mul_ps(_mm512_mul_ps(x, x), x);
+  const __m512 u = _mm512_mul_ps(_mm512_fmadd_ps(cube, set(0.044715f), x), set(1.5957691216f));
+  return _mm512_mul_ps(x, sigmoid(u));
+}
+
+static void store_narrow(bf16* to, __m512 x, __mmask16 mask = 0xffff) {
+  _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(x));
+}

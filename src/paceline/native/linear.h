@@ -1,0 +1,241 @@
+// One thread of a pass, and packed linear layers for any number of rows.
+#pragma once
+
+#include "base.h"
+
+#define FENCE asm volatile("" ::: "memory")  // the tile intrinsics do not say that they touch memory
+
+// Registers 0-3 are sums, 4 and 5 rows of the left side, 6 and 7 blocks of the right. Attention's shares (5) and values
+// (7) hold 16 slots, half the depth of a tile.
+struct __attribute__((packed)) Config {
+  uint8_t palette = 1, start = 0, reserved[14] = {};
+  uint16_t bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+
+struct Tiles {  // this thread's configuration; set again only when it changes
+  i64 rows = 0;
+  bool attention = false;
+  void set(i64 count, bool for_attention) {
+    if (rows == count && attention == for_attention) return;
+    rows = count, attention = for_attention;
+    Config config;
+    for (int i = 0; i < 8; i++) config.bytes[i] = 64, config.rows[i] = i < 6 ? count : 16;
+    if (attention) config.bytes[5] = 32, config.rows[7] = 8;
+    _tile_loadconfig(&config);
+  }
+};
+
+struct Activations {  // rows of bfloat16, or of int8 with a scale each; columns padded with zeros to whole steps
+  uint8_t* data;
+  float* scale;
+  i64 stride;  // bytes
+};
+
+// sums (float or int32) [16 rows][32 outputs of the block w], and another such square after it: of rows 16 to 31 where
+// x2 is given, of the same rows and the block w2 where that is
+template <bool INT8>
+static void block_amx(const uint8_t* w, const uint8_t* w2, const uint8_t* x, const uint8_t* x2, i64 stride, i64 steps, bool fetch, float* sums) {
+#define STEP(a, b, c) \
+  if (INT8) { _tile_dpbssd(c, a, b); } else { _tile_dpbf16ps(c, a, b); }
+#define AHEAD(w) \
+  for (int q = 0; q < 2048; q += 64) _mm_prefetch((const char*)w + ahead + q, _MM_HINT_T1);
+  FENCE;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (i64 k = 0; k < steps; k++) {
+    const i64 ahead = w2 && k + 4 >= steps ? 8192 + steps * 2048 : 8192;  // beyond a block of two are the next two
+    _tile_loadd(4, x + k * 64, stride);
+    _tile_stream_loadd(6, w + k * 2048, 64);
+    _tile_stream_loadd(7, w + k * 2048 + 1024, 64);
+    if (fetch) { AHEAD(w + k * 2048) }
+    STEP(4, 6, 0)
+    STEP(4, 7, 1)
+    if (x2) {
+      _tile_loadd(5, x2 + k * 64, stride);
+      STEP(5, 6, 2)
+      STEP(5, 7, 3)
+    } else if (w2) {
+      _tile_stream_loadd(6, w2 + k * 2048, 64);
+      _tile_stream_loadd(7, w2 + k * 2048 + 1024, 64);
+      AHEAD(w2 + k * 2048)
+      STEP(4, 6, 2)
+      STEP(4, 7, 3)
+    }
+  }
+  _tile_stored(0, sums, 128);
+  _tile_stored(1, sums + 16, 128);
+  if (x2 || w2) {
+    _tile_stored(2, sums + 16 * 32, 128);
+    _tile_stored(3, sums + 16 * 32 + 16, 128);
+  }
+  FENCE;
+#undef STEP
+#undef AHEAD
+}
+
+template <bool INT8, int ROWS>
+static void rows_avx(const uint8_t* w, const uint8_t* x, i64 stride, i64 steps, const int32_t* sums, __m512i* out) {
+  __m512i c[ROWS][2];
+  for (int r = 0; r < ROWS; r++) {
+    c[r][0] = c[r][1] = _mm512_setzero_si512();
+    if (INT8)  // x is offset to be unsigned
+      for (int t = 0; t < 2; t++) c[r][t] = _mm512_slli_epi32(_mm512_sub_epi32(c[r][t], _mm512_loadu_si512(sums + 16 * t)), 7);
+  }
+  for (i64 k = 0; k < steps; k++, w += 2048)
+    for (int pair = 0; pair < 16; pair++) {
+      const __m512i w0 = _mm512_loadu_si512(w + pair * 64), w1 = _mm512_loadu_si512(w + 1024 + pair * 64);
+      _mm_prefetch((const char*)w + 4096 + pair * 64, _MM_HINT_T0);
+      _mm_prefetch((const char*)w + 5120 + pair * 64, _MM_HINT_T0);
+      for (int r = 0; r < ROWS; r++) {
+        uint32_t four;
+        memcpy(&four, x + r * stride + k * 64 + pair * 4, 4);
+        if (INT8) {
+          const __m512i a = _mm512_set1_epi32(four ^ 0x80808080u);
+          c[r][0] = _mm512_dpbusd_epi32(c[r][0], a, w0), c[r][1] = _mm512_dpbusd_epi32(c[r][1], a, w1);
+        } else {
+          const __m512bh a = (__m512bh)_mm512_set1_epi32(four);
+          c[r][0] = (__m512i)_mm512_dpbf16_ps((__m512)c[r][0], a, (__m512bh)w0);
+          c[r][1] = (__m512i)_mm512_dpbf16_ps((__m512)c[r][1], a, (__m512bh)w1);
+        }
+      }
+    }
+  for (int r = 0; r < ROWS; r++) out[2 * r] = c[r][0], out[2 * r + 1] = c[r][1];
+}
+
+template <bool INT8>
+static void block_avx(const uint8_t* w, const uint8_t* x, i64 stride, i64 steps, i64 rows, const int32_t* sums, __m512i* out) {
+  i64 r = 0;
+#define ROWS(n) \
+  for (; rows - r >= n; r += n) rows_avx<INT8, n>(w, x + r * stride, stride, steps, sums, out + 2 * r);
+  ROWS(8) ROWS(4) ROWS(2) ROWS(1)
+#undef ROWS
+}
+
+// Of attention: queries [first, last) of a segment under one kv head, over some spans. Where other spans of theirs are
+// other pieces, it is a `part`, and one of these joins `join` parts. work: about what it costs
+struct Piece {
+  i64 segment, head, first, last, span, spans, join, work;
+  bool part;
+};
+
+struct Buffers {
+  float *x, *wide;
+  bf16* query;
+  float* parts;  // [queries][spans][top, sum, .., 16 + dims]
+  i64 spans = 0;
+  Activations normed, mixed, gated;
+  std::vector<Piece> pieces;
+  std::vector<char> chain;  // of each segment: do its candidates follow one another?
+};
+
+struct Scratch {  // of one thread
+  std::vector<float> out, row;
+  std::vector<bf16> gathered;
+  std::vector<const bf16*> keys, values;
+};
+
+template <class T>
+static T* room(std::vector<T>& v, i64 n) {
+  if ((i64)v.size() < n) v.resize(n);
+  return v.data();
+}
+
+struct Thread {
+  const Model& m;
+  const Pass& p;
+  Buffers& b;
+  const i64 me = omp_get_thread_num(), all = omp_get_num_threads();
+  Scratch& s;
+  Tiles tiles{};
+  i64 mine[2] = {0, 0};  // pieces of attention
+  std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
+
+  Thread(const Model& m, const Pass& p, Buffers& b) : m(m), p(p), b(b), s(own()) {}
+
+  static Scratch& own() {
+    static thread_local Scratch scratch;
+    return scratch;
+  }
+
+  void share(i64 total, i64& first, i64& last) const { first = total * me / all, last = total * (me + 1) / all; }
+
+  void done(Part part) {  // everybody has finished this part
+#pragma omp barrier
+    if (p.seconds && me == 0) {
+      const auto now = std::chrono::steady_clock::now();
+      p.seconds[part] += std::chrono::duration<double>(now - since).count();
+      since = now;
+    }
+  }
+};
+
+struct Linears : Thread {
+  using Thread::Thread;
+
+  // sink(row, first column, 16 sums, the next 16 sums), after scale and bias
+  template <class Sink>
+  void linear(const Linear& l, const Activations& a, i64 rows, Sink sink) {
+    if (rows == 0) return;
+    const i64 steps = up(l.in, m.int8 ? 64 : 32) / (m.int8 ? 64 : 32);
+    alignas(64) float sums[32 * 32];
+    auto finish = [&](i64 block, i64 row, i64 count, const float* from) {
+      __m512 scale[2] = {}, bias[2] = {};
+      for (int t = 0; t < 2; t++) {
+        if (m.int8) scale[t] = _mm512_loadu_ps(l.scale + block * 32 + t * 16);
+        if (l.bias) bias[t] = _mm512_loadu_ps(l.bias + block * 32 + t * 16);
+      }
+      for (i64 r = 0; r < count; r++) {
+        __m512 y[2] = {_mm512_load_ps(from + r * 32), _mm512_load_ps(from + r * 32 + 16)};
+        for (int t = 0; t < 2; t++)
+          if (m.int8) {
+            const __m512 by = _mm512_mul_ps(set(a.scale[row + r]), scale[t]);
+            y[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_castps_si512(y[t])), by, bias[t]);
+          } else if (l.bias) y[t] = _mm512_add_ps(y[t], bias[t]);
+        sink(row + r, block * 32, y[0], y[1]);
+      }
+    };
+    const auto amx = m.int8 ? block_amx<true> : block_amx<false>;
+    i64 first, last;
+    share(up(l.out, 32) / 32, first, last);
+    if (m.amx) tiles.set(std::min<i64>(rows, 16), false);
+    // 512 KB of weights for all panels of 32 rows: the weights stay in the second cache, a panel in the first
+    const i64 group = std::max<i64>(2, (512 << 10) / (steps * 2048) / 2 * 2);
+    for (; first < last; first += group)
+      for (i64 row = 0; row < rows; row += 32)
+        for (i64 block = first; block < std::min(first + group, last); block++) {
+          const uint8_t *w = l.weight + block * steps * 2048, *x = a.data + row * a.stride;
+          const i64 count = std::min<i64>(rows - row, 32);
+          if (m.amx && rows <= 16 && block + 1 < last) {
+            amx(w, w + steps * 2048, x, nullptr, a.stride, steps, true, sums);
+            finish(block, 0, rows, sums);
+            finish(++block, 0, rows, sums + 16 * 32);
+            continue;
+          }
+          if (m.amx) amx(w, nullptr, x, count > 16 ? x + 16 * a.stride : nullptr, a.stride, steps, row == 0, sums);
+          else if (m.int8) block_avx<true>(w, x, a.stride, steps, count, l.sums + block * 32, (__m512i*)sums);
+          else block_avx<false>(w, x, a.stride, steps, count, nullptr, (__m512i*)sums);
+          finish(block, row, count, sums);
+        }
+  }
+
+  void store(const Linear& l, const Activations& a, i64 rows, float* y, i64 width, float cap = 0) {
+    linear(l, a, rows, [=](i64 row, i64 column, __m512 y0, __m512 y1) {
+      if (cap > 0) y0 = capped(y0, cap), y1 = capped(y1, cap);
+      float* to = y + row * width + column;
+      _mm512_mask_storeu_ps(to, below(width - column), y0);
+      _mm512_mask_storeu_ps(to + 16, below(width - column - 16), y1);
+    });
+  }
+
+  void add(const Linear& l, const Activations& a, i64 rows, float* x, i64 width) {
+    linear(l, a, rows, [=](i64 row, i64 column, __m512 y0, __m512 y1) {
+      float* to = x + row * width + column;
+      const __mmask16 m0 = below(width - column), m1 = below(width - column - 16);
+      _mm512_mask_storeu_ps(to, m0, _mm512_add_ps(_mm512_maskz_loadu_ps(m0, to), y0));
+      _mm512_mask_storeu_ps(to + 16, m1, _mm512_add_ps(_mm512_maskz_loadu_ps(m1, to + 16), y1));
+    });
+  }
+};

@@ -1,0 +1,80 @@
+// Work on whole rows: norms, packing for the next linear layer, the embedding.
+#pragma once
+
+#include "linear.h"
+
+struct Rows : Linears {
+  using Linears::Linears;
+
+  // RMS norm of x into y; they may be the same
+  void norm(const float* x, const float* weight, i64 n, float* y) const {
+    __m512 sum = _mm512_setzero_ps();
+    each(n, [&](i64 i, __mmask16 k) {
+      const __m512 v = _mm512_maskz_loadu_ps(k, x + i);
+      sum = _mm512_fmadd_ps(v, v, sum);
+    });
+    const __m512 factor = set(1.f / std::sqrt(_mm512_reduce_add_ps(sum) + n * (float)m.eps));
+    each(n, [&](i64 i, __mmask16 k) {
+      const __m512 v = _mm512_mul_ps(_mm512_maskz_loadu_ps(k, x + i), _mm512_maskz_loadu_ps(k, weight + i));
+      _mm512_mask_storeu_ps(y + i, k, _mm512_mul_ps(v, factor));
+    });
+  }
+
+  void pack(const float* x, i64 n, const Activations& a, i64 row) const {
+    uint8_t* to = a.data + row * a.stride;
+    if (!m.int8) {
+      each(n, [&](i64 i, __mmask16 k) { store_narrow((bf16*)to + i, _mm512_maskz_loadu_ps(k, x + i), k); });
+      return;
+    }
+    __m512 most = _mm512_setzero_ps();
+    each(n, [&](i64 i, __mmask16 k) { most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_maskz_loadu_ps(k, x + i))); });
+    const float scale = _mm512_reduce_max_ps(most) / 127.f;
+    a.scale[row] = scale;
+    const __m512 inverse = set(scale > 0 ? 1.f / scale : 0.f);
+    each(n, [&](i64 i, __mmask16 k) {
+      const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(k, x + i), inverse));
+      _mm_mask_storeu_epi8(to + i, k, _mm512_cvtsepi32_epi8(q));
+    });
+  }
+
+  void norm_rows(const float* x, const float* weight, i64 rows, const i64* which, float* copy) {
+    const i64 n = m.hidden;
+    float* y = room(s.row, up(n, 16));
+    i64 first, last;
+    share(rows, first, last);
+    for (i64 r = first; r < last; r++) {
+      norm(x + (which ? which[r] : r) * n, weight, n, y);
+      if (copy) memcpy(copy + r * n, y, n * 4);
+      pack(y, n, b.normed, r);
+    }
+  }
+
+  void pack_rows(const float* x, i64 width, const Activations& a) {
+    i64 first, last;
+    share(p.rows, first, last);
+    for (i64 r = first; r < last; r++) pack(x + r * width, width, a, r);
+  }
+
+  void add_normed(const float* y, const float* weight) {  // x += norm(y)
+    const i64 n = m.hidden;
+    float* z = room(s.row, up(n, 16));
+    i64 first, last;
+    share(p.rows, first, last);
+    for (i64 r = first; r < last; r++) {
+      norm(y + r * n, weight, n, z);
+      for (i64 i = 0; i < n; i++) b.x[r * n + i] += z[i];
+    }
+  }
+
+  void embed() {
+    i64 first, last;
+    share(p.rows, first, last);
+    for (i64 r = first; r < last; r++)
+      for (i64 i = 0; i < m.hidden; i++) {
+        const uint32_t bits = (uint32_t)m.embedding[p.token[r] * m.hidden + i] << 16;
+        float value;
+        memcpy(&value, &bits, 4);
+        b.x[r * m.hidden + i] = value * (float)m.embedding_scale;
+      }
+  }
+};
