@@ -30,10 +30,10 @@ def shared_noise_under_chain(patch: MonkeyPatch) -> None:
     """1: the residual is drawn with the very noise that drew the draft."""
 
     def draw(p: torch.Tensor, request: Any, depth: int) -> int:
-        key = chain.keys_tensor([request.draft_noise.key(request.index(depth), request.round)])
+        key = chain.keys_tensor([request.draft_noise.key(request.index(depth), request.round, 0)])
         return int((torch.log(p) + chain.gumbel(key, torch.arange(p.shape[0]))[0]).argmax())
 
-    patch.setattr(chain, "_draw", draw)
+    patch.setattr(chain, "draw", draw)
 
 
 def residual_is_p(patch: MonkeyPatch) -> None:
@@ -43,17 +43,17 @@ def residual_is_p(patch: MonkeyPatch) -> None:
 
 def bonus_by_argmax(patch: MonkeyPatch) -> None:
     """3"""
-    original = chain._draw
+    original = chain.draw
 
     def draw(p: torch.Tensor, request: Any, depth: int) -> int:
         return int(p.argmax()) if depth == 2 else original(p, request, depth)
 
-    patch.setattr(chain, "_draw", draw)
+    patch.setattr(chain, "draw", draw)
 
 
 def replayed_draft_noise(patch: MonkeyPatch) -> None:
     """11: every round drafts with the same noise rows."""
-    patch.setattr(Ask, "key", lambda self, depth: self.request.draft_noise.key(depth))
+    patch.setattr(Ask, "key", lambda self, depth, rank=0: self.request.draft_noise.key(depth, rank))
 
 
 def raw_q_after_warped_draw(patch: MonkeyPatch) -> None:

@@ -44,8 +44,9 @@ class Forest:
     """Flat arrays over N nodes; parents precede children, siblings stand in draw order.
 
     request[i] is the request's place in the plan, parent[i] a node index (ROOT for a given node without a
-    predecessor in this pass), depth 0 for given nodes, row[i] the node's rank among its request's rows or NO_ROW,
-    q_row[i] the row of `q` [Q, V] (probabilities) the node was drawn from or -1.
+    predecessor in this pass), depth 0 for given nodes, q_row[i] the row of `q` [Q, V] (probabilities) the node was
+    drawn from or -1. row[i] is the node's rank among its request's rows or NO_ROW; in a drafter's forest, before
+    `join`, any number that only nodes with one computation (equal paths) share.
     """
 
     request: list[int] = field(default_factory=list)
@@ -62,14 +63,23 @@ class Forest:
         return len(self.token)
 
     def add(
-        self, request: int, token: int, parent: int, *, law: Law, q_row: int = -1, role: Role = Role.CANDIDATE
+        self,
+        request: int,
+        token: int,
+        parent: int,
+        *,
+        law: Law,
+        q_row: int = -1,
+        role: Role = Role.CANDIDATE,
+        twin: int | None = None,
     ) -> int:
-        """Append one node with a row of its own and return its index."""
+        """Append one node and return its index. It has a row of its own, or that of its `twin`: an earlier node with
+        the same path (i.i.d. draws of one token stay distinct nodes)."""
         self.request.append(request)
         self.token.append(token)
         self.parent.append(parent)
         self.depth.append(1 if parent == ROOT else self.depth[parent] + 1)
-        self.row.append(0)
+        self.row.append(len(self.token) - 1 if twin is None else self.row[twin])
         self.role.append(role)
         self.law.append(law)
         self.q_row.append(q_row)
@@ -132,12 +142,15 @@ def join(given: Sequence[Sequence[int]], parts: Sequence[Forest], budget: Sequen
         root, rows, limit = len(forest) - 1, len(tokens), len(tokens) + min(budget[r], MAX_CANDIDATES)
         for part, lists, q_shift in zip(parts, candidates, shifts):
             place: dict[int, int] = {ROOT: root}
+            rank: dict[int, int] = {}
             for i in lists[r]:
                 parent = place.get(part.parent[i])
                 if parent is None or forest.row[parent] == NO_ROW:
                     continue
                 q_row = part.q_row[i] + q_shift if part.q_row[i] >= 0 else -1
                 place[i] = j = forest.add(r, part.token[i], parent, law=part.law[i], q_row=q_row, role=part.role[i])
-                forest.row[j] = rows if rows < limit else NO_ROW
-                rows += rows < limit
+                if part.row[i] not in rank:
+                    rank[part.row[i]] = rows if rows < limit else NO_ROW
+                    rows += rows < limit
+                forest.row[j] = rank[part.row[i]]
     return forest

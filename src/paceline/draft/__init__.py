@@ -4,9 +4,11 @@ A drafter's memory of a request lives in a slot that the engine owns and may dro
 time, never correctness.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
 
 from paceline.cache.txn import Txn
 from paceline.core.forest import Forest, Law
@@ -39,13 +41,14 @@ class Ask:
     def request(self) -> Request:
         return self.item.request
 
-    def key(self, depth: int) -> int:
-        """Noise row for the candidate `depth` (1, 2, ...): the target's own under `exact`, else a private one."""
+    def key(self, depth: int, rank: int = 0) -> int:
+        """Noise row for a candidate at `depth` (1, 2, ...): the target's own under `exact`, else a private one, one for
+        each `rank`."""
         request = self.request
         index = request.index(depth - 1)
         if self.law is Law.SHARED_NOISE:
             return request.target_noise.key(index)
-        return request.draft_noise.key(index, request.round)
+        return request.draft_noise.key(index, request.round, rank)
 
 
 @dataclass(slots=True)
@@ -68,6 +71,8 @@ class View:
     asks: Sequence[Ask] = ()
     advance: Callable[[Ask, str, int], None] = lambda ask, group, length: None
     """Tell the cache, after the step is committed, how many rows of the drafter's own group are complete."""
+    probes: Mapping[int, Tensor] = field(default_factory=dict)
+    """In `learn`: {place: raw logits [P, V] of the request's probe rows, in the order they were drafted}."""
 
     def slot(self, request: Request, make: Callable[[], S]) -> S:
         """This drafter's memory of `request`; made anew when the engine dropped it."""

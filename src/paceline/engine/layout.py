@@ -11,11 +11,13 @@ from paceline.core.rows import RowsBuilder
 
 @dataclass(slots=True)
 class Layout:
-    """The forest as seen by judges.
+    """The forest as seen by judges and drafters.
 
-    roots {place: node} of the texts that complete in this step; candidates [place]: its nodes that have rows;
-    children {node: its candidates}; line {node: row of the logits that judge its children}, for roots and candidates;
-    prompt_lines {place: (given rank, row of the logits) pairs wanted for prompt log-probabilities}.
+    roots {place: node} of the texts that complete in this step; candidates [place]: its nodes that have rows, one per
+    row; children {node: its candidates, also those of nodes that share
+    its row}; line {node: row of the logits that judge its children}, for roots and
+    candidates; probes {place: rows of the logits of its probes}; prompt_lines {place: (given rank, row of the logits)
+    pairs wanted for prompt log-probabilities}.
     """
 
     builder: RowsBuilder
@@ -23,39 +25,51 @@ class Layout:
     candidates: list[list[int]]
     children: dict[int, list[int]]
     line: dict[int, int]
+    probes: dict[int, list[int]]
     prompt_lines: dict[int, list[tuple[int, int]]]
 
 
 def lay_out(forest: Forest, items: Sequence[Item], txns: Sequence[Txn]) -> Layout:
-    """Rows of every item in plan order; each item's given rows first, then its candidates in forest order."""
-    layout = Layout(RowsBuilder(), {}, [], {}, {}, {})
+    """Rows of every item in plan order; each item's given rows first, then one for each of its nodes that needs one,
+    in forest order."""
+    layout = Layout(RowsBuilder(), {}, [], {}, {}, {}, {})
     lines = 0
     for place, (item, txn, nodes) in enumerate(zip(items, txns, forest.by_request(len(items)))):
-        rows = [n for n in nodes if forest.row[n] != NO_ROW]
-        candidates = rows[item.given :]
-        layout.candidates.append(candidates)
+        drafted = [n for n in nodes[item.given :] if forest.row[n] != NO_ROW]
+        first = {forest.row[n]: n for n in reversed(drafted)}  # of the nodes that share a row
+        computed = sorted(first.values())
+        layout.candidates.append([n for n in computed if forest.role[n] is Role.CANDIDATE])
         for node in nodes[item.given :]:
-            layout.children.setdefault(forest.parent[node], []).append(node)
+            if forest.role[node] is Role.CANDIDATE:
+                parent = forest.parent[node]
+                layout.children.setdefault(first.get(forest.row[parent], parent), []).append(node)
         want: list[int] = []
         if wants_prompt(item):
             want = list(range(item.given - 1))
             layout.prompt_lines[place] = [(rank, lines + rank) for rank in want]
         if item.completes:
-            layout.roots[place] = rows[item.given - 1]
-            want.extend(range(item.given - 1, len(rows)))
-            for rank in range(item.given - 1, len(rows)):
-                layout.line[rows[rank]] = lines + len(layout.prompt_lines.get(place, ())) + rank - item.given + 1
+            root = item.given - 1
+            layout.roots[place] = nodes[root]
+            shift = lines + len(want) - root  # of the line of a rank
+            layout.line[nodes[root]] = root + shift
+            for node in drafted:
+                if forest.role[node] is Role.PROBE:
+                    layout.probes.setdefault(place, []).append(forest.row[node] + shift)
+                else:
+                    layout.line[node] = forest.row[node] + shift
+            want.extend(range(root, item.given + len(computed)))
         elif wants_prompt(item):
             layout.prompt_lines[place].append((item.given - 1, lines + len(want)))
             want.append(item.given - 1)
         lines += len(want)
+        rows = [*nodes[: item.given], *computed]
         layout.builder.add(
             [forest.token[n] for n in rows],
             txn.slots[: len(rows)],
             txn.table,
             txn.lease.length,
-            depths=[forest.depth[n] for n in candidates],
-            words=tree_words(forest, candidates),
+            depths=[forest.depth[n] for n in computed],
+            words=tree_words(forest, computed),
             want=want,
         )
     return layout
@@ -70,10 +84,10 @@ def wants_prompt(item: Item) -> bool:
 def tree_words(forest: Forest, candidates: Sequence[int]) -> list[int]:
     """Ancestor-or-self bits of each candidate row among its request's candidate rows (Miao et al. 2024, SpecInfer:
     the tree attention mask)."""
-    place = {node: j for j, node in enumerate(candidates)}
+    place = {forest.row[node]: j for j, node in enumerate(candidates)}
     words: list[int] = []
     for j, node in enumerate(candidates):
         parent = forest.parent[node]
-        above = 0 if parent == ROOT or forest.role[parent] is Role.GIVEN else words[place[parent]]
+        above = 0 if parent == ROOT or forest.role[parent] is Role.GIVEN else words[place[forest.row[parent]]]
         words.append(above | (1 << j))
     return words

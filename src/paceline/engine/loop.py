@@ -16,7 +16,7 @@ from paceline.core.params import SamplingParams
 from paceline.core.plan import Item, Note, Plan
 from paceline.core.registry import law_for, refusal
 from paceline.core.request import FinishReason, Request
-from paceline.core.rows import Model
+from paceline.core.rows import Model, Out
 from paceline.core.verdict import Verdict
 from paceline.draft import DRAFTERS, Ask, Drafter, Host, UserFn, View
 from paceline.engine.detokenize import Detokenizer
@@ -233,7 +233,7 @@ class Engine:
             raise
         for place, (item, txn) in enumerate(zip(items, txns)):
             self._settle(place, item, txn, forest, verdict)
-        self._learn(asks, verdict)
+        self._learn(asks, verdict, layout, out)
         for place, item in enumerate(items):
             self._emit(place, item, forest, layout, verdict)
 
@@ -334,9 +334,11 @@ class Engine:
             ask.request.drafter = "none"
             self.slots[name].pop(ask.request.id, None)
 
-    def _learn(self, asks: dict[str, list[Ask]], verdict: Verdict) -> None:
+    def _learn(self, asks: dict[str, list[Ask]], verdict: Verdict, layout: Layout, out: Out) -> None:
         for name, mine in asks.items():
-            self._drafter(name).learn(self._view(name, mine), verdict)
+            view = self._view(name, mine)
+            view.probes = {a.place: out.logits[layout.probes[a.place]] for a in mine if a.place in layout.probes}
+            self._drafter(name).learn(view, verdict)
 
     # -- commit ----------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,8 @@ class Case:
     """Everything one rule judges in a step.
 
     places: the plan places (requests) under this rule that complete their text in this step.
-    roots[place]: the forest index of each one's root; children[node]: its candidates in draw order.
+    roots[place]: the forest index of each one's root; children[node]: its candidates in draw order
+    (of nodes that share a row, all children stand under the first).
     line[node]: the row of `scores` [L, V] (processed log-probabilities, `Sampler.scores`) that judges the node's
     children; refs[l]: whose path that row continues.
     """
@@ -33,6 +34,11 @@ class Case:
     scores: Tensor
     sampler: Sampler
     verdict: Verdict = field(default_factory=lambda: Verdict([], []))
+
+    def q(self, node: int) -> Tensor:
+        """The law [V] that a drawn node was drawn from (of the first draw at its parent)."""
+        assert self.forest.q is not None
+        return self.forest.q[self.forest.q_row[node]]
 
     def has_row(self, node: int) -> bool:
         return self.forest.row[node] != NO_ROW

@@ -39,12 +39,12 @@ class Chain:
             verdict.score_rows[place].append(line)
             child = next(iter(case.children.get(node, ())), None)
             if child is None:
-                verdict.next_token[place] = _draw(p, request, depth)
+                verdict.next_token[place] = draw(p, request, depth)
                 return
             token, q = case.forest.token[child], self._q(case, child, p)
-            coin = uniform(request.accept_noise.key(request.index(depth), request.round, COIN))
+            coin = uniform(request.accept_noise.key(request.index(depth), request.round, COIN, 0))
             if not coin * float(q[token]) < float(p[token]):
-                verdict.next_token[place] = _draw(residual(p, q, token), request, depth)
+                verdict.next_token[place] = draw(residual(p, q, token), request, depth)
                 return
             if not case.has_row(child):
                 verdict.next_token[place] = token
@@ -54,9 +54,8 @@ class Chain:
 
     def _q(self, case: Case, child: int, p: Tensor) -> Tensor:
         """The law the child was drawn from: its stored row, or one-hot for a point."""
-        row = case.forest.q_row[child]
-        if row >= 0 and case.forest.q is not None:
-            return case.forest.q[row].to(p.dtype)
+        if case.forest.q_row[child] >= 0:
+            return case.q(child).to(p.dtype)
         q = torch.zeros_like(p)
         q[case.forest.token[child]] = 1.0
         return q
@@ -71,7 +70,7 @@ def residual(p: Tensor, q: Tensor, rejected: int) -> Tensor:
     return r / r.sum()
 
 
-def _draw(p: Tensor, request: Request, depth: int) -> int:
+def draw(p: Tensor, request: Request, depth: int) -> int:
     """One token from p [V] with fresh accept noise; -1 where p has no mass (every token was masked)."""
     if not float(p.sum()) > 0:
         return -1

@@ -28,9 +28,12 @@ class Exact:
 
     def _rows_of(self, case: Case, root: int) -> list[int]:
         """The root and all candidates below it that have logits, in forest order."""
-        out = [root]
+        out, seen = [root], {case.line[root]}
         for node in out:
-            out.extend(c for c in case.children.get(node, ()) if case.has_row(c))
+            for child in case.children.get(node, ()):
+                if case.has_row(child) and case.line[child] not in seen:  # of i.i.d. twins, the first
+                    out.append(child)
+                    seen.add(case.line[child])
         return sorted(out, key=case.line.__getitem__)
 
     def _descend(self, case: Case, place: int, drawn: dict[int, int]) -> None:

@@ -1,0 +1,106 @@
+"""`dyspec`: a tree that grows where the draft expects to be accepted (Xiong et al. 2024, arXiv 2410.11744, algorithm
+1), and `dyspec_threshold`, its form for few passes (algorithm 2).
+
+The next draw at a place is reached with probability
+
+    value = value of the place * (1 - q of its children drawn so far)
+
+which is known before the draw, so recursive rejection stays exact. The child's own is value of the place * q(child).
+"""
+
+from dataclasses import dataclass, field
+from heapq import heappop, heappush, nlargest
+from math import exp
+
+from paceline.core.forest import ROOT, Law
+from paceline.draft import DRAFTERS
+from paceline.draft.tree import Draws, Laws, Tree, TreeDrafter, offers
+
+LEAST = 0.02
+"""A draw that is reached less often than this is not worth its row."""
+
+
+@dataclass(slots=True)
+class Heap:
+    """Next draws by falling value. `laws` are known for places that were computed."""
+
+    items: list[tuple[float, int, int]] = field(default_factory=list)
+    """(-value, place, how many of its children were drawn)."""
+    laws: dict[int, Draws] = field(default_factory=dict)
+    value: dict[int, float] = field(default_factory=lambda: {ROOT: 1.0})
+
+    def push(self, tree: Tree, place: int, drawn: int) -> None:
+        """The draw after `drawn` children at `place`."""
+        worth = self.value[place]
+        if drawn or tree.law is Law.POINT:
+            draws = self.laws.get(place)
+            if draws is not None:
+                if drawn >= len(draws.token):
+                    return
+                worth *= gain(tree, draws, drawn)
+        if worth >= LEAST:
+            heappush(self.items, (-worth, place, drawn))
+
+
+def gain(tree: Tree, draws: Draws, drawn: int) -> float:
+    """The chance that the draw after `drawn` children is reached; for a deterministic choice, that it is right."""
+    if tree.law is Law.POINT:
+        return exp(draws.log_q[drawn])
+    return 1.0 - sum(exp(x) for x in draws.log_q[:drawn])
+
+
+@DRAFTERS.register(
+    "dyspec", offers("a tree that grows where the draft is sure", Law.SHARED_NOISE, Law.WITHOUT_REPLACEMENT)
+)
+class DySpec(TreeDrafter):
+    """The greedy heap. The best draws are found one by one, but the laws of all places that can be among them are
+    computed in one pass, so a tree costs about as many passes as it is deep."""
+
+    def plant(self, tree: Tree) -> None:
+        tree.memo = Heap()
+        tree.memo.push(tree, ROOT, 0)
+
+    def expand(self, tree: Tree, laws: Laws) -> list[int]:
+        heap: Heap = tree.memo
+        heap.laws.update(laws)
+        if tree.law is Law.POINT:  # their first draws are now known: value them by it
+            items, heap.items = heap.items, []
+            for value, place, drawn in items:
+                if place in laws:
+                    heap.push(tree, place, drawn)
+                else:
+                    heappush(heap.items, (value, place, drawn))
+        while heap.items and tree.left > 0:
+            _, place, drawn = heap.items[0]
+            draws = heap.laws.get(place)
+            if draws is None:
+                ahead = nlargest(tree.left, heap.items, key=lambda it: -it[0])
+                return [p for _, p, _ in ahead if p not in heap.laws]
+            heappop(heap.items)
+            if drawn >= len(draws.token):
+                continue
+            child = tree.add(place, draws.token[drawn])
+            heap.value[child] = heap.value[place] * exp(draws.log_q[drawn])
+            heap.push(tree, place, drawn + 1)
+            heap.push(tree, child, 0)
+        return []
+
+
+@DRAFTERS.register(
+    "dyspec_threshold", offers("dyspec, level by level to a threshold", Law.SHARED_NOISE, Law.WITHOUT_REPLACEMENT)
+)
+class DySpecThreshold(TreeDrafter):
+    """Every draw reached with at least `1 / nodes`, level by level, while nodes last."""
+
+    def plant(self, tree: Tree) -> None:
+        tree.memo = {ROOT: 1.0}
+
+    def expand(self, tree: Tree, laws: Laws) -> list[int]:
+        least, new = 1 / tree.ask.item.nodes, []
+        for place, draws in laws.items():
+            for drawn, token in enumerate(draws.token):
+                if tree.left <= 0 or tree.memo[place] * gain(tree, draws, drawn) < least:
+                    break
+                new.append(tree.add(place, token))
+                tree.memo[new[-1]] = tree.memo[place] * exp(draws.log_q[drawn])
+        return [place for place in new if tree.memo[place] >= least]

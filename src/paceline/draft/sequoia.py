@@ -1,0 +1,94 @@
+"""`sequoia`: the best fixed tree for the acceptance that was measured (Chen et al. 2024, arXiv 2402.12374, sect. 3.1).
+
+`rates[b]` is the chance that the child drawn b-th is the accepted one, given that its parent was. It is measured on the
+engine's own rounds, over all requests; the tree changes between rounds only.
+"""
+
+from functools import cache
+
+from paceline.core.forest import ROOT, Law
+from paceline.draft import DRAFTERS, Host
+from paceline.draft.tree import Laws, Tree, TreeDrafter, offers
+
+WIDTH, DEPTH = 6, 10
+PRIOR = (0.6, 0.15, 0.06, 0.03, 0.02, 0.01)
+WEIGHT = 20.0
+"""Rounds that PRIOR counts for."""
+
+Shape = tuple["Shape", ...]
+"""A node's children in draw order, each with its own."""
+
+
+@cache
+def best(nodes: int, depth: int, rates: tuple[float, ...]) -> Shape:
+    """The tree of at most `nodes` below the root, at most `depth` deep, with the most expected accepted nodes: dynamic
+    programming over (nodes, depth, children), the paper's T."""
+
+    @cache
+    def most(size: int, deep: int) -> tuple[float, int]:
+        """Expected accepted nodes below a node whose subtree has `size` nodes, and how many children it has."""
+        options = [(grown(size, deep, b)[0], -b) for b in range(min(len(rates), size) + 1 if deep else 1)]
+        value, b = max(options)
+        return value, -b
+
+    @cache
+    def grown(size: int, deep: int, children: int) -> tuple[float, int]:
+        """The same with exactly so many children, and the size of the last one's subtree, itself included."""
+        if children == 0:
+            return (0.0, 0) if size == 0 else (-1.0, 0)
+        rate = rates[children - 1]
+        options = [
+            (grown(size - last, deep, children - 1)[0] + rate * (1.0 + most(last - 1, deep - 1)[0]), last)
+            for last in range(1, size - children + 2)
+            if children > 1 or last == size
+        ]
+        return max(options, default=(-1.0, 0))
+
+    def build(size: int, deep: int) -> Shape:
+        out: list[Shape] = []
+        for children in range(most(size, deep)[1], 0, -1):
+            last = grown(size, deep, children)[1]
+            out.append(build(last - 1, deep - 1))
+            size -= last
+        return tuple(reversed(out))
+
+    return build(max(range(nodes + 1), key=lambda n: most(n, depth)[0]), depth)
+
+
+@DRAFTERS.register(
+    "sequoia", offers("the best fixed tree for the measured acceptance", Law.SHARED_NOISE, Law.WITHOUT_REPLACEMENT)
+)
+class Sequoia(TreeDrafter):
+    width = WIDTH
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self.hits = [WEIGHT * p for p in PRIOR]
+        self.rounds, self.due = WEIGHT, WEIGHT * 2
+        self.rates: tuple[float, ...] = PRIOR
+
+    def plant(self, tree: Tree) -> None:
+        tree.memo = {ROOT: best(tree.ask.item.nodes, DEPTH, self.rates)}
+
+    def expand(self, tree: Tree, laws: Laws) -> list[int]:
+        new = []
+        for place, draws in laws.items():
+            for token, shape in zip(draws.token, tree.memo[place]):
+                child = tree.add(place, token)
+                if shape:
+                    tree.memo[child] = shape
+                    new.append(child)
+        return new
+
+    def observe(self, tree: Tree, path: list[int]) -> None:
+        """Count, at every place that was reached and had children, which of them was accepted."""
+        for above, child in zip([ROOT, *path], [*path, None]):
+            if above not in tree.memo:
+                continue
+            self.rounds += 1
+            if child is not None:
+                siblings = [i for i in range(len(tree.parent)) if tree.parent[i] == above]
+                self.hits[siblings.index(child)] += 1
+        if self.rounds >= self.due:  # rates grow finer as they change less
+            self.due *= 2
+            self.rates = tuple(round(hit / self.rounds, 2) for hit in self.hits)

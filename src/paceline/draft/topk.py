@@ -1,0 +1,12 @@
+"""`topk`: the most probable continuations by the draft's own probability, whatever the temperature (the dynamic tree of
+EAGLE-2, Li et al. 2024, arXiv 2406.16858, section 4, with a heap in place of its fixed beam)."""
+
+from paceline.core.forest import Law
+from paceline.draft import DRAFTERS
+from paceline.draft.dyspec import DySpec
+from paceline.draft.tree import offers
+
+
+@DRAFTERS.register("topk", offers("the draft's most probable paths", Law.POINT))
+class TopK(DySpec):
+    width = 8

@@ -1,0 +1,246 @@
+"""Trees from a draft model. One builder grows the tree of every request, a pass of the draft model a level; a method
+adds its `expand` rule.
+
+A pass computes all nodes so far again: a tree is small, a pass costs about the same for 1 to 16 rows, and so a pass
+needs nothing but its own rows and the committed prefix.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.core.forest import ROOT, Forest, Law
+from paceline.core.noise import keys_tensor
+from paceline.core.registry import Offers
+from paceline.core.rows import RowsBuilder
+from paceline.core.verdict import Verdict
+from paceline.draft import Ask, Host, View
+from paceline.draft.model import GROUP
+from paceline.sample.race import perturbed
+
+NODES = 15
+
+
+def offers(summary: str, *laws: Law) -> Offers:
+    """The card of a tree method that grows on a draft model."""
+    return Offers(summary, frozenset(laws), "tree", NODES, needs=frozenset({"draft"}), group=GROUP)
+
+
+@dataclass(slots=True)
+class Draws:
+    """The law after one place, in draw order: tokens without replacement, the log q of each, and what ranked them:
+    log q + Gumbel noise, falling (Kool et al. 2019), or log q itself under law `POINT`."""
+
+    token: list[int]
+    log_q: list[float]
+    score: list[float]
+
+
+@dataclass(slots=True)
+class Tree:
+    """One request's tree in the making. A place is a node's number in order of drawing, or ROOT."""
+
+    ask: Ask
+    reach: int
+    """Rows of the text whose K/V the draft's group has."""
+    law: Law
+    token: list[int] = field(default_factory=list)
+    parent: list[int] = field(default_factory=list)
+    depth: list[int] = field(default_factory=list)
+    twin: list[int | None] = field(default_factory=list)
+    rank: list[int] = field(default_factory=list)
+    """Row of each place among the tree's rows; places with equal paths share one."""
+    word: list[int] = field(default_factory=list)
+    """Of each row: the rows that are it or its ancestors, as bits."""
+    first: list[int] = field(default_factory=list)
+    """The first place of each row."""
+    law_row: dict[int, int] = field(default_factory=dict)
+    """place -> row of the table with the law its children are drawn from (q rules only)."""
+    fresh: list[int] = field(default_factory=list)
+    """Places whose law is wanted next."""
+    computed: int = 0
+    """Rows whose K/V the draft's group has."""
+    memo: Any = None
+    """The rule's own."""
+
+    @property
+    def known(self) -> int:
+        """Tokens of the text whose slots this step has."""
+        return self.ask.txn.base + self.ask.item.given
+
+    @property
+    def lagging(self) -> bool:
+        return self.reach < self.known
+
+    @property
+    def left(self) -> int:
+        """Nodes that may still be drawn."""
+        return self.ask.item.nodes - len(self.token)
+
+    def below(self, place: int) -> int:
+        """Depth of the children of `place`."""
+        return 1 if place == ROOT else self.depth[place] + 1
+
+    def add(self, parent: int, token: int, twin: int | None = None) -> int:
+        """Append a child of `parent`, after its siblings drawn earlier, and return its place."""
+        place = len(self.token)
+        self.token.append(token)
+        self.parent.append(parent)
+        self.depth.append(self.below(parent))
+        self.twin.append(twin)
+        if twin is None:
+            row = len(self.word)
+            self.word.append((0 if parent == ROOT else self.word[self.rank[parent]]) | 1 << row)
+            self.first.append(place)
+            self.rank.append(row)
+        else:
+            self.rank.append(self.rank[twin])
+        return place
+
+    def path(self, place: int) -> tuple[int, ...]:
+        """Tokens from depth 1 down to `place`."""
+        out: list[int] = []
+        while place != ROOT:
+            out.append(self.token[place])
+            place = self.parent[place]
+        return tuple(reversed(out))
+
+    def accepted(self, tokens: Sequence[int]) -> list[int]:
+        """The places that `tokens`, the committed ones after the root, went through."""
+        out: list[int] = []
+        for token in tokens:
+            above = out[-1] if out else ROOT
+            hit = next((i for i in range(len(self.token)) if self.parent[i] == above and self.token[i] == token), None)
+            if hit is None:
+                break
+            out.append(hit)
+        return out
+
+
+Laws = Mapping[int, Draws]
+
+
+class TreeDrafter:
+    """The builder. A method gives `expand`, perhaps `plant`, `draws` and `observe`."""
+
+    width = 16
+    """Most children of one node."""
+
+    def __init__(self, host: Host) -> None:
+        assert host.draft is not None
+        self.model, self.sampler, self.chunk = host.draft, host.sampler, host.chunk
+
+    def plant(self, tree: Tree) -> None:
+        """Prepare a request's tree before anything is drawn: its shape may depend on what is known now."""
+
+    def expand(self, tree: Tree, laws: Laws) -> list[int]:
+        """Add children to the places of `laws` (those asked for last), at most `tree.left`; return the places whose
+        laws are wanted next. Under a q rule nothing may depend on a token but through its law (D2)."""
+        raise NotImplementedError
+
+    def observe(self, tree: Tree, path: list[int]) -> None:
+        """After the step: the places that were accepted."""
+
+    def draft(self, asks: Sequence[Ask], view: View) -> Forest:
+        trees = []
+        for ask in asks:
+            view.slots.pop(ask.request.id, None)
+            if ask.item.nodes or ask.item.given > 1:
+                law = Law.POINT if ask.request.params.greedy and ask.law is not Law.SAMPLED else ask.law
+                tree = Tree(ask, ask.txn.lease.frontier[GROUP], law)
+                trees.append(tree)
+                if ask.item.nodes:
+                    tree.fresh = [ROOT]
+                    self.plant(tree)
+        tables = self.grow(trees)
+        forest = Forest(q=torch.cat(tables) if tables else None)
+        for tree in trees:
+            start = len(forest)
+            for i, token in enumerate(tree.token):
+                above, twin = tree.parent[i], tree.twin[i]
+                forest.add(
+                    tree.ask.place,
+                    token,
+                    ROOT if above == ROOT else start + above,
+                    law=tree.law,
+                    q_row=tree.law_row.get(above, -1),
+                    twin=None if twin is None else start + twin,
+                )
+            view.slots[tree.ask.request.id] = tree
+        return forest
+
+    def grow(self, trees: Sequence[Tree]) -> list[Tensor]:
+        """Draw the trees; the laws they were drawn from, where a rule will ask for them."""
+        tables: list[Tensor] = []
+        while active := [tree for tree in trees if tree.lagging or tree.fresh]:
+            builder = RowsBuilder()
+            places = [(tree, place) for tree in active for place in self._lay(builder, tree)]
+            logits = self.model.forward(builder.build(self.model.device)).logits
+            if places:
+                self._level(places, logits, tables)
+        return tables
+
+    def _lay(self, builder: RowsBuilder, tree: Tree) -> list[int]:
+        """Rows of one tree: what is missing of the text, else all its nodes. Returns the places that get a law."""
+        ask = tree.ask
+        if tree.lagging:
+            start, tree.reach = tree.reach, min(tree.known, tree.reach + self.chunk)
+            ready = bool(tree.fresh) and not tree.lagging
+            text, slots = ask.request.tokens[start : tree.reach], ask.txn.lease.slots(start, tree.reach)
+            builder.add(text, slots, ask.txn.table, start, want=None if ready else [])
+            return [ROOT] if ready else []
+        rows = tree.first
+        slots = ask.txn.slots[ask.item.given :][: len(rows)]
+        depths, fresh = [tree.depth[i] for i in rows], sorted(tree.fresh, key=tree.rank.__getitem__)
+        want = [tree.rank[place] for place in fresh]
+        builder.add(
+            [tree.token[i] for i in rows], slots, ask.txn.table, tree.known, depths=depths, words=tree.word, want=want
+        )
+        tree.computed = len(rows)
+        return fresh
+
+    def _level(self, places: list[tuple[Tree, int]], logits: Tensor, tables: list[Tensor]) -> None:
+        refs = [(tree.ask.request, tree.path(place)) for tree, place in places]
+        scores = self.sampler.scores(refs, logits)
+        if any(tree.law in (Law.WITHOUT_REPLACEMENT, Law.SAMPLED) for tree, _ in places):
+            base = sum(len(table) for table in tables)
+            tables.append(self.sampler.probs(refs, scores))
+            for i, (tree, place) in enumerate(places):
+                if tree.law in (Law.WITHOUT_REPLACEMENT, Law.SAMPLED):
+                    tree.law_row[place] = base + i
+        laws: dict[int, dict[int, Draws]] = {}
+        for (tree, place), draws in zip(places, self.draws(places, scores)):
+            laws.setdefault(id(tree), {})[place] = draws
+        for tree in {id(tree): tree for tree, _ in places}.values():
+            tree.fresh = self.expand(tree, laws[id(tree)]) if tree.left > 0 else []
+
+    def draws(self, places: list[tuple[Tree, int]], scores: Tensor) -> list[Draws]:
+        """Draws of each place from its row of scores [L, V]."""
+        log_q = scores.to(torch.float64).log_softmax(-1)
+        keys = [tree.ask.key(tree.below(place), place + 1) for tree, place in places]
+        noisy = perturbed(log_q, keys_tensor(keys, scores.device))
+        point = [i for i, (tree, _) in enumerate(places) if tree.law is Law.POINT]
+        noisy[point] = log_q[point]
+        score, token = noisy.topk(min(self.width, scores.shape[-1]), dim=-1)
+        return [Draws(*cut(*row)) for row in zip(token.tolist(), log_q.gather(-1, token).tolist(), score.tolist())]
+
+    def learn(self, view: View, verdict: Verdict) -> None:
+        """Keep the K/V of accepted nodes that were computed, and let the method see what was accepted."""
+        for ask in view.asks:
+            tree = view.slots.pop(ask.request.id, None)
+            if tree is None:
+                continue
+            path = tree.accepted(ask.txn.lease.tokens[tree.known :])
+            kept = next((n for n, i in enumerate(path) if tree.rank[i] >= tree.computed), len(path))
+            view.advance(ask, GROUP, min(tree.reach + kept, ask.txn.lease.length))
+            if ask.item.nodes:
+                self.observe(tree, path)
+
+
+def cut(token: list[int], log_q: list[float], score: list[float]) -> tuple[list[int], list[float], list[float]]:
+    """Without the tokens that cannot be drawn (they are last, at -inf)."""
+    n = next((n for n, x in enumerate(score) if not x > float("-inf")), len(score))
+    return token[:n], log_q[:n], score[:n]
