@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.noise import keys_tensor
 from paceline.core.rows import Out, Rows
 from paceline.model.blocks import Norm
@@ -111,6 +112,24 @@ class NativeDecoder(Decoder):
             tokens.data_ptr(),
         )
         return [[token for token in row if token >= 0] for row in tokens.tolist()]
+
+    @torch.inference_mode()
+    def tree(
+        self, rows: Rows, nodes: list[int], temperature: list[float], limits: tuple[int, int, int, float, float]
+    ) -> list[tuple[list[int], list[int], int]]:
+        """Draft a tree for each segment, whose last row alone is wanted: tokens, parents (-1: the root) and how many of
+        them, the first ones, have K/V. `limits`: beam, children, passes, least, worth of draft/topk.py."""
+        count, most = len(nodes), MAX_CANDIDATES
+        wish, warm = torch.tensor(nodes), torch.tensor(temperature, dtype=torch.float64)
+        tokens, parents = torch.empty(2, count, most, dtype=torch.int64)
+        computed = torch.zeros(count, dtype=torch.int64)
+        call, *_held = self.call(rows, {}, max(nodes))
+        self.library.paceline_tree(
+            self.model, call, wish.data_ptr(), warm.data_ptr(), *limits,
+            tokens.data_ptr(), parents.data_ptr(), computed.data_ptr(),
+        )  # fmt: skip
+        sizes = (tokens >= 0).sum(-1).tolist()
+        return [(t[:n], p[:n], c) for t, p, c, n in zip(tokens.tolist(), parents.tolist(), computed.tolist(), sizes)]
 
     def call(self, rows: Rows, taps: dict[str, Tensor], further: int = 0) -> tuple[CPass, Tensor, Tensor, Any]:
         """The pass as the library takes it, its hidden states, its logits, and what must outlive the call.

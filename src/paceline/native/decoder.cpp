@@ -10,13 +10,13 @@
 //   keys            [layer][kv head][slot/16][dim/2][16 slots][2]
 //   values          [layer][kv head][slot/16][8 pairs of slots][dim][2]
 //
-// base.h, linear.h, rows.h, attention.h: a thread's part of a pass, from the bottom up; draw.h: tokens.
+// base.h, linear.h, rows.h, attention.h: a thread's part of a pass, from the bottom up; draw.h: tokens;
+// draft.h: whole drafts.
 
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "attention.h"
-#include "draw.h"
 
 struct Worker : Attention {
   using Attention::Attention;
@@ -196,57 +196,7 @@ static void forward(const Model& m, const Pass& p) {
 
 extern "C" void paceline_forward(const Model* m, const Pass* p) { forward(*m, *p); }
 
-// A chain of drafts for each request: the pass `p`, which wants one row of each segment, then up to `steps` - 1 passes of
-// one row each. keys, tokens [requests][steps]; temperature 0: greedy. A chain ends when the chance that all of it is
-// kept falls below `worth`; a greedy token's chance is its probability, another's is `share`. `tokens` beyond its end: -1.
-extern "C" void paceline_draft(const Model* m, const Pass* p, i64 steps, const i64* most, const double* temperature,
-                               const i64* keys, double worth, double share, i64* tokens) {
-  const i64 n = p->segments, vocab = m->vocab;
-  std::vector<i64> live(n), token(n), position(n), slot(n), word(n, 0), want(n), table(n * p->width);
-  std::vector<double> chance(n, 1.);
-  std::vector<Segment> segment(n);
-  std::vector<float> hidden(n * m->hidden);
-  for (i64 i = 0; i < n; i++) live[i] = want[i] = i;
-  std::fill(tokens, tokens + n * steps, -1);
-  Pass pass = *p;
-  for (i64 step = 0; step < steps && !live.empty(); step++) {
-    forward(*m, pass);
-    const i64 count = live.size();
-#pragma omp parallel for schedule(static) num_threads(std::min(m->threads, count))
-    for (i64 r = 0; r < count; r++) {
-      static thread_local std::vector<float> bounds;
-      const i64 i = live[r];
-      const float* z = p->logits + r * vocab;
-      if (temperature[i] > 0) {
-        tokens[i * steps + step] = race(z, vocab, temperature[i], keys[i * steps + step], bounds);
-        chance[i] *= share;
-        continue;
-      }
-      float top;
-      tokens[i * steps + step] = largest(z, vocab, top);
-      __m512 sum = _mm512_setzero_ps();
-      each(vocab, [&](i64 c, __mmask16 k) {
-        sum = _mm512_mask_add_ps(sum, k, sum, exponential(_mm512_sub_ps(_mm512_maskz_loadu_ps(k, z + c), set(top))));
-      });
-      chance[i] /= _mm512_reduce_add_ps(sum);
-    }
-    i64 kept = 0;
-    for (i64 r = 0; r < count; r++) {
-      const i64 i = live[r], drawn = tokens[i * steps + step];
-      if (drawn < 0 || chance[i] < worth || step + 1 >= most[i]) continue;
-      const Segment& first = p->segment[i];
-      const i64 at = first.base + first.given + step;
-      live[kept] = i, token[kept] = drawn, position[kept] = at, segment[kept] = {kept, 1, 0, at};
-      slot[kept] = p->table[i * p->width + at / m->block_size] * m->block_size + at % m->block_size;
-      memcpy(&table[kept * p->width], p->table + i * p->width, p->width * 8);
-      kept++;
-    }
-    live.resize(kept);
-    pass.rows = pass.segments = pass.wanted = kept;
-    pass.token = token.data(), pass.position = position.data(), pass.slot = slot.data(), pass.word = word.data();
-    pass.want = want.data(), pass.table = table.data(), pass.segment = segment.data(), pass.hidden = hidden.data();
-  }
-}
+#include "draft.h"
 
 // One layer alone: `head` of a model that has nothing else, from x [rows][in] to y [rows][out]
 extern "C" void paceline_linear(const Model* m, const float* x, i64 rows, float* y) {
