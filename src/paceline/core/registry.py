@@ -27,6 +27,8 @@ class Offers:
     """What the engine must have been given: `draft` (a draft model), `callable` (a function of the user's)."""
     group: str | None = None
     """Name of its own K/V group in the shared block table, if it has one."""
+    parts: tuple[str, ...] = ()
+    """The drafters that a merged one joins in one tree, the cheapest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,10 @@ def refusal(drafter: str, offers: Offers, verifier: str, accepts: Accepts, have:
     """Why this drafter cannot serve under this verifier with what the engine `have`s; None when it can."""
     for need in sorted(offers.needs - set(have)):
         return f"Drafter {drafter!r} needs {NEED_TEXT[need]}."
+    if offers.parts and Law.SHARED_NOISE not in accepts.laws:
+        return (
+            f"Drafter {drafter!r} joins several in one tree, which only verifier 'exact' can judge."
+        )
     if offers.shape == "tree" and accepts.shape == "chain":
         return f"Drafter {drafter!r} makes trees, but verifier {verifier!r} judges chains only; use verifier 'exact'."
     if not offers.laws & set(accepts.laws):

@@ -6,6 +6,7 @@ time, never correctness.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
@@ -93,4 +94,15 @@ class Drafter(Protocol):
     def learn(self, view: View, verdict: Verdict) -> None: ...
 
 
-DRAFTERS: Registry[type[Drafter]] = Registry("drafter", "paceline.draft")
+class Drafters(Registry[Callable[[Host], Drafter]]):
+    """The drafters by name; `a+b` is a merged one."""
+
+    def _entry(self, name: str) -> tuple[Callable[[Host], Drafter], Any]:
+        if "+" not in name:
+            return super()._entry(name)
+        from paceline.draft.merge import Merged, card
+
+        return partial(Merged, name=name), card(name)
+
+
+DRAFTERS = Drafters("drafter", "paceline.draft")

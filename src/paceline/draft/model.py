@@ -82,7 +82,7 @@ class ModelDrafter:
         forest = Forest(q=torch.cat(tables) if tables else None)
         for g in growing:
             forest.add_chain(g.ask.place, g.tokens, g.ask.law, g.q_rows)
-            view.slots[g.ask.request.id] = g.reach
+            view.slots[g.ask.request.id] = g
         return forest
 
     def _chains(self, growing: Sequence[Growing]) -> None:
@@ -144,8 +144,10 @@ class ModelDrafter:
 
     def learn(self, view: View, verdict: Verdict) -> None:
         """Keep the K/V of accepted drafts: the frontier follows the text as far as it was computed (the last drafted
-        token was not)."""
+        token was not) and as this chain was what was accepted."""
         for ask in view.asks:
-            reach = view.slots.pop(ask.request.id, None)
-            if reach is not None:
-                view.advance(ask, GROUP, min(reach, ask.txn.lease.length))
+            g = view.slots.pop(ask.request.id, None)
+            if g is not None:
+                accepted = ask.txn.lease.tokens[g.known :]
+                kept = next((i for i, (a, b) in enumerate(zip(g.tokens, accepted)) if a != b), len(accepted))
+                view.advance(ask, GROUP, min(g.reach, g.known + kept, ask.txn.lease.length))

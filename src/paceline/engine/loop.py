@@ -103,7 +103,8 @@ class Engine:
         self.schedule = schedule or FirstComeFirstServed()
         nodes = {name: config.nodes.get(name, card.nodes) for name, card in self.cards.items()}
         limits = {name: draft.max_len for name, card in self.cards.items() if card.group and draft is not None}
-        self.planner = Planner(FixedLength(nodes, limits, config.free_rows), config.row_budget)
+        self.length = FixedLength(nodes, limits, config.free_rows)
+        self.planner = Planner(self.length, config.row_budget)
         self.drafters: dict[str, Drafter] = {}
         self.slots: dict[str, dict[int, Any]] = {}
         self.waiting: list[Request] = []
@@ -162,9 +163,15 @@ class Engine:
         bad = next((t for t in prompt if not 0 <= t < self.model.vocab_size), None)
         if bad is not None:
             raise InputError(f"Token id {bad} is outside the vocabulary [0, {self.model.vocab_size}).")
-        reason = refusal(drafter, DRAFTERS.card(drafter), verifier, VERIFIERS.card(verifier), self.have)
+        card = DRAFTERS.card(drafter)
+        reason = refusal(drafter, card, verifier, VERIFIERS.card(verifier), self.have)
         if reason:
             raise RefusalError(reason)
+        if drafter not in self.cards:  # a merged one, for the first time
+            self.cards[drafter] = card
+            self.length.defaults[drafter] = self.config.nodes.get(drafter, card.nodes)
+            if card.group and self.draft_model is not None:
+                self.length.limits[drafter] = self.draft_model.max_len
 
     def _check_capacity(self, request: Request) -> None:
         """The request alone, at its longest, must fit the cache: then pre-emption can always make room."""
