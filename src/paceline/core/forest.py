@@ -119,11 +119,14 @@ class Forest:
         return out
 
 
-def join(given: Sequence[Sequence[int]], parts: Sequence[Forest], budget: Sequence[int]) -> Forest:
+def join(
+    given: Sequence[Sequence[int]], parts: Sequence[Forest], budget: Sequence[int], depth: Sequence[int] | None = None
+) -> Forest:
     """One forest from the given tokens of each request and the drafters' candidates.
 
     Candidates beyond a request's `budget` of rows lose their row: drawn siblings stay, as nodes judged from their
-    parent's logits; their descendants go (they could not be reached). Nothing here looks at a token.
+    parent's logits; their descendants go (they could not be reached), and so does what is deeper than `depth`. Nothing
+    here looks at a token.
     """
     forest = Forest()
     candidates = [p.by_request(len(given)) for p in parts]
@@ -145,7 +148,7 @@ def join(given: Sequence[Sequence[int]], parts: Sequence[Forest], budget: Sequen
             rank: dict[int, int] = {}
             for i in lists[r]:
                 parent = place.get(part.parent[i])
-                if parent is None or forest.row[parent] == NO_ROW:
+                if parent is None or forest.row[parent] == NO_ROW or (depth and forest.depth[parent] >= depth[r]):
                     continue
                 q_row = part.q_row[i] + q_shift if part.q_row[i] >= 0 else -1
                 place[i] = j = forest.add(r, part.token[i], parent, law=part.law[i], q_row=q_row, role=part.role[i])

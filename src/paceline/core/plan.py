@@ -9,14 +9,20 @@ from paceline.core.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One request's share of a step: `given` of its pending tokens become rows, and at most `nodes` candidates
-    hang below the last of them (only when that completes the text)."""
+    """One request's share of a step: `given` of its pending tokens become rows, and at most `nodes` candidates, at most
+    `depth` below one another, hang below the last of them (only when that completes the text)."""
 
     request: Request
     given: int
     nodes: int
     drafter: str
     verifier: str
+    depth: int = MAX_CANDIDATES
+
+    @property
+    def chain(self) -> int:
+        """Length of the longest chain."""
+        return min(self.nodes, self.depth)
 
     @property
     def rows(self) -> int:

@@ -95,9 +95,7 @@ def refusal(drafter: str, offers: Offers, verifier: str, accepts: Accepts, have:
     for need in sorted(offers.needs - set(have)):
         return f"Drafter {drafter!r} needs {NEED_TEXT[need]}."
     if offers.parts and Law.SHARED_NOISE not in accepts.laws:
-        return (
-            f"Drafter {drafter!r} joins several in one tree, which only verifier 'exact' can judge."
-        )
+        return f"Drafter {drafter!r} joins several in one tree, which only verifier 'exact' can judge."
     if offers.shape == "tree" and accepts.shape == "chain":
         return f"Drafter {drafter!r} makes trees, but verifier {verifier!r} judges chains only; use verifier 'exact'."
     if not offers.laws & set(accepts.laws):

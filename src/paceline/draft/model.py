@@ -41,7 +41,7 @@ class Growing:
 
     @property
     def live(self) -> bool:
-        return len(self.tokens) < self.ask.item.nodes and self.chance >= WORTH
+        return len(self.tokens) < self.ask.item.chain and self.chance >= WORTH
 
     def run(self, chunk: int) -> list[int]:
         """The next tokens to compute: what is missing of the text, then the last drafted one."""
@@ -95,7 +95,7 @@ class ModelDrafter:
         for g, _ in warm:
             text = g.ask.request.tokens[g.reach : g.known]
             builder.add(text, g.ask.txn.lease.slots(g.reach, g.known), g.ask.txn.table, g.reach)
-        most = [g.ask.item.nodes for g, _ in warm]
+        most = [g.ask.item.chain for g, _ in warm]
         keys = [[g.ask.key(depth + 1) for depth in range(n)] if t else [] for (g, t), n in zip(warm, most)]
         drawn = self.chain(builder.build(), most, [t for _, t in warm], keys, WORTH, SHARE)
         for (g, _), tokens in zip(warm, drawn):

@@ -103,7 +103,7 @@ class NgramDrafter:
             if ask.item.nodes:
                 start = partial(Index, len(ask.request.prompt), ask.request.params.greedy)
                 index = view.slot(ask.request, start)
-                forest.add_chain(ask.place, index.draft(ask.request.tokens, ask.item.nodes), ask.law)
+                forest.add_chain(ask.place, index.draft(ask.request.tokens, ask.item.chain), ask.law)
         return forest
 
     def learn(self, view: View, verdict: Verdict) -> None:

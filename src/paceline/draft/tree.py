@@ -215,7 +215,8 @@ class TreeDrafter:
         for (tree, place), draws in zip(places, self.draws(places, scores)):
             laws.setdefault(id(tree), {})[place] = draws
         for tree in {id(tree): tree for tree, _ in places}.values():
-            tree.fresh = self.expand(tree, laws[id(tree)]) if tree.left > 0 else []
+            new = self.expand(tree, laws[id(tree)]) if tree.left > 0 else []
+            tree.fresh = [place for place in new if tree.depth[place] < tree.ask.item.depth]
 
     def draws(self, places: list[tuple[Tree, int]], scores: Tensor) -> list[Draws]:
         """Draws of each place from its row of scores [L, V]."""

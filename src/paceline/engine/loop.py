@@ -319,7 +319,7 @@ class Engine:
             except Exception as error:
                 self._disown(name, mine, error)
             self.timer.draft += perf_counter() - started
-        return join(given, parts, [item.nodes for item in items])
+        return join(given, parts, [item.nodes for item in items], [item.depth for item in items])
 
     def _view(self, name: str, asks: Sequence[Ask]) -> View:
         return View(self.slots.setdefault(name, {}), asks, self._advance)

@@ -10,3 +10,6 @@ class LengthPolicy(Protocol):
 
     def nodes(self, request: Request, running: int) -> int:
         """0 .. MAX_CANDIDATES for `request`, one of `running` requests that decode in this step."""
+
+    def depth(self, request: Request) -> int:
+        """How deep its tree may be: no accepted path may run beyond the request's end."""

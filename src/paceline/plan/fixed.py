@@ -24,5 +24,8 @@ class FixedLength:
         nodes = self.defaults.get(request.drafter, 0) if wish is None else wish
         if self.free_rows is not None and wish is None:
             nodes = min(nodes, max(self.least, (self.free_rows - running) // max(running, 1)))
+        return max(0, min(nodes, MAX_CANDIDATES))
+
+    def depth(self, request: Request) -> int:
         room = self.limits.get(request.drafter, 1 << 62) - len(request.tokens)
-        return max(0, min(nodes, request.left - 1, room, MAX_CANDIDATES))
+        return max(0, min(request.left - 1, room, MAX_CANDIDATES))

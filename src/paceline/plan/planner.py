@@ -37,8 +37,8 @@ class Planner:
         while queue and left > 0:
             request = queue.pop(0)
             given = min(request.pending, left)
-            nodes = 0
-            if given == request.pending and request.drafter != "none":
+            nodes, depth = 0, self.length.depth(request)
+            if given == request.pending and request.drafter != "none" and depth:
                 spare = left - given - sum(r.pending == 1 for r in queue)
                 nodes = max(0, min(self.length.nodes(request, len(decoding)), spare))
             if room.need(request, given + nodes) > free:
@@ -55,5 +55,5 @@ class Planner:
                 continue
             free -= room.need(request, given + nodes)
             left -= given + nodes
-            plan.items.append(Item(request, given, nodes, request.drafter, request.verifier))
+            plan.items.append(Item(request, given, nodes, request.drafter, request.verifier, depth))
         return plan
