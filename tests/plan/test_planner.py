@@ -93,3 +93,12 @@ def test_every_plan_is_valid_and_somebody_moves(
     assert used <= free + sum(space.gain(r) for r in plan.preempt)
     assert plan.items or plan.preempt
     assert len(plan.items) + len(plan.preempt) <= len(rs)
+
+
+def test_depth_follows_what_is_left_and_nodes_do_not() -> None:
+    """A tree may have more nodes than tokens are left to draw, but no path may be longer; the last token is plain."""
+    for left, depth in ((50, 49), (3, 2), (2, 1)):
+        [item] = planner(nodes=7).plan([r := request(0, 9, 8, left=left)], room([r], 100)).items
+        assert (item.nodes, item.depth, item.chain) == (7, depth, min(7, depth))
+    [item] = planner(nodes=7).plan([r := request(0, 9, 8, left=1)], room([r], 100)).items
+    assert (item.nodes, item.depth) == (0, 0)

@@ -1,10 +1,11 @@
 """Several drafters in one tree, named as in `ngram+topk`. Legal where any tree is: under `exact`.
 
-The cheapest is asked first; the next ones get the rows it leaves. A later drafter is not asked at all while what was
-proposed before it is expected to bring at least as many tokens as it brings itself. Both numbers are measured: for each
-drafter how many of its nodes were kept, by how many it drafted, over all requests.
+The cheapest is asked first; the next ones get the rows it leaves, but at least half. A later drafter is not asked at
+all while what was proposed before it is expected to bring at least as many tokens as it brings itself. Both numbers are
+measured: for each drafter how many of its nodes were kept, by how many it drafted, over all requests.
 
-The nodes of a drafter with a K/V group come first, so that their rows stay where it wrote them.
+The nodes of a drafter with a K/V group come first, so that their rows stay where it wrote them; what is beyond the
+rows granted goes from the end (`join`).
 """
 
 from collections.abc import Sequence
@@ -111,10 +112,11 @@ class Merged:
     def _ask(self, part: str, ask: Ask, left: int, expected: float) -> Ask:
         """What a part is asked; no nodes if the ones before it are expected to do as well."""
         record = self.records[part]
-        wanted = left > 0 and (expected < record.average() or record.passed >= TRY)
+        wanted = expected < record.average() or record.passed >= TRY
         if ask.item.nodes:
             record.passed = 0 if wanted else record.passed + 1
-        return replace(ask, item=replace(ask.item, nodes=left if wanted else 0), law=self.laws[part])
+        nodes = max(left, ask.item.nodes // 2) if wanted else 0
+        return replace(ask, item=replace(ask.item, nodes=nodes), law=self.laws[part])
 
     def learn(self, view: View, verdict: Verdict) -> None:
         memories = {ask.place: view.slot(ask.request, Memory) for ask in view.asks}

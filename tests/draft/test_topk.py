@@ -1,0 +1,43 @@
+"""`topk`'s native call and its twin, pass by pass, grow the same trees."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline import LLM, SamplingParams
+from paceline.draft.topk import LEAST, TopK
+from paceline.native.build import library
+from tests.tiny import tiny_checkpoint
+
+PROMPTS = ["one two three one two three one", "the cat sat on the mat and the cat sat", "a", "to be or not to be, to"]
+
+
+@pytest.mark.skipif(library() is None, reason="needs the native decoder")
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_the_native_tree_is_the_twins(tmp_path: Path, quantize: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny_checkpoint(tmp_path / "target", "llama", seed=1)
+    draft = tiny_checkpoint(tmp_path / "draft", "llama", seed=2, layers=1)
+    llm = LLM(target, draft, drafter="topk", quantize=quantize, memory="8M", check=True)
+    sizes, original = [], TopK.draft
+
+    def both(self: TopK, asks: Any, view: Any) -> Any:
+        native = self.tree
+        assert native is not None
+        first = original(self, asks, view)
+        computed = {i: tree.computed for i, tree in view.slots.items()}
+        self.tree = None
+        second = original(self, asks, view)
+        self.tree = native
+        assert (first.request, first.token, first.parent) == (second.request, second.token, second.parent)
+        for i, tree in view.slots.items():
+            assert tree.computed == computed[i]
+            assert all(tree.memo.chance[place] >= LEAST for place in range(len(tree.token)))
+        sizes.append(len(first))
+        return first
+
+    monkeypatch.setattr(TopK, "draft", both)
+    for temperature in (0.0, 0.7):
+        params = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, max_tokens=24, seed=1, ignore_eos=True)
+        llm.generate(PROMPTS, params, progress=False)
+    assert llm.engine.drafter_errors == [] and max(sizes) > 15
