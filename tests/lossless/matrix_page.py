@@ -10,6 +10,10 @@ from tests.lossless.cases import FEATURES
 PAGE = Path(__file__).parents[2] / "docs" / "matrix.md"
 HAVE = frozenset(NEED_TEXT)
 """An engine that was given everything: what is refused here is refused everywhere."""
+LONG = {
+    "allowed": "allowed tokens", "bias": "logit bias", "custom": "a processor of your own",
+    "grammar": "a grammar mask (a toy regular language)", "logprobs": "log-probabilities", "stop ids": "stop tokens",
+}  # fmt: skip
 LEAST = 200
 """Least number of generated requests a cell."""
 EACH = -(-LEAST // len(FEATURES))
@@ -20,7 +24,7 @@ PROMISES = {
     "text": "the text is the one that plain decoding gives for the same seed, token for token",
     "law": "the text is another draw from the same distribution; greedy requests get the same text",
     "none": "neither, though every token is one that plain decoding could emit and greedy requests get the same text; "
-    "only a request that names the verifier gets it",
+    "the verifier must be asked for by name",
 }
 NAME = "…"
 """Stands for the drafter's name in a footnote."""
@@ -58,9 +62,7 @@ def verifiers() -> list[str]:
 
 def refusals() -> dict[tuple[str, str], str | None]:
     """The sentence with which each pair is refused; None for a legal one."""
-    return {
-        (d, v): refusal(d, DRAFTERS.card(d), v, VERIFIERS.card(v), HAVE) for d in drafters() for v in verifiers()
-    }
+    return {(d, v): refusal(d, DRAFTERS.card(d), v, VERIFIERS.card(v), HAVE) for d in drafters() for v in verifiers()}
 
 
 def legal(*guarantees: str) -> list[tuple[str, str]]:
@@ -103,7 +105,8 @@ def page() -> str:
         "".join(f"- **{WORDS[guarantee]}**: {promise}.\n" for guarantee, promise in PROMISES.items()),
         f"Refused ({NAME} is the drafter's name):\n",
         "".join(f"{number}. {note}\n" for number, note in enumerate(notes, 1)),
-        f"No pair refuses a feature. Each of these is tested with every legal pair: {', '.join(FEATURES)}.\n",
+        f"No pair refuses a feature. Each of these is tested with every legal pair:\n"
+        f"{', '.join(LONG.get(name, name) for name in FEATURES)}.\n",
         "## Drafters\n",
         table(["", "what it drafts", "shape", "needs"], drafter_rows),
         "A drafter whose need is not met is refused too: \"Drafter '…' needs …\".\n",
