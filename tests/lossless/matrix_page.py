@@ -1,4 +1,4 @@
-"""`docs/matrix.md`, printed by the join over the registries: `python -m tests.lossless.matrix_page > docs/matrix.md`."""
+"""`docs/matrix.md` by the join over the registries: `python -m tests.lossless.matrix_page > docs/matrix.md`."""
 
 from pathlib import Path
 
@@ -38,11 +38,11 @@ refused with the sentence given here, never served in another way.
 """
 BOTTOM = """\
 A test prints this page anew and compares, tries every refused pair and compares its sentence, and runs every other pair
-on a toy model in random batches, block sizes and row budgets, with pre-emption and with drafters that lose their memory:
-{cases} generated requests for each pair, {each} of each feature (at least {least} of each with `pytest -m full`).
-Under *text* every one equals plain decoding. Under *law* and *lossy* every token is possible where it stands, greedy
-requests equal plain decoding, and the same run gives the same text again; that *law* keeps the distribution is shown by
-G-tests beside it (`tests/lossless/test_law.py`).
+on a toy model in random batches, block sizes and row budgets, with pre-emption and with drafters that lose their
+memory: {cases} generated requests for each pair, {each} of each feature (at least {least} of each with
+`pytest -m full`). Under *text* every one equals plain decoding. Under *law* and *lossy* every token is possible where
+it stands, greedy requests equal plain decoding, and a repeated run gives the same text. That *law* keeps the
+distribution is tested apart (`tests/lossless/test_law.py`).
 
 To print it anew, from the root of the repository:
 
