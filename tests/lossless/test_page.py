@@ -137,7 +137,7 @@ def check_logprobs(wish: Wish, request: Request, log_p: list[Tensor]) -> None:
 
 
 def check_request(setting: Setting, wish: Wish, request: Request, *, text: bool) -> None:
-    """What holds of every single run under any rule. With `text`, and for greedy requests, its text is the plain one."""
+    """What holds of every single run under any rule. With `text`, and for greedy requests: the plain text."""
     check_end(wish, request)
     check_stats(request)
     if text or wish.params.greedy:
@@ -205,7 +205,9 @@ def test_batch_mates_do_not_change_the_text_of_a_seed() -> None:
         cells = [(d, v) for d, v in legal() if d not in SHARED_STATE]
         wishes = [random_wish(rng, d, v, rng.choice(list(FEATURES))) for d, v in cells]
         rng.shuffle(wishes)
-        groups = run(setting.engine(), wishes, rng)
+        engine = setting.engine()
+        groups = run(engine, wishes, rng)
+        assert engine.drafter_errors == []
         for wish, group in zip(wishes, groups):
             [alone] = run(setting.engine(), [wish])
             assert [r.output for r in alone] == [r.output for r in group], wish
