@@ -42,6 +42,22 @@ def ban_last(prompt: Any, output: Any, logits: torch.Tensor) -> torch.Tensor:
     return logits
 
 
+GRAMMAR: tuple[dict[int, int], ...] = ({0: 1, 4: 2, EOS: 0}, {1: 1, 2: 1, 3: 0}, {0: 3, 5: 3}, {4: 0}, {})
+"""A toy regular language, (0 [12]* 3 | 4 [05] 4)*, as {token: next state} of each state. The text may end in state 0;
+the last state is the dead one."""
+
+
+def grammar(prompt: Any, output: Any, logits: torch.Tensor) -> torch.Tensor:
+    """A mask that follows the whole path: only tokens that the state after `output` allows."""
+    state = 0
+    for token in output:
+        state = GRAMMAR[state].get(token, len(GRAMMAR) - 1)
+    mask = torch.full_like(logits, float("-inf"))
+    for token in GRAMMAR[state]:
+        mask[token] = 0.0
+    return logits + mask
+
+
 FEATURES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "temperature": {"temperature": 1.0},
@@ -56,9 +72,11 @@ FEATURES: dict[str, dict[str, Any]] = {
     "allowed": {"temperature": 1.0, "allowed_tokens": (0, 2, 3, 6)},
     "bad words": {"temperature": 1.0, "bad_words": ((1, 2), (4,))},
     "custom": {"temperature": 1.0, "processors": (ban_last,)},
+    "grammar": {"temperature": 1.2, "processors": (grammar,)},
     "min tokens": {"temperature": 1.0, "min_tokens": 6},
     "logprobs": {"temperature": 1.0, "logprobs": 2},
     "stop ids": {"temperature": 1.0, "stop_token_ids": (3,)},
+    "n > 1": {"temperature": 1.0, "n": 3},
 }  # fmt: skip
 
 
@@ -175,7 +193,7 @@ def wish_st(draw: Any, features: list[str], drafters: list[str], verifier: str =
     params["drafter"] = draw(st.sampled_from(drafters))
     params["verifier"] = verifier
     params["max_tokens"] = draw(st.integers(max(1, params.get("min_tokens", 0)), 24))
-    params["n"] = draw(st.sampled_from([1, 1, 1, 3]))
+    params["n"] = params.get("n") or draw(st.sampled_from([1, 1, 1, 3]))
     params["ignore_eos"] = draw(st.booleans())
     prompt = draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20))
     return Wish(

@@ -124,7 +124,8 @@ class ModelDrafter:
             base = sum(t.shape[0] for t in tables)
             tables.append(self.sampler.probs(refs, scores))
             for i, g in enumerate(drawing):
-                g.q_rows.append(base + i)
+                if g.ask.law is Law.SAMPLED:
+                    g.q_rows.append(base + i)
         for g, token, chance in zip(drawing, drawn, self._confidence(drawing, scores)):
             if token < 0:  # every token was masked: nothing can be drafted here, and the request will fail here
                 g.chance = 0.0
