@@ -36,6 +36,10 @@ A *drafter* guesses the next tokens, a *verifier* decides which of them stand (`
 `SamplingParams`). This page is printed from what each of them declares about itself. A pair that cannot be exact is
 refused with the sentence given here, never served in another way.
 """
+MERGED = """\
+Several drafters can share one tree: `drafter="ngram+topk"`, any names joined by `+`, of which at most one uses the draft
+model. Only `exact` can judge such a tree; any other verifier refuses it.
+"""
 BOTTOM = """\
 A test prints this page anew and compares, tries every refused pair and compares its sentence, and runs every other pair
 on a toy model in random batches, block sizes and row budgets, with pre-emption and with drafters that lose their
@@ -107,6 +111,7 @@ def page() -> str:
         "".join(f"{number}. {note}\n" for number, note in enumerate(notes, 1)),
         f"No pair refuses a feature. Each of these is tested with every legal pair:\n"
         f"{', '.join(LONG.get(name, name) for name in FEATURES)}.\n",
+        MERGED,
         "## Drafters\n",
         table(["", "what it drafts", "shape", "needs"], drafter_rows),
         "A drafter whose need is not met is refused too: \"Drafter '…' needs …\".\n",

@@ -97,7 +97,7 @@ def refusal(drafter: str, offers: Offers, verifier: str, accepts: Accepts, have:
     if offers.parts and Law.SHARED_NOISE not in accepts.laws:
         return f"Drafter {drafter!r} joins several in one tree, which only verifier 'exact' can judge."
     if offers.shape == "tree" and accepts.shape == "chain":
-        return f"Drafter {drafter!r} makes trees, but verifier {verifier!r} judges chains only; use verifier 'exact'."
+        return f"Drafter {drafter!r} makes trees, but verifier {verifier!r} judges chains only; use 'exact' or 'rrs'."
     if not offers.laws & set(accepts.laws):
         drawn = ", ".join(law.name.lower() for law in sorted(offers.laws))
         return f"Drafter {drafter!r} draws its nodes by law {drawn}, which verifier {verifier!r} cannot judge exactly."

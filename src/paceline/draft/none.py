@@ -8,7 +8,7 @@ from paceline.core.verdict import Verdict
 from paceline.draft import DRAFTERS, Ask, Host, View
 
 
-@DRAFTERS.register("none", Offers(summary="plain decoding", laws=frozenset({Law.POINT}), shape="chain", nodes=0))
+@DRAFTERS.register("none", Offers(summary="plain decoding", laws=frozenset(Law), shape="chain", nodes=0))
 class NoDrafter:
     def __init__(self, host: Host) -> None:
         pass
