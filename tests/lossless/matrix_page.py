@@ -37,8 +37,8 @@ A *drafter* guesses the next tokens, a *verifier* decides which of them stand (`
 refused with the sentence given here, never served in another way.
 """
 MERGED = """\
-Several drafters can share one tree: `drafter="ngram+topk"`, any names joined by `+`, of which at most one uses the draft
-model. Only `exact` can judge such a tree; any other verifier refuses it.
+Several drafters can share one tree: `drafter="ngram+topk"`, any names joined by `+`, of which at most one uses the
+draft model. Only `exact` can judge such a tree; any other verifier refuses it.
 """
 BOTTOM = """\
 A test prints this page anew and compares, tries every refused pair and compares its sentence, and runs every other pair
