@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from paceline.core.params import SamplingParams
 from paceline.draft import suffix
-from paceline.draft.suffix import LONGEST, Automaton, Reader, SuffixDrafter, merged
+from paceline.draft.automaton import LONGEST, Automaton
+from paceline.draft.suffix import Reader, SuffixDrafter, merged
 from paceline.engine.loop import Engine
 from tests.lossless.cases import FEATURES, Setting, Wish, check, run
 from tests.toy import VOCAB

@@ -1,10 +1,6 @@
 """`suffix`: SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975). The draft is a tree of what followed the longest
 known suffix of the text, in the request's own text and in the recent outputs of all requests.
 
-Both are suffix automata that grow token by token (Blumer et al. 1985; several texts may grow in turns). A state stands
-for the strings that end at the same places and counts those places, so the counts of its transitions are the counts of
-the tokens that followed.
-
 As in `ngram`, what a guess is worth is learned from committed text: before a token is read, its automaton is asked what
 it would have guessed. A request that does not repeat anything drafts nothing.
 """
@@ -19,84 +15,14 @@ from paceline.core.registry import Offers
 from paceline.core.request import Request
 from paceline.core.verdict import Verdict
 from paceline.draft import DRAFTERS, Ask, Host, View
+from paceline.draft.automaton import LONGEST, Automaton
 from paceline.draft.ngram import MEMORY, STAMINA, TRIES, WORTH
 
-LONGEST = 24
-"""Longest suffix that is looked up, in tokens."""
 CAP = 1 << 17
 """States at which a generation of past outputs makes way for the next: some 50 MB."""
 
 Paths = dict[tuple[int, ...], float]
 """A tree: the tokens of each node from depth 1 down to it -> the chance that it is accepted."""
-
-
-class Automaton:
-    """All substrings of some texts. State 0 is the empty string.
-
-    length[s]: the longest string of state s; link[s]: the state of its longest suffix that is in another state;
-    after[s]: {next token: state}; count[s]: occurrences of its strings, exact for those of at most LONGEST + 1 tokens.
-    """
-
-    def __init__(self) -> None:
-        self.length, self.link, self.count = [0], [-1], [0]
-        self.after: list[dict[int, int]] = [{}]
-
-    def __len__(self) -> int:
-        return len(self.length)
-
-    def extend(self, last: int, token: int) -> int:
-        """The state of a whole text and `token`, from the state `last` of the text."""
-        old = self.after[last].get(token)
-        if old is not None:  # another text began alike
-            return old if self.length[old] == self.length[last] + 1 else self._split(last, old, token)
-        new, above = self._add(self.length[last] + 1, 0, 0, {}), last
-        while above >= 0 and token not in self.after[above]:
-            self.after[above][token] = new
-            above = self.link[above]
-        if above >= 0:
-            old = self.after[above][token]
-            fits = self.length[old] == self.length[above] + 1
-            self.link[new] = old if fits else self._split(above, old, token)
-        return new
-
-    def _add(self, length: int, link: int, count: int, after: dict[int, int]) -> int:
-        self.length.append(length)
-        self.link.append(link)
-        self.count.append(count)
-        self.after.append(after)
-        return len(self.length) - 1
-
-    def _split(self, above: int, old: int, token: int) -> int:
-        """Give the strings of `old` up to those of `above` + `token` a state of their own."""
-        new = self._add(self.length[above] + 1, self.link[old], self.count[old], self.after[old].copy())
-        self.link[old] = new
-        while above >= 0 and self.after[above].get(token) == old:
-            self.after[above][token] = new
-            above = self.link[above]
-        return new
-
-    def step(self, state: int, n: int, token: int) -> tuple[int, int]:
-        """From (state, length) of a string to those of string + `token`, of which the last LONGEST tokens are kept."""
-        return self.fit(self.after[state][token], min(n + 1, LONGEST))
-
-    def fit(self, state: int, n: int) -> tuple[int, int]:
-        """The state of the last n tokens of a string of `state`."""
-        while state and self.length[self.link[state]] >= n:
-            state = self.link[state]
-        return state, n
-
-    def match(self, state: int, n: int) -> tuple[int, int]:
-        """(state, length) of the longest suffix that something follows."""
-        while state and not self.after[state]:
-            state = self.link[state]
-            n = self.length[state]
-        return state, n
-
-    def shares(self, state: int) -> dict[int, float]:
-        """{token: its share of what followed}."""
-        after, count = self.after[state], self.count
-        total = sum(count[s] for s in after.values())
-        return {token: count[s] / total for token, s in after.items()}
 
 
 class Reader:
@@ -114,11 +40,7 @@ class Reader:
         if observe:
             self._observe(*a.match(state, n), token)
         self.last = a.extend(self.last, token)
-        end = a.after[state][token]
-        while end > 0:
-            a.count[end] += 1
-            end = a.link[end]
-        a.count[0] += 1
+        a.tally(a.after[state][token])
         self.state, self.n = a.step(state, n, token)
 
     def _observe(self, state: int, n: int, token: int) -> None:
