@@ -1,0 +1,60 @@
+"""The target's next-token laws by the tokens before (STAND, Song et al. 2025, arXiv 2506.04708), and their worth."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from paceline.draft.ngram import TRIES
+
+LONGEST = 4
+TOP = 10
+"""Most tokens of a kept law."""
+CAP = 1 << 16
+"""Laws kept; the one that was learned least recently goes first."""
+MEMORY = 0.99
+"""Weight of a rate's past at each new observation."""
+
+
+class Table:
+    """Contexts of 1 to LONGEST tokens -> (count, {token: probability at temperature 1}, the likeliest first)."""
+
+    def __init__(self) -> None:
+        self.laws: OrderedDict[tuple[int, ...], tuple[int, dict[int, float]]] = OrderedDict()
+
+    def find(self, tokens: Sequence[int]) -> tuple[int, dict[int, float]]:
+        """(n, the law) of the longest known context that ends `tokens`; (0, {})."""
+        for n in range(min(LONGEST, len(tokens)), 0, -1):
+            found = self.laws.get(tuple(tokens[-n:]))
+            if found is not None:
+                return n, found[1]
+        return 0, {}
+
+    def learn(self, tokens: Sequence[int], law: dict[int, float]) -> None:
+        """Enter what followed every context that ends `tokens`."""
+        for n in range(1, min(LONGEST, len(tokens)) + 1):
+            self.merge(tuple(tokens[-n:]), law)
+
+    def merge(self, context: tuple[int, ...], law: dict[int, float]) -> None:
+        """The running mean of all laws seen there (a missing token counts as 0), cut to its TOP largest."""
+        count, old = self.laws.get(context, (0, {}))
+        mean = {token: p * count / (count + 1) for token, p in old.items()}
+        for token, p in law.items():
+            mean[token] = mean.get(token, 0.0) + p / (count + 1)
+        self.laws[context] = count + 1, dict(sorted(mean.items(), key=lambda item: -item[1])[:TOP])
+        self.laws.move_to_end(context)
+        if len(self.laws) > CAP:
+            self.laws.popitem(last=False)
+
+
+class Rates:
+    """How often the laws of each n foretold the token that came, by temperature (0: greedy)."""
+
+    def __init__(self) -> None:
+        self.seen: dict[tuple[int, float], tuple[float, float]] = {}
+
+    def worth(self, n: int, t: float) -> float:
+        hits, tries = self.seen.get((n, t), (1.0, TRIES[t == 0]))
+        return hits / tries
+
+    def observe(self, n: int, t: float, hit: bool) -> None:
+        hits, tries = self.seen.get((n, t), (1.0, TRIES[t == 0]))
+        self.seen[n, t] = MEMORY * hits + hit, MEMORY * tries + 1

@@ -1,0 +1,70 @@
+"""A topology fitted to what was accepted (STAND, Song et al. 2025, arXiv 2506.04708): the best slots of a large tree,
+counted on the engine's own rounds, chosen anew between rounds only."""
+
+import heapq
+from collections.abc import Iterable
+
+from paceline.core.forest import MAX_CANDIDATES
+from paceline.draft.ngram import WORTH
+
+PRIOR = (0.6, 0.15, 0.06, 0.03, 0.02, 0.01)
+"""Chance that the child drawn b-th is the accepted one, given that its parent was..."""
+WEIGHT = 20.0
+"""... and the tries that it counts for."""
+DEPTH = 16
+REVIEW = 64
+"""Rounds before the first new topology; the next ones follow at twice as many each."""
+
+Slot = tuple[int, ...]
+"""A place of the topology: the child ranks from depth 1 down to it."""
+
+
+class Topology:
+    """The slots in order of their estimated acceptance, parents and earlier siblings first: any prefix is a tree."""
+
+    def __init__(self) -> None:
+        self.hits: dict[Slot, int] = {}
+        self.tries: dict[Slot, int] = {}
+        """Rounds in which the slot was filled and its parent accepted (the root always is)."""
+        self.rounds, self.due = 0, REVIEW
+        self.chance = self.best()
+
+    def rate(self, slot: Slot) -> float:
+        """Chance that the slot is accepted, given that its parent is."""
+        return (WEIGHT * PRIOR[slot[-1]] + self.hits.get(slot, 0)) / (WEIGHT + self.tries.get(slot, 0))
+
+    def best(self) -> dict[Slot, float]:
+        """{slot: estimated chance, no larger than its parent's and earlier sibling's}, the best MAX_CANDIDATES."""
+        out: dict[Slot, float] = {}
+        heap: list[tuple[float, int, Slot]] = [(-self.rate((0,)), 1, (0,))]
+        while len(out) < MAX_CANDIDATES:
+            minus, depth, slot = heapq.heappop(heap)
+            out[slot] = -minus
+            above, rank = slot[:-1], slot[-1] + 1
+            if depth < DEPTH:
+                heapq.heappush(heap, (minus * self.rate((*slot, 0)), depth + 1, (*slot, 0)))
+            if rank < len(PRIOR):
+                chance = out.get(above, 1.0) * self.rate((*above, rank))
+                heapq.heappush(heap, (max(minus, -chance), depth, (*above, rank)))
+        return out
+
+    def observe(self, filled: Iterable[Slot], accepted: Slot) -> None:
+        """One round: the slots with a node, and the deepest accepted one (() for none)."""
+        for slot in filled:
+            if accepted[: len(slot) - 1] == slot[:-1]:
+                self.tries[slot] = self.tries.get(slot, 0) + 1
+                self.hits[slot] = self.hits.get(slot, 0) + (accepted[: len(slot)] == slot)
+        self.rounds += 1
+        if self.rounds >= self.due:
+            self.due *= 2
+            self.chance = self.best()
+
+    def plan(self, most: int, guesses: int, worth: float) -> dict[Slot, int]:
+        """{place: number of its children} of those of the best `most` slots that are worth a row, for a root where the
+        first `guesses` children hold the token that comes with chance `worth`."""
+        scale = worth / sum(self.chance.get((rank,), 0.0) for rank in range(guesses))
+        width: dict[Slot, int] = {}
+        for slot, chance in list(self.chance.items())[:most]:
+            if chance * scale >= WORTH:
+                width[slot[:-1]] = width.get(slot[:-1], 0) + 1
+        return width
