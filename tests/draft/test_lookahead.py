@@ -156,9 +156,10 @@ def served(toy: Toy, prompt: list[int], tokens: int, vocab: int = 7) -> Request:
     return request
 
 
-def test_a_text_that_repeats_is_accepted() -> None:
-    logits = table(3)
-    logits[:] = logits[0]  # by the last three tokens alone: the greedy text soon runs in a circle
+@pytest.mark.parametrize("seed", [1, 9, 14])
+def test_a_text_that_repeats_is_accepted(seed: int) -> None:
+    logits = table(seed)
+    logits[:] = logits[0]  # by the last three tokens alone: the greedy text soon runs in a circle of about ten
     request = served(Toy(logits, 400), TEXT, 200)
     assert request.stats.accepted / request.stats.passes > 1
 
@@ -172,8 +173,8 @@ class Counting(Toy):
 
 def test_the_window_knows_what_the_text_has_never_said() -> None:
     """No token of the output has come before, so the text's own n-grams guess nothing."""
-    request = served(Counting(table(0), 200), [12, 40, 33, 25, 20, 1, 7], 12, vocab=64)
-    assert request.output == list(range(8, 20))
+    request = served(Counting(table(0), 200), [40, 50, 12, 33, 25, 20, 7], 20, vocab=64)
+    assert request.output == list(range(8, 28))
     assert request.stats.accepted >= 3
 
 
