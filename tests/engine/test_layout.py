@@ -111,10 +111,11 @@ def test_a_probe_and_a_candidate_of_one_path_share_a_row_whichever_is_first() ->
 
 
 class Scripted:
-    """A drafter of any forest: twins, probes between candidates and beside them, rows beyond the budget."""
+    """A drafter of any forest: twins, probes between candidates and beside them, rows beyond the budget. It knows the
+    text of every request and is right about every other time."""
 
-    def __init__(self, seed: int) -> None:
-        self.rng, self.asked, self.seen = random.Random(seed), 0, 0
+    def __init__(self, seed: int, texts: list[list[int]]) -> None:
+        self.rng, self.texts, self.asked, self.seen = random.Random(seed), texts, 0, 0
         self.probes: dict[int, list[tuple[int, ...]]] = {}
 
     def draft(self, asks: Sequence[Ask], view: View) -> Forest:
@@ -126,7 +127,10 @@ class Scripted:
                     twin = rng.choice(mine)
                     parent, token = forest.parent[twin], forest.token[twin]
                 else:
-                    twin, parent, token = None, rng.choice([ROOT, *mine]), rng.randrange(VOCAB)
+                    twin, parent = None, rng.choice([ROOT, *mine])
+                    ahead = len(ask.request.output) + (0 if parent == ROOT else forest.depth[parent])
+                    text = self.texts[ask.request.id]
+                    token = text[ahead] if ahead < len(text) and rng.random() < 0.5 else rng.randrange(VOCAB)
                 below = parent != ROOT and forest.role[parent] is Role.PROBE
                 role = Role.PROBE if below or rng.random() < 0.4 else Role.CANDIDATE
                 mine.append(forest.add(ask.place, token, parent, law=Law.POINT, role=role, twin=twin))
@@ -153,10 +157,10 @@ def test_twins_and_probes_change_no_text(feature: str) -> None:
         setting = Setting(row_budget=40, nodes={"user": 1 + seed % 12})
         params = {"seed": seed, "drafter": "user", "verifier": "exact", "max_tokens": 24, **FEATURES[feature]}
         wishes = [Wish([seed % 7, i], SamplingParams(**params).resolve({})) for i in range(1 + seed % 3)]
-        engine = setting.engine()
-        scripted = engine.drafters["user"] = Scripted(seed)
-        for wish, (request,) in zip(wishes, run(engine, wishes)):
-            assert request.output == plain(setting.target(), wish.prompt, wish.params)
+        engine, texts = setting.engine(), [plain(setting.target(), wish.prompt, wish.params) for wish in wishes]
+        scripted = engine.drafters["user"] = Scripted(seed, texts)
+        for text, (request,) in zip(texts, run(engine, wishes)):
+            assert request.output == text
             kept += request.stats.accepted
         assert engine.drafter_errors == []
         asked, seen = asked + scripted.asked, seen + scripted.seen
