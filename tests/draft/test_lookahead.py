@@ -203,7 +203,8 @@ def test_rows_are_spent_while_they_pay() -> None:
     assert forest.token[:1] == [7] and state.width(15) == 3
 
 
-def test_a_window_too_large_for_the_nodes_is_narrower() -> None:
+def test_fewer_nodes_make_a_narrower_window_or_none() -> None:
     state = Lookahead(TEXT)
-    assert [state.width(nodes) for nodes in (1, 2, 3, 8, 9, 15, 63)] == [0, 0, 1, 1, 2, 3, 11]
-    assert all(state.rows(state.width(nodes)) <= nodes for nodes in range(65))
+    assert [state.width(nodes) for nodes in (1, 4, 5, 8, 9, 15, 63)] == [0, 0, 1, 1, 2, 3, 11]
+    for nodes in range(1, 65):
+        assert nodes - state.rows(state.width(nodes)) >= min(nodes, state.level - 1), "room for a guess"
