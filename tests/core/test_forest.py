@@ -1,9 +1,11 @@
 """Forests: joined from several drafters, cut by rows and never by token."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.core.errors import IntegrityError
 from paceline.core.forest import MAX_CANDIDATES, NO_ROW, ROOT, Forest, Law, Role, join
 
 
@@ -91,3 +93,46 @@ def test_invariants(trees, given_counts, budget):
             parent = forest.parent[i]
             assert parent in nodes and parent < i and forest.row[parent] != NO_ROW
             assert forest.depth[i] == forest.depth[parent] + 1 == len(forest.paths(nodes)[i])
+
+
+def test_a_probe_without_a_row_goes_with_all_below_it():
+    """A candidate without a row is still judged from its parent's logits; nothing judges a probe."""
+    part = Forest()
+    a = part.add(0, 5, ROOT, law=Law.POINT)
+    p = part.add(0, 6, ROOT, law=Law.POINT, role=Role.PROBE)
+    q = part.add(0, 7, p, law=Law.POINT, role=Role.PROBE)
+    part.add(0, 8, q, law=Law.POINT, role=Role.PROBE)
+    part.add(0, 9, a, law=Law.POINT)
+    forest = join([[1, 2]], [part], [2])
+    assert forest.token == [1, 2, 5, 6, 9]
+    assert forest.row == [0, 1, 2, 3, NO_ROW]
+    assert forest.role[2:] == [Role.CANDIDATE, Role.PROBE, Role.CANDIDATE]
+
+
+def test_a_candidate_below_a_probe_is_refused():
+    part = Forest()
+    probe = part.add(0, 6, ROOT, law=Law.POINT, role=Role.PROBE)
+    with pytest.raises(IntegrityError, match="make it a probe"):
+        part.add(0, 7, probe, law=Law.POINT)
+
+
+def test_twins_share_a_row_or_lose_it_together():
+    part = Forest()
+    a = part.add(0, 5, ROOT, law=Law.SAMPLED)
+    b = part.add(0, 5, ROOT, law=Law.SAMPLED, twin=a)
+    c = part.add(0, 6, b, law=Law.SAMPLED)
+    part.add(0, 6, a, law=Law.SAMPLED, twin=c)
+    part.add(0, 5, ROOT, law=Law.POINT, role=Role.PROBE, twin=a)
+    assert join([[1]], [part], [2]).row == [0, 1, 1, 2, 2, 1]
+    assert join([[1]], [part], [1]).row == [0, 1, 1, NO_ROW, NO_ROW, 1]
+    assert join([[1]], [part], [0]).row == [0, NO_ROW, NO_ROW], "nor is the probe there"
+
+
+def test_probes_count_among_the_rows_of_a_tree_word():
+    part = Forest()
+    for _ in range(40):
+        part.add(0, 1, ROOT, law=Law.POINT, role=Role.PROBE)
+    part.add_chain(0, list(range(40)), Law.POINT)
+    forest = join([[1]], [part], [100])
+    assert sum(row != NO_ROW for row in forest.row) == 1 + MAX_CANDIDATES
+    assert forest.role.count(Role.PROBE) == 40 and forest.row[-1] == NO_ROW and len(forest) == 1 + 64 + 1

@@ -14,6 +14,8 @@ from enum import IntEnum
 
 from torch import Tensor
 
+from paceline.core.errors import IntegrityError
+
 NO_ROW = -1
 ROOT = -1
 """Parent of depth-1 candidates while a drafter builds them; resolved when the forest is joined."""
@@ -25,6 +27,7 @@ class Role(IntEnum):
     GIVEN = 0
     CANDIDATE = 1
     PROBE = 2
+    """Has a row and logits for its drafter, is never accepted; so is all that hangs below it."""
 
 
 class Law(IntEnum):
@@ -75,6 +78,8 @@ class Forest:
     ) -> int:
         """Append one node and return its index. It has a row of its own, or that of its `twin`: an earlier node with
         the same path (i.i.d. draws of one token stay distinct nodes)."""
+        if role is Role.CANDIDATE and parent != ROOT and self.role[parent] is Role.PROBE:
+            raise IntegrityError("A candidate below a probe can never be accepted; make it a probe.")
         self.request.append(request)
         self.token.append(token)
         self.parent.append(parent)
@@ -125,8 +130,8 @@ def join(
     """One forest from the given tokens of each request and the drafters' candidates.
 
     Candidates beyond a request's `budget` of rows lose their row: drawn siblings stay, as nodes judged from their
-    parent's logits; their descendants go (they could not be reached), and so does what is deeper than `depth`. Nothing
-    here looks at a token.
+    parent's logits; their descendants go (they could not be reached), and so do probes without a row (nothing judges
+    them) and what is deeper than `depth`. Nothing here looks at a token.
     """
     forest = Forest()
     candidates = [p.by_request(len(given)) for p in parts]
@@ -150,10 +155,12 @@ def join(
                 parent = place.get(part.parent[i])
                 if parent is None or forest.row[parent] == NO_ROW or (depth and forest.depth[parent] >= depth[r]):
                     continue
-                q_row = part.q_row[i] + q_shift if part.q_row[i] >= 0 else -1
-                place[i] = j = forest.add(r, part.token[i], parent, law=part.law[i], q_row=q_row, role=part.role[i])
                 if part.row[i] not in rank:
                     rank[part.row[i]] = rows if rows < limit else NO_ROW
                     rows += rows < limit
+                if part.role[i] is Role.PROBE and rank[part.row[i]] == NO_ROW:
+                    continue
+                q_row = part.q_row[i] + q_shift if part.q_row[i] >= 0 else -1
+                place[i] = j = forest.add(r, part.token[i], parent, law=part.law[i], q_row=q_row, role=part.role[i])
                 forest.row[j] = rank[part.row[i]]
     return forest

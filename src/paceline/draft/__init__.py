@@ -73,7 +73,8 @@ class View:
     advance: Callable[[Ask, str, int], None] = lambda ask, group, length: None
     """Tell the cache, after the step is committed, how many rows of the drafter's own group are complete."""
     probes: Mapping[int, Tensor] = field(default_factory=dict)
-    """In `learn`: {place: raw logits [P, V] of the request's probe rows, in the order they were drafted}."""
+    """In `learn`: {place: raw logits [P, V] of the request's probes, in the order they were drafted; those beyond the
+    budget of rows have none}."""
 
     def slot(self, request: Request, make: Callable[[], S]) -> S:
         """This drafter's memory of `request`; made anew when the engine dropped it."""

@@ -54,9 +54,10 @@ class Judge:
         nodes = list(layout.line)
         paths = forest.paths(range(len(forest))) if len(nodes) > len(layout.roots) else {}
         refs = [(items[forest.request[n]].request, paths.get(n, ())) for n in nodes]
-        if len(nodes) == out.logits.shape[0]:
+        lines = [layout.line[n] for n in nodes]
+        if lines == list(range(out.logits.shape[0])):  # none shared by twins, none a probe's or a prompt's
             return refs, out.logits, layout.line
-        picked = torch.tensor([layout.line[n] for n in nodes], device=out.logits.device, dtype=torch.int64)
+        picked = torch.tensor(lines, device=out.logits.device, dtype=torch.int64)
         return refs, out.logits[picked], {n: i for i, n in enumerate(nodes)}
 
     @staticmethod

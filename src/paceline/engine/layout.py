@@ -13,11 +13,10 @@ from paceline.core.rows import RowsBuilder
 class Layout:
     """The forest as seen by judges and drafters.
 
-    roots {place: node} of the texts that complete in this step; candidates [place]: its nodes that have rows, one per
-    row; children {node: its candidates, also those of nodes that share
-    its row}; line {node: row of the logits that judge its children}, for roots and
-    candidates; probes {place: rows of the logits of its probes}; prompt_lines {place: (given rank, row of the logits)
-    pairs wanted for prompt log-probabilities}.
+    roots {place: node} of the texts that complete in this step; candidates [place]: its candidates that have rows, one
+    per row; children {node: its candidates, also those of nodes that share its row}; line {node: row of the logits
+    that judge its children}, for roots and candidates; probes {place: the row of the logits of each of its probes};
+    prompt_lines {place: (given rank, row of the logits) pairs wanted for prompt log-probabilities}.
     """
 
     builder: RowsBuilder
@@ -36,8 +35,9 @@ def lay_out(forest: Forest, items: Sequence[Item], txns: Sequence[Txn]) -> Layou
     lines = 0
     for place, (item, txn, nodes) in enumerate(zip(items, txns, forest.by_request(len(items)))):
         drafted = [n for n in nodes[item.given :] if forest.row[n] != NO_ROW]
-        first = {forest.row[n]: n for n in reversed(drafted)}  # of the nodes that share a row
-        computed = sorted(first.values())
+        by_role = sorted(drafted, key=lambda n: forest.role[n])
+        first = {forest.row[n]: n for n in reversed(by_role)}  # of the nodes that share a row: a candidate, if any is
+        computed = [first[rank] for rank in sorted(first)]
         layout.candidates.append([n for n in computed if forest.role[n] is Role.CANDIDATE])
         for node in nodes[item.given :]:
             if forest.role[node] is Role.CANDIDATE:

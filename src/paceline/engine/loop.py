@@ -345,7 +345,10 @@ class Engine:
         for name, mine in asks.items():
             view = self._view(name, mine)
             view.probes = {a.place: out.logits[layout.probes[a.place]] for a in mine if a.place in layout.probes}
-            self._drafter(name).learn(view, verdict)
+            try:
+                self._drafter(name).learn(view, verdict)
+            except Exception as error:
+                self._disown(name, mine, error)
 
     # -- commit ----------------------------------------------------------------------------------------------------
 
