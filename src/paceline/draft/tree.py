@@ -100,6 +100,10 @@ class Tree:
             self.rank.append(self.rank[twin])
         return place
 
+    def row(self, place: int) -> int:
+        """Row of a place, ROOT for the root: equal for places with equal paths."""
+        return ROOT if place == ROOT else self.rank[place]
+
     def path(self, place: int) -> tuple[int, ...]:
         """Tokens from depth 1 down to `place`."""
         out: list[int] = []
@@ -109,11 +113,14 @@ class Tree:
         return tuple(reversed(out))
 
     def accepted(self, tokens: Sequence[int]) -> list[int]:
-        """The places that `tokens`, the committed ones after the root, went through."""
+        """The places that `tokens`, the committed ones after the root, went through; of those with one path the
+        first."""
         out: list[int] = []
+        below = {
+            (self.row(above), token): i for i, (above, token) in reversed([*enumerate(zip(self.parent, self.token))])
+        }
         for token in tokens:
-            above = out[-1] if out else ROOT
-            hit = next((i for i in range(len(self.token)) if self.parent[i] == above and self.token[i] == token), None)
+            hit = below.get((self.row(out[-1]) if out else ROOT, token))
             if hit is None:
                 break
             out.append(hit)
