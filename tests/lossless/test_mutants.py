@@ -179,16 +179,19 @@ LAW: list[tuple[Mutant, str, str, str]] = [
     (pruned_by_token, "model", "chain", "temperature"),
     (forest_dropped_by_content, "model", "chain", "temperature"),
     (top_k_judged_with_q, "rsd_c", "rrs", "temperature"),
-    (unnormalised_q, "rsd_s", "rrs", "temperature"),
+    (unnormalised_q, "dyspec", "rrs", "temperature"),
     (siblings_by_token, "rsd_s", "rrs", "temperature"),
     (siblings_pruned_by_token, "dyspec", "rrs", "temperature"),
-    (duplicates_removed, "spectr", "kseq", "temperature"),
+    (duplicates_removed, "spectr", "kseq", "top-k"),
     (replayed_draft_noise, "rsd_s", "rrs", "temperature"),
     (raw_q_of_a_tree, "rsd_c", "rrs", "top-k"),
 ]
 
 
 def law_p(drafter: str, verifier: str, feature: str) -> float:
+    """The bias of too few i.i.d. candidates is small: it is looked for in the first token alone."""
+    if verifier == "kseq":
+        return worst_p(drafter, verifier, feature, range(1), 5000, length=1)
     return worst_p(drafter, verifier, feature, range(1), 4000 if drafter == "model" else 2500)
 
 
