@@ -100,6 +100,16 @@ class Tree:
             self.rank.append(self.rank[twin])
         return place
 
+    def replant(self, paths: Sequence[tuple[int, ...]]) -> None:
+        """Make the tree these paths, parents first; computed rows count as far as they stay where they were."""
+        same = next((i for i, path in enumerate(paths[: len(self.token)]) if self.path(i) != path), len(paths))
+        self.computed = min(self.computed, same)
+        for array in (self.token, self.parent, self.depth, self.twin, self.rank, self.word, self.first):
+            array.clear()
+        places: dict[tuple[int, ...], int] = {(): ROOT}
+        for path in paths:
+            places[path] = self.add(places[path[:-1]], path[-1])
+
     def row(self, place: int) -> int:
         """Row of a place, ROOT for the root: equal for places with equal paths."""
         return ROOT if place == ROOT else self.rank[place]
@@ -222,7 +232,7 @@ class TreeDrafter:
         for (tree, place), draws in zip(places, self.draws(places, scores)):
             laws.setdefault(id(tree), {})[place] = draws
         for tree in {id(tree): tree for tree, _ in places}.values():
-            tree.fresh = self.expand(tree, laws[id(tree)]) if tree.left > 0 else []
+            tree.fresh = self.expand(tree, laws[id(tree)])
 
     def draws(self, places: list[tuple[Tree, int]], scores: Tensor) -> list[Draws]:
         """Draws of each place from its row of scores [L, V]."""
