@@ -155,7 +155,8 @@ class TreeDrafter:
 
     def expand(self, tree: Tree, laws: Laws) -> list[int]:
         """Add children to the places of `laws` (those asked for last), at most `tree.left`; return the places whose
-        laws are wanted next. Under a q rule nothing may depend on a token but through its law (D2)."""
+        laws are wanted next. Under a q rule nothing may depend on a token but through its law (D2); only a
+        deterministic choice may be revised (`replant`)."""
         raise NotImplementedError
 
     def observe(self, tree: Tree, path: list[int]) -> None:
