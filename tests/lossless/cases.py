@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 from paceline.core.noise import TargetNoise
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
+from paceline.draft import DRAFTERS
 from paceline.engine.loop import Engine, EngineConfig
 from paceline.sample.sampler import Sampler
 from tests.toy import VOCAB, Toy, table
 
 EOS = 6
 MAX_LEN = 48
+HAVE = {"draft", "callable"}
+"""What the engines of these tests are given."""
 
 
 def toy_user(tokens: list[int], nodes: int) -> list[tuple[int, int]]:
@@ -181,7 +184,7 @@ settings_st = st.builds(
     block_size=st.sampled_from([1, 2, 3, 4, 8]),
     max_requests=st.integers(1, 5),
     row_budget=st.sampled_from([1, 5, 9, 33]),
-    nodes=st.fixed_dictionaries({"ngram": st.integers(1, 9), "model": st.integers(1, 6), "user": st.integers(1, 12)}),
+    nodes=st.fixed_dictionaries({name: st.integers(1, 12) for name in DRAFTERS.names() if name != "none"}),
     prefix_cache=st.booleans(),
 )
 

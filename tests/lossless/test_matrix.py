@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from paceline.core.registry import refusal
 from paceline.draft import DRAFTERS
 from paceline.verify import VERIFIERS
-from tests.lossless.cases import FEATURES, Setting, check, settings_st, wish_st
+from tests.lossless.cases import FEATURES, HAVE, Setting, check, settings_st, wish_st
 
-HAVE = {"draft", "callable"}
 CELLS = [
     (d, v)
     for d, offers in DRAFTERS.items()

@@ -20,6 +20,9 @@ LEAST = 0.02
 """A draw that is reached less often than this is not worth its row."""
 
 
+Path = tuple[int, ...]
+
+
 @dataclass(slots=True)
 class Heap:
     """Next draws by falling value. `laws` are known for places that were computed."""
@@ -27,17 +30,18 @@ class Heap:
     items: list[tuple[float, int, int]] = field(default_factory=list)
     """(-value, place, how many of its children were drawn)."""
     laws: dict[int, Draws] = field(default_factory=dict)
+    paths: dict[Path, Draws] = field(default_factory=dict)
+    """The same by path, for a deterministic choice."""
     value: dict[int, float] = field(default_factory=lambda: {ROOT: 1.0})
 
     def push(self, tree: Tree, place: int, drawn: int) -> None:
         """The draw after `drawn` children at `place`."""
         worth = self.value[place]
-        if drawn or tree.law is Law.POINT:
-            draws = self.laws.get(place)
-            if draws is not None:
-                if drawn >= len(draws.token):
-                    return
-                worth *= gain(tree, draws, drawn)
+        if drawn:
+            draws = self.laws[place]
+            if drawn >= len(draws.token):
+                return
+            worth *= gain(tree, draws, drawn)
         if worth >= LEAST:
             heappush(self.items, (-worth, place, drawn))
 
@@ -47,6 +51,26 @@ def gain(tree: Tree, draws: Draws, drawn: int) -> float:
     if tree.law is Law.POINT:
         return exp(draws.log_q[drawn])
     return 1.0 - sum(exp(x) for x in draws.log_q[:drawn])
+
+
+def most_probable(laws: dict[Path, Draws], nodes: int) -> list[tuple[float, Path]]:
+    """The `nodes` most probable paths below the root, as far as laws are known: (chance, path) by falling chance."""
+    out: list[tuple[float, Path]] = []
+    items: list[tuple[float, int, Path, int]] = []  # (-chance, when, path above, rank of the child)
+
+    def offer(above: float, path: Path, rank: int) -> None:
+        draws = laws.get(path)
+        if draws is not None and rank < len(draws.token):
+            heappush(items, (-above * exp(draws.log_q[rank]), len(out), path, rank))
+
+    offer(1.0, (), 0)
+    while items and len(out) < nodes and -items[0][0] >= LEAST:
+        value, _, path, rank = heappop(items)
+        draws = laws[path]
+        out.append((-value, (*path, draws.token[rank])))
+        offer(-value / exp(draws.log_q[rank]), path, rank + 1)
+        offer(-value, out[-1][1], 0)
+    return out
 
 
 @DRAFTERS.register(
@@ -61,15 +85,21 @@ class DySpec(TreeDrafter):
         tree.memo.push(tree, ROOT, 0)
 
     def expand(self, tree: Tree, laws: Laws) -> list[int]:
+        return self._settle(tree, laws) if tree.law is Law.POINT else self._pop(tree, laws)
+
+    def _settle(self, tree: Tree, laws: Laws) -> list[int]:
+        """Of a deterministic choice nothing is owed to what was chosen before: the tree is the best one by the laws
+        known so far, until the laws of its places are known. After d passes it is right down to depth d."""
+        known: dict[Path, Draws] = tree.memo.paths
+        known.update((tree.path(place), draws) for place, draws in laws.items())
+        best = most_probable(known, tree.ask.item.nodes)
+        tree.replant([path for _, path in best])
+        last = best[-1][0] if tree.left <= 0 else LEAST
+        return [i for i, (chance, path) in enumerate(best) if path not in known and chance > last]
+
+    def _pop(self, tree: Tree, laws: Laws) -> list[int]:
         heap: Heap = tree.memo
         heap.laws.update(laws)
-        if tree.law is Law.POINT:  # their first draws are now known: value them by it
-            items, heap.items = heap.items, []
-            for value, place, drawn in items:
-                if place in laws:
-                    heap.push(tree, place, drawn)
-                else:
-                    heappush(heap.items, (value, place, drawn))
         while heap.items and tree.left > 0:
             _, place, drawn = heap.items[0]
             draws = heap.laws.get(place)
@@ -103,4 +133,4 @@ class DySpecThreshold(TreeDrafter):
                     break
                 new.append(tree.add(place, token))
                 tree.memo[new[-1]] = tree.memo[place] * exp(draws.log_q[drawn])
-        return [place for place in new if tree.memo[place] >= least]
+        return [place for place in new if tree.memo[place] >= least] if tree.left > 0 else []

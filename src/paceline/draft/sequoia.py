@@ -4,6 +4,7 @@
 engine's own rounds, over all requests; the tree changes between rounds only.
 """
 
+from collections.abc import Sequence
 from functools import cache
 
 from paceline.core.forest import ROOT, Law
@@ -14,6 +15,9 @@ WIDTH, DEPTH = 6, 10
 PRIOR = (0.6, 0.15, 0.06, 0.03, 0.02, 0.01)
 WEIGHT = 20.0
 """Rounds that PRIOR counts for."""
+
+NEVER = -1e9
+"""Worth of a tree that is too big for its depth and width."""
 
 Shape = tuple["Shape", ...]
 """A node's children in draw order, each with its own."""
@@ -35,14 +39,14 @@ def best(nodes: int, depth: int, rates: tuple[float, ...]) -> Shape:
     def grown(size: int, deep: int, children: int) -> tuple[float, int]:
         """The same with exactly so many children, and the size of the last one's subtree, itself included."""
         if children == 0:
-            return (0.0, 0) if size == 0 else (-1.0, 0)
+            return (0.0, 0) if size == 0 else (NEVER, 0)
         rate = rates[children - 1]
         options = [
             (grown(size - last, deep, children - 1)[0] + rate * (1.0 + most(last - 1, deep - 1)[0]), last)
             for last in range(1, size - children + 2)
             if children > 1 or last == size
         ]
-        return max(options, default=(-1.0, 0))
+        return max(options, default=(NEVER, 0))
 
     def build(size: int, deep: int) -> Shape:
         out: list[Shape] = []
@@ -64,7 +68,8 @@ class Sequoia(TreeDrafter):
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self.hits = [WEIGHT * p for p in PRIOR]
-        self.rounds, self.due = WEIGHT, WEIGHT * 2
+        self.tries = [WEIGHT * (1 - sum(PRIOR[:b])) for b in range(WIDTH)]
+        self.due = 2 * WEIGHT
         self.rates: tuple[float, ...] = PRIOR
 
     def plant(self, tree: Tree) -> None:
@@ -81,14 +86,25 @@ class Sequoia(TreeDrafter):
         return new
 
     def observe(self, tree: Tree, path: list[int]) -> None:
-        """Count, at every place that was reached and had children, which of them was accepted."""
+        """Count, at every place that was reached, the children up to the accepted one as tried."""
         for above, child in zip([ROOT, *path], [*path, None]):
-            if above not in tree.memo:
-                continue
-            self.rounds += 1
-            if child is not None:
-                siblings = [i for i in range(len(tree.parent)) if tree.parent[i] == above]
-                self.hits[siblings.index(child)] += 1
-        if self.rounds >= self.due:  # rates grow finer as they change less
+            siblings = [i for i, parent in enumerate(tree.parent) if parent == above]
+            for rank, sibling in enumerate(siblings):
+                self.tries[rank] += 1
+                if sibling == child:
+                    self.hits[rank] += 1
+                    break
+        if self.tries[0] >= self.due:  # rates grow finer as they change less
             self.due *= 2
-            self.rates = tuple(round(hit / self.rounds, 2) for hit in self.hits)
+            self.rates = rates(self.hits, self.tries)
+
+
+def rates(hits: Sequence[float], tries: Sequence[float]) -> tuple[float, ...]:
+    """Chance of each rank from how often it was accepted when it was tried (Kaplan and Meier 1958): trees differ in
+    width, and so in how many ranks they try. Rounded, with a sum of at most 1."""
+    out, left, done = [], 1.0, 0.0
+    for hit, tried in zip(hits, tries):
+        left *= 1 - hit / tried
+        out.append(round(1 - left, 2) - done)
+        done = round(1 - left, 2)
+    return tuple(round(rate, 2) for rate in out)

@@ -25,7 +25,7 @@ class SpecTr(TreeDrafter):
 
     def draws(self, places: list[tuple[Tree, int]], scores: Tensor) -> list[Draws]:
         """One independent draw for every chain that ends at a place (or at a twin of it), in order of the chains."""
-        ends = [[c for c, end in enumerate(tree.memo) if same(tree, end, place)] for tree, place in places]
+        ends = [[c for c, end in enumerate(tree.memo) if tree.row(end) == tree.row(place)] for tree, place in places]
         keys = [tree.ask.key(tree.below(place), c + 1) for (tree, place), cs in zip(places, ends) for c in cs]
         line = torch.tensor([i for i, cs in enumerate(ends) for _ in cs], dtype=torch.int64)
         greedy = torch.tensor([tree.ask.request.params.greedy for tree, _ in places])[line]
@@ -35,22 +35,16 @@ class SpecTr(TreeDrafter):
 
     def expand(self, tree: Tree, laws: Laws) -> list[int]:
         ends: list[int] = tree.memo
-        before = list(ends)
-        tokens = {place: iter(draws.token) for place, draws in laws.items()}
+        at = {tree.row(place): (place, iter(draws.token)) for place, draws in laws.items()}
         twins: dict[tuple[int, int], int] = {}
-        for chain, end in enumerate(before):
-            place = next(place for place in laws if same(tree, end, place))
-            token = next(tokens[place])
-            if token < 0:
-                return []
+        for chain, end in enumerate(ends):
+            place, tokens = at.get(tree.row(end), (ROOT, iter(())))
+            token = next(tokens, -1)
+            if token < 0:  # every token was masked there: this chain has ended
+                continue
             twin = twins.get((place, token))
             if end != place:
                 tree.law_row[end] = tree.law_row[place]
             ends[chain] = tree.add(end, token, twin)
             twins.setdefault((place, token), ends[chain])
         return sorted(set(twins.values())) if tree.left >= len(ends) else []
-
-
-def same(tree: Tree, place: int, other: int) -> bool:
-    """Whether two places have one path."""
-    return place == other or (ROOT not in (place, other) and tree.rank[place] == tree.rank[other])

@@ -100,6 +100,20 @@ class Tree:
             self.rank.append(self.rank[twin])
         return place
 
+    def replant(self, paths: Sequence[tuple[int, ...]]) -> None:
+        """Make the tree these paths, parents first; computed rows count as far as they stay where they were."""
+        same = next((i for i, path in enumerate(paths[: len(self.token)]) if self.path(i) != path), len(paths))
+        self.computed = min(self.computed, same)
+        for array in (self.token, self.parent, self.depth, self.twin, self.rank, self.word, self.first):
+            array.clear()
+        places: dict[tuple[int, ...], int] = {(): ROOT}
+        for path in paths:
+            places[path] = self.add(places[path[:-1]], path[-1])
+
+    def row(self, place: int) -> int:
+        """Row of a place, ROOT for the root: equal for places with equal paths."""
+        return ROOT if place == ROOT else self.rank[place]
+
     def path(self, place: int) -> tuple[int, ...]:
         """Tokens from depth 1 down to `place`."""
         out: list[int] = []
@@ -109,11 +123,14 @@ class Tree:
         return tuple(reversed(out))
 
     def accepted(self, tokens: Sequence[int]) -> list[int]:
-        """The places that `tokens`, the committed ones after the root, went through."""
+        """The places that `tokens`, the committed ones after the root, went through; of those with one path the
+        first."""
         out: list[int] = []
+        below = {
+            (self.row(above), token): i for i, (above, token) in reversed([*enumerate(zip(self.parent, self.token))])
+        }
         for token in tokens:
-            above = out[-1] if out else ROOT
-            hit = next((i for i in range(len(self.token)) if self.parent[i] == above and self.token[i] == token), None)
+            hit = below.get((self.row(out[-1]) if out else ROOT, token))
             if hit is None:
                 break
             out.append(hit)
@@ -138,7 +155,8 @@ class TreeDrafter:
 
     def expand(self, tree: Tree, laws: Laws) -> list[int]:
         """Add children to the places of `laws` (those asked for last), at most `tree.left`; return the places whose
-        laws are wanted next. Under a q rule nothing may depend on a token but through its law (D2)."""
+        laws are wanted next. Under a q rule nothing may depend on a token but through its law (D2); only a
+        deterministic choice may be revised (`replant`)."""
         raise NotImplementedError
 
     def observe(self, tree: Tree, path: list[int]) -> None:
@@ -215,7 +233,7 @@ class TreeDrafter:
         for (tree, place), draws in zip(places, self.draws(places, scores)):
             laws.setdefault(id(tree), {})[place] = draws
         for tree in {id(tree): tree for tree, _ in places}.values():
-            new = self.expand(tree, laws[id(tree)]) if tree.left > 0 else []
+            new = self.expand(tree, laws[id(tree)])
             tree.fresh = [place for place in new if tree.depth[place] < tree.ask.item.depth]
 
     def draws(self, places: list[tuple[Tree, int]], scores: Tensor) -> list[Draws]:

@@ -8,6 +8,8 @@ of them the token is drawn from r. A deterministic child has a Q of its own toke
 Keeps the distribution, not the text of a seed. All its randomness is accept noise, which nothing else uses.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -52,21 +54,35 @@ class RecursiveRejection:
     def _accept(self, case: Case, node: int, p: Tensor, place: int, depth: int) -> tuple[int | None, Tensor]:
         """The child that is accepted, or None and the law of the token in its place."""
         request, forest = case.items[place].request, case.forest
-        r, q = p, None
-        for rank, child in enumerate(case.children.get(node, ())):
-            token, law = forest.token[child], forest.law[child]
-            if law is Law.POINT:
-                q = torch.zeros_like(p)
-                q[token] = 1.0
-            elif q is None:
-                q = case.q(child).to(p.dtype)
-            coin = uniform(request.accept_noise.key(request.index(depth), request.round, COIN, rank))
-            if coin * float(q[token]) < float(r[token]):
-                return child, r
-            r = residual(r, q, token)
-            if law is Law.WITHOUT_REPLACEMENT:
-                q = next_draw(q, token)
-        return None, r
+        children = case.children.get(node, ())
+        tokens, laws = [forest.token[c] for c in children], [forest.law[c] for c in children]
+        drawn = next((c for c in children if forest.law[c] is not Law.POINT), None)
+        keys = [request.accept_noise.key(request.index(depth), request.round, COIN, i) for i in range(len(tokens))]
+        q = None if drawn is None else case.q(drawn).to(p.dtype)
+        chosen, rest = select(p, q, tokens, laws, [uniform(key) for key in keys])
+        return (None if chosen is None else children[chosen]), rest
+
+
+def select(
+    p: Tensor, q: Tensor | None, tokens: Sequence[int], laws: Sequence[Law], coins: Sequence[float]
+) -> tuple[int | None, Tensor]:
+    """Which of the siblings is accepted, or None and the law of the token instead, float64 [V]. `q`: the law of the
+    first that was drawn, None where all are points."""
+    for i, (token, law, coin) in enumerate(zip(tokens, laws, coins)):
+        proposal = one_hot(p, token) if law is Law.POINT or q is None else q
+        if coin * float(proposal[token]) < float(p[token]):
+            return i, p
+        p = residual(p, proposal, token)
+        if law is Law.WITHOUT_REPLACEMENT and q is not None:
+            q = next_draw(q, token)
+    return None, p
+
+
+def one_hot(p: Tensor, token: int) -> Tensor:
+    """The law of a deterministic child."""
+    q = torch.zeros_like(p)
+    q[token] = 1.0
+    return q
 
 
 def next_draw(q: Tensor, token: int) -> Tensor:
