@@ -225,7 +225,9 @@ def test_lossless(drafter: str, feature: str, monkeypatch: pytest.MonkeyPatch) -
         params = {**FEATURES[feature], "drafter": drafter}
         wishes = [
             wish(
-                prompt=tuple(rng.choices(range(VOCAB), k=rng.randint(1, 12))), seed=seed, n=rng.choice([1, 3]), **params
+                prompt=tuple(rng.choices(range(VOCAB), k=rng.randint(1, 12))),
+                seed=seed,
+                **{"n": rng.choice([1, 3]), **params},
             )
             for _ in range(2)
         ]

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from paceline import LLM, SamplingParams
-from paceline.draft.topk import LEAST, TopK
+from paceline.draft.dyspec import LEAST, most_probable
+from paceline.draft.topk import TopK
 from paceline.native.build import library
 from tests.tiny import tiny_checkpoint
 
@@ -22,17 +23,19 @@ def test_the_native_tree_is_the_twins(tmp_path: Path, quantize: str | None, monk
     sizes, original = [], TopK.draft
 
     def both(self: TopK, asks: Any, view: Any) -> Any:
-        native = self.tree
+        native = self.native
         assert native is not None
         first = original(self, asks, view)
         computed = {i: tree.computed for i, tree in view.slots.items()}
-        self.tree = None
+        self.native = None
         second = original(self, asks, view)
-        self.tree = native
+        self.native = native
         assert (first.request, first.token, first.parent) == (second.request, second.token, second.parent)
         for i, tree in view.slots.items():
             assert tree.computed == computed[i]
-            assert all(tree.memo.chance[place] >= LEAST for place in range(len(tree.token)))
+            best = most_probable(tree.memo.paths, tree.ask.item.nodes)
+            assert [tree.path(place) for place in range(len(tree.token))] == [path for _, path in best]
+            assert all(chance >= LEAST for chance, _ in best)
         sizes.append(len(first))
         return first
 

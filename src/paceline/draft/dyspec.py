@@ -8,17 +8,23 @@ The next draw at a place is reached with probability
 which is known before the draw, so recursive rejection stays exact. The child's own is value of the place * q(child).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, nlargest
 from math import exp
 
+from torch import Tensor
+
 from paceline.core.forest import ROOT, Law
-from paceline.draft import DRAFTERS
+from paceline.core.rows import RowsBuilder
+from paceline.draft import DRAFTERS, Host
 from paceline.draft.tree import Draws, Laws, Tree, TreeDrafter, offers
 
 LEAST = 0.02
-"""A draw that is reached less often than this is not worth its row."""
-
+"""A draw that is reached less often than this is not worth its row: one beyond the first costs 1-3 % of a step."""
+WORTH = 0.2
+"""A deterministic tree gets another pass of the draft model if so many of the nodes it asks about are kept."""
+PASSES = 10
 
 Path = tuple[int, ...]
 
@@ -32,6 +38,7 @@ class Heap:
     laws: dict[int, Draws] = field(default_factory=dict)
     paths: dict[Path, Draws] = field(default_factory=dict)
     """The same by path, for a deterministic choice."""
+    passes: int = 0
     value: dict[int, float] = field(default_factory=lambda: {ROOT: 1.0})
 
     def push(self, tree: Tree, place: int, drawn: int) -> None:
@@ -80,12 +87,34 @@ class DySpec(TreeDrafter):
     """The greedy heap. The best draws are found one by one, but the laws of all places that can be among them are
     computed in one pass, so a tree costs about as many passes as it is deep."""
 
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self.native = getattr(host.draft, "tree", None)
+
     def plant(self, tree: Tree) -> None:
         tree.memo = Heap()
         tree.memo.push(tree, ROOT, 0)
 
     def expand(self, tree: Tree, laws: Laws) -> list[int]:
         return self._settle(tree, laws) if tree.law is Law.POINT else self._pop(tree, laws)
+
+    def grow(self, trees: Sequence[Tree]) -> list[Tensor]:
+        """Deterministic trees in one native call, where temperature alone makes the law; `_settle` is its twin."""
+        ready = [t for t in trees if t.fresh and t.law is Law.POINT and t.known - t.reach <= self.chunk]
+        warm = [(t, x) for t in ready if (x := self.sampler.temperature(t.ask.request)) is not None]
+        if self.native is not None and warm:
+            builder = RowsBuilder()
+            for tree, _ in warm:
+                ask, start, tree.reach = tree.ask, tree.reach, tree.known
+                text, slots = ask.request.tokens[start : tree.known], ask.txn.lease.slots(start, tree.known)
+                builder.add(text, slots, ask.txn.table, start)
+            sizes, limits = [(t.ask.item.nodes, t.ask.item.depth) for t, _ in warm], (self.width, PASSES, LEAST, WORTH)
+            grown = self.native(builder.build(), sizes, [x or 1.0 for _, x in warm], limits)
+            for (tree, _), (tokens, parents, computed) in zip(warm, grown):
+                for token, parent in zip(tokens, parents):
+                    tree.add(parent, token)
+                tree.fresh, tree.computed = [], computed
+        return super().grow(trees)
 
     def _settle(self, tree: Tree, laws: Laws) -> list[int]:
         """Of a deterministic choice nothing is owed to what was chosen before: the tree is the best one by the laws
@@ -95,7 +124,10 @@ class DySpec(TreeDrafter):
         best = most_probable(known, tree.ask.item.nodes)
         tree.replant([path for _, path in best])
         last = best[-1][0] if tree.left <= 0 else LEAST
-        return [i for i, (chance, path) in enumerate(best) if path not in known and chance > last]
+        new = [i for i, (chance, path) in enumerate(best) if path not in known and chance > last]
+        tree.memo.passes += 1
+        gain = sum(best[i][0] for i in new)
+        return new if gain >= WORTH and tree.memo.passes <= PASSES else []
 
     def _pop(self, tree: Tree, laws: Laws) -> list[int]:
         heap: Heap = tree.memo

@@ -1,6 +1,7 @@
 """The decoder whose pass is one native call. Its slow twin is model/decoder.py."""
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -115,15 +116,20 @@ class NativeDecoder(Decoder):
 
     @torch.inference_mode()
     def tree(
-        self, rows: Rows, nodes: list[int], temperature: list[float], limits: tuple[int, int, int, float, float]
+        self,
+        rows: Rows,
+        size: Sequence[tuple[int, int]],
+        temperature: list[float],
+        limits: tuple[int, int, float, float],
     ) -> list[tuple[list[int], list[int], int]]:
         """Draft a tree for each segment, whose last row alone is wanted: tokens, parents (-1: the root) and how many of
-        them, the first ones, have K/V. `limits`: beam, children, passes, least, worth of draft/topk.py."""
-        count, most = len(nodes), MAX_CANDIDATES
-        wish, warm = torch.tensor(nodes), torch.tensor(temperature, dtype=torch.float64)
+        them, the first ones, have K/V. `size`: the most nodes, and the depth from which on no law is computed;
+        `limits`: children, passes, least, worth of draft/dyspec.py."""
+        count, most = len(size), MAX_CANDIDATES
+        wish, warm = torch.tensor(size), torch.tensor(temperature, dtype=torch.float64)
         tokens, parents = torch.empty(2, count, most, dtype=torch.int64)
         computed = torch.zeros(count, dtype=torch.int64)
-        call, *_held = self.call(rows, {}, max(nodes))
+        call, *_held = self.call(rows, {}, most)
         self.library.paceline_tree(
             self.model, call, wish.data_ptr(), warm.data_ptr(), *limits,
             tokens.data_ptr(), parents.data_ptr(), computed.data_ptr(),

@@ -59,115 +59,145 @@ extern "C" void paceline_draft(const Model* m, const Pass* p, i64 steps, const i
 
 const i64 MOST = 64;  // nodes of a tree
 
-struct Choice {  // a node that may be drafted: the chance that it is kept, and below which node (-1: the root)
-  float value;
-  i64 parent, token;
+struct Place {  // a node whose law is known
+  float chance;
+  std::vector<float> share;  // of its likeliest continuations, falling
+  std::vector<i64> token, below;  // below: the place of each, -1 where its law is not known
 };
 
-// The `k` most probable tokens of a law with logits x / temperature, as choices below `parent`, whose own chance is `value`
-static void best(const float* x, i64 n, float temperature, i64 k, float value, i64 parent, std::vector<Choice>& out) {
-  float top;
-  if (largest(x, n, top) < 0) return;
+struct Sprout {
+  i64 token, parent, depth, place, rank;  // place, rank: which continuation of which place it is
+  uint64_t word;
+  float chance;
+  bool operator==(const Sprout& o) const { return token == o.token && parent == o.parent; }
+};
+
+struct Tree {
+  std::vector<Place> places;
+  std::vector<Sprout> nodes, laid;  // laid: those of the last pass
+  bool ended = false;
+
+  // draft/dyspec.py: most_probable
+  void regrow(i64 most, double least) {
+    struct Item {
+      float value;
+      i64 when, place, rank, parent;
+      bool operator<(const Item& o) const { return value < o.value || (value == o.value && when > o.when); }
+    };
+    std::vector<Item> heap;
+    auto offer = [&](float above, i64 place, i64 rank, i64 parent) {
+      if (place < 0 || rank >= (i64)places[place].share.size()) return;
+      heap.push_back({above * places[place].share[rank], (i64)nodes.size(), place, rank, parent});
+      std::push_heap(heap.begin(), heap.end());
+    };
+    nodes.clear();
+    offer(1, 0, 0, -1);
+    while (!heap.empty() && (i64)nodes.size() < most && heap[0].value >= least) {
+      const Item it = heap[0];
+      std::pop_heap(heap.begin(), heap.end());
+      heap.pop_back();
+      const Place& place = places[it.place];
+      const i64 at = nodes.size(), depth = it.parent < 0 ? 1 : nodes[it.parent].depth + 1;
+      const uint64_t above = it.parent < 0 ? 0 : nodes[it.parent].word;
+      nodes.push_back({place.token[it.rank], it.parent, depth, it.place, it.rank, above | 1ull << at, it.value});
+      offer(place.chance, it.place, it.rank + 1, it.parent);
+      offer(it.value, place.below[it.rank], 0, at);
+    }
+  }
+};
+
+// The law with logits x / temperature: its `k` likeliest tokens
+static Place law(const float* x, i64 n, float temperature, i64 k, float chance) {
+  Place place{chance, {}, {}, {}};
+  float top, least = -INFINITY;
+  if (largest(x, n, top) < 0) return place;
   const __m512 inverse = set(1 / temperature), most = set(top);
   __m512 sum = _mm512_setzero_ps();
-  std::vector<Choice> found;
-  float least = -INFINITY;
   for (i64 i = 0; i < n; i += 16) {
     const __mmask16 here = below(n - i);
     const __m512 z = _mm512_maskz_loadu_ps(here, x + i);
     sum = _mm512_mask_add_ps(sum, here, sum, exponential(_mm512_mul_ps(_mm512_sub_ps(z, most), inverse)));
     for (uint32_t left = _mm512_mask_cmp_ps_mask(here, z, set(least), _CMP_GT_OQ); left; left &= left - 1) {
       const i64 token = i + __builtin_ctz(left);
-      if ((i64)found.size() == k) {
-        if (x[token] <= found.back().value) continue;
-        found.pop_back();
-      }
-      auto at = found.end();  // behind its equals: the lowest token first
-      while (at != found.begin() && (at - 1)->value < x[token]) --at;
-      found.insert(at, {x[token], parent, token});
-      if ((i64)found.size() == k) least = found.back().value;
+      i64 at = place.token.size();  // behind its equals: the lowest token first
+      while (at > 0 && x[place.token[at - 1]] < x[token]) at--;
+      if (at == k) continue;
+      place.token.insert(place.token.begin() + at, token);
+      if ((i64)place.token.size() > k) place.token.pop_back();
+      if ((i64)place.token.size() == k) least = x[place.token.back()];
     }
   }
-  const float share = value / _mm512_reduce_add_ps(sum);
-  for (Choice it : found) out.push_back({share * std::exp((it.value - top) / temperature), parent, it.token});
+  const float total = _mm512_reduce_add_ps(sum);
+  for (i64 token : place.token) place.share.push_back(std::exp((x[token] - top) / temperature) / total);
+  place.below.assign(place.token.size(), -1);
+  return place;
 }
 
-struct Tree {
-  std::vector<i64> token, parent, depth;
-  std::vector<uint64_t> word;
-  std::vector<float> value;
-  std::vector<Choice> pool;
-  bool ended = false;
-
-  // Moves the best choice of the pool, at ties the first, to the tree if it is worth `least`
-  bool take(double least) {
-    auto it = pool.begin();
-    for (auto other = it; other != pool.end(); ++other)
-      if (other->value > it->value) it = other;
-    if (it == pool.end() || it->value < least) return false;
-    const uint64_t above = it->parent < 0 ? 0 : word[it->parent];
-    word.push_back(above | 1ull << token.size());
-    depth.push_back(it->parent < 0 ? 1 : depth[it->parent] + 1);
-    token.push_back(it->token), parent.push_back(it->parent), value.push_back(it->value);
-    pool.erase(it);
-    return true;
-  }
-};
-
 // A tree of drafts for each request: after the pass `p`, which wants one row of each segment, up to `passes` passes, each
-// over the tree so far and for the laws of its `beam` likeliest new nodes; at last the likeliest leaves. draft/topk.py
-// tells what `least` and `worth` are. tokens, parents [requests][64]; beyond the end of a tree: -1. computed [requests]
-extern "C" void paceline_tree(const Model* m, const Pass* p, const i64* nodes, const double* temperature, i64 beam,
-                              i64 children, i64 passes, double least, double worth, i64* tokens, i64* parents,
-                              i64* computed) {
+// over the tree as it is and for the laws that may change it. draft/dyspec.py is the slow twin and tells what `least` and
+// `worth` are. size [requests][nodes, depth]; tokens, parents [requests][64]; beyond the end of a tree: -1. computed [requests]: first rows with K/V
+extern "C" void paceline_tree(const Model* m, const Pass* p, const i64* size, const double* temperature, i64 children,
+                              i64 passes, double least, double worth, i64* tokens, i64* parents, i64* computed) {
   const i64 n = p->segments, vocab = m->vocab;
   std::vector<Tree> trees(n);
-  std::vector<i64> token, position, slot, word, want, table, whose, which;  // whose, which: of each wanted row
+  std::vector<i64> token, position, slot, word, want, table;
+  std::vector<std::pair<i64, i64>> whose;  // tree and node of each wanted row
   std::vector<Segment> segment;
   std::vector<float> hidden, logits;
-  for (i64 i = 0; i < n; i++) whose.push_back(i), which.push_back(-1);
-  std::fill(tokens, tokens + n * MOST, -1), std::fill(parents, parents + n * MOST, -1);
+  for (i64 i = 0; i < n; i++) whose.push_back({i, -1});
   auto known = [&](i64 i) { return p->segment[i].base + p->segment[i].given; };
   Pass pass = *p;
   for (i64 step = 0;; step++) {
     forward(*m, pass);
     for (size_t r = 0; r < whose.size(); r++) {
-      Tree& tree = trees[whose[r]];
-      const float value = which[r] < 0 ? 1 : tree.value[which[r]];
-      best(pass.logits + r * vocab, vocab, (float)temperature[whose[r]], children, value, which[r], tree.pool);
+      Tree& tree = trees[whose[r].first];
+      const i64 node = whose[r].second;
+      const float chance = node < 0 ? 1 : tree.nodes[node].chance;
+      if (node >= 0) tree.places[tree.nodes[node].place].below[tree.nodes[node].rank] = tree.places.size();
+      tree.places.push_back(law(pass.logits + r * vocab, vocab, (float)temperature[whose[r].first], children, chance));
     }
-    for (auto* v : {&token, &position, &slot, &word, &want, &table, &whose, &which}) v->clear();
-    segment.clear();
-    for (i64 i = 0; i < n && step < passes; i++) {
+    for (auto* v : {&token, &position, &slot, &word, &want, &table}) v->clear();
+    segment.clear(), whose.clear();
+    for (i64 i = 0; i < n; i++) {
       Tree& tree = trees[i];
       if (tree.ended) continue;
-      const i64 done = tree.token.size();
+      const i64 nodes = size[2 * i], depth = size[2 * i + 1];
+      tree.regrow(nodes, least);
+      const float last = (i64)tree.nodes.size() == nodes ? tree.nodes.back().chance : (float)least;
+      const i64 start = token.size(), wanted = want.size(), count = tree.nodes.size();
       float gain = 0;
-      for (i64 b = 0; b < beam && (i64)tree.token.size() < nodes[i] && tree.take(least); b++) gain += tree.value.back();
-      tree.ended = gain < worth || (i64)tree.token.size() >= nodes[i];
-      if (tree.ended) continue;
-      const i64 start = token.size(), count = tree.token.size();
+      for (i64 j = 0; j < count; j++)
+        if (tree.places[tree.nodes[j].place].below[tree.nodes[j].rank] < 0 && tree.nodes[j].chance > last) {
+          gain += tree.nodes[j].chance;
+          if (tree.nodes[j].depth < depth) want.push_back(start + j), whose.push_back({i, j});
+        }
+      tree.ended = step == passes || (i64)want.size() == wanted || gain < worth;
+      if (tree.ended) {
+        want.resize(wanted), whose.resize(wanted);
+        continue;
+      }
       for (i64 j = 0; j < count; j++) {
         const i64 at = known(i) + j;
-        token.push_back(tree.token[j]), position.push_back(known(i) - 1 + tree.depth[j]), word.push_back(tree.word[j]);
+        token.push_back(tree.nodes[j].token), word.push_back(tree.nodes[j].word);
+        position.push_back(known(i) - 1 + tree.nodes[j].depth);
         slot.push_back(p->table[i * p->width + at / m->block_size] * m->block_size + at % m->block_size);
-        if (j >= done) want.push_back(start + j), whose.push_back(i), which.push_back(j);
       }
       segment.push_back({start, 0, count, known(i)});
       table.insert(table.end(), p->table + i * p->width, p->table + (i + 1) * p->width);
-      computed[i] = count;
+      tree.laid = tree.nodes;
     }
     if (whose.empty()) break;
     room(hidden, (i64)token.size() * m->hidden), room(logits, (i64)want.size() * vocab);
-    pass.rows = token.size(), pass.segments = segment.size(), pass.wanted = want.size(), pass.embed = 1;
+    pass.rows = token.size(), pass.segments = segment.size(), pass.wanted = want.size();
     pass.token = token.data(), pass.position = position.data(), pass.slot = slot.data(), pass.word = word.data();
     pass.want = want.data(), pass.table = table.data(), pass.segment = segment.data();
     pass.hidden = hidden.data(), pass.logits = logits.data();
   }
+  std::fill(tokens, tokens + n * MOST, -1);
   for (i64 i = 0; i < n; i++) {
-    Tree& tree = trees[i];
-    while ((i64)tree.token.size() < nodes[i] && tree.take(least)) {}
-    std::copy(tree.token.begin(), tree.token.end(), tokens + i * MOST);
-    std::copy(tree.parent.begin(), tree.parent.end(), parents + i * MOST);
+    const auto &now = trees[i].nodes, &laid = trees[i].laid;
+    const size_t both = std::min(now.size(), laid.size());
+    computed[i] = std::mismatch(laid.begin(), laid.begin() + both, now.begin()).first - laid.begin();
+    for (size_t j = 0; j < now.size(); j++) tokens[i * MOST + j] = now[j].token, parents[i * MOST + j] = now[j].parent;
   }
 }
