@@ -18,6 +18,7 @@ from torch import Tensor
 from paceline.core.forest import ROOT, Law
 from paceline.core.rows import RowsBuilder
 from paceline.draft import DRAFTERS, Host
+from paceline.draft.model import SHARP
 from paceline.draft.tree import Draws, Laws, Tree, TreeDrafter, offers
 
 LEAST = 0.02
@@ -109,7 +110,7 @@ class DySpec(TreeDrafter):
                 text, slots = ask.request.tokens[start : tree.known], ask.txn.lease.slots(start, tree.known)
                 builder.add(text, slots, ask.txn.table, start)
             sizes, limits = [(t.ask.item.nodes, t.ask.item.depth) for t, _ in warm], (self.width, PASSES, LEAST, WORTH)
-            grown = self.native(builder.build(), sizes, [x or 1.0 for _, x in warm], limits)
+            grown = self.native(builder.build(), sizes, [x or SHARP for _, x in warm], limits)
             for (tree, _), (tokens, parents, computed) in zip(warm, grown):
                 for token, parent in zip(tokens, parents):
                     tree.add(parent, token)

@@ -19,6 +19,8 @@ from paceline.draft import DRAFTERS, Ask, Host, View
 GROUP = "draft"
 WORTH = 0.1
 """A draft goes on while the chance that all of it is kept is at least this."""
+SHARP = 0.6
+"""Temperature at which the draft's law says how often a greedy target takes each token: it is surer than the law."""
 SHARE = 0.5
 """Chance counted for a sampled token. q(x) says little of it: with shared noise a token is kept far more often."""
 
@@ -97,7 +99,7 @@ class ModelDrafter:
             builder.add(text, g.ask.txn.lease.slots(g.reach, g.known), g.ask.txn.table, g.reach)
         most = [g.ask.item.chain for g, _ in warm]
         keys = [[g.ask.key(depth + 1) for depth in range(n)] if t else [] for (g, t), n in zip(warm, most)]
-        drawn = self.chain(builder.build(), most, [t for _, t in warm], keys, WORTH, SHARE)
+        drawn = self.chain(builder.build(), most, [t for _, t in warm], keys, (WORTH, SHARE, SHARP))
         for (g, _), tokens in zip(warm, drawn):
             g.tokens, g.reach, g.chance = tokens, g.known + max(0, len(tokens) - 1), 0.0
 
@@ -139,7 +141,7 @@ class ModelDrafter:
         chances = [SHARE] * len(drawing)
         greedy = [i for i, g in enumerate(drawing) if g.ask.request.params.greedy]
         if greedy:
-            for i, q in zip(greedy, scores[greedy].softmax(-1).amax(-1).tolist()):
+            for i, q in zip(greedy, (scores[greedy] / SHARP).softmax(-1).amax(-1).tolist()):
                 chances[i] = q
         return chances
 

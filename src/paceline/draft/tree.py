@@ -18,7 +18,7 @@ from paceline.core.registry import Offers
 from paceline.core.rows import RowsBuilder
 from paceline.core.verdict import Verdict
 from paceline.draft import Ask, Host, View
-from paceline.draft.model import GROUP
+from paceline.draft.model import GROUP, SHARP
 from paceline.sample.race import perturbed
 
 NODES = 15
@@ -238,7 +238,8 @@ class TreeDrafter:
 
     def draws(self, places: list[tuple[Tree, int]], scores: Tensor) -> list[Draws]:
         """Draws of each place from its row of scores [L, V]."""
-        log_q = scores.to(torch.float64).log_softmax(-1)
+        heat = [SHARP if tree.ask.request.params.greedy else 1.0 for tree, _ in places]
+        log_q = (scores.to(torch.float64) / torch.tensor(heat, device=scores.device)[:, None]).log_softmax(-1)
         keys = [tree.ask.key(tree.below(place), place + 1) for tree, place in places]
         noisy = perturbed(log_q, keys_tensor(keys, scores.device))
         point = [i for i, (tree, _) in enumerate(places) if tree.law is Law.POINT]

@@ -67,14 +67,9 @@ class NativeDecoder(Decoder):
         self.model.keys, self.model.values = self.keys.data_ptr(), self.values.data_ptr()
         self.model.block_size, self.model.groups = block_size, groups
 
-    @torch.inference_mode()
     def move(self, source: list[int], target: list[int]) -> None:
-        if not source:
-            return
-        s, t = torch.tensor(source), torch.tensor(target)
-        self.keys[:, :, t // LANES, :, t % LANES] = self.keys[:, :, s // LANES, :, s % LANES]
-        lane, other = s % LANES, t % LANES
-        self.values[:, :, t // LANES, other // 2, :, other % 2] = self.values[:, :, s // LANES, lane // 2, :, lane % 2]
+        numbers = ctypes.c_int64 * len(source)
+        self.library.paceline_move(self.model, len(source), numbers(*source), numbers(*target))
 
     @torch.inference_mode()
     def forward(self, rows: Rows) -> Out:
@@ -91,11 +86,16 @@ class NativeDecoder(Decoder):
 
     @torch.inference_mode()
     def chain(
-        self, rows: Rows, most: list[int], temperature: list[float], keys: list[list[int]], worth: float, share: float
+        self,
+        rows: Rows,
+        most: list[int],
+        temperature: list[float],
+        keys: list[list[int]],
+        limits: tuple[float, float, float],
     ) -> list[list[int]]:
         """Draft a chain for each segment, whose last row alone is wanted: at most `most[i]` tokens, drawn by
         `keys[i]` at `temperature[i]` (0: greedy). A chain ends early when the chance that all of it is kept falls
-        below `worth`: a greedy token counts with its probability, another with `share`."""
+        below `worth`. `limits`: worth, share, sharp of draft/model.py."""
         steps = max(most)
         limit, warm = torch.tensor(most), torch.tensor(temperature, dtype=torch.float64)
         noise = keys_tensor([key for row in keys for key in (row + [0] * steps)[:steps]])
@@ -108,8 +108,7 @@ class NativeDecoder(Decoder):
             limit.data_ptr(),
             warm.data_ptr(),
             noise.data_ptr(),
-            worth,
-            share,
+            *limits,
             tokens.data_ptr(),
         )
         return [[token for token in row if token >= 0] for row in tokens.tolist()]

@@ -63,24 +63,24 @@ struct Attention : Rows {
     return p.table[segment * p.width + position / m.block_size] * m.block_size + position % m.block_size;
   }
 
-  // Sixteen keys and values side by side, from any slots; -1: none
-  void gather(i64 layer, i64 head, const i64* slots, bf16* keys, bf16* values) const {
-    alignas(64) i64 from[16];
-    __mmask16 some = 0;
-    for (i64 j = 0; j < 16; j++)
-      if (slots[j] >= 0) some |= 1 << j, from[j] = (i64)(pool(m.keys, layer, head, slots[j] / 16) + slots[j] % 16 * 2);
-    const __m512i low = _mm512_load_si512(from), high = _mm512_load_si512(from + 8);
-    for (i64 d = 0; d < dims(); d += 2) {
-      const bf16* at = (const bf16*)0 + d * 16;
-      const __m256i none = _mm256_setzero_si256();
-      _mm256_storeu_si256((__m256i*)(keys + d * 16), _mm512_mask_i64gather_epi32(none, (__mmask8)some, low, at, 1));
-      _mm256_storeu_si256((__m256i*)(keys + d * 16 + 16), _mm512_mask_i64gather_epi32(none, some >> 8, high, at, 1));
+  // Sixteen keys and values side by side, from any slots; -1: none. The first `together` lie side by side in the pool
+  void gather(i64 layer, i64 head, const i64* slots, i64 together, bf16* keys, bf16* values) const {
+    const i64 size = 16 * dims();
+    if (together > 0) {
+      memcpy(keys, pool(m.keys, layer, head, slots[0] / 16), size * 2);
+      memcpy(values, pool(m.values, layer, head, slots[0] / 16), size * 2);
+    } else {
+      memset(keys, 0, size * 2), memset(values, 0, size * 2);
     }
-    for (i64 j = 0; j < 16; j++) {
-      const bf16* v = slots[j] < 0 ? nullptr : pool(m.values, layer, head, slots[j] / 16) + slots[j] % 16 / 2 * dims() * 2;
+    for (i64 j = together; j < 16; j++) {
+      if (slots[j] < 0) continue;
+      const i64 lane = slots[j] % 16;
+      const bf16 *k = pool(m.keys, layer, head, slots[j] / 16) + lane * 2;
+      const bf16 *v = pool(m.values, layer, head, slots[j] / 16) + lane / 2 * dims() * 2;
+      for (i64 d = 0; d < dims(); d += 2) memcpy(keys + d * 16 + j * 2, k + d * 16, 4);
       for (i64 d = 0; d < dims(); d += 16) {
-        __m512i two = v ? _mm512_loadu_si512(v + d * 2) : _mm512_setzero_si512();
-        if (slots[j] % 2 == 0) two = _mm512_slli_epi32(two, 16);
+        __m512i two = _mm512_loadu_si512(v + d * 2);
+        if (lane % 2 == 0) two = _mm512_slli_epi32(two, 16);
         if (j % 2 == 0) two = _mm512_srli_epi32(two, 16);
         _mm512_mask_storeu_epi16(values + (j / 2 * dims() + d) * 2, 0x55555555u << j % 2, two);
       }
@@ -286,13 +286,15 @@ struct Attention : Rows {
         continue;
       }
       for (i64 j = 0; j < 16; j++) slots[j] = at + j < hi ? slot(piece.segment, at + j) : -1;
-      gather(layer, piece.head, slots, copy, copy + size);
+      gather(layer, piece.head, slots, 0, copy, copy + size);
       keys[n] = copy, values[n] = copy + size, copy += 2 * size;
     }
     for (i64 r = row0; r < row1; r++)
       for (i64 t = 0; t < tail(r); t++, n++, copy += 2 * size) {
-        path(seg, piece.segment, r, (origin + own + t) * 16, slots);
-        gather(layer, piece.head, slots, copy, copy + size);
+        const i64 at = (origin + own + t) * 16;
+        path(seg, piece.segment, r, at, slots);
+        const i64 prefix = std::min(std::max<i64>(0, seg.base + seg.given - at), position(r) + 1 - at);
+        gather(layer, piece.head, slots, paged ? std::min<i64>(prefix, 16) : 0, copy, copy + size);
         keys[n] = copy, values[n] = copy + size;
       }
 

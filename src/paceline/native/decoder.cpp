@@ -196,6 +196,24 @@ static void forward(const Model& m, const Pass& p) {
 
 extern "C" void paceline_forward(const Model* m, const Pass* p) { forward(*m, *p); }
 
+// Copies keys and values of slots source[i] to target[i] in every layer and head; all are read before any is written
+extern "C" void paceline_move(const Model* m, i64 count, const i64* source, const i64* target) {
+  const i64 dims = up(m->head_dim, 32), heads = m->layers * m->kv_heads, size = 16 * dims;
+  std::vector<bf16> held(count * dims * 2);
+  for (i64 head = 0; head < heads; head++) {
+    bf16 *keys = m->keys + head * m->groups * size, *values = m->values + head * m->groups * size;
+    auto each = [&](const i64* slots, auto f) {
+      for (i64 i = 0; i < count; i++) {
+        const i64 lane = slots[i] % 16;
+        bf16 *k = keys + slots[i] / 16 * size + lane * 2, *v = values + slots[i] / 16 * size + lane / 2 * dims * 2 + lane % 2;
+        for (i64 d = 0; d < dims; d++) f(held[i * 2 * dims + d], k[d / 2 * 32 + d % 2]), f(held[(i * 2 + 1) * dims + d], v[d * 2]);
+      }
+    };
+    each(source, [](bf16& mine, bf16& pool) { mine = pool; });
+    each(target, [](bf16& mine, bf16& pool) { pool = mine; });
+  }
+}
+
 #include "draft.h"
 
 // One layer alone: `head` of a model that has nothing else, from x [rows][in] to y [rows][out]

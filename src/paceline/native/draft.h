@@ -5,9 +5,10 @@
 
 // A chain of drafts for each request: the pass `p`, which wants one row of each segment, then up to `steps` - 1 passes of
 // one row each. keys, tokens [requests][steps]; temperature 0: greedy. A chain ends when the chance that all of it is
-// kept falls below `worth`; a greedy token's chance is its probability, another's is `share`. `tokens` beyond its end: -1.
+// kept falls below `worth`; a greedy token's chance is its probability at temperature `sharp`, another's is `share`.
+// `tokens` beyond its end: -1.
 extern "C" void paceline_draft(const Model* m, const Pass* p, i64 steps, const i64* most, const double* temperature,
-                               const i64* keys, double worth, double share, i64* tokens) {
+                               const i64* keys, double worth, double share, double sharp, i64* tokens) {
   const i64 n = p->segments, vocab = m->vocab;
   std::vector<i64> live(n), token(n), position(n), slot(n), word(n, 0), want(n), table(n * p->width);
   std::vector<double> chance(n, 1.);
@@ -33,7 +34,8 @@ extern "C" void paceline_draft(const Model* m, const Pass* p, i64 steps, const i
       tokens[i * steps + step] = largest(z, vocab, top);
       __m512 sum = _mm512_setzero_ps();
       each(vocab, [&](i64 c, __mmask16 k) {
-        sum = _mm512_mask_add_ps(sum, k, sum, exponential(_mm512_sub_ps(_mm512_maskz_loadu_ps(k, z + c), set(top))));
+        const __m512 x = _mm512_mul_ps(_mm512_sub_ps(_mm512_maskz_loadu_ps(k, z + c), set(top)), set((float)(1 / sharp)));
+        sum = _mm512_mask_add_ps(sum, k, sum, exponential(x));
       });
       chance[i] /= _mm512_reduce_add_ps(sum);
     }

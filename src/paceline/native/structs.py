@@ -52,6 +52,8 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     """The library with the types of its doors, so that pointers survive."""
     library.paceline_forward.argtypes = [POINTER(CModel), POINTER(CPass)]
     library.paceline_forward.restype = None
+    library.paceline_move.argtypes = [POINTER(CModel), c_int64, c_void_p, c_void_p]
+    library.paceline_move.restype = None
     library.paceline_linear.argtypes = [POINTER(CModel), c_void_p, c_int64, c_void_p]
     library.paceline_linear.restype = None
     library.paceline_winners.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p]
@@ -59,7 +61,7 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.paceline_race.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p]
     library.paceline_race.restype = None
     library.paceline_draft.argtypes = [POINTER(CModel), POINTER(CPass), c_int64, c_void_p, c_void_p, c_void_p]
-    library.paceline_draft.argtypes += [c_double, c_double, c_void_p]
+    library.paceline_draft.argtypes += [c_double, c_double, c_double, c_void_p]
     library.paceline_draft.restype = None
     library.paceline_tree.argtypes = [POINTER(CModel), POINTER(CPass), c_void_p, c_void_p, c_int64, c_int64]
     library.paceline_tree.argtypes += [c_double, c_double, c_void_p, c_void_p, c_void_p]
