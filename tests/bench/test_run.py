@@ -6,6 +6,8 @@ import pytest
 
 from paceline.bench.run import Bench, bench
 from paceline.core.errors import InputError, RefusalError
+from paceline.core.registry import refusal
+from paceline.draft import DRAFTERS
 from paceline.engine.build import Options
 from paceline.verify import Case
 from paceline.verify.exact import Exact
@@ -29,9 +31,12 @@ def test_report(target: Path, draft: Path, questions: Path, tmp_path: Path) -> N
     report = bench(options(target, draft), wish(questions))
     report.write(tmp_path / "out.json")
     written = json.loads((tmp_path / "out.json").read_text())
-    assert [list(row) for row in written["rows"]] == [KEYS] * 12
+    serving = [
+        d for d, card in DRAFTERS.items() if refusal(d, card, "exact", VERIFIERS.card("exact"), {"draft"}) is None
+    ]
+    assert [list(row) for row in written["rows"]] == [KEYS] * 4 * len(serving)
     assert list(written["limit"]) == LIMIT
-    assert {row["method"] for row in written["rows"]} == {"none", "ngram", "model"}
+    assert {row["method"] for row in written["rows"]} == set(serving) >= {"none", "ngram", "model", "dyspec", "suffix"}
     for row in written["rows"]:
         assert row["identical"] is True and row["near_ties"] == 0
         assert row["speedup_min"] <= row["speedup"] <= row["speedup_max"]
@@ -73,7 +78,8 @@ def test_a_verifier_that_emits_something_else_is_caught(
 
 def test_all_leaves_out_what_cannot_serve_and_a_name_is_refused(target: Path, questions: Path) -> None:
     short = wish(questions, batches=[1], temperatures=[0.0], max_tokens=4, num_prompts=1)
-    assert [row.method for row in bench(options(target), short).rows] == ["none", "ngram"]
+    alone = [d for d, card in DRAFTERS.items() if not card.needs and d != "none"]
+    assert [row.method for row in bench(options(target), short).rows] == ["none", *alone] and "ngram" in alone
     with pytest.raises(RefusalError, match="needs a draft model"):
         bench(options(target), wish(questions, methods=["none", "model"]))
     with pytest.raises(InputError, match="Unknown drafter 'nonsense'"):

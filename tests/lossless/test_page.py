@@ -22,7 +22,7 @@ from tests.toy import VOCAB
 REFUSED = [pair for pair, reason in refusals().items() if reason]
 BATCH = 40
 """Requests of one engine."""
-SHARED_STATE = {"sequoia"}
+SHARED_STATE = {"sequoia", "stand", "stand_greedy", "suffix"}
 """Drafters that learn from all requests: under a rule that looks at q, mates may change the text, never its law."""
 
 
@@ -172,7 +172,7 @@ def check_cell(drafter: str, verifier: str, features: list[str], seed: int) -> l
     wishes = [random_wish(rng, drafter, verifier, feature) for feature in features]
     rng.shuffle(wishes)
     for start in range(0, len(wishes), BATCH):
-        tight = {"blocks": 1, "max_requests": 8} if start == 0 else {}
+        tight = {"blocks": 1, "block_size": 4, "max_requests": 8, "row_budget": 33} if start == 0 else {}
         setting, arrivals = random_setting(rng, **tight), rng.getrandbits(32)
         twice = not text and start == BATCH
         out += check_run(setting, wishes[start : start + BATCH], arrivals, text=text, twice=twice)
