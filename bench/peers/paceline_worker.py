@@ -8,7 +8,7 @@ from protocol import Generate, Ids, serve
 from paceline import LLM, SamplingParams, __version__
 from paceline.engine.build import Options
 
-DRAFTER = {"plain": "none", "draft": "model", "lookup": "ngram"}
+DRAFTER = {"plain": "none", "draft": "model", "lookup": "ngram", "both": "ngram+topk"}
 QUANTIZE = {"bf16": None, "8-bit": "int8"}
 
 

@@ -41,7 +41,10 @@ def peers(root: Path, model: str, draft: str) -> dict[str, Any]:
 
     return {
         "paceline": peer(
-            "paceline", None, {"bf16": original, "8-bit": original}, modes={"plain": [], "draft": [], "lookup": []}
+            "paceline",
+            None,
+            {"bf16": original, "8-bit": original},
+            modes={"plain": [], "draft": [], "lookup": [], "both": []},
         ),
         "openvino": peer(
             "openvino", root / "openvino/bin/python", {"bf16": pair(openvino, "fp16"), "8-bit": pair(openvino, "int8")}

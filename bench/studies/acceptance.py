@@ -154,7 +154,10 @@ class Study:
                 parts.append([r.stats for r in self.llm.generate(prompts, each, progress=False)])
             stats = [[getattr(s, n) for part in parts for s in part] for n in ("generated", "passes", "drafted")]
             runs[name] = Run(*(np.array(it).reshape(16, -1).sum(0) for it in stats))
-            halves = [sum(s.generated for s in p) / sum(s.passes for s in p) for p in (sum(parts[:4], []), sum(parts[-4:], []))]
+            halves = [
+                sum(s.generated for s in p) / sum(s.passes for s in p)
+                for p in (sum(parts[:4], []), sum(parts[-4:], []))
+            ]
             print(f"{name}: tau of the first four samples {halves[0]:.3f}, of the last four {halves[1]:.3f}")
         self.show("stand_greedy", runs["stand_greedy"])
         self.show("stand", runs["stand"], ("stand_greedy", runs["stand_greedy"]))

@@ -1,9 +1,14 @@
 """Prompt lookup against a brute-force search."""
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.draft.ngram import LONGEST, Index
+from paceline.core.params import SamplingParams
+from paceline.draft.ngram import LONGEST, Index, NgramDrafter
+from tests.lossless.cases import Setting, Wish, run
 
 
 def brute_force(tokens: list[int], count: int) -> list[int]:
@@ -66,3 +71,17 @@ def test_a_sampled_text_is_drafted_only_after_a_guess_would_have_been_right() ->
     assert sampled.draft(text, 7) == []
     assert sampled.draft([*text, 2], 7) == []  # the guess was right, but this match is longer: another rate
     assert sampled.draft([*text, 2, 3, 4, 5, 1], 7) != []
+
+
+def test_a_drafter_that_fails_to_learn_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step is committed when drafters learn: its tokens stand, and the text goes on without the drafter."""
+
+    def learn(self: NgramDrafter, view: object, verdict: object) -> None:
+        raise ValueError("no")
+
+    wish = Wish([1, 2, 3, 1, 2], SamplingParams(temperature=0.0, max_tokens=20, drafter="ngram", seed=0).resolve({}))
+    [[plain]] = run(Setting().engine(), [replace(wish, params=replace(wish.params, drafter="none"))])
+    monkeypatch.setattr(NgramDrafter, "learn", learn)
+    engine = Setting().engine()
+    [[request]] = run(engine, [wish])
+    assert len(engine.drafter_errors) == 1 and request.output == plain.output

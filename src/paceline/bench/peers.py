@@ -34,6 +34,8 @@ SHORT = 4
 PATIENCE = 1800.0
 """Seconds after which a worker that does not answer is ended."""
 ANSWER = ("ids", "seconds")
+DRAFTED = ("draft", "both")
+"""Modes that use the draft model; `both` has look-up beside it in one tree."""
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 Progress = Callable[[int, int, str], None]
 """(cases done, cases in all, what is run now)"""
@@ -269,7 +271,7 @@ class Comparison:
         entry = self.entries[case.peer]
         models = entry["models"][case.weights]
         spec = {**self.common, **case._asdict(), "k": k, "options": entry["options"], "model": models["model"]}
-        spec["draft"] = models["draft"] if case.mode == "draft" else None
+        spec["draft"] = models["draft"] if case.mode in DRAFTED else None
         seconds, ids = 0.0, []
         with Worker(entry, case) as worker:
             self.versions.update(worker.ask({"load": spec}, "ready")["ready"])
