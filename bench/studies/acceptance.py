@@ -3,8 +3,9 @@
     python bench/studies/acceptance.py trees --model M --draft D --prompts gsm8k_test.jsonl
     python bench/studies/acceptance.py dyspec ... | kseq ... | stand ...
 
-tau does not depend on speed, so the machine may be busy. Requests are sampled at temperature 1 (stand: 0.6) with one seed
-per prompt; every method sees the same prompts and seeds. Ratios of pooled tau come with a paired bootstrap over prompts.
+tau does not depend on speed, so the machine may be busy. Requests are sampled at temperature 1 (stand: 0.6) with one
+seed per prompt; every method sees the same prompts and seeds. Ratios of pooled tau come with a paired bootstrap over
+prompts.
 """
 
 import argparse
@@ -143,10 +144,9 @@ class Study:
             parts = []
             for sample in range(16):
                 prompts = self.prompts[:20]
-                base = {"temperature": 0.6, "seed": None}
                 each = [
                     SamplingParams(
-                        **{**base, "seed": 1000 * sample + i}, top_k=0, top_p=1.0, drafter=name, verifier="rrs",
+                        temperature=0.6, seed=1000 * sample + i, top_k=0, top_p=1.0, drafter=name, verifier="rrs",
                         max_tokens=self.args.max_tokens, max_nodes=15,
                     )
                     for i in range(len(prompts))
@@ -154,11 +154,11 @@ class Study:
                 parts.append([r.stats for r in self.llm.generate(prompts, each, progress=False)])
             stats = [[getattr(s, n) for part in parts for s in part] for n in ("generated", "passes", "drafted")]
             runs[name] = Run(*(np.array(it).reshape(16, -1).sum(0) for it in stats))
-            halves = [
-                sum(s.generated for s in p) / sum(s.passes for s in p)
-                for p in (sum(parts[:4], []), sum(parts[-4:], []))
-            ]
-            print(f"{name}: tau of the first four samples {halves[0]:.3f}, of the last four {halves[1]:.3f}")
+            first, last = (
+                sum(s.generated for part in some for s in part) / sum(s.passes for part in some for s in part)
+                for some in (parts[:4], parts[-4:])
+            )
+            print(f"{name}: tau of the first four samples {first:.3f}, of the last four {last:.3f}")
         self.show("stand_greedy", runs["stand_greedy"])
         self.show("stand", runs["stand"], ("stand_greedy", runs["stand_greedy"]))
 
@@ -168,8 +168,8 @@ def beams(budget: int) -> list[int]:
 
 
 def recording(into: list[float]) -> Callable[..., tuple[int | None, Tensor]]:
-    """`kseq.select` that notes the chance that its output is among k candidates, from p and q alone: with P and beta as
-    in verify/kseq.py, P, and what the residual draw adds; a rejected candidate has the law norm(q - min(q, p / rho))."""
+    """`kseq.select` that notes the chance that its output is among k candidates, by p and q alone: P of verify/kseq.py
+    and what the residual draw adds, where a rejected candidate has the law norm(q - min(q, p / rho))."""
     plain = kseq.select
 
     def select(p: Tensor, q: Tensor, tokens: list[int], coins: list[float]) -> tuple[int | None, Tensor]:
