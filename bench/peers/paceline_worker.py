@@ -8,7 +8,7 @@ from protocol import Generate, Ids, serve
 from paceline import LLM, SamplingParams, __version__
 from paceline.engine.build import Options
 
-DRAFTER = {"plain": "none", "draft": "model", "lookup": "ngram", "both": "ngram+topk"}
+DRAFTER = {"plain": "none", "draft": "model", "lookup": "ngram", "both": "suffix+topk"}
 QUANTIZE = {"bf16": None, "8-bit": "int8"}
 
 
@@ -24,7 +24,13 @@ def load(spec: dict[str, Any]) -> tuple[Generate, dict[str, str]]:
         prefix_cache=False,
     )
 
+    calls = 0
+
     def generate(prompts: Ids, max_tokens: int) -> Ids:
+        nonlocal calls
+        if calls == 1:
+            llm.engine.drafters.clear()  # the warm-up had the first prompts: nothing of them may be remembered
+        calls += 1
         params = SamplingParams(temperature=0, repetition_penalty=1.0, max_tokens=max_tokens)
         return [output.token_ids for output in llm.generate(prompts, params, progress=False)]
 
