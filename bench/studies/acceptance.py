@@ -104,10 +104,9 @@ class Study:
     def trees(self) -> None:
         for budget in BUDGETS:
             chain = self.chain(budget)
-            shapes = {(2, 1, 1): 6, (2, 2, 1, 1): 14, (2, 2, 2, 1, 1): 30}
-            shape = next(s for s, n in shapes.items() if n == budget)
-            with patched(rsd_c, "branching", lambda nodes, shape=shape: shape):
-                fixed = self.show(f"rsd_c {shape}", self.run("rsd_c", "rrs", budget), ("chain", chain))
+            self.run("rsd_c", "rrs", budget)  # measures its rates
+            shape = rsd_c.branching(budget, self.llm.engine.drafters["rsd_c"].rates)
+            fixed = self.show(f"rsd_c {shape}", self.run("rsd_c", "rrs", budget), ("chain", chain))
             for width in beams(budget):
                 with patched(rsd_s, "beam", lambda nodes, width=width: width):
                     self.show(f"rsd_s {width} x {budget // width}", self.run("rsd_s", "rrs", budget), ("rsd_c", fixed))

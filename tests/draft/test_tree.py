@@ -174,12 +174,25 @@ def test_siblings_are_the_first_draws_in_their_order(method: type, nodes: int) -
 
 @pytest.mark.parametrize("nodes", range(1, 65))
 def test_rsd_c_counts(nodes: int) -> None:
-    factors = branching(nodes)
+    factors = branching(nodes, sequoia.PRIOR)
     sizes = list(itertools.accumulate(factors, lambda a, b: a * b))
-    assert sum(sizes) <= nodes < sum(sizes) + sizes[-1]
+    assert sum(sizes) <= nodes and (nodes < sum(sizes) + sizes[-1] or len(factors) == sequoia.DEPTH)
     assert list(factors) == sorted(factors, reverse=True)
     tree = drive(RsdC, nodes)
     assert Counter(tree.depth) == dict(enumerate(sizes, 1))
+
+
+def test_rsd_c_branches_as_far_as_it_pays() -> None:
+    """A sure draft gets a chain, a doubtful one a bush; both are the best of all falling factors."""
+    assert branching(6, (0.9, 0.01)) == (1,) * 6 and branching(6, (0.2, 0.2, 0.2)) == (3, 1)
+    for rates in ((0.6, 0.2, 0.1), (0.4, 0.3, 0.1), (0.8, 0.1, 0.05)):
+        every = [f for n in range(1, 13) for f in itertools.product((3, 2, 1), repeat=n) if list(f) == sorted(f)[::-1]]
+
+        def value(factors: tuple[int, ...], rates: tuple[float, ...] = rates) -> float:
+            return sum(itertools.accumulate((sum(rates[:f]) for f in factors), lambda a, b: a * b))
+
+        fits = [f for f in every if sum(itertools.accumulate(f, lambda a, b: a * b)) <= 12]
+        assert value(branching(12, rates)) == pytest.approx(max(map(value, fits)))
 
 
 def test_a_child_inherits_its_parents_perturbed_value() -> None:

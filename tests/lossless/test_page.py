@@ -22,7 +22,7 @@ from tests.toy import VOCAB
 REFUSED = [pair for pair, reason in refusals().items() if reason]
 BATCH = 40
 """Requests of one engine."""
-SHARED_STATE = {"sequoia", "stand", "stand_greedy", "suffix"}
+SHARED_STATE = {"rsd_c", "sequoia", "stand", "stand_greedy", "suffix"}
 """Drafters that learn from all requests: under a rule that looks at q, mates may change the text, never its law."""
 
 

@@ -1,33 +1,38 @@
 """`rsd_c`: recursive speculative decoding with constant branching (Jeon et al. 2024, arXiv 2402.14160, section 3.2.1).
 Every node of a level has as many children, drawn without replacement by Gumbel top-k."""
 
+from functools import cache
+
 from paceline.core.forest import Law
 from paceline.draft import DRAFTERS
-from paceline.draft.tree import Laws, Tree, TreeDrafter, offers
+from paceline.draft.sequoia import DEPTH, Measured
+from paceline.draft.tree import Laws, Tree, offers
 
 
-def branching(nodes: int) -> tuple[int, ...]:
-    """Children per node at each level, of a tree of at most `nodes`: two for the first levels, then one.
+@cache
+def branching(nodes: int, rates: tuple[float, ...]) -> tuple[int, ...]:
+    """Children per node at each level, never more than at the level above: of all trees of at most `nodes` the one with
+    the most expected accepted nodes, where `rates[b]` is the chance that the child drawn b-th is the accepted one."""
+    best: tuple[float, tuple[int, ...]] = (0.0, ())
 
-    >>> branching(6), branching(14)
-    ((2, 1, 1), (2, 2, 1, 1))
-    """
-    factors: list[int] = []
-    level, left = 1, nodes
-    while left >= level:
-        doubles = 2 * level <= left and 4 * 2 * level <= nodes + 2 * level
-        factors.append(2 if doubles else 1)
-        level *= factors[-1]
-        left -= level
-    return tuple(factors)
+    def grow(factors: tuple[int, ...], level: int, left: int, chance: float, value: float) -> None:
+        nonlocal best
+        best = max(best, (value, factors))
+        for factor in range(1, (factors[-1] if factors else len(rates)) + 1):
+            if level * factor <= left and len(factors) < DEPTH:
+                reached = chance * sum(rates[:factor])
+                grow((*factors, factor), level * factor, left - level * factor, reached, value + reached)
+
+    grow((), 1, nodes, 1.0, 0.0)
+    return best[1]
 
 
 @DRAFTERS.register(
     "rsd_c", offers("a tree with fixed branching, drawn without replacement", Law.SHARED_NOISE, Law.WITHOUT_REPLACEMENT)
 )
-class RsdC(TreeDrafter):
+class RsdC(Measured):
     def plant(self, tree: Tree) -> None:
-        tree.memo = branching(tree.ask.item.nodes)
+        tree.memo = branching(tree.ask.item.nodes, self.rates)
 
     def expand(self, tree: Tree, laws: Laws) -> list[int]:
         level = tree.below(next(iter(laws))) - 1

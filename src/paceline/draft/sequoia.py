@@ -1,7 +1,6 @@
 """`sequoia`: the best fixed tree for the acceptance that was measured (Chen et al. 2024, arXiv 2402.12374, sect. 3.1).
 
-`rates[b]` is the chance that the child drawn b-th is the accepted one, given that its parent was. It is measured on the
-engine's own rounds, over all requests; the tree changes between rounds only.
+`rates[b]` is the chance that the child drawn b-th is the accepted one, given that its parent was.
 """
 
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from paceline.core.forest import ROOT, Law
 from paceline.draft import DRAFTERS, Host
 from paceline.draft.tree import Laws, Tree, TreeDrafter, offers
 
-WIDTH, DEPTH = 6, 10
+WIDTH, DEPTH = 6, 16
 PRIOR = (0.6, 0.15, 0.06, 0.03, 0.02, 0.01)
 WEIGHT = 20.0
 """Rounds that PRIOR counts for."""
@@ -59,31 +58,18 @@ def best(nodes: int, depth: int, rates: tuple[float, ...]) -> Shape:
     return build(max(range(nodes + 1), key=lambda n: most(n, depth)[0]), depth)
 
 
-@DRAFTERS.register(
-    "sequoia", offers("the best fixed tree for the measured acceptance", Law.SHARED_NOISE, Law.WITHOUT_REPLACEMENT)
-)
-class Sequoia(TreeDrafter):
+class Measured(TreeDrafter):
+    """A builder whose shape follows the acceptance by rank, measured on the engine's own rounds, over all requests. The
+    shape changes between rounds only."""
+
     width = WIDTH
+    rates: tuple[float, ...] = PRIOR
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self.hits = [WEIGHT * p for p in PRIOR]
         self.tries = [WEIGHT * (1 - sum(PRIOR[:b])) for b in range(WIDTH)]
         self.due = 2 * WEIGHT
-        self.rates: tuple[float, ...] = PRIOR
-
-    def plant(self, tree: Tree) -> None:
-        tree.memo = {ROOT: best(tree.ask.item.nodes, DEPTH, self.rates)}
-
-    def expand(self, tree: Tree, laws: Laws) -> list[int]:
-        new = []
-        for place, draws in laws.items():
-            for token, shape in zip(draws.token, tree.memo[place]):
-                child = tree.add(place, token)
-                if shape:
-                    tree.memo[child] = shape
-                    new.append(child)
-        return new
 
     def observe(self, tree: Tree, path: list[int]) -> None:
         """Count, at every place that was reached, the children up to the accepted one as tried."""
@@ -97,6 +83,24 @@ class Sequoia(TreeDrafter):
         if self.tries[0] >= self.due:  # rates grow finer as they change less
             self.due *= 2
             self.rates = rates(self.hits, self.tries)
+
+
+@DRAFTERS.register(
+    "sequoia", offers("the best fixed tree for the measured acceptance", Law.SHARED_NOISE, Law.WITHOUT_REPLACEMENT)
+)
+class Sequoia(Measured):
+    def plant(self, tree: Tree) -> None:
+        tree.memo = {ROOT: best(tree.ask.item.nodes, DEPTH, self.rates)}
+
+    def expand(self, tree: Tree, laws: Laws) -> list[int]:
+        new = []
+        for place, draws in laws.items():
+            for token, shape in zip(draws.token, tree.memo[place]):
+                child = tree.add(place, token)
+                if shape:
+                    tree.memo[child] = shape
+                    new.append(child)
+        return new
 
 
 def rates(hits: Sequence[float], tries: Sequence[float]) -> tuple[float, ...]:
