@@ -130,6 +130,13 @@ def draws(path: tuple[int, ...], seed: int = 0, point: bool = False) -> Draws:
     return Draws(token.tolist(), log_q[token].tolist(), score.tolist())
 
 
+class ByTheBook(dyspec.Chances):
+    """The paper's estimate: a child is accepted with its share of what was left of q."""
+
+    def of(self, rank: int, share: float) -> float:
+        return share
+
+
 class Roomy(Tree):
     """As many nodes as the rule likes."""
 
@@ -142,6 +149,7 @@ def drive(
     """One tree of `method`, without a model."""
     if isinstance(method, type):
         method = object.__new__(method)
+        method.chances = ByTheBook()
     ask: Any = SimpleNamespace(item=SimpleNamespace(nodes=nodes))
     tree = make(ask, 0, law)
     method.plant(tree)
@@ -353,6 +361,30 @@ def test_a_revised_tree_keeps_only_the_rows_that_stay() -> None:
     assert tree.computed == 4 and paths(tree) == before
     tree.replant([*before[:1], (before[0][0], 9), (before[0][0], 8)] if len(before[1]) == 1 else [before[0], (9,)])
     assert tree.computed == 1 and len(tree.word) == len(tree.token) == len(tree.first)
+
+
+def test_chances_begin_with_the_papers_and_are_learned() -> None:
+    chances = dyspec.Chances()
+    assert chances.of(0, 0.52) == pytest.approx(0.55) and chances.of(7, 0.0) == pytest.approx(0.05)
+    for _ in range(1000):
+        chances.count(1, 0.31, True)
+    assert chances.of(1, 0.39) > 0.99 and chances.of(0, 0.39) == pytest.approx(0.35)
+    law = draws((), 3)
+    assert sum(
+        s * (1 - sum(map(math.exp, law.log_q[:i]))) for i, s in enumerate(dyspec.shares(law, 4))
+    ) == pytest.approx(sum(map(math.exp, law.log_q[:4])))
+    assert ByTheBook().left(law, 3) == pytest.approx(1 - sum(map(math.exp, law.log_q[:3])))
+
+
+def test_what_was_examined_is_what_is_counted() -> None:
+    tree, laws = drive(dyspec.DySpec, 9, 5), {}
+    laws = {p: draws(tree.path(p), 5) for p in (ROOT, *range(len(tree.token)))}
+    second = [i for i in children(tree, ROOT)][1]
+    chances = dyspec.Chances()
+    before = [list(row) for row in chances.tries]
+    dyspec.count(chances, tree, [second], laws)
+    grown = [sum(a) - sum(b) for a, b in zip(chances.tries, before)]
+    assert grown[1] >= 1 and sum(grown) == 2 + len(children(tree, second))
 
 
 # -- sequoia -----------------------------------------------------------------------------------------------------------

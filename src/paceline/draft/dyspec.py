@@ -3,9 +3,11 @@
 
 The next draw at a place is reached with probability
 
-    value = value of the place * (1 - q of its children drawn so far)
+    value = value of the place * product over its children drawn so far of (1 - chance that the child is accepted)
 
-which is known before the draw, so recursive rejection stays exact. The child's own is value of the place * q(child).
+which is known before the draw, so recursive rejection stays exact. The child's own is that times its chance. The paper
+takes for the chance of y its share R(y) of what was left of q; here it is measured by that share and by rank, over all
+requests, and begins as the paper's.
 """
 
 from collections.abc import Sequence
@@ -27,7 +29,44 @@ WORTH = 0.2
 """A deterministic tree gets another pass of the draft model if so many of the nodes it asks about are kept."""
 PASSES = 10
 
+RANKS, BINS = 3, 10
+WEIGHT = 8.0
+"""Tries that the paper's estimate counts for, in each bin."""
+
 Path = tuple[int, ...]
+
+
+class Chances:
+    """How often a drawn child was accepted when it was examined: by its rank (0, 1, 2 and beyond) and its share R."""
+
+    def __init__(self) -> None:
+        self.tries = [[WEIGHT] * BINS for _ in range(RANKS)]
+        self.hits = [[WEIGHT * (b + 0.5) / BINS for b in range(BINS)] for _ in range(RANKS)]
+
+    def count(self, rank: int, share: float, hit: bool) -> None:
+        row, b = min(rank, RANKS - 1), min(int(share * BINS), BINS - 1)
+        self.tries[row][b] += 1
+        self.hits[row][b] += hit
+
+    def of(self, rank: int, share: float) -> float:
+        row, b = min(rank, RANKS - 1), min(int(share * BINS), BINS - 1)
+        return self.hits[row][b] / self.tries[row][b]
+
+    def left(self, draws: Draws, drawn: int) -> float:
+        """The chance that none of the first `drawn` children of a place is accepted."""
+        out = 1.0
+        for rank, share in enumerate(shares(draws, drawn)):
+            out *= 1.0 - self.of(rank, share)
+        return out
+
+
+def shares(draws: Draws, drawn: int) -> list[float]:
+    """R of each of the first `drawn` children: q(child) / (1 - q of the ones before it)."""
+    out, left = [], 1.0
+    for log_q in draws.log_q[:drawn]:
+        out.append(min(1.0, exp(log_q) / max(left, 1e-12)))
+        left -= exp(log_q)
+    return out
 
 
 @dataclass(slots=True)
@@ -42,23 +81,16 @@ class Heap:
     passes: int = 0
     value: dict[int, float] = field(default_factory=lambda: {ROOT: 1.0})
 
-    def push(self, tree: Tree, place: int, drawn: int) -> None:
+    def push(self, chances: Chances, place: int, drawn: int) -> None:
         """The draw after `drawn` children at `place`."""
         worth = self.value[place]
         if drawn:
             draws = self.laws[place]
             if drawn >= len(draws.token):
                 return
-            worth *= gain(tree, draws, drawn)
+            worth *= chances.left(draws, drawn)
         if worth >= LEAST:
             heappush(self.items, (-worth, place, drawn))
-
-
-def gain(tree: Tree, draws: Draws, drawn: int) -> float:
-    """The chance that the draw after `drawn` children is reached; for a deterministic choice, that it is right."""
-    if tree.law is Law.POINT:
-        return exp(draws.log_q[drawn])
-    return 1.0 - sum(exp(x) for x in draws.log_q[:drawn])
 
 
 def most_probable(laws: dict[Path, Draws], nodes: int) -> list[tuple[float, Path]]:
@@ -91,10 +123,14 @@ class DySpec(TreeDrafter):
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self.native = getattr(host.draft, "tree", None)
+        self.chances = Chances()
 
     def plant(self, tree: Tree) -> None:
         tree.memo = Heap()
-        tree.memo.push(tree, ROOT, 0)
+        tree.memo.push(self.chances, ROOT, 0)
+
+    def observe(self, tree: Tree, path: list[int]) -> None:
+        count(self.chances, tree, path, tree.memo.laws)
 
     def expand(self, tree: Tree, laws: Laws) -> list[int]:
         return self._settle(tree, laws) if tree.law is Law.POINT else self._pop(tree, laws)
@@ -143,27 +179,52 @@ class DySpec(TreeDrafter):
             if drawn >= len(draws.token):
                 continue
             child = tree.add(place, draws.token[drawn])
-            heap.value[child] = heap.value[place] * exp(draws.log_q[drawn])
-            heap.push(tree, place, drawn + 1)
-            heap.push(tree, child, 0)
+            chance = self.chances.of(drawn, shares(draws, drawn + 1)[-1])
+            heap.value[child] = heap.value[place] * self.chances.left(draws, drawn) * chance
+            heap.push(self.chances, place, drawn + 1)
+            heap.push(self.chances, child, 0)
         return []
+
+
+def count(chances: Chances, tree: Tree, path: Sequence[int], laws: Laws) -> None:
+    """Note, at every place that was reached, the children up to the accepted one."""
+    for above, child in zip([ROOT, *path], [*path, None]):
+        siblings = [i for i, parent in enumerate(tree.parent) if parent == above]
+        if siblings and above in laws:
+            for rank, (sibling, share) in enumerate(zip(siblings, shares(laws[above], len(siblings)))):
+                chances.count(rank, share, sibling == child)
+                if sibling == child:
+                    break
 
 
 @DRAFTERS.register(
     "dyspec_threshold", offers("dyspec, level by level to a threshold", Law.SHARED_NOISE, Law.WITHOUT_REPLACEMENT)
 )
 class DySpecThreshold(TreeDrafter):
-    """Every draw reached with at least `1 / nodes`, level by level, while nodes last."""
+    """Every draw that is reached with at least `1 / nodes` (or a deterministic choice of that chance), level by level,
+    while nodes last."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self.chances = Chances()
 
     def plant(self, tree: Tree) -> None:
-        tree.memo = {ROOT: 1.0}
+        tree.memo = Heap()
+
+    def observe(self, tree: Tree, path: list[int]) -> None:
+        count(self.chances, tree, path, tree.memo.laws)
 
     def expand(self, tree: Tree, laws: Laws) -> list[int]:
+        heap: Heap = tree.memo
+        heap.laws.update(laws)
         least, new = 1 / tree.ask.item.nodes, []
         for place, draws in laws.items():
             for drawn, token in enumerate(draws.token):
-                if tree.left <= 0 or tree.memo[place] * gain(tree, draws, drawn) < least:
+                point, reached = exp(draws.log_q[drawn]), self.chances.left(draws, drawn)
+                worth = heap.value[place] * (point if tree.law is Law.POINT else reached)
+                if tree.left <= 0 or worth < least:
                     break
                 new.append(tree.add(place, token))
-                tree.memo[new[-1]] = tree.memo[place] * exp(draws.log_q[drawn])
-        return [place for place in new if tree.memo[place] >= least] if tree.left > 0 else []
+                chance = self.chances.of(drawn, shares(draws, drawn + 1)[-1])
+                heap.value[new[-1]] = worth if tree.law is Law.POINT else worth * chance
+        return [place for place in new if heap.value[place] >= least] if tree.left > 0 else []
