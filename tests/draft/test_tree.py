@@ -377,9 +377,9 @@ def test_chances_begin_with_the_papers_and_are_learned() -> None:
 
 
 def test_what_was_examined_is_what_is_counted() -> None:
-    tree, laws = drive(dyspec.DySpec, 9, 5), {}
+    tree = drive(dyspec.DySpec, 9, 5)
     laws = {p: draws(tree.path(p), 5) for p in (ROOT, *range(len(tree.token)))}
-    second = [i for i in children(tree, ROOT)][1]
+    second = children(tree, ROOT)[1]
     chances = dyspec.Chances()
     before = [list(row) for row in chances.tries]
     dyspec.count(chances, tree, [second], laws)
