@@ -370,9 +370,9 @@ def test_chances_begin_with_the_papers_and_are_learned() -> None:
         chances.count(1, 0.31, True)
     assert chances.of(1, 0.39) > 0.99 and chances.of(0, 0.39) == pytest.approx(0.35)
     law = draws((), 3)
-    assert sum(
-        s * (1 - sum(map(math.exp, law.log_q[:i]))) for i, s in enumerate(dyspec.shares(law, 4))
-    ) == pytest.approx(sum(map(math.exp, law.log_q[:4])))
+    for rank, share in enumerate(dyspec.shares(law, 4)):
+        before = 1 - sum(map(math.exp, law.log_q[:rank]))
+        assert share * before == pytest.approx(math.exp(law.log_q[rank]))
     assert ByTheBook().left(law, 3) == pytest.approx(1 - sum(map(math.exp, law.log_q[:3])))
 
 

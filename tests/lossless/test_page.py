@@ -22,8 +22,9 @@ from tests.toy import VOCAB
 REFUSED = [pair for pair, reason in refusals().items() if reason]
 BATCH = 40
 """Requests of one engine."""
-SHARED_STATE = {"rsd_c", "sequoia", "stand", "stand_greedy", "suffix"}
-"""Drafters that learn from all requests: under a rule that looks at q, mates may change the text, never its law."""
+SHARED_STATE = {"dyspec", "dyspec_threshold", "lookahead", "rsd_c", "sequoia", "stand", "stand_greedy", "suffix"}
+"""Drafters that learn from all requests, or from more of one than its text (and the run drops what they remember): under
+a rule that looks at q, mates may change the text, never its law."""
 
 
 def test_the_page_is_current() -> None:

@@ -256,7 +256,7 @@ class TreeDrafter:
             path = tree.accepted(ask.txn.lease.tokens[tree.known :])
             kept = next((n for n, i in enumerate(path) if tree.rank[i] >= tree.computed), len(path))
             view.advance(ask, GROUP, min(tree.reach + kept, ask.txn.lease.length))
-            if ask.item.nodes:
+            if tree.ask.item.nodes:  # one of several drafters may have been asked for none
                 self.observe(tree, path)
 
 
