@@ -102,7 +102,7 @@ class Study:
         return self.show(f"chain, depth {best} of {depths}, <= {budget}", runs[best])
 
     def trees(self) -> None:
-        for budget in BUDGETS:
+        for budget in self.args.budgets or BUDGETS:
             chain = self.chain(budget)
             self.run("rsd_c", "rrs", budget)  # measures its rates
             shape = rsd_c.branching(budget, self.llm.engine.drafters["rsd_c"].rates)
@@ -112,7 +112,7 @@ class Study:
                     self.show(f"rsd_s {width} x {budget // width}", self.run("rsd_s", "rrs", budget), ("rsd_c", fixed))
 
     def dyspec(self) -> None:
-        for budget in (16, 32, 64):
+        for budget in self.args.budgets or (16, 32, 64):
             chain = self.chain(budget)
             self.run("sequoia", "rrs", budget)  # measures its rates
             fixed = self.show(f"sequoia {budget}", self.run("sequoia", "rrs", budget), ("chain", chain))
@@ -164,7 +164,7 @@ class Study:
 
 
 def beams(budget: int) -> list[int]:
-    return {6: [2, 3], 14: [2, 4], 30: [3, 5]}[budget]
+    return {6: [1, 2], 14: [2, 4], 30: [3, 5]}[budget]
 
 
 def recording(into: list[float]) -> Callable[..., tuple[int | None, Tensor]]:
@@ -197,6 +197,7 @@ def main() -> None:
     parser.add_argument("--prompts", required=True, type=Path)
     parser.add_argument("--num-prompts", type=int, default=100)
     parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--budgets", type=int, nargs="*", choices=[6, 14, 16, 30, 32, 64])
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     study = Study(args)

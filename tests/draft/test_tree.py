@@ -222,7 +222,7 @@ def test_a_child_inherits_its_parents_perturbed_value() -> None:
 
 def test_a_beam_as_wide_as_the_space_holds_every_sequence() -> None:
     beams: Any = object.__new__(RsdS)
-    tree = Tree(SimpleNamespace(item=SimpleNamespace(nodes=2 * V**4)), 0, Law.WITHOUT_REPLACEMENT)  # type: ignore[arg-type]
+    tree = Tree(SimpleNamespace(item=SimpleNamespace(nodes=4 * V**4)), 0, Law.WITHOUT_REPLACEMENT)  # type: ignore[arg-type]
     beams.plant(tree)
     fresh = [ROOT]
     for _ in range(2):

@@ -12,8 +12,8 @@ from paceline.draft.tree import Laws, Tree, TreeDrafter, offers
 
 
 def beam(nodes: int) -> int:
-    """Sequences of a level: about half as many as levels."""
-    return max(1, round(sqrt(nodes / 2)))
+    """Sequences of a level: about a quarter as many as levels, for depth pays more than width."""
+    return max(1, round(sqrt(nodes) / 2))
 
 
 def conditioned(g: float, top: float, above: float) -> float:
