@@ -20,6 +20,8 @@ from tests.toy import VOCAB
 SEEDS = range(5)
 DRAWS = 1500
 NODES = 7
+WIDE = 16
+"""Nodes with which `rsd_s` has a beam of two."""
 ROOM = 8
 """Tokens that the requests could still grow by: no tree is cut by the end of its text."""
 CELLS = [
@@ -102,7 +104,8 @@ def law_setting() -> Setting:
     elsewhere)."""
     return Setting(
         model_seed=4, sharpness=1.0, draft_noise=2.0, blocks=400, block_size=8, max_requests=60, row_budget=512,
-        nodes={name: NODES if card.shape == "tree" else 2 for name, card in DRAFTERS.items()}, check=False,
+        nodes={name: NODES if card.shape == "tree" else 2 for name, card in DRAFTERS.items()} | {"rsd_s": WIDE},
+        check=False,
     )  # fmt: skip
 
 
