@@ -23,6 +23,7 @@ from paceline.engine.detokenize import Detokenizer
 from paceline.engine.judge import Judge, add_prompt_logprobs
 from paceline.engine.layout import Layout, lay_out
 from paceline.engine.stop import Stopper
+from paceline.engine.totals import Totals
 from paceline.plan.fixed import FixedLength
 from paceline.plan.planner import Planner, Room
 from paceline.sample.sampler import Sampler
@@ -111,7 +112,9 @@ class Engine:
         self.running: list[Request] = []
         self.stoppers: dict[int, Stopper] = {}
         self.timer = Timer()
+        self.totals = Totals()
         self.drafter_errors: list[Exception] = []
+        """The latest; how many there were is in `totals`."""
         self._next_id = 0
         self._changed: list[Request] = []
 
@@ -258,6 +261,7 @@ class Engine:
             lease = self.cache.open(self._matchable(request), self._groups(request))
             request.lease = lease
             request.stats.cached = max(request.stats.cached, lease.length)
+            self.totals.admitted(request)
             filling += max(0, need - len(lease.blocks))
             self.waiting.remove(request)
             self.running.append(request)
@@ -291,6 +295,7 @@ class Engine:
         self.running.remove(request)
         self.waiting.append(request)
         request.stats.preempted += 1
+        self.totals.preemptions += 1
 
     def _release(self, request: Request) -> None:
         if request.lease is not None:
@@ -315,7 +320,9 @@ class Engine:
         for name, mine in asks.items():
             started = perf_counter()
             try:
-                parts.append(self._drafter(name).draft(mine, self._view(name, mine)))
+                part = self._drafter(name).draft(mine, self._view(name, mine))
+                part.check({ask.place for ask in mine}, self.model.vocab_size)
+                parts.append(part)
             except Exception as error:
                 self._disown(name, mine, error)
             self.timer.draft += perf_counter() - started
@@ -336,7 +343,8 @@ class Engine:
     def _disown(self, name: str, asks: Sequence[Ask], error: Exception) -> None:
         """A drafter that fails costs its requests their speed, never their text: they go on plainly."""
         log.warning("Drafter %r failed (%r); its %d requests go on without it.", name, error, len(asks))
-        self.drafter_errors.append(error)
+        self.drafter_errors = [*self.drafter_errors[-15:], error]
+        self.totals.failed(name)
         for ask in asks:
             ask.request.drafter = "none"
             self.slots[name].pop(ask.request.id, None)
@@ -393,6 +401,7 @@ class Engine:
                 break
         request.text = stopper.text()
         request.stats.generated += len(emitted)
+        self.totals.passed(note, len(emitted))
         del request.logprobs[len(request.output) :]
         self.sampler.commit(request, emitted)
         if finish:
