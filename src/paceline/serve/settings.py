@@ -47,9 +47,7 @@ class Settings:
 
     host: Annotated[str, _http("Address to listen on; 0.0.0.0 for every interface.")] = "127.0.0.1"
     port: Annotated[int, _http("Port to listen on; 0 for a free one.")] = 8000
-    served_model_name: Annotated[
-        str | None, _http("Name of the model in the API. Default: the name of its directory.")
-    ] = None
+    model_name: Annotated[str | None, _http("Name of the model in the API. Default: the last part of its path.")] = None
     api_keys: Annotated[
         tuple[str, ...], _http("A key that clients may use; without any, everyone may.", "--api-key")
     ] = ()
@@ -67,6 +65,7 @@ class Settings:
     max_output_tokens: Annotated[
         int | None, _limit("Most tokens of one sample; asking for more is an error. Default: what the context holds.")
     ] = None
+    max_choices: Annotated[int, _limit("Most samples that one request may ask for, over all its prompts.")] = 128
     drain_timeout: Annotated[
         float, _limit("Seconds that running requests are given after SIGTERM before they are ended.")
     ] = 30.0
@@ -87,7 +86,13 @@ class Settings:
                 raise InputError(f"{name} is {getattr(self, name)!r}, but it must be {want}.")
 
         check(0 <= self.port < 2**16, "port", "in [0, 65535]")
-        for name, least in (("queue_limit", 0), ("request_timeout", 0), ("drain_timeout", 0), ("max_body_bytes", 1)):
+        for name, least in (
+            ("queue_limit", 0),
+            ("request_timeout", 0),
+            ("drain_timeout", 0),
+            ("max_body_bytes", 1),
+            ("max_choices", 1),
+        ):
             check(getattr(self, name) >= least, name, f"at least {least}")
         for name in ("max_prompt_tokens", "max_output_tokens"):
             check(getattr(self, name) is None or getattr(self, name) >= 1, name, "at least 1")
