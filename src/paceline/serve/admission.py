@@ -118,4 +118,6 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes | None:
 
 
 def too_large(limit: int) -> ApiError:
-    return ApiError(413, f"The body is larger than {limit} bytes, which this server takes; send less.", code="too_large")
+    return ApiError(
+        413, f"The body is larger than {limit} bytes, which this server takes; send less.", code="too_large"
+    )
