@@ -1,4 +1,4 @@
-"""The ASGI layer around all routes: keys, drain, bodies, time limit, request ids. What it refuses never gets further."""
+"""The ASGI layer around all routes: keys, drain, bodies, time limit, request ids."""
 
 import asyncio
 import re

@@ -121,21 +121,25 @@ class Entry:
     default: Any
     help: Help
 
+    @classmethod
+    def of(cls, field: "Field[Any]", hint: Any) -> "Entry":
+        kind, *extras = get_args(hint)
+        return cls(field.name, kind, field.default, next(e for e in extras if isinstance(e, Help)))
+
     @property
     def env(self) -> str:
         return PREFIX + self.name.upper()
 
     @property
     def flag(self) -> str:
-        return self.help.flag or "--" + self.name.replace("_", "-")
+        words = self.name.replace("_", "-")
+        return f"--{words}/--no-{words}" if self.type is bool else self.help.flag or f"--{words}"
 
 
 def entries(cls: type = Settings) -> Iterator[Entry]:
     """The settings of a dataclass whose fields are `Annotated[type, Help]`."""
     hints = get_type_hints(cls, include_extras=True)
-    for field in fields(cls):
-        kind, *extras = get_args(hints[field.name])
-        yield Entry(field.name, kind, field.default, next(e for e in extras if isinstance(e, Help)))
+    yield from (Entry.of(field, hints[field.name]) for field in fields(cls))
 
 
 def layered(cls: type[T], flags: Mapping[str, Any], environ: Mapping[str, str], table: Mapping[str, Any]) -> T:
@@ -251,9 +255,8 @@ def table() -> str:
     """The settings as the Markdown table of docs/server.md."""
     lines = ["| flag | environment and TOML | default | what it does |", "|---|---|---|---|"]
     for entry in entries():
-        flag = f"{entry.flag}/--no-{entry.name.replace('_', '-')}" if entry.type is bool else entry.flag
         names = f"`{entry.env}`, `{entry.name}`"
-        lines.append(f"| `{flag}` | {names} | {_shown(entry.default)} | {entry.help.text} |")
+        lines.append(f"| `{entry.flag}` | {names} | {_shown(entry.default)} | {entry.help.text} |")
     return "\n".join(lines) + "\n"
 
 

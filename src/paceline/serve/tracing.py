@@ -72,7 +72,7 @@ class Tracer:
         def at(moment: float) -> int:
             return wall - int((mono - moment) * 1e9)
 
-        attributes = {
+        attributes: dict[str, Any] = {
             "gen_ai.usage.input_tokens": len(request.prompt),
             "gen_ai.usage.output_tokens": len(request.output),
             "gen_ai.response.finish_reasons": [request.finish or "error"],
