@@ -256,6 +256,8 @@ class AsyncLLM:
         self._closed = True
         self._inbox.put(None)
         self._thread.join()
+        if self._death is not None:
+            return
         for subscription in self._live:
             self._abort(subscription)
             subscription.news()

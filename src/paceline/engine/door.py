@@ -18,17 +18,18 @@ class Trip:
 
     request: Request
     arrived: float
-    started: float | None = None
-    """When its first rows were computed, or later by no more than a step."""
     first: float | None = None
     """When its first token was known."""
     ended: float | None = None
 
+    @property
+    def started(self) -> float | None:
+        """When it left the queue."""
+        return self.request.admitted
+
     def look(self) -> None:
         """Note what has happened since the last step. For the engine's thread."""
         request, now = self.request, monotonic()
-        if self.started is None and (request.lease is not None or request.output):
-            self.started = now
         if self.first is None and request.output:
             self.first = now
         if self.ended is None and request.finish is not None:

@@ -4,7 +4,7 @@ import logging
 import secrets
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 
 from paceline.cache.cache import Cache
@@ -82,7 +82,7 @@ class Engine:
         tokenizer: Any = None,
         eos: Collection[int] = (),
         schedule: SchedulePolicy | None = None,
-        now: Callable[[], float] = perf_counter,
+        now: Callable[[], float] = monotonic,
     ) -> None:
         if config.row_budget < config.max_requests:
             raise InputError(f"row_budget {config.row_budget} is below max_requests {config.max_requests}; raise it.")
@@ -261,7 +261,9 @@ class Engine:
             lease = self.cache.open(self._matchable(request), self._groups(request))
             request.lease = lease
             request.stats.cached = max(request.stats.cached, lease.length)
-            self.totals.admitted(request)
+            if request.admitted is None:
+                request.admitted = self.now()
+                self.totals.admitted(request)
             filling += max(0, need - len(lease.blocks))
             self.waiting.remove(request)
             self.running.append(request)

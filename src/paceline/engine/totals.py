@@ -26,9 +26,8 @@ class Totals:
 
     def admitted(self, request: Request) -> None:
         """Count a request that got its first lease."""
-        if not request.stats.preempted:
-            self.prompt += len(request.prompt)
-            self.cached += request.length
+        self.prompt += len(request.prompt)
+        self.cached += request.length
 
     def passed(self, note: Note, generated: int) -> None:
         """Count one request's part of a pass."""

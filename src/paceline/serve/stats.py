@@ -1,9 +1,11 @@
 """GET /stats: the engine's cumulative counters as one JSON object; whoever draws them takes the differences."""
 
+from pathlib import Path
 from typing import Any
 
 from paceline.core.request import SpecStats
 from paceline.engine.async_llm import AsyncLLM
+from paceline.engine.build import paths
 from paceline.serve.settings import Settings
 from paceline.verify import VERIFIERS
 
@@ -15,7 +17,7 @@ def stats(llm: AsyncLLM, settings: Settings, uptime: float) -> dict[str, Any]:
     return {
         "uptime_s": uptime,
         "model": settings.model_name or llm.llm.text.path.name,
-        "draft": "draft" in engine.have,
+        "draft": Path(draft).name if (draft := paths(llm.llm.options)[1]) is not None else None,
         "drafters": sorted(name for name in list(engine.cards) if "+" not in name),
         "default_drafter": engine.config.drafter,
         "verifiers": VERIFIERS.names(),
