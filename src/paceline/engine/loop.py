@@ -4,6 +4,7 @@ import logging
 import secrets
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -22,10 +23,12 @@ from paceline.draft import DRAFTERS, Ask, Drafter, Host, UserFn, View
 from paceline.engine.detokenize import Detokenizer
 from paceline.engine.judge import Judge, add_prompt_logprobs
 from paceline.engine.layout import Layout, lay_out
+from paceline.engine.prune import prune
 from paceline.engine.stop import Stopper
 from paceline.engine.totals import Totals
 from paceline.plan.fixed import FixedLength
 from paceline.plan.planner import Planner, Room
+from paceline.sample.grammar import Grammars, vocabulary
 from paceline.sample.sampler import Sampler
 from paceline.schedule import SchedulePolicy
 from paceline.schedule.fcfs import FirstComeFirstServed
@@ -92,7 +95,8 @@ class Engine:
         encode = (
             (lambda text: list(tokenizer.encode(text, add_special_tokens=False))) if tokenizer is not None else None
         )
-        self.sampler = Sampler(model.vocab_size, encode=encode)
+        spell = partial(vocabulary, tokenizer, model.vocab_size, sorted(self.eos)) if tokenizer is not None else None
+        self.sampler = Sampler(model.vocab_size, encode=encode, grammars=Grammars(spell, model.vocab_size))
         self.judge = Judge(self.sampler)
         self.host = Host(self.sampler, model.vocab_size, draft, callable)
         self.cards = {name: card for name, card in DRAFTERS.items() if not card.needs - self.have}
@@ -322,9 +326,9 @@ class Engine:
         for name, mine in asks.items():
             started = perf_counter()
             try:
-                part = self._drafter(name).draft(mine, self._view(name, mine))
-                part.check({ask.place for ask in mine}, self.model.vocab_size)
-                parts.append(part)
+                forest = self._drafter(name).draft(mine, self._view(name, mine))
+                forest.check({ask.place for ask in mine}, self.model.vocab_size)
+                parts.append(prune(forest, items, self.sampler))
             except Exception as error:
                 self._disown(name, mine, error)
             self.timer.draft += perf_counter() - started

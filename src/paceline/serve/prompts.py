@@ -12,7 +12,7 @@ Prompt = str | list[int]
 def as_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Prompt]:
     """The prompts of a completion request: one text or list of ids, or several."""
     if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
-        return [prompt]  # type: ignore[list-item]
+        return [prompt]
     return list(prompt)  # type: ignore[arg-type]
 
 
