@@ -61,7 +61,11 @@ class Gate:
         if self.max_output is None:
             return params
         if params.max_tokens is None:
-            return replace(params, max_tokens=max(self.max_output, params.min_tokens))
+            if params.min_tokens > self.max_output:
+                raise InputError(
+                    f"min_tokens is {params.min_tokens}, but this server gives at most {self.max_output}; lower it."
+                )
+            return replace(params, max_tokens=self.max_output)
         if params.max_tokens > self.max_output:
             raise InputError(
                 f"max_tokens is {params.max_tokens}, but this server gives at most {self.max_output}; lower it."
@@ -91,9 +95,9 @@ class Keys:
         return bool(self._digests)
 
     def fit(self, authorization: str) -> bool:
-        """Does the header `Bearer KEY` carry one of them?"""
+        """Does the header `Bearer KEY`, decoded as Latin-1, carry one of them?"""
         scheme, _, key = authorization.partition(" ")
-        given = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
+        given = hashlib.sha256(key.strip().encode("latin-1", "replace")).digest()
         equal = [hmac.compare_digest(given, digest) for digest in self._digests]
         return scheme.lower() == "bearer" and any(equal)
 
