@@ -21,9 +21,7 @@ def of_chat(tokens: Tokens, entries: Sequence[TokenLogprob]) -> dict[str, Any] |
     def one(token: int, logprob: float) -> dict[str, Any]:
         return {"token": tokens.text(token), "bytes": list(tokens.bytes(token)), "logprob": finite(logprob)}
 
-    content = [
-        {**one(e.token, e.logprob), "top_logprobs": [one(t, p) for t, p in e.top.items()]} for e in entries
-    ]
+    content = [{**one(e.token, e.logprob), "top_logprobs": [one(t, p) for t, p in e.top.items()]} for e in entries]
     return {"content": content, "refusal": None} if content else None
 
 

@@ -194,9 +194,7 @@ class ResponseFormat(Wire):
 
 
 class ChatRequest(Sampling):
-    messages: list[Message] = Field(
-        min_length=1, description='a list of {"role": ..., "content": text}, at least one'
-    )
+    messages: list[Message] = Field(min_length=1, description='a list of {"role": ..., "content": text}, at least one')
     max_completion_tokens: int | None = Field(None, ge=1, description="a whole number >= 1")
     logprobs: bool | None = Field(None, description="true or false")
     top_logprobs: int | None = Field(None, ge=0, le=20, description="a whole number from 0 to 20, with logprobs")
