@@ -20,6 +20,7 @@ from paceline.serve.protocol import CompletionRequest
 from paceline.serve.responses import ERRORS, Completion
 from paceline.serve.server import Here, Server
 from paceline.serve.sse import EventStream, event, json_unless_gone
+from paceline.serve.structure import given_grammar
 from paceline.serve.wishes import sampling_params, seeds
 
 router = APIRouter(route_class=JsonRoute)
@@ -31,7 +32,7 @@ async def completions(body: CompletionRequest, request: Request, server: Here) -
     server.check_model(body.model)
     prompts = as_prompts(body.prompt)
     server.check_choices(len(prompts), body.n or 1)
-    params = await server.ready(wishes(body))
+    params = await server.ready(lambda: wishes(body))
     ids = await encode(server.text, prompts)
     each = [replace(params, seed=seed) for seed in seeds(body, len(ids))]
     generation = await Generation.start(server.llm, ids, each)
@@ -52,7 +53,7 @@ def wishes(body: CompletionRequest) -> SamplingParams:
     if body.logprobs is not None:
         more["logprobs"] = body.logprobs
         more["prompt_logprobs"] = body.logprobs if body.echo else None
-    return sampling_params(body, **more)
+    return sampling_params(body, grammar=given_grammar(body), **more)
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -43,11 +44,16 @@ class Server:
             message = f"n is {n} with {prompts} prompts, but one request may ask for at most {most} texts."
             raise ApiError(400, message, param="n")
 
-    async def ready(self, params: SamplingParams) -> SamplingParams:
-        """The same, its grammar compiled in the pool: the engine's thread must not wait for that."""
-        if params.grammar is not None:
-            await asyncio.to_thread(self.llm.llm.engine.sampler.grammars.compile, params.grammar)
-        return params
+    async def ready(self, make: Callable[[], SamplingParams]) -> SamplingParams:
+        """What `make` makes, in the pool with its grammar compiled: neither the loop nor the engine waits for that."""
+
+        def work() -> SamplingParams:
+            params = make()
+            if params.grammar is not None:
+                self.llm.llm.engine.sampler.grammars.compile(params.grammar)
+            return params
+
+        return await asyncio.to_thread(work)
 
 
 def of_app(request: Request) -> Server:

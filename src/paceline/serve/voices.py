@@ -1,0 +1,88 @@
+"""How the text of an answer becomes parts of a message, delta by delta."""
+
+import re
+from typing import Protocol
+from uuid import uuid4
+
+import orjson
+
+from paceline.serve.parser import Content, Delta, ToolCall
+
+
+class Voice(Protocol):
+    """Fed the text of one answer, piece by piece in any split."""
+
+    def feed(self, text: str) -> list[Delta]: ...
+
+    def finish(self) -> list[Delta]:
+        """What was held back. Call once, at the end."""
+
+
+class Plain:
+    """Everything is content."""
+
+    def feed(self, text: str) -> list[Delta]:
+        return [Content(text)] if text else []
+
+    def finish(self) -> list[Delta]:
+        return []
+
+
+class Named:
+    """Everything is the arguments of one function."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.id = ""
+
+    def feed(self, text: str) -> list[Delta]:
+        if self.id:
+            return [ToolCall(0, None, None, text)] if text else []
+        self.id = call_id()
+        return [ToolCall(0, self.id, self.name, text)]
+
+    def finish(self) -> list[Delta]:
+        return [] if self.id else self.feed("")
+
+
+HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"]*)"\s*,\s*"arguments"\s*:\s*')
+
+
+class Required:
+    """The text is {"name": ..., "arguments": ...}, by its grammar; the arguments go on as they are written."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.sent: int | None = None
+        """Characters dealt with, once the name is known."""
+
+    def feed(self, text: str) -> list[Delta]:
+        self.text += text
+        deltas: list[Delta] = []
+        if self.sent is None:
+            head = HEAD.match(self.text)
+            if head is None:
+                return []
+            self.sent = head.end()
+            deltas.append(ToolCall(0, call_id(), head[1], ""))
+        end = max(self.sent, len(self.text.rstrip(" \n\t}")))  # the last brace is not of the arguments
+        if end > self.sent:
+            deltas.append(ToolCall(0, None, None, self.text[self.sent : end]))
+            self.sent = end
+        return deltas
+
+    def finish(self) -> list[Delta]:
+        """The rest of the arguments; content, if the text was cut before they began."""
+        if self.sent is None:
+            return [Content(self.text)] if self.text else []
+        rest = self.text[self.sent :]
+        try:
+            orjson.loads(self.text)
+            rest = rest.rstrip()[:-1].rstrip()
+        except orjson.JSONDecodeError:
+            pass  # cut by a limit: what there is belongs to the arguments
+        return [ToolCall(0, None, None, rest)] if rest else []
+
+
+def call_id() -> str:
+    return f"call_{uuid4().hex[:24]}"
