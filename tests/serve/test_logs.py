@@ -21,11 +21,13 @@ NAMES = ("paceline", "uvicorn", "uvicorn.error")
 
 
 @contextmanager
-def logged(engine: AsyncLLM, settings: Settings) -> Iterator[tuple[httpx2.Client, io.StringIO]]:
+def logged(
+    engine: AsyncLLM, settings: Settings, stream: io.StringIO | None = None
+) -> Iterator[tuple[httpx2.Client, io.StringIO]]:
     """A client of a server, and what that server logs."""
     loggers = [logging.getLogger(name) for name in NAMES]
     before = [(one.handlers, one.propagate, one.level) for one in loggers]
-    stream = io.StringIO()
+    stream = stream or io.StringIO()
     try:
         with running(engine, settings) as url, httpx2.Client(base_url=url, timeout=60) as client:
             logs.configure(settings, stream)
@@ -64,9 +66,12 @@ def test_text_is_logged_only_when_asked(engine: AsyncLLM) -> None:
     assert SECRET in text["prompt"] and text["answer"] == answer
 
 
-def test_the_format_follows_the_terminal(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(io.StringIO, "isatty", lambda self: True)
-    with logged(engine, Settings()) as (client, stream):
+def test_the_format_follows_the_terminal(engine: AsyncLLM) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    with logged(engine, Settings(), Terminal()) as (client, stream):
         client.get("/v1/models", headers={"X-Request-Id": "me"})
     assert "INFO    GET /v1/models 200 id=me total_s=" in stream.getvalue()
 

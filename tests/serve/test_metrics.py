@@ -50,11 +50,9 @@ def test_counts_are_those_of_the_answers(fresh: httpx2.Client) -> None:
         for drafter in ("model", "ngram"):
             mine = [s[field] for s in spec if s["drafter"] == drafter]
             depths = [sum(depth) for depth in zip(*(d + [0] * (64 - len(d)) for d in mine))]
-            assert (
-                stats["by_drafter"][drafter][field]
-                == [d for d in depths if d or field == "kept"][: len(stats["by_drafter"][drafter][field])]
-            )
-            for depth, count in enumerate(stats["by_drafter"][drafter][field], 1):
+            listed = stats["by_drafter"][drafter][field]
+            assert len(listed) == max(map(len, mine))
+            for depth, count in enumerate(listed, 1):
                 assert values[name, (("depth", str(depth)), ("drafter", drafter))] == count == depths[depth - 1]
         assert stats["tokens"][total] == sum(s[total] for s in spec)
     assert values["spec_decode_tau", ()] == stats["tau"] == pytest.approx(generated / passes)

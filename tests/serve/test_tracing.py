@@ -8,7 +8,6 @@ import pytest
 from paceline import AsyncLLM
 from paceline.core.errors import InputError
 from paceline.serve.app import create_app
-from paceline.serve.operation import install
 from paceline.serve.settings import Settings
 from paceline.serve.tracing import Tracer, exporter
 
@@ -17,13 +16,9 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 async def test_a_span_per_request_and_sample(engine: AsyncLLM) -> None:
-    from fastapi import FastAPI
-
     memory = sdk.InMemorySpanExporter()
-    app = FastAPI()
-    tracer = Tracer(memory, "demo")
-    install(app, engine, Settings(), tracer)
-    app.mount("/", create_app(engine, Settings()))  # the routes, inside the guard that traces
+    app = create_app(engine, Settings())
+    tracer = app.state.operation.tracer = Tracer(memory, "demo")
     transport = httpx2.ASGITransport(app)
     async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
         body = {"prompt": "Tom has 3 apples.", "max_tokens": 5, "n": 2, "ignore_eos": True}

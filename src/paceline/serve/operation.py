@@ -34,8 +34,9 @@ RETRY_S = 5
 class Operation:
     """The state of one server. For the event loop alone; the engine is seen through its snapshot."""
 
-    def __init__(self, llm: AsyncLLM, settings: Settings, tracer: Tracer | None = None) -> None:
-        self.llm, self.settings, self.tracer = llm, settings, tracer
+    def __init__(self, llm: AsyncLLM, settings: Settings) -> None:
+        self.llm, self.settings = llm, settings
+        self.tracer: Tracer | None = None
         self.keys = Keys(settings.keys())
         self.metrics = Metrics(lambda: llm.snapshot)
         self.gate = Gate(
@@ -127,11 +128,11 @@ def unavailable(message: str, code: str) -> ApiError:
     return ApiError(503, message, code=code, headers={"Retry-After": str(RETRY_S)})
 
 
-def install(app: FastAPI, llm: AsyncLLM, settings: Settings, tracer: Tracer | None = None) -> Operation:
+def install(app: FastAPI, llm: AsyncLLM, settings: Settings) -> Operation:
     """Put the guard, the probes and the warm-up around `app`. InputError for keys that cannot be read."""
-    if tracer is None and settings.otel_endpoint is not None:
-        tracer = Tracer(exporter(settings.otel_endpoint), settings.model_name or llm.llm.text.path.name)
-    operation = app.state.operation = Operation(llm, settings, tracer)
+    operation = app.state.operation = Operation(llm, settings)
+    if settings.otel_endpoint is not None:
+        operation.tracer = Tracer(exporter(settings.otel_endpoint), settings.model_name or llm.llm.text.path.name)
     app.include_router(router)
     app.add_middleware(Guard, operation=operation)
     if settings.cors_origins:
