@@ -31,6 +31,12 @@ def solo(llm: LLM, prompt: str, seed: int, **more: Any) -> str:
     return llm.generate(prompt, params, progress=False)[0].text
 
 
+def post(body: bytes, headers: bytes = b"") -> bytes:
+    """The bytes of a request."""
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    return head + headers + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
 @pytest.fixture(scope="module")
 def busy(engine: AsyncLLM) -> Iterator[str]:
     """A server with room for a crowd."""
@@ -56,8 +62,7 @@ async def test_a_thousand_connections_at_once(busy: str, engine: AsyncLLM, llm: 
             everybody.set()
         await everybody.wait()
         body = json.dumps({**WISH, "prompt": PROMPTS[i % 3], "seed": i % 2, "max_tokens": 2}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
-        writer.write(head.encode() + body)
+        writer.write(post(body, b"Connection: close\r\n"))
         answer = (await reader.read()).decode()
         writer.close()
         assert answer.startswith("HTTP/1.1 200 "), answer[:300]
@@ -72,7 +77,6 @@ async def test_a_thousand_connections_at_once(busy: str, engine: AsyncLLM, llm: 
 def test_a_slow_reader_stalls_nobody_and_is_cut(engine: AsyncLLM) -> None:
     """It asks for much and reads nothing: memory stays bounded, others are served, its time ends."""
     body = json.dumps({**LONG, "n": 4, "stream": True, "logprobs": 5, "speculation": {"trace": True}}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with (
         running(engine, Settings(request_timeout=4)) as url,
         connect(url) as sock,
@@ -80,7 +84,9 @@ def test_a_slow_reader_stalls_nobody_and_is_cut(engine: AsyncLLM) -> None:
     ):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         before = psutil.Process().memory_info().rss
-        sock.sendall(head + body)
+        sock.sendall(post(body))
+        while not engine.snapshot.running:
+            time.sleep(0.01)
         for _ in range(5):
             assert client.post("/v1/completions", json={**WISH, "prompt": PROMPTS[1]}, timeout=60).status_code == 200
         assert psutil.Process().memory_info().rss - before < 100 * 2**20
@@ -90,7 +96,7 @@ def test_a_slow_reader_stalls_nobody_and_is_cut(engine: AsyncLLM) -> None:
         received = b""
         while piece := sock.recv(1 << 16):  # ends because the server closes, not because we do
             received += piece
-        assert b'"finish_reason":"length"' not in received or received.count(b"[DONE]") <= 1
+        assert received.startswith(b"HTTP/1.1 200 ") and b"[DONE]" not in received
 
 
 def test_a_client_that_leaves_is_counted_and_costs_nothing_more(busy: str, engine: AsyncLLM) -> None:
@@ -98,7 +104,7 @@ def test_a_client_that_leaves_is_counted_and_costs_nothing_more(busy: str, engin
         before = httpx2.get(f"{busy}/metrics").text
         body = json.dumps({**LONG, "n": 8, "stream": stream}).encode()
         with connect(busy) as sock:
-            sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            sock.sendall(post(body))
             while not engine.snapshot.running:
                 time.sleep(0.01)
         assert idle(engine)
@@ -152,8 +158,8 @@ def test_a_prompt_that_fills_the_context(busy: str, engine: AsyncLLM) -> None:
 
 
 async def test_kv_exhausted_loses_nothing(llm: LLM) -> None:
-    """A cache of one context for thirty requests: pre-empted, finished, each equal to its solo run."""
-    small = AsyncLLM(dtype="float32", memory=llm.engine.model.max_len * 1024)
+    """A cache for four of sixteen requests: pre-empted, finished, each equal to its solo run."""
+    small = AsyncLLM(dtype="float32", memory=24 * 16 * llm.engine.bytes_per_token * 2)
     with running(small, Settings()) as url:
         async with httpx2.AsyncClient(base_url=url, timeout=WAIT_S) as client:
 
@@ -164,19 +170,19 @@ async def test_kv_exhausted_loses_nothing(llm: LLM) -> None:
                     "prompt": PROMPTS[i % 3],
                     "seed": i,
                     "speculation": {"drafter": drafter},
-                    "max_tokens": 80,
+                    "max_tokens": 60,
                 }
                 response = await client.post("/v1/completions", json=body)
                 assert response.status_code == 200, response.text
                 answer: dict[str, Any] = response.json()
                 return answer
 
-            answers = await asyncio.gather(*(ask(i) for i in range(30)))
+            answers = await asyncio.gather(*(ask(i) for i in range(16)))
             stats = (await client.get("/stats")).json()
     small.close()
     assert stats["preemptions"] > 3 and stats["running"] == stats["waiting"] == stats["kv"]["used"] == 0
     for i, answer in enumerate(answers):
-        assert answer["choices"][0]["text"] == solo(llm, PROMPTS[i % 3], i, max_tokens=80)
+        assert answer["choices"][0]["text"] == solo(llm, PROMPTS[i % 3], i, max_tokens=60)
 
 
 NONSENSE: list[Any] = [None, ["x"], [10**9], [-1], [(1, 5)], [(1, 2, 3)], 7, [1.5], [None]]
