@@ -33,8 +33,8 @@ async def chat(body: ChatRequest, request: Request, server: Here) -> Response:
     server.check_model(body.model)
     server.check_choices(1, body.n or 1)
     params = await server.ready(lambda: wishes(body))
-    voice = voices(body, server)
-    ids = await render(server.text, body.messages, variables(body, server))
+    args, voice = variables(body, server), voices(body, server)
+    ids = await render(server.text, body.messages, args)
     generation = await Generation.start(server.llm, [ids], [params])
     answer = Answer(body, server, generation, voice)
     if body.stream:

@@ -23,7 +23,6 @@ class ErrorBody(Shape):
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "The request cannot be served as it is; the sentence says why."},
     404: {"model": ErrorBody, "description": "Another model than the served one."},
-    422: {"model": ErrorBody, "description": "Never sent; 400 is."},
     "default": {"model": ErrorBody, "description": "Refused or failed."},
 }
 
