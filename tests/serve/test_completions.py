@@ -85,7 +85,7 @@ def test_echo_puts_the_prompt_before_text_and_log_probabilities(url: str, llm: L
     assert [whole["text"].find(t, at) for t, at in zip(got["tokens"], got["text_offset"])] == got["text_offset"]
     parts = [c["choices"][0] for c in events(url + PATH, body)]
     assert "".join(p["text"] for p in parts) == whole["text"]
-    assert sum((p["logprobs"]["text_offset"] for p in parts), []) == got["text_offset"]
+    assert [at for p in parts for at in p["logprobs"]["text_offset"]] == got["text_offset"]
 
 
 def test_no_tokens_with_echo_scores_the_prompt(url: str) -> None:

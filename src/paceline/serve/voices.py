@@ -45,7 +45,7 @@ class Named:
         return [] if self.id else self.feed("")
 
 
-HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"]*)"\s*,\s*"arguments"\s*:\s*')
+HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"]*)"\s*,\s*"arguments"\s*:\s*(?=\S)')
 
 
 class Required:
