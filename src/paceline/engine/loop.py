@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 
 from paceline.cache.cache import Cache
@@ -25,6 +25,7 @@ from paceline.engine.judge import Judge, add_prompt_logprobs
 from paceline.engine.layout import Layout, lay_out
 from paceline.engine.prune import prune
 from paceline.engine.stop import Stopper
+from paceline.engine.totals import Totals
 from paceline.plan.fixed import FixedLength
 from paceline.plan.planner import Planner, Room
 from paceline.sample.grammar import Grammars, vocabulary
@@ -84,7 +85,7 @@ class Engine:
         tokenizer: Any = None,
         eos: Collection[int] = (),
         schedule: SchedulePolicy | None = None,
-        now: Callable[[], float] = perf_counter,
+        now: Callable[[], float] = monotonic,
     ) -> None:
         if config.row_budget < config.max_requests:
             raise InputError(f"row_budget {config.row_budget} is below max_requests {config.max_requests}; raise it.")
@@ -115,7 +116,9 @@ class Engine:
         self.running: list[Request] = []
         self.stoppers: dict[int, Stopper] = {}
         self.timer = Timer()
+        self.totals = Totals()
         self.drafter_errors: list[Exception] = []
+        """The latest; how many there were is in `totals`."""
         self._next_id = 0
         self._changed: list[Request] = []
 
@@ -262,6 +265,9 @@ class Engine:
             lease = self.cache.open(self._matchable(request), self._groups(request))
             request.lease = lease
             request.stats.cached = max(request.stats.cached, lease.length)
+            if request.admitted is None:
+                request.admitted = self.now()
+                self.totals.admitted(request)
             filling += max(0, need - len(lease.blocks))
             self.waiting.remove(request)
             self.running.append(request)
@@ -295,6 +301,7 @@ class Engine:
         self.running.remove(request)
         self.waiting.append(request)
         request.stats.preempted += 1
+        self.totals.preemptions += 1
 
     def _release(self, request: Request) -> None:
         if request.lease is not None:
@@ -320,6 +327,7 @@ class Engine:
             started = perf_counter()
             try:
                 forest = self._drafter(name).draft(mine, self._view(name, mine))
+                forest.check({ask.place for ask in mine}, self.model.vocab_size)
                 parts.append(prune(forest, items, self.sampler))
             except Exception as error:
                 self._disown(name, mine, error)
@@ -341,7 +349,8 @@ class Engine:
     def _disown(self, name: str, asks: Sequence[Ask], error: Exception) -> None:
         """A drafter that fails costs its requests their speed, never their text: they go on plainly."""
         log.warning("Drafter %r failed (%r); its %d requests go on without it.", name, error, len(asks))
-        self.drafter_errors.append(error)
+        self.drafter_errors = [*self.drafter_errors[-15:], error]
+        self.totals.failed(name)
         for ask in asks:
             ask.request.drafter = "none"
             self.slots[name].pop(ask.request.id, None)
@@ -398,6 +407,7 @@ class Engine:
                 break
         request.text = stopper.text()
         request.stats.generated += len(emitted)
+        self.totals.passed(note, len(emitted))
         del request.logprobs[len(request.output) :]
         self.sampler.commit(request, emitted)
         if finish:
