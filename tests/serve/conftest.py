@@ -85,11 +85,16 @@ def tools_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tools_client(tools_model: Path) -> Iterator[OpenAI]:
+def tools_engine(tools_model: Path) -> Iterator[AsyncLLM]:
     llm = AsyncLLM(tools_model, DEMO_PAIR / "draft", **DEMO)
-    with running(llm, Settings(model_name="tools")) as address:
-        yield OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=60)
+    yield llm
     llm.close()
+
+
+@pytest.fixture(scope="session")
+def tools_client(tools_engine: AsyncLLM) -> Iterator[OpenAI]:
+    with running(tools_engine, Settings(model_name="tools")) as address:
+        yield OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=60)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -26,7 +27,8 @@ class Server:
     @property
     def model(self) -> str:
         """The name under which the model is served."""
-        return self.settings.model_name or self.text.path.name
+        given = self.llm.llm.options.model
+        return self.settings.model_name or ("demo" if given is None else Path(given).name)
 
     @property
     def max_len(self) -> int:
