@@ -146,6 +146,11 @@ def test_a_limit_may_cut_a_call(text: str, want: Parts) -> None:
     assert hermes(text) == want
 
 
+def test_a_call_behind_one_that_breaks_late_is_found() -> None:
+    text = f'<tool_call>{{"name": "f", "arguments": {{}}, <tool_call>{CALL}</tool_call>'
+    assert hermes(text) == [("call", "f", "{}"), ("content", ","), ("call", "add", ARGS)]
+
+
 def test_arguments_stream() -> None:
     """The name goes out with the first character of the arguments, and each piece brings its own."""
     parser = Parser(BY_NAME["hermes"])
