@@ -170,6 +170,8 @@ class Parser:
         self._out: list[Delta] = []
         self._held = ""
         """Text that may turn out to be white space next to a marker, a marker or a call."""
+        self._head = 0
+        """Characters of it up to the end of the marker behind which calls are read."""
         self._fresh = True
         """No content yet."""
         self._trim = self._read == self._think
@@ -207,7 +209,8 @@ class Parser:
         """What was held back. Call once, at the end."""
         inside_a_call = self._read == self._calling and (self._sent or self._between)
         if not inside_a_call and self._read != self._over:  # of a call that was passed on only layout is left
-            self._say(self._held)
+            end = next((end for end in self._ends if self._held.endswith(end)), "")
+            self._say(self._held.removesuffix(end))
         self._held = ""
         return self._take()
 
@@ -301,6 +304,7 @@ class Parser:
     def _begin(self, bare: bool) -> None:
         """Calls begin here; what was held is theirs until they turn out to be none."""
         self._read, self._open, self._between, self._sent = self._calling, ["" if bare else "marker"], False, False
+        self._head = len(self._held)
 
     def _calling(self, char: str) -> None:
         self._held += char
@@ -332,7 +336,7 @@ class Parser:
             arguments = call.fetch()
             if not self._sent:
                 self._emit(ToolCall(self._calls, syntax.new_id(), call.name, arguments))
-                self._calls, self._sent, self._held = self._calls + 1, True, ""
+                self._calls, self._sent, self._held, self._head = self._calls + 1, True, "", 0
             elif arguments:
                 self._emit(ToolCall(self._calls - 1, None, None, arguments))
                 self._held = ""
@@ -362,7 +366,9 @@ class Parser:
         self._held, self._read, self._trim, self._call = "", self._text, True, None
 
     def _break(self) -> None:
-        """This is no call: what is held is content."""
+        """This is no call: the marker is content, and what came behind it is read as text."""
         held, self._held = self._held, ""
         self._read, self._call = self._text, None
-        self._say(held)
+        self._say(held[: self._head])
+        for char in held[self._head :]:
+            self._read(char)
