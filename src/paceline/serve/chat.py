@@ -1,8 +1,8 @@
 """POST /v1/chat/completions."""
 
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
@@ -16,27 +16,30 @@ from paceline.serve.errors import ApiError
 from paceline.serve.generation import Generation
 from paceline.serve.parser import Content, Delta, Reasoning, ToolCall
 from paceline.serve.prompts import render, template, template_args
-from paceline.serve.protocol import ChatRequest, NamedChoice
-from paceline.serve.responses import ERRORS, Chat
+from paceline.serve.protocol import ChatRequest
+from paceline.serve.responses import ERRORS, STREAM, Chat
 from paceline.serve.server import Here, Server
 from paceline.serve.sse import EventStream, event, json_unless_gone
 from paceline.serve.structure import chat_grammar, tool_choice
-from paceline.serve.voices import Named, Plain, Required, Voice
+from paceline.serve.voices import Voice, manner
 from paceline.serve.wishes import sampling_params, seeds
 
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/v1/chat/completions", responses={200: {"model": Chat}, **ERRORS})
+@router.post("/v1/chat/completions", responses={200: {"model": Chat, **STREAM}, **ERRORS})
 async def chat(body: ChatRequest, request: Request, server: Here) -> Response:
     """Answer a conversation."""
     server.check_model(body.model)
     server.check_choices(1, body.n or 1)
     params = await server.ready(lambda: wishes(body))
-    voice = voices(body, server)
-    ids = await render(server.text, body.messages, variables(body, server))
+    args, how = variables(body, server), manner(body, server, params.grammar is not None)
+    if how.special:
+        params = replace(params, skip_special_tokens=False)
+    ids = await render(server.text, body.messages, args)
+    tail = server.text.decode(ids[-8:])
     generation = await Generation.start(server.llm, [ids], [params])
-    answer = Answer(body, server, generation, voice)
+    answer = Answer(body, server, generation, [Reader(how.voice(tail)) for _ in generation.requests])
     if body.stream:
         return EventStream(answer.events(), generation.close)
     try:
@@ -71,19 +74,6 @@ def variables(body: ChatRequest, server: Server) -> dict[str, Any]:
     return {**args, "tools": [tool.model_dump(exclude_none=True) for tool in body.tools]}
 
 
-def voices(body: ChatRequest, server: Server) -> Callable[[], Voice]:
-    """What reads the text of each choice."""
-    choice = tool_choice(body)
-    if isinstance(choice, NamedChoice):
-        name = choice.function.name
-        return lambda: Named(name)
-    if choice == "required":
-        return Required
-    if choice == "auto":
-        raise ApiError(400, "tool_choice auto is not supported yet; name a function, or require one.", param="tools")
-    return Plain
-
-
 @dataclass
 class Reader:
     """One choice as it is read: its voice, and what it has said."""
@@ -112,9 +102,9 @@ class Answer:
     body: ChatRequest
     server: Server
     generation: Generation
-    voice: Callable[[], Voice]
+    readers: list[Reader]
+    """Per choice."""
     head: dict[str, Any] = field(init=False)
-    readers: list[Reader] = field(init=False)
 
     def __post_init__(self) -> None:
         self.head = {
@@ -123,7 +113,6 @@ class Answer:
             "created": int(time.time()),
             "model": self.server.model,
         }
-        self.readers = [Reader(self.voice()) for _ in self.generation.requests]
 
     async def whole(self) -> dict[str, Any]:
         parts: list[list[dict[str, Any]]] = [[] for _ in self.readers]

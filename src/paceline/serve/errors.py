@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from paceline.core.errors import PacelineError
-from paceline.serve.protocol import PARAMETERS, REQUESTS
+from paceline.serve.protocol import PARAMETERS, REQUESTS, Message, Speculation
 
 log = logging.getLogger("paceline")
 
@@ -61,7 +61,9 @@ def as_api_error(error: BaseException) -> ApiError:
 
 def blamed(message: str) -> str | None:
     """The parameter that an InputError is about: its sentence starts with the name."""
-    word = message.split(" ", 1)[0]
+    word = message.removeprefix("Unknown ").split(" ", 1)[0].lower()
+    if word in Speculation.model_fields:
+        return f"speculation.{word}"
     return word if word in PARAMETERS else None
 
 
@@ -98,9 +100,10 @@ def written(place: Sequence[str | int]) -> str:
 
 
 def expected(name: str) -> str | None:
-    """What a parameter's value must be, by its own description."""
-    fields = (request.model_fields[name] for request in REQUESTS if name in request.model_fields)
-    return next((field.description for field in fields), None)
+    """What the value of a parameter, or of a field within one, must be: by its own description."""
+    inner = name.rsplit(".", 1)[-1]
+    models = REQUESTS if inner == name else (Message, Speculation)
+    return next((model.model_fields[inner].description for model in models if inner in model.model_fields), None)
 
 
 def brief(value: object) -> str:
@@ -109,7 +112,10 @@ def brief(value: object) -> str:
 
 
 async def answer(request: Request, error: Exception) -> Response:
-    return error_response(as_api_error(error))
+    fault = as_api_error(error)
+    if isinstance(error, HTTPException) and error.status_code in (404, 405):
+        fault.message = f"There is no {request.method} {request.url.path[:100]} here; see /openapi.json."
+    return error_response(fault)
 
 
 def install_errors(app: FastAPI) -> None:

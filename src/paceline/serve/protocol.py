@@ -145,7 +145,7 @@ class Call(Wire):
 
 class Message(Wire):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = None
+    content: str | list[Part] | None = Field(None, description='a text or a list of {"type": "text", "text": ...}')
     name: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[Call] | None = None

@@ -23,7 +23,6 @@ class ErrorBody(Shape):
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "The request cannot be served as it is; the sentence says why."},
     404: {"model": ErrorBody, "description": "Another model than the served one."},
-    422: {"model": ErrorBody, "description": "Never sent; 400 is."},
     "default": {"model": ErrorBody, "description": "Refused or failed."},
 }
 
@@ -52,6 +51,8 @@ class Usage(Shape):
     speculation: Speculated
 
 
+STREAM: dict[str, Any] = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
+"""The other form of an answer: events of chunks, then [DONE]."""
 Finish = Literal["stop", "length", "tool_calls"]
 Piece = tuple[str, str]
 """(text, author): "target" or the drafter's name."""
