@@ -120,6 +120,7 @@ class Study:
             grown = self.run("dyspec", "rrs", budget)
             self.show(f"dyspec {budget}", grown, ("sequoia", fixed))
             self.show(f"dyspec {budget}", grown, ("chain", chain))
+            self.run("dyspec_threshold", "rrs", budget)
             self.show(f"dyspec_threshold {budget}", self.run("dyspec_threshold", "rrs", budget), ("chain", chain))
 
     def kseq(self) -> None:

@@ -14,7 +14,7 @@ measured, by share and rank, over all requests; they begin as the paper's.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, nsmallest
-from math import exp, prod
+from math import exp, log, prod
 
 from torch import Tensor
 
@@ -29,10 +29,12 @@ LEAST = 0.02
 WORTH = 0.2
 """A deterministic tree gets another pass of the draft model if so many of the nodes it asks about are kept."""
 PASSES = 10
-RISE, FALL = 1.1, 0.97
-"""Of the threshold: one tree in four is cut off."""
+RISE, FALL = 1.03, 0.97
+"""Of the threshold: every second tree is cut off."""
 
-RANKS, BINS = 3, 10
+RANKS, BINS = 3, 16
+SPAN = 5.0
+"""Bins cover log-odds from -SPAN to SPAN."""
 WEIGHT = 8.0
 """Tries that the paper's estimate counts for, in each bin."""
 
@@ -43,17 +45,24 @@ class Rates:
     """How often something came about, by rank (0, 1, 2 and beyond) and by a number in [0, 1] that foretells it."""
 
     def __init__(self) -> None:
+        first = [1 / (1 + exp(SPAN - 2 * SPAN * (b + 0.5) / BINS)) for b in range(BINS)]
         self.tries = [[WEIGHT] * BINS for _ in range(RANKS)]
-        self.hits = [[WEIGHT * (b + 0.5) / BINS for b in range(BINS)] for _ in range(RANKS)]
+        self.hits = [[WEIGHT * p for p in first] for _ in range(RANKS)]
 
     def count(self, rank: int, share: float, hit: bool) -> None:
-        row, b = min(rank, RANKS - 1), min(int(share * BINS), BINS - 1)
+        row, b = min(rank, RANKS - 1), place_of(share)
         self.tries[row][b] += 1
         self.hits[row][b] += hit
 
     def of(self, rank: int, share: float) -> float:
-        row, b = min(rank, RANKS - 1), min(int(share * BINS), BINS - 1)
+        row, b = min(rank, RANKS - 1), place_of(share)
         return self.hits[row][b] / self.tries[row][b]
+
+
+def place_of(share: float) -> int:
+    """Bin of a share, by its log-odds: whether 0.9 or 0.99 are kept decides how deep a tree goes."""
+    odds = log(max(share, 1e-12)) - log(max(1 - share, 1e-12))
+    return min(max(int((odds + SPAN) / (2 * SPAN) * BINS), 0), BINS - 1)
 
 
 class Chances:
@@ -100,7 +109,7 @@ class Heap:
     """What a tree in the making knows. `laws` are known for places that were computed."""
 
     drawn: dict[int, int] = field(default_factory=lambda: {ROOT: 0})
-    """place: how many of its children were drawn."""
+    """place that may have children: how many were drawn."""
     value: dict[int, float] = field(default_factory=lambda: {ROOT: 1.0})
     """place: the chance that it is accepted."""
     laws: dict[int, Draws] = field(default_factory=dict)
@@ -122,7 +131,9 @@ class Heap:
         draws, drawn = self.laws[place], self.drawn[place]
         child = tree.add(place, draws.token[drawn])
         self.value[child] = self.value[place] * chances.left(draws, drawn) * chances.of(draws, drawn)
-        self.drawn[place], self.drawn[child] = drawn + 1, 0
+        self.drawn[place] = drawn + 1
+        if tree.depth[child] < tree.ask.item.depth:
+            self.drawn[child] = 0
         return child
 
 
@@ -203,14 +214,15 @@ class DySpec(TreeDrafter):
         memo.laws.update(laws)
         heap = [(-memo.worth(self.chances, place), place) for place in memo.drawn]
         heapify(heap)
-        while tree.left > 0 and heap[0][0] < 0:
+        while heap and heap[0][0] < 0 and tree.left > 0:
             place = heappop(heap)[1]
             if place not in memo.laws:
                 heappush(heap, (-memo.worth(self.chances, place), place))
                 return [p for _, p in nsmallest(tree.left, heap) if p not in memo.laws]
             child = memo.draw(tree, self.chances, place)
             for one in (place, child):
-                heappush(heap, (-memo.worth(self.chances, one), one))
+                if one in memo.drawn:
+                    heappush(heap, (-memo.worth(self.chances, one), one))
         return []
 
 

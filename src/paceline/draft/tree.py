@@ -5,7 +5,6 @@ A pass computes all nodes so far again: a tree is small, a pass costs about the 
 needs nothing but its own rows and the committed prefix.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -148,7 +147,7 @@ class Tree:
 Laws = Mapping[int, Draws]
 
 
-class TreeDrafter(ABC):
+class TreeDrafter:
     """The builder. A method gives `expand`, perhaps `plant`, `draws` and `observe`."""
 
     width = 16
@@ -161,11 +160,11 @@ class TreeDrafter(ABC):
     def plant(self, tree: Tree) -> None:
         """Prepare a request's tree before anything is drawn: its shape may depend on what is known now."""
 
-    @abstractmethod
     def expand(self, tree: Tree, laws: Laws) -> list[int]:
         """Add children to the places of `laws` (those asked for last), at most `tree.left`; return the places whose
         laws are wanted next. Under a q rule nothing may depend on a token but through its law (D2); only a
         deterministic choice may be revised (`replant`)."""
+        raise NotImplementedError
 
     def observe(self, tree: Tree, path: list[int]) -> None:
         """After the step: the places that were accepted."""
