@@ -14,7 +14,7 @@ measured, by share and rank, over all requests; they begin as the paper's.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, nsmallest
-from math import exp, log, prod
+from math import exp, log
 
 from torch import Tensor
 
@@ -88,10 +88,6 @@ class Chances:
         """The same for the first child of a place whose law is not known."""
         return sum(self.ahead.hits[0]) / sum(self.ahead.tries[0])
 
-    def left(self, draws: Draws, drawn: int) -> float:
-        """The chance that none of the first `drawn` children of a place is accepted."""
-        return prod(1.0 - self.of(draws, rank) for rank in range(drawn))
-
 
 def share(draws: Draws, rank: int) -> float:
     """R of the child drawn with this rank: q(child) / (1 - q of the ones before it)."""
@@ -112,6 +108,8 @@ class Heap:
     """place that may have children: how many were drawn."""
     value: dict[int, float] = field(default_factory=lambda: {ROOT: 1.0})
     """place: the chance that it is accepted."""
+    reached: dict[int, float] = field(default_factory=lambda: {ROOT: 1.0})
+    """place: the chance that its next draw is examined."""
     laws: dict[int, Draws] = field(default_factory=dict)
     paths: dict[Path, Draws] = field(default_factory=dict)
     """The same by path, for a deterministic choice."""
@@ -121,16 +119,17 @@ class Heap:
         """The chance that the next draw at `place` is accepted."""
         draws, drawn = self.laws.get(place), self.drawn[place]
         if draws is None:
-            return self.value[place] * chances.first()
+            return self.reached[place] * chances.first()
         if drawn >= len(draws.token):
             return 0.0
-        return self.value[place] * chances.left(draws, drawn) * chances.next(draws, drawn)
+        return self.reached[place] * chances.next(draws, drawn)
 
     def draw(self, tree: Tree, chances: Chances, place: int) -> int:
         """Draw the next child of `place`."""
         draws, drawn = self.laws[place], self.drawn[place]
-        child = tree.add(place, draws.token[drawn])
-        self.value[child] = self.value[place] * chances.left(draws, drawn) * chances.of(draws, drawn)
+        child, chance = tree.add(place, draws.token[drawn]), chances.of(draws, drawn)
+        self.value[child] = self.reached[child] = self.reached[place] * chance
+        self.reached[place] *= 1 - chance
         self.drawn[place] = drawn + 1
         if tree.depth[child] < tree.ask.item.depth:
             self.drawn[child] = 0
