@@ -7,28 +7,58 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from time import monotonic
+from typing import TYPE_CHECKING, Any, cast
 
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
+from paceline.engine.door import DOOR, Ticket, Trip
 from paceline.engine.llm import LLM, Prompt, as_batch
 from paceline.engine.outputs import Chunk, Follower, RequestOutput, output
+from paceline.engine.totals import Snapshot, snapshot
 
 if TYPE_CHECKING:
     from paceline.draft import UserFn
     from paceline.engine.text import Message
 
 log = logging.getLogger("paceline")
+PUBLISH_S = 0.05
+"""A busy engine's snapshot is no older than this and a step."""
 
 
 class Subscription:
-    """Where the engine thread puts the chunks of one prompt's samples."""
+    """Where the engine thread puts the chunks of some prompts' samples, numbered in order."""
 
-    def __init__(self, requests: list[Request], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        requests: list[Request],
+        loop: asyncio.AbstractEventLoop,
+        ticket: Ticket | None = None,
+        arrived: float = 0.0,
+    ) -> None:
         self.requests = requests
+        self.ticket = ticket
+        self.trips = [Trip(r, arrived) for r in requests]
         self.followers = [Follower(r, i) for i, r in enumerate(requests)]
         self.chunks: asyncio.Queue[Chunk | BaseException] = asyncio.Queue()
+        self.left = len(requests)
+        """Samples whose last chunk has not been taken."""
         self._loop = loop
+
+    async def news_to_come(self) -> list[Chunk]:
+        """Every chunk that is there, after waiting for the first; [] once all samples are finished.
+
+        Raises RuntimeError when the engine thread died."""
+        if not self.left:
+            return []
+        items = [await self.chunks.get()]
+        while not self.chunks.empty():
+            items.append(self.chunks.get_nowait())
+        for item in items:
+            if isinstance(item, BaseException):
+                raise RuntimeError("The engine thread died; see the cause.") from item
+            self.left -= item.done is not None
+        return cast(list[Chunk], items)
 
     def put(self, item: Chunk | BaseException) -> None:
         self._loop.call_soon_threadsafe(self.chunks.put_nowait, item)
@@ -36,12 +66,25 @@ class Subscription:
     def news(self) -> bool:
         """Send what is new; True while samples are unfinished."""
         for follower in list(self.followers):
+            trip = self.trips[follower.index]
+            trip.look()
             chunk = follower.news()
             if chunk is not None:
-                self.put(chunk)
                 if chunk.done:
+                    self._end(trip)
                     self.followers.remove(follower)
+                self.put(chunk)
         return bool(self.followers)
+
+    def die(self, cause: BaseException) -> None:
+        """The engine thread ends here: nothing more will come."""
+        for follower in self.followers:
+            self._end(self.trips[follower.index])
+        self.put(cause)
+
+    def _end(self, trip: Trip) -> None:
+        if self.ticket is not None:
+            self._loop.call_soon_threadsafe(self.ticket.ended, trip)
 
 
 class AsyncLLM:
@@ -55,12 +98,20 @@ class AsyncLLM:
         **options: Any,
     ) -> None:
         self.llm = LLM(model, draft, drafter, **options)
+        self.snapshot: Snapshot = snapshot(self.llm.engine)
+        """The engine as it was a moment ago; replaced, never changed, by the engine thread."""
+        self._due = 0.0
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._live: list[Subscription] = []
         self._death: BaseException | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name="paceline-engine", daemon=True)
         self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """False once the engine thread has ended, by `close` or by its death."""
+        return self._thread.is_alive()
 
     async def generate(
         self,
@@ -89,55 +140,73 @@ class AsyncLLM:
         self, prompt: "Prompt | Sequence[Message]", params: SamplingParams | None = None
     ) -> AsyncIterator[Chunk]:
         """Chunks as they come; leaving the loop early aborts the request."""
-        subscription = await self._submit(self.llm.ids(prompt), params)
-        left = len(subscription.requests)
+        subscription = await self.submit([(self.llm.ids(prompt), params)])
         try:
-            while left:
-                item = await subscription.chunks.get()
-                if isinstance(item, BaseException):
-                    raise RuntimeError("The engine thread died; see the cause.") from item
-                left -= item.done is not None
-                yield item
+            while chunks := await subscription.news_to_come():
+                for chunk in chunks:
+                    yield chunk
         finally:
-            if left:
-                self._inbox.put(lambda: self._abort(subscription))
+            self.abort(subscription)
 
     async def _complete(self, prompt: Prompt, params: SamplingParams | None, text: str | None) -> RequestOutput:
-        subscription = await self._submit(self.llm.ids(prompt), params)
-        left = len(subscription.requests)
+        subscription = await self.submit([(self.llm.ids(prompt), params)])
         try:
-            while left:
-                item = await subscription.chunks.get()
-                if isinstance(item, BaseException):
-                    raise RuntimeError("The engine thread died; see the cause.") from item
-                left -= item.done is not None
+            while await subscription.news_to_come():
+                pass
         finally:
-            if left:
-                self._inbox.put(lambda: self._abort(subscription))
+            self.abort(subscription)
         return output(subscription.requests, text)
 
-    async def _submit(self, ids: list[int], params: SamplingParams | None) -> Subscription:
+    async def submit(self, batch: Sequence[tuple[list[int], SamplingParams | None]]) -> Subscription:
+        """Queue prompts (token ids) in one go, all of them or, when one cannot be served, none. Take the news from
+        what is returned; `abort` it at the end.
+
+        Raises InputError, RefusalError or CapacityError, and RuntimeError when the engine is closed or dead."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Subscription] = loop.create_future()
-        wish = (params or SamplingParams()).resolve(self.llm.text.defaults)
+        if self._closed:
+            raise RuntimeError("The engine is closed.")
+        arrived, door = monotonic(), DOOR.get()
+        wishes = [(ids, (params or SamplingParams()).resolve(self.llm.text.defaults)) for ids, params in batch]
+        wishes, ticket = (wishes, None) if door is None else door.admit(wishes)
+        entered: list[Subscription] = []
 
         def enter() -> None:
+            requests: list[Request] = []
             try:
                 if self._death is not None:
                     raise RuntimeError("The engine thread died.") from self._death
-                subscription = Subscription(self.llm.engine.submit(ids, wish), loop)
+                for ids, params in wishes:
+                    requests.extend(self.llm.engine.submit(ids, params))
             except BaseException as error:
+                for request in requests:
+                    self.llm.engine.abort(request)
+                if ticket is not None:
+                    loop.call_soon_threadsafe(ticket.refused)
                 loop.call_soon_threadsafe(_settle, future, None, error)
                 return
+            subscription = Subscription(requests, loop, ticket, arrived)
+            entered.append(subscription)
             self._live.append(subscription)
             loop.call_soon_threadsafe(_settle, future, subscription, None)
 
-        if self._closed:
-            raise RuntimeError("The engine is closed.")
+        def leave() -> None:
+            for subscription in entered:
+                self._abort(subscription)
+
         self._inbox.put(enter)
         if self._death is not None:
             self._turn_away()
-        return await future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._inbox.put(leave)
+            raise
+
+    def abort(self, subscription: Subscription) -> None:
+        """End what is unfinished; nothing when all is."""
+        if subscription.left:
+            self._inbox.put(lambda: self._abort(subscription))
 
     def _turn_away(self) -> None:
         """Run what waits in a dead engine's inbox: each operation finds the cause of death and fails its caller."""
@@ -156,13 +225,20 @@ class AsyncLLM:
             while self._drain():
                 if self.llm.engine.busy:
                     self.llm.engine.step()
+                self._publish()
                 self._live = [s for s in self._live if s.news()]
         except BaseException as error:
             log.exception("The engine thread died; every request in flight fails.")
             self._death = error
             for subscription in self._live:
-                subscription.put(error)
+                subscription.die(error)
             self._turn_away()
+
+    def _publish(self) -> None:
+        """Renew the snapshot, before the news: who has seen a request's end finds it counted."""
+        if not self.llm.engine.busy or monotonic() >= self._due:
+            self.snapshot = snapshot(self.llm.engine)
+            self._due = monotonic() + PUBLISH_S
 
     def _drain(self) -> bool:
         """Run what is in the inbox (waiting for it when idle); False when told to close."""
@@ -180,6 +256,8 @@ class AsyncLLM:
         self._closed = True
         self._inbox.put(None)
         self._thread.join()
+        if self._death is not None:
+            return
         for subscription in self._live:
             self._abort(subscription)
             subscription.news()

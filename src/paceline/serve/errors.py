@@ -1,0 +1,124 @@
+"""Every failure leaves as one OpenAI error object: {"error": {"message", "type", "param", "code"}}."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from paceline.core.errors import PacelineError
+from paceline.serve.protocol import PARAMETERS, REQUESTS, Message, Speculation
+
+log = logging.getLogger("paceline")
+
+TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class ApiError(Exception):
+    """A request that cannot be served: HTTP status, one sentence, the parameter to blame."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code, self.headers = status, message, param, code, headers
+
+
+def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def error_response(error: ApiError) -> Response:
+    body = orjson.dumps(error_body(error.status, error.message, error.param, error.code))
+    return Response(body, error.status, error.headers, "application/json")
+
+
+def as_api_error(error: BaseException) -> ApiError:
+    """What the caller is told of any exception. A fault of ours is logged, and not described to them."""
+    match error:
+        case ApiError():
+            return error
+        case PacelineError():
+            return ApiError(400, str(error), param=blamed(str(error)))
+        case HTTPException():
+            return ApiError(error.status_code, str(error.detail), headers=error.headers)
+        case RequestValidationError():
+            return invalid(error)
+        case _:
+            log.error("A request failed.", exc_info=error)
+            return ApiError(500, "The server failed on this request; its log says why.")
+
+
+def blamed(message: str) -> str | None:
+    """The parameter that an InputError is about: its sentence starts with the name."""
+    word = message.removeprefix("Unknown ").split(" ", 1)[0].lower()
+    if word in Speculation.model_fields:
+        return f"speculation.{word}"
+    return word if word in PARAMETERS else None
+
+
+def invalid(error: RequestValidationError) -> ApiError:
+    """The first fault that pydantic found, as one sentence that names the parameter."""
+    fault = error.errors()[0]
+    place, kind = [part for part in fault["loc"] if part != "body"], fault["type"]
+    if kind == "value_error":
+        sentence = str(fault["ctx"]["error"])
+        return ApiError(400, sentence, param=written(place) or sentence.split(" ", 1)[0])
+    if not place:
+        return ApiError(400, "The body is no JSON object; send one, with Content-Type: application/json.")
+    if kind == "extra_forbidden":
+        name = ".".join(filter(None, (written(place[:-1]), str(place[-1]))))
+        return ApiError(400, f"Unknown parameter {brief(name)}; remove it.", param=name, code="unknown_parameter")
+    name = written(place)
+    if kind == "missing":
+        return ApiError(400, f"{name} is missing; give it.", param=name)
+    want = expected(name) or fault["msg"].removeprefix("Input should be ")
+    return ApiError(400, f"{name} is {brief(fault['input'])}, but it must be {want}.", param=name)
+
+
+def written(place: Sequence[str | int]) -> str:
+    """`messages[0].content` of a fault's place, up to where pydantic goes on about one branch of a union."""
+    name = ""
+    for part in place:
+        if isinstance(part, int):
+            name += f"[{part}]"
+        elif part.isidentifier() and part.islower() and part not in ("str", "int", "float", "bool"):
+            name += f".{part}" if name else part
+        else:
+            break
+    return name
+
+
+def expected(name: str) -> str | None:
+    """What the value of a parameter, or of a field within one, must be: by its own description."""
+    inner = name.rsplit(".", 1)[-1]
+    models = REQUESTS if inner == name else (Message, Speculation)
+    return next((model.model_fields[inner].description for model in models if inner in model.model_fields), None)
+
+
+def brief(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+async def answer(request: Request, error: Exception) -> Response:
+    fault = as_api_error(error)
+    if isinstance(error, HTTPException) and error.status_code in (404, 405):
+        fault.message = f"There is no {request.method} {request.url.path[:100]} here; see /openapi.json."
+    return error_response(fault)
+
+
+def install_errors(app: FastAPI) -> None:
+    """FastAPI's own error formats never appear."""
+    for kind in (ApiError, PacelineError, HTTPException, RequestValidationError, Exception):
+        app.add_exception_handler(kind, answer)
