@@ -40,6 +40,26 @@ async def test_stream_and_leaving_early(engine: AsyncLLM, llm: LLM) -> None:
     assert not engine.llm.engine.busy
 
 
+def test_a_loop_that_closes_takes_nobody_along(pair: tuple[Path, Path], llm: LLM) -> None:
+    engine = AsyncLLM(*pair, dtype="float32", memory="8M", block_size=4, check=True)
+
+    async def leaves() -> None:
+        task = asyncio.create_task(engine.generate(PROMPTS[1], dataclasses.replace(GREEDY, max_tokens=200)))
+        while not engine.llm.engine.running:
+            await asyncio.sleep(0)
+        asyncio.get_running_loop().stop()
+        await task
+
+    loop = asyncio.new_event_loop()
+    with pytest.raises(RuntimeError, match="stopped before"):
+        loop.run_until_complete(leaves())
+    loop.close()
+    want = llm.generate(PROMPTS[0], GREEDY, progress=False)[0]
+    assert asyncio.run(engine.generate(PROMPTS[0], GREEDY))[0].token_ids == want.token_ids
+    assert not engine.llm.engine.busy
+    engine.close()
+
+
 async def test_a_bad_request_harms_nobody(engine: AsyncLLM) -> None:
     good = asyncio.create_task(engine.generate(PROMPTS[0], GREEDY))
     with pytest.raises(InputError, match="empty"):
