@@ -343,7 +343,7 @@ def test_the_dashboard_draws_what_changes(page: Any) -> None:
     see(page, "#drafters", "none")
     assert page.locator("[data-tile='Tokens a second'] dd").last.inner_text() != before
     page.locator("#c-rate").hover(position={"x": 480, "y": 60})
-    see(page, "figure:has(#c-rate) output", "s ago:")
+    see(page, "figure:has(#c-rate) .read", "s ago")
 
 
 def test_polling_pauses_while_the_page_is_hidden(page: Any) -> None:
