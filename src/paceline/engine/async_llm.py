@@ -66,10 +66,7 @@ class Subscription:
         self._post(self.chunks.put_nowait, item)
 
     def _post(self, function: Callable[..., object], *args: object) -> None:
-        try:
-            self._loop.call_soon_threadsafe(function, *args)
-        except RuntimeError:  # the loop is closed: that is no reason for the engine to die
-            self.orphaned = True
+        self.orphaned |= not _post(self._loop, function, *args)
 
     def news(self) -> bool:
         """Send what is new; True while samples are unfinished."""
@@ -190,13 +187,13 @@ class AsyncLLM:
                 for request in requests:
                     self.llm.engine.abort(request)
                 if ticket is not None:
-                    loop.call_soon_threadsafe(ticket.refused)
-                loop.call_soon_threadsafe(_settle, future, None, error)
+                    _post(loop, ticket.refused)
+                _post(loop, _settle, future, None, error)
                 return
             subscription = Subscription(requests, loop, ticket, arrived)
             entered.append(subscription)
             self._live.append(subscription)
-            loop.call_soon_threadsafe(_settle, future, subscription, None)
+            _post(loop, _settle, future, subscription, None)
 
         def leave() -> None:
             for subscription in entered:
@@ -282,6 +279,15 @@ class AsyncLLM:
 
     async def __aexit__(self, *exc: object) -> None:
         await asyncio.to_thread(self.close)
+
+
+def _post(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: object) -> bool:
+    """Call `function` in the loop's thread; False when the loop is closed, which is no reason for an engine to die."""
+    try:
+        loop.call_soon_threadsafe(function, *args)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _settle(future: "asyncio.Future[Subscription]", value: Subscription | None, error: BaseException | None) -> None:
