@@ -259,7 +259,9 @@ def test_markup_from_user_and_model_is_inert(page: Any) -> None:
 def test_the_policy_stops_what_would_insert_markup(browser: Any, url: str) -> None:
     page = browser.new_page()
     page.goto(url)
-    told = page.evaluate("() => { try { document.body.innerHTML = '<b>x</b>'; return ''; } catch (e) { return e.name; } }")
+    told = page.evaluate(
+        "() => { try { document.body.innerHTML = '<b>x</b>'; return ''; } catch (e) { return e.name; } }"
+    )
     assert told == "TypeError"
     page.close()
 
@@ -300,7 +302,7 @@ def test_a_narrow_screen_holds_everything(browser: Any, url: str) -> None:
         page.click("#open")
         assert page.locator("aside").is_visible() and page.get_attribute("#open", "aria-expanded") == "true"
         page.check("#beside")
-        send(page, "x" * 200)
+        send(page, "x" * 200, max_tokens="16")
         done(page)
         for tab in ("#tab-chat", "#tab-dashboard"):
             page.click(tab)
@@ -335,7 +337,7 @@ def test_the_dashboard_draws_what_changes(page: Any) -> None:
     page.locator("#c-rate path.s0").first.wait_for(state="attached")
     before = page.locator("[data-tile='Tokens a second'] dd").last.inner_text()
     page.click("#tab-chat")
-    send(page, drafter="none", kind="text", temperature="3", max_tokens="300")
+    send(page, drafter="none", kind="text", temperature="3", max_tokens="100")
     done(page)
     page.click("#tab-dashboard")
     see(page, "#c-tau path.s0", "")
