@@ -5,7 +5,7 @@ from importlib.metadata import version
 from fastapi import FastAPI
 
 from paceline.engine.async_llm import AsyncLLM
-from paceline.serve import chat, completions, models
+from paceline.serve import chat, completions, models, playground
 from paceline.serve.errors import install_errors
 from paceline.serve.operation import install
 from paceline.serve.server import Server
@@ -17,7 +17,7 @@ def create_app(llm: AsyncLLM, settings: Settings | None = None) -> FastAPI:
     app = FastAPI(title="Paceline", version=version("paceline"), docs_url=None, redoc_url=None)
     app.state.server = Server(llm, settings or Settings())
     install_errors(app)
-    for module in (completions, chat, models):
+    for module in (completions, chat, models, playground):
         app.include_router(module.router)
     install(app, llm, app.state.server.settings)
     return app

@@ -1,0 +1,73 @@
+"""`/`: the playground, one file whose own script and style are all that its policy lets run."""
+
+import re
+from base64 import b64encode
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+from fastapi import APIRouter, Request, Response
+
+FILE = Path(__file__).with_name("playground.html")
+router = APIRouter(include_in_schema=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The bytes of the page and the headers that go with them."""
+
+    body: bytes
+    headers: dict[str, str]
+
+
+@cache
+def page() -> Page:
+    """Read once. `no-cache`: a browser may keep the page but asks each time whether it is still this one."""
+    body = FILE.read_bytes()
+    return Page(
+        body,
+        {
+            "Content-Type": "text/html; charset=utf-8",
+            "Cache-Control": "no-cache",
+            "ETag": f'"{sha256(body).hexdigest()[:32]}"',
+            "Content-Security-Policy": policy(body),
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+        },
+    )
+
+
+def policy(body: bytes) -> str:
+    """Nothing but the inline script and style of `body`, by hash, and requests to this server. Trusted types make
+    inserting text as HTML an error, whatever the script does."""
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src {digest(body, b'script')}",
+            f"style-src {digest(body, b'style')}",
+            "connect-src 'self'",
+            "img-src data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+            "require-trusted-types-for 'script'",
+            "trusted-types 'none'",
+        )
+    )
+
+
+def digest(body: bytes, tag: bytes) -> str:
+    """The policy's word for the one inline element `tag` of `body`."""
+    (inside,) = re.findall(rb"<%b>(.*?)</%b>" % (tag, tag), body, re.DOTALL)
+    return f"'sha256-{b64encode(sha256(inside).digest()).decode()}'"
+
+
+@router.api_route("/", methods=["GET", "HEAD"])
+def playground(request: Request) -> Response:
+    """The page; 304 where the browser has it. Needs no API key: it holds nothing of the server's."""
+    it = page()
+    known = request.headers.get("if-none-match", "")
+    if it.headers["ETag"] in known:
+        return Response(status_code=304, headers=it.headers)
+    return Response(it.body, headers=it.headers)
