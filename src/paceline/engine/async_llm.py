@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
@@ -22,13 +22,30 @@ log = logging.getLogger("paceline")
 
 
 class Subscription:
-    """Where the engine thread puts the chunks of one prompt's samples."""
+    """Where the engine thread puts the chunks of some prompts' samples, numbered in order."""
 
     def __init__(self, requests: list[Request], loop: asyncio.AbstractEventLoop) -> None:
         self.requests = requests
         self.followers = [Follower(r, i) for i, r in enumerate(requests)]
         self.chunks: asyncio.Queue[Chunk | BaseException] = asyncio.Queue()
+        self.left = len(requests)
+        """Samples whose last chunk has not been taken."""
         self._loop = loop
+
+    async def news_to_come(self) -> list[Chunk]:
+        """Every chunk that is there, after waiting for the first; [] once all samples are finished.
+
+        Raises RuntimeError when the engine thread died."""
+        if not self.left:
+            return []
+        items = [await self.chunks.get()]
+        while not self.chunks.empty():
+            items.append(self.chunks.get_nowait())
+        for item in items:
+            if isinstance(item, BaseException):
+                raise RuntimeError("The engine thread died; see the cause.") from item
+            self.left -= item.done is not None
+        return cast(list[Chunk], items)
 
     def put(self, item: Chunk | BaseException) -> None:
         self._loop.call_soon_threadsafe(self.chunks.put_nowait, item)
@@ -62,6 +79,11 @@ class AsyncLLM:
         self._thread = threading.Thread(target=self._serve, name="paceline-engine", daemon=True)
         self._thread.start()
 
+    @property
+    def alive(self) -> bool:
+        """False once the engine thread has ended, by `close` or by its death."""
+        return self._thread.is_alive()
+
     async def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -89,55 +111,70 @@ class AsyncLLM:
         self, prompt: "Prompt | Sequence[Message]", params: SamplingParams | None = None
     ) -> AsyncIterator[Chunk]:
         """Chunks as they come; leaving the loop early aborts the request."""
-        subscription = await self._submit(self.llm.ids(prompt), params)
-        left = len(subscription.requests)
+        subscription = await self.submit([(self.llm.ids(prompt), params)])
         try:
-            while left:
-                item = await subscription.chunks.get()
-                if isinstance(item, BaseException):
-                    raise RuntimeError("The engine thread died; see the cause.") from item
-                left -= item.done is not None
-                yield item
+            while chunks := await subscription.news_to_come():
+                for chunk in chunks:
+                    yield chunk
         finally:
-            if left:
-                self._inbox.put(lambda: self._abort(subscription))
+            self.abort(subscription)
 
     async def _complete(self, prompt: Prompt, params: SamplingParams | None, text: str | None) -> RequestOutput:
-        subscription = await self._submit(self.llm.ids(prompt), params)
-        left = len(subscription.requests)
+        subscription = await self.submit([(self.llm.ids(prompt), params)])
         try:
-            while left:
-                item = await subscription.chunks.get()
-                if isinstance(item, BaseException):
-                    raise RuntimeError("The engine thread died; see the cause.") from item
-                left -= item.done is not None
+            while await subscription.news_to_come():
+                pass
         finally:
-            if left:
-                self._inbox.put(lambda: self._abort(subscription))
+            self.abort(subscription)
         return output(subscription.requests, text)
 
-    async def _submit(self, ids: list[int], params: SamplingParams | None) -> Subscription:
+    async def submit(self, batch: Sequence[tuple[list[int], SamplingParams | None]]) -> Subscription:
+        """Queue prompts (token ids) in one go, all of them or, when one cannot be served, none. Take the news from
+        what is returned; `abort` it at the end.
+
+        Raises InputError, RefusalError or CapacityError, and RuntimeError when the engine is closed or dead."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Subscription] = loop.create_future()
-        wish = (params or SamplingParams()).resolve(self.llm.text.defaults)
+        wishes = [(ids, (params or SamplingParams()).resolve(self.llm.text.defaults)) for ids, params in batch]
+
+        entered: list[Subscription] = []
 
         def enter() -> None:
+            requests: list[Request] = []
             try:
                 if self._death is not None:
                     raise RuntimeError("The engine thread died.") from self._death
-                subscription = Subscription(self.llm.engine.submit(ids, wish), loop)
+                for ids, params in wishes:
+                    requests.extend(self.llm.engine.submit(ids, params))
             except BaseException as error:
+                for request in requests:
+                    self.llm.engine.abort(request)
                 loop.call_soon_threadsafe(_settle, future, None, error)
                 return
+            subscription = Subscription(requests, loop)
+            entered.append(subscription)
             self._live.append(subscription)
             loop.call_soon_threadsafe(_settle, future, subscription, None)
+
+        def leave() -> None:
+            for subscription in entered:
+                self._abort(subscription)
 
         if self._closed:
             raise RuntimeError("The engine is closed.")
         self._inbox.put(enter)
         if self._death is not None:
             self._turn_away()
-        return await future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._inbox.put(leave)
+            raise
+
+    def abort(self, subscription: Subscription) -> None:
+        """End what is unfinished; nothing when all is."""
+        if subscription.left:
+            self._inbox.put(lambda: self._abort(subscription))
 
     def _turn_away(self) -> None:
         """Run what waits in a dead engine's inbox: each operation finds the cause of death and fails its caller."""

@@ -56,13 +56,14 @@ class RequestOutput:
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """News of one sample: what came since the last chunk. `pieces` splits `text` by who wrote it:
-    (text, drafted and accepted). `done` is set with the last chunk."""
+    (text, drafted and accepted). `done` is set with the last chunk. `logprobs`: of `token_ids`, where asked for."""
 
     index: int
     text: str
     token_ids: list[int]
     pieces: list[tuple[str, bool]]
     done: Completion | None = None
+    logprobs: Sequence[TokenLogprob] = ()
 
 
 def completion(request: Request, index: int) -> Completion:
@@ -117,6 +118,7 @@ class Follower:
                 start = end
         if start < len(request.text):
             pieces.append((request.text[start:], False))
+        logprobs = request.logprobs[self._tokens : len(request.output)]
         self._tokens, self._text = len(request.output), len(request.text)
         done = completion(request, self.index) if request.finish else None
-        return Chunk(self.index, text, tokens, pieces, done)
+        return Chunk(self.index, text, tokens, pieces, done, logprobs)
