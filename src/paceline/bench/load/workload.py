@@ -54,7 +54,7 @@ class Wish:
     def _shaped(self, own: dict[str, Any]) -> dict[str, Any]:
         """A text becomes a user's message where the end point wants messages."""
         if self.endpoint == "chat" and "messages" not in own:
-            return {**own, "messages": [{"role": "user", "content": own.pop("prompt")}]}
+            return {"messages": [{"role": "user", "content": own.pop("prompt")}], **own}
         if self.endpoint == "completions" and "prompt" not in own:
             raise InputError("A recorded request has messages, not a prompt; replay it with --endpoint chat.")
         return own
