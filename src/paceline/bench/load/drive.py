@@ -21,7 +21,9 @@ async def open_loop(offsets: Sequence[float], jobs: Sequence[Job], send: Send, n
     tasks: set[asyncio.Task[None]] = set()
     try:
         for at, (prompt, body) in zip(offsets, jobs, strict=True):
-            await asyncio.sleep(max(0.0, at - now()))
+            await asyncio.sleep(0)  # also when late: what came must be read
+            while (left := at - now()) > 0:  # a timer may fire up to a millisecond early
+                await asyncio.sleep(left)
             answer = Answer(at, prompt, fired=now())
             out.append(answer)
             task = asyncio.ensure_future(_run(send, body, answer))
