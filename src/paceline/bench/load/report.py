@@ -111,7 +111,7 @@ class Report:
 
     def notes(self) -> list[str]:
         """Of each load what the table does not hold."""
-        baseline = "closed: a baseline. A slow server is asked less often, so the waiting of others is left out."
+        baseline = "closed loop: a baseline. A slow server is asked less often, so the waiting of others is left out."
         found = [baseline] if any(cell.closed for cell in self.cells) else []
         return found + [remark(cell, self.slo) for cell in self.cells]
 

@@ -44,7 +44,7 @@ class Load:
     @property
     def name(self) -> str:
         if self.clients is not None:
-            return f"closed, {self.clients} client{'s' * (self.clients != 1)}"
+            return f"closed loop {self.clients}"
         if self.speed is not None:
             return f"recorded x{self.speed:g}"
         if self.value == float("inf"):

@@ -133,7 +133,7 @@ def parse_slo(words: str) -> dict[str, float]:
     return found
 
 
-def most_in_flight(answers: Iterable[Answer]) -> int:
+def most_in_flight(answers: Sequence[Answer]) -> int:
     """The most requests that were between intended arrival and end at one time."""
     steps = [(a.intended, 1) for a in answers if a.ended is not None]
     steps += [(a.ended, -1) for a in answers if a.ended is not None]
