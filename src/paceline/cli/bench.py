@@ -104,8 +104,9 @@ def time_parts(
     """`--profile`: time a step by part, print it, draw it, and write it to `json` beside what is in the report."""
     from rich.console import Console
 
+    from paceline.bench.files import versions
     from paceline.bench.profile import profile
-    from paceline.bench.report import machine, versions
+    from paceline.bench.report import machine
     from paceline.core.params import SamplingParams
 
     options = engine.options()

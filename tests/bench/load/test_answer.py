@@ -52,7 +52,15 @@ def test_one_token_has_no_tpot_and_none_no_ttft() -> None:
 
 def test_usage_tells_of_speculation_and_cache() -> None:
     answer = Answer(0.0)
-    spec = {"drafter": "ngram", "drafted": 9, "accepted": 4, "target_passes": 3, "tau": 2.0, "offered": [9], "kept": [4]}
+    spec = {
+        "drafter": "ngram",
+        "drafted": 9,
+        "accepted": 4,
+        "target_passes": 3,
+        "tau": 2.0,
+        "offered": [9],
+        "kept": [4],
+    }
     answer.event(told(6, speculation=spec, prompt_tokens_details={"cached_tokens": 2}), 1.0)
     usage = answer.usage
     assert usage and (usage.passes, usage.drafted, usage.accepted, usage.cached, usage.prompt) == (3, 9, 4, 2, 5)

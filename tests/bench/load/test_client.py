@@ -1,6 +1,7 @@
 """The client against a server that answers what a test writes."""
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -30,7 +31,7 @@ def test_bytes_may_come_in_any_pieces(cuts: list[int]) -> None:
 
     async def dribble(asked: Asked, writer: asyncio.StreamWriter) -> None:
         places = sorted({0, len(data), *(cut % len(data) for cut in cuts)})
-        for a, b in zip(places, places[1:]):
+        for a, b in pairwise(places):
             writer.write(data[a:b])
             await writer.drain()
             await asyncio.sleep(0)

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -28,7 +30,7 @@ def streams(draw: st.DrawFn) -> tuple[bytes, list[bytes]]:
 
 def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
     places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
-    return [data[a:b] for a, b in zip(places, places[1:])]
+    return [data[a:b] for a, b in pairwise(places)]
 
 
 @given(streams(), st.lists(st.integers(0, 10_000), max_size=30))

@@ -55,7 +55,10 @@ def test_summary_of_two_successes_and_two_failures() -> None:
 
 def test_tau_pools_tokens_over_passes() -> None:
     a, b = answer(0.0, 0.1, 1.0, 1.0, 10), answer(0.0, 0.1, 1.0, 1.0, 2)
-    a.usage, b.usage = Usage(10, 10, 5, passes=2, drafted=8, accepted=6), Usage(10, 2, 0, passes=2, drafted=8, accepted=0)
+    a.usage, b.usage = (
+        Usage(10, 10, 5, passes=2, drafted=8, accepted=6),
+        Usage(10, 2, 0, passes=2, drafted=8, accepted=0),
+    )
     s = summarize([a, b, answer(0.0, 0.1, 1.0, 1.0, 50)])
     assert (s.tau, s.acceptance, s.cached) == (3.0, 6 / 16, 5 / 30), "who tells no passes plays no part"
     assert summarize([answer(0.0, 0.1, 1.0, 1.0, 50)]).tau is None

@@ -33,14 +33,13 @@ def test_a_recording_wins_over_flags_and_extra_over_all_but_what_must_be() -> No
     assert "max_tokens" not in body(wish, {"messages": [], "max_completion_tokens": 4})
 
 
-def test_supply_goes_round_and_counts_what_came_again() -> None:
+def test_supply_goes_round_without_end() -> None:
     supply = Supply(WISH, [{"prompt": "a"}, {"prompt": "b"}, {"prompt": "c"}])
-    assert [which for which, _ in supply.take(2)] == [0, 1] and supply.repeated == 0
+    assert [which for which, _ in supply.take(2)] == [0, 1] and supply.distinct == 3
     again = supply.take(3)
-    assert [which for which, _ in again] == [2, 0, 1] and supply.repeated == 2, "it goes on where it stopped"
+    assert [which for which, _ in again] == [2, 0, 1], "it goes on where it stopped"
     assert json.loads(again[1][1])["seed"] == 5 + 3, "the same prompt has another seed"
-    endless = supply.endless()
-    assert next(endless)[0] == 2 and supply.used == 6
+    assert next(supply.bodies)[0] == 2
 
 
 def test_prompts_of_bench(tmp_path: Path) -> None:
@@ -59,7 +58,7 @@ def test_a_recording_is_sorted_and_starts_at_0(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "says"),
-    [("{", "line 1 does not parse"), ("[]", "no request"), ('{"at": 1}', "no request"), ('{"prompt": "x"}', "no arrival"),
+    [("{", "line 1 does not parse"), ("[]", "no request"), ('{"at": 1}', "no request"), ('{"prompt": ""}', "no arrival"),
      ('{"prompt": "x", "at": "1"}', "no arrival"), ('{"prompt": "x", "at": true}', "no arrival"), ("", "no requests")],
 )  # fmt: skip
 def test_bad_recordings(line: str, says: str, tmp_path: Path) -> None:

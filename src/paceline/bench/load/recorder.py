@@ -57,11 +57,8 @@ class Tap:
 class Recorder:
     """Listens, forwards to one server, and writes."""
 
-    def __init__(self, url: str, out: BinaryIO) -> None:
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        if parts.scheme != "http" or not parts.hostname:
-            raise InputError(f"url is {url!r}, but a recording needs plain http, such as http://127.0.0.1:8000.")
-        self._host, self._port, self._out = parts.hostname, parts.port or 80, out
+    def __init__(self, behind: tuple[str, int], out: BinaryIO) -> None:
+        (self._host, self._port), self._out = behind, out
         self._zero: float | None = None
         self.count = 0
 
@@ -101,6 +98,18 @@ class Recorder:
                 end.close()
 
 
+def address(url: str) -> tuple[str, int]:
+    """Host and port of a plain http URL."""
+    try:
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        host, port = parts.hostname, parts.port or 80
+    except ValueError:
+        host, port = None, 0
+    if not host or parts.scheme != "http":
+        raise InputError(f"url is {url!r}, but a recording needs plain http, such as http://127.0.0.1:8000.")
+    return host, port
+
+
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tap: Callable[[bytes], None]) -> None:
     """Move bytes until one side ends."""
     try:
@@ -115,12 +124,13 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tap: 
 def record(url: str, path: Path, host: str, port: int, ready: Callable[[int], None]) -> int:
     """Record until Ctrl-C; the number of requests. `ready` is told the port when it listens. Raises InputError where
     the file exists or the port is taken."""
+    behind = address(url)
     try:
         out = path.open("xb")
     except OSError as error:
         raise InputError(f"{path} cannot be created ({error.strerror}); give the name of a new file.") from None
     with out:
-        recorder = Recorder(url, out)
+        recorder = Recorder(behind, out)
         asyncio.run(_until_interrupted(recorder, host, port, ready))
         return recorder.count
 

@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.bench.files import host, number, save, save_json, versions
 from paceline.bench.load.answer import Answer
 from paceline.bench.load.plot import Panel, svg
 from paceline.bench.load.stats import Slo, Spread, Summary
-from paceline.bench.report import machine, number, save, save_json, versions
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -80,7 +80,7 @@ class Report:
     def write(self, path: Path, args: dict[str, Any]) -> None:
         """As JSON, with every request. Raises InputError when the file cannot be written."""
         head = {f: getattr(self, f) for f in ("url", "model", "endpoint", "slo", "repeated")}
-        own = {"machine": machine("cpu"), "versions": dict(versions()), "args": args, "warnings": self.warnings()}
+        own = {"machine": host(), "versions": dict(versions()), "args": args, "warnings": self.warnings()}
         save_json(path, {**head, "cells": [as_json(cell) for cell in self.cells], **own})
 
     def plot(self, path: Path) -> None:

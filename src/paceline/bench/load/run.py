@@ -105,7 +105,7 @@ def check(task: Task) -> None:
     for name, value in (("requests", task.requests), ("duration", task.seconds)):
         if value is not None and not 0 < value < float("inf"):
             raise InputError(f"{name} is {value:g}, but it must be above 0.")
-    if task.requests is None and (task.seconds is None or any(it.rate == float("inf") for it in task.loads)):
+    if task.requests is None and any(endless(it, task.seconds) for it in task.loads):
         raise InputError("The run has no end; give --requests (with a finite rate --duration does as well).")
     if task.warmup < 0:
         raise InputError(f"warmup is {task.warmup}, but it must be 0 or more.")
@@ -114,6 +114,11 @@ def check(task: Task) -> None:
     for it in task.loads:
         if it.clients is None and it.value != float("inf"):
             it.offsets(0, 1, None, task.lines)
+
+
+def endless(load: Load, seconds: float | None) -> bool:
+    """Whether, without a number of requests, a load would never end."""
+    return load.speed is None and (seconds is None or load.rate == float("inf"))
 
 
 async def _load(target: Target, task: Task, tell: Progress) -> Report:
@@ -125,12 +130,14 @@ async def _load(target: Target, task: Task, tell: Progress) -> Report:
         report = Report(target.url, wish.model, wish.endpoint, task.slo)
         tell(0, len(task.loads), "warm-up")
         await run.warm_up()
+        sent = task.warmup
         for place, each in enumerate(task.loads):
             tell(place, len(task.loads), each.name)
             report.cells.append(await run.run(each))
+            sent += len(report.cells[-1].answers)
+            report.repeated = max(0, sent - run.supply.distinct)
             if report.cells[-1].interrupted:
                 break
-        report.repeated = run.supply.repeated
         return report
     finally:
         client.close()
@@ -181,7 +188,7 @@ class Runner:
         """What to await; every body is made before the clock starts."""
         task = self.task
         if load.clients is not None:
-            jobs = self.supply.endless() if task.requests is None else self.supply.take(task.requests)
+            jobs = self.supply.bodies if task.requests is None else self.supply.take(task.requests)
             return closed_loop(load.clients, jobs, self.send, self.clock, answers, task.seconds)
         if load.speed is not None:
             self.supply = Supply(task.wish, [line.body for line in task.lines])

@@ -65,24 +65,12 @@ class Supply:
     find its own prompts in the server's prefix cache before it must."""
 
     def __init__(self, wish: Wish, prompts: Sequence[Mapping[str, Any]]) -> None:
-        self._bodies = ((i % len(prompts), wish.body(prompts[i % len(prompts)], i)) for i in count())
+        self.bodies = ((i % len(prompts), wish.body(prompts[i % len(prompts)], i)) for i in count())
         self.distinct = len(prompts)
-        self.used = 0
 
     def take(self, number: int) -> list[tuple[int, bytes]]:
         """(which prompt, its body) of the next `number` requests."""
-        return list(islice(self.endless(), number))
-
-    def endless(self) -> Iterator[tuple[int, bytes]]:
-        """As `take`, for a run that ends by the clock."""
-        for job in self._bodies:
-            self.used += 1
-            yield job
-
-    @property
-    def repeated(self) -> int:
-        """Requests whose prompt had been sent before."""
-        return max(0, self.used - self.distinct)
+        return list(islice(self.bodies, number))
 
 
 def from_prompts(path: Path, limit: int | None = None) -> list[Mapping[str, Any]]:
