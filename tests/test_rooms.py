@@ -45,7 +45,7 @@ def test_decisions_import_neither_tensors_nor_a_clock() -> None:
 
 
 def test_public_names() -> None:
-    assert paceline.__all__ == ["LLM", "AsyncLLM", "SamplingParams"]
+    assert paceline.__all__ == ["LLM", "AsyncLLM", "Grammar", "SamplingParams"]
     assert all(hasattr(paceline, name) for name in paceline.__all__)
 
 

@@ -120,6 +120,19 @@ def save_tokenizer(path: Path, vocab: int) -> None:
 
 
 @cache
+def letters(alphabet: str) -> Any:
+    """A byte-level tokenizer whose tokens are these characters, in order; `.` stands for the end of sequence."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocab = {"<eos>" if letter == "." else letter: i for i, letter in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
+
+
+@cache
 def trained(vocab: int) -> Any:
     """A byte-level BPE of at most `vocab` entries, trained on CORPUS; the special tokens come first."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

@@ -3,16 +3,18 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from paceline.core.grammar import Grammar
     from paceline.core.params import SamplingParams
     from paceline.engine.async_llm import AsyncLLM
     from paceline.engine.llm import LLM
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncLLM", "SamplingParams"]
+__all__ = ["LLM", "AsyncLLM", "Grammar", "SamplingParams"]
 
 _HOMES = {
     "LLM": "paceline.engine.llm",
     "AsyncLLM": "paceline.engine.async_llm",
+    "Grammar": "paceline.core.grammar",
     "SamplingParams": "paceline.core.params",
 }
 

@@ -8,12 +8,15 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+from paceline.core.grammar import Grammar
 from paceline.core.noise import TargetNoise
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.draft import DRAFTERS
 from paceline.engine.loop import Engine, EngineConfig
+from paceline.sample.grammar import Grammars, vocabulary
 from paceline.sample.sampler import Sampler
+from tests.tiny import letters
 from tests.toy import VOCAB, Toy, table
 
 EOS = 6
@@ -45,18 +48,22 @@ def ban_last(prompt: Any, output: Any, logits: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-GRAMMAR: tuple[dict[int, int], ...] = ({0: 1, 4: 2, EOS: 0}, {1: 1, 2: 1, 3: 0}, {0: 3, 5: 3}, {4: 0}, {})
+AUTOMATON: tuple[dict[int, int], ...] = ({0: 1, 4: 2, EOS: 0}, {1: 1, 2: 1, 3: 0}, {0: 3, 5: 3}, {4: 0}, {})
 """A toy regular language, (0 [12]* 3 | 4 [05] 4)*, as {token: next state} of each state. The text may end in state 0;
 the last state is the dead one."""
+REGEX = "(0[12]*3|4[05]4)*"
+"""The same language, of the texts that the toy's tokens spell."""
+TOKENIZER = letters("012345.")
+GRAMMARS = Grammars(lambda: vocabulary(TOKENIZER, VOCAB, [EOS]), VOCAB)
 
 
-def grammar(prompt: Any, output: Any, logits: torch.Tensor) -> torch.Tensor:
+def masked(prompt: Any, output: Any, logits: torch.Tensor) -> torch.Tensor:
     """A mask that follows the whole path: only tokens that the state after `output` allows."""
     state = 0
     for token in output:
-        state = GRAMMAR[state].get(token, len(GRAMMAR) - 1)
+        state = AUTOMATON[state].get(token, len(AUTOMATON) - 1)
     mask = torch.full_like(logits, float("-inf"))
-    for token in GRAMMAR[state]:
+    for token in AUTOMATON[state]:
         mask[token] = 0.0
     return logits + mask
 
@@ -75,7 +82,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     "allowed": {"temperature": 1.0, "allowed_tokens": (0, 2, 3, 6)},
     "bad words": {"temperature": 1.0, "bad_words": ((1, 2), (4,))},
     "custom": {"temperature": 1.0, "processors": (ban_last,)},
-    "grammar": {"temperature": 1.2, "processors": (grammar,)},
+    "mask": {"temperature": 1.2, "processors": (masked,)},
+    "grammar": {"temperature": 1.2, "grammar": Grammar("regex", REGEX), "ignore_eos": False},
     "min tokens": {"temperature": 1.0, "min_tokens": 6},
     "logprobs": {"temperature": 1.0, "logprobs": 2},
     "stop ids": {"temperature": 1.0, "stop_token_ids": (3,)},
@@ -116,12 +124,12 @@ class Setting:
             row_budget=max(self.row_budget, self.max_requests), nodes=self.nodes,
             prefix_cache=self.prefix_cache, check=self.check,
         )  # fmt: skip
-        return Engine(self.target(), config, draft=draft, callable=user, eos=(EOS,))
+        return Engine(self.target(), config, draft=draft, callable=user, tokenizer=TOKENIZER, eos=(EOS,))
 
 
 def plain(toy: Toy, prompt: list[int], params: SamplingParams, lineage: tuple[int, ...] = ()) -> list[int]:
     """Plain decoding by definition: no engine, no cache, one token at a time."""
-    sampler = Sampler(VOCAB)
+    sampler = Sampler(VOCAB, grammars=GRAMMARS)
     assert params.seed is not None
     request = Request(0, list(prompt), params, params.seed, eos=frozenset({EOS}), lineage=lineage)
     sampler.admit(request)
@@ -197,7 +205,7 @@ def wish_st(draw: Any, features: list[str], drafters: list[str], verifier: str =
     params["verifier"] = verifier
     params["max_tokens"] = draw(st.integers(max(1, params.get("min_tokens", 0)), 24))
     params["n"] = params.get("n") or draw(st.sampled_from([1, 1, 1, 3]))
-    params["ignore_eos"] = draw(st.booleans())
+    params.setdefault("ignore_eos", draw(st.booleans()))
     prompt = draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20))
     return Wish(
         prompt, SamplingParams(top_p=params.pop("top_p", 1.0), top_k=params.pop("top_k", 0), **params).resolve({})

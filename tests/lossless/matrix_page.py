@@ -12,7 +12,8 @@ HAVE = frozenset(NEED_TEXT)
 """An engine that was given everything: what is refused here is refused everywhere."""
 LONG = {
     "allowed": "allowed tokens", "bias": "logit bias", "custom": "a processor of your own",
-    "grammar": "a grammar mask (a toy regular language)", "logprobs": "log-probabilities", "stop ids": "stop tokens",
+    "mask": "a mask of your own that follows the path", "grammar": "structured output (a regular expression)",
+    "logprobs": "log-probabilities", "stop ids": "stop tokens",
 }  # fmt: skip
 LEAST = 200
 """Least number of generated requests a cell."""

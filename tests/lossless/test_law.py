@@ -14,7 +14,7 @@ from paceline.core.request import Request
 from paceline.draft import DRAFTERS
 from paceline.sample.sampler import Sampler
 from paceline.verify import VERIFIERS
-from tests.lossless.cases import FEATURES, HAVE, Setting
+from tests.lossless.cases import EOS, FEATURES, GRAMMARS, HAVE, Setting
 from tests.toy import VOCAB
 
 SEEDS = range(5)
@@ -40,10 +40,13 @@ def joint_law(setting: Setting, params: SamplingParams, length: int = 3) -> dict
     for _ in range(length):
         longer: dict[tuple[int, ...], float] = {}
         for path, mass in law.items():
-            if path and path[-1] in params.stop_token_ids:
+            if path and path[-1] in (*params.stop_token_ids, *((EOS,) if not params.ignore_eos else ())):
                 longer[path] = mass
                 continue
-            sampler, request = Sampler(VOCAB), Request(0, list(PROMPT), params, 0)
+            sampler, request = (
+                Sampler(VOCAB, grammars=GRAMMARS),
+                Request(0, list(PROMPT), params, 0, eos=frozenset({EOS})),
+            )
             sampler.admit(request)
             row = [(request, path)]
             p = sampler.probs(row, sampler.scores(row, toy.next_logits(PROMPT + list(path))[None]))[0]
@@ -74,7 +77,7 @@ def sample(
 ) -> Counter[Any]:
     """First `length` tokens of `draws` requests, each ended once it has them."""
     engine = setting.engine()
-    base = {"top_p": 1.0, "top_k": 0, **FEATURES[feature], "max_tokens": length + ROOM, "ignore_eos": True}
+    base = {"top_p": 1.0, "top_k": 0, "ignore_eos": True, **FEATURES[feature], "max_tokens": length + ROOM}
     requests = [
         engine.submit(
             PROMPT, SamplingParams(seed=seed * 10**6 + i, drafter=drafter, verifier=verifier, **base).resolve({})
@@ -94,7 +97,7 @@ def worst_p(
 ) -> float:
     """Smallest p-value over the seeds."""
     setting = law_setting()
-    base = {"top_p": 1.0, "top_k": 0, **FEATURES[feature]}
+    base = {"top_p": 1.0, "top_k": 0, "ignore_eos": True, **FEATURES[feature]}
     law = joint_law(setting, SamplingParams(**base, seed=0).resolve({}), length)
     return min(g_test(sample(setting, drafter, verifier, feature, seed, draws, length), law) for seed in seeds)
 
@@ -111,8 +114,8 @@ def law_setting() -> Setting:
 
 @pytest.mark.parametrize(("drafter", "verifier"), CELLS)
 def test_the_law_is_kept(drafter: str, verifier: str) -> None:
-    """One seed a cell, three features in turn; all of them in the full run."""
-    feature = ("temperature", "top-k", "penalties")[CELLS.index((drafter, verifier)) % 3]
+    """One seed a cell, four features in turn; all of them in the full run."""
+    feature = ("temperature", "top-k", "penalties", "grammar")[CELLS.index((drafter, verifier)) % 4]
     assert worst_p(drafter, verifier, feature, range(1)) > 1e-4
 
 
@@ -138,7 +141,7 @@ def test_exact_samples_the_law() -> None:
 def test_the_g_test_can_fail() -> None:
     """The uniform law is not the law of the toy."""
     setting = law_setting()
-    law = joint_law(setting, SamplingParams(temperature=1.0, top_k=0, top_p=1.0, seed=0).resolve({}))
+    law = joint_law(setting, SamplingParams(temperature=1.0, top_k=0, top_p=1.0, seed=0, ignore_eos=True).resolve({}))
     counts = sample(setting, "none", "exact", "temperature", 0, 1000)
     assert g_test(counts, dict.fromkeys(law, 1 / len(law))) < 1e-6
     assert torch.tensor(list(law.values())).sum() == pytest.approx(1.0)

@@ -17,10 +17,11 @@ from paceline.core.params import SamplingParams
 from paceline.draft import Ask, tree
 from paceline.draft.model import ModelDrafter
 from paceline.draft.tree import TreeDrafter
-from paceline.engine import layout, loop
+from paceline.engine import layout, loop, prune
 from paceline.engine.judge import Judge
 from paceline.engine.loop import Engine
 from paceline.engine.stop import Stopper
+from paceline.sample.grammar import Parse, Place, Structure
 from paceline.verify import chain, kseq, rrs
 from paceline.verify.exact import Exact
 from tests.lossless.cases import FEATURES, Setting, Wish, check
@@ -170,6 +171,24 @@ def raw_q_of_a_tree(patch: MonkeyPatch) -> None:
     patch.setattr(TreeDrafter, "_level", level)
 
 
+def grammar_unknown_to_the_draft(patch: MonkeyPatch) -> None:
+    """The draft is drawn without the grammar's mask, and its q is that law: harmless where drawn nodes stay."""
+    original = TreeDrafter._level
+
+    def level(*args: Any) -> None:
+        with MonkeyPatch.context() as inner:
+            inner.setattr(Structure, "apply", lambda self, states, logits: logits)
+            original(*args)
+
+    patch.setattr(TreeDrafter, "_level", level)
+
+
+def pruned_under_a_q_rule(patch: MonkeyPatch) -> None:
+    """9: drawn nodes that the grammar rules out are dropped before they are judged."""
+    grammar_unknown_to_the_draft(patch)
+    patch.setattr(prune, "stays", lambda part, node, items: False)
+
+
 Mutant = Callable[[MonkeyPatch], None]
 LAW: list[tuple[Mutant, str, str, str]] = [
     (residual_is_p, "model", "chain", "temperature"),
@@ -185,6 +204,7 @@ LAW: list[tuple[Mutant, str, str, str]] = [
     (duplicates_removed, "spectr", "kseq", "top-k"),
     (replayed_draft_noise, "rsd_s", "rrs", "temperature"),
     (raw_q_of_a_tree, "rsd_c", "rrs", "top-k"),
+    (pruned_under_a_q_rule, "rsd_c", "rrs", "grammar"),
 ]
 
 
@@ -209,6 +229,12 @@ def test_without_a_mutant_the_same_laws_hold(
 ) -> None:
     reshaping_nothing(monkeypatch)
     assert law_p(drafter, verifier, feature) > 1e-4
+
+
+def test_a_draft_that_ignores_the_grammar_keeps_the_law(monkeypatch: MonkeyPatch) -> None:
+    """What it draws in vain is judged as drawn, and rejected."""
+    grammar_unknown_to_the_draft(monkeypatch)
+    assert law_p("rsd_c", "rrs", "grammar") > 1e-4
 
 
 def test_shared_noise_dies_in_law(monkeypatch: MonkeyPatch) -> None:
@@ -301,6 +327,19 @@ def stale_frontier(patch: MonkeyPatch) -> None:
     patch.setattr(ModelDrafter, "learn", lambda self, view, verdict: None)
 
 
+def siblings_share_a_parse(patch: MonkeyPatch) -> None:
+    """The grammar's parser goes forward only: a node's mask is that of whatever path was asked for before it."""
+
+    def go(self: Parse, place: Place) -> bool:
+        if place.before is not None and place not in self._trail:
+            self._go(place.before)
+            self._parser.try_consume_tokens([place.token])
+            self._trail.append(place)
+        return True
+
+    patch.setattr(Parse, "_go", go)
+
+
 TEXT: list[tuple[Callable[[MonkeyPatch], None], str, str]] = [
     (penalties_frozen, "greedy penalties", "model"),
     (emit_something_else, "temperature", "ngram"),
@@ -309,6 +348,8 @@ TEXT: list[tuple[Callable[[MonkeyPatch], None], str, str]] = [
     (missed_stop, "stop ids", "model"),
     (forks_without_lineage, "temperature", "none"),
     (moves_forgotten, "greedy", "user"),
+    (penalties_frozen, "grammar", "model"),
+    (siblings_share_a_parse, "grammar", "topk"),
 ]
 
 

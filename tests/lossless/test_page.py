@@ -14,7 +14,7 @@ from paceline.core.request import Request
 from paceline.draft import DRAFTERS
 from paceline.engine.loop import Engine
 from paceline.sample.sampler import Sampler
-from tests.lossless.cases import EOS, FEATURES, GRAMMAR, MAX_LEN, Setting, Wish, grammar, plain, run
+from tests.lossless.cases import AUTOMATON, EOS, FEATURES, GRAMMARS, MAX_LEN, Setting, Wish, masked, plain, run
 from tests.lossless.matrix_page import EACH, HAVE, LEAST, NAME, PAGE, legal, page, refusals
 from tests.lossless.test_mutants import penalties_frozen
 from tests.toy import VOCAB
@@ -94,7 +94,7 @@ def random_wish(rng: random.Random, drafter: str, verifier: str, feature: str) -
 
 def laws(setting: Setting, wish: Wish, request: Request) -> tuple[list[Tensor], list[Tensor]]:
     """At each place of a request's output the law [V] and the log-probabilities [V] that plain decoding has there."""
-    toy, sampler = setting.target(), Sampler(VOCAB)
+    toy, sampler = setting.target(), Sampler(VOCAB, grammars=GRAMMARS)
     twin = Request(0, list(wish.prompt), wish.params, request.seed, eos=frozenset({EOS}), lineage=request.lineage)
     sampler.admit(twin)
     p, log_p = [], []
@@ -214,17 +214,18 @@ def test_batch_mates_do_not_change_the_text_of_a_seed() -> None:
             assert [r.output for r in alone] == [r.output for r in group], wish
 
 
+@pytest.mark.parametrize("feature", ["mask", "grammar"])
 @pytest.mark.parametrize("verifier", sorted({v for _, v in legal()}))
-def test_a_stale_grammar_state_is_caught(verifier: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stale_grammar_state_is_caught(verifier: str, feature: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mutant: inside a draft the mask is that of the draft's root."""
     penalties_frozen(monkeypatch)
     with pytest.raises(AssertionError):
-        check_cell("model", verifier, ["grammar"] * LEAST, 2)
+        check_cell("model", verifier, [feature] * LEAST, 2)
 
 
-def test_the_grammar_depends_on_the_path() -> None:
+def test_the_mask_depends_on_the_path() -> None:
     """Its masks are all different, so that a stale state shows, and only some texts can end."""
-    masks = [tuple(state) for state in GRAMMAR]
+    masks = [tuple(state) for state in AUTOMATON]
     assert len(set(masks)) == len(masks) and [EOS in mask for mask in masks] == [True, False, False, False, False]
-    assert grammar((), (0, 1, 2, 3), torch.zeros(VOCAB)).isfinite().tolist() == [t in GRAMMAR[0] for t in range(VOCAB)]
-    assert not grammar((), (0, 4), torch.zeros(VOCAB)).isfinite().any()
+    assert masked((), (0, 1, 2, 3), torch.zeros(VOCAB)).isfinite().tolist() == [t in AUTOMATON[0] for t in range(VOCAB)]
+    assert not masked((), (0, 4), torch.zeros(VOCAB)).isfinite().any()

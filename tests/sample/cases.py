@@ -5,12 +5,18 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from paceline.core.grammar import Grammar
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
+from paceline.sample.grammar import Grammars, vocabulary
 from paceline.sample.sampler import Sampler
+from tests.tiny import letters
 
 V = 24
 TOKEN = st.integers(0, V - 1)
+LETTERS = ".bcdefghijklmnopqrstuvwx"
+"""Token i is written as LETTERS[i]; `.` is the end of sequence."""
+GRAMMARS = Grammars(lambda: vocabulary(letters(LETTERS), V, [0]), V)
 
 
 def request(id: int = 0, *, output: Sequence[int] = (), **params: Any) -> Request:
@@ -19,7 +25,7 @@ def request(id: int = 0, *, output: Sequence[int] = (), **params: Any) -> Reques
 
 
 def admitted(*requests: Request) -> Sampler:
-    sampler = Sampler(V)
+    sampler = Sampler(V, grammars=GRAMMARS)
     for r in requests:
         sampler.admit(r)
     return sampler
@@ -50,5 +56,6 @@ PARAMS = st.fixed_dictionaries(
         "min_tokens": st.integers(0, 6),
         "stop_token_ids": st.lists(TOKEN, max_size=2),
         "ignore_eos": st.booleans(),
+        "grammar": st.sampled_from([Grammar("regex", text) for text in ("(b|cd*)*", "[b-x]{2,4}", "b+(c[b-f]|d)")]),
     },
-)
+).map(lambda params: params if "grammar" not in params else {**params, "ignore_eos": False})

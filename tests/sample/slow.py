@@ -2,6 +2,7 @@
 
 import math
 
+import regex
 import torch
 from torch import Tensor
 
@@ -11,9 +12,24 @@ from paceline.core.request import Request
 INF = float("inf")
 
 
-def processed(request: Request, output: list[int], logits: Tensor, words: list[tuple[int, ...]]) -> Tensor:
+def follow(pattern: str, output: list[int], letters: str, eos: frozenset[int]) -> set[int]:
+    """The tokens that a regular expression allows next, token i being the text letters[i]."""
+    text = "".join(letters[token] for token in output)
+    if eos & {*output} or not regex.fullmatch(pattern, text, partial=True):
+        return set(eos)
+    ends = eos if regex.fullmatch(pattern, text) else frozenset()
+    longer = {i for i, letter in enumerate(letters) if regex.fullmatch(pattern, text + letter, partial=True)}
+    return longer - eos | ends
+
+
+def processed(
+    request: Request, output: list[int], logits: Tensor, words: list[tuple[int, ...]], letters: str = ""
+) -> Tensor:
     """The logits [V] before temperature, for the text prompt + output."""
     p, z = request.params, logits.clone()
+    if p.grammar is not None:
+        for token in set(range(len(z))) - follow(p.grammar.text, output, letters, request.eos):
+            z[token] = -INF
     for token in range(len(z)):
         if p.allowed_tokens is not None and token not in p.allowed_tokens:
             z[token] = -INF
@@ -35,9 +51,11 @@ def processed(request: Request, output: list[int], logits: Tensor, words: list[t
     return z
 
 
-def scores(request: Request, output: list[int], logits: Tensor, words: list[tuple[int, ...]]) -> Tensor:
+def scores(
+    request: Request, output: list[int], logits: Tensor, words: list[tuple[int, ...]], letters: str = ""
+) -> Tensor:
     """What `Sampler.scores` says of one row."""
-    p, z = request.params, processed(request, output, logits, words)
+    p, z = request.params, processed(request, output, logits, words, letters)
     if p.temperature == 0 or z.max() == -INF:
         return z
     z = z / torch.tensor(1.0 if p.temperature is None else p.temperature, dtype=z.dtype)

@@ -5,14 +5,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.core.grammar import Grammar
 from paceline.core.params import SamplingParams
 from paceline.sample.history import Custom, Penalties
 from paceline.sample.processors import AllowedTokens, BadWords, LogitBias, MinTokens
 from paceline.sample.sampler import Sampler
-from tests.sample.cases import PARAMS, TOKEN, V, admitted, request
+from tests.sample.cases import GRAMMARS, PARAMS, TOKEN, V, admitted, request
 
 INF = float("inf")
 EVERYTHING = {
+    "grammar": Grammar("regex", "(b|cd*|[e-x])*"),
     "allowed_tokens": range(20),
     "bad_words": [[1, 2], [4]],
     "min_tokens": 3,
@@ -97,12 +99,12 @@ def test_custom_sees_prompt_and_path():
     assert calls == [((1, 2, 3), (8, 9))] and (row == 4).all()
 
 
-@pytest.mark.parametrize("place", range(6))
+@pytest.mark.parametrize("place", range(7))
 @settings(max_examples=25, deadline=None)
 @given(st.lists(TOKEN, max_size=5), TOKEN, TOKEN)
 def test_states_are_values(place, path, left, right):
     """Advancing one branch changes neither its parent nor its sibling, and repeats give the same."""
-    processor = Sampler(V)._chain[place]
+    processor = Sampler(V, grammars=GRAMMARS)._chain[place]
     r = request(**EVERYTHING)
     state = processor.start(r)
     for token in path:
@@ -115,9 +117,9 @@ def test_states_are_values(place, path, left, right):
     assert torch.equal(processor.apply([processor.advance(state, right)], ones()), other)
 
 
-@pytest.mark.parametrize("place", range(6))
+@pytest.mark.parametrize("place", range(7))
 def test_rows_without_the_processor_stay(place):
-    processor = Sampler(V)._chain[place]
+    processor = Sampler(V, grammars=GRAMMARS)._chain[place]
     assert processor.start(request()) is None
     state = processor.start(request(**EVERYTHING))
     z = processor.apply([None, state, None], ones(3))

@@ -13,7 +13,7 @@ from paceline.core.noise import TargetNoise, keys_tensor, mix
 from paceline.sample.race import perturbed, race, torch_race, torch_winners, winners
 from paceline.sample.sampler import Sampler
 from tests.sample import slow
-from tests.sample.cases import PARAMS, TOKEN, V, admitted, request
+from tests.sample.cases import LETTERS, PARAMS, TOKEN, V, admitted, request
 
 
 def logits(rows: int, seed: int = 0, dtype: torch.dtype = torch.float32, vocab: int = V) -> torch.Tensor:
@@ -42,7 +42,7 @@ def test_equals_slow_twin(cases, seed, dtype, coarse):
     law = sampler.probs(rows, scores)
     for i, (r, path) in enumerate(rows):
         words = [tuple(w) for w in r.params.bad_words]
-        expected = slow.scores(r, [*r.output, *path], z[i], words)
+        expected = slow.scores(r, [*r.output, *path], z[i], words, LETTERS)
         torch.testing.assert_close(scores[i], expected, atol=1e-5, rtol=1e-5)
         assert drawn[i] == slow.draw(r, scores[i], keys[i])
         if drawn[i] < 0:
@@ -229,7 +229,7 @@ def test_each_path_token_is_followed_once(monkeypatch):
     r = request(presence_penalty=1.0)
     sampler, z = admitted(r), logits(3)
     steps = []
-    penalties = sampler._chain[4]
+    penalties = sampler._chain[5]
     advance = penalties.advance
     monkeypatch.setattr(penalties, "advance", lambda s, t: steps.append(t) or advance(s, t), raising=False)
     rows = [(r, ()), (r, (4,)), (r, (4, 5))]

@@ -1,10 +1,12 @@
 """One real server on a free port for all tests of this folder: uvicorn in a thread, the demo pair in float32."""
 
+import shutil
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import uvicorn
 from openai import OpenAI
 
 from paceline import LLM, AsyncLLM
+from paceline.engine.build import DEMO as DEMO_PAIR
 from paceline.serve.app import create_app
 from paceline.serve.settings import Settings
 
@@ -57,3 +60,44 @@ def client(url: str) -> OpenAI:
 def llm() -> LLM:
     """The same model offline, plain decoding."""
     return LLM(drafter="none", **DEMO)
+
+
+HERMES = """{%- if tools %}<|system|>
+# Tools: {% for t in tools %}{{ t | tojson }}
+{% endfor %}Answer with <tool_call>{"name": ..., "arguments": ...}</tool_call>.<|end|>
+{% endif %}{%- for m in messages %}<|{{ m.role }}|>
+{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>
+{{ {"name": c.function.name, "arguments": c.function.arguments} | tojson }}
+</tool_call>{% endfor %}<|end|>
+{% endfor %}{% if add_generation_prompt %}<|assistant|>
+{% if enable_thinking %}<think>
+{% endif %}{% endif %}"""
+"""A template in the style of Hermes and Qwen; the demo pair's own has no tools."""
+
+
+@pytest.fixture(scope="session")
+def tools_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model with a chat template that shows tools."""
+    path = tmp_path_factory.mktemp("tools") / "target"
+    shutil.copytree(DEMO_PAIR / "target", path)
+    (path / "chat_template.jinja").write_text(HERMES)
+    return path
+
+
+@pytest.fixture(scope="session")
+def tools_engine(tools_model: Path) -> Iterator[AsyncLLM]:
+    llm = AsyncLLM(tools_model, DEMO_PAIR / "draft", **DEMO)
+    yield llm
+    llm.close()
+
+
+@pytest.fixture(scope="session")
+def tools_client(tools_engine: AsyncLLM) -> Iterator[OpenAI]:
+    with running(tools_engine, Settings(model_name="tools")) as address:
+        yield OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=60)
+
+
+@pytest.fixture(scope="session")
+def tools_llm(tools_model: Path) -> LLM:
+    """The same offline, plain decoding."""
+    return LLM(tools_model, drafter="none", **DEMO)

@@ -7,6 +7,8 @@ import typer
 
 from paceline.cli import load
 from paceline.cli.options import EngineArgs, SamplingArgs, command, option
+from paceline.cli.serve import ServingArgs
+from paceline.serve.settings import Settings
 
 app = typer.Typer(
     name="paceline",
@@ -205,6 +207,27 @@ def demo(
     from paceline.cli.demo import demo
 
     demo(engine, max_tokens, color=color)
+
+
+@app.command(epilog="Example: paceline serve Qwen/Qwen2.5-7B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct --port 8000")
+@command
+def serve(
+    name: Annotated[str | None, typer.Argument(metavar="MODEL", help="As --model. Default: the demo pair.")] = None,
+    *,
+    context: typer.Context,
+    engine: ServingArgs,
+    server: Settings,
+    config: Annotated[Path | None, option("TOML file with settings, named as here with _ for -.", "HTTP")] = None,
+) -> None:
+    """Serve a model to many clients over an OpenAI-compatible HTTP API.
+
+    Speculation shows in nothing but speed: the answers are those of the model alone. Every option can also be an
+    environment variable, PACELINE_PORT for --port, or a line of the file given by --config; the command line wins over
+    the environment, and that over the file. SIGTERM ends the server once running requests are answered.
+    """
+    from paceline.cli.serve import serve
+
+    serve(context, name, engine, server, config)
 
 
 def main() -> None:

@@ -6,14 +6,15 @@ The names are those of `Options` and `SamplingParams`. Nothing here imports torc
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
 from paceline.core.errors import PacelineError
+from paceline.serve.settings import Entry, Help
 
 if TYPE_CHECKING:
     from paceline.core.params import SamplingParams
@@ -106,19 +107,15 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     parameters: list[inspect.Parameter] = []
     for name, parameter in signature.parameters.items():
         if name in groups:
-            hints = get_type_hints(groups[name], include_extras=True)
-            parameters.extend(
-                inspect.Parameter(f.name, parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
-                for f in fields(groups[name])
-            )
+            parameters.extend(options(groups[name]))
         else:
             parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY))
 
     @wraps(function)
     def run(**values: Any) -> None:
-        for name, group in groups.items():
-            values[name] = group(**{f.name: values.pop(f.name) for f in fields(group)})
         try:
+            for name, group in groups.items():
+                values[name] = group(**{f.name: values.pop(f.name) for f in fields(group)})
             function(**values)
         except PacelineError as error:
             fail(str(error))
@@ -126,6 +123,21 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     run.__doc__ = SOFT_BREAK.sub(" ", inspect.getdoc(function) or "")
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return run
+
+
+def options(group: Any) -> Iterator[inspect.Parameter]:
+    """One parameter per field of a dataclass, whose hints carry typer's option, or the server's `Help` for one."""
+    hints = get_type_hints(group, include_extras=True)
+    for f in fields(group):
+        hint = setting(Entry.of(f, hints[f.name])) if isinstance(get_args(hints[f.name])[-1], Help) else hints[f.name]
+        yield inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hint)
+
+
+def setting(entry: Entry) -> Any:
+    """The annotation of a server setting as an option; of one that is a list, the option may be repeated."""
+    kind = list[str] if get_origin(entry.type) is tuple else entry.type
+    shown = entry.default not in (None, ())
+    return Annotated[kind, option(entry.help.text, entry.help.panel, entry.flag, show_default=shown)]
 
 
 def fail(message: str) -> None:

@@ -8,13 +8,13 @@ Nodes are not rows: a node claims "this token follows its parent"; a node with `
 the forward pass, is judged from its parent's logits and, if accepted, ends the path.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 from torch import Tensor
 
-from paceline.core.errors import IntegrityError
+from paceline.core.errors import InputError, IntegrityError
 
 NO_ROW = -1
 ROOT = -1
@@ -107,6 +107,22 @@ class Forest:
         self.role.extend([Role.GIVEN] * n)
         self.law.extend([Law.POINT] * n)
         self.q_row.extend([-1] * n)
+
+    def check(self, asked: Collection[int], vocab_size: int) -> None:
+        """InputError unless these are candidates for the `asked` places: what a drafter made wrong must not reach a
+        pass that others share."""
+        for i, (request, token, parent) in enumerate(zip(self.request, self.token, self.parent)):
+            if request not in asked or not 0 <= token < vocab_size:
+                raise InputError(
+                    f"Node {i} is token {token!r} for place {request}; expected is a token in [0, {vocab_size}) for "
+                    f"one of the places {sorted(asked)}."
+                )
+            if not ROOT <= parent < i or (parent != ROOT and self.request[parent] != request):
+                raise InputError(
+                    f"Node {i} hangs below {parent}; a parent is an earlier node of the request or {ROOT}."
+                )
+            if self.role[i] is Role.GIVEN or self.q_row[i] >= (0 if self.q is None else self.q.shape[0]):
+                raise InputError(f"Node {i} is given, or has a row of q that does not exist; drafters add candidates.")
 
     def by_request(self, count: int) -> list[list[int]]:
         """Node indices of each of `count` requests, in order."""

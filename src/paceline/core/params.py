@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.core.errors import InputError
+from paceline.core.errors import InputError, RefusalError
+from paceline.core.grammar import Grammar
 
 LogitsFn = Callable[[Sequence[int], Sequence[int], Tensor], Tensor]
 """(prompt ids, output ids of this path, logits [V]) -> logits [V]. Must be a pure function."""
@@ -35,6 +36,8 @@ class SamplingParams:
     """In [-2, 2]; subtracted once from tokens seen in the output."""
     frequency_penalty: float = 0.0
     """In [-2, 2]; subtracted once per occurrence in the output."""
+    grammar: Grammar | None = None
+    """What the whole output must look like."""
     logit_bias: Mapping[int, float] | None = None
     allowed_tokens: Sequence[int] | None = None
     """Only these ids can be drawn."""
@@ -100,6 +103,11 @@ class SamplingParams:
         for name in ("bad_words", "stop_token_ids"):
             check(not isinstance(getattr(self, name), str), name, "a list, not one text")
 
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise InputError(f"grammar is of type {type(self.grammar).__name__}, but it must be a Grammar or None.")
+        if self.grammar is not None and self.ignore_eos:
+            raise RefusalError("grammar and ignore_eos cannot be combined: nothing follows the end of a grammar.")
+
     @property
     def stops(self) -> tuple[str, ...]:
         """`stop` as a tuple."""
@@ -130,7 +138,8 @@ class SamplingParams:
         unknown = sorted(set(values) - known)
         if unknown:
             raise InputError(f"Unknown sampling parameter {unknown[0]!r}; known are {', '.join(sorted(known))}.")
-        return cls(**values)
+        grammar = values.get("grammar")
+        return cls(**values) if grammar is None else cls(**{**values, "grammar": Grammar.of(grammar)})
 
 
 def _whole(value: object) -> bool:

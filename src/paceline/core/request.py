@@ -94,6 +94,8 @@ class Request:
     round: int = 0
     """Verification rounds so far: keys the streams that a redraw must not repeat."""
     lease: Held | None = None
+    admitted: float | None = None
+    """When it got its first lease, by the engine's clock."""
     finish: FinishReason | None = None
     error: str | None = None
     drafted: list[bool] = field(default_factory=list)

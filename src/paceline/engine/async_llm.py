@@ -7,25 +7,38 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
+from paceline.engine.door import DOOR, Ticket, Trip
 from paceline.engine.llm import LLM, Prompt, as_batch
 from paceline.engine.outputs import Chunk, Follower, RequestOutput, output
+from paceline.engine.totals import Snapshot, snapshot
 
 if TYPE_CHECKING:
     from paceline.draft import UserFn
     from paceline.engine.text import Message
 
 log = logging.getLogger("paceline")
+PUBLISH_S = 0.05
+"""A busy engine's snapshot is no older than this and a step."""
 
 
 class Subscription:
     """Where the engine thread puts the chunks of some prompts' samples, numbered in order."""
 
-    def __init__(self, requests: list[Request], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        requests: list[Request],
+        loop: asyncio.AbstractEventLoop,
+        ticket: Ticket | None = None,
+        arrived: float = 0.0,
+    ) -> None:
         self.requests = requests
+        self.ticket = ticket
+        self.trips = [Trip(r, arrived) for r in requests]
         self.followers = [Follower(r, i) for i, r in enumerate(requests)]
         self.chunks: asyncio.Queue[Chunk | BaseException] = asyncio.Queue()
         self.left = len(requests)
@@ -53,12 +66,25 @@ class Subscription:
     def news(self) -> bool:
         """Send what is new; True while samples are unfinished."""
         for follower in list(self.followers):
+            trip = self.trips[follower.index]
+            trip.look()
             chunk = follower.news()
             if chunk is not None:
-                self.put(chunk)
                 if chunk.done:
+                    self._end(trip)
                     self.followers.remove(follower)
+                self.put(chunk)
         return bool(self.followers)
+
+    def die(self, cause: BaseException) -> None:
+        """The engine thread ends here: nothing more will come."""
+        for follower in self.followers:
+            self._end(self.trips[follower.index])
+        self.put(cause)
+
+    def _end(self, trip: Trip) -> None:
+        if self.ticket is not None:
+            self._loop.call_soon_threadsafe(self.ticket.ended, trip)
 
 
 class AsyncLLM:
@@ -72,6 +98,9 @@ class AsyncLLM:
         **options: Any,
     ) -> None:
         self.llm = LLM(model, draft, drafter, **options)
+        self.snapshot: Snapshot = snapshot(self.llm.engine)
+        """The engine as it was a moment ago; replaced, never changed, by the engine thread."""
+        self._due = 0.0
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._live: list[Subscription] = []
         self._death: BaseException | None = None
@@ -135,8 +164,11 @@ class AsyncLLM:
         Raises InputError, RefusalError or CapacityError, and RuntimeError when the engine is closed or dead."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Subscription] = loop.create_future()
+        if self._closed:
+            raise RuntimeError("The engine is closed.")
+        arrived, door = monotonic(), DOOR.get()
         wishes = [(ids, (params or SamplingParams()).resolve(self.llm.text.defaults)) for ids, params in batch]
-
+        wishes, ticket = (wishes, None) if door is None else door.admit(wishes)
         entered: list[Subscription] = []
 
         def enter() -> None:
@@ -149,9 +181,11 @@ class AsyncLLM:
             except BaseException as error:
                 for request in requests:
                     self.llm.engine.abort(request)
+                if ticket is not None:
+                    loop.call_soon_threadsafe(ticket.refused)
                 loop.call_soon_threadsafe(_settle, future, None, error)
                 return
-            subscription = Subscription(requests, loop)
+            subscription = Subscription(requests, loop, ticket, arrived)
             entered.append(subscription)
             self._live.append(subscription)
             loop.call_soon_threadsafe(_settle, future, subscription, None)
@@ -160,8 +194,6 @@ class AsyncLLM:
             for subscription in entered:
                 self._abort(subscription)
 
-        if self._closed:
-            raise RuntimeError("The engine is closed.")
         self._inbox.put(enter)
         if self._death is not None:
             self._turn_away()
@@ -193,13 +225,20 @@ class AsyncLLM:
             while self._drain():
                 if self.llm.engine.busy:
                     self.llm.engine.step()
+                self._publish()
                 self._live = [s for s in self._live if s.news()]
         except BaseException as error:
             log.exception("The engine thread died; every request in flight fails.")
             self._death = error
             for subscription in self._live:
-                subscription.put(error)
+                subscription.die(error)
             self._turn_away()
+
+    def _publish(self) -> None:
+        """Renew the snapshot, before the news: who has seen a request's end finds it counted."""
+        if not self.llm.engine.busy or monotonic() >= self._due:
+            self.snapshot = snapshot(self.llm.engine)
+            self._due = monotonic() + PUBLISH_S
 
     def _drain(self) -> bool:
         """Run what is in the inbox (waiting for it when idle); False when told to close."""
@@ -217,6 +256,8 @@ class AsyncLLM:
         self._closed = True
         self._inbox.put(None)
         self._thread.join()
+        if self._death is not None:
+            return
         for subscription in self._live:
             self._abort(subscription)
             subscription.news()

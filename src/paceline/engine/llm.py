@@ -34,7 +34,8 @@ class LLM:
         drafter: "str | UserFn | None" = None,
         **options: Any,
     ) -> None:
-        self.engine, self.text = build(Options(model, draft, drafter, **options))
+        self.options = Options(model, draft, drafter, **options)
+        self.engine, self.text = build(self.options)
 
     def generate(
         self,

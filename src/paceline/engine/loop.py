@@ -4,7 +4,8 @@ import logging
 import secrets
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from time import perf_counter
+from functools import partial
+from time import monotonic, perf_counter
 from typing import Any
 
 from paceline.cache.cache import Cache
@@ -22,9 +23,12 @@ from paceline.draft import DRAFTERS, Ask, Drafter, Host, UserFn, View
 from paceline.engine.detokenize import Detokenizer
 from paceline.engine.judge import Judge, add_prompt_logprobs
 from paceline.engine.layout import Layout, lay_out
+from paceline.engine.prune import prune
 from paceline.engine.stop import Stopper
+from paceline.engine.totals import Totals
 from paceline.plan.fixed import FixedLength
 from paceline.plan.planner import Planner, Room
+from paceline.sample.grammar import Grammars, vocabulary
 from paceline.sample.sampler import Sampler
 from paceline.schedule import SchedulePolicy
 from paceline.schedule.fcfs import FirstComeFirstServed
@@ -81,7 +85,7 @@ class Engine:
         tokenizer: Any = None,
         eos: Collection[int] = (),
         schedule: SchedulePolicy | None = None,
-        now: Callable[[], float] = perf_counter,
+        now: Callable[[], float] = monotonic,
     ) -> None:
         if config.row_budget < config.max_requests:
             raise InputError(f"row_budget {config.row_budget} is below max_requests {config.max_requests}; raise it.")
@@ -91,7 +95,8 @@ class Engine:
         encode = (
             (lambda text: list(tokenizer.encode(text, add_special_tokens=False))) if tokenizer is not None else None
         )
-        self.sampler = Sampler(model.vocab_size, encode=encode)
+        spell = partial(vocabulary, tokenizer, model.vocab_size, sorted(self.eos)) if tokenizer is not None else None
+        self.sampler = Sampler(model.vocab_size, encode=encode, grammars=Grammars(spell, model.vocab_size))
         self.judge = Judge(self.sampler)
         self.host = Host(self.sampler, model.vocab_size, draft, callable)
         self.cards = {name: card for name, card in DRAFTERS.items() if not card.needs - self.have}
@@ -111,7 +116,9 @@ class Engine:
         self.running: list[Request] = []
         self.stoppers: dict[int, Stopper] = {}
         self.timer = Timer()
+        self.totals = Totals()
         self.drafter_errors: list[Exception] = []
+        """The latest; how many there were is in `totals`."""
         self._next_id = 0
         self._changed: list[Request] = []
 
@@ -258,6 +265,9 @@ class Engine:
             lease = self.cache.open(self._matchable(request), self._groups(request))
             request.lease = lease
             request.stats.cached = max(request.stats.cached, lease.length)
+            if request.admitted is None:
+                request.admitted = self.now()
+                self.totals.admitted(request)
             filling += max(0, need - len(lease.blocks))
             self.waiting.remove(request)
             self.running.append(request)
@@ -291,6 +301,7 @@ class Engine:
         self.running.remove(request)
         self.waiting.append(request)
         request.stats.preempted += 1
+        self.totals.preemptions += 1
 
     def _release(self, request: Request) -> None:
         if request.lease is not None:
@@ -315,7 +326,9 @@ class Engine:
         for name, mine in asks.items():
             started = perf_counter()
             try:
-                parts.append(self._drafter(name).draft(mine, self._view(name, mine)))
+                forest = self._drafter(name).draft(mine, self._view(name, mine))
+                forest.check({ask.place for ask in mine}, self.model.vocab_size)
+                parts.append(prune(forest, items, self.sampler))
             except Exception as error:
                 self._disown(name, mine, error)
             self.timer.draft += perf_counter() - started
@@ -336,7 +349,8 @@ class Engine:
     def _disown(self, name: str, asks: Sequence[Ask], error: Exception) -> None:
         """A drafter that fails costs its requests their speed, never their text: they go on plainly."""
         log.warning("Drafter %r failed (%r); its %d requests go on without it.", name, error, len(asks))
-        self.drafter_errors.append(error)
+        self.drafter_errors = [*self.drafter_errors[-15:], error]
+        self.totals.failed(name)
         for ask in asks:
             ask.request.drafter = "none"
             self.slots[name].pop(ask.request.id, None)
@@ -393,6 +407,7 @@ class Engine:
                 break
         request.text = stopper.text()
         request.stats.generated += len(emitted)
+        self.totals.passed(note, len(emitted))
         del request.logprobs[len(request.output) :]
         self.sampler.commit(request, emitted)
         if finish:

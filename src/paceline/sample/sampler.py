@@ -1,9 +1,10 @@
 """`Sampler`: the one processor chain, for plain decoding, verification and drafters alike.
 
-    raw logits -> allowed tokens -> bad words -> min tokens -> logit bias -> repetition, presence, frequency
+    raw logits -> grammar -> allowed tokens -> bad words -> min tokens -> logit bias -> repetition, presence, frequency
                -> custom callables -> temperature -> min-p -> top-k -> top-p -> log p -> + noise -> argmax
 
-The order and the meaning of each step are vLLM's. Rows are independent of one another, bit for bit.
+The order and the meaning of each step are vLLM's: what removes tokens whatever their logits comes first, so that
+top-k and its like choose among those that are left. Rows are independent of one another, bit for bit.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,6 +19,7 @@ from paceline.core.errors import InputError
 from paceline.core.noise import keys_tensor
 from paceline.core.request import Request
 from paceline.sample.filters import Warp, boundary, law
+from paceline.sample.grammar import Grammars, Structure
 from paceline.sample.history import Custom, Penalties
 from paceline.sample.processors import AllowedTokens, BadWords, Encode, LogitBias, MinTokens, Processor
 from paceline.sample.race import perturbed, race, winners
@@ -41,13 +43,15 @@ class _Slot:
 class Sampler:
     """Turns logits [L, V] into log p and tokens. One per engine; requests are told apart by their id."""
 
-    def __init__(self, vocab_size: int, encode: Encode | None = None) -> None:
-        """`encode`: text -> ids without special tokens, for bad words given as text."""
+    def __init__(self, vocab_size: int, encode: Encode | None = None, grammars: Grammars | None = None) -> None:
+        """`encode`: text -> ids without special tokens, for bad words given as text. Without `grammars` a request that
+        has one is refused."""
         self.vocab_size = vocab_size
+        self.grammars = grammars or Grammars(None, vocab_size)
         self._words = BadWords(encode)
         self._custom = Custom()
         self._chain: tuple[Processor, ...] = (
-            AllowedTokens(), self._words, MinTokens(), LogitBias(), Penalties(), self._custom
+            Structure(self.grammars), AllowedTokens(), self._words, MinTokens(), LogitBias(), Penalties(), self._custom
         )  # fmt: skip
         self._slots: dict[int, _Slot] = {}
 
@@ -113,6 +117,13 @@ class Sampler:
         slot = self._slots[request.id]
         return None if slot.live or slot.warp.filters else slot.warp.temperature
 
+    def possible(self, request: Request, path: Path, token: int) -> bool:
+        """Does the request's grammar, if it has one, allow `token` after the candidates `path`?"""
+        if request.params.grammar is None:
+            return True
+        place = self._states(self._slots[request.id], path)[0]  # the first of the chain, and so of those in use
+        return bool(place.parse.mask(place)[token])
+
     def probs(self, rows: Sequence[RowRef], scores: Tensor) -> Tensor:
         """The law of each row, float64 [L, V]: one-hot for greedy rows, all 0 for empty ones."""
         p = scores.to(torch.float64).exp()
@@ -145,8 +156,11 @@ class Sampler:
         if failure is not None:
             return f"A custom processor failed with {failure}."
         p = request.params
-        used = {"allowed_tokens": p.allowed_tokens, "bad_words": p.bad_words, "min_tokens": p.min_tokens,
-                "logit_bias": p.logit_bias, "processors": p.processors}  # fmt: skip
+        gave_up = self._slots[request.id].paths[()][0].parse.failure if p.grammar else None
+        if gave_up is not None:
+            return f"The grammar's parser gave up ({gave_up}): give a simpler grammar."
+        used = {"grammar": p.grammar, "allowed_tokens": p.allowed_tokens, "bad_words": p.bad_words,
+                "min_tokens": p.min_tokens, "logit_bias": p.logit_bias, "processors": p.processors}  # fmt: skip
         names = [name for name, value in used.items() if value]
         if not names:
             return "The model's logits are not finite, so no token can be drawn: check the weights or use float32."

@@ -7,6 +7,7 @@ from fastapi import FastAPI
 from paceline.engine.async_llm import AsyncLLM
 from paceline.serve import chat, completions, models
 from paceline.serve.errors import install_errors
+from paceline.serve.operation import install
 from paceline.serve.server import Server
 from paceline.serve.settings import Settings
 
@@ -18,4 +19,5 @@ def create_app(llm: AsyncLLM, settings: Settings | None = None) -> FastAPI:
     install_errors(app)
     for module in (completions, chat, models):
         app.include_router(module.router)
+    install(app, llm, app.state.server.settings)
     return app

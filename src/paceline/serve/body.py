@@ -6,8 +6,7 @@ from typing import Any
 import orjson
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
-
-from paceline.serve.errors import ApiError
+from starlette.exceptions import HTTPException
 
 
 class JsonRequest(Request):
@@ -16,7 +15,8 @@ class JsonRequest(Request):
             return orjson.loads(await self.body())
         except orjson.JSONDecodeError as error:
             reason = str(error).split(": line ")[0]
-            raise ApiError(400, f"The body does not parse as JSON ({reason}, at byte {error.pos}).") from None
+            message = f"The body is not JSON: {reason}, at character {error.pos}; mend it."
+            raise HTTPException(400, message) from None  # the one kind that FastAPI lets through here
 
 
 class JsonRoute(APIRoute):

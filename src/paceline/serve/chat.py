@@ -1,35 +1,45 @@
 """POST /v1/chat/completions."""
 
 import time
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
 from fastapi import APIRouter, Request, Response
 
-from paceline.engine.outputs import Chunk
+from paceline.core.params import SamplingParams
+from paceline.engine.outputs import Chunk, Completion
+from paceline.serve import logprobs
 from paceline.serve.body import JsonRoute
+from paceline.serve.errors import ApiError
 from paceline.serve.generation import Generation
-from paceline.serve.prompts import render
-from paceline.serve.protocol import ChatRequest, Message
+from paceline.serve.parser import Content, Delta, Reasoning, ToolCall
+from paceline.serve.prompts import render, template, template_args
+from paceline.serve.protocol import ChatRequest
+from paceline.serve.responses import ERRORS, Chat
 from paceline.serve.server import Here, Server
 from paceline.serve.sse import EventStream, event, json_unless_gone
+from paceline.serve.structure import chat_grammar, tool_choice
+from paceline.serve.voices import Voice, manner
 from paceline.serve.wishes import sampling_params, seeds
 
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/v1/chat/completions")
+@router.post("/v1/chat/completions", responses={200: {"model": Chat}, **ERRORS})
 async def chat(body: ChatRequest, request: Request, server: Here) -> Response:
     """Answer a conversation."""
     server.check_model(body.model)
-    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    params = sampling_params(body, max_tokens=limit, seed=seeds(body, 1)[0])
-    server.check_choices(1, body.n)
-    ids = await render(server.llm.llm.text, [plain(m) for m in body.messages], {})
+    server.check_choices(1, body.n or 1)
+    params = await server.ready(lambda: wishes(body))
+    args, how = variables(body, server), manner(body, server, params.grammar is not None)
+    if how.special:
+        params = replace(params, skip_special_tokens=False)
+    ids = await render(server.text, body.messages, args)
+    tail = server.text.decode(ids[-8:])
     generation = await Generation.start(server.llm, [ids], [params])
-    answer = Answer(body, server, generation)
+    answer = Answer(body, server, generation, [Reader(how.voice(tail)) for _ in generation.requests])
     if body.stream:
         return EventStream(answer.events(), generation.close)
     try:
@@ -38,12 +48,51 @@ async def chat(body: ChatRequest, request: Request, server: Here) -> Response:
         generation.close()
 
 
-def plain(message: Message) -> dict[str, Any]:
-    """A message as chat templates want it: text parts joined."""
-    content = message.content
-    if isinstance(content, list):
-        content = "\n".join(part.text for part in content)
-    return {"role": message.role, "content": content or ""}
+def wishes(body: ChatRequest) -> SamplingParams:
+    """The body's parameters with its one grammar."""
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    if None is not body.max_tokens != limit:
+        raise ApiError(400, "max_tokens and max_completion_tokens differ; give one.", param="max_tokens")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "top_logprobs is given without logprobs; set logprobs to true.", param="top_logprobs")
+    top = (body.top_logprobs or 0) if body.logprobs else None
+    grammar = chat_grammar(body)
+    return sampling_params(body, max_tokens=limit, logprobs=top, seed=seeds(body, 1)[0], grammar=grammar)
+
+
+def variables(body: ChatRequest, server: Server) -> dict[str, Any]:
+    """What the chat template reads besides the messages. Raises ApiError for tools that it would not show."""
+    args = template_args(server.text, body.chat_template_kwargs)
+    if tool_choice(body) == "none":
+        return args
+    if "tools" not in template(server.text):
+        message = (
+            "tools cannot be served: this model's chat template has no place for them; describe them in a message."
+        )
+        raise ApiError(400, message, param="tools")
+    assert body.tools is not None
+    return {**args, "tools": [tool.model_dump(exclude_none=True) for tool in body.tools]}
+
+
+@dataclass
+class Reader:
+    """One choice as it is read: its voice, and what it has said."""
+
+    voice: Voice
+    called: bool = False
+
+    def read(self, chunk: Chunk) -> list[Delta]:
+        deltas = self.voice.feed(chunk.text)
+        if chunk.done is not None:
+            deltas = [*deltas, *self.voice.finish()]
+        self.called |= any(isinstance(delta, ToolCall) for delta in deltas)
+        return deltas
+
+    def finish(self, done: Completion | None) -> str | None:
+        """`finish_reason`."""
+        if done is None:
+            return None
+        return "tool_calls" if self.called and done.finish_reason == "stop" else done.finish_reason
 
 
 @dataclass
@@ -53,6 +102,8 @@ class Answer:
     body: ChatRequest
     server: Server
     generation: Generation
+    readers: list[Reader]
+    """Per choice."""
     head: dict[str, Any] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -63,45 +114,84 @@ class Answer:
             "model": self.server.model,
         }
 
-    @property
-    def traced(self) -> bool:
-        return self.body.speculation is not None and self.body.speculation.trace
-
     async def whole(self) -> dict[str, Any]:
-        parts: list[list[Chunk]] = [[] for _ in self.generation.requests]
+        parts: list[list[dict[str, Any]]] = [[] for _ in self.readers]
+        deltas: list[list[Delta]] = [[] for _ in self.readers]
         async for chunks in self.generation.news():
             for chunk in chunks:
-                parts[chunk.index].append(chunk)
-        choices = []
-        for index, mine in enumerate(parts):
-            done = mine[-1].done
-            assert done is not None
-            message = {"role": "assistant", "content": done.text}
-            choice = {"index": index, "message": message, "logprobs": None, "finish_reason": done.finish_reason}
-            if self.traced:
-                choice["pieces"] = [piece for chunk in mine for piece in self.generation.pieces(chunk)]
-            choices.append(choice)
+                news = self.readers[chunk.index].read(chunk)
+                deltas[chunk.index].extend(news)
+                parts[chunk.index].append(self.part(chunk))
+        choices = [{**joined(mine), "message": message(said)} for mine, said in zip(parts, deltas)]
         return {**self.head, "choices": choices, "usage": self.generation.usage()}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        counted = self.body.stream_options is not None and self.body.stream_options.include_usage
-        head = {**self.head, "usage": None} if counted else self.head
-        for index in range(len(self.generation.requests)):
+        head = {**self.head, "usage": None} if self.body.counted else self.head
+        for index in range(len(self.readers)):
             delta = {"role": "assistant", "content": ""}
             choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
             yield event({**head, "choices": [choice]})
         async for chunks in self.generation.news():
             yield b"".join(event({**head, "choices": [self.choice(chunk)]}) for chunk in chunks)
-        if counted:
+        if self.body.counted:
             yield event({**self.head, "choices": [], "usage": self.generation.usage()})
 
     def choice(self, chunk: Chunk) -> dict[str, Any]:
-        choice: dict[str, Any] = {
+        """A chunk as a choice of the stream."""
+        delta = said(self.readers[chunk.index].read(chunk))
+        return {**self.part(chunk), "delta": delta}
+
+    def part(self, chunk: Chunk) -> dict[str, Any]:
+        """What of a choice does not depend on how its text is read; the chunk has been."""
+        part: dict[str, Any] = {
             "index": chunk.index,
-            "delta": {"content": chunk.text} if chunk.text else {},
-            "logprobs": None,
-            "finish_reason": chunk.done.finish_reason if chunk.done else None,
+            "logprobs": logprobs.of_chat(self.server.tokens, chunk.logprobs),
+            "finish_reason": self.readers[chunk.index].finish(chunk.done),
         }
-        if self.traced:
-            choice["pieces"] = self.generation.pieces(chunk)
-        return choice
+        if chunk.done:
+            part["seed"] = chunk.done.seed
+        if self.body.trace:
+            part["pieces"] = self.generation.pieces(chunk)
+        return part
+
+
+def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One choice from its parts, without its message."""
+    whole = {**parts[-1], "logprobs": logprobs.joined([part["logprobs"] for part in parts])}
+    if "pieces" in whole:
+        whole["pieces"] = [piece for part in parts for piece in part["pieces"]]
+    return whole
+
+
+def said(deltas: Sequence[Delta]) -> dict[str, Any]:
+    """Deltas as the `delta` of one chunk."""
+    delta: dict[str, Any] = {}
+    for each in deltas:
+        match each:
+            case Content(text):
+                delta["content"] = delta.get("content", "") + text
+            case Reasoning(text):
+                delta["reasoning_content"] = delta.get("reasoning_content", "") + text
+            case ToolCall(index, id, name, arguments):
+                call: dict[str, Any] = {"index": index, "function": {"arguments": arguments}}
+                if id is not None:
+                    call.update(id=id, type="function", function={"name": name, "arguments": arguments})
+                delta.setdefault("tool_calls", []).append(call)
+    return delta
+
+
+def message(deltas: Sequence[Delta]) -> dict[str, Any]:
+    """Deltas as the whole message."""
+    parts = said(deltas)
+    calls: list[dict[str, Any]] = []
+    for part in parts.get("tool_calls", ()):
+        if "id" in part:
+            calls.append({"id": part["id"], "type": "function", "function": dict(part["function"])})
+        else:
+            calls[part["index"]]["function"]["arguments"] += part["function"]["arguments"]
+    whole: dict[str, Any] = {"role": "assistant", "content": parts.get("content", None if calls else "")}
+    if "reasoning_content" in parts:
+        whole["reasoning_content"] = parts["reasoning_content"]
+    if calls:
+        whole["tool_calls"] = calls
+    return whole

@@ -8,34 +8,52 @@ from uuid import uuid4
 
 from fastapi import APIRouter, Request, Response
 
+from paceline.core.params import SamplingParams
+from paceline.engine.detokenize import Detokenizer
+from paceline.engine.outputs import Chunk
+from paceline.serve import logprobs
 from paceline.serve.body import JsonRoute
+from paceline.serve.errors import ApiError
 from paceline.serve.generation import Generation
-from paceline.serve.prompts import as_prompts, encode
+from paceline.serve.prompts import Prompt, as_prompts, encode
 from paceline.serve.protocol import CompletionRequest
+from paceline.serve.responses import ERRORS, Completion
 from paceline.serve.server import Here, Server
 from paceline.serve.sse import EventStream, event, json_unless_gone
+from paceline.serve.structure import given_grammar
 from paceline.serve.wishes import sampling_params, seeds
 
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/v1/completions")
+@router.post("/v1/completions", responses={200: {"model": Completion}, **ERRORS})
 async def completions(body: CompletionRequest, request: Request, server: Here) -> Response:
     """Continue texts."""
     server.check_model(body.model)
-    params = sampling_params(body, max_tokens=16 if body.max_tokens is None else body.max_tokens)
     prompts = as_prompts(body.prompt)
-    server.check_choices(len(prompts), body.n)
-    ids = await encode(server.llm.llm.text, prompts)
+    server.check_choices(len(prompts), body.n or 1)
+    params = await server.ready(lambda: wishes(body))
+    ids = await encode(server.text, prompts)
     each = [replace(params, seed=seed) for seed in seeds(body, len(ids))]
     generation = await Generation.start(server.llm, ids, each)
-    answer = Answer(body, server, generation)
+    answer = Answer(body, server, generation, prompts)
     if body.stream:
         return EventStream(answer.events(), generation.close)
     try:
         return await json_unless_gone(request, answer.whole())
     finally:
         generation.close()
+
+
+def wishes(body: CompletionRequest) -> SamplingParams:
+    """The body's parameters. 16 tokens unless it says more, as OpenAI; none at all means one that is not shown."""
+    if body.max_tokens == 0 and not body.echo:
+        raise ApiError(400, "max_tokens is 0, but it must be a whole number >= 1, or 0 with echo.", param="max_tokens")
+    more: dict[str, Any] = {"max_tokens": 16 if body.max_tokens is None else max(body.max_tokens, 1)}
+    if body.logprobs is not None:
+        more["logprobs"] = body.logprobs
+        more["prompt_logprobs"] = body.logprobs if body.echo else None
+    return sampling_params(body, grammar=given_grammar(body), **more)
 
 
 @dataclass
@@ -45,7 +63,10 @@ class Answer:
     body: CompletionRequest
     server: Server
     generation: Generation
+    prompts: Sequence[Prompt]
     head: dict[str, Any] = field(init=False)
+    offsets: dict[int, logprobs.Offsets] = field(default_factory=dict)
+    """Per choice, from its first chunk on."""
 
     def __post_init__(self) -> None:
         self.head = {
@@ -55,36 +76,67 @@ class Answer:
             "model": self.server.model,
         }
 
+    @property
+    def usage(self) -> dict[str, Any]:
+        return self.generation.usage(hidden=self.body.max_tokens == 0)
+
     async def whole(self) -> dict[str, Any]:
         choices: list[list[dict[str, Any]]] = [[] for _ in self.generation.requests]
         async for chunks in self.generation.news():
             for chunk in chunks:
                 choices[chunk.index].append(self.choice(chunk))
-        return {**self.head, "choices": [joined(parts) for parts in choices], "usage": self.generation.usage()}
+        return {**self.head, "choices": [joined(parts) for parts in choices], "usage": self.usage}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        counted = self.body.stream_options is not None and self.body.stream_options.include_usage
-        head = {**self.head, "usage": None} if counted else self.head
+        head = {**self.head, "usage": None} if self.body.counted else self.head
         async for chunks in self.generation.news():
             yield b"".join(event({**head, "choices": [self.choice(chunk)]}) for chunk in chunks)
-        if counted:
-            yield event({**self.head, "choices": [], "usage": self.generation.usage()})
+        if self.body.counted:
+            yield event({**self.head, "choices": [], "usage": self.usage})
 
-    def choice(self, chunk: Any) -> dict[str, Any]:
+    def choice(self, chunk: Chunk) -> dict[str, Any]:
+        """The part of a choice that a chunk makes; the first has the echo."""
+        if self.body.max_tokens == 0:
+            chunk = replace(chunk, text="", token_ids=[], pieces=[], logprobs=())
+        first = chunk.index not in self.offsets
+        echo = self.echo(chunk.index) if first and self.body.echo else ""
+        if first:
+            self.offsets[chunk.index] = logprobs.Offsets(self.detokenizer(), len(echo))
         choice: dict[str, Any] = {
             "index": chunk.index,
-            "text": chunk.text,
-            "logprobs": None,
+            "text": echo + chunk.text,
+            "logprobs": self.logprobs(chunk, echoed=first and bool(self.body.echo)),
             "finish_reason": chunk.done.finish_reason if chunk.done else None,
         }
-        if self.body.speculation is not None and self.body.speculation.trace:
+        if chunk.done:
+            choice["seed"] = chunk.done.seed
+        if self.body.trace:
             choice["pieces"] = self.generation.pieces(chunk)
         return choice
+
+    def echo(self, index: int) -> str:
+        prompt = self.prompts[index // self.generation.n]
+        return prompt if isinstance(prompt, str) else self.server.text.decode(prompt)
+
+    def logprobs(self, chunk: Chunk, echoed: bool) -> dict[str, Any] | None:
+        if self.body.logprobs is None:
+            return None
+        tokens, parts = self.server.tokens, []
+        if echoed:
+            request = self.generation.requests[chunk.index]
+            entries = request.prompt_logprobs or [None]
+            parts.append(logprobs.of_completion(tokens, request.prompt, entries, logprobs.Offsets(self.detokenizer())))
+        parts.append(logprobs.of_completion(tokens, chunk.token_ids, chunk.logprobs, self.offsets[chunk.index]))
+        return logprobs.joined(parts)
+
+    def detokenizer(self) -> Detokenizer:
+        return Detokenizer(self.server.text.tokenizer, self.body.skip_special_tokens is not False)
 
 
 def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One choice from its parts."""
     whole = {**parts[-1], "text": "".join(part["text"] for part in parts)}
+    whole["logprobs"] = logprobs.joined([part["logprobs"] for part in parts])
     if "pieces" in whole:
         whole["pieces"] = [piece for part in parts for piece in part["pieces"]]
     return whole

@@ -1,7 +1,7 @@
 """Every failure leaves as one OpenAI error object: {"error": {"message", "type", "param", "code"}}."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from paceline.core.errors import PacelineError
+from paceline.serve.protocol import PARAMETERS, REQUESTS, Message, Speculation
 
 log = logging.getLogger("paceline")
 
@@ -52,7 +53,7 @@ def as_api_error(error: BaseException) -> ApiError:
         case HTTPException():
             return ApiError(error.status_code, str(error.detail), headers=error.headers)
         case RequestValidationError():
-            return validation(error)
+            return invalid(error)
         case _:
             log.error("A request failed.", exc_info=error)
             return ApiError(500, "The server failed on this request; its log says why.")
@@ -60,31 +61,49 @@ def as_api_error(error: BaseException) -> ApiError:
 
 def blamed(message: str) -> str | None:
     """The parameter that an InputError is about: its sentence starts with the name."""
-    from paceline.serve.protocol import PARAMETERS
-
-    word = message.split(" ", 1)[0]
+    word = message.removeprefix("Unknown ").split(" ", 1)[0].lower()
+    if word in Speculation.model_fields:
+        return f"speculation.{word}"
     return word if word in PARAMETERS else None
 
 
-def validation(error: RequestValidationError) -> ApiError:
-    """The first fault that pydantic found, as one sentence that starts with the parameter."""
-    from paceline.serve.protocol import expected
-
+def invalid(error: RequestValidationError) -> ApiError:
+    """The first fault that pydantic found, as one sentence that names the parameter."""
     fault = error.errors()[0]
-    where = [str(part) for part in fault["loc"] if part != "body"]
-    if not where:
+    place, kind = [part for part in fault["loc"] if part != "body"], fault["type"]
+    if kind == "value_error":
+        sentence = str(fault["ctx"]["error"])
+        return ApiError(400, sentence, param=written(place) or sentence.split(" ", 1)[0])
+    if not place:
         return ApiError(400, "The body is no JSON object; send one, with Content-Type: application/json.")
-    if fault["type"] == "extra_forbidden":
-        name = ".".join(where)
-        return ApiError(400, f"Unknown parameter {name!r}; remove it.", param=name, code="unknown_parameter")
-    if fault["type"] == "missing":
-        return ApiError(400, f"{'.'.join(where)} is missing; give it.", param=where[0])
-    if fault["type"] == "value_error":
-        return ApiError(400, str(fault["ctx"]["error"]), param=where[0])
-    want = expected(where[0])
-    return ApiError(
-        400, f"{where[0]} is {brief(fault['input'])}, but it must be {want or fault['msg']}.", param=where[0]
-    )
+    if kind == "extra_forbidden":
+        name = ".".join(filter(None, (written(place[:-1]), str(place[-1]))))
+        return ApiError(400, f"Unknown parameter {brief(name)}; remove it.", param=name, code="unknown_parameter")
+    name = written(place)
+    if kind == "missing":
+        return ApiError(400, f"{name} is missing; give it.", param=name)
+    want = expected(name) or fault["msg"].removeprefix("Input should be ")
+    return ApiError(400, f"{name} is {brief(fault['input'])}, but it must be {want}.", param=name)
+
+
+def written(place: Sequence[str | int]) -> str:
+    """`messages[0].content` of a fault's place, up to where pydantic goes on about one branch of a union."""
+    name = ""
+    for part in place:
+        if isinstance(part, int):
+            name += f"[{part}]"
+        elif part.isidentifier() and part.islower() and part not in ("str", "int", "float", "bool"):
+            name += f".{part}" if name else part
+        else:
+            break
+    return name
+
+
+def expected(name: str) -> str | None:
+    """What the value of a parameter, or of a field within one, must be: by its own description."""
+    inner = name.rsplit(".", 1)[-1]
+    models = REQUESTS if inner == name else (Message, Speculation)
+    return next((model.model_fields[inner].description for model in models if inner in model.model_fields), None)
 
 
 def brief(value: object) -> str:
@@ -93,7 +112,10 @@ def brief(value: object) -> str:
 
 
 async def answer(request: Request, error: Exception) -> Response:
-    return error_response(as_api_error(error))
+    fault = as_api_error(error)
+    if isinstance(error, HTTPException) and error.status_code in (404, 405):
+        fault.message = f"There is no {request.method} {request.url.path[:100]} here; see /openapi.json."
+    return error_response(fault)
 
 
 def install_errors(app: FastAPI) -> None:

@@ -48,11 +48,12 @@ class Generation:
         """The chunk's text by author: "target" or the drafter's name."""
         return [(text, self.authors[chunk.index] if drafted else "target") for text, drafted in chunk.pieces]
 
-    def usage(self) -> dict[str, Any]:
-        """OpenAI's `usage`, with what speculation did. Only once all samples are finished."""
+    def usage(self, hidden: bool = False) -> dict[str, Any]:
+        """OpenAI's `usage`, with what speculation did. Only once all samples are finished. `hidden`: the output was not
+        asked for."""
         firsts = self.requests[:: self.n]
         prompt = sum(len(r.prompt) for r in firsts)
-        completion = sum(len(r.output) for r in self.requests)
+        completion = 0 if hidden else sum(len(r.output) for r in self.requests)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,

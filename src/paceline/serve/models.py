@@ -1,14 +1,20 @@
-"""The small end points: what is served, and whether it lives."""
+"""The small end points: what is served, tokens, and whether it lives."""
 
+import asyncio
 from importlib.metadata import version
 
 from fastapi import APIRouter, Response
 
+from paceline.core.errors import InputError
+from paceline.serve.body import JsonRoute
 from paceline.serve.errors import ApiError
+from paceline.serve.prompts import render
+from paceline.serve.protocol import DetokenizeRequest, TokenizeRequest
+from paceline.serve.responses import ERRORS, Detokenized, Health, Model, Models, Tokenized, Version
 from paceline.serve.server import Here, Server
 from paceline.serve.sse import json_response
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 def card(server: Server) -> dict[str, object]:
@@ -17,29 +23,60 @@ def card(server: Server) -> dict[str, object]:
         "object": "model",
         "created": server.created,
         "owned_by": "paceline",
-        "max_model_len": server.llm.llm.engine.model.max_len,
+        "max_model_len": server.max_len,
     }
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", responses={200: {"model": Models}})
 async def models(server: Here) -> Response:
     """The served model."""
     return json_response({"object": "list", "data": [card(server)]})
 
 
-@router.get("/v1/models/{name:path}")
+@router.get("/v1/models/{name:path}", responses={200: {"model": Model}, **ERRORS})
 async def model(name: str, server: Here) -> Response:
     """One model by name."""
     server.check_model(name)
     return json_response(card(server))
 
 
-@router.get("/version")
+@router.post("/tokenize", responses={200: {"model": Tokenized}, **ERRORS})
+async def tokenize(body: TokenizeRequest, server: Here) -> Response:
+    """Token ids of a text, or of a conversation by the chat template, up to where the answer begins."""
+    server.check_model(body.model)
+    if (body.prompt is None) is (body.messages is None):
+        raise ApiError(400, "prompt or messages is expected, one of them; give one.", param="prompt")
+    if body.messages is not None:
+        if body.add_special_tokens is not None:
+            message = "add_special_tokens is given with messages, whose template decides; give it with prompt."
+            raise ApiError(400, message, param="add_special_tokens")
+        ids = await render(server.text, body.messages, {})
+    else:
+        special = body.add_special_tokens is not False
+        encoded = await asyncio.to_thread(server.text.tokenizer.encode, body.prompt, add_special_tokens=special)
+        ids = list(encoded)
+    strs = [server.tokens.text(token) for token in ids]
+    return json_response({"count": len(ids), "max_model_len": server.max_len, "tokens": ids, "token_strs": strs})
+
+
+@router.post("/detokenize", responses={200: {"model": Detokenized}, **ERRORS})
+async def detokenize(body: DetokenizeRequest, server: Here) -> Response:
+    """The text of token ids, special ones included."""
+    server.check_model(body.model)
+    size = server.llm.llm.engine.model.vocab_size
+    bad = next((t for t in body.tokens if not 0 <= t < size), None)
+    if bad is not None:
+        raise InputError(f"tokens has the id {bad}, but this model's ids are 0 to {size - 1}.")
+    return json_response({"prompt": await asyncio.to_thread(server.text.decode, body.tokens)})
+
+
+@router.get("/version", responses={200: {"model": Version}})
 async def paceline_version() -> Response:
+    """Of Paceline."""
     return json_response({"version": version("paceline")})
 
 
-@router.get("/health")
+@router.get("/health", responses={200: {"model": Health}, **ERRORS})
 async def health(server: Here) -> Response:
     """Green while the engine thread lives."""
     if not server.llm.alive:

@@ -1,102 +1,229 @@
-"""What requests and responses look like. A field's description is what its value must be: errors and docs quote it."""
+"""What requests look like. A field's description is what its value must be: error sentences and docs quote it.
+
+null is the same as not given. Nothing is coerced and nothing unknown is let through.
+"""
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-Count = Annotated[int, Field(ge=0)]
-Text = Annotated[str, Field(strict=True)]
+NO_MEDIA = "only text is served"
+UNSUPPORTED = {
+    "best_of": "give n, and choose by logprobs",
+    "suffix": "infilling is not served; put what follows into the prompt",
+    "use_beam_search": "beam search is not served; give n",
+    "beam_width": "beam search is not served; give n",
+    "length_penalty": "beam search is not served",
+    "early_stopping": "beam search is not served",
+    "lora": "adapters are not served; merge them into the checkpoint",
+    "lora_path": "adapters are not served; merge them into the checkpoint",
+    "audio": NO_MEDIA,
+    "modalities": NO_MEDIA,
+    "images": NO_MEDIA,
+    "functions": "give tools",
+    "function_call": "give tool_choice",
+    "prediction": "predicted output is found by the drafters themselves",
+    "reasoning_effort": "give chat_template_kwargs with what the model's chat template reads",
+    "verbosity": "ask for it in the prompt",
+    "web_search_options": "the server searches nothing",
+    "service_tier": "all requests are served alike",
+    "store": "nothing is stored",
+    "metadata": "nothing is stored; give user as a label",
+    "prompt_cache_key": "prompts share their cached beginnings by themselves",
+    "safety_identifier": "give user as a label",
+}
+"""Parameters of other servers and why they are refused."""
 
 
 class Wire(BaseModel):
-    """Nothing is coerced, nothing unknown is let through."""
-
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class Speculation(Wire):
-    """The request's wishes; None: the engine's defaults."""
+    """The request's wishes; what is not given is the engine's default."""
 
     drafter: str | None = Field(None, description='"auto", "none" or the name of a drafter')
-    max_nodes: int | None = Field(None, description="a whole number >= 0")
+    max_nodes: int | None = Field(None, ge=0, description="a whole number >= 0")
     verifier: str | None = Field(None, description="the name of a verifier")
-    trace: bool = Field(False, description="true or false")
+    trace: bool | None = Field(None, description="true: say who wrote each piece of the text")
 
 
 class StreamOptions(Wire):
-    include_usage: bool = Field(False, description="true or false")
+    include_usage: bool | None = Field(None, description="true: a last chunk with the usage")
+
+
+class GrammarSpec(Wire):
+    kind: Literal["json_schema", "json_object", "regex", "lark"]
+    text: str = ""
 
 
 class Sampling(Wire):
     """Parameters that both completion end points know."""
 
     model: str | None = Field(None, description="the name of the served model")
-    stream: bool = Field(False, description="true or false")
+    stream: bool | None = Field(None, description="true or false")
     stream_options: StreamOptions | None = Field(None, description='{"include_usage": true or false}, with stream')
-    n: int = Field(1, ge=1, description="a whole number >= 1")
-    seed: int | None = Field(None, description="a whole number in [0, 2**64)")
-    temperature: float | None = Field(None, description="0 (greedy) or a positive number")
-    top_p: float | None = Field(None, description="in (0, 1]")
-    top_k: int | None = Field(None, description="a whole number, 0 for all tokens")
-    min_p: float | None = Field(None, description="in [0, 1)")
-    repetition_penalty: float | None = Field(None, description="above 0")
-    presence_penalty: float | None = Field(None, description="in [-2, 2]")
-    frequency_penalty: float | None = Field(None, description="in [-2, 2]")
+    n: int | None = Field(None, ge=1, description="a whole number >= 1")
+    seed: int | None = Field(None, ge=0, lt=2**64, description="a whole number in [0, 2**64)")
+    temperature: float | None = Field(None, ge=0, description="0 (greedy) or a positive number")
+    top_p: float | None = Field(None, gt=0, le=1, description="in (0, 1]")
+    top_k: int | None = Field(None, ge=0, description="a whole number, 0 for all tokens")
+    min_p: float | None = Field(None, ge=0, lt=1, description="in [0, 1)")
+    repetition_penalty: float | None = Field(None, gt=0, description="above 0")
+    presence_penalty: float | None = Field(None, ge=-2, le=2, description="in [-2, 2]")
+    frequency_penalty: float | None = Field(None, ge=-2, le=2, description="in [-2, 2]")
     logit_bias: dict[str, float] | None = Field(None, max_length=1024, description="{token id: number}, 1024 at most")
-    allowed_tokens: list[int] | None = Field(None, description="a list of token ids")
-    bad_words: Annotated[list[str | list[int]], Field(max_length=256)] | None = Field(
-        None, description="a list of texts or of lists of token ids, 256 at most"
+    allowed_tokens: list[int] | None = Field(None, min_length=1, description="a list of token ids, not empty")
+    bad_words: list[str | list[int]] | None = Field(
+        None, max_length=256, description="a list of texts or of lists of token ids, 256 at most"
     )
     stop: str | Annotated[list[str], Field(max_length=16)] | None = Field(
         None, description="a text or a list of texts, 16 at most"
     )
-    stop_token_ids: list[int] | None = Field(None, description="a list of token ids")
-    include_stop: bool = Field(False, description="true or false")
-    min_tokens: int = Field(0, description="a whole number >= 0")
-    max_tokens: int | None = Field(None, description="a whole number >= 1")
-    ignore_eos: bool = Field(False, description="true or false")
-    skip_special_tokens: bool = Field(True, description="true or false")
+    stop_token_ids: list[int] | None = Field(None, max_length=256, description="a list of token ids, 256 at most")
+    include_stop: bool | None = Field(None, description="true or false")
+    min_tokens: int | None = Field(None, ge=0, description="a whole number >= 0")
+    max_tokens: int | None = Field(None, ge=0, description="a whole number >= 1")
+    ignore_eos: bool | None = Field(None, description="true or false")
+    skip_special_tokens: bool | None = Field(None, description="true or false")
+    grammar: GrammarSpec | None = Field(
+        None, description='{"kind": "json_schema", "json_object", "regex" or "lark", "text": ...}'
+    )
     speculation: Speculation | None = Field(
         None, description='{"drafter": NAME, "max_nodes": number, "verifier": NAME, "trace": true or false}'
     )
     user: str | None = Field(None, description="a text (a label; the answer does not depend on it)")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_unsupported(cls, data: Any) -> Any:
+        """Name what other servers have and this one has not; given as null it is let go."""
+        if not isinstance(data, dict):
+            return data
+        for name in data.keys() & UNSUPPORTED.keys() - cls.model_fields.keys():
+            if data[name] is not None:
+                raise ValueError(f"{name} is not supported: {UNSUPPORTED[name]}.")
+        return {k: v for k, v in data.items() if k not in UNSUPPORTED or k in cls.model_fields}
+
+    @property
+    def trace(self) -> bool:
+        return bool(self.speculation and self.speculation.trace)
+
+    @property
+    def counted(self) -> bool:
+        """The stream ends with a chunk of usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
 
 
 class CompletionRequest(Sampling):
     prompt: str | list[str] | list[int] | list[list[int]] = Field(
         description="a text, a list of texts, a list of token ids, or a list of such lists"
     )
-    echo: bool = Field(False, description="true or false")
+    echo: bool | None = Field(None, description="true or false")
     logprobs: int | None = Field(None, ge=0, le=20, description="a whole number from 0 to 20")
 
 
 class Part(Wire):
-    """A piece of a message. Only text is served."""
+    """A piece of a message."""
 
     type: Literal["text"]
     text: str
 
 
+class CalledFunction(Wire):
+    name: str
+    arguments: str
+
+
+class Call(Wire):
+    """A tool call that an earlier answer made."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class Message(Wire):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = None
+    content: str | list[Part] | None = Field(None, description='a text or a list of {"type": "text", "text": ...}')
     name: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[Call] | None = None
+    tool_call_id: str | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _only_text(cls, content: Any) -> Any:
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict) and part.get("type") not in ("text", None):
+                raise ValueError(f"Content of type {part['type']!r} is not supported: {NO_MEDIA}.")
+        return content
+
+
+class Function(Wire):
+    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Wire):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Wire):
+    name: str
+
+
+class NamedChoice(Wire):
+    type: Literal["function"]
+    function: FunctionName
+
+
+class SchemaFormat(Wire):
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Wire):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: SchemaFormat | None = None
 
 
 class ChatRequest(Sampling):
-    messages: Annotated[list[Message], Field(min_length=1)] = Field(
-        description='a list of {"role": ..., "content": text}, at least one'
-    )
-    max_completion_tokens: int | None = Field(None, description="a whole number >= 1")
-    logprobs: bool = Field(False, description="true or false")
+    messages: list[Message] = Field(min_length=1, description='a list of {"role": ..., "content": text}, at least one')
+    max_completion_tokens: int | None = Field(None, ge=1, description="a whole number >= 1")
+    logprobs: bool | None = Field(None, description="true or false")
     top_logprobs: int | None = Field(None, ge=0, le=20, description="a whole number from 0 to 20, with logprobs")
+    response_format: ResponseFormat | None = Field(
+        None, description='{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": ...}'
+    )
+    tools: list[Tool] | None = Field(
+        None, max_length=128, description='a list of {"type": "function", "function": ...}, 128 at most'
+    )
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = Field(
+        None, description='"none", "auto", "required" or {"type": "function", "function": {"name": NAME}}'
+    )
+    parallel_tool_calls: bool | None = Field(None, description="true or false")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables of the model's chat template")
 
 
-REQUESTS: tuple[type[Wire], ...] = (CompletionRequest, ChatRequest)
+class TokenizeRequest(Wire):
+    """One of prompt and messages."""
+
+    model: str | None = Field(None, description="the name of the served model")
+    prompt: str | None = Field(None, description="a text")
+    messages: list[Message] | None = Field(None, min_length=1, description="a list of messages, at least one")
+    add_special_tokens: bool | None = Field(None, description="true (the default) or false, with prompt")
+
+
+class DetokenizeRequest(Wire):
+    model: str | None = Field(None, description="the name of the served model")
+    tokens: list[int] = Field(description="a list of token ids")
+
+
+REQUESTS: tuple[type[Wire], ...] = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
 PARAMETERS = frozenset(name for request in REQUESTS for name in request.model_fields)
-
-
-def expected(name: str) -> str | None:
-    """What a parameter's value must be."""
-    fields: list[Any] = [r.model_fields[name] for r in REQUESTS if name in r.model_fields]
-    return fields[0].description if fields else None

@@ -1,39 +1,61 @@
 """What every route needs: the engine, the settings, and how the model is called."""
 
+import asyncio
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 from fastapi import Depends, Request
 
+from paceline.core.params import SamplingParams
 from paceline.engine.async_llm import AsyncLLM
+from paceline.engine.text import Text
 from paceline.serve.errors import ApiError
 from paceline.serve.settings import Settings
+from paceline.serve.tokens import Tokens
 
 
-@dataclass(frozen=True)
 class Server:
-    llm: AsyncLLM
-    settings: Settings
-    created: int = field(default_factory=lambda: int(time.time()))
+    def __init__(self, llm: AsyncLLM, settings: Settings) -> None:
+        self.llm, self.settings = llm, settings
+        self.created = int(time.time())
+        self.text: Text = llm.llm.text
+        self.text.encode("")  # settles the tokenizer's own state: from now on it is only read, by several threads
+        self.tokens = Tokens(self.text.tokenizer)
 
     @property
     def model(self) -> str:
         """The name under which the model is served."""
-        return self.settings.model_name or self.llm.llm.text.path.name
+        given = self.llm.llm.options.model
+        return self.settings.model_name or ("demo" if given is None else Path(given).name)
+
+    @property
+    def max_len(self) -> int:
+        return self.llm.llm.engine.model.max_len
 
     def check_model(self, name: str | None) -> None:
         """Raise 404 for another model than the served one; no name means that one."""
         if name is not None and name != self.model:
-            message = f"Model {name!r} is not served here; use {self.model!r}."
+            message = f"Model {name[:100]!r} is not served here; use {self.model!r}."
             raise ApiError(404, message, param="model", code="model_not_found")
 
     def check_choices(self, prompts: int, n: int) -> None:
         most = self.settings.max_choices
         if prompts * n > most:
-            raise ApiError(
-                400, f"n is {n} with {prompts} prompts, but one request may ask for {most} texts.", param="n"
-            )
+            message = f"n is {n} with {prompts} prompts, but one request may ask for at most {most} texts."
+            raise ApiError(400, message, param="n")
+
+    async def ready(self, make: Callable[[], SamplingParams]) -> SamplingParams:
+        """What `make` makes, in the pool with its grammar compiled: neither the loop nor the engine waits for that."""
+
+        def work() -> SamplingParams:
+            params = make()
+            if params.grammar is not None:
+                self.llm.llm.engine.sampler.grammars.compile(params.grammar)
+            return params
+
+        return await asyncio.to_thread(work)
 
 
 def of_app(request: Request) -> Server:

@@ -1,15 +1,266 @@
-"""What a server is told."""
+"""Every setting of the server, once: flags, PACELINE_* names, TOML keys and the table in docs/server.md come from it.
 
-from dataclasses import dataclass
+A value is taken from the flag, else from the environment, else from the TOML file, else it is the default. Nothing
+here imports more than the standard library, so that `paceline --help` is quick.
+"""
+
+import os
+import tomllib
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from paceline.core.errors import InputError
+
+T = TypeVar("T")
+PREFIX = "PACELINE_"
+TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class Help:
+    """What a setting does, in one sentence, and under which heading it is listed."""
+
+    text: str
+    panel: str
+    flag: str | None = None
+    """Name of the flag where it is not the field's, as for a list that is given value by value."""
+
+
+def _http(text: str, flag: str | None = None) -> Help:
+    return Help(text, "HTTP", flag)
+
+
+def _limit(text: str) -> Help:
+    return Help(text, "Limits")
+
+
+def _watch(text: str) -> Help:
+    return Help(text, "Logs, metrics, traces")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Every setting of the server."""
+    """What shapes the server around an engine. Seconds, bytes, tokens. Raises InputError for values out of range."""
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    model_name: str | None = None
-    """Name under which the model is served; None: the last part of its path."""
-    max_choices: int = 128
-    """Most texts that one request may ask for (prompts times n)."""
+    host: Annotated[str, _http("Address to listen on; 0.0.0.0 for every interface.")] = "127.0.0.1"
+    port: Annotated[int, _http("Port to listen on; 0 for a free one.")] = 8000
+    model_name: Annotated[str | None, _http("Name of the model in the API. Default: the last part of its path.")] = None
+    api_keys: Annotated[
+        tuple[str, ...], _http("A key that clients may use; without any, everyone may.", "--api-key")
+    ] = ()
+    api_key_file: Annotated[Path | None, _http("Keys from a file, one a line; # begins a comment.")] = None
+    open_probes: Annotated[bool, _http("Answer /health, /ready and /metrics without a key.")] = True
+    cors_origins: Annotated[
+        tuple[str, ...], _http("An origin whose web pages may call the API; * for any.", "--cors-origin")
+    ] = ()
+    tls_cert: Annotated[Path | None, _http("PEM file of the certificate chain; switches to HTTPS.")] = None
+    tls_key: Annotated[Path | None, _http("PEM file of the certificate's private key.")] = None
+    queue_limit: Annotated[int, _limit("Samples that may wait beyond the running ones; more are answered 429.")] = 256
+    request_timeout: Annotated[float, _limit("Seconds until an unfinished request is ended; 0 for never.")] = 600.0
+    max_body_bytes: Annotated[int, _limit("Largest request body; more is answered 413.")] = 4 * 2**20
+    max_prompt_tokens: Annotated[int | None, _limit("Longest prompt. Default: what the context holds.")] = None
+    max_output_tokens: Annotated[
+        int | None, _limit("Most tokens of one sample; asking for more is an error. Default: what the context holds.")
+    ] = None
+    max_choices: Annotated[int, _limit("Most samples that one request may ask for, over all its prompts.")] = 128
+    drain_timeout: Annotated[
+        float, _limit("Seconds that running requests are given after SIGTERM before they are ended.")
+    ] = 30.0
+    log_format: Annotated[
+        Literal["auto", "human", "json"], _watch("One JSON object a line, or text; auto: text on a terminal.")
+    ] = "auto"
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], _watch("Least severity that is logged.")] = (
+        "info"
+    )
+    log_prompts: Annotated[bool, _watch("Log the text of prompts and answers, too.")] = False
+    otel_endpoint: Annotated[
+        str | None, _watch("Send OpenTelemetry traces to this OTLP/HTTP address, as in http://host:4318/v1/traces.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        def check(ok: bool, name: str, want: str) -> None:
+            if not ok:
+                raise InputError(f"{name} is {getattr(self, name)!r}, but it must be {want}.")
+
+        check(0 <= self.port < 2**16, "port", "in [0, 65535]")
+        for name, least in (
+            ("queue_limit", 0),
+            ("request_timeout", 0),
+            ("drain_timeout", 0),
+            ("max_body_bytes", 1),
+            ("max_choices", 1),
+        ):
+            check(getattr(self, name) >= least, name, f"at least {least}")
+        for name in ("max_prompt_tokens", "max_output_tokens"):
+            check(getattr(self, name) is None or getattr(self, name) >= 1, name, "at least 1")
+        for name in ("api_keys", "cors_origins"):
+            check(all(value.strip() for value in getattr(self, name)), name, "texts that are not empty")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise InputError("tls_cert and tls_key belong together; give both or neither.")
+
+    def keys(self) -> tuple[str, ...]:
+        """The keys given and those of the file. InputError when the file cannot be read or holds none."""
+        if self.api_key_file is None:
+            return self.api_keys
+        lines = (line.split("#")[0].strip() for line in _read(self.api_key_file, "api_key_file").splitlines())
+        found = tuple(line for line in lines if line)
+        if not found:
+            raise InputError(f"api_key_file {self.api_key_file} holds no key; write one a line, or leave it out.")
+        return (*self.api_keys, *found)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One setting as the command line, the layers and the docs see it."""
+
+    name: str
+    type: Any
+    default: Any
+    help: Help
+
+    @classmethod
+    def of(cls, field: "Field[Any]", hint: Any) -> "Entry":
+        kind, *extras = get_args(hint)
+        return cls(field.name, kind, field.default, next(e for e in extras if isinstance(e, Help)))
+
+    @property
+    def env(self) -> str:
+        return PREFIX + self.name.upper()
+
+    @property
+    def flag(self) -> str:
+        words = self.name.replace("_", "-")
+        return f"--{words}/--no-{words}" if self.type is bool else self.help.flag or f"--{words}"
+
+
+def entries(cls: type = Settings) -> Iterator[Entry]:
+    """The settings of a dataclass whose fields are `Annotated[type, Help]`."""
+    hints = get_type_hints(cls, include_extras=True)
+    yield from (Entry.of(field, hints[field.name]) for field in fields(cls))
+
+
+def layered(cls: type[T], flags: Mapping[str, Any], environ: Mapping[str, str], table: Mapping[str, Any]) -> T:
+    """A frozen dataclass of settings from its layers, the strongest first; every layer names only what it sets.
+
+    Names in `flags` and `table` are the fields'; InputError for a wrong type, naming the layer.
+    """
+    hints = get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for field in fields(cls):  # type: ignore[arg-type]
+        name, kind = field.name, hints[field.name]
+        env = PREFIX + name.upper()
+        if name in flags:
+            values[name] = _whole(flags[name], kind)
+        elif environ.get(env):
+            values[name] = parse(environ[env], kind, env)
+        elif name in table:
+            values[name] = typed(table[name], kind, f"{name} in the settings file")
+        elif _required(field):
+            raise InputError(f"{name} is not set; give --{name.replace('_', '-')} or {env}.")
+    return cls(**values)
+
+
+def _required(field: "Field[Any]") -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+def _whole(value: Any, kind: Any) -> Any:
+    return tuple(value) if get_origin(kind) is tuple else value
+
+
+def parse(text: str, kind: Any, where: str) -> Any:
+    """A value of `kind` from text; lists are separated by commas."""
+    if _plain(kind) is bool:
+        if text.lower() not in TRUE + FALSE:
+            raise InputError(f"{where} is {text!r}, but it must be true or false.")
+        return text.lower() in TRUE
+    if get_origin(kind) is tuple:
+        return typed([part.strip() for part in text.split(",") if part.strip()], kind, where)
+    if _plain(kind) in (int, float):
+        try:
+            return _plain(kind)(text)
+        except ValueError:
+            raise InputError(f"{where} is {text!r}, but it must be {_words(kind)}.") from None
+    return typed(text, kind, where)
+
+
+def typed(value: Any, kind: Any, where: str) -> Any:
+    """`value`, as TOML has it, as `kind`; InputError when it is of another type."""
+    plain = _plain(kind)
+    ok: bool
+    if get_origin(plain) is Literal:
+        ok = value in get_args(plain)
+    elif get_origin(plain) is tuple:
+        ok = isinstance(value, list) and all(isinstance(v, str) for v in value)
+        value = tuple(value) if ok else value
+    elif plain is Path:
+        ok = isinstance(value, str)
+        value = Path(value) if ok else value
+    elif plain is float:
+        ok = isinstance(value, int | float) and not isinstance(value, bool)
+        value = float(value) if ok else value
+    else:
+        ok = isinstance(value, plain) and (plain is bool or not isinstance(value, bool))
+    if not ok:
+        raise InputError(f"{where} is {value!r}, but it must be {_words(kind)}.")
+    return value
+
+
+def _plain(kind: Any) -> Any:
+    """`T` of `T | None`."""
+    if get_origin(kind) in (Union, types.UnionType):
+        return next(a for a in get_args(kind) if a is not type(None))
+    return kind
+
+
+def _words(kind: Any) -> str:
+    plain = _plain(kind)
+    if get_origin(plain) is Literal:
+        return "one of " + ", ".join(get_args(plain))
+    if get_origin(plain) is tuple:
+        return "a list of texts"
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path"}[plain]
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a settings file. InputError when it cannot be read or is no TOML."""
+    try:
+        return tomllib.loads(_read(path, "config"))
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"The settings file {path} is not TOML ({error}).") from None
+
+
+def load(cls: type[T], flags: Mapping[str, Any], path: Path | None, others: tuple[type, ...] = ()) -> T:
+    """Settings of `cls` from flags, this process's environment and a TOML file, in which the fields of `others` may
+    stand, too. InputError for a key that nobody knows."""
+    table = read_toml(path) if path is not None else {}
+    known = {f.name for c in (cls, *others) for f in fields(c)}
+    unknown = sorted(set(table) - known)
+    if unknown:
+        raise InputError(f"Unknown setting {unknown[0]!r} in {path}; known are {', '.join(sorted(known))}.")
+    return layered(cls, flags, os.environ, table)
+
+
+def _read(path: Path, name: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{name} {path} cannot be read ({error}).") from None
+
+
+def table() -> str:
+    """The settings as the Markdown table of docs/server.md."""
+    lines = ["| flag | environment and TOML | default | what it does |", "|---|---|---|---|"]
+    for entry in entries():
+        names = f"`{entry.env}`, `{entry.name}`"
+        lines.append(f"| `{entry.flag}` | {names} | {_shown(entry.default)} | {entry.help.text} |")
+    return "\n".join(lines) + "\n"
+
+
+def _shown(default: Any) -> str:
+    if default in (None, ()):
+        return ""
+    return f"`{str(default).lower() if isinstance(default, bool) else default}`"

@@ -11,14 +11,14 @@ from paceline.serve.protocol import Sampling
 SAME = ("n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
         "allowed_tokens", "bad_words", "stop", "stop_token_ids", "include_stop", "min_tokens", "max_tokens",
         "ignore_eos", "skip_special_tokens")  # fmt: skip
-"""Parameters with the same name and meaning in SamplingParams."""
+"""Parameters with the same name and meaning in SamplingParams; null is SamplingParams' default."""
 
 
 def sampling_params(body: Sampling, **more: Any) -> SamplingParams:
     """The body's parameters, those in `more` instead of its own. Raises InputError."""
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options is given without stream; set stream to true.", param="stream_options")
-    values = {name: getattr(body, name) for name in SAME if getattr(body, name) is not None}
+    values: dict[str, Any] = {name: getattr(body, name) for name in SAME if getattr(body, name) is not None}
     if body.logit_bias:
         values["logit_bias"] = {token_id(key): bias for key, bias in body.logit_bias.items()}
     if body.speculation is not None:
@@ -34,6 +34,6 @@ def seeds(body: Sampling, prompts: int) -> list[int]:
 
 
 def token_id(key: str) -> int:
-    if not (key.isascii() and key.isdigit()):
-        raise InputError(f"logit_bias has the key {key!r}, but keys must be token ids.")
+    if not (key.isascii() and key.isdigit() and len(key) < 20):
+        raise InputError(f"logit_bias has the key {key[:40]!r}, but keys must be token ids.")
     return int(key)

@@ -1,0 +1,81 @@
+"""`paceline serve`: flags, environment and settings file to an engine and a server around it."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli.options import EngineArgs, option
+from paceline.core.errors import InputError
+from paceline.serve.settings import PREFIX, Settings, load
+
+
+@dataclass(frozen=True, slots=True)
+class ServingArgs(EngineArgs):
+    """What shapes an engine that serves many."""
+
+    max_requests: Annotated[int, option("Samples decoded at once.", "Model and engine", show_default=True)] = 64
+    prefix_cache: Annotated[
+        bool, option("Keep the K/V of texts that may begin another.", "Model and engine", show_default=True)
+    ] = True
+
+
+def serve(context: typer.Context, model: str | None, engine: ServingArgs, server: Settings, path: Path | None) -> None:
+    """Load, listen, serve; the arguments are the command's. Ends with the server's exit code."""
+    args, settings = gather(given(context), model, engine, server, path)
+    settings.keys()
+    from paceline.serve.run import bind
+
+    sock = bind(settings.host, settings.port)
+    from paceline.engine.async_llm import AsyncLLM
+    from paceline.serve import logs
+    from paceline.serve.run import run
+
+    logs.configure(settings)
+    llm = AsyncLLM(**args.arguments())
+    try:
+        code = run(llm, settings, sock, lambda address: announce(address, settings))
+    finally:
+        llm.close()
+    raise typer.Exit(code)
+
+
+def gather(
+    flags: set[str], model: str | None, engine: ServingArgs, server: Settings, path: Path | None
+) -> tuple[ServingArgs, Settings]:
+    """The engine's and the server's settings from all their layers; `flags` names what the command line gave."""
+    if model is not None and "model" in flags:
+        raise InputError("The model is given twice, as MODEL and by --model; give it once.")
+    path = path or (Path(env) if (env := os.environ.get(f"{PREFIX}CONFIG")) else None)
+    words: Mapping[str, Any] = {name: getattr(engine, name) for name in flags & names(ServingArgs)}
+    if model is not None:
+        words = {**words, "model": model}
+    args = load(ServingArgs, words, path, (Settings,))
+    wishes = {name: getattr(server, name) for name in flags & names(Settings)}
+    settings = load(Settings, wishes, path, (ServingArgs,))
+    return args, settings if settings.model_name else replace(settings, model_name=called(args.model))
+
+
+def called(model: str | None) -> str:
+    """How a model is called in the API: a hub id as it is, a directory by the last part of its path."""
+    if model is None:
+        return "paceline-demo"
+    path = Path(model).expanduser()
+    return path.resolve().name if path.exists() else model
+
+
+def names(cls: type) -> set[str]:
+    return {f.name for f in fields(cls)}
+
+
+def given(context: typer.Context) -> set[str]:
+    """Parameters that stand on the command line."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+
+
+def announce(address: str, settings: Settings) -> None:
+    typer.echo(f"Paceline serves {settings.model_name} at {address}/v1; playground: {address}/")

@@ -1,0 +1,131 @@
+"""What structured output must look like: `Grammar`, validated on construction by llguidance."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from paceline.core.errors import InputError
+
+Kind = Literal["json_schema", "json_object", "regex", "lark"]
+SPACE = {"whitespace_pattern": r" |\n[ \t]{0,32}"}
+"""What may stand between the parts of a JSON text, beside nothing: any usual layout. A model that may go on with white
+space for ever sometimes does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """The whole output, from its first token to its end, must be a text of this language.
+
+    json_schema: `text` is a JSON schema. json_object: any JSON object, `text` is empty. regex: Rust syntax without
+    look-around, matched as a whole. lark: llguidance's dialect of Lark, from the rule `start`.
+
+    Raises InputError, which says where, for what does not parse, uses a keyword that cannot be enforced or has no text
+    at all.
+    """
+
+    kind: Kind
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise InputError(f"The grammar's kind is {self.kind!r}, but it must be {', '.join(get_args(Kind))}.")
+        if not isinstance(self.text, str):
+            raise InputError(f"The grammar's text is of type {type(self.text).__name__}, but it must be a str.")
+        if (self.kind == "json_object") is not (self.text == ""):
+            need = "must be empty" if self.kind == "json_object" else "must not be empty"
+            raise InputError(f"A grammar of kind {self.kind} has the text {self.text[:80]!r}, but it {need}.")
+        if self.kind == "json_schema":
+            check_schema(self.text)
+        elif self.kind != "json_object" and (error := fault(self.source())):
+            raise InputError(f"The {self.kind} grammar is not usable: {brief(error)}.")
+
+    @classmethod
+    def of(cls, value: Any) -> "Grammar":
+        """From JSON-like data, {"kind": ..., "text": ...}; the text of a schema may be the schema itself."""
+        if isinstance(value, Grammar):
+            return value
+        if not isinstance(value, Mapping) or not {"kind"} <= set(value) <= {"kind", "text"}:
+            raise InputError(f'grammar is {value!r}, but it must be {{"kind": ..., "text": ...}}.')
+        text = value.get("text", "")
+        if value["kind"] == "json_schema" and isinstance(text, Mapping | bool):
+            text = json.dumps(text)
+        return cls(value["kind"], text)
+
+    def source(self) -> str:
+        """The same in llguidance's own form."""
+        from llguidance import LLMatcher
+
+        if self.kind == "regex":
+            return LLMatcher.grammar_from_regex(self.text)
+        if self.kind == "lark":
+            return LLMatcher.grammar_from_lark(self.text)
+        return of_schema(self.text or '{"type": "object"}')
+
+
+def of_schema(text: str) -> str:
+    from llguidance import LLMatcher
+
+    return LLMatcher.grammar_from_json_schema(text, defaults=SPACE)  # type: ignore[arg-type]
+
+
+def fault(source: str) -> str:
+    """llguidance's complaint about a grammar; empty if it has none."""
+    from llguidance import LLMatcher
+
+    failed, messages = LLMatcher.validate_grammar_with_warnings(source)
+    return messages[0] if failed else ""
+
+
+def brief(message: str) -> str:
+    """One line of llguidance's several: the place and the reason."""
+    head, *lines = message.strip().splitlines() or ["it is empty"]
+    reason = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "")
+    caret = next((line for line in lines if re.fullmatch(r"\s+\^+\s*", line)), None)
+    if reason:
+        column = "" if caret is None else f" at character {caret.index('^') - 3}"
+        quoted = re.search(r'invalid regex (".*?")', head)
+        return f"{reason}{column}" + (f" of the regex {quoted[1][:80]}" if quoted else "")
+    return head[:300].rstrip(".")
+
+
+def check_schema(text: str) -> None:
+    """Raise InputError unless `text` is a JSON schema that can be enforced; it names the part that cannot."""
+    try:
+        schema = json.loads(text)
+        error = fault(of_schema(text))
+    except (ValueError, RecursionError) as problem:
+        reason = "it is nested too deeply" if isinstance(problem, RecursionError) else problem
+        raise InputError(f"The JSON schema does not parse as JSON: {reason}.") from None
+    if not isinstance(schema, dict | bool):
+        raise InputError(f"The JSON schema is {text[:80]}, but it must be an object such as {{}} or a boolean.")
+    if error:
+        at, error = culprit(schema, error)
+        raise InputError(f"The JSON schema cannot be enforced at {at or 'its root'}: {brief(error)}.")
+
+
+def culprit(schema: Any, error: str) -> tuple[str, str]:
+    """(JSON pointer, complaint) of the deepest part that is unusable by itself."""
+    shared = {key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, dict) and key in schema}
+    pointer, found = "", True
+    while found:
+        found = False
+        for step, part in parts(schema):
+            if complaint := fault(of_schema(json.dumps({**shared, **part}))):
+                pointer, schema, error, found = pointer + step, part, complaint, True
+                break
+    return pointer, error
+
+
+def parts(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The schemas directly inside a schema, with their pointers; `true` and `false` are no culprits."""
+    for key, value in schema.items() if isinstance(schema, dict) else ():
+        inner: list[tuple[str, Any]] = []
+        if key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(value, dict):
+            inner = [(f"/{key}/{name}", part) for name, part in value.items()]
+        elif key in ("anyOf", "oneOf", "allOf", "prefixItems") and isinstance(value, list):
+            inner = [(f"/{key}/{i}", part) for i, part in enumerate(value)]
+        elif key in ("items", "additionalProperties", "not"):
+            inner = [(f"/{key}", value)]
+        yield from ((step, part) for step, part in inner if isinstance(part, dict))

@@ -1,0 +1,90 @@
+"""What an engine has done so far: written by its thread alone, read by others as a frozen `Snapshot`."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from paceline.core.plan import Note
+from paceline.core.request import Request, SpecStats
+
+if TYPE_CHECKING:
+    from paceline.engine.loop import Engine
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counters since the start. A request counts for the drafter that drafted in the pass, so a change of drafter in
+    mid-text is told apart."""
+
+    prompt: int = 0
+    """Prompt tokens of the requests that got a lease, once each."""
+    cached: int = 0
+    """Those of them that were found in the prefix cache."""
+    preemptions: int = 0
+    drafter_errors: dict[str, int] = field(default_factory=dict)
+    drafters: dict[str, SpecStats] = field(default_factory=dict)
+
+    def admitted(self, request: Request) -> None:
+        """Count a request that got its first lease."""
+        self.prompt += len(request.prompt)
+        self.cached += request.length
+
+    def passed(self, note: Note, generated: int) -> None:
+        """Count one request's part of a pass."""
+        stats = self.drafters.setdefault(note.drafter, SpecStats())
+        stats.count(note.offered, note.kept)
+        stats.passes += 1
+        stats.generated += generated
+
+    def failed(self, drafter: str) -> None:
+        """Count a failure of a drafter."""
+        self.drafter_errors[drafter] = self.drafter_errors.get(drafter, 0) + 1
+
+    def copy(self) -> "Totals":
+        """A copy that shares nothing that changes."""
+        drafters = {name: summed([stats]) for name, stats in self.drafters.items()}
+        return replace(self, drafter_errors=dict(self.drafter_errors), drafters=drafters)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """An engine between two steps. Nothing here changes any more."""
+
+    running: int
+    waiting: int
+    blocks: int
+    used: int
+    """Blocks that leases hold."""
+    cached: int
+    """Blocks that nobody holds and that the prefix cache keeps until they are needed."""
+    totals: Totals
+
+    @property
+    def speculation(self) -> SpecStats:
+        """The sum over all drafters; its `tau` is the server's."""
+        return summed(self.totals.drafters.values())
+
+
+def snapshot(engine: "Engine") -> Snapshot:
+    """What `engine` has done. For its own thread, between steps."""
+    pool = engine.cache.pool
+    return Snapshot(
+        len(engine.running),
+        len(engine.waiting),
+        pool.num_blocks,
+        pool.num_blocks - pool.room,
+        len(pool.evictable),
+        engine.totals.copy(),
+    )
+
+
+def summed(parts: Iterable[SpecStats]) -> SpecStats:
+    """Figures of several requests, or drafters, together."""
+    total = SpecStats()
+    for part in parts:
+        total.count(part.offered, part.kept)
+        total.passes += part.passes
+        total.generated += part.generated
+        total.preempted += part.preempted
+        total.cached += part.cached
+    return total

@@ -1,0 +1,127 @@
+"""Who may come in: keys, a bounded queue, token limits, and bodies that are not too large."""
+
+import hashlib
+import hmac
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from time import monotonic
+
+from starlette.types import Receive, Scope
+
+from paceline.core.errors import InputError
+from paceline.core.params import SamplingParams
+from paceline.engine.door import Trip, Wishes
+from paceline.serve.errors import ApiError
+
+MOST_WAIT_S = 60
+
+
+class Gate:
+    """Counts the samples in the engine and refuses what goes beyond. `places` is how many may be there at once: those
+    that run and those that wait. For the event loop alone."""
+
+    def __init__(
+        self,
+        running: int,
+        queue_limit: int,
+        max_prompt: int | None = None,
+        max_output: int | None = None,
+        seen: Callable[[Trip], None] = lambda trip: None,
+    ) -> None:
+        self.places = running + queue_limit
+        self.inside = 0
+        self.max_prompt, self.max_output, self.seen = max_prompt, max_output, seen
+        self._leavings: deque[float] = deque(maxlen=64)
+
+    def admit(self, batch: Wishes) -> Wishes:
+        """Take places for all samples of `batch`, cut to the output limit where they name none. Raises InputError for
+        what can never enter, ApiError 429 for what cannot now."""
+        batch = [(ids, self._limited(ids, params)) for ids, params in batch]
+        count = sum(params.n for _, params in batch)
+        if count > self.places:
+            raise InputError(f"n makes {count} samples in all, but this server holds {self.places}; ask for fewer.")
+        if self.inside + count > self.places:
+            wait = self.retry_after(count)
+            raise ApiError(
+                429,
+                f"The queue is full ({self.inside} of {self.places} places taken); try again in {wait} s.",
+                code="queue_full",
+                headers={"Retry-After": str(wait)},
+            )
+        self.inside += count
+        return batch
+
+    def _limited(self, ids: Sequence[int], params: SamplingParams) -> SamplingParams:
+        if self.max_prompt is not None and len(ids) > self.max_prompt:
+            raise InputError(
+                f"prompt has {len(ids)} tokens, but this server takes at most {self.max_prompt}; shorten it."
+            )
+        if self.max_output is None:
+            return params
+        if params.max_tokens is None:
+            if params.min_tokens > self.max_output:
+                raise InputError(
+                    f"min_tokens is {params.min_tokens}, but this server gives at most {self.max_output}; lower it."
+                )
+            return replace(params, max_tokens=self.max_output)
+        if params.max_tokens > self.max_output:
+            raise InputError(
+                f"max_tokens is {params.max_tokens}, but this server gives at most {self.max_output}; lower it."
+            )
+        return params
+
+    def left(self, count: int) -> None:
+        """Give places back."""
+        self.inside -= count
+        self._leavings.extend([monotonic()] * min(count, 64))
+
+    def retry_after(self, count: int) -> int:
+        """Whole seconds until so many places should be free, at the pace of the latest leavings."""
+        if len(self._leavings) < 2 or (span := monotonic() - self._leavings[0]) <= 0:
+            return 1
+        wanted = self.inside + count - self.places
+        return max(1, min(MOST_WAIT_S, math.ceil(wanted * span / len(self._leavings))))
+
+
+class Keys:
+    """The API keys, hashed so that a comparison takes the same time for any guess."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def fit(self, authorization: str) -> bool:
+        """Does the header `Bearer KEY`, decoded as Latin-1, carry one of them?"""
+        scheme, _, key = authorization.partition(" ")
+        given = hashlib.sha256(key.strip().encode("latin-1", "replace")).digest()
+        equal = [hmac.compare_digest(given, digest) for digest in self._digests]
+        return scheme.lower() == "bearer" and any(equal)
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes | None:
+    """The whole body, however it is framed; None when the client left. ApiError 413 as soon as it is too large."""
+    declared = dict(scope["headers"]).get(b"content-length", b"0")
+    if declared.isdigit() and int(declared) > limit:
+        raise too_large(limit)
+    parts: list[bytes] = []
+    size, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        more = message.get("more_body", False)
+        if size > limit:
+            raise too_large(limit)
+    return b"".join(parts)
+
+
+def too_large(limit: int) -> ApiError:
+    return ApiError(
+        413, f"The body is larger than {limit} bytes, which this server takes; send less.", code="too_large"
+    )

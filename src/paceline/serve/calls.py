@@ -1,0 +1,88 @@
+"""One HTTP request on its way: who asked, what its samples cost, why it was ended early."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from paceline.core.request import SpecStats
+from paceline.engine.door import Ticket, Trip, Wishes
+from paceline.engine.totals import summed
+from paceline.serve.errors import ApiError
+
+if TYPE_CHECKING:
+    from paceline.serve.admission import Gate
+
+
+@dataclass(eq=False)
+class Call:
+    """An HTTP request, the door before what it submits, and the ticket for it. `closed` is called once, when both the
+    answer is out and its last sample has ended."""
+
+    id: str
+    method: str
+    path: str
+    gate: "Gate"
+    closed: Callable[["Call"], None]
+    arrived: float = field(default_factory=monotonic)
+    answered: float | None = None
+    status: int | None = None
+    gone: bool = False
+    """The client left before the answer was complete."""
+    trips: list[Trip] = field(default_factory=list)
+    """The samples that have ended."""
+    open: int = 0
+    """Samples in the engine."""
+    span: Any = None
+    """Its OpenTelemetry span, when traces are sent."""
+    clock: asyncio.Timeout | None = None
+    reason: ApiError | None = None
+    """Why it is ended early."""
+
+    def stop(self, reason: ApiError) -> None:
+        """End it now; the client is told the reason."""
+        if self.clock is not None and self.answered is None and self.reason is None:
+            self.reason = reason
+            self.clock.reschedule(asyncio.get_running_loop().time())
+
+    def admit(self, batch: Wishes) -> tuple[Wishes, Ticket]:
+        batch = self.gate.admit(batch)
+        count = sum(params.n for _, params in batch)
+        self.open += count
+        return batch, Batch(self, count)
+
+    def left(self, count: int) -> None:
+        self.gate.left(count)
+        self.open -= count
+        self._settle()
+
+    def finished(self) -> None:
+        """The answer is out, or will never be."""
+        self.answered = monotonic()
+        self._settle()
+
+    def _settle(self) -> None:
+        if self.answered is not None and not self.open:
+            self.closed(self)
+
+    @property
+    def stats(self) -> SpecStats:
+        """Speculation of all its samples together."""
+        return summed(trip.request.stats for trip in self.trips)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a call has in the engine."""
+
+    call: Call
+    count: int
+
+    def refused(self) -> None:
+        self.call.left(self.count)
+
+    def ended(self, trip: Trip) -> None:
+        self.call.trips.append(trip)
+        self.call.gate.seen(trip)
+        self.call.left(1)

@@ -1,0 +1,135 @@
+"""The ASGI layer around all routes: keys, drain, bodies, time limit, request ids."""
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from paceline.engine.door import DOOR
+from paceline.serve.admission import read_body
+from paceline.serve.calls import Call
+from paceline.serve.errors import ApiError, as_api_error, error_body, error_response
+from paceline.serve.sse import DONE, event
+
+if TYPE_CHECKING:
+    from paceline.serve.operation import Operation
+
+REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+PROBES = ("/health", "/ready", "/metrics")
+LAST_WORD_S = 2.0
+"""How long a client that was told to go may take to read why."""
+
+
+class Guard:
+    """Wraps the application; `operation` knows the settings and keeps the calls."""
+
+    def __init__(self, app: ASGIApp, operation: "Operation") -> None:
+        self.app, self.operation = app, operation
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        call = self.operation.begin(scope["method"], scope["path"], request_id(header(scope, b"x-request-id")), scope)
+        wire = Wire(call, send)
+        DOOR.set(call)
+        try:
+            await self._timed(scope, receive, wire, call)
+        except Exception as error:
+            await wire.fail(as_api_error(error))
+        finally:
+            if not wire.complete:
+                call.gone = True
+            call.finished()
+
+    async def _timed(self, scope: Scope, receive: Receive, wire: "Wire", call: Call) -> None:
+        limit = self.operation.settings.request_timeout or None
+        try:
+            async with asyncio.timeout(limit) as call.clock:
+                await self._checked(scope, receive, wire, call)
+        except TimeoutError:
+            if call.clock is None or not call.clock.expired():
+                raise
+            late = ApiError(408, f"The request took longer than {limit:g} s." if limit else "", code="timeout")
+            raise call.reason or late from None
+
+    async def _checked(self, scope: Scope, receive: Receive, wire: "Wire", call: Call) -> None:
+        self._check_key(scope)
+        if scope["method"] == "POST":
+            self.operation.check_open()
+        body = await read_body(scope, receive, self.operation.settings.max_body_bytes)
+        if body is not None:
+            await self.app(scope, replay(body, receive, call, wire), wire)
+
+    def _check_key(self, scope: Scope) -> None:
+        keys, path = self.operation.keys, scope["path"]
+        if not keys or path == "/" or (path in PROBES and self.operation.settings.open_probes):
+            return
+        if not keys.fit(header(scope, b"authorization")):
+            message = "The API key is missing or wrong; send the header Authorization: Bearer KEY."
+            raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+class Wire:
+    """`send` that adds the request id and knows how far the answer got."""
+
+    def __init__(self, call: Call, send: Send) -> None:
+        self.call, self._send = call, send
+        self.complete = False
+        self._events = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = [*message.get("headers", []), (b"x-request-id", self.call.id.encode())]
+            self._events = any(k == b"content-type" and v.startswith(b"text/event-stream") for k, v in headers)
+            self.call.status = message["status"]
+            message = {**message, "headers": headers}
+        await self._send(message)
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            self.complete = True
+
+    async def fail(self, error: ApiError) -> None:
+        """Tell the client, if it reads: an error object, or an event where the stream has begun."""
+        try:
+            async with asyncio.timeout(LAST_WORD_S):
+                if self.call.status is None:
+                    await error_response(error)({"type": "http"}, _nothing, self)
+                elif self._events and not self.complete:
+                    data = event(error_body(error.status, error.message, error.param, error.code))
+                    await self({"type": "http.response.body", "body": data + DONE, "more_body": False})
+        except TimeoutError:
+            pass
+
+
+def replay(body: bytes, receive: Receive, call: Call, wire: Wire) -> Receive:
+    """`receive` for the application: the body that was read, then what the client does next."""
+    unread = True
+
+    async def again() -> Message:
+        nonlocal unread
+        if unread:
+            unread = False
+            return {"type": "http.request", "body": body, "more_body": False}
+        message = await receive()
+        if message["type"] == "http.disconnect" and not wire.complete:
+            call.gone = True
+        return message
+
+    return again
+
+
+async def _nothing() -> Message:
+    return {"type": "http.disconnect"}
+
+
+def header(scope: Scope, name: bytes) -> str:
+    """The first header of that name; empty when there is none."""
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")
+
+
+def request_id(given: str, make: Callable[[], str] = lambda: uuid4().hex) -> str:
+    """The client's id where it is 1 to 128 visible ASCII characters, else a fresh one."""
+    return given if REQUEST_ID.fullmatch(given) else make()

@@ -1,0 +1,69 @@
+"""Log-probabilities in OpenAI's two formats. Every generated token is listed, the one that ended the text too."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.core.request import TokenLogprob
+from paceline.engine.detokenize import Detokenizer
+from paceline.serve.tokens import Tokens
+
+LEAST = -9999.0
+"""What stands for minus infinity, which JSON does not have."""
+
+
+def finite(logprob: float) -> float:
+    return max(logprob, LEAST)
+
+
+def of_chat(tokens: Tokens, entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+    """`choice.logprobs` of chat completions."""
+
+    def one(token: int, logprob: float) -> dict[str, Any]:
+        return {"token": tokens.text(token), "bytes": list(tokens.bytes(token)), "logprob": finite(logprob)}
+
+    content = [{**one(e.token, e.logprob), "top_logprobs": [one(t, p) for t, p in e.top.items()]} for e in entries]
+    return {"content": content, "refusal": None} if content else None
+
+
+class Offsets:
+    """Where each token's text begins in a growing text."""
+
+    def __init__(self, detokenizer: Detokenizer, start: int = 0) -> None:
+        self._detokenizer, self._at = detokenizer, start
+
+    def push(self, token: int) -> int:
+        at = self._at
+        self._at += len(self._detokenizer.push(token))
+        return at
+
+
+def of_completion(
+    tokens: Tokens, ids: Sequence[int], entries: Sequence[TokenLogprob | None], offsets: Offsets
+) -> dict[str, Any]:
+    """`choice.logprobs` of text completions; no entry: the first token of a prompt, which nothing predicts."""
+
+    def top(entry: TokenLogprob) -> dict[str, float]:
+        drawn = {entry.token: entry.logprob}  # always listed, as one more where it is not among the likeliest
+        return {tokens.text(t): finite(p) for t, p in {**entry.top, **drawn}.items()}
+
+    return {
+        "tokens": [tokens.text(token) for token in ids],
+        "token_logprobs": [None if e is None else finite(e.logprob) for e in entries],
+        "top_logprobs": [None if e is None else top(e) for e in entries],
+        "text_offset": [offsets.push(token) for token in ids],
+    }
+
+
+def joined(parts: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
+    """The parts of one choice as one; both formats are dictionaries of lists."""
+    whole: dict[str, Any] | None = None
+    for part in parts:
+        if part is None:
+            continue
+        if whole is None:
+            whole = {key: list(value) if isinstance(value, list) else value for key, value in part.items()}
+            continue
+        for key, value in part.items():
+            if isinstance(value, list):
+                whole[key].extend(value)
+    return whole

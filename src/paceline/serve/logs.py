@@ -1,0 +1,110 @@
+"""Logs: one line a request, as text on a terminal and as JSON elsewhere. Never a prompt, unless a setting says so."""
+
+import json
+import logging
+import sys
+import time
+from typing import Any, TextIO
+
+from paceline.engine.door import Trip
+from paceline.serve.calls import Call
+from paceline.serve.settings import Settings
+
+access = logging.getLogger("paceline.access")
+QUIET = ("/health", "/ready", "/metrics", "/stats")
+"""Paths that are polled: logged at level debug while they answer 200."""
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line: time, level, logger, message and, for a request, its `fields`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        data: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            data["exception"] = self.formatException(record.exc_info)
+        return json.dumps(data, ensure_ascii=False, default=str)
+
+
+class HumanFormatter(logging.Formatter):
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = getattr(record, "fields", {})
+        line = super().format(record)
+        return line + "".join(f" {k}={_brief(v)}" for k, v in fields.items() if k not in ("method", "path", "status"))
+
+
+def _brief(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def configure(settings: Settings, stream: TextIO | None = None) -> None:
+    """Send the logs of Paceline and of uvicorn to `stream` (stderr) in the format of the settings."""
+    stream = stream or sys.stderr
+    human = settings.log_format == "human" or (settings.log_format == "auto" and stream.isatty())
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(HumanFormatter() if human else JsonFormatter())
+    for name in ("paceline", "uvicorn"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(settings.log_level.upper())
+    quiet = logging.WARNING if settings.log_level == "info" else logging.NOTSET
+    logging.getLogger("uvicorn.error").setLevel(quiet)
+
+
+def log_call(call: Call, texts: list[dict[str, str]] | None = None) -> None:
+    """The line of one HTTP request; `texts` are prompts and answers where those may be logged."""
+    ok = call.status is not None and call.status < 500
+    level = logging.WARNING if not ok else logging.DEBUG if call.path in QUIET else logging.INFO
+    fields = summary(call)
+    if texts:
+        fields["texts"] = texts
+    access.log(level, "%s %s %s", call.method, call.path, fields["status"], extra={"fields": fields})
+
+
+def summary(call: Call) -> dict[str, Any]:
+    """What a request cost. Times in seconds; those of the engine are of its slowest sample."""
+    fields: dict[str, Any] = {
+        "id": call.id,
+        "method": call.method,
+        "path": call.path,
+        "status": 499 if call.gone else call.status,
+        "total_s": round((call.answered or call.arrived) - call.arrived, 6),
+    }
+    if call.reason is not None:
+        fields["ended_early"] = call.reason.code
+    return {**fields, **_engine(call)} if call.trips else fields
+
+
+def _engine(call: Call) -> dict[str, Any]:
+    requests, stats = [trip.request for trip in call.trips], call.stats
+    fields: dict[str, Any] = {
+        "samples": len(requests),
+        "prompt_tokens": sum({r.group: len(r.prompt) for r in requests}.values()),
+        "cached_tokens": sum({r.group: r.stats.cached for r in requests}.values()),
+        "completion_tokens": stats.generated,
+        "finish": sorted({r.finish or "error" for r in requests}),
+        "drafter": requests[0].params.drafter or "auto",
+        "drafted": stats.drafted,
+        "accepted": stats.accepted,
+        "target_passes": stats.passes,
+        "tau": round(stats.tau, 4),
+        "preempted": stats.preempted,
+    }
+    return {**fields, **_times(call.trips)}
+
+
+def _times(trips: list[Trip]) -> dict[str, float]:
+    spans = {
+        "queue_s": [t.started - t.arrived for t in trips if t.started is not None],
+        "ttft_s": [t.first - t.arrived for t in trips if t.first is not None],
+        "engine_s": [t.ended - t.arrived for t in trips if t.ended is not None],
+    }
+    return {name: round(max(values), 6) for name, values in spans.items() if values}

@@ -1,0 +1,119 @@
+"""Prometheus metrics. Names follow the field's; `spec_decode_*` are counted per drafter and depth, so that every ratio
+can be derived. The engine's counters are read from its snapshot when they are asked for."""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from paceline.engine.door import Trip
+from paceline.engine.totals import Snapshot
+from paceline.serve.calls import Call
+
+disable_created_metrics()  # type: ignore[no-untyped-call]
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+PATHS = (
+    "/", "/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize", "/health", "/ready",
+    "/version", "/metrics", "/stats",
+)  # fmt: skip
+"""Values of the label `path`; every other path is `other`, so that no client can make time series."""
+TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+TPOT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
+LATENCY = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+
+
+class Metrics:
+    """All metrics of one server. For the event loop."""
+
+    def __init__(self, read: Callable[[], Snapshot]) -> None:
+        self.registry = registry = CollectorRegistry(auto_describe=False)
+        registry.register(EngineCollector(read))
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"paceline_{name}", text, buckets=buckets, registry=registry)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"paceline_{name}", text, labels, registry=registry)
+
+        self.ttft = histogram("time_to_first_token_seconds", "From submission to the first token.", TTFT)
+        self.tpot = histogram("time_per_output_token_seconds", "Mean per token after the first, of a sample.", TPOT)
+        self.queue = histogram("request_queue_time_seconds", "From submission to the first computed rows.", TTFT)
+        self.latency = histogram("e2e_request_latency_seconds", "From submission to the last token.", LATENCY)
+        self.finished = counter("request_success_total", "Samples, by how they ended.", "finished_reason")
+        self.http = counter("http_requests_total", "HTTP requests, by path and status.", "path", "status")
+        self.gone = counter("client_disconnects_total", "Clients that left before their answer was complete.")
+
+    def seen(self, trip: Trip) -> None:
+        """A sample has ended."""
+        self.finished.labels(trip.request.finish or "error").inc()
+        if trip.ended is None:
+            return
+        self.latency.observe(trip.ended - trip.arrived)
+        if trip.started is not None:
+            self.queue.observe(trip.started - trip.arrived)
+        if trip.first is not None:
+            self.ttft.observe(trip.first - trip.arrived)
+            if len(trip.request.output) > 1:
+                self.tpot.observe((trip.ended - trip.first) / (len(trip.request.output) - 1))
+
+    def answered(self, call: Call) -> None:
+        """An HTTP request is over."""
+        path = call.path if call.path in PATHS else "other"
+        self.http.labels(path, str(499 if call.gone else call.status)).inc()
+        if call.gone:
+            self.gone.inc()
+
+    def render(self) -> bytes:
+        """The text exposition format."""
+        return generate_latest(self.registry)
+
+
+class EngineCollector(Collector):
+    """The engine's own figures, as of its latest snapshot."""
+
+    def __init__(self, read: Callable[[], Snapshot]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        now = self._read()
+        speculation = now.speculation
+        yield _gauge("num_requests_running", "Samples being decoded.", now.running)
+        yield _gauge("num_requests_waiting", "Samples that wait for a place.", now.waiting)
+        yield _gauge(
+            "kv_cache_usage_perc", "Share of the K/V blocks that samples hold; 1 is all.", now.used / now.blocks
+        )
+        yield _gauge("spec_decode_tau", "Tokens committed per target pass since the start.", speculation.tau)
+        yield _counter("prompt_tokens", "Prompt tokens of admitted samples.", now.totals.prompt)
+        yield _counter("prefix_cache_hit_tokens", "Those found in the prefix cache.", now.totals.cached)
+        yield _counter("generation_tokens", "Generated tokens.", speculation.generated)
+        yield _counter("preemptions", "Samples that lost their K/V to others for a while.", now.totals.preemptions)
+        errors = CounterMetricFamily("paceline_drafter_errors", "Failures of a drafter.", labels=["drafter"])
+        passes = CounterMetricFamily(
+            "paceline_target_passes", "Passes that committed a sample's tokens; n samples in a pass count n.",
+            labels=["drafter"],
+        )  # fmt: skip
+        for name, count in now.totals.drafter_errors.items():
+            errors.add_metric([name], count)
+        for name, stats in now.totals.drafters.items():
+            passes.add_metric([name], stats.passes)
+        yield from (errors, passes, *_depths(now))
+
+
+def _depths(now: Snapshot) -> Iterator[Metric]:
+    for field, text in (("offered", "Drafted tokens judged"), ("kept", "Drafted tokens accepted")):
+        family = CounterMetricFamily(
+            f"paceline_spec_decode_{field}_tokens", f"{text}, by drafter and depth.", labels=["drafter", "depth"]
+        )
+        for name, stats in now.totals.drafters.items():
+            for depth, count in enumerate(getattr(stats, field), 1):
+                family.add_metric([name, str(depth)], count)
+        yield family
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"paceline_{name}", text, value)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"paceline_{name}", text, value)

@@ -1,0 +1,180 @@
+"""What keeps a server in order: readiness, drain, metrics, logs, traces. `install` puts it around an application."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from time import monotonic
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import Scope
+
+from paceline.core.params import SamplingParams
+from paceline.engine.async_llm import AsyncLLM
+from paceline.serve.admission import Gate, Keys
+from paceline.serve.calls import Call
+from paceline.serve.errors import ApiError
+from paceline.serve.guard import LAST_WORD_S, Guard
+from paceline.serve.logs import log_call
+from paceline.serve.metrics import CONTENT_TYPE, Metrics
+from paceline.serve.settings import Settings
+from paceline.serve.sse import json_response
+from paceline.serve.stats import stats
+from paceline.serve.tracing import Tracer, exporter
+
+log = logging.getLogger("paceline")
+router = APIRouter()
+WARM_UP_TOKENS = 16
+RETRY_S = 5
+"""Retry-After of a server that is not ready or no longer is."""
+
+
+class Operation:
+    """The state of one server. For the event loop alone; the engine is seen through its snapshot."""
+
+    def __init__(self, llm: AsyncLLM, settings: Settings) -> None:
+        self.llm, self.settings = llm, settings
+        self.tracer: Tracer | None = None
+        self.keys = Keys(settings.keys())
+        self.metrics = Metrics(lambda: llm.snapshot)
+        self.gate = Gate(
+            llm.llm.engine.config.max_requests,
+            settings.queue_limit,
+            settings.max_prompt_tokens,
+            settings.max_output_tokens,
+            self.metrics.seen,
+        )
+        self.born = monotonic()
+        self.warm = self.draining = False
+        self.failed: BaseException | None = None
+        """Why the warm-up failed."""
+        self._calls: set[Call] = set()
+
+    # -- one call ------------------------------------------------------------------------------------------------
+
+    def begin(self, method: str, path: str, id: str, scope: Scope) -> Call:
+        """A call that has just arrived."""
+        call = Call(id, method, path, self.gate, self._closed)
+        if self.tracer is not None:
+            headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
+            call.span = self.tracer.begin(call, headers)
+        self._calls.add(call)
+        return call
+
+    def _closed(self, call: Call) -> None:
+        self._calls.discard(call)
+        self.metrics.answered(call)
+        if self.tracer is not None:
+            self.tracer.end(call)
+        log_call(call, self._texts(call) if self.settings.log_prompts else None)
+
+    def _texts(self, call: Call) -> list[dict[str, str]]:
+        return [
+            {"prompt": self.llm.llm.text.decode(trip.request.prompt), "answer": trip.request.text}
+            for trip in call.trips
+        ]
+
+    # -- the whole -----------------------------------------------------------------------------------------------
+
+    @property
+    def unanswered(self) -> list[Call]:
+        """Calls whose answer is not complete."""
+        return [call for call in self._calls if call.answered is None]
+
+    def check_open(self) -> None:
+        """ApiError 503 when no new work is taken."""
+        if self.draining:
+            raise unavailable("The server is shutting down; send the request to another, or later.", "draining")
+        if not self.llm.alive:
+            raise unavailable("The engine thread died; the server restarts or must be restarted.", "engine_dead")
+
+    def check_ready(self) -> None:
+        """ApiError 503 when a load balancer should send nothing."""
+        self.check_open()
+        if not self.warm:
+            raise unavailable("The server is warming up.", "warming_up")
+
+    async def warm_up(self) -> None:
+        """A short generation with the default drafter, so that everything is compiled and loaded."""
+        try:
+            wish = SamplingParams(max_tokens=WARM_UP_TOKENS, ignore_eos=True, temperature=0)
+            await self.llm.generate(self.llm.llm.text.encode("Hello"), wish)
+            self.warm = True
+        except Exception as error:
+            log.exception("The warm-up failed; the server never becomes ready.")
+            self.failed = error
+
+    async def drain(self) -> None:
+        """Take no new work, wait for what runs, then end what is left and tell its clients."""
+        self.draining = True
+        await self._wait(self.settings.drain_timeout)
+        for call in self.unanswered:
+            call.stop(unavailable("The server shut down before the answer was complete.", "draining"))
+        await self._wait(LAST_WORD_S)
+
+    async def _wait(self, seconds: float) -> None:
+        end = monotonic() + seconds
+        while self.unanswered and monotonic() < end:
+            await asyncio.sleep(0.02)
+
+    async def settle(self) -> None:
+        """After the engine's death: until every client has been told."""
+        await self._wait(LAST_WORD_S)
+
+
+def unavailable(message: str, code: str) -> ApiError:
+    return ApiError(503, message, code=code, headers={"Retry-After": str(RETRY_S)})
+
+
+def install(app: FastAPI, llm: AsyncLLM, settings: Settings) -> Operation:
+    """Put the guard, the probes and the warm-up around `app`. InputError for keys that cannot be read."""
+    operation = app.state.operation = Operation(llm, settings)
+    if settings.otel_endpoint is not None:
+        operation.tracer = Tracer(exporter(settings.otel_endpoint), settings.model_name or llm.llm.text.path.name)
+    app.include_router(router)
+    app.add_middleware(Guard, operation=operation)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(settings.cors_origins), allow_methods=["GET", "POST"],
+            allow_headers=["*"], expose_headers=["X-Request-Id", "Retry-After"],
+        )  # fmt: skip
+    inner = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
+        async with inner(app) as state:
+            task = asyncio.create_task(operation.warm_up())
+            yield state
+            task.cancel()
+            if operation.tracer is not None:
+                await asyncio.to_thread(operation.tracer.close)
+
+    app.router.lifespan_context = lifespan
+    return operation
+
+
+def of(request: Request) -> Operation:
+    operation: Operation = request.app.state.operation
+    return operation
+
+
+@router.get("/ready")
+async def ready(request: Request) -> Response:
+    """Green after the warm-up; red while draining, and after the engine's death."""
+    of(request).check_ready()
+    return json_response({"status": "ready"})
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Prometheus text format."""
+    return Response(of(request).metrics.render(), media_type=CONTENT_TYPE)
+
+
+@router.get("/stats")
+async def statistics(request: Request) -> Response:
+    """Cumulative counters for a dashboard."""
+    operation = of(request)
+    return json_response(stats(operation.llm, operation.settings, monotonic() - operation.born))

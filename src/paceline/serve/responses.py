@@ -1,0 +1,164 @@
+"""What responses look like: for the OpenAPI document and for tests. They are written by orjson, not through these."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Shape(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ErrorDetail(Shape):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(Shape):
+    error: ErrorDetail
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorBody, "description": "The request cannot be served as it is; the sentence says why."},
+    404: {"model": ErrorBody, "description": "Another model than the served one."},
+    "default": {"model": ErrorBody, "description": "Refused or failed."},
+}
+
+
+class Speculated(Shape):
+    """What speculation did: nodes offered and kept, also per depth, and tau, generated tokens per target pass."""
+
+    drafter: str
+    drafted: int
+    accepted: int
+    target_passes: int
+    tau: float
+    offered: list[int]
+    kept: list[int]
+
+
+class CachedTokens(Shape):
+    cached_tokens: int
+
+
+class Usage(Shape):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+    speculation: Speculated
+
+
+Finish = Literal["stop", "length", "tool_calls"]
+Piece = tuple[str, str]
+"""(text, author): "target" or the drafter's name."""
+
+
+class CompletionLogprobs(Shape):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(Shape):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Finish
+    seed: int
+    pieces: list[Piece] = Field(default_factory=list)
+
+
+class Completion(Shape):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class TopLogprob(Shape):
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class ChatLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Shape):
+    content: list[ChatLogprob]
+    refusal: None
+
+
+class Called(Shape):
+    name: str
+    arguments: str
+
+
+class ToolCall(Shape):
+    id: str
+    type: Literal["function"]
+    function: Called
+
+
+class AnswerMessage(Shape):
+    role: Literal["assistant"]
+    content: str | None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] = Field(default_factory=list)
+
+
+class ChatChoice(Shape):
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish
+    seed: int
+    pieces: list[Piece] = Field(default_factory=list)
+
+
+class Chat(Shape):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class Model(Shape):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+
+
+class Models(Shape):
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Tokenized(Shape):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str]
+
+
+class Detokenized(Shape):
+    prompt: str
+
+
+class Version(Shape):
+    version: str
+
+
+class Health(Shape):
+    status: Literal["ok"]

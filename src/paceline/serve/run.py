@@ -1,0 +1,115 @@
+"""A server process: uvicorn around the application, drained on SIGTERM, ended by the engine's death."""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from paceline.core.errors import InputError
+from paceline.engine.async_llm import AsyncLLM
+from paceline.serve.app import create_app
+from paceline.serve.operation import Operation
+from paceline.serve.settings import Settings
+
+log = logging.getLogger("paceline")
+ENGINE_DIED = 3
+"""Exit code when the engine thread died, or the warm-up failed."""
+LINGER_S = 2
+"""How long connections that do not read their last answer are kept at the end."""
+
+
+class Process(uvicorn.Server):
+    """uvicorn that drains. The first SIGTERM or SIGINT begins, the second ends at once."""
+
+    def __init__(self, config: uvicorn.Config, operation: Operation, announce: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.operation, self.announce = operation, announce
+        self.code = 0
+        self._signals = 0
+        self._draining: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Runs between any two instructions of the main thread: it only takes note."""
+        self._signals += 1
+        if self._signals > 1:
+            self.should_exit = self.force_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.announce()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second: is it time to go?"""
+        operation = self.operation
+        if self._signals and self._draining is None:
+            log.info("Shutting down: %d requests in flight.", len(operation.unanswered))
+            self._draining = asyncio.create_task(operation.drain())
+        if not operation.llm.alive or operation.failed is not None:
+            self.code = ENGINE_DIED
+            await operation.settle()
+            return True
+        drained = self._draining is not None and self._draining.done()
+        return drained or await super().on_tick(counter)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen yet: an address in use is found before a model is loaded."""
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise InputError(f"host {host}, port {port} cannot be used ({error}); choose others.") from None
+    return sock
+
+
+def address(sock: socket.socket, settings: Settings) -> str:
+    """Where a browser on this machine finds the server."""
+    host, port = sock.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    scheme = "http" if settings.tls_cert is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def config(app: object, settings: Settings) -> uvicorn.Config:
+    """uvicorn's configuration. InputError for certificate files that cannot be used."""
+    made = uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=LINGER_S,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+    )
+    try:
+        made.load()
+    except (OSError, ssl.SSLError) as error:
+        raise InputError(f"tls_cert {settings.tls_cert} or tls_key cannot be used ({error}).") from None
+    return made
+
+
+def run(llm: AsyncLLM, settings: Settings, sock: socket.socket, announce: Callable[[str], None]) -> int:
+    """Serve until told to stop; the exit code. `announce` is called with the address once requests are taken."""
+    raise_file_limit()
+    app = create_app(llm, settings)
+    process = Process(config(app, settings), app.state.operation, lambda: announce(address(sock, settings)))
+    process.run([sock])
+    return process.code
+
+
+def raise_file_limit() -> None:
+    """Every connection is a file: allow as many as the system lets us."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, 65536) if hard != resource.RLIM_INFINITY else 65536
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,0 +1,115 @@
+"""What form an answer must have: from response_format, tools and tool_choice to one grammar."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import orjson
+
+from paceline.core.grammar import Grammar
+from paceline.serve.errors import ApiError
+from paceline.serve.protocol import ChatRequest, NamedChoice, Sampling, Tool
+
+Choice = Literal["none", "auto", "required"]
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+"""The arguments of a function that takes none."""
+
+
+def given_grammar(body: Sampling) -> Grammar | None:
+    """The request's own grammar."""
+    return None if body.grammar is None else Grammar(body.grammar.kind, body.grammar.text)
+
+
+def chat_grammar(body: ChatRequest) -> Grammar | None:
+    """The one grammar of a chat request. Raises ApiError for two that exclude each other, and for what could be broken:
+    a strict tool, or at most one call, where the model itself chooses."""
+    choice, given = tool_choice(body), body.response_format
+    sources = {
+        "grammar": given_grammar(body),
+        "response_format": None if given is None else of_format(body),
+        "tool_choice": forced(body),
+    }
+    wanted = [name for name, grammar in sources.items() if grammar is not None]
+    if wanted and choice == "auto":
+        wanted.append("tools")
+    if len(wanted) > 1:
+        message = f"{wanted[0]} and {wanted[1]} both shape the whole answer; give one, or tool_choice none."
+        raise ApiError(400, message, param=wanted[0])
+    if choice == "auto":
+        check_free(body)
+    return sources[wanted[0]] if wanted else None
+
+
+def tool_choice(body: ChatRequest) -> Choice | NamedChoice:
+    """Who chooses the tool. Raises ApiError for a choice among none and for a name that there is not."""
+    names = [tool.function.name for tool in body.tools or ()]
+    choice = body.tool_choice or ("auto" if names else "none")
+    if len(set(names)) < len(names):
+        raise ApiError(400, "tools has two functions of one name; give each its own.", param="tools")
+    if choice != "none" and not names:
+        raise ApiError(400, "tool_choice is given without tools; give tools.", param="tool_choice")
+    if isinstance(choice, NamedChoice) and choice.function.name not in names:
+        message = f"tool_choice names {choice.function.name[:64]!r}, but tools has {', '.join(names)}."
+        raise ApiError(400, message, param="tool_choice")
+    return choice
+
+
+def check_free(body: ChatRequest) -> None:
+    """What a model that may answer as it likes cannot be held to."""
+    need = "set tool_choice to required or name a function, so that it can be enforced."
+    if any(tool.function.strict for tool in body.tools or ()):
+        raise ApiError(400, f"tools has a strict function with tool_choice auto; {need}", param="tools")
+    if body.parallel_tool_calls is False:
+        raise ApiError(400, f"parallel_tool_calls is false with tool_choice auto; {need}", param="parallel_tool_calls")
+
+
+def of_format(body: ChatRequest) -> Grammar | None:
+    wish = body.response_format
+    assert wish is not None
+    if (wish.type == "json_schema") is not (wish.json_schema is not None):
+        message = 'response_format needs json_schema exactly when its type is "json_schema".'
+        raise ApiError(400, message, param="response_format")
+    if wish.json_schema is not None:
+        return Grammar("json_schema", orjson.dumps(wish.json_schema.schema_).decode())
+    return Grammar("json_object") if wish.type == "json_object" else None
+
+
+def forced(body: ChatRequest) -> Grammar | None:
+    """The grammar of a call that must be made: of its arguments where one function is named, else of
+    {"name": ..., "arguments": ...}."""
+    choice, tools = tool_choice(body), body.tools or []
+    if isinstance(choice, NamedChoice):
+        named = next(tool for tool in tools if tool.function.name == choice.function.name)
+        return Grammar("json_schema", orjson.dumps(arguments(named)).decode())
+    if choice != "required":
+        return None
+    schema = {
+        "$defs": {t.function.name: moved(arguments(t), f"#/$defs/{t.function.name}") for t in tools},
+        "anyOf": [call(t.function.name) for t in tools],
+    }
+    return Grammar("json_schema", orjson.dumps(schema).decode())
+
+
+def arguments(tool: Tool) -> Mapping[str, Any]:
+    """The schema of a function's arguments; none given means none taken, as OpenAI has it."""
+    return NOTHING if tool.function.parameters is None else tool.function.parameters
+
+
+def call(name: str) -> dict[str, Any]:
+    properties = {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/{name}"}}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def moved(schema: Any, to: str) -> Any:
+    """The schema with its references to itself rewritten for its new place in another one."""
+    if isinstance(schema, list):
+        return [moved(part, to) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    own: Any = schema.get("$ref")
+    refers = isinstance(own, str) and own.startswith("#")
+    return {k: to + own[1:] if k == "$ref" and refers else moved(part, to) for k, part in schema.items()}

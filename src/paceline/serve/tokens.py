@@ -1,0 +1,47 @@
+"""The bytes of a single token, for log-probabilities and /tokenize."""
+
+from functools import cache
+from typing import Any
+
+
+@cache
+def letters() -> dict[str, int]:
+    """{letter: byte} of byte-level BPE, which writes printable bytes as themselves and the rest from U+0100 on (GPT-2's
+    `bytes_to_unicode`)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [b for b in range(256) if b not in printable]
+    return {**{chr(b): b for b in printable}, **{chr(256 + i): b for i, b in enumerate(others)}}
+
+
+class Tokens:
+    """Single tokens of one tokenizer. A token need not be whole characters, so it has bytes first and a text second."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        """`tokenizer`: a fast tokenizer of transformers."""
+        self.tokenizer = tokenizer
+        self._added = {i: t.content for i, t in tokenizer.added_tokens_decoder.items()}
+        self.special = frozenset(t.content for t in tokenizer.added_tokens_decoder.values() if t.special)
+        """Texts of the tokens that `skip_special_tokens` leaves out."""
+        decoder = tokenizer.backend_tokenizer.decoder
+        kind = b"" if decoder is None else decoder.__getstate__()
+        self._byte_level = b'"ByteLevel"' in kind
+        self._byte_fallback = b'"ByteFallback"' in kind
+
+    def bytes(self, token: int) -> bytes:
+        """What the token adds to a text; as it is written in the middle of one."""
+        if token in self._added:
+            return str(self._added[token]).encode()
+        name = str(self.tokenizer.convert_ids_to_tokens(token) or "")
+        if self._byte_level and all(letter in letters() for letter in name):
+            return bytes(letters()[letter] for letter in name)
+        if self._byte_fallback and len(name) == 6 and name.startswith("<0x"):
+            return bytes([int(name[3:5], 16)])
+        return name.replace("\u2581", " ").encode()
+
+    def text(self, token: int) -> str:
+        r"""The token as text; `bytes:\xe2\x80` where it is not whole characters, so that two never look the same."""
+        raw = self.bytes(token)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)

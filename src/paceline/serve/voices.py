@@ -1,0 +1,130 @@
+"""How the text of an answer becomes parts of a message, delta by delta."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+from uuid import uuid4
+
+import orjson
+
+from paceline.serve.parser import END_THINK, THINK, Content, Delta, Parser, ToolCall, syntax_of
+from paceline.serve.prompts import template
+from paceline.serve.protocol import ChatRequest, NamedChoice
+from paceline.serve.server import Server
+from paceline.serve.structure import tool_choice
+
+
+class Voice(Protocol):
+    """Fed the text of one answer, piece by piece in any split."""
+
+    def feed(self, text: str) -> list[Delta]: ...
+
+    def finish(self) -> list[Delta]:
+        """What was held back. Call once, at the end."""
+
+
+class Plain:
+    """Everything is content."""
+
+    def feed(self, text: str) -> list[Delta]:
+        return [Content(text)] if text else []
+
+    def finish(self) -> list[Delta]:
+        return []
+
+
+class Named:
+    """Everything is the arguments of one function."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.id = ""
+
+    def feed(self, text: str) -> list[Delta]:
+        if self.id:
+            return [ToolCall(0, None, None, text)] if text else []
+        self.id = call_id()
+        return [ToolCall(0, self.id, self.name, text)]
+
+    def finish(self) -> list[Delta]:
+        return [] if self.id else self.feed("")
+
+
+HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"]*)"\s*,\s*"arguments"\s*:\s*(?=\S)')
+
+
+class Required:
+    """The text is {"name": ..., "arguments": ...}, by its grammar; the arguments go on as they are written."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.sent: int | None = None
+        """Characters dealt with, once the name is known."""
+
+    def feed(self, text: str) -> list[Delta]:
+        self.text += text
+        deltas: list[Delta] = []
+        if self.sent is None:
+            head = HEAD.match(self.text)
+            if head is None:
+                return []
+            self.sent = head.end()
+            deltas.append(ToolCall(0, call_id(), head[1], ""))
+        end = max(self.sent, len(self.text.rstrip(" \n\t}")))  # the last brace is not of the arguments
+        if end > self.sent:
+            deltas.append(ToolCall(0, None, None, self.text[self.sent : end]))
+            self.sent = end
+        return deltas
+
+    def finish(self) -> list[Delta]:
+        """The rest of the arguments; content, if the text was cut before they began."""
+        if self.sent is None:
+            return [Content(self.text)] if self.text else []
+        rest = self.text[self.sent :]
+        try:
+            orjson.loads(self.text)
+            rest = rest.rstrip()[:-1].rstrip()
+        except orjson.JSONDecodeError:
+            pass  # cut by a limit: what there is belongs to the arguments
+        return [ToolCall(0, None, None, rest)] if rest else []
+
+
+def call_id() -> str:
+    return f"call_{uuid4().hex[:24]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How the answers of one chat request are read."""
+
+    voice: Callable[[str], Voice]
+    """Makes a fresh one, told how the rendered conversation ends."""
+    special: bool = False
+    """Markers are special tokens, so the text must show these."""
+
+
+def manner(body: ChatRequest, server: Server, shaped: bool) -> Manner:
+    """`shaped`: a grammar prescribes the whole answer. Raises RefusalError for tools of a model whose calls would not
+    be understood."""
+    choice = tool_choice(body)
+    if isinstance(choice, NamedChoice):
+        name = choice.function.name
+        return Manner(lambda tail: Named(name))
+    if choice == "required":
+        return Manner(lambda tail: Required())
+    source, tools = template(server.text), choice == "auto"
+    reasoning = (THINK in source or END_THINK in source) and not shaped
+    if not tools and not reasoning:
+        return Manner(lambda tail: Plain())
+    Parser.for_model(source, tools, reasoning)
+    special = any(marker in server.tokens.special for marker in markers(source, tools, reasoning))
+    stops = [t for t in body.stop_token_ids or () if t in range(len(server.text.tokenizer))]  # others are refused later
+    ends = [server.tokens.text(token) for token in {*server.text.eos(), *stops}] if special else []
+    return Manner(lambda tail: Parser.for_model(source, tools, reasoning, prompt=tail, ends=ends), special)
+
+
+def markers(source: str, tools: bool, reasoning: bool) -> list[str]:
+    """What the parser of a model with this template looks for."""
+    syntax = syntax_of(source) if tools else None
+    return [*([syntax.marker, syntax.close] if syntax else []), *([THINK, END_THINK] if reasoning else [])]

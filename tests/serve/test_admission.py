@@ -1,0 +1,63 @@
+"""Places, pace, keys: arithmetic without a server."""
+
+from time import monotonic
+
+import pytest
+
+from paceline import SamplingParams
+from paceline.core.errors import InputError
+from paceline.serve.admission import Gate, Keys
+from paceline.serve.errors import ApiError
+
+ONE = ([1, 2], SamplingParams())
+
+
+def test_places_are_taken_and_given_back() -> None:
+    gate = Gate(2, 1)
+    gate.admit([([1], SamplingParams(n=2))])
+    gate.admit([ONE])
+    with pytest.raises(ApiError) as caught:
+        gate.admit([ONE])
+    assert caught.value.status == 429 and caught.value.headers == {"Retry-After": "1"}
+    gate.left(1)
+    gate.admit([ONE])
+    assert gate.inside == 3
+
+
+def test_what_can_never_enter_is_no_matter_of_patience() -> None:
+    gate = Gate(2, 0)
+    with pytest.raises(InputError, match="3 samples"):
+        gate.admit([ONE, ONE, ONE])
+    assert gate.inside == 0
+
+
+def test_retry_after_follows_the_pace() -> None:
+    gate = Gate(4, 0)
+    gate.inside = 4
+    gate._leavings.extend(monotonic() - 10 + i for i in range(11))  # one a second
+    assert 2 <= gate.retry_after(3) <= 4
+    assert gate.retry_after(4) > gate.retry_after(1)
+    gate._leavings.clear()
+    gate._leavings.extend([monotonic() - 9999.0] * 2)
+    assert gate.retry_after(4) == 60
+
+
+def test_token_limits() -> None:
+    gate = Gate(9, 0, max_prompt=3, max_output=10)
+    ((_, params),) = gate.admit([ONE])
+    assert params.max_tokens == 10
+    ((_, params),) = gate.admit([([1], SamplingParams(max_tokens=4))])
+    assert params.max_tokens == 4
+    for batch, words in ((([1] * 4, SamplingParams()), "prompt has 4"), (([1], SamplingParams(max_tokens=11)), "is 11"),
+                         (([1], SamplingParams(min_tokens=12)), "min_tokens is 12")):  # fmt: skip
+        with pytest.raises(InputError, match=words):
+            gate.admit([batch])
+    assert gate.inside == 2
+
+
+def test_keys() -> None:
+    assert not Keys([]) and Keys(["a"])
+    keys = Keys(["one", "two-ü"])
+    assert keys.fit("Bearer one") and keys.fit("bearer  two-ü ".encode().decode("latin-1"))
+    for header in ("", "one", "Bearer", "Bearer onetwo", "Bearer On", "Basic one", "Bearer \udcff"):
+        assert not keys.fit(header)
