@@ -190,14 +190,16 @@ async def test_a_key_that_would_break_out_of_its_header() -> None:
         Client("http://x", Clock(), "a\r\nHost: y")
 
 
-async def test_get() -> None:
+async def test_json() -> None:
     async with scripted(says(plain("200 OK", b'{"data": []}'))) as server:
-        assert await Client(server.url, Clock()).get("/models", 20.0) == {"data": []}
+        assert await Client(server.url, Clock()).json("/models", 20.0) == {"data": []}
+        assert await Client(server.url, Clock()).json("/completions", 20.0, b"[1]") == {"data": []}
+        assert [asked.body for asked in server.asked] == [b"", b"[1]"]
     with pytest.raises(InputError, match="No server answers"):
-        await Client(server.url, Clock()).get("/models", 20.0)
+        await Client(server.url, Clock()).json("/models", 20.0)
     async with scripted(says(plain("401 Unauthorized", b'{"error": "no key"}'))) as server:
         with pytest.raises(InputError, match=r"HTTP 401 \(no key\)"):
-            await Client(server.url, Clock()).get("/models", 20.0)
+            await Client(server.url, Clock()).json("/models", 20.0)
     async with scripted(says(plain("200 OK", b"hello"))) as server:
         with pytest.raises(InputError, match="not JSON"):
-            await Client(server.url, Clock()).get("/models", 20.0)
+            await Client(server.url, Clock()).json("/models", 20.0)

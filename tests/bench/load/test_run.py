@@ -24,7 +24,7 @@ def task(*loads: Load, **more: Any) -> Task:
     return Task(wish, loads, more.pop("prompts", PROMPTS), requests=more.pop("requests", 8), **more)
 
 
-def test_counts_are_those_of_the_engine(url: str, llm: AsyncLLM) -> None:
+def test_counts_are_those_of_the_engine(url: str, served: Any, llm: AsyncLLM) -> None:
     report = load(Target(url), task(Load(rate=200.0), slo={"e2e": 1e6}, warmup=0))
     (cell,) = report.cells
     own = asyncio.run(llm.generate([p["prompt"] for p in PROMPTS], SamplingParams(temperature=0.0, max_tokens=12)))
@@ -38,7 +38,7 @@ def test_counts_are_those_of_the_engine(url: str, llm: AsyncLLM) -> None:
     s = cell.summary
     assert (s.requests, s.completed, s.errors) == (8, 8, {}) and s.goodput == pytest.approx(s.requests_per_second)
     assert s.tokens == 2 * sum(n for _, n in want.values()) and s.tau == s.tokens / sum(passes) > 1
-    assert report.model == llm.llm.text.path.name and report.repeated == 4
+    assert report.model == served.app.state.server.model and report.repeated == 4
 
 
 def test_a_sweep_and_the_other_end_point(url: str) -> None:

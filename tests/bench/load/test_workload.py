@@ -58,7 +58,7 @@ def test_a_recording_is_sorted_and_starts_at_0(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "says"),
-    [("{", "line 1 does not parse"), ("[]", "no request"), ('{"at": 1}', "no request"), ('{"prompt": ""}', "no arrival"),
+    [("{", "line 1 does not parse"), ("[]", "no request"), ('{"at": 1}', "no request"), ('{"prompt": 1}', "no arrival"),
      ('{"prompt": "x", "at": "1"}', "no arrival"), ('{"prompt": "x", "at": true}', "no arrival"), ("", "no requests")],
 )  # fmt: skip
 def test_bad_recordings(line: str, says: str, tmp_path: Path) -> None:

@@ -223,12 +223,12 @@ class Client:
         else:
             sink.close(self._now())
 
-    async def get(self, path: str, timeout: float) -> Any:
-        """The JSON at a path. Raises InputError where the server does not give it."""
+    async def json(self, path: str, timeout: float, body: bytes | None = None) -> Any:
+        """The JSON that a path gives, or makes of `body`. Raises InputError where the server does not give it."""
         sink = Whole()
         try:
             async with asyncio.timeout(timeout):
-                await self._exchange(f"GET {self._root}{path} HTTP/1.1\r\n{self._head}\r\n".encode(), sink)
+                await self._exchange(self._request(path, body), sink)
         except OSError as error:  # TimeoutError too
             raise InputError(f"No server answers at {self._name}:{self._port} ({error}); give its --url.") from None
         if sink.status != 200:
@@ -240,19 +240,23 @@ class Client:
             raise InputError(f"{self._root}{path} is not JSON; is --url an OpenAI-compatible server?") from None
 
     async def _post(self, path: str, body: bytes, answer: Answer, sink: Sink) -> None:
-        head = (
-            f"POST {self._root}{path} HTTP/1.1\r\n{self._head}Accept: text/event-stream\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
+        request = self._request(path, body)
 
         def written() -> None:
             answer.sent = self._now()
 
         if self._slots is None:
-            await self._exchange(head.encode() + body, sink, written)
+            await self._exchange(request, sink, written)
             return
         async with self._slots:
-            await self._exchange(head.encode() + body, sink, written)
+            await self._exchange(request, sink, written)
+
+    def _request(self, path: str, body: bytes | None) -> bytes:
+        """A GET, or with a body a POST."""
+        if body is None:
+            return f"GET {self._root}{path} HTTP/1.1\r\n{self._head}\r\n".encode()
+        kind = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        return f"POST {self._root}{path} HTTP/1.1\r\n{self._head}{kind}\r\n".encode() + body
 
     async def _exchange(self, data: bytes, sink: Sink, written: Callable[[], None] = lambda: None) -> None:
         connection = await self._connection()

@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape
 from paceline.bench.svg import COLOURS, STYLE, stroke, text, tick
 
 WIDTH, PANEL = 860, 190
-LEFT, RIGHT, TOP, GAP, BOTTOM = 64, 130, 44, 36, 56
+LEFT, RIGHT, TOP, GAP, BOTTOM = 64, 130, 56, 36, 56
 LINE = ".line{fill:none;stroke-width:2}"
 
 
@@ -47,7 +47,7 @@ class Axis:
             step = tick(self.high - self.low)
             return [step * i for i in range(math.ceil(self.low / step), math.floor(self.high / step + 1e-9) + 1)]
         decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-        marks = (1, 2, 5) if len(decades) <= 3 else (1,)
+        marks = (1, 2, 5) if self.high <= 1e3 * self.low else (1,)
         return [m * 10.0**d for d in decades for m in marks if self.low <= m * 10.0**d <= self.high]
 
 

@@ -21,6 +21,7 @@ Progress = Callable[[int, int, str], None]
 """Told (load, loads, what runs)."""
 PROBE = 30.0
 """Seconds for the first question to the server."""
+FILES = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,7 @@ async def _load(target: Target, task: Task, tell: Progress) -> Report:
 
 async def _first_model(client: Client) -> str:
     """The one model of a server, or its first."""
-    listed = await client.get("/models", PROBE)
+    listed = await client.json("/models", PROBE)
     try:
         return str(listed["data"][0]["id"])
     except (KeyError, IndexError, TypeError):
@@ -226,5 +227,6 @@ def _allow_many_files() -> None:
     with suppress(ImportError, ValueError, OSError):
         import resource
 
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
