@@ -115,17 +115,25 @@ async def test_nobody_listens() -> None:
 
 
 async def test_timeout_ends_the_connection_and_not_the_next_request() -> None:
+    gone = asyncio.Event()
+
     async def stuck_once(asked: Asked, writer: asyncio.StreamWriter) -> None:
-        if asked.number == 0:
-            writer.write(HEAD + framed(chunk("a")))
-            await asyncio.sleep(60)
-        await hello(asked, writer)
+        writer.write(HEAD + framed(chunk("a")) if asked.number == 0 else whole(HELLO))
+        while asked.number == 0:
+            writer.write(b"1\r\n\n\r\n")
+            try:
+                await writer.drain()
+            except ConnectionError:
+                gone.set()
+                raise
+            await asyncio.sleep(0.005)
 
     async with scripted(stuck_once) as server:
         clock = Clock()
         client = Client(server.url, clock, limit=1)
         first, second = Answer(clock()), Answer(clock())
         await client.post("/completions", b"{}", first, 0.3)
+        await asyncio.wait_for(gone.wait(), 20)
         await client.post("/completions", b"{}", second, 20.0)
         client.close()
     assert first.error == "timeout" and first.chunks == 1 and second.ok and server.connections == 2
@@ -197,6 +205,8 @@ async def test_json() -> None:
         assert [asked.body for asked in server.asked] == [b"", b"[1]"]
     with pytest.raises(InputError, match="No server answers"):
         await Client(server.url, Clock()).json("/models", 20.0)
+    async with scripted(says(b"HTTP/1.0 200 OK\r\nContent-Type: application/json\r\n\r\n[]", close=True)) as server:
+        assert await Client(server.url, Clock()).json("/models", 20.0) == [], "a body up to the end of the connection"
     async with scripted(says(plain("401 Unauthorized", b'{"error": "no key"}'))) as server:
         with pytest.raises(InputError, match=r"HTTP 401 \(no key\)"):
             await Client(server.url, Clock()).json("/models", 20.0)

@@ -19,9 +19,9 @@ def answers(ttft: float = 0.1) -> list[Answer]:
     ]  # fmt: skip
 
 
-def cell(own: list[Answer], late: float = 0.0, busy: float = 0.1, closed: bool = False, value: float = 2.0) -> Cell:
+def cell(own: list[Answer], *late: float, busy: float = 0.1, closed: bool = False, value: float = 2.0) -> Cell:
     summary = summarize(own, {"ttft": 200.0})
-    return Cell(f"Poisson {value:g}/s", value, closed, summary, Generator.of(own, [late], busy), own)
+    return Cell(f"Poisson {value:g}/s", value, closed, summary, Generator.of(own, late or [0.0], busy), own)
 
 
 def shown(report: Report, width: int = 80) -> str:
@@ -46,9 +46,10 @@ def test_no_doubt_without_cause() -> None:
 
 
 def test_lateness_is_said_where_it_matters() -> None:
-    (said,) = doubts(cell(answers(), late=0.05))
+    (said,) = doubts(cell(answers(), 0.05))
     assert "50.0 ms late" in said
-    assert doubts(cell(answers(ttft=0.9), late=0.05)) == [], "a tenth of TTFT is more"
+    assert doubts(cell(answers(ttft=0.9), 0.05)) == [], "a tenth of TTFT is more"
+    assert doubts(cell(answers(), *[0.0] * 95, *[0.05] * 5)), "at p99 alone"
     tardy = [replace(a, fired=a.intended + 0.2) for a in answers()]
     assert "200.0 ms late" in doubts(cell(tardy))[0]
 
