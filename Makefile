@@ -1,14 +1,18 @@
-# `make run` shows Paceline at work, `make test` checks it. Both set up .venv themselves, once.
+# `make run` shows Paceline at work, `make serve` serves it, `make test` checks it. Each sets up .venv itself, once.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
-.PHONY: run test lint types tests clean
+.PHONY: run serve test lint types tests clean
 
 run: $(VENV)/installed
 	$(BIN)/paceline demo
+
+# The demo pair over HTTP; prints the address of its playground. SERVE='MODEL --draft DRAFT --port 9000' for another.
+serve: $(VENV)/installed
+	$(BIN)/paceline serve $(SERVE)
 
 test: lint types tests
 

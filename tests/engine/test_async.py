@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -40,11 +41,58 @@ async def test_stream_and_leaving_early(engine: AsyncLLM, llm: LLM) -> None:
     assert not engine.llm.engine.busy
 
 
+def test_a_loop_that_closes_takes_nobody_along(pair: tuple[Path, Path], llm: LLM) -> None:
+    engine = AsyncLLM(*pair, dtype="float32", memory="8M", block_size=4, check=True)
+
+    async def leaves() -> None:
+        task = asyncio.create_task(engine.generate(PROMPTS[1], dataclasses.replace(GREEDY, max_tokens=200)))
+        while not engine.llm.engine.running:
+            await asyncio.sleep(0)
+        asyncio.get_running_loop().stop()
+        await task
+
+    loop = asyncio.new_event_loop()
+    with pytest.raises(RuntimeError, match="stopped before"):
+        loop.run_until_complete(leaves())
+    loop.close()
+    want = llm.generate(PROMPTS[0], GREEDY, progress=False)[0]
+    assert asyncio.run(engine.generate(PROMPTS[0], GREEDY))[0].token_ids == want.token_ids
+    assert not engine.llm.engine.busy
+    engine.close()
+
+
 async def test_a_bad_request_harms_nobody(engine: AsyncLLM) -> None:
     good = asyncio.create_task(engine.generate(PROMPTS[0], GREEDY))
     with pytest.raises(InputError, match="empty"):
         await engine.generate([[]], GREEDY)
     assert len((await good)[0].token_ids) == 16
+
+
+async def test_several_prompts_enter_together_or_not_at_all(engine: AsyncLLM, llm: LLM) -> None:
+    ids = [llm.text.encode(p) for p in PROMPTS]
+    with pytest.raises(InputError, match="empty"):
+        await engine.submit([(ids[0], GREEDY), ([], GREEDY)])
+    assert not engine.llm.engine.busy
+    subscription = await engine.submit([(prompt, dataclasses.replace(GREEDY, n=2)) for prompt in ids])
+    texts = [""] * 6
+    while chunks := await subscription.news_to_come():
+        for chunk in chunks:
+            texts[chunk.index] += chunk.text
+    want = llm.generate(PROMPTS, GREEDY, progress=False)
+    assert texts == [out.text for out in want for _ in range(2)]
+
+
+async def test_a_caller_that_leaves_at_the_door_leaves_nothing_behind(engine: AsyncLLM) -> None:
+    entered = threading.Event()
+    engine._inbox.put(lambda: entered.wait(10) and None)
+    task = asyncio.create_task(engine.generate(PROMPTS[0], dataclasses.replace(GREEDY, max_tokens=400)))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    entered.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await engine.generate(PROMPTS[1], GREEDY)
+    assert not engine.llm.engine.busy
 
 
 async def test_the_death_of_the_engine_reaches_every_caller(pair: tuple[Path, Path]) -> None:

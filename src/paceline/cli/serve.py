@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,11 +33,13 @@ def serve(context: typer.Context, model: str | None, engine: ServingArgs, server
     from paceline.engine.async_llm import AsyncLLM
     from paceline.serve import logs
     from paceline.serve.run import run
+    from paceline.serve.server import served_name
 
     logs.configure(settings)
     llm = AsyncLLM(**args.arguments())
     try:
-        code = run(llm, settings, sock, lambda address: announce(address, settings))
+        name = served_name(llm, settings)
+        code = run(llm, settings, sock, lambda address: announce(address, name))
     finally:
         llm.close()
     raise typer.Exit(code)
@@ -55,16 +57,7 @@ def gather(
         words = {**words, "model": model}
     args = load(ServingArgs, words, path, (Settings,))
     wishes = {name: getattr(server, name) for name in flags & names(Settings)}
-    settings = load(Settings, wishes, path, (ServingArgs,))
-    return args, settings if settings.model_name else replace(settings, model_name=called(args.model))
-
-
-def called(model: str | None) -> str:
-    """How a model is called in the API: a hub id as it is, a directory by the last part of its path."""
-    if model is None:
-        return "paceline-demo"
-    path = Path(model).expanduser()
-    return path.resolve().name if path.exists() else model
+    return args, load(Settings, wishes, path, (ServingArgs,))
 
 
 def names(cls: type) -> set[str]:
@@ -77,5 +70,5 @@ def given(context: typer.Context) -> set[str]:
     return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
 
-def announce(address: str, settings: Settings) -> None:
-    typer.echo(f"Paceline serves {settings.model_name} at {address}/v1; playground: {address}/")
+def announce(address: str, name: str) -> None:
+    typer.echo(f"Paceline serves {name} at {address}/v1; playground: {address}/")

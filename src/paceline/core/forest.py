@@ -112,7 +112,7 @@ class Forest:
         """InputError unless these are candidates for the `asked` places: what a drafter made wrong must not reach a
         pass that others share."""
         for i, (request, token, parent) in enumerate(zip(self.request, self.token, self.parent)):
-            if request not in asked or not 0 <= token < vocab_size:
+            if request not in asked or not isinstance(token, int) or not 0 <= token < vocab_size:
                 raise InputError(
                     f"Node {i} is token {token!r} for place {request}; expected is a token in [0, {vocab_size}) for "
                     f"one of the places {sorted(asked)}."

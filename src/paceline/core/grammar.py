@@ -49,8 +49,11 @@ class Grammar:
         if not isinstance(value, Mapping) or not {"kind"} <= set(value) <= {"kind", "text"}:
             raise InputError(f'grammar is {value!r}, but it must be {{"kind": ..., "text": ...}}.')
         text = value.get("text", "")
-        if value["kind"] == "json_schema" and isinstance(text, Mapping | bool):
-            text = json.dumps(text)
+        if value["kind"] == "json_schema" and isinstance(text, Mapping):
+            try:
+                text = json.dumps(text)
+            except (TypeError, ValueError, RecursionError) as problem:
+                raise InputError(f"The JSON schema is not JSON: {problem}.") from None
         return cls(value["kind"], text)
 
     def source(self) -> str:
@@ -94,20 +97,20 @@ def check_schema(text: str) -> None:
     """Raise InputError unless `text` is a JSON schema that can be enforced; it names the part that cannot."""
     try:
         schema = json.loads(text)
-        error = fault(of_schema(text))
+        source = of_schema(text) if isinstance(schema, dict) else ""
     except (ValueError, RecursionError) as problem:
         reason = "it is nested too deeply" if isinstance(problem, RecursionError) else problem
         raise InputError(f"The JSON schema does not parse as JSON: {reason}.") from None
-    if not isinstance(schema, dict | bool):
-        raise InputError(f"The JSON schema is {text[:80]}, but it must be an object such as {{}} or a boolean.")
-    if error:
+    if not isinstance(schema, dict):
+        raise InputError(f"The JSON schema is {text[:80]}, but it must be an object ({{}} for any value).")
+    if error := fault(source):
         at, error = culprit(schema, error)
         raise InputError(f"The JSON schema cannot be enforced at {at or 'its root'}: {brief(error)}.")
 
 
-def culprit(schema: Any, error: str) -> tuple[str, str]:
-    """(JSON pointer, complaint) of the deepest part that is unusable by itself."""
-    shared = {key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, dict) and key in schema}
+def culprit(schema: dict[str, Any], error: str) -> tuple[str, str]:
+    """(JSON pointer, complaint) of the deepest part that cannot be used by itself."""
+    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     pointer, found = "", True
     while found:
         found = False
@@ -118,9 +121,9 @@ def culprit(schema: Any, error: str) -> tuple[str, str]:
     return pointer, error
 
 
-def parts(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+def parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The schemas directly inside a schema, with their pointers; `true` and `false` are no culprits."""
-    for key, value in schema.items() if isinstance(schema, dict) else ():
+    for key, value in schema.items():
         inner: list[tuple[str, Any]] = []
         if key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(value, dict):
             inner = [(f"/{key}/{name}", part) for name, part in value.items()]

@@ -43,6 +43,8 @@ class Subscription:
         self.chunks: asyncio.Queue[Chunk | BaseException] = asyncio.Queue()
         self.left = len(requests)
         """Samples whose last chunk has not been taken."""
+        self.orphaned = False
+        """The event loop that listened is closed."""
         self._loop = loop
 
     async def news_to_come(self) -> list[Chunk]:
@@ -61,7 +63,10 @@ class Subscription:
         return cast(list[Chunk], items)
 
     def put(self, item: Chunk | BaseException) -> None:
-        self._loop.call_soon_threadsafe(self.chunks.put_nowait, item)
+        self._post(self.chunks.put_nowait, item)
+
+    def _post(self, function: Callable[..., object], *args: object) -> None:
+        self.orphaned |= not _post(self._loop, function, *args)
 
     def news(self) -> bool:
         """Send what is new; True while samples are unfinished."""
@@ -84,7 +89,7 @@ class Subscription:
 
     def _end(self, trip: Trip) -> None:
         if self.ticket is not None:
-            self._loop.call_soon_threadsafe(self.ticket.ended, trip)
+            self._post(self.ticket.ended, trip)
 
 
 class AsyncLLM:
@@ -182,13 +187,13 @@ class AsyncLLM:
                 for request in requests:
                     self.llm.engine.abort(request)
                 if ticket is not None:
-                    loop.call_soon_threadsafe(ticket.refused)
-                loop.call_soon_threadsafe(_settle, future, None, error)
+                    _post(loop, ticket.refused)
+                _post(loop, _settle, future, None, error)
                 return
             subscription = Subscription(requests, loop, ticket, arrived)
             entered.append(subscription)
             self._live.append(subscription)
-            loop.call_soon_threadsafe(_settle, future, subscription, None)
+            _post(loop, _settle, future, subscription, None)
 
         def leave() -> None:
             for subscription in entered:
@@ -226,13 +231,20 @@ class AsyncLLM:
                 if self.llm.engine.busy:
                     self.llm.engine.step()
                 self._publish()
-                self._live = [s for s in self._live if s.news()]
+                self._live = [s for s in self._live if self._tell(s)]
         except BaseException as error:
             log.exception("The engine thread died; every request in flight fails.")
             self._death = error
             for subscription in self._live:
                 subscription.die(error)
             self._turn_away()
+
+    def _tell(self, subscription: Subscription) -> bool:
+        """Send the news of a subscription; False when it is over."""
+        going_on = subscription.news()
+        if subscription.orphaned:
+            self._abort(subscription)
+        return going_on and not subscription.orphaned
 
     def _publish(self) -> None:
         """Renew the snapshot, before the news: who has seen a request's end finds it counted."""
@@ -267,6 +279,15 @@ class AsyncLLM:
 
     async def __aexit__(self, *exc: object) -> None:
         await asyncio.to_thread(self.close)
+
+
+def _post(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: object) -> bool:
+    """Call `function` in the loop's thread; False when the loop is closed, which is no reason for an engine to die."""
+    try:
+        loop.call_soon_threadsafe(function, *args)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _settle(future: "asyncio.Future[Subscription]", value: Subscription | None, error: BaseException | None) -> None:

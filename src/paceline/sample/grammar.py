@@ -10,6 +10,7 @@ The end of sequence is allowed exactly where the text so far is complete, and af
 
 from collections.abc import Callable, Sequence
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,15 +43,16 @@ class Place:
 class Parse:
     """One request's parser and its masks."""
 
-    def __init__(self, fresh: "LLMatcher", size: int, eos: Sequence[int]) -> None:
-        """`fresh`: a parser at the beginning, which is only copied. `size`: of the vocabulary."""
-        self._fresh, self._size, self._eos = fresh, size, list(eos)
-        self._parser = fresh.deep_copy()
+    def __init__(self, compile: "Callable[[bool], LLMatcher]", size: int, eos: Sequence[int]) -> None:
+        """`compile`: a parser at the beginning, which is only copied; with True a new one. `size`: of the
+        vocabulary."""
+        self._compile, self._size, self._eos = compile, size, list(eos)
         self._trail: list[Place] = []
         """Where the parser stands: every place from the first token on."""
         self._masks: dict[Place, Tensor] = {}
         self.failure: str | None = None
         """Why the parser gave up at some place, in its own words."""
+        self._restart()
 
     def mask(self, place: Place) -> Tensor:
         """Which tokens may follow, bool [V] on the CPU: none once the parser has given up, nothing but the end of
@@ -62,19 +64,29 @@ class Parse:
         return self._masks[place]
 
     def _compute(self, place: Place) -> Tensor:
+        """The mask, by a new parser if this one gives up: copies share their lexer and what is left of its limits, and
+        what other paths used up must not count."""
         error = ""
-        for _ in range(2):  # what other paths used up of the parser's limits must not count: try afresh
-            reached = self._go(place)
-            bits = self._parser.compute_bitmask() if reached else b""
+        for anew in (False, True):
+            if anew:
+                self._restart(anew)
+            refused = self._go(place)
+            if refused is not None:
+                self._doubt(refused)
+            bits = b"" if refused else self._parser.compute_bitmask()
             if not self._parser.is_error():
-                return self._unpack(bits, ends=self._parser.is_accepting() if reached else True)
+                return self._unpack(bits, ends=self._parser.is_accepting() if refused is None else True)
             error = self._parser.get_error()
-            self._parser, self._trail = self._fresh.deep_copy(), []
         self.failure = brief(error)
+        self._restart()
         return torch.zeros(self._size, dtype=torch.bool)
 
-    def _go(self, place: Place) -> bool:
-        """Move the parser there; False where the path is not one of the grammar, or goes on after its end."""
+    def _restart(self, anew: bool = False) -> None:
+        self._parser, self._trail = self._compile(anew).deep_copy(), []
+
+    def _go(self, place: Place) -> Place | None:
+        """Move the parser there, or to where the path leaves the grammar or goes on after its end: the first place
+        refused."""
         ahead: list[Place] = []
         trail = self._trail
         while place.before is not None and not (place.depth <= len(trail) and trail[place.depth - 1] is place):
@@ -85,9 +97,20 @@ class Parse:
             del trail[place.depth :]
         for step in reversed(ahead):
             if step.token in self._eos or not self._parser.try_consume_tokens([step.token]):
-                return False
+                return step
             trail.append(step)
-        return True
+        return None
+
+    def _doubt(self, refused: Place) -> None:
+        """The parser stands before `refused`, a token that it just did not take. It does so without a word, too, when
+        it has given up: make it speak if it, or its mask there, says that the token is possible."""
+        if refused.token in self._eos:
+            return
+        known = self._masks.get(refused.before) if refused.before else None
+        if known is None:
+            known = self._unpack(self._parser.compute_bitmask(), ends=False)
+        if known[refused.token]:
+            self._parser.consume_token(refused.token)
 
     def _unpack(self, bits: bytes, ends: bool) -> Tensor:
         mask = np.zeros(self._size, dtype=np.bool_)
@@ -106,14 +129,14 @@ class Grammars:
         self._vocabulary: LLTokenizer | None = None
         self._compiled: dict[Grammar, LLMatcher] = {}
 
-    def compile(self, grammar: Grammar) -> "LLMatcher":
+    def compile(self, grammar: Grammar, anew: bool = False) -> "LLMatcher":
         """A parser at its beginning, to be copied. InputError where no text of this vocabulary fits."""
         known = self._compiled.get(grammar)
-        if known is None:
+        if known is None or anew:
             known = self._new(grammar)
-            for old in list(self._compiled)[: len(self._compiled) - COMPILED + 1]:
-                self._compiled.pop(old, None)
             self._compiled[grammar] = known
+            for old in list(self._compiled)[:-COMPILED]:
+                self._compiled.pop(old, None)
         return known
 
     def _new(self, grammar: Grammar) -> "LLMatcher":
@@ -147,7 +170,7 @@ class Structure:
             return None
         if not request.eos:
             raise RefusalError("grammar cannot be served by a model without an end of sequence: no text could end.")
-        return Place(Parse(self.grammars.compile(grammar), self.grammars.size, sorted(request.eos)))
+        return Place(Parse(partial(self.grammars.compile, grammar), self.grammars.size, sorted(request.eos)))
 
     def advance(self, state: Place, token: int) -> Place:
         return Place(state.parse, state, token)

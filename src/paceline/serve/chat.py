@@ -17,7 +17,7 @@ from paceline.serve.generation import Generation
 from paceline.serve.parser import Content, Delta, Reasoning, ToolCall
 from paceline.serve.prompts import render, template, template_args
 from paceline.serve.protocol import ChatRequest
-from paceline.serve.responses import ERRORS, Chat
+from paceline.serve.responses import ERRORS, STREAM, Chat
 from paceline.serve.server import Here, Server
 from paceline.serve.sse import EventStream, event, json_unless_gone
 from paceline.serve.structure import chat_grammar, tool_choice
@@ -27,7 +27,7 @@ from paceline.serve.wishes import sampling_params, seeds
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/v1/chat/completions", responses={200: {"model": Chat}, **ERRORS})
+@router.post("/v1/chat/completions", responses={200: {"model": Chat, **STREAM}, **ERRORS})
 async def chat(body: ChatRequest, request: Request, server: Here) -> Response:
     """Answer a conversation."""
     server.check_model(body.model)

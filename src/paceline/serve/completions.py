@@ -17,7 +17,7 @@ from paceline.serve.errors import ApiError
 from paceline.serve.generation import Generation
 from paceline.serve.prompts import Prompt, as_prompts, encode
 from paceline.serve.protocol import CompletionRequest
-from paceline.serve.responses import ERRORS, Completion
+from paceline.serve.responses import ERRORS, STREAM, Completion
 from paceline.serve.server import Here, Server
 from paceline.serve.sse import EventStream, event, json_unless_gone
 from paceline.serve.structure import given_grammar
@@ -26,7 +26,7 @@ from paceline.serve.wishes import sampling_params, seeds
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/v1/completions", responses={200: {"model": Completion}, **ERRORS})
+@router.post("/v1/completions", responses={200: {"model": Completion, **STREAM}, **ERRORS})
 async def completions(body: CompletionRequest, request: Request, server: Here) -> Response:
     """Continue texts."""
     server.check_model(body.model)

@@ -61,6 +61,8 @@ class JsonReader:
             if char in "{[":
                 self.stack.append(char)
                 self.want = "first key" if char == "{" else "first"
+            elif not self.stack:
+                return False
             elif char == '"':
                 self.token, self.want = char, "string"
             elif char in "-0123456789tfn":

@@ -19,6 +19,7 @@ from paceline.serve.errors import ApiError
 from paceline.serve.guard import LAST_WORD_S, Guard
 from paceline.serve.logs import log_call
 from paceline.serve.metrics import CONTENT_TYPE, Metrics
+from paceline.serve.server import served_name
 from paceline.serve.settings import Settings
 from paceline.serve.sse import json_response
 from paceline.serve.stats import stats
@@ -132,7 +133,7 @@ def install(app: FastAPI, llm: AsyncLLM, settings: Settings) -> Operation:
     """Put the guard, the probes and the warm-up around `app`. InputError for keys that cannot be read."""
     operation = app.state.operation = Operation(llm, settings)
     if settings.otel_endpoint is not None:
-        operation.tracer = Tracer(exporter(settings.otel_endpoint), settings.model_name or llm.llm.text.path.name)
+        operation.tracer = Tracer(exporter(settings.otel_endpoint), served_name(llm, settings))
     app.include_router(router)
     app.add_middleware(Guard, operation=operation)
     if settings.cors_origins:

@@ -51,6 +51,8 @@ class Usage(Shape):
     speculation: Speculated
 
 
+STREAM: dict[str, Any] = {"content": {"text/event-stream": {}}}
+"""The other form of an answer: events of chunks, then [DONE]."""
 Finish = Literal["stop", "length", "tool_calls"]
 Piece = tuple[str, str]
 """(text, author): "target" or the drafter's name."""

@@ -27,8 +27,7 @@ class Server:
     @property
     def model(self) -> str:
         """The name under which the model is served."""
-        given = self.llm.llm.options.model
-        return self.settings.model_name or ("demo" if given is None else Path(given).name)
+        return served_name(self.llm, self.settings)
 
     @property
     def max_len(self) -> int:
@@ -56,6 +55,12 @@ class Server:
             return params
 
         return await asyncio.to_thread(work)
+
+
+def served_name(llm: AsyncLLM, settings: Settings) -> str:
+    """What the model is called where the settings do not say: the last part of its path or hub id."""
+    given = llm.llm.options.model
+    return settings.model_name or ("demo" if given is None else Path(given).name)
 
 
 def of_app(request: Request) -> Server:

@@ -47,7 +47,9 @@ class Settings:
 
     host: Annotated[str, _http("Address to listen on; 0.0.0.0 for every interface.")] = "127.0.0.1"
     port: Annotated[int, _http("Port to listen on; 0 for a free one.")] = 8000
-    model_name: Annotated[str | None, _http("Name of the model in the API. Default: the last part of its path.")] = None
+    model_name: Annotated[
+        str | None, _http("Name of the model in the API. Default: the last part of its path or id.")
+    ] = None
     api_keys: Annotated[
         tuple[str, ...], _http("A key that clients may use; without any, everyone may.", "--api-key")
     ] = ()

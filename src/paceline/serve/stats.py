@@ -6,6 +6,7 @@ from typing import Any
 from paceline.core.request import SpecStats
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.build import paths
+from paceline.serve.server import served_name
 from paceline.serve.settings import Settings
 from paceline.verify import VERIFIERS
 
@@ -16,7 +17,7 @@ def stats(llm: AsyncLLM, settings: Settings, uptime: float) -> dict[str, Any]:
     total = now.speculation
     return {
         "uptime_s": uptime,
-        "model": settings.model_name or llm.llm.text.path.name,
+        "model": served_name(llm, settings),
         "draft": Path(draft).name if (draft := paths(llm.llm.options)[1]) is not None else None,
         "drafters": sorted(name for name in list(engine.cards) if "+" not in name),
         "default_drafter": engine.config.drafter,
