@@ -4,9 +4,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from paceline.bench.files import cpu_name
 from paceline.bench.harness import Cell, Run
 from paceline.bench.limit import Limit
-from paceline.bench.report import Report, Row, cells, cpu_name
+from paceline.bench.report import Report, Row, cells
 from paceline.core.errors import InputError
 
 

@@ -20,9 +20,10 @@ from threading import Timer
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.bench.busy import Watch
+from paceline.bench.files import number, save_json
 from paceline.bench.harness import WARM_UP, groups
 from paceline.bench.prompts import encode, read_prompts
-from paceline.bench.report import machine, number, save_json
+from paceline.bench.report import machine
 from paceline.core.errors import InputError, PacelineError
 
 if TYPE_CHECKING:

@@ -15,8 +15,9 @@ from math import exp, fsum, isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from paceline.bench.files import save_json, versions
 from paceline.bench.prompts import encode, read_prompts, read_text
-from paceline.bench.report import machine, save_json, versions
+from paceline.bench.report import machine
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.engine.build import Options, build, paths

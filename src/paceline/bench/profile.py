@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import torch
 
 from paceline.bench.busy import Watch
+from paceline.bench.files import save, save_json
 from paceline.bench.limit import read_speed
-from paceline.bench.report import save, save_json
 from paceline.bench.svg import Chart
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams

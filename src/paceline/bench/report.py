@@ -1,17 +1,14 @@
 """What a benchmark says: rows, the machine's limit, and everything needed to repeat it."""
 
-import json
-import os
-import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from paceline.bench.files import host, number, save_json
 from paceline.bench.harness import Cell, Run
 from paceline.bench.limit import Limit
-from paceline.core.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -140,50 +137,12 @@ def cells(row: Row, guarantee: str) -> list[str]:
     ]
 
 
-def number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
-
-
 def machine(device: str) -> dict[str, Any]:
     """The machine that was measured."""
-    import psutil
     import torch
 
     return {
-        "cpu": cpu_name(),
-        "cores": os.cpu_count(),
+        **host(),
         "threads": torch.get_num_threads(),
-        "memory_bytes": psutil.virtual_memory().total,
-        "platform": platform.platform(),
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
     }
-
-
-def cpu_name() -> str:
-    """The processor's name as Linux gives it, else as Python does."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
-
-
-def versions() -> Mapping[str, str]:
-    """Of Python and the libraries that matter."""
-    from importlib.metadata import version
-
-    return {"python": platform.python_version(), **{n: version(n) for n in ("paceline", "torch", "transformers")}}
-
-
-def save_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Raises InputError when the file cannot be written."""
-    save(path, json.dumps(document, indent=2, allow_nan=False, default=str) + "\n")
-
-
-def save(path: Path, text: str) -> None:
-    """Raises InputError when the file cannot be written."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path} cannot be written ({error.strerror}); give another file.") from None

@@ -7,10 +7,11 @@ from typing import Any, Literal
 
 from paceline.bench import limit
 from paceline.bench.busy import Watch
+from paceline.bench.files import versions
 from paceline.bench.harness import PLAIN, Cell, Plan, Results, groups, measure
 from paceline.bench.identity import Referee
 from paceline.bench.prompts import encode, read_prompts
-from paceline.bench.report import Report, Row, machine, versions
+from paceline.bench.report import Report, Row, machine
 from paceline.core.errors import InputError, RefusalError
 from paceline.core.params import SamplingParams
 from paceline.core.registry import refusal

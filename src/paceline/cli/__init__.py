@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli import load
 from paceline.cli.options import EngineArgs, SamplingArgs, command, option
 from paceline.cli.serve import ServingArgs
 from paceline.serve.settings import Settings
@@ -85,7 +86,17 @@ def chat(
     chat(engine, sampling, system, color=color)
 
 
-@app.command(epilog="Example: paceline bench --prompts gsm8k_test.jsonl --methods all --batch 1,8 --json out.json")
+bench_app = typer.Typer(
+    invoke_without_command=True,
+    subcommand_metavar="[COMMAND [ARGS]...]",
+    epilog="Example: paceline bench --prompts gsm8k_test.jsonl --methods all --batch 1,8 --json out.json",
+)
+app.add_typer(bench_app, name="bench")
+bench_app.command(epilog=load.SERVE_EXAMPLE)(load.serve)
+bench_app.command(epilog=load.RECORD_EXAMPLE)(load.record)
+
+
+@bench_app.callback()
 @command
 def bench(
     *,
@@ -122,6 +133,8 @@ def bench(
 ) -> None:  # fmt: skip
     """Compare drafters on your prompts: speed, and whether the text stays the same.
 
+    [bold]paceline bench serve[/bold] measures a running server under load instead; its options follow its name.
+
     All methods run in turns on one engine and are compared with plain decoding (none) in the same run. EOS is
     respected, the chat template applied where there is one, and other sampling settings are the checkpoint's.
 
@@ -140,8 +153,11 @@ def bench(
     with a draft model and with prompt lookup, in bf16 and 8-bit. ratio there is Paceline over the tool, in that row's
     setting; same counts the answers equal to Paceline's plain ones.
     """
-    from paceline.cli.bench import alone, bench, check, compare, needed, quality
+    from paceline.cli.bench import alone, bench, check, compare, needed, quality, unused
 
+    if context.invoked_subcommand is not None:
+        unused(context, context.invoked_subcommand)
+        return
     if perplexity:
         alone(context)
         quality(engine, prompts, num_prompts, json)

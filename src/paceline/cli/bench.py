@@ -104,8 +104,9 @@ def time_parts(
     """`--profile`: time a step by part, print it, draw it, and write it to `json` beside what is in the report."""
     from rich.console import Console
 
+    from paceline.bench.files import versions
     from paceline.bench.profile import profile
-    from paceline.bench.report import machine, versions
+    from paceline.bench.report import machine
     from paceline.core.params import SamplingParams
 
     options = engine.options()
@@ -152,10 +153,23 @@ def progress() -> Iterator[Callable[[int, int, str], None]]:
 
 def alone(context: typer.Context) -> None:
     """Raise InputError for an option that was given beside --perplexity and plays no part in it."""
+    for name in given(context):
+        if name not in QUALITY:
+            raise InputError(f"--perplexity is a measurement of its own; leave out --{name.replace('_', '-')}.")
+
+
+def unused(context: typer.Context, command: str) -> None:
+    """Raise InputError for an option that was given before the name of a sub-command."""
+    for name in given(context):
+        raise InputError(f"--{name.replace('_', '-')} stands before {command}; give the options of {command} after it.")
+
+
+def given(context: typer.Context) -> Iterator[str]:
+    """The parameters that the user set."""
     for name in context.params:
         source = context.get_parameter_source(name)
-        if name not in QUALITY and source is not None and source.name != "DEFAULT":
-            raise InputError(f"--perplexity is a measurement of its own; leave out --{name.replace('_', '-')}.")
+        if source is not None and source.name != "DEFAULT":
+            yield name
 
 
 def check(profile: bool, plot: Path | None, peers: Path | None) -> None:
@@ -183,7 +197,9 @@ def split(words: str, kind: Callable[[str], T], name: str) -> list[T]:
     return list(dict.fromkeys(values))
 
 
-EXAMPLES = {"batch": "1,8", "temperature": "0,1", "methods": "none,ngram"}
+EXAMPLES = {
+    "batch": "1,8", "temperature": "0,1", "methods": "none,ngram", "rate": "1,2,4", "speed": "1,2", "clients": "1,8",
+}  # fmt: skip
 QUALITY = {
     "perplexity", "prompts", "num_prompts", "json", "model", "dtype", "quantize", "device", "threads", "max_model_len",
     "memory", "revision", "token",
