@@ -5,7 +5,7 @@ import json
 import logging
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import httpx2
@@ -13,6 +13,9 @@ import psutil
 import pytest
 
 from paceline import LLM, AsyncLLM, SamplingParams
+from paceline.core.forest import ROOT, Forest, Law
+from paceline.core.verdict import Verdict
+from paceline.draft import Ask, View
 from paceline.serve.run import raise_file_limit
 from paceline.serve.settings import Settings
 from tests.serve.conftest import DEMO, running
@@ -188,6 +191,18 @@ async def test_kv_exhausted_loses_nothing(llm: LLM) -> None:
 NONSENSE: list[Any] = [None, ["x"], [10**9], [-1], [(1, 5)], [(1, 2, 3)], 7, [1.5], [None]]
 
 
+class Liar:
+    """A drafter that no registry checked: its nodes are for a place that did not ask, with tokens that do not exist."""
+
+    def draft(self, asks: Sequence[Ask], view: View) -> Forest:
+        forest = Forest()
+        forest.add(len(asks) + 5, 10**9, ROOT, law=Law.POINT)
+        return forest
+
+    def learn(self, view: View, verdict: Verdict) -> None:
+        raise AssertionError("nothing was accepted")
+
+
 def test_drafters_that_raise_or_return_nonsense(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
     """The request goes on without its drafter, and that is counted and logged."""
     answers = iter([*NONSENSE, OSError("no luck")])
@@ -204,10 +219,16 @@ def test_drafters_that_raise_or_return_nonsense(llm: LLM, caplog: pytest.LogCapt
             body = {**WISH, "prompt": PROMPTS[0], "seed": i, "max_tokens": 9}
             response = httpx2.post(f"{url}/v1/completions", json=body, timeout=60)
             assert response.json()["choices"][0]["text"] == solo(llm, PROMPTS[0], i, max_tokens=9), i
+        engine.llm.engine.drafters["ngram"] = Liar()
+        for i in range(2):
+            body = {**WISH, "prompt": PROMPTS[0], "seed": i, "max_tokens": 9, "speculation": {"drafter": "ngram"}}
+            response = httpx2.post(f"{url}/v1/completions", json=body, timeout=60)
+            assert response.json()["choices"][0]["text"] == solo(llm, PROMPTS[0], i, max_tokens=9)
         metrics, stats = httpx2.get(f"{url}/metrics").text, httpx2.get(f"{url}/stats").json()
     engine.close()
-    assert count(metrics, 'drafter_errors_total{drafter="user"}') == len(NONSENSE) + 1 == stats["drafter_errors"]
-    assert sum("its 1 requests go on without it" in r.message for r in caplog.records) == len(NONSENSE) + 1
+    assert count(metrics, 'drafter_errors_total{drafter="user"}') == len(NONSENSE) + 1
+    assert count(metrics, 'drafter_errors_total{drafter="ngram"}') == 2 == stats["drafter_errors"] - len(NONSENSE) - 1
+    assert sum("its 1 requests go on without it" in r.message for r in caplog.records) == len(NONSENSE) + 3
 
 
 def test_a_clock_that_jumps(busy: str, monkeypatch: pytest.MonkeyPatch) -> None:
