@@ -3,7 +3,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from paceline.bench.load.plot import Axis, Panel, svg
+from paceline.bench.load.plot import Axis, Panel, around, svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -15,6 +15,12 @@ def test_axes() -> None:
     log = Axis(1.0, 100.0, 300.0, 100.0, log=True)
     assert log.at(10.0) == pytest.approx(200.0) and log.ticks() == [1, 2, 5, 10, 20, 50, 100]
     assert Axis(1.0, 1e6, 0.0, 1.0, log=True).ticks() == [10.0**d for d in range(7)]
+
+
+def test_a_logarithmic_axis_has_two_ticks_at_least() -> None:
+    assert [around(v) for v in (1.0, 3.0, 499.0, 500.0, 0.07)] == [(1, 2), (2, 5), (200, 500), (500, 1000), (0.05, 0.1)]
+    drawn = svg("t", "x", [1.0], [Panel("a", {"b": [500.0]}, log=True)])
+    assert ">200</text>" in drawn and ">1000</text>" in drawn
 
 
 def test_every_finite_value_is_a_point() -> None:

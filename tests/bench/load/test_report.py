@@ -61,6 +61,13 @@ def test_other_doubts() -> None:
     assert doubts(cell(failed)) == ["1 x HTTP 429: The queue is full."]
 
 
+def test_a_short_run_is_mostly_its_end() -> None:
+    slow = [*answers(), replace(answers()[0], ended=5.0)]
+    assert "last 2.0 of 5.0 s had no arrivals" in doubts(cell(slow))[0]
+    assert doubts(cell(slow, closed=True)) == []
+    assert doubts(cell([replace(a, intended=0.0, fired=0.0) for a in slow])) == [], "all at once is nothing but its end"
+
+
 def test_a_baseline_is_called_one() -> None:
     assert any("baseline" in note for note in report(cell(answers(), closed=True)).notes())
     assert not any("baseline" in note for note in report(cell(answers())).notes())

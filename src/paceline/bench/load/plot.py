@@ -69,10 +69,19 @@ def svg(title: str, x_label: str, xs: Sequence[float], panels: Sequence[Panel]) 
     return "\n".join([head, style, *body, "</svg>", ""])
 
 
+def around(value: float) -> tuple[float, float]:
+    """The neighbours of a value among ..., 1, 2, 5, 10, ..."""
+    decade = 10.0 ** math.floor(math.log10(value))
+    marks = [mark * decade for mark in (1, 2, 5, 10)]
+    return max(mark for mark in marks if mark <= value), min(mark for mark in marks if mark > value)
+
+
 def _panel(panel: Panel, x_axis: Axis, xs: Sequence[float], keep: Sequence[int], top: float) -> list[str]:
     values = panel.values() or [1.0]
-    low = min(values) / 1.3 if panel.log else 0.0
-    y_axis = Axis(low, max(max(values) * (1.3 if panel.log else 1.05), 1e-9), top + PANEL, top, panel.log)
+    if panel.log:
+        y_axis = Axis(around(min(values) / 1.05)[0], around(max(values) * 1.05)[1], top + PANEL, top, log=True)
+    else:
+        y_axis = Axis(0.0, max(max(values) * 1.05, 1e-9), top + PANEL, top)
     out = [text(LEFT, top - 6, panel.title)]
     for value in y_axis.ticks():
         y = y_axis.at(value)

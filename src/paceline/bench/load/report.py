@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 LATE = 1.0
 """Milliseconds: a timer of an event loop is no finer."""
 BUSY = 0.8
+DRAIN = 1 / 3
+"""Share of a run after its last arrival that distorts rates."""
 QUANTILES = ("mean", "p50", "p90", "p95", "p99", "max")
 METRICS = {
     "ttft": "TTFT", "tpot": "TPOT", "tbt": "TBT", "e2e": "E2E", "ttft_sent": "TTFT from sending",
@@ -127,6 +129,10 @@ def doubts(cell: Cell) -> list[str]:
                      "the latencies; use an idler machine, or less load.")  # fmt: skip
     if generator.busy > BUSY:
         found.append(f"this program used {generator.busy:.0%} of a core; it may be what limits the figures.")
+    last = max((a.intended for a in cell.answers), default=0.0)
+    if not cell.closed and last > 0 and summary.seconds - last > DRAIN * summary.seconds:
+        found.append(f"the last {summary.seconds - last:.1f} of {summary.seconds:.1f} s had no arrivals, which lowers "
+                     "req/s, tok/s and goodput; send for longer, unless the server is overloaded.")  # fmt: skip
     if not summary.counted:
         found.append("the server told no usage, so chunks are counted as tokens.")
     found += [f"{count} x {kind}: {summary.examples.get(kind, '')}" for kind, count in summary.errors.items()]
