@@ -22,7 +22,7 @@ from paceline.verify import Case
 from paceline.verify.exact import Exact
 from tests.tiny import tiny_checkpoint
 
-COMMANDS = ["generate", "chat", "bench", "info", "demo"]
+COMMANDS = ["generate", "chat", "serve", "bench", "info", "demo"]
 
 
 @pytest.fixture(scope="module")

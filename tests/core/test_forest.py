@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.core.errors import IntegrityError
+from paceline.core.errors import InputError, IntegrityError
 from paceline.core.forest import MAX_CANDIDATES, NO_ROW, ROOT, Forest, Law, Role, join
 
 
@@ -136,3 +136,34 @@ def test_probes_count_among_the_rows_of_a_tree_word():
     forest = join([[1]], [part], [100])
     assert sum(row != NO_ROW for row in forest.row) == 1 + MAX_CANDIDATES
     assert forest.role.count(Role.PROBE) == 40 and forest.row[-1] == NO_ROW and len(forest) == 1 + 64 + 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("token", 50, "token 50"),
+        ("token", -1, "token -1"),
+        ("token", 1.0, "token 1.0"),
+        ("request", 2, "place 2"),
+        ("parent", 1, "hangs below 1"),
+        ("parent", -2, "hangs below -2"),
+        ("role", Role.GIVEN, "is given"),
+        ("q_row", 0, "row of q"),
+    ],
+)
+def test_what_a_drafter_made_wrong_is_named(field: str, value: object, words: str) -> None:
+    forest = Forest()
+    forest.add(1, 7, ROOT, law=Law.POINT)
+    forest.add(1, 8, 0, law=Law.POINT)
+    forest.check({1}, 50)
+    getattr(forest, field)[1] = value
+    with pytest.raises(InputError, match=words):
+        forest.check({1}, 50)
+
+
+def test_a_parent_is_of_the_same_request() -> None:
+    forest = Forest()
+    forest.add(0, 7, ROOT, law=Law.POINT)
+    forest.add(1, 8, 0, law=Law.POINT)
+    with pytest.raises(InputError, match="hangs below 0"):
+        forest.check({0, 1}, 50)

@@ -127,14 +127,20 @@ def draws(path: tuple[int, ...], seed: int = 0, point: bool = False) -> Draws:
     log_q = (2 * torch.randn(V, generator=g, dtype=torch.float64)).log_softmax(-1)
     noise = -torch.log(-torch.log(torch.rand(V, generator=g, dtype=torch.float64)))
     score, token = (log_q + (0.0 if point else noise)).sort(descending=True)
-    return Draws(token.tolist(), log_q[token].tolist(), score.tolist())
+    return Draws(token.tolist(), log_q[token].tolist(), score.tolist(), float((2 * log_q).exp().sum()))
 
 
 class ByTheBook(dyspec.Chances):
     """The paper's estimate: a child is accepted with its share of what was left of q."""
 
-    def of(self, rank: int, share: float) -> float:
-        return share
+    def of(self, draws: Draws, rank: int) -> float:
+        return dyspec.share(draws, rank)
+
+    def next(self, draws: Draws, drawn: int) -> float:
+        return 1.0
+
+    def first(self) -> float:
+        return 1.0
 
 
 class Roomy(Tree):
@@ -149,8 +155,8 @@ def drive(
     """One tree of `method`, without a model."""
     if isinstance(method, type):
         method = object.__new__(method)
-        method.chances = ByTheBook()
-    ask: Any = SimpleNamespace(item=SimpleNamespace(nodes=nodes))
+        method.chances, method.least = ByTheBook(), {}
+    ask: Any = SimpleNamespace(item=SimpleNamespace(nodes=nodes, depth=99))
     tree = make(ask, 0, law)
     method.plant(tree)
     tree.fresh = [ROOT]
@@ -294,8 +300,6 @@ def one_by_one(nodes: int, seed: int) -> tuple[list[tuple[int, ...]], list[float
     while items and len(out) < nodes:
         items.sort(key=lambda it: (-it[0], it[1]))
         value, number, path, _ = items.pop(0)
-        if value < dyspec.LEAST:
-            break
         law = draws(path, seed)
         rest = residual.setdefault(path, {t: math.exp(x) for t, x in zip(law.token, law.log_q)})
         token = next(t for t in law.token if t in rest)
@@ -331,7 +335,9 @@ def test_values_popped_never_rise(monkeypatch: MonkeyPatch) -> None:
 def test_the_threshold_of_the_last_pop_gives_the_same_tree() -> None:
     for seed in range(40):
         want, values = one_by_one(8, seed)
-        tree = drive(dyspec.DySpecThreshold, (1 + 1e-9) / values[-1], seed, make=Roomy)
+        method = dyspec.DySpecThreshold.__new__(dyspec.DySpecThreshold)
+        method.chances, method.least = ByTheBook(), {8: values[-1] * (1 - 1e-9)}
+        tree = drive(method, 8, seed, make=Roomy)
         assert set(paths(tree)) == set(want)
 
 
@@ -364,16 +370,28 @@ def test_a_revised_tree_keeps_only_the_rows_that_stay() -> None:
 
 
 def test_chances_begin_with_the_papers_and_are_learned() -> None:
-    chances = dyspec.Chances()
-    assert chances.of(0, 0.52) == pytest.approx(0.55) and chances.of(7, 0.0) == pytest.approx(0.05)
+    rates = dyspec.Rates()
+    assert all(
+        rates.of(rank, share) == pytest.approx(share, abs=0.08) for rank in range(4) for share in (0, 0.3, 0.5, 1)
+    )
+    assert rates.of(0, 0.99) > rates.of(0, 0.97) > 0.95
+    before = rates.of(0, 0.31)
     for _ in range(1000):
-        chances.count(1, 0.31, True)
-    assert chances.of(1, 0.39) > 0.99 and chances.of(0, 0.39) == pytest.approx(0.35)
+        rates.count(1, 0.31, True)
+    assert rates.of(1, 0.31) > 0.99 and rates.of(0, 0.31) == before
     law = draws((), 3)
-    for rank, share in enumerate(dyspec.shares(law, 4)):
-        before = 1 - sum(map(math.exp, law.log_q[:rank]))
-        assert share * before == pytest.approx(math.exp(law.log_q[rank]))
-    assert ByTheBook().left(law, 3) == pytest.approx(1 - sum(map(math.exp, law.log_q[:3])))
+    q = [math.exp(x) for x in law.log_q]
+    for rank in range(4):
+        left = 1 - sum(q[:rank])
+        assert dyspec.share(law, rank) * left == pytest.approx(q[rank])
+        assert dyspec.average(law, rank) == pytest.approx(sum((x / left) ** 2 for x in q[rank:]))
+
+
+def test_a_draw_waits_while_another_is_likelier_to_be_accepted() -> None:
+    """Of two draws that are reached alike, the one whose law is sharper comes first."""
+    sharp, flat = Draws([0, 1], [math.log(0.9), math.log(0.1)], [], 0.82), Draws([0, 1], [math.log(0.5)] * 2, [], 0.5)
+    memo = dyspec.Heap(drawn={0: 0, 1: 0}, reached={0: 0.5, 1: 0.5}, laws={0: flat, 1: sharp})
+    assert memo.worth(dyspec.Chances(), 1) > memo.worth(dyspec.Chances(), 0)
 
 
 def test_what_was_examined_is_what_is_counted() -> None:
@@ -381,10 +399,12 @@ def test_what_was_examined_is_what_is_counted() -> None:
     laws = {p: draws(tree.path(p), 5) for p in (ROOT, *range(len(tree.token)))}
     second = children(tree, ROOT)[1]
     chances = dyspec.Chances()
-    before = [list(row) for row in chances.tries]
+    kinds = (chances.drawn, chances.ahead)
+    before = [[list(row) for row in kind.tries] for kind in kinds]
     dyspec.count(chances, tree, [second], laws)
-    grown = [sum(a) - sum(b) for a, b in zip(chances.tries, before)]
-    assert grown[1] >= 1 and sum(grown) == 2 + len(children(tree, second))
+    for kind, old in zip(kinds, before):
+        grown = [sum(a) - sum(b) for a, b in zip(kind.tries, old)]
+        assert grown[1] >= 1 and sum(grown) == 2 + len(children(tree, second))
 
 
 # -- sequoia -----------------------------------------------------------------------------------------------------------

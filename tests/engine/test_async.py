@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -65,6 +66,33 @@ async def test_a_bad_request_harms_nobody(engine: AsyncLLM) -> None:
     with pytest.raises(InputError, match="empty"):
         await engine.generate([[]], GREEDY)
     assert len((await good)[0].token_ids) == 16
+
+
+async def test_several_prompts_enter_together_or_not_at_all(engine: AsyncLLM, llm: LLM) -> None:
+    ids = [llm.text.encode(p) for p in PROMPTS]
+    with pytest.raises(InputError, match="empty"):
+        await engine.submit([(ids[0], GREEDY), ([], GREEDY)])
+    assert not engine.llm.engine.busy
+    subscription = await engine.submit([(prompt, dataclasses.replace(GREEDY, n=2)) for prompt in ids])
+    texts = [""] * 6
+    while chunks := await subscription.news_to_come():
+        for chunk in chunks:
+            texts[chunk.index] += chunk.text
+    want = llm.generate(PROMPTS, GREEDY, progress=False)
+    assert texts == [out.text for out in want for _ in range(2)]
+
+
+async def test_a_caller_that_leaves_at_the_door_leaves_nothing_behind(engine: AsyncLLM) -> None:
+    entered = threading.Event()
+    engine._inbox.put(lambda: entered.wait(10) and None)
+    task = asyncio.create_task(engine.generate(PROMPTS[0], dataclasses.replace(GREEDY, max_tokens=400)))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    entered.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await engine.generate(PROMPTS[1], GREEDY)
+    assert not engine.llm.engine.busy
 
 
 async def test_the_death_of_the_engine_reaches_every_caller(pair: tuple[Path, Path]) -> None:

@@ -22,7 +22,7 @@ from paceline.engine.judge import Judge
 from paceline.engine.loop import Engine
 from paceline.engine.stop import Stopper
 from paceline.sample.grammar import Parse, Place, Structure
-from paceline.verify import chain, kseq, rrs
+from paceline.verify import chain, kseq, rrs, walk
 from paceline.verify.exact import Exact
 from tests.lossless.cases import FEATURES, Setting, Wish, check
 from tests.lossless.test_law import worst_p
@@ -32,8 +32,8 @@ def shared_noise_under_chain(patch: MonkeyPatch) -> None:
     """1: the residual is drawn with the very noise that drew the draft."""
 
     def draw(p: torch.Tensor, request: Any, depth: int) -> int:
-        key = chain.keys_tensor([request.draft_noise.key(request.index(depth), request.round, 0)])
-        return int((torch.log(p) + chain.gumbel(key, torch.arange(p.shape[0]))[0]).argmax())
+        key = walk.keys_tensor([request.draft_noise.key(request.index(depth), request.round, 0)])
+        return int((torch.log(p) + walk.gumbel(key, torch.arange(p.shape[0]))[0]).argmax())
 
     patch.setattr(chain, "draw", draw)
 
@@ -330,12 +330,11 @@ def stale_frontier(patch: MonkeyPatch) -> None:
 def siblings_share_a_parse(patch: MonkeyPatch) -> None:
     """The grammar's parser goes forward only: a node's mask is that of whatever path was asked for before it."""
 
-    def go(self: Parse, place: Place) -> bool:
+    def go(self: Parse, place: Place) -> None:
         if place.before is not None and place not in self._trail:
-            self._go(place.before)
+            go(self, place.before)
             self._parser.try_consume_tokens([place.token])
             self._trail.append(place)
-        return True
 
     patch.setattr(Parse, "_go", go)
 

@@ -49,6 +49,8 @@ BAD: list[tuple[str, dict[str, Any], str | None, str]] = [
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content", "only text"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content", "only text"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content", "a text or a list"),
+    (CHAT, {"messages": [{"role": "user"}]}, "messages[0]", "no content"),
+    (CHAT, {"messages": [{"role": "user", "content": "", "tool_calls": []}]}, "messages[0]", "only an assistant"),
     (CHAT, M | {"top_logprobs": 2}, "top_logprobs", "set logprobs"),
     (CHAT, M | {"max_tokens": 2, "max_completion_tokens": 3}, "max_tokens", "differ"),
     (CHAT, M | {"echo": True}, "echo", "Unknown parameter"),

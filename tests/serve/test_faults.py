@@ -3,10 +3,9 @@
 import asyncio
 import json
 import logging
-import socket
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import httpx2
@@ -14,6 +13,9 @@ import psutil
 import pytest
 
 from paceline import LLM, AsyncLLM, SamplingParams
+from paceline.core.forest import ROOT, Forest, Law
+from paceline.core.verdict import Verdict
+from paceline.draft import Ask, View
 from paceline.serve.run import raise_file_limit
 from paceline.serve.settings import Settings
 from tests.serve.conftest import DEMO, running
@@ -76,27 +78,28 @@ async def test_a_thousand_connections_at_once(busy: str, engine: AsyncLLM, llm: 
 
 def test_a_slow_reader_stalls_nobody_and_is_cut(engine: AsyncLLM) -> None:
     """It asks for much and reads nothing: memory stays bounded, others are served, its time ends."""
-    body = json.dumps({**LONG, "n": 4, "stream": True, "logprobs": 5, "speculation": {"trace": True}}).encode()
+    body = json.dumps({**LONG, "n": 3, "stream": True, "logprobs": 5, "speculation": {"trace": True}}).encode()
     with (
-        running(engine, Settings(request_timeout=4)) as url,
-        connect(url) as sock,
+        running(engine, Settings(request_timeout=5)) as url,
+        connect(url, receive=4096) as sock,
         httpx2.Client(base_url=url) as client,
     ):
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        assert client.post("/v1/completions", json={**WISH, "prompt": PROMPTS[1]}, timeout=60).status_code == 200
         before = psutil.Process().memory_info().rss
         sock.sendall(post(body))
         while not engine.snapshot.running:
             time.sleep(0.01)
-        for _ in range(5):
+        for _ in range(2):
             assert client.post("/v1/completions", json={**WISH, "prompt": PROMPTS[1]}, timeout=60).status_code == 200
         assert psutil.Process().memory_info().rss - before < 100 * 2**20
         assert idle(engine)
-        time.sleep(4)
+        time.sleep(5)
         sock.settimeout(30)
         received = b""
         while piece := sock.recv(1 << 16):  # ends because the server closes, not because we do
             received += piece
-        assert received.startswith(b"HTTP/1.1 200 ") and b"[DONE]" not in received
+        assert received.startswith(b"HTTP/1.1 200 ")
+        assert b'"code":"timeout"' in received or b"[DONE]" not in received
 
 
 def test_a_client_that_leaves_is_counted_and_costs_nothing_more(busy: str, engine: AsyncLLM) -> None:
@@ -158,8 +161,8 @@ def test_a_prompt_that_fills_the_context(busy: str, engine: AsyncLLM) -> None:
 
 
 async def test_kv_exhausted_loses_nothing(llm: LLM) -> None:
-    """A cache for four of sixteen requests: pre-empted, finished, each equal to its solo run."""
-    small = AsyncLLM(dtype="float32", memory=24 * 16 * llm.engine.bytes_per_token * 2)
+    """A cache for three of twelve requests: pre-empted, finished, each equal to its solo run."""
+    small = AsyncLLM(dtype="float32", memory=12 * 16 * llm.engine.bytes_per_token)
     with running(small, Settings()) as url:
         async with httpx2.AsyncClient(base_url=url, timeout=WAIT_S) as client:
 
@@ -170,22 +173,34 @@ async def test_kv_exhausted_loses_nothing(llm: LLM) -> None:
                     "prompt": PROMPTS[i % 3],
                     "seed": i,
                     "speculation": {"drafter": drafter},
-                    "max_tokens": 60,
+                    "max_tokens": 40,
                 }
                 response = await client.post("/v1/completions", json=body)
                 assert response.status_code == 200, response.text
                 answer: dict[str, Any] = response.json()
                 return answer
 
-            answers = await asyncio.gather(*(ask(i) for i in range(16)))
+            answers = await asyncio.gather(*(ask(i) for i in range(12)))
             stats = (await client.get("/stats")).json()
     small.close()
     assert stats["preemptions"] > 3 and stats["running"] == stats["waiting"] == stats["kv"]["used"] == 0
     for i, answer in enumerate(answers):
-        assert answer["choices"][0]["text"] == solo(llm, PROMPTS[i % 3], i, max_tokens=60)
+        assert answer["choices"][0]["text"] == solo(llm, PROMPTS[i % 3], i, max_tokens=40)
 
 
 NONSENSE: list[Any] = [None, ["x"], [10**9], [-1], [(1, 5)], [(1, 2, 3)], 7, [1.5], [None]]
+
+
+class Liar:
+    """A drafter that no registry checked: its nodes are for a place that did not ask, with tokens that do not exist."""
+
+    def draft(self, asks: Sequence[Ask], view: View) -> Forest:
+        forest = Forest()
+        forest.add(len(asks) + 5, 10**9, ROOT, law=Law.POINT)
+        return forest
+
+    def learn(self, view: View, verdict: Verdict) -> None:
+        raise AssertionError("nothing was accepted")
 
 
 def test_drafters_that_raise_or_return_nonsense(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
@@ -201,13 +216,19 @@ def test_drafters_that_raise_or_return_nonsense(llm: LLM, caplog: pytest.LogCapt
     engine = AsyncLLM(None, None, drafter, **DEMO)
     with running(engine, Settings()) as url, caplog.at_level(logging.WARNING, "paceline"):
         for i in range(len(NONSENSE) + 1):
-            body = {**WISH, "prompt": PROMPTS[0], "seed": i}
+            body = {**WISH, "prompt": PROMPTS[0], "seed": i, "max_tokens": 9}
             response = httpx2.post(f"{url}/v1/completions", json=body, timeout=60)
-            assert response.json()["choices"][0]["text"] == solo(llm, PROMPTS[0], i), i
+            assert response.json()["choices"][0]["text"] == solo(llm, PROMPTS[0], i, max_tokens=9), i
+        engine.llm.engine.drafters["ngram"] = Liar()
+        for i in range(2):
+            body = {**WISH, "prompt": PROMPTS[0], "seed": i, "max_tokens": 9, "speculation": {"drafter": "ngram"}}
+            response = httpx2.post(f"{url}/v1/completions", json=body, timeout=60)
+            assert response.json()["choices"][0]["text"] == solo(llm, PROMPTS[0], i, max_tokens=9)
         metrics, stats = httpx2.get(f"{url}/metrics").text, httpx2.get(f"{url}/stats").json()
     engine.close()
-    assert count(metrics, 'drafter_errors_total{drafter="user"}') == len(NONSENSE) + 1 == stats["drafter_errors"]
-    assert sum("its 1 requests go on without it" in r.message for r in caplog.records) == len(NONSENSE) + 1
+    assert count(metrics, 'drafter_errors_total{drafter="user"}') == len(NONSENSE) + 1
+    assert count(metrics, 'drafter_errors_total{drafter="ngram"}') == 2 == stats["drafter_errors"] - len(NONSENSE) - 1
+    assert sum("its 1 requests go on without it" in r.message for r in caplog.records) == len(NONSENSE) + 3
 
 
 def test_a_clock_that_jumps(busy: str, monkeypatch: pytest.MonkeyPatch) -> None:

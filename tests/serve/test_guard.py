@@ -46,8 +46,14 @@ def idle(engine: AsyncLLM) -> bool:
     return False
 
 
-def connect(url: str) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=20)
+def connect(url: str, receive: int | None = None) -> socket.socket:
+    """A bare connection, with a receive buffer of so many bytes."""
+    sock = socket.socket()
+    if receive is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive)
+    sock.settimeout(20)
+    sock.connect(("127.0.0.1", int(url.rsplit(":", 1)[1])))
+    return sock
 
 
 def error(response: httpx2.Response) -> dict[str, Any]:

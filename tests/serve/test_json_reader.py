@@ -60,8 +60,8 @@ def test_every_json_text_is_read(value: Any, indent: int | None, ascii: bool) ->
 @example("[] ")
 @example("[]]")
 def test_what_is_read_is_what_parses(text: str) -> None:
-    body = text if text[:1] in "{[" else "[" + text + "]"
-    assert reads(body) == (parses(body) and body == body.rstrip(" \t\n\r")) or reads(body.rstrip()) == parses(body)
+    body = (text if text[:1] in "{[" else "[" + text + "]").rstrip(" \t\n\r")
+    assert reads(body) == parses(body)
 
 
 @given(VALUES.filter(lambda value: isinstance(value, dict | list)), st.data())

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.core.errors import RefusalError
-from paceline.serve.parser import SYNTAXES, Content, Delta, Parser, ToolCall, opens_reasoning, syntax_of
+from paceline.serve.parser import Content, Delta, Parser, ToolCall
+from paceline.serve.syntax import SYNTAXES
 
 BY_NAME = {syntax.name: syntax for syntax in SYNTAXES}
 CALL = '{"name": "add", "arguments": {"a": 1, "b": [2, "}</tool_call>"]}}'
@@ -173,12 +173,6 @@ def test_text_is_held_back_no_longer_than_it_may_be_a_marker() -> None:
     assert parser.feed("<") == [] and parser.finish() == [Content("<")]
 
 
-def test_ids_of_mistral() -> None:
-    """Its templates refuse ids that are not nine letters and digits."""
-    [call] = Parser(BY_NAME["mistral"]).feed(f"[TOOL_CALLS][{CALL}]")
-    assert isinstance(call, ToolCall) and call.id and call.id.isalnum() and len(call.id) == 9
-
-
 REASONED = [
     ("<think>\nHm.\n</think>\n\nYes.", False, [("reasoning", "Hm."), ("content", "Yes.")]),
     ("Hm.\n</think>\nYes.", True, [("reasoning", "Hm."), ("content", "Yes.")]),
@@ -259,44 +253,10 @@ def test_nothing_is_lost(text: str, syntax: Any) -> None:
         at = text.index(words, at) + len(words)
 
 
-# -- which model writes how --------------------------------------------------------------------------------------------
-
-QWEN = '<tools>...</tools> return <tool_call>\n{\\"name\\": <function-name>}\n</tool_call>'
-TEMPLATES = [
-    (QWEN, "hermes"),
-    ("{{ '[TOOL_CALLS]' }}", "mistral"),
-    ('{{ "<|python_tag|>" }} Respond in the format {"name": function name, "parameters": ...}', "llama"),
-    ('Respond in the format {"name": function name, "parameters": dictionary}', "llama"),
-    ("{{ '<|tool|>' + message['tools'] }}", "list"),
-    ('answer with [{"name": ...}]', "list"),
-    (QWEN + " <function=name>", None),
-    ("{{ '[TOOL_CALLS]' }}{{ '[ARGS]' }}", None),
-    ("{% for m in messages %}{{ m['content'] }}{% endfor %}", None),
-]
-
-
-@pytest.mark.parametrize(("template", "name"), TEMPLATES)
-def test_the_template_tells_the_syntax(template: str, name: str | None) -> None:
-    syntax = syntax_of(template)
-    assert (syntax and syntax.name) == name
-    if name is None:
-        with pytest.raises(RefusalError, match="none of the tool call syntaxes hermes, mistral, llama, list"):
-            Parser.for_model(template, tools=True, reasoning=False)
-    else:
-        Parser.for_model(template, tools=True, reasoning=False)
-    assert read("<tool_call>", Parser.for_model(template, tools=False, reasoning=False)) == [("content", "<tool_call>")]
-
-
 HYBRID = (
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
     "{%- if not enable_thinking %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}{%- endif %}"
 )
-
-
-def test_a_template_may_open_the_reasoning() -> None:
-    assert opens_reasoning("{% if add_generation_prompt %}{{ '<|Assistant|><think>\\n' }}{% endif %}")
-    assert not opens_reasoning(HYBRID)
-    assert not opens_reasoning("{{ '<think>' }}{% if add_generation_prompt %}{{ '<|Assistant|>' }}{% endif %}")
 
 
 def test_the_prompt_tells_for_sure() -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from paceline.verify.chain import residual
+from paceline.verify.walk import residual
 
 
 def test_accept_plus_residual_is_p() -> None:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from paceline.core.forest import Law
-from paceline.verify.chain import residual
 from paceline.verify.kseq import best_rho, select
+from paceline.verify.walk import residual
 from tests.verify import test_rrs
 from tests.verify.laws import NEVER, draws, law_of, pairs
 

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from paceline.core.forest import Law
-from paceline.verify.chain import residual
 from paceline.verify.rrs import next_draw, one_hot, select
+from paceline.verify.walk import residual
 from tests.verify.laws import draws, law_of, pairs
 
 

@@ -3,17 +3,18 @@
 
 The next draw at a place is reached with probability
 
-    value = value of the place * product over its children drawn so far of (1 - chance that the child is accepted)
+    reached = value of the place * product over its children drawn so far of (1 - chance that the child is accepted)
 
-which is known before the draw, so recursive rejection stays exact. The child's own is that times its chance. The paper
-takes for the chance of y its share R(y) of what was left of q; here it is measured by that share and by rank, over all
-requests, and begins as the paper's.
+and its child's value is that times the child's chance. The paper draws where `reached` is largest and takes for the
+chance of y its share R(y) of what was left of q. Here the draw with the largest `reached` times the chance that such a
+draw has on average comes first: all of it is known before the draw, so recursive rejection stays exact. And chances are
+measured, by share and rank, over all requests; they begin as the paper's.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush, nlargest
-from math import exp
+from heapq import heapify, heappop, heappush, nsmallest
+from math import exp, log
 
 from torch import Tensor
 
@@ -24,73 +25,115 @@ from paceline.draft.model import SHARP
 from paceline.draft.tree import Draws, Laws, Tree, TreeDrafter, offers
 
 LEAST = 0.02
-"""A draw that is reached less often than this is not worth its row: one beyond the first costs 1-3 % of a step."""
+"""A deterministic node of a smaller chance is not worth its row: one beyond the first costs 1-3 % of a step."""
 WORTH = 0.2
 """A deterministic tree gets another pass of the draft model if so many of the nodes it asks about are kept."""
 PASSES = 10
+RISE, FALL = 1.03, 0.97
+"""Of the threshold: every second tree is cut off."""
 
-RANKS, BINS = 3, 10
+RANKS, BINS = 3, 16
+SPAN = 5.0
+"""Bins cover log-odds from -SPAN to SPAN."""
 WEIGHT = 8.0
 """Tries that the paper's estimate counts for, in each bin."""
 
 Path = tuple[int, ...]
 
 
-class Chances:
-    """How often a drawn child was accepted when it was examined: by its rank (0, 1, 2 and beyond) and its share R."""
+class Rates:
+    """How often something came about, by rank (0, 1, 2 and beyond) and by a number in [0, 1] that foretells it."""
 
     def __init__(self) -> None:
+        first = [1 / (1 + exp(SPAN - 2 * SPAN * (b + 0.5) / BINS)) for b in range(BINS)]
         self.tries = [[WEIGHT] * BINS for _ in range(RANKS)]
-        self.hits = [[WEIGHT * (b + 0.5) / BINS for b in range(BINS)] for _ in range(RANKS)]
+        self.hits = [[WEIGHT * p for p in first] for _ in range(RANKS)]
 
     def count(self, rank: int, share: float, hit: bool) -> None:
-        row, b = min(rank, RANKS - 1), min(int(share * BINS), BINS - 1)
+        row, b = min(rank, RANKS - 1), place_of(share)
         self.tries[row][b] += 1
         self.hits[row][b] += hit
 
     def of(self, rank: int, share: float) -> float:
-        row, b = min(rank, RANKS - 1), min(int(share * BINS), BINS - 1)
+        row, b = min(rank, RANKS - 1), place_of(share)
         return self.hits[row][b] / self.tries[row][b]
 
-    def left(self, draws: Draws, drawn: int) -> float:
-        """The chance that none of the first `drawn` children of a place is accepted."""
-        out = 1.0
-        for rank, share in enumerate(shares(draws, drawn)):
-            out *= 1.0 - self.of(rank, share)
-        return out
+
+def place_of(share: float) -> int:
+    """Bin of a share, by its log-odds: whether 0.9 or 0.99 are kept decides how deep a tree goes."""
+    odds = log(max(share, 1e-12)) - log(max(1 - share, 1e-12))
+    return min(max(int((odds + SPAN) / (2 * SPAN) * BINS), 0), BINS - 1)
 
 
-def shares(draws: Draws, drawn: int) -> list[float]:
-    """R of each of the first `drawn` children: q(child) / (1 - q of the ones before it)."""
-    out, left = [], 1.0
-    for log_q in draws.log_q[:drawn]:
-        out.append(min(1.0, exp(log_q) / max(left, 1e-12)))
-        left -= exp(log_q)
-    return out
+class Chances:
+    """How often a drawn child was accepted when it was examined: `drawn` by its share R, `ahead` by the share that a
+    draw at its place has on average."""
+
+    def __init__(self) -> None:
+        self.drawn, self.ahead = Rates(), Rates()
+
+    def count(self, draws: Draws, rank: int, hit: bool) -> None:
+        self.drawn.count(rank, share(draws, rank), hit)
+        self.ahead.count(rank, average(draws, rank), hit)
+
+    def of(self, draws: Draws, rank: int) -> float:
+        """The chance of the child drawn with this rank, once it is reached."""
+        return self.drawn.of(rank, share(draws, rank))
+
+    def next(self, draws: Draws, drawn: int) -> float:
+        """The same before it is drawn."""
+        return self.ahead.of(drawn, average(draws, drawn))
+
+    def first(self) -> float:
+        """The same for the first child of a place whose law is not known."""
+        return sum(self.ahead.hits[0]) / sum(self.ahead.tries[0])
+
+
+def share(draws: Draws, rank: int) -> float:
+    """R of the child drawn with this rank: q(child) / (1 - q of the ones before it)."""
+    return min(1.0, exp(draws.log_q[rank]) / max(1e-12, 1 - sum(map(exp, draws.log_q[:rank]))))
+
+
+def average(draws: Draws, drawn: int) -> float:
+    """The share that the draw after the first `drawn` has on average: the sum of R(y)^2."""
+    q = [exp(log_q) for log_q in draws.log_q[:drawn]]
+    return min(1.0, max(0.0, draws.square - sum(x * x for x in q)) / max(1e-12, (1 - sum(q)) ** 2))
 
 
 @dataclass(slots=True)
 class Heap:
-    """Next draws by falling value. `laws` are known for places that were computed."""
+    """What a tree in the making knows. `laws` are known for places that were computed."""
 
-    items: list[tuple[float, int, int]] = field(default_factory=list)
-    """(-value, place, how many of its children were drawn)."""
+    drawn: dict[int, int] = field(default_factory=lambda: {ROOT: 0})
+    """place that may have children: how many were drawn."""
+    value: dict[int, float] = field(default_factory=lambda: {ROOT: 1.0})
+    """place: the chance that it is accepted."""
+    reached: dict[int, float] = field(default_factory=lambda: {ROOT: 1.0})
+    """place: the chance that its next draw is examined."""
     laws: dict[int, Draws] = field(default_factory=dict)
     paths: dict[Path, Draws] = field(default_factory=dict)
     """The same by path, for a deterministic choice."""
     passes: int = 0
-    value: dict[int, float] = field(default_factory=lambda: {ROOT: 1.0})
 
-    def push(self, chances: Chances, place: int, drawn: int) -> None:
-        """The draw after `drawn` children at `place`."""
-        worth = self.value[place]
-        if drawn:
-            draws = self.laws[place]
-            if drawn >= len(draws.token):
-                return
-            worth *= chances.left(draws, drawn)
-        if worth >= LEAST:
-            heappush(self.items, (-worth, place, drawn))
+    def worth(self, chances: Chances, place: int) -> float:
+        """The chance that the next draw at `place` is accepted."""
+        draws, drawn = self.laws.get(place), self.drawn[place]
+        if draws is None:
+            return self.reached[place] * chances.first()
+        if drawn >= len(draws.token):
+            return 0.0
+        return self.reached[place] * chances.next(draws, drawn)
+
+    def draw(self, tree: Tree, chances: Chances, place: int) -> int:
+        """Draw the next child of `place`."""
+        draws, drawn = self.laws[place], self.drawn[place]
+        child, chance = tree.add(place, draws.token[drawn]), chances.of(draws, drawn)
+        self.value[child] = self.reached[child] = self.reached[place] * chance
+        self.reached[place] *= 1 - chance
+        self.drawn[place] = drawn + 1
+        if tree.depth[child] < tree.ask.item.depth:
+            self.drawn[child] = 0
+        return child
 
 
 def most_probable(laws: dict[Path, Draws], nodes: int) -> list[tuple[float, Path]]:
@@ -127,7 +170,6 @@ class DySpec(TreeDrafter):
 
     def plant(self, tree: Tree) -> None:
         tree.memo = Heap()
-        tree.memo.push(self.chances, ROOT, 0)
 
     def observe(self, tree: Tree, path: list[int]) -> None:
         count(self.chances, tree, path, tree.memo.laws)
@@ -167,22 +209,19 @@ class DySpec(TreeDrafter):
         return new if gain >= WORTH and tree.memo.passes <= PASSES else []
 
     def _pop(self, tree: Tree, laws: Laws) -> list[int]:
-        heap: Heap = tree.memo
-        heap.laws.update(laws)
-        while heap.items and tree.left > 0:
-            _, place, drawn = heap.items[0]
-            draws = heap.laws.get(place)
-            if draws is None:
-                ahead = nlargest(tree.left, heap.items, key=lambda it: -it[0])
-                return [p for _, p, _ in ahead if p not in heap.laws]
-            heappop(heap.items)
-            if drawn >= len(draws.token):
-                continue
-            child = tree.add(place, draws.token[drawn])
-            chance = self.chances.of(drawn, shares(draws, drawn + 1)[-1])
-            heap.value[child] = heap.value[place] * self.chances.left(draws, drawn) * chance
-            heap.push(self.chances, place, drawn + 1)
-            heap.push(self.chances, child, 0)
+        memo: Heap = tree.memo
+        memo.laws.update(laws)
+        heap = [(-memo.worth(self.chances, place), place) for place in memo.drawn]
+        heapify(heap)
+        while heap and heap[0][0] < 0 and tree.left > 0:
+            place = heappop(heap)[1]
+            if place not in memo.laws:
+                heappush(heap, (-memo.worth(self.chances, place), place))
+                return [p for _, p in nsmallest(tree.left, heap) if p not in memo.laws]
+            child = memo.draw(tree, self.chances, place)
+            for one in (place, child):
+                if one in memo.drawn:
+                    heappush(heap, (-memo.worth(self.chances, one), one))
         return []
 
 
@@ -191,8 +230,8 @@ def count(chances: Chances, tree: Tree, path: Sequence[int], laws: Laws) -> None
     for above, child in zip([ROOT, *path], [*path, None]):
         siblings = [i for i, parent in enumerate(tree.parent) if parent == above]
         if siblings and above in laws:
-            for rank, (sibling, share) in enumerate(zip(siblings, shares(laws[above], len(siblings)))):
-                chances.count(rank, share, sibling == child)
+            for rank, sibling in enumerate(siblings):
+                chances.count(laws[above], rank, sibling == child)
                 if sibling == child:
                     break
 
@@ -201,30 +240,35 @@ def count(chances: Chances, tree: Tree, path: Sequence[int], laws: Laws) -> None
     "dyspec_threshold", offers("dyspec, level by level to a threshold", Law.SHARED_NOISE, Law.WITHOUT_REPLACEMENT)
 )
 class DySpecThreshold(TreeDrafter):
-    """Every draw that is reached with at least `1 / nodes` (or a deterministic choice of that chance), level by level,
-    while nodes last."""
+    """Every draw that is accepted with at least a certain chance, level by level. The threshold of each budget follows
+    the trees: it rises when one was cut off by the budget and falls a little when one was not."""
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self.chances = Chances()
+        self.least: dict[int, float] = {}
 
     def plant(self, tree: Tree) -> None:
         tree.memo = Heap()
 
     def observe(self, tree: Tree, path: list[int]) -> None:
         count(self.chances, tree, path, tree.memo.laws)
+        nodes = tree.ask.item.nodes
+        self.least[nodes] = self.least.get(nodes, 1 / nodes) * (RISE if tree.left <= 0 else FALL)
 
     def expand(self, tree: Tree, laws: Laws) -> list[int]:
-        heap: Heap = tree.memo
-        heap.laws.update(laws)
-        least, new = 1 / tree.ask.item.nodes, []
+        memo: Heap = tree.memo
+        memo.laws.update(laws)
+        nodes, new = tree.ask.item.nodes, []
+        least = self.least.get(nodes, 1 / nodes)
         for place, draws in laws.items():
-            for drawn, token in enumerate(draws.token):
-                point, reached = exp(draws.log_q[drawn]), self.chances.left(draws, drawn)
-                worth = heap.value[place] * (point if tree.law is Law.POINT else reached)
-                if tree.left <= 0 or worth < least:
-                    break
-                new.append(tree.add(place, token))
-                chance = self.chances.of(drawn, shares(draws, drawn + 1)[-1])
-                heap.value[new[-1]] = worth if tree.law is Law.POINT else worth * chance
-        return [place for place in new if heap.value[place] >= least] if tree.left > 0 else []
+            if tree.law is Law.POINT:
+                for token, log_q in zip(draws.token, draws.log_q):
+                    if tree.left <= 0 or memo.value[place] * exp(log_q) < least:
+                        break
+                    new.append(tree.add(place, token))
+                    memo.value[new[-1]] = memo.value[place] * exp(log_q)
+            else:
+                while tree.left > 0 and memo.worth(self.chances, place) >= least:
+                    new.append(memo.draw(tree, self.chances, place))
+        return [place for place in new if memo.value[place] >= least] if tree.left > 0 else []

@@ -21,6 +21,7 @@ from paceline.core.forest import ROOT, Forest, Law, Role
 from paceline.core.registry import Offers
 from paceline.core.verdict import Verdict
 from paceline.draft import DRAFTERS, Ask, Host, View
+from paceline.draft.ngram import TRIES
 from paceline.sample.race import winners
 
 LEVEL = 4
@@ -31,8 +32,6 @@ ROW = 0.02
 """Tokens that a row has to bring: one beyond the first costs 1-3 % of a step."""
 MEMORY = 0.95
 """Weight of an estimate's past at each new observation."""
-TRIES = {True: 3.0, False: 20.0}
-"""A pool's hit rate starts as one in this many, for greedy requests and for others."""
 REST = 16
 """A window that does not pay is tried in one round of this many, N rounds in a row."""
 

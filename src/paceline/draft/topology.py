@@ -6,12 +6,8 @@ from collections.abc import Iterable
 
 from paceline.core.forest import MAX_CANDIDATES
 from paceline.draft.ngram import WORTH
+from paceline.draft.sequoia import DEPTH, PRIOR, WEIGHT
 
-PRIOR = (0.6, 0.15, 0.06, 0.03, 0.02, 0.01)
-"""Chance that the child drawn b-th is the accepted one, given that its parent was..."""
-WEIGHT = 20.0
-"""... and the tries that it counts for."""
-DEPTH = 16
 REVIEW = 64
 """Rounds before the first new topology; the next ones follow at twice as many each."""
 

@@ -37,6 +37,8 @@ class Draws:
     token: list[int]
     log_q: list[float]
     score: list[float]
+    square: float = 0.0
+    """Sum of q^2: the q that its first draw has on average."""
 
 
 @dataclass(slots=True)
@@ -74,6 +76,11 @@ class Tree:
     @property
     def lagging(self) -> bool:
         return self.reach < self.known
+
+    @property
+    def judged_by_q(self) -> bool:
+        """A rule will ask for the laws that nodes were drawn from."""
+        return self.law in (Law.WITHOUT_REPLACEMENT, Law.SAMPLED)
 
     @property
     def left(self) -> int:
@@ -223,11 +230,11 @@ class TreeDrafter:
     def _level(self, places: list[tuple[Tree, int]], logits: Tensor, tables: list[Tensor]) -> None:
         refs = [(tree.ask.request, tree.path(place)) for tree, place in places]
         scores = self.sampler.scores(refs, logits)
-        if any(tree.law in (Law.WITHOUT_REPLACEMENT, Law.SAMPLED) for tree, _ in places):
+        if any(tree.judged_by_q for tree, _ in places):
             base = sum(len(table) for table in tables)
             tables.append(self.sampler.probs(refs, scores))
             for i, (tree, place) in enumerate(places):
-                if tree.law in (Law.WITHOUT_REPLACEMENT, Law.SAMPLED):
+                if tree.judged_by_q:
                     tree.law_row[place] = base + i
         laws: dict[int, dict[int, Draws]] = {}
         for (tree, place), draws in zip(places, self.draws(places, scores)):
@@ -240,12 +247,15 @@ class TreeDrafter:
         """Draws of each place from its row of scores [L, V]."""
         heat = [SHARP if tree.ask.request.params.greedy else 1.0 for tree, _ in places]
         log_q = (scores.to(torch.float64) / torch.tensor(heat, device=scores.device)[:, None]).log_softmax(-1)
-        keys = [tree.ask.key(tree.below(place), place + 1) for tree, place in places]
-        noisy = perturbed(log_q, keys_tensor(keys, scores.device))
-        point = [i for i, (tree, _) in enumerate(places) if tree.law is Law.POINT]
-        noisy[point] = log_q[point]
+        noisy, drawn = log_q, [i for i, (tree, _) in enumerate(places) if tree.law is not Law.POINT]
+        if drawn:
+            keys = [tree.ask.key(tree.below(place), place + 1) for tree, place in (places[i] for i in drawn)]
+            noise = keys_tensor(keys, scores.device)
+            noisy = log_q.index_copy(0, torch.tensor(drawn, device=scores.device), perturbed(log_q[drawn], noise))
         score, token = noisy.topk(min(self.width, scores.shape[-1]), dim=-1)
-        return [Draws(*cut(*row)) for row in zip(token.tolist(), log_q.gather(-1, token).tolist(), score.tolist())]
+        square = (2 * log_q).exp().sum(-1)
+        rows = zip(token.tolist(), log_q.gather(-1, token).tolist(), score.tolist(), square.tolist())
+        return [Draws(*cut(token, log_q, score), square) for token, log_q, score, square in rows]
 
     def learn(self, view: View, verdict: Verdict) -> None:
         """Keep the K/V of accepted nodes that were computed, and let the method see what was accepted."""

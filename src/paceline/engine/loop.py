@@ -323,13 +323,14 @@ class Engine:
     def _draft(self, items: Sequence[Item], asks: dict[str, list[Ask]]) -> Forest:
         given = [item.request.tokens[item.request.length :][: item.given] for item in items]
         parts: list[Forest] = []
-        for name, mine in asks.items():
+        for name, mine in list(asks.items()):
             started = perf_counter()
             try:
                 forest = self._drafter(name).draft(mine, self._view(name, mine))
                 forest.check({ask.place for ask in mine}, self.model.vocab_size)
                 parts.append(prune(forest, items, self.sampler))
             except Exception as error:
+                del asks[name]  # who has failed has nothing to learn
                 self._disown(name, mine, error)
             self.timer.draft += perf_counter() - started
         return join(given, parts, [item.nodes for item in items], [item.depth for item in items])

@@ -8,15 +8,13 @@ content, with its markers; of a call that breaks after it was passed on, what fo
 calls and reasoning is layout and goes.
 """
 
-import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
-from uuid import uuid4
 
 from paceline.core.errors import RefusalError
-from paceline.serve.json_reader import SPACE, JsonReader
+from paceline.serve.call import Call
+from paceline.serve.json_reader import SPACE
+from paceline.serve.syntax import END_THINK, SYNTAXES, THINK, Syntax, opens_reasoning, syntax_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,121 +40,6 @@ class ToolCall:
 Delta = Content | Reasoning | ToolCall
 
 
-@dataclass(frozen=True, slots=True)
-class Syntax:
-    """How a family of models writes calls: {"name": ..., "arguments": ...} objects ("parameters" will do) after a
-    marker. tagged: one, then `close`. list: in brackets. chain: one or several with semicolons between them."""
-
-    name: str
-    signs: tuple[str, ...]
-    """Texts of a chat template, one of which tells that its model writes so."""
-    marker: str
-    form: Literal["tagged", "list", "chain"]
-    close: str = ""
-    bare: str = ""
-    """With this character an answer may begin with its calls, without the marker."""
-    unless: str = ""
-    """A text of templates whose models write otherwise all the same."""
-    id_prefix: str = "call_"
-    id_digits: int = 24
-
-    def new_id(self) -> str:
-        return self.id_prefix + uuid4().hex[: self.id_digits]
-
-
-SYNTAXES = (
-    Syntax("hermes", ("<tool_call>",), "<tool_call>", "tagged", close="</tool_call>", unless="<function="),
-    Syntax("mistral", ("[TOOL_CALLS]",), "[TOOL_CALLS]", "list", unless="[ARGS]", id_prefix="", id_digits=9),
-    Syntax("llama", ("<|python_tag|>", '"parameters"', '\\"parameters\\"'), "<|python_tag|>", "chain", bare="{"),
-    Syntax("list", ("functools", "<|tool|>", '[{"name"', '[{\\"name\\"'), "functools", "list", bare="["),
-)
-"""Tool calls; the first whose sign a template has. Mistral's templates want ids of nine characters."""
-THINK, END_THINK = "<think>", "</think>"
-NAMES_OF_ARGUMENTS = ("arguments", "parameters")
-
-
-def syntax_of(template: str) -> Syntax | None:
-    """The syntax of the calls that a model with this chat template writes, None where it is none of the table's."""
-    for syntax in SYNTAXES:
-        if any(sign in template for sign in syntax.signs) and not (syntax.unless and syntax.unless in template):
-            return syntax
-    return None
-
-
-def opens_reasoning(template: str) -> bool:
-    """Does the template itself write <think> where an answer begins? (One that closes it again does not count.)"""
-    tail = template.rpartition("add_generation_prompt")[2]
-    return THINK in re.sub(rf"{THINK}(\s|\\n)*{END_THINK}", "", tail)
-
-
-class Call:
-    """One object of a call, character by character."""
-
-    def __init__(self, bare: bool) -> None:
-        """`bare`: without a marker an object needs arguments to be a call."""
-        self._json, self._bare = JsonReader(), bare
-        self.name: str | None = None
-        self.arguments = ""
-        """Arguments read and not fetched yet."""
-        self.started = False
-        """Are there arguments, or will there be none?"""
-        self._key, self._value = "", ""
-        self._keys: set[str] = set()
-
-    @property
-    def done(self) -> bool:
-        return self._json.want == "done"
-
-    def push(self, char: str) -> bool:
-        """Take one character; False where it cannot be a call any more."""
-        reader = self._json
-        begins = len(reader.stack) == 1 and reader.want == "value" and char not in SPACE
-        if not reader.push(char):
-            return False
-        if begins or self._value:
-            if not self._read(char):
-                return False
-        elif reader.want == "colon" and len(reader.stack) == 1:
-            self._key = json.loads(reader.token)
-            kind = "arguments" if self._key in NAMES_OF_ARGUMENTS else self._key
-            known = kind in self._keys
-            self._keys.add(kind)
-            return not known
-        return not self.done or self._complete()
-
-    def _read(self, char: str) -> bool:
-        """`char` begins, continues or ends a value of the call's own object."""
-        reader, scalar = self._json, self._value[:1] not in ("", "{", "[", '"')
-        inside = not scalar or reader.want == "scalar"  # what ends a scalar is not of it
-        self._value += char if inside else ""
-        if inside and self._key in NAMES_OF_ARGUMENTS and self._value[0] == "{":
-            self.arguments, self.started = self.arguments + char, True
-        ended = len(reader.stack) <= 1 and reader.want in ("next", "key", "done")
-        if not ended:
-            return True
-        value, self._value = self._value, ""
-        return self._field(value)
-
-    def _field(self, value: str) -> bool:
-        if self._key == "name":
-            self.name = json.loads(value)
-            return isinstance(self.name, str) and self.name != ""
-        if self._key in NAMES_OF_ARGUMENTS and value[0] != "{":
-            if value != "null" and value[0] != '"':
-                return False
-            self.arguments, self.started = json.loads(value) or "{}", True
-        return True
-
-    def _complete(self) -> bool:
-        if not self.started and not self._bare:
-            self.arguments, self.started = "{}", True
-        return self.started and self.name is not None
-
-    def fetch(self) -> str:
-        text, self.arguments = self.arguments, ""
-        return text
-
-
 class Parser:
     """Reads one answer. `feed` what comes, then `finish`."""
 
@@ -177,9 +60,8 @@ class Parser:
         self._trim = self._read == self._think
         """Does white space go here?"""
         self._call: Call | None = None
-        self._open: list[str] = []
-        """Of the calls that are read: the marker, or "" for none, and then the bracket of a list."""
-        self._between = False
+        self._bare = self._listed = self._between = False
+        """Of the calls that are read: have they no marker? Is their list open? Is one done and the next not begun?"""
         self._calls = 0
         self._sent = False
         """Was the call that is read passed on?"""
@@ -303,8 +185,8 @@ class Parser:
 
     def _begin(self, bare: bool) -> None:
         """Calls begin here; what was held is theirs until they turn out to be none."""
-        self._read, self._open, self._between, self._sent = self._calling, ["" if bare else "marker"], False, False
-        self._head = len(self._held)
+        self._read, self._head = self._calling, len(self._held)
+        self._bare, self._listed, self._between, self._sent = bare, False, False, False
 
     def _calling(self, char: str) -> None:
         self._held += char
@@ -314,10 +196,10 @@ class Parser:
             pass
         elif self._between:
             self._after(char)
-        elif self._is_list and len(self._open) == 1 and char == "[":
-            self._open.append(char)
-        elif char == "{" and len(self._open) == 1 + self._is_list:
-            self._call = Call(bare=not self._open[0])
+        elif self._is_list and not self._listed and char == "[":
+            self._listed = True
+        elif char == "{" and self._listed is self._is_list:
+            self._call = Call(self._bare)
             self._object(char)
         else:
             self._break()

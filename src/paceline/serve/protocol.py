@@ -159,6 +159,14 @@ class Message(Wire):
                 raise ValueError(f"Content of type {part['type']!r} is not supported: {NO_MEDIA}.")
         return content
 
+    @model_validator(mode="after")
+    def _has_content(self) -> "Message":
+        if self.tool_calls is not None and self.role != "assistant":
+            raise ValueError(f"A message of role {self.role} has tool_calls, but only an assistant calls tools.")
+        if self.content is None and not self.tool_calls:
+            raise ValueError(f"A message of role {self.role} has no content; give it, be it empty.")
+        return self
+
 
 class Function(Wire):
     name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")

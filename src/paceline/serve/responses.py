@@ -51,7 +51,7 @@ class Usage(Shape):
     speculation: Speculated
 
 
-STREAM: dict[str, Any] = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
+STREAM: dict[str, Any] = {"content": {"text/event-stream": {}}}
 """The other form of an answer: events of chunks, then [DONE]."""
 Finish = Literal["stop", "length", "tool_calls"]
 Piece = tuple[str, str]

@@ -8,11 +8,12 @@ from uuid import uuid4
 
 import orjson
 
-from paceline.serve.parser import END_THINK, THINK, Content, Delta, Parser, ToolCall, syntax_of
+from paceline.serve.parser import Content, Delta, Parser, ToolCall
 from paceline.serve.prompts import template
 from paceline.serve.protocol import ChatRequest, NamedChoice
 from paceline.serve.server import Server
 from paceline.serve.structure import tool_choice
+from paceline.serve.syntax import END_THINK, THINK, syntax_of
 
 
 class Voice(Protocol):

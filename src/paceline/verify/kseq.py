@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from paceline.core.forest import Law
-from paceline.core.noise import uniform
 from paceline.core.registry import Accepts
+from paceline.core.request import Request
 from paceline.verify import VERIFIERS, Case
-from paceline.verify.chain import COIN, draw
+from paceline.verify.walk import Walk, coins, draw
 
 STEPS = 40
 """Bisections: rho to 1e-11."""
@@ -32,32 +32,15 @@ STEPS = 40
         guarantee="law",
     ),
 )
-class KSeq:
-    def judge(self, case: Case) -> None:
-        for place in case.places:
-            self._walk(case, place)
-
-    def _walk(self, case: Case, place: int) -> None:
-        node, verdict = case.roots[place], case.verdict
-        request, depth = case.items[place].request, 0
-        while True:
-            line = case.line[node]
-            p = case.sampler.probs([case.refs[line]], case.scores[line : line + 1])[0]
-            verdict.score_rows[place].append(line)
-            survivors = case.children.get(node, ())
-            if not survivors:
-                verdict.next_token[place] = draw(p, request, depth)
-                return
-            tokens = [case.forest.token[c] for c in survivors]
-            keys = [request.accept_noise.key(request.index(depth), request.round, COIN, i) for i in range(len(tokens))]
-            chosen, rest = select(p, case.q(survivors[0]).to(p.dtype), tokens, [uniform(key) for key in keys])
-            token = draw(rest, request, depth) if chosen is None else tokens[chosen]
-            hit = next((c for c, t in zip(survivors, tokens) if t == token), None)
-            if hit is None or not case.has_row(hit):
-                verdict.next_token[place] = token
-                return
-            verdict.path[place].append(hit)
-            node, depth = hit, depth + 1
+class KSeq(Walk):
+    def choose(self, case: Case, node: int, p: Tensor, request: Request, depth: int) -> tuple[int | None, int]:
+        survivors = case.children.get(node, ())
+        if not survivors:
+            return None, draw(p, request, depth)
+        tokens = [case.forest.token[c] for c in survivors]
+        chosen, rest = select(p, case.q(survivors[0]).to(p.dtype), tokens, coins(request, depth, len(tokens)))
+        token = draw(rest, request, depth) if chosen is None else tokens[chosen]
+        return next((c for c, t in zip(survivors, tokens) if t == token), None), token
 
 
 def select(p: Tensor, q: Tensor, tokens: list[int], coins: list[float]) -> tuple[int | None, Tensor]:
