@@ -159,6 +159,17 @@ def test_the_conversation_goes_on_and_starts_anew(page: Any) -> None:
     assert len(third.value.post_data_json["messages"]) == 1
 
 
+def test_a_new_chat_drops_the_answer_that_is_being_written(page: Any) -> None:
+    send(page, temperature="3", max_tokens="400", drafter="none")
+    page.locator(".figures >> nth=0").get_by_text("tokens/s").wait_for()
+    page.click("#fresh")
+    page.locator("#send").wait_for()
+    with page.expect_request("**/v1/chat/completions") as sent:
+        send(page)
+    done(page)
+    assert len(sent.value.post_data_json["messages"]) == 1 and page.locator(".turn").count() == 1
+
+
 @pytest.mark.parametrize("how", ["click", "Escape"])
 def test_stop_ends_the_answer_and_the_request(page: Any, url: str, how: str) -> None:
     send(page, kind="text", temperature="3", max_tokens="400", drafter="none")
@@ -307,6 +318,8 @@ def test_a_narrow_screen_holds_everything(browser: Any, url: str) -> None:
         for tab in ("#tab-chat", "#tab-dashboard"):
             page.click(tab)
             assert page.evaluate("document.documentElement.scrollWidth") <= 360
+            for box in ("#scroll", "#dashboard"):
+                assert page.locator(box).evaluate("e => e.scrollWidth <= e.clientWidth")
 
 
 # -- dashboard ------------------------------------------------------------------------------------------------------
