@@ -1,7 +1,7 @@
 """Saturating mixed load over loopback: no error, every text that of its solo run, memory level.
 
-Three minutes; PACELINE_SOAK_S=1200 for twenty. In float32 oneDNN keeps a kernel for every number of rows it has met, up to
-1,024 of them, which takes longer than that to fill: a bounded growth that would hide a leak, so its cache is kept small.
+Three minutes; PACELINE_SOAK_S=1200 for twenty. In float32 oneDNN keeps a kernel for every number of rows it has met, up
+to 1,024, which takes longer than that to fill: a bounded growth that would hide a leak, so its cache is kept small.
 """
 
 import asyncio
