@@ -125,6 +125,10 @@ def test_a_stream_ends_with_usage_when_asked(url: str) -> None:
     assert last["choices"] == [] and last["usage"]["completion_tokens"] == 4
     assert all(c["usage"] is None for c in chunks)
     assert all("usage" not in c for c in events(url + PATH, body))
+    often = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, _ = events(url + PATH, body | {"speculation": {"drafter": "none"}, "stream_options": often})
+    so_far = [c["usage"]["completion_tokens"] for c in chunks]
+    assert so_far == sorted(so_far) and so_far[-1] == 4 and chunks[-1]["usage"]["total_tokens"] > 4
 
 
 def test_a_sample_without_a_token_left_is_an_error(url: str) -> None:

@@ -385,9 +385,6 @@ class Engine:
         request, last = item.request, verdict.next_token[place]
         if last is None:
             return
-        depths = [forest.depth[n] for n in layout.candidates[place]]
-        note = self._note(item, depths, len(verdict.path[place]))
-        request.stats.count(note.offered, note.kept)
         request.stats.passes += 1
         request.round += 1
         self._changed.append(request)
@@ -408,6 +405,9 @@ class Engine:
                 break
         request.text = stopper.text()
         request.stats.generated += len(emitted)
+        depths = [forest.depth[n] for n in layout.candidates[place]]
+        note = self._note(item, depths, min(len(verdict.path[place]), len(emitted)))  # what follows the end counts not
+        request.stats.count(note.offered, note.kept)
         self.totals.passed(note, len(emitted))
         del request.logprobs[len(request.output) :]
         self.sampler.commit(request, emitted)

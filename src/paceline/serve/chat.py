@@ -132,6 +132,8 @@ class Answer:
             choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
             yield event({**head, "choices": [choice]})
         async for chunks in self.generation.news():
+            if self.body.counted_always:
+                head["usage"] = self.generation.counts(self.generation.made)
             yield b"".join(event({**head, "choices": [self.choice(chunk)]}) for chunk in chunks)
         if self.body.counted:
             yield event({**self.head, "choices": [], "usage": self.generation.usage()})

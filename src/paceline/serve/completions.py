@@ -90,6 +90,8 @@ class Answer:
     async def events(self) -> AsyncGenerator[bytes, None]:
         head = {**self.head, "usage": None} if self.body.counted else self.head
         async for chunks in self.generation.news():
+            if self.body.counted_always:
+                head["usage"] = self.generation.counts(self.generation.made)
             yield b"".join(event({**head, "choices": [self.choice(chunk)]}) for chunk in chunks)
         if self.body.counted:
             yield event({**self.head, "choices": [], "usage": self.usage})

@@ -20,6 +20,8 @@ class Generation:
     n: int
     authors: list[str] = field(init=False)
     """Per choice: who drafts it. Kept here because a drafter that fails is taken off its request."""
+    made: int = 0
+    """Tokens of the chunks so far."""
 
     def __post_init__(self) -> None:
         self.authors = [r.drafter for r in self.requests]
@@ -36,6 +38,7 @@ class Generation:
         """Chunks as they come, all that are there at once. Raises ApiError for a sample that failed."""
         while chunks := await self.subscription.news_to_come():
             for chunk in chunks:
+                self.made += len(chunk.token_ids)
                 if chunk.done is not None:
                     check(chunk.done)
             yield chunks
@@ -51,16 +54,16 @@ class Generation:
     def usage(self, hidden: bool = False) -> dict[str, Any]:
         """OpenAI's `usage`, with what speculation did. Only once all samples are finished. `hidden`: the output was not
         asked for."""
-        firsts = self.requests[:: self.n]
-        prompt = sum(len(r.prompt) for r in firsts)
-        completion = 0 if hidden else sum(len(r.output) for r in self.requests)
         return {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": sum(r.stats.cached for r in firsts)},
+            **self.counts(0 if hidden else sum(len(r.output) for r in self.requests)),
+            "prompt_tokens_details": {"cached_tokens": sum(r.stats.cached for r in self.requests[:: self.n])},
             "speculation": {"drafter": self.authors[0], **figures([r.stats for r in self.requests])},
         }
+
+    def counts(self, completion: int) -> dict[str, Any]:
+        """Tokens of the prompts and of so much output."""
+        prompt = sum(len(r.prompt) for r in self.requests[:: self.n])
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def figures(stats: Sequence[SpecStats]) -> dict[str, Any]:

@@ -50,6 +50,7 @@ class Speculation(Wire):
 
 class StreamOptions(Wire):
     include_usage: bool | None = Field(None, description="true: a last chunk with the usage")
+    continuous_usage_stats: bool | None = Field(None, description="true: the usage so far in every chunk")
 
 
 class GrammarSpec(Wire):
@@ -62,7 +63,9 @@ class Sampling(Wire):
 
     model: str | None = Field(None, description="the name of the served model")
     stream: bool | None = Field(None, description="true or false")
-    stream_options: StreamOptions | None = Field(None, description='{"include_usage": true or false}, with stream')
+    stream_options: StreamOptions | None = Field(
+        None, description='{"include_usage": true or false, "continuous_usage_stats": true or false}, with stream'
+    )
     n: int | None = Field(None, ge=1, description="a whole number >= 1")
     seed: int | None = Field(None, ge=0, lt=2**64, description="a whole number in [0, 2**64)")
     temperature: float | None = Field(None, ge=0, description="0 (greedy) or a positive number")
@@ -108,6 +111,11 @@ class Sampling(Wire):
     @property
     def trace(self) -> bool:
         return bool(self.speculation and self.speculation.trace)
+
+    @property
+    def counted_always(self) -> bool:
+        """Each chunk of the stream has the usage so far."""
+        return bool(self.counted and self.stream_options and self.stream_options.continuous_usage_stats)
 
     @property
     def counted(self) -> bool:
