@@ -1,7 +1,8 @@
 """Saturating mixed load over loopback: no error, every text that of its solo run, memory level.
 
-Three minutes; PACELINE_SOAK_S=1200 for twenty. In float32 oneDNN keeps a kernel for every number of rows it has met, up
-to 1,024, which takes longer than that to fill: a bounded growth that would hide a leak, so its cache is kept small.
+Three minutes; PACELINE_SOAK_S=1200 for twenty. In float32 oneDNN, and torch's layer above it, keep a kernel for every
+number of rows they have met, up to 1,024, which takes longer than that to fill: a bounded growth that would hide a
+leak, so these caches are kept small.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from tests.serve.process import WAIT_S, spawned
 
 SECONDS = float(os.environ.get("PACELINE_SOAK_S", "180"))
 CLIENTS = 24
+SMALL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16", "LRU_CACHE_CAPACITY": "16"}
 WARM_S = 10.0
 """Nothing is sampled before: allocators and caches fill."""
 PROMPTS = ["Tom has 3 apples and buys 4 more.", "A train leaves at noon.", "There are 12 eggs in a box.", "Why?"]
@@ -98,7 +100,7 @@ async def watch(process: psutil.Process, until: float) -> list[tuple[float, floa
 @pytest.mark.timeout(SECONDS + 300)
 async def test_soak(llm: LLM) -> None:
     made = wishes(llm, random.Random(7))
-    with spawned(*SERVE, PACELINE_LOG_LEVEL="warning", ONEDNN_PRIMITIVE_CACHE_CAPACITY="32") as (url, child):
+    with spawned(*SERVE, PACELINE_LOG_LEVEL="warning", **SMALL_CACHES) as (url, child):
         until = time.monotonic() + SECONDS
         clients = [load(url, made, until, seed) for seed in range(CLIENTS)]
         samples, *counts = await asyncio.gather(watch(psutil.Process(child.pid), until), *clients)
