@@ -86,6 +86,7 @@ def test_a_stop_string_ends_the_text_inside_an_accepted_run(llm: LLM) -> None:
         output = llm.generate(PROMPT, params, progress=False)[0]
         assert output.finish_reason == "stop"
         assert output.text == text[: text.index(stop)]
+        assert output.stats.accepted == sum(output.outputs[0].drafted) <= output.stats.generated
 
 
 def test_chat_uses_the_template(llm: LLM) -> None:
