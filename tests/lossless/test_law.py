@@ -123,7 +123,8 @@ def test_the_law_is_kept(drafter: str, verifier: str) -> None:
 @pytest.mark.parametrize(("drafter", "verifier"), CELLS)
 @pytest.mark.parametrize("feature", SAMPLED)
 def test_the_law_is_kept_full(drafter: str, verifier: str, feature: str) -> None:
-    assert worst_p(drafter, verifier, feature) > 1e-4
+    """About 1,600 tests in all, so each may be unlucky; a mutant falls below this bound, too."""
+    assert worst_p(drafter, verifier, feature) > 1e-6
 
 
 def test_greedy_is_plain() -> None:
