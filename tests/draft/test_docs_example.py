@@ -42,5 +42,5 @@ def test_the_example_keeps_the_law(name: str) -> None:
         model_seed=4, sharpness=1.0, draft_noise=2.0, blocks=400, block_size=8, max_requests=60, row_budget=512,
         nodes={name: 3}, check=False,
     )  # fmt: skip
-    law = joint_law(setting, SamplingParams(temperature=1.0, top_k=0, top_p=1.0, seed=0).resolve({}))
+    law = joint_law(setting, SamplingParams(temperature=1.0, top_k=0, top_p=1.0, seed=0, ignore_eos=True).resolve({}))
     assert g_test(sample(setting, name, "rrs", "temperature", 0, 1000), law) > 1e-4

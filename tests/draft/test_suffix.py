@@ -169,7 +169,7 @@ def test_lossless(feature: str) -> None:
         params = {"top_p": 1.0, "top_k": 0, **FEATURES[feature], "max_tokens": 24, "drafter": "suffix"}
         wishes = [
             Wish([rng.randrange(VOCAB) for _ in range(rng.randint(1, 12))],
-                 SamplingParams(seed=seed, ignore_eos=True, **{"n": rng.choice([1, 3]), **params}).resolve({}))
+                 SamplingParams(seed=seed, **{"n": rng.choice([1, 3]), "ignore_eos": True, **params}).resolve({}))
             for _ in range(4)
         ]  # fmt: skip
         setting = Setting(seed, sharpness=4.0, blocks=rng.randint(1, 40), row_budget=rng.choice([5, 9, 33]))
