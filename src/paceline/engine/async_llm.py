@@ -6,6 +6,8 @@ import logging
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
@@ -102,16 +104,31 @@ class AsyncLLM:
         drafter: "str | UserFn | None" = None,
         **options: Any,
     ) -> None:
-        self.llm = LLM(model, draft, drafter, **options)
-        self.snapshot: Snapshot = snapshot(self.llm.engine)
+        self.llm: LLM
+        self.snapshot: Snapshot
         """The engine as it was a moment ago; replaced, never changed, by the engine thread."""
         self._due = 0.0
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._live: list[Subscription] = []
         self._death: BaseException | None = None
         self._closed = False
-        self._thread = threading.Thread(target=self._serve, name="paceline-engine", daemon=True)
+        built: Future[None] = Future()
+        make = partial(LLM, model, draft, drafter, **options)
+        self._thread = threading.Thread(target=self._run, args=(make, built), name="paceline-engine", daemon=True)
         self._thread.start()
+        built.result()
+
+    def _run(self, make: Callable[[], LLM], built: "Future[None]") -> None:
+        """The engine thread. It loads the models itself: had another thread computed on all cores before, OpenMP would
+        count two teams, find that they do not fit, and put its workers to sleep between any two parts of a pass."""
+        try:
+            self.llm = make()
+            self.snapshot = snapshot(self.llm.engine)
+        except BaseException as error:
+            built.set_exception(error)
+            return
+        built.set_result(None)
+        self._serve()
 
     @property
     def alive(self) -> bool:
@@ -225,7 +242,7 @@ class AsyncLLM:
             self.llm.engine.abort(request)
 
     def _serve(self) -> None:
-        """The engine thread: take what arrived, make a step, send the news."""
+        """Take what arrived, make a step, send the news."""
         try:
             while self._drain():
                 if self.llm.engine.busy:
