@@ -5,11 +5,13 @@ import dataclasses
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paceline import LLM, AsyncLLM, SamplingParams
-from paceline.core.errors import InputError
+from paceline.core.errors import CheckpointError, InputError
+from paceline.model.decoder import Decoder
 
 PROMPTS = ["one two three one two three", "a cat", "to be or not to be, to"]
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
@@ -107,3 +109,46 @@ async def test_the_death_of_the_engine_reaches_every_caller(pair: tuple[Path, Pa
         await engine.generate(PROMPTS[0], GREEDY)
     with pytest.raises(RuntimeError):
         await engine.generate(PROMPTS[0], GREEDY)
+
+
+async def test_the_engine_thread_alone_computes(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second thread that computed on all cores would slow it down for good: OpenMP keeps a team for each."""
+    threads: set[str] = set()
+    forward = Decoder.forward
+
+    def watched(self: Decoder, *args: Any) -> Any:
+        threads.add(threading.current_thread().name)
+        return forward(self, *args)
+
+    build = LLM.__init__
+
+    def built(self: LLM, *args: Any, **options: Any) -> None:
+        threads.add(threading.current_thread().name)
+        build(self, *args, **options)
+
+    monkeypatch.setattr(Decoder, "forward", watched)
+    monkeypatch.setattr(LLM, "__init__", built)
+    async with AsyncLLM(*pair, dtype="float32", memory="8M") as running:
+        await running.generate(PROMPTS[0], GREEDY)
+    assert threads == {"paceline-engine"}
+
+
+async def test_a_model_that_cannot_be_loaded_is_the_callers_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError):
+        AsyncLLM(tmp_path / "none")
+
+
+async def test_whole_is_one_chunk_a_sample(engine: AsyncLLM, llm: LLM) -> None:
+    wish = dataclasses.replace(GREEDY, n=2, temperature=1.0, seed=3)
+    want = llm.generate(PROMPTS[0], wish, progress=False)[0]
+    ids = engine.llm.ids(PROMPTS[0])
+    for whole in (True, False):
+        subscription = await engine.submit([(ids, wish)], whole=whole)
+        chunks = []
+        while news := await subscription.news_to_come():
+            chunks.extend(news)
+        assert (len(chunks) == 2) is whole
+        for completion in want.outputs:
+            mine = [chunk for chunk in chunks if chunk.index == completion.index]
+            assert "".join(chunk.text for chunk in mine) == completion.text
+            assert [t for chunk in mine for t in chunk.token_ids] == completion.token_ids

@@ -37,8 +37,10 @@ class Subscription:
         loop: asyncio.AbstractEventLoop,
         ticket: Ticket | None = None,
         arrived: float = 0.0,
+        whole: bool = False,
     ) -> None:
-        self.requests = requests
+        """`whole`: one chunk a sample, at its end. Whoever wants no news wakes nobody while the engine works."""
+        self.requests, self.whole = requests, whole
         self.ticket = ticket
         self.trips = [Trip(r, arrived) for r in requests]
         self.followers = [Follower(r, i) for i, r in enumerate(requests)]
@@ -72,10 +74,11 @@ class Subscription:
 
     def news(self) -> bool:
         """Send what is new; True while samples are unfinished."""
+        self.orphaned |= self._loop.is_closed()
         for follower in list(self.followers):
             trip = self.trips[follower.index]
             trip.look()
-            chunk = follower.news()
+            chunk = None if self.whole and follower.request.finish is None else follower.news()
             if chunk is not None:
                 if chunk.done:
                     self._end(trip)
@@ -171,7 +174,7 @@ class AsyncLLM:
             self.abort(subscription)
 
     async def _complete(self, prompt: Prompt, params: SamplingParams | None, text: str | None) -> RequestOutput:
-        subscription = await self.submit([(self.llm.ids(prompt), params)])
+        subscription = await self.submit([(self.llm.ids(prompt), params)], whole=True)
         try:
             while await subscription.news_to_come():
                 pass
@@ -179,9 +182,11 @@ class AsyncLLM:
             self.abort(subscription)
         return output(subscription.requests, text)
 
-    async def submit(self, batch: Sequence[tuple[list[int], SamplingParams | None]]) -> Subscription:
+    async def submit(
+        self, batch: Sequence[tuple[list[int], SamplingParams | None]], *, whole: bool = False
+    ) -> Subscription:
         """Queue prompts (token ids) in one go, all of them or, when one cannot be served, none. Take the news from
-        what is returned; `abort` it at the end.
+        what is returned (`whole`: one chunk a sample, at its end); `abort` it at the end.
 
         Raises InputError, RefusalError or CapacityError, and RuntimeError when the engine is closed or dead."""
         loop = asyncio.get_running_loop()
@@ -207,7 +212,7 @@ class AsyncLLM:
                     _post(loop, ticket.refused)
                 _post(loop, _settle, future, None, error)
                 return
-            subscription = Subscription(requests, loop, ticket, arrived)
+            subscription = Subscription(requests, loop, ticket, arrived, whole)
             entered.append(subscription)
             self._live.append(subscription)
             _post(loop, _settle, future, subscription, None)

@@ -38,7 +38,7 @@ async def chat(body: ChatRequest, request: Request, server: Here) -> Response:
         params = replace(params, skip_special_tokens=False)
     ids = await render(server.text, body.messages, args)
     tail = server.text.decode(ids[-8:])
-    generation = await Generation.start(server.llm, [ids], [params])
+    generation = await Generation.start(server.llm, [ids], [params], whole=not body.stream)
     answer = Answer(body, server, generation, [Reader(how.voice(tail)) for _ in generation.requests])
     if body.stream:
         return EventStream(answer.events(), generation.close)

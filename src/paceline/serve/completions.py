@@ -35,7 +35,7 @@ async def completions(body: CompletionRequest, request: Request, server: Here) -
     params = await server.ready(lambda: wishes(body))
     ids = await encode(server.text, prompts)
     each = [replace(params, seed=seed) for seed in seeds(body, len(ids))]
-    generation = await Generation.start(server.llm, ids, each)
+    generation = await Generation.start(server.llm, ids, each, whole=not body.stream)
     answer = Answer(body, server, generation, prompts)
     if body.stream:
         return EventStream(answer.events(), generation.close)

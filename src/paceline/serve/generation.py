@@ -27,8 +27,11 @@ class Generation:
         self.authors = [r.drafter for r in self.requests]
 
     @classmethod
-    async def start(cls, llm: AsyncLLM, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> "Generation":
-        return cls(llm, await llm.submit(list(zip(prompts, params, strict=True))), params[0].n)
+    async def start(
+        cls, llm: AsyncLLM, prompts: Sequence[list[int]], params: Sequence[SamplingParams], *, whole: bool
+    ) -> "Generation":
+        """`whole`: no news but each sample's end."""
+        return cls(llm, await llm.submit(list(zip(prompts, params, strict=True)), whole=whole), params[0].n)
 
     @property
     def requests(self) -> list[Request]:
