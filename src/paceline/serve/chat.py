@@ -19,7 +19,7 @@ from paceline.serve.prompts import render, template, template_args
 from paceline.serve.protocol import ChatRequest
 from paceline.serve.responses import ERRORS, STREAM, Chat
 from paceline.serve.server import Here, Server
-from paceline.serve.sse import EventStream, event, json_unless_gone
+from paceline.serve.sse import event, respond
 from paceline.serve.structure import chat_grammar, tool_choice
 from paceline.serve.voices import Voice, manner
 from paceline.serve.wishes import sampling_params, seeds
@@ -40,12 +40,7 @@ async def chat(body: ChatRequest, request: Request, server: Here) -> Response:
     tail = server.text.decode(ids[-8:])
     generation = await Generation.start(server.llm, [ids], [params], whole=not body.stream)
     answer = Answer(body, server, generation, [Reader(how.voice(tail)) for _ in generation.requests])
-    if body.stream:
-        return EventStream(answer.events(), generation.close)
-    try:
-        return await json_unless_gone(request, answer.whole())
-    finally:
-        generation.close()
+    return await respond(request, answer, bool(body.stream), generation.close)
 
 
 def wishes(body: ChatRequest) -> SamplingParams:

@@ -19,7 +19,7 @@ from paceline.serve.prompts import Prompt, as_prompts, encode
 from paceline.serve.protocol import CompletionRequest
 from paceline.serve.responses import ERRORS, STREAM, Completion
 from paceline.serve.server import Here, Server
-from paceline.serve.sse import EventStream, event, json_unless_gone
+from paceline.serve.sse import event, respond
 from paceline.serve.structure import given_grammar
 from paceline.serve.wishes import sampling_params, seeds
 
@@ -37,12 +37,7 @@ async def completions(body: CompletionRequest, request: Request, server: Here) -
     each = [replace(params, seed=seed) for seed in seeds(body, len(ids))]
     generation = await Generation.start(server.llm, ids, each, whole=not body.stream)
     answer = Answer(body, server, generation, prompts)
-    if body.stream:
-        return EventStream(answer.events(), generation.close)
-    try:
-        return await json_unless_gone(request, answer.whole())
-    finally:
-        generation.close()
+    return await respond(request, answer, bool(body.stream), generation.close)
 
 
 def wishes(body: CompletionRequest) -> SamplingParams:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 from fastapi import Request, Response
@@ -51,6 +51,24 @@ class EventStream(Response):
             fault = as_api_error(error)
             yield event(error_body(fault.status, fault.message, fault.param, fault.code))
         yield DONE
+
+
+class Answer(Protocol):
+    """One answer in either form."""
+
+    def events(self) -> AsyncGenerator[bytes, None]: ...
+
+    async def whole(self) -> dict[str, Any]: ...
+
+
+async def respond(request: Request, answer: Answer, stream: bool, close: Callable[[], None]) -> Response:
+    """The answer as a stream or in one piece; `close` is called at its end, whatever that is."""
+    if stream:
+        return EventStream(answer.events(), close)
+    try:
+        return await json_unless_gone(request, answer.whole())
+    finally:
+        close()
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Any]) -> Any:
