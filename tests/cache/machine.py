@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from paceline.cache.blocks import chain_hash, root_hash
 from paceline.cache.cache import Cache
 from paceline.cache.lease import Lease
+from paceline.cache.policies import policy
 from paceline.cache.txn import Txn
 from paceline.core.errors import CapacityError
 
@@ -48,9 +49,12 @@ class Sequence:
 class CacheMachine(RuleBasedStateMachine):
     """Random sessions on a small cache. Every rule may meet any number of open transactions of other requests."""
 
+    eviction = "lru"
+
     @initialize(block_size=st.integers(1, 3), blocks=st.integers(4, 12), prefix=st.sampled_from([True, True, False]))
     def start(self, block_size: int, blocks: int, prefix: bool) -> None:
-        self.cache = Cache(blocks, block_size, groups=("target", "draft"), prefix=prefix)
+        forget = policy(self.eviction)(blocks)
+        self.cache = Cache(blocks, block_size, groups=("target", "draft"), prefix=prefix, eviction=forget)
         self.pools: dict[str, list[Context | None]] = {
             "target": [None] * (blocks * block_size),
             "draft": [None] * (blocks * block_size),

@@ -110,7 +110,11 @@ def test_broken_life_cycles_are_refused() -> None:
 
 def test_a_policy_cannot_evict_a_held_block() -> None:
     class Wrong:
+        def ask(self, block: int, name: bytes, depth: int) -> None: ...
+
         def touch(self, block: int) -> None: ...
+
+        def offer(self, block: int) -> None: ...
 
         def victim(self, candidates: AbstractSet[int]) -> int:
             return next(b for b in range(9) if b not in candidates)

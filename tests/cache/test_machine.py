@@ -12,6 +12,7 @@ from paceline.cache import lease as lease_module
 from paceline.cache.blocks import BlockPool, chain_hash
 from paceline.cache.cache import Cache
 from paceline.cache.lease import Lease
+from paceline.cache.policies import POLICIES
 from paceline.cache.txn import Txn
 from paceline.core.errors import IntegrityError
 
@@ -33,11 +34,21 @@ def test_random_sessions_agree_with_the_model() -> None:
     run_state_machine_as_test(CacheMachine, settings=QUICK)
 
 
+def under(eviction: str) -> type[CacheMachine]:
+    return type("CacheMachine", (CacheMachine,), {"eviction": eviction})
+
+
+@pytest.mark.parametrize("eviction", sorted(POLICIES.keys() - {"lru"}))
+def test_random_sessions_agree_under_every_eviction_policy(eviction: str) -> None:
+    run_state_machine_as_test(under(eviction), settings=settings(QUICK, max_examples=60))
+
+
 @pytest.mark.full
 @pytest.mark.timeout(1800)
-def test_many_random_sessions_agree_with_the_model() -> None:
+@pytest.mark.parametrize("eviction", sorted(POLICIES))
+def test_many_random_sessions_agree_with_the_model(eviction: str) -> None:
     thorough = settings(QUICK, max_examples=3_000, stateful_step_count=60, derandomize=False, phases=list(Phase))
-    run_state_machine_as_test(CacheMachine, settings=thorough)
+    run_state_machine_as_test(under(eviction), settings=thorough)
 
 
 def publish_before_verify(patch: pytest.MonkeyPatch) -> None:
@@ -145,9 +156,25 @@ def frontier_survives_rewind(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Lease, "cut", mutant)
 
 
+def keep_a_tail_that_is_in_use(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BlockPool, "_unpark", lambda self, block: self.evictable.remove(block))
+
+
+def evict_a_head_before_its_tail(patch: pytest.MonkeyPatch) -> None:
+    park = BlockPool._park
+
+    def mutant(self: BlockPool, block: int) -> None:
+        park(self, block)
+        self.tails.add(block)
+
+    patch.setattr(BlockPool, "_park", mutant)
+
+
 @pytest.mark.parametrize(
     "mutant",
     [
+        keep_a_tail_that_is_in_use,
+        evict_a_head_before_its_tail,
         publish_before_verify,
         seal_above_a_frontier,
         forget_moves,

@@ -8,6 +8,7 @@ free ────────────> held (refs >= 1) ──────�
 """
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 
@@ -32,6 +33,8 @@ class BlockPool:
     refs[b]     how many leases hold block b
     hashes[b]   its name in the index, None until published
     groups[b]   the groups whose rows are complete in it, empty until published
+    parents[b]  the name of the block before it, depths[b] how many there are before it; of published blocks
+    tails       evictable blocks that no evictable block continues: a text loses its end first
     hits / queries   blocks found / full blocks that could have been; evictions: published blocks given away
     """
 
@@ -52,7 +55,12 @@ class BlockPool:
         self.groups: list[frozenset[str]] = [frozenset()] * num_blocks
         self.index: dict[bytes, int] = {}
         self.free = list(range(num_blocks - 1, -1, -1))
+        self.parents = [b""] * num_blocks
+        self.depths = [0] * num_blocks
         self.evictable: set[int] = set()
+        self.tails: set[int] = set()
+        self._behind: Counter[bytes] = Counter()
+        """How many evictable blocks continue the block of that name."""
         self.hits = self.queries = self.evictions = 0
 
     @property
@@ -84,11 +92,11 @@ class BlockPool:
         if not self.refs[block]:
             if block not in self.evictable:
                 raise IntegrityError(f"Block {block} is free: it has no content to share.")
-            self.evictable.remove(block)
+            self._unpark(block)
         self.refs[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """One holder fewer of each, in the order given; a chain's last block comes first (see `Eviction.touch`)."""
+        """One holder fewer of each, in the order given; a text's last block comes first (see `Eviction.touch`)."""
         for block in blocks:
             if not self.refs[block]:
                 raise IntegrityError(f"Block {block} is released more often than it was taken.")
@@ -98,15 +106,14 @@ class BlockPool:
             if self.hashes[block] is None:
                 self.free.append(block)
             else:
-                self.evictable.add(block)
-                self.eviction.touch(block)
+                self._park(block)
 
     def immutable(self, block: int) -> bool:
         """Shared or published: no row in it may be written again."""
         return self.refs[block] > 1 or self.hashes[block] is not None
 
-    def publish(self, block: int, name: bytes, groups: frozenset[str]) -> None:
-        """Enter a held, full, verified block in the index.
+    def publish(self, block: int, name: bytes, groups: frozenset[str], parent: bytes = b"", depth: int = 0) -> None:
+        """Enter a held, full, verified block in the index; `depth` blocks are before it, the last of them `parent`.
 
         When the same content is already there (two requests computed one prefix at the same time), the first stays and
         this block remains private to its holders; it is replaced only by a block complete in more groups.
@@ -118,19 +125,22 @@ class BlockPool:
         known = self.index.get(name)
         if known == block:
             self.groups[block] |= groups
-        elif known is None or groups > self.groups[known]:
+            return
+        if known is None or groups > self.groups[known]:
             if known is not None:
                 self.forget(known)
             self.index[name] = block
             self.hashes[block] = name
             self.groups[block] = groups
+            self.parents[block], self.depths[block] = parent, depth
+        self._ask(name)
 
     def find(self, name: bytes, groups: frozenset[str]) -> int | None:
         """The block of that name with all `groups` complete, or None. Takes no reference."""
         block = self.index.get(name)
         if block is None or not groups <= self.groups[block]:
             return None
-        self.eviction.touch(block)
+        self._ask(name)
         return block
 
     def forget(self, block: int) -> None:
@@ -142,12 +152,44 @@ class BlockPool:
         self.hashes[block] = None
         self.groups[block] = frozenset()
         if block in self.evictable:
-            self.evictable.remove(block)
+            self._unpark(block)
             self.free.append(block)
 
+    def _ask(self, name: bytes) -> None:
+        block = self.index[name]
+        self.eviction.ask(block, name, self.depths[block])
+        if block in self.tails:
+            self.eviction.offer(block)
+
+    def _park(self, block: int) -> None:
+        """The last holder of a published block is gone."""
+        name, parent = self.hashes[block], self.parents[block]
+        assert name is not None
+        self.evictable.add(block)
+        self.eviction.touch(block)
+        self._behind[parent] += 1
+        self.tails.discard(self.index.get(parent, -1))
+        if not self._behind[name]:
+            self.tails.add(block)
+            self.eviction.offer(block)
+
+    def _unpark(self, block: int) -> None:
+        """A block ceases to be evictable; the one before it may become a tail."""
+        self.evictable.remove(block)
+        self.tails.discard(block)
+        parent = self.parents[block]
+        self._behind[parent] -= 1
+        if self._behind[parent]:
+            return
+        del self._behind[parent]
+        before = self.index.get(parent)
+        if before in self.evictable:
+            self.tails.add(before)
+            self.eviction.offer(before)
+
     def _evict(self) -> int:
-        block = self.eviction.victim(self.evictable)
-        if block not in self.evictable:
+        block = self.eviction.victim(self.tails)
+        if block not in self.tails:
             raise IntegrityError(f"The eviction policy chose block {block}, which is not evictable.")
         self.forget(block)
         self.evictions += 1
@@ -168,6 +210,9 @@ class BlockPool:
                 raise IntegrityError(f"Block {block} is evictable but not published.")
             if name is not None and (block in free or self.index.get(name) != block or not self.groups[block]):
                 raise IntegrityError(f"Block {block} has a name that the index does not lead to it.")
+        inner = {self.parents[block] for block in self.evictable}
+        if wrong := self.tails ^ {block for block in self.evictable if self.hashes[block] not in inner}:
+            raise IntegrityError(f"Block {min(wrong)} is a tail and should not be, or the reverse.")
         for name, block in self.index.items():
             if self.hashes[block] != name:
                 raise IntegrityError(f"The index leads to block {block}, which has other content.")

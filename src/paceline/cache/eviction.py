@@ -1,34 +1,77 @@
 """Which cached prefix to forget when room is needed: the `Eviction` protocol, and least-recently-used."""
 
-from collections import OrderedDict
 from collections.abc import Set as AbstractSet
+from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 
 class Eviction(Protocol):
-    """Chooses among published blocks that nobody holds. Only `BlockPool` calls it."""
+    """Chooses among published blocks that nobody holds. Only `BlockPool` calls it.
+
+    A block may become in use, or leave the index, without notice; `offer` always precedes its being a candidate again.
+    """
+
+    def ask(self, block: int, name: bytes, depth: int) -> None:
+        """The content `name`, `depth` blocks into its text, was wanted and is in `block`: found, or just computed."""
 
     def touch(self, block: int) -> None:
-        """`block` was found by a prefix search, or has just lost its last holder. Of one request's blocks the last
-        is touched first: a chain without its head is of no use."""
+        """`block` has just lost its last holder. Of one request's blocks the last is touched first."""
+
+    def offer(self, block: int) -> None:
+        """`block` is a candidate now: nobody holds it, and no block that could be evicted first continues its text."""
 
     def victim(self, candidates: AbstractSet[int]) -> int:
-        """One of `candidates` (never empty; each was touched when it became one). It is gone afterwards."""
+        """One of `candidates` (never empty; each was offered). It is gone afterwards."""
 
 
-class LRU:
-    """Forgets the block whose last touch is oldest. Both methods O(1) amortised: `victim` drops, for good, entries
-    of blocks that are in use, and such a block is touched again before it can be a candidate."""
+Rank = tuple[int, ...]
+
+
+class Ranked:
+    """Forgets the candidate of least rank; a subclass says what a block's rank is. O(log blocks) amortised.
+
+    The heap holds outdated entries, which `victim` drops for good: of blocks in use, gone, or ranked anew.
+    """
 
     def __init__(self) -> None:
-        self._order: OrderedDict[int, None] = OrderedDict()
+        self._ranks: dict[int, Rank] = {}
+        self._heap: list[tuple[Rank, int]] = []
+
+    def rank(self, block: int) -> Rank:
+        """Of a block that is being used; it keeps this rank until it is used again."""
+        raise NotImplementedError
+
+    def ask(self, block: int, name: bytes, depth: int) -> None:
+        self.touch(block)
 
     def touch(self, block: int) -> None:
-        self._order[block] = None
-        self._order.move_to_end(block)
+        self._ranks[block] = self.rank(block)
+
+    def offer(self, block: int) -> None:
+        if len(self._heap) > 2 * len(self._ranks):
+            self._heap = [(rank, block) for block, rank in self._ranks.items()]
+            heapify(self._heap)
+        heappush(self._heap, (self._ranks[block], block))
 
     def victim(self, candidates: AbstractSet[int]) -> int:
+        return self.least(candidates)[1]
+
+    def least(self, candidates: AbstractSet[int]) -> tuple[Rank, int]:
+        """Take the candidate of least rank out."""
         while True:
-            block, _ = self._order.popitem(last=False)
-            if block in candidates:
-                return block
+            rank, block = heappop(self._heap)
+            if block in candidates and self._ranks.get(block) == rank:
+                del self._ranks[block]
+                return rank, block
+
+
+class LRU(Ranked):
+    """Forgets the block whose last use is oldest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._clock = 0
+
+    def rank(self, block: int) -> Rank:
+        self._clock += 1
+        return (self._clock,)

@@ -84,8 +84,9 @@ class Lease:
         size = self.pool.block_size
         while (self.sealed + 1) * size <= min((self.length, *self.frontier.values())):
             start = self.sealed * size
-            name = chain_hash(self.hashes[-1] if self.hashes else self.root, self.tokens[start : start + size])
-            self.pool.publish(self.blocks[self.sealed], name, self.groups)
+            parent = self.hashes[-1] if self.hashes else self.root
+            name = chain_hash(parent, self.tokens[start : start + size])
+            self.pool.publish(self.blocks[self.sealed], name, self.groups, parent, self.sealed)
             self.hashes.append(name)
 
     def cut(self, length: int) -> int:

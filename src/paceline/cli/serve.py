@@ -21,6 +21,14 @@ class ServingArgs(EngineArgs):
     prefix_cache: Annotated[
         bool, option("Keep the K/V of texts that may begin another.", "Model and engine", show_default=True)
     ] = True
+    eviction: Annotated[
+        str,
+        option(
+            "Which of them to forget when room is needed: lru, det, mark0, mark_predict or shadow.",
+            "Model and engine",
+            show_default=True,
+        ),
+    ] = "lru"
 
 
 def serve(context: typer.Context, model: str | None, engine: ServingArgs, server: Settings, path: Path | None) -> None:

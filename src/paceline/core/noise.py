@@ -63,6 +63,12 @@ class AcceptNoise(Stream):
     purpose = 3
 
 
+class EvictionNoise(Stream):
+    """Random choices of the cache: key(draw). It decides what is computed again, never a text."""
+
+    purpose = 4
+
+
 def _signed(x: int) -> int:
     return x - (1 << 64) if x >> 63 else x
 

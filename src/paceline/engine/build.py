@@ -42,6 +42,8 @@ class Options:
     max_requests: int = 64
     row_budget: int = 512
     prefix_cache: bool = True
+    eviction: str = "lru"
+    """Which cached prefix to forget when room is needed: lru, det, mark0, mark_predict or shadow."""
     revision: str | None = None
     token: str | None = None
     """Access token of the hub."""
@@ -53,6 +55,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
     """Load the models and make an engine. Raises CheckpointError, RefusalError, CapacityError or InputError."""
     import torch
 
+    from paceline.cache.policies import policy
     from paceline.engine.loop import Engine, EngineConfig
     from paceline.engine.text import Text
     from paceline.model.checkpoint import resolve
@@ -68,6 +71,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
         value = getattr(options, name)
         if value is not None and value < least:
             raise InputError(f"{name} is {value}, but it must be at least {least}.")
+    policy(options.eviction)
     check_device(options.device)
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -105,6 +109,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
         nodes={} if options.nodes is None else {name: options.nodes},
         free_rows=model.packing.free_rows if options.nodes is None else None,
         prefix_cache=options.prefix_cache,
+        eviction=options.eviction,
         check=options.check,
     )
     eos = text.eos()

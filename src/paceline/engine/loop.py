@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.cache.cache import Cache
 from paceline.cache.lease import Lease
+from paceline.cache.policies import policy
 from paceline.cache.txn import Txn
 from paceline.core.errors import CapacityError, InputError, IntegrityError, RefusalError
 from paceline.core.forest import Forest, join
@@ -64,6 +65,7 @@ class EngineConfig:
     """Default nodes per drafter; missing: the drafter's own."""
     free_rows: int | None = None
     prefix_cache: bool = True
+    eviction: str = "lru"
     check: bool = False
     """Run `check_integrity` after every step."""
 
@@ -101,7 +103,8 @@ class Engine:
         self.host = Host(self.sampler, model.vocab_size, draft, callable)
         self.cards = {name: card for name, card in DRAFTERS.items() if not card.needs - self.have}
         groups = (TARGET, *sorted({c.group for c in self.cards.values() if c.group}))
-        self.cache = Cache(config.blocks, config.block_size, groups=groups, prefix=config.prefix_cache)
+        forget = policy(config.eviction)(config.blocks)
+        self.cache = Cache(config.blocks, config.block_size, groups=groups, prefix=config.prefix_cache, eviction=forget)
         model.allocate(config.blocks, config.block_size)
         if draft is not None:
             draft.allocate(config.blocks, config.block_size)

@@ -1,0 +1,35 @@
+"""Eviction policies by name."""
+
+from collections.abc import Callable
+
+from paceline.cache.eviction import LRU, Eviction
+from paceline.cache.marking import Det, Mark0, MarkPredict
+from paceline.cache.predict import Learned
+from paceline.cache.shadow import Shadow
+from paceline.core.errors import InputError
+from paceline.core.noise import EvictionNoise
+
+PHASES = 2
+"""Uses, per block of the cache, within which "again" is soon: the bits look a phase ahead, which has at least one."""
+NOISE = EvictionNoise(0)
+
+
+def _mark_predict(blocks: int) -> Eviction:
+    return MarkPredict(Learned(PHASES * blocks), NOISE)
+
+
+POLICIES: dict[str, Callable[[int], Eviction]] = {
+    "lru": lambda blocks: LRU(),
+    "det": lambda blocks: Det(Learned(PHASES * blocks)),
+    "mark0": lambda blocks: Mark0(Learned(PHASES * blocks), NOISE),
+    "mark_predict": _mark_predict,
+    "shadow": lambda blocks: Shadow(blocks, LRU(), _mark_predict(blocks)),
+}
+"""Name -> a policy for a cache of so many blocks, with bits learned from what is asked for."""
+
+
+def policy(name: str) -> Callable[[int], Eviction]:
+    """InputError for an unknown name."""
+    if name not in POLICIES:
+        raise InputError(f"Unknown eviction policy {name!r}; known are {', '.join(sorted(POLICIES))}.")
+    return POLICIES[name]

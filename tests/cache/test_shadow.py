@@ -1,0 +1,52 @@
+"""The combiner against the better of its two policies."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.cache.eviction import LRU
+from paceline.cache.marking import Det, MarkPredict
+from paceline.cache.shadow import Ghost, Shadow
+from paceline.core.noise import EvictionNoise
+
+from .paging import Given, belady, faulting
+from .test_marking import flipped, instances
+
+
+@settings(max_examples=300, derandomize=True, deadline=None)
+@given(instances(), st.booleans())
+def test_at_most_twice_the_better_and_k(case: tuple[list[int], int, list[bool]], swapped: bool) -> None:
+    pages, k, where = case
+    bits = flipped(belady(pages, k)[1], where)
+    alone = min(sum(faulting(pages, k, LRU())), sum(faulting(pages, k, Det(Given(bits)))))
+    pair = [LRU(), Det(Given(bits))]
+    assert sum(faulting(pages, k, Shadow(k, *(pair[::-1] if swapped else pair)))) <= 2 * alone + k
+
+
+@settings(max_examples=150, derandomize=True, deadline=None)
+@given(instances())
+def test_of_two_alike_it_is_the_one(case: tuple[list[int], int, list[bool]]) -> None:
+    pages, k, where = case
+    bits = flipped(belady(pages, k)[1], where)
+    assert faulting(pages, k, Shadow(k, LRU(), LRU())) == faulting(pages, k, LRU())
+    twins = [MarkPredict(Given(bits), EvictionNoise(1)) for _ in range(3)]
+    assert faulting(pages, k, Shadow(k, twins[0], twins[1])) == faulting(pages, k, twins[2])
+
+
+def test_it_leaves_the_worse_one() -> None:
+    """LRU faults at each page of a cycle; good bits do not, whichever policy comes first."""
+    pages = [i % 9 for i in range(900)]
+    best, truth = belady(pages, 8)
+    for turn in (1, -1):
+        pair = [LRU(), Det(Given(truth))]
+        assert sum(faulting(pages, 8, Shadow(8, *pair[::turn]))) <= 2 * best
+
+
+def test_a_ghost_changes_its_mind() -> None:
+    """What a ghost has decided to forget may be asked for first."""
+    ghost = Ghost(2, LRU())
+    for name in (b"a", b"b"):
+        assert ghost.ask(name, 0) is None
+    assert ghost.full and ghost.peek() == b"a" == ghost.peek()
+    assert ghost.ask(b"a", 0) is None and ghost.peek() == b"b"
+    ghost.touch(b"b")
+    assert ghost.ask(b"c", 0) == b"b" and b"b" not in ghost and b"a" in ghost and ghost.faults == 3
