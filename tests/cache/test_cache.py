@@ -7,7 +7,9 @@ import pytest
 
 import paceline.cache
 from paceline.cache.cache import Cache, blocks_in
+from paceline.cache.eviction import LRU
 from paceline.cache.lease import Lease
+from paceline.cache.policies import POLICIES, policy
 from paceline.core.errors import CapacityError, InputError, IntegrityError
 
 TEXT = list(range(10, 24))
@@ -223,3 +225,45 @@ def test_the_room_imports_neither_torch_nor_a_clock() -> None:
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             assert not {name.split(".")[0] for name in names} & {"torch", "time", "datetime", "random"}, path.name
+
+
+@pytest.mark.parametrize("eviction", POLICIES)
+def test_a_text_loses_its_end_first(eviction: str) -> None:
+    """Under any policy; so the rest of it stays of use."""
+    cache = Cache(8, 1, eviction=policy(eviction)(8))
+    cache.close(run(cache, TEXT[:8]))
+    cache.close(cache.open(TEXT[:4]))
+    for left in range(7, -1, -1):
+        cache.pool.allocate(1)
+        lease = cache.open(TEXT)
+        assert lease.length == left
+        cache.close(lease)
+
+
+@pytest.mark.parametrize("eviction", POLICIES)
+def test_of_two_texts_that_share_a_start_it_goes_last(eviction: str) -> None:
+    cache = Cache(8, 1, eviction=policy(eviction)(8))
+    cache.close(run(cache, [1, 2, 3, 4, 5]))
+    cache.close(run(cache, [1, 2, 6, 7, 8]))
+    for _ in range(6):
+        cache.pool.allocate(1)
+    lease = cache.open([1, 2, 3])
+    assert lease.length == 2
+    cache.close(lease)
+
+
+def test_content_computed_twice_at_once_was_asked_for_twice() -> None:
+    """The second holder keeps its copy to itself, and the policy hears of the use all the same."""
+    asked: list[tuple[int, int]] = []
+
+    class Listening(LRU):
+        def ask(self, block: int, name: bytes, depth: int) -> None:
+            asked.append((block, depth))
+            super().ask(block, name, depth)
+
+    cache = Cache(8, 2, eviction=Listening())
+    leases = [cache.open(TEXT[:5]) for _ in range(2)]
+    for lease in leases:
+        cache.begin(lease, 5, 0).commit([], TEXT[:5])
+    assert leases[0].blocks != leases[1].blocks
+    assert asked == [(block, depth) for _ in range(2) for depth, block in enumerate(leases[0].blocks[:2])]

@@ -157,7 +157,13 @@ def frontier_survives_rewind(patch: pytest.MonkeyPatch) -> None:
 
 
 def keep_a_tail_that_is_in_use(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(BlockPool, "_unpark", lambda self, block: self.evictable.remove(block))
+    unpark = BlockPool._unpark
+
+    def mutant(self: BlockPool, block: int) -> None:
+        unpark(self, block)
+        self.tails.add(block)
+
+    patch.setattr(BlockPool, "_unpark", mutant)
 
 
 def evict_a_head_before_its_tail(patch: pytest.MonkeyPatch) -> None:

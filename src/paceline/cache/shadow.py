@@ -59,7 +59,7 @@ class Ghost:
 
 
 class Shadow:
-    """Forgets what the policy with fewer faults so far would not hold. In paging at most 2 min(first, second) + k faults.
+    """Forgets what the policy with fewer faults so far would not hold. In paging at most 2 min(one, other) + k faults.
 
     Proof: when a block that was forgotten at the time s is asked for again, the policy followed at s faults too. Let
     `first` end with fewer faults, F, and t be the last time that `second` was followed. Until t our faults at which
