@@ -19,7 +19,7 @@ class Given:
     def __init__(self, bits: Iterable[int]) -> None:
         self.bits = iter(bits)
 
-    def bit(self, name: bytes, depth: int) -> int:
+    def bit(self, name: bytes, parent: bytes) -> int:
         return next(self.bits)
 
 

@@ -254,16 +254,16 @@ def test_of_two_texts_that_share_a_start_it_goes_last(eviction: str) -> None:
 
 def test_content_computed_twice_at_once_was_asked_for_twice() -> None:
     """The second holder keeps its copy to itself, and the policy hears of the use all the same."""
-    asked: list[tuple[int, int]] = []
+    asked: list[int] = []
 
     class Listening(LRU):
-        def ask(self, block: int, name: bytes, depth: int) -> None:
-            asked.append((block, depth))
-            super().ask(block, name, depth)
+        def ask(self, block: int, name: bytes, parent: bytes) -> None:
+            asked.append(block)
+            super().ask(block, name, parent)
 
     cache = Cache(8, 2, eviction=Listening())
     leases = [cache.open(TEXT[:5]) for _ in range(2)]
     for lease in leases:
         cache.begin(lease, 5, 0).commit([], TEXT[:5])
     assert leases[0].blocks != leases[1].blocks
-    assert asked == [(block, depth) for _ in range(2) for depth, block in enumerate(leases[0].blocks[:2])]
+    assert asked == leases[0].blocks[:2] * 2

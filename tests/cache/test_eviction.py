@@ -45,7 +45,7 @@ def test_agrees_with_a_list(steps: list[tuple[str, int]]) -> None:
             park(lru, block)
             parked.append(block)
         elif what == "use" and block in parked:
-            lru.ask(block, b"", 0)
+            lru.ask(block, b"", b"")
             parked.remove(block)
 
 

@@ -127,10 +127,10 @@ def test_the_choice_among_unmarked_is_uniform(policy: Random) -> None:
     for seed in range(2400):
         marking = policy(Given([0] * 6), EvictionNoise(seed))
         for block in range(4):
-            marking.ask(block, b"", 0)
+            marking.ask(block, b"", b"")
             marking.offer(block)
         first = marking.victim({0, 1, 2, 3})
-        marking.ask(first, b"", 0)
+        marking.ask(first, b"", b"")
         marking.offer(first)
         gone[first, marking.victim({0, 1, 2, 3})] += 1
     assert len(gone) == 12 and all(first != second for first, second in gone)
@@ -144,11 +144,11 @@ def test_bit_one_goes_first_but_not_before_its_phase_is_over() -> None:
         seen = set()
         for seed in range(40):
             marking = policy(Given(bits), EvictionNoise(seed))
-            marking.ask(0, b"", 0)
+            marking.ask(0, b"", b"")
             marking.offer(0)
             marking._phase += 1
             for block in (1, 2):
-                marking.ask(block, b"", 0)
+                marking.ask(block, b"", b"")
                 marking.offer(block)
             seen.add(marking.victim({0, 1, 2}))
         assert seen == first

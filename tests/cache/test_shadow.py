@@ -45,8 +45,8 @@ def test_a_ghost_changes_its_mind() -> None:
     """What a ghost has decided to forget may be asked for first."""
     ghost = Ghost(2, LRU())
     for name in (b"a", b"b"):
-        assert ghost.ask(name, 0) is None
+        assert ghost.ask(name, b"") is None
     assert ghost.full and ghost.peek() == b"a" == ghost.peek()
-    assert ghost.ask(b"a", 0) is None and ghost.peek() == b"b"
+    assert ghost.ask(b"a", b"") is None and ghost.peek() == b"b"
     ghost.touch(b"b")
-    assert ghost.ask(b"c", 0) == b"b" and b"b" not in ghost and b"a" in ghost and ghost.faults == 3
+    assert ghost.ask(b"c", b"") == b"b" and b"b" not in ghost and b"a" in ghost and ghost.faults == 3

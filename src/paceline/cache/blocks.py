@@ -33,7 +33,7 @@ class BlockPool:
     refs[b]     how many leases hold block b
     hashes[b]   its name in the index, None until published
     groups[b]   the groups whose rows are complete in it, empty until published
-    parents[b]  the name of the block before it, depths[b] how many there are before it; of published blocks
+    parents[b]  the name of the block before it, of published blocks
     tails       evictable blocks that no evictable block continues: a text loses its end first
     hits / queries   blocks found / full blocks that could have been; evictions: published blocks given away
     """
@@ -56,7 +56,6 @@ class BlockPool:
         self.index: dict[bytes, int] = {}
         self.free = list(range(num_blocks - 1, -1, -1))
         self.parents = [b""] * num_blocks
-        self.depths = [0] * num_blocks
         self.evictable: set[int] = set()
         self.tails: set[int] = set()
         self._behind: Counter[bytes] = Counter()
@@ -112,8 +111,8 @@ class BlockPool:
         """Shared or published: no row in it may be written again."""
         return self.refs[block] > 1 or self.hashes[block] is not None
 
-    def publish(self, block: int, name: bytes, groups: frozenset[str], parent: bytes = b"", depth: int = 0) -> None:
-        """Enter a held, full, verified block in the index; `depth` blocks are before it, the last of them `parent`.
+    def publish(self, block: int, name: bytes, groups: frozenset[str], parent: bytes = b"") -> None:
+        """Enter a held, full, verified block in the index; `parent` is the name of the block before it, if any.
 
         When the same content is already there (two requests computed one prefix at the same time), the first stays and
         this block remains private to its holders; it is replaced only by a block complete in more groups.
@@ -132,7 +131,7 @@ class BlockPool:
             self.index[name] = block
             self.hashes[block] = name
             self.groups[block] = groups
-            self.parents[block], self.depths[block] = parent, depth
+            self.parents[block] = parent
         self._ask(name)
 
     def find(self, name: bytes, groups: frozenset[str]) -> int | None:
@@ -157,7 +156,7 @@ class BlockPool:
 
     def _ask(self, name: bytes) -> None:
         block = self.index[name]
-        self.eviction.ask(block, name, self.depths[block])
+        self.eviction.ask(block, name, self.parents[block])
         if block in self.tails:
             self.eviction.offer(block)
 

@@ -11,8 +11,8 @@ class Eviction(Protocol):
     A block may become in use, or leave the index, without notice; `offer` always precedes its being a candidate again.
     """
 
-    def ask(self, block: int, name: bytes, depth: int) -> None:
-        """The content `name`, `depth` blocks into its text, was wanted and is in `block`: found, or just computed."""
+    def ask(self, block: int, name: bytes, parent: bytes) -> None:
+        """The content `name`, which continues `parent`, was wanted and is in `block`: found, or just computed."""
 
     def touch(self, block: int) -> None:
         """`block` has just lost its last holder. Of one request's blocks the last is touched first."""
@@ -41,7 +41,7 @@ class Ranked:
         """Of a block that is being used; it keeps this rank until it is used again."""
         raise NotImplementedError
 
-    def ask(self, block: int, name: bytes, depth: int) -> None:
+    def ask(self, block: int, name: bytes, parent: bytes) -> None:
         self.touch(block)
 
     def touch(self, block: int) -> None:

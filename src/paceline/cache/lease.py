@@ -86,7 +86,7 @@ class Lease:
             start = self.sealed * size
             parent = self.hashes[-1] if self.hashes else self.root
             name = chain_hash(parent, self.tokens[start : start + size])
-            self.pool.publish(self.blocks[self.sealed], name, self.groups, parent, self.sealed)
+            self.pool.publish(self.blocks[self.sealed], name, self.groups, parent)
             self.hashes.append(name)
 
     def cut(self, length: int) -> int:

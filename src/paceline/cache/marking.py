@@ -31,9 +31,9 @@ class _Phased(Ranked):
         self._bits: dict[int, int] = {}
         self._phase = 0
 
-    def ask(self, block: int, name: bytes, depth: int) -> None:
-        self._bits[block] = self._predictor.bit(name, depth)
-        super().ask(block, name, depth)
+    def ask(self, block: int, name: bytes, parent: bytes) -> None:
+        self._bits[block] = self._predictor.bit(name, parent)
+        super().ask(block, name, parent)
 
     def ends(self, rank: Rank) -> bool:
         """Does a phase end because even the least rank is this?"""

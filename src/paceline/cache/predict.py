@@ -3,12 +3,12 @@
 from collections import OrderedDict
 from typing import NamedTuple, Protocol
 
-Kind = tuple[int, int]
-"""(earlier uses, binary digits of the depth): what a block's future is learned by."""
+Kind = tuple[bytes, int, int]
+"""(name of the text's first block, earlier uses, binary digits of the depth)."""
 
 
 class Predictor(Protocol):
-    def bit(self, name: bytes, depth: int) -> int:
+    def bit(self, name: bytes, parent: bytes) -> int:
         """1 if the block of that name, used now, will not be used again soon. Called once per use, in order."""
 
 
@@ -16,15 +16,21 @@ class _Use(NamedTuple):
     time: int
     before: int
     """Uses known before this one."""
-    kind: Kind
+    head: bytes
+    depth: int
+
+    def kinds(self) -> tuple[Kind, Kind]:
+        """What its future is learned by: among texts that begin alike, as those of one application do, and among all."""
+        uses, depth = min(self.before, 3), min(self.depth.bit_length(), 5)
+        return (self.head, uses, depth), (b"", uses, depth)
 
 
 class Learned:
     """Counts how often blocks of one kind were used again within `horizon` uses of any block, and predicts 1 where that
-    is less than half. Knows at most `horizon` names; O(1) amortised. The clock is the number of uses."""
+    is less than half. Knows at most `horizon` names and kinds; O(1) amortised. The clock is the number of uses."""
 
-    MOST = (3, 5)
-    """Larger values of a kind's parts count as these."""
+    ENOUGH = 8
+    """Outcomes that say something of a kind."""
     WINDOW = 512
     """Outcomes after which a kind's counts are halved, so that older ones fade."""
 
@@ -32,31 +38,38 @@ class Learned:
         self.horizon = horizon
         self._uses: OrderedDict[bytes, _Use] = OrderedDict()
         """By name, the oldest last use first."""
-        self._counts: dict[Kind, list[int]] = {}
-        """[not used again, used again] of each kind."""
+        self._counts: OrderedDict[Kind, list[int]] = OrderedDict()
+        """[not used again, used again] of each kind, the longest unchanged first."""
         self._now = 0
 
-    def bit(self, name: bytes, depth: int) -> int:
+    def bit(self, name: bytes, parent: bytes) -> int:
         self._now += 1
         self._forget()
-        last = self._uses.pop(name, None)
-        before = 0
-        if last is not None:
-            self._count(last.kind, True)
-            before = last.before + 1
-        kind = min(before, self.MOST[0]), min(depth.bit_length(), self.MOST[1])
-        self._uses[name] = _Use(self._now, before, kind)
-        never, again = self._counts.get(kind, (0, 0))
-        return int(again < never)
+        before, head, depth = 0, name, 0
+        if (above := self._uses.get(parent)) is not None:
+            head, depth = above.head, above.depth + 1
+        if (last := self._uses.pop(name, None)) is not None:
+            self._count(last, True)
+            before, head, depth = last.before + 1, last.head, last.depth
+        use = self._uses[name] = _Use(self._now, before, head, depth)
+        for kind in use.kinds():
+            never, again = self._counts.get(kind, (0, 0))
+            if never + again >= self.ENOUGH:
+                return int(again < never)
+        return 0
 
     def _forget(self) -> None:
         """Names not used for `horizon` uses."""
         while self._uses and next(iter(self._uses.values())).time <= self._now - self.horizon:
             _, use = self._uses.popitem(last=False)
-            self._count(use.kind, False)
+            self._count(use, False)
 
-    def _count(self, kind: Kind, again: bool) -> None:
-        counts = self._counts.setdefault(kind, [0, 0])
-        counts[again] += 1
-        if sum(counts) >= self.WINDOW:
-            counts[:] = counts[0] // 2, counts[1] // 2
+    def _count(self, use: _Use, again: bool) -> None:
+        for kind in use.kinds():
+            counts = self._counts.setdefault(kind, [0, 0])
+            self._counts.move_to_end(kind)
+            counts[again] += 1
+            if sum(counts) >= self.WINDOW:
+                counts[:] = counts[0] // 2, counts[1] // 2
+        while len(self._counts) > max(self.horizon, 2):
+            self._counts.popitem(last=False)

@@ -21,7 +21,7 @@ class Ghost:
     def __contains__(self, name: bytes) -> bool:
         return name in self._slot
 
-    def ask(self, name: bytes, depth: int) -> bytes | None:
+    def ask(self, name: bytes, parent: bytes) -> bytes | None:
         """Use a block; the name that had to go for it."""
         gone, slot = None, self._slot.get(name)
         if slot is None:
@@ -33,7 +33,7 @@ class Ghost:
         if slot == self._next:
             self._next = None
         self._slot[name], self._name[slot] = slot, name
-        self.policy.ask(slot, name, depth)
+        self.policy.ask(slot, name, parent)
         self.policy.offer(slot)
         return gone
 
@@ -75,11 +75,11 @@ class Shadow:
         self._blocks: dict[bytes, int] = {}
         self._order = LRU()
 
-    def ask(self, block: int, name: bytes, depth: int) -> None:
+    def ask(self, block: int, name: bytes, parent: bytes) -> None:
         self._name(block, name)
-        self._order.ask(block, name, depth)
+        self._order.ask(block, name, parent)
         for ghost, outside in zip(self._ghosts, self._outside):
-            gone = ghost.ask(name, depth)
+            gone = ghost.ask(name, parent)
             if gone is not None and gone in self._blocks:
                 outside[self._blocks[gone]] = None
 
