@@ -2,9 +2,10 @@
 
     python bench/studies/eviction.py            (the demo pair; some minutes)
 
-Users come, talk for a while and leave. All talks begin with one of three system prompts: under the first each is a single
-question, under the others they take 10 and 2.5 turns on average (less where the context ends). An engine with room for everything answers them one at a time and its cache notes each use of a block. The uses are then
-replayed at several cache sizes:
+Users come, talk for a while and leave. All talks begin with one of three system prompts: under the first each is one
+question, under the others they take 10 and 2.5 turns on average (less where the context ends). An engine with room for
+everything answers them one at a time, and its cache notes each use of a block. The uses are then replayed at several
+cache sizes:
 
     paging   any block may go: the model of the bounds
     cache    through `Cache`: the running text stays, and texts lose their end first
@@ -203,11 +204,12 @@ def main() -> None:
     parser.add_argument("--users", type=int, default=12, help="present at a time")
     parser.add_argument("--blocks", type=int, nargs="*", default=[64, 96, 128, 192])
     parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     llm = LLM(drafter="none", memory="500M", block_size=args.block_size)
     recorder = llm.engine.cache.pool.eviction = Recorder()
-    texts = list(talk(llm, args.requests, args.users, random.Random(0)))
+    texts = list(talk(llm, args.requests, args.users, random.Random(args.seed)))
     assert not llm.engine.cache.pool.evictions
     again = Recorder()
     through_cache(texts, llm.engine.config.blocks, args.block_size, again)

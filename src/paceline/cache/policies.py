@@ -9,19 +9,20 @@ from paceline.cache.shadow import Shadow
 from paceline.core.errors import InputError
 from paceline.core.noise import EvictionNoise
 
-PHASES = 2
-"""Uses, per block of the cache, within which "again" is soon: the bits look a phase ahead, which has at least one."""
+HORIZON = 8
+"""Uses, per block of the cache, within which "again" is soon. With 2 the learned bits give up what is late, and LRU is
+better (`bench/studies/eviction.py`)."""
 NOISE = EvictionNoise(0)
 
 
 def _mark_predict(blocks: int) -> Eviction:
-    return MarkPredict(Learned(PHASES * blocks), NOISE)
+    return MarkPredict(Learned(HORIZON * blocks), NOISE)
 
 
 POLICIES: dict[str, Callable[[int], Eviction]] = {
     "lru": lambda blocks: LRU(),
-    "det": lambda blocks: Det(Learned(PHASES * blocks)),
-    "mark0": lambda blocks: Mark0(Learned(PHASES * blocks), NOISE),
+    "det": lambda blocks: Det(Learned(HORIZON * blocks)),
+    "mark0": lambda blocks: Mark0(Learned(HORIZON * blocks), NOISE),
     "mark_predict": _mark_predict,
     "shadow": lambda blocks: Shadow(blocks, LRU(), _mark_predict(blocks)),
 }

@@ -20,7 +20,7 @@ class _Use(NamedTuple):
     depth: int
 
     def kinds(self) -> tuple[Kind, Kind]:
-        """What its future is learned by: among texts that begin alike, as those of one application do, and among all."""
+        """What its future is learned by: among texts that begin alike, as one application's do, and among all."""
         uses, depth = min(self.before, 3), min(self.depth.bit_length(), 5)
         return (self.head, uses, depth), (b"", uses, depth)
 
