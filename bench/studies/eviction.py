@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from paceline import LLM, SamplingParams
-from paceline.cache.blocks import BlockPool
 from paceline.cache.cache import Cache
 from paceline.cache.eviction import LRU, Eviction
 from paceline.cache.marking import Det, Mark0, MarkPredict
 from paceline.cache.policies import POLICIES
+from paceline.cache.shadow import Ghost
 from paceline.core.noise import EvictionNoise
 
 Use = tuple[bytes, bytes]
@@ -95,18 +95,11 @@ def talk(llm: LLM, requests: int, present: int, rng: random.Random) -> Iterator[
 
 
 def paging(uses: Sequence[Use], slots: int, eviction: Eviction) -> int:
-    """Hits where each use is a request of its own."""
-    pool, hits, groups = BlockPool(slots, 1, eviction), 0, frozenset({"target"})
-    for name, parent in uses:
-        block = pool.find(name, groups)
-        if block is None:
-            (block,) = pool.allocate(1)
-            pool.publish(block, name, groups, parent)
-        else:
-            pool.acquire(block)
-            hits += 1
-        pool.release([block])
-    return hits
+    """Hits where each use is a request of its own and any block may go."""
+    ghost = Ghost(slots, eviction)
+    for use in uses:
+        ghost.ask(*use)
+    return len(uses) - ghost.faults
 
 
 def through_cache(texts: Sequence[list[int]], slots: int, size: int, eviction: Eviction) -> int:

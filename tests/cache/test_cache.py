@@ -267,3 +267,5 @@ def test_content_computed_twice_at_once_was_asked_for_twice() -> None:
         cache.begin(lease, 5, 0).commit([], TEXT[:5])
     assert leases[0].blocks != leases[1].blocks
     assert asked == leases[0].blocks[:2] * 2
+    cache.pool.publish(leases[0].blocks[0], leases[0].hashes[0], leases[0].groups)
+    assert len(asked) == 4, "sealed again, but not used again"

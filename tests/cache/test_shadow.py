@@ -1,5 +1,7 @@
 """The combiner against the better of its two policies."""
 
+from collections.abc import Set as AbstractSet
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,6 +32,25 @@ def test_of_two_alike_it_is_the_one(case: tuple[list[int], int, list[bool]]) -> 
     assert faulting(pages, k, Shadow(k, LRU(), LRU())) == faulting(pages, k, LRU())
     twins = [MarkPredict(Given(bits), EvictionNoise(1)) for _ in range(3)]
     assert faulting(pages, k, Shadow(k, twins[0], twins[1])) == faulting(pages, k, twins[2])
+
+
+class Watched(Shadow):
+    """Checks each choice by going through all candidates."""
+
+    def victim(self, candidates: AbstractSet[int]) -> int:
+        first, second = self._ghosts
+        better = second if second.faults < first.faults else first
+        names = dict(self._names)
+        victim = super().victim(candidates)
+        assert all(names[block] in better for block in candidates) or names[victim] not in better
+        return victim
+
+
+@settings(max_examples=150, derandomize=True, deadline=None)
+@given(instances())
+def test_what_the_better_would_not_hold_goes_first(case: tuple[list[int], int, list[bool]]) -> None:
+    pages, k, where = case
+    faulting(pages, k, Watched(k, LRU(), Det(Given(flipped(belady(pages, k)[1], where)))))
 
 
 def test_it_leaves_the_worse_one() -> None:
