@@ -1,5 +1,6 @@
 """The combiner against the better of its two policies."""
 
+import random
 from collections.abc import Set as AbstractSet
 
 from hypothesis import given, settings
@@ -51,6 +52,17 @@ class Watched(Shadow):
 def test_what_the_better_would_not_hold_goes_first(case: tuple[list[int], int, list[bool]]) -> None:
     pages, k, where = case
     faulting(pages, k, Watched(k, LRU(), Det(Given(flipped(belady(pages, k)[1], where)))))
+
+
+def test_it_follows_one_then_the_other() -> None:
+    """On cycles Det is better, on random pages with inverted bits LRU: notes grow old."""
+    rng = random.Random(0)
+    pages = [p for _ in range(8) for p in (*(i % 9 for i in range(60)), *(rng.randrange(14) for _ in range(300)))]
+    truth = belady(pages, 8)[1]
+    bits = [bit ^ (i % 360 >= 60) for i, bit in enumerate(truth)]
+    for turn in (1, -1):
+        pair = [LRU(), Det(Given(bits))]
+        faulting(pages, 8, Watched(8, *pair[::turn]))
 
 
 def test_it_leaves_the_worse_one() -> None:
