@@ -28,6 +28,8 @@ QUICK = settings(
     report_multiple_bugs=False,
     suppress_health_check=list(HealthCheck),
 )
+PATIENT = settings(QUICK, max_examples=2_000)
+"""For mutants, which end it as soon as they die."""
 
 
 def test_random_sessions_agree_with_the_model() -> None:
@@ -198,4 +200,4 @@ def evict_a_head_before_its_tail(patch: pytest.MonkeyPatch) -> None:
 def test_mutant_dies(mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     mutant(monkeypatch)
     with pytest.raises((AssertionError, IntegrityError)):
-        run_state_machine_as_test(CacheMachine, settings=QUICK)
+        run_state_machine_as_test(CacheMachine, settings=PATIENT)
