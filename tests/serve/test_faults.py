@@ -14,9 +14,9 @@ import pytest
 
 from paceline import LLM, AsyncLLM, SamplingParams
 from paceline.core.forest import ROOT, Forest, Law
+from paceline.core.system import allow_many_files
 from paceline.core.verdict import Verdict
 from paceline.draft import Ask, View
-from paceline.serve.run import raise_file_limit
 from paceline.serve.settings import Settings
 from tests.serve.conftest import DEMO, running
 from tests.serve.process import WAIT_S, spawned, threaded
@@ -50,7 +50,7 @@ def busy(engine: AsyncLLM) -> Iterator[str]:
 
 
 async def test_a_thousand_connections_at_once(busy: str, engine: AsyncLLM, llm: LLM) -> None:
-    raise_file_limit()
+    allow_many_files()
     host, port = busy.removeprefix("http://").split(":")
     want = {(p, seed): solo(llm, p, seed, max_tokens=2) for p in PROMPTS for seed in range(2)}
     ready = 0

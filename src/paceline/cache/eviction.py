@@ -1,5 +1,6 @@
 """Which cached prefix to forget when room is needed: the `Eviction` protocol, and least-recently-used."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Set as AbstractSet
 from heapq import heapify, heappop, heappush
 from typing import Protocol
@@ -27,7 +28,7 @@ class Eviction(Protocol):
 Rank = tuple[int, ...]
 
 
-class Ranked:
+class Ranked(ABC):
     """Forgets the candidate of least rank; a subclass says what a block's rank is. O(log blocks) amortised.
 
     The heap holds outdated entries, which `victim` drops for good: of blocks in use, gone, or ranked anew.
@@ -37,9 +38,9 @@ class Ranked:
         self._ranks: dict[int, Rank] = {}
         self._heap: list[tuple[Rank, int]] = []
 
+    @abstractmethod
     def rank(self, block: int) -> Rank:
         """Of a block that is being used; it keeps this rank until it is used again."""
-        raise NotImplementedError
 
     def ask(self, block: int, name: bytes, parent: bytes) -> None:
         self.touch(block)

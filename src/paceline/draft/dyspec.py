@@ -101,7 +101,7 @@ def average(draws: Draws, drawn: int) -> float:
 
 
 @dataclass(slots=True)
-class Heap:
+class Memo:
     """What a tree in the making knows. `laws` are known for places that were computed."""
 
     drawn: dict[int, int] = field(default_factory=lambda: {ROOT: 0})
@@ -163,13 +163,15 @@ class DySpec(TreeDrafter):
     """The greedy heap. The best draws are found one by one, but the laws of all places that can be among them are
     computed in one pass, so a tree costs about as many passes as it is deep."""
 
+    squares = True
+
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self.native = getattr(host.draft, "tree", None)
         self.chances = Chances()
 
     def plant(self, tree: Tree) -> None:
-        tree.memo = Heap()
+        tree.memo = Memo()
 
     def observe(self, tree: Tree, path: list[int]) -> None:
         count(self.chances, tree, path, tree.memo.laws)
@@ -209,7 +211,7 @@ class DySpec(TreeDrafter):
         return new if gain >= WORTH and tree.memo.passes <= PASSES else []
 
     def _pop(self, tree: Tree, laws: Laws) -> list[int]:
-        memo: Heap = tree.memo
+        memo: Memo = tree.memo
         memo.laws.update(laws)
         heap = [(-memo.worth(self.chances, place), place) for place in memo.drawn]
         heapify(heap)
@@ -227,13 +229,9 @@ class DySpec(TreeDrafter):
 
 def count(chances: Chances, tree: Tree, path: Sequence[int], laws: Laws) -> None:
     """Note, at every place that was reached, the children up to the accepted one."""
-    for above, child in zip([ROOT, *path], [*path, None]):
-        siblings = [i for i, parent in enumerate(tree.parent) if parent == above]
-        if siblings and above in laws:
-            for rank, sibling in enumerate(siblings):
-                chances.count(laws[above], rank, sibling == child)
-                if sibling == child:
-                    break
+    for above, rank, hit in tree.examined(path):
+        if above in laws:
+            chances.count(laws[above], rank, hit)
 
 
 @DRAFTERS.register(
@@ -243,13 +241,15 @@ class DySpecThreshold(TreeDrafter):
     """Every draw that is accepted with at least a certain chance, level by level. The threshold of each budget follows
     the trees: it rises when one was cut off by the budget and falls a little when one was not."""
 
+    squares = True
+
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self.chances = Chances()
         self.least: dict[int, float] = {}
 
     def plant(self, tree: Tree) -> None:
-        tree.memo = Heap()
+        tree.memo = Memo()
 
     def observe(self, tree: Tree, path: list[int]) -> None:
         count(self.chances, tree, path, tree.memo.laws)
@@ -257,7 +257,7 @@ class DySpecThreshold(TreeDrafter):
         self.least[nodes] = self.least.get(nodes, 1 / nodes) * (RISE if tree.left <= 0 else FALL)
 
     def expand(self, tree: Tree, laws: Laws) -> list[int]:
-        memo: Heap = tree.memo
+        memo: Memo = tree.memo
         memo.laws.update(laws)
         nodes, new = tree.ask.item.nodes, []
         least = self.least.get(nodes, 1 / nodes)

@@ -73,13 +73,9 @@ class Measured(TreeDrafter):
 
     def observe(self, tree: Tree, path: list[int]) -> None:
         """Count, at every place that was reached, the children up to the accepted one as tried."""
-        for above, child in zip([ROOT, *path], [*path, None]):
-            siblings = [i for i, parent in enumerate(tree.parent) if parent == above]
-            for rank, sibling in enumerate(siblings):
-                self.tries[rank] += 1
-                if sibling == child:
-                    self.hits[rank] += 1
-                    break
+        for _, rank, hit in tree.examined(path):
+            self.tries[rank] += 1
+            self.hits[rank] += hit
         if self.tries[0] >= self.due:  # rates grow finer as they change less
             self.due *= 2
             self.rates = rates(self.hits, self.tries)

@@ -5,7 +5,7 @@ A pass computes all nodes so far again: a tree is small, a pass costs about the 
 needs nothing but its own rows and the committed prefix.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +38,7 @@ class Draws:
     log_q: list[float]
     score: list[float]
     square: float = 0.0
-    """Sum of q^2: the q that its first draw has on average."""
+    """Sum of q^2, the q that its first draw has on average: of a drawn place, for a rule that `squares`."""
 
 
 @dataclass(slots=True)
@@ -143,6 +143,16 @@ class Tree:
             out.append(hit)
         return out
 
+    def examined(self, path: Sequence[int]) -> Iterator[tuple[int, int, bool]]:
+        """(place above, rank, was it accepted) of the children that were examined when `path` was accepted: at each
+        place that was reached those up to the accepted one."""
+        for above, child in zip([ROOT, *path], [*path, None]):
+            siblings = [i for i, parent in enumerate(self.parent) if parent == above]
+            for rank, sibling in enumerate(siblings):
+                yield above, rank, sibling == child
+                if sibling == child:
+                    break
+
 
 Laws = Mapping[int, Draws]
 
@@ -152,6 +162,8 @@ class TreeDrafter:
 
     width = 16
     """Most children of one node."""
+    squares = False
+    """Does the rule read `Draws.square`?"""
 
     def __init__(self, host: Host) -> None:
         assert host.draft is not None
@@ -253,8 +265,8 @@ class TreeDrafter:
             noise = keys_tensor(keys, scores.device)
             noisy = log_q.index_copy(0, torch.tensor(drawn, device=scores.device), perturbed(log_q[drawn], noise))
         score, token = noisy.topk(min(self.width, scores.shape[-1]), dim=-1)
-        square = (2 * log_q).exp().sum(-1)
-        rows = zip(token.tolist(), log_q.gather(-1, token).tolist(), score.tolist(), square.tolist())
+        square = (2 * log_q).exp().sum(-1).tolist() if self.squares and drawn else [0.0] * len(places)
+        rows = zip(token.tolist(), log_q.gather(-1, token).tolist(), score.tolist(), square)
         return [Draws(*cut(token, log_q, score), square) for token, log_q, score, square in rows]
 
     def learn(self, view: View, verdict: Verdict) -> None:

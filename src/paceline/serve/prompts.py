@@ -73,9 +73,11 @@ def called(call: Call) -> dict[str, Any]:
 
 def template_args(text: Text, given: Mapping[str, Any] | None) -> dict[str, Any]:
     """`chat_template_kwargs`: variables of the template, none that steers how it is applied."""
+    if not given:
+        return {}
     taken = {*inspect.signature(text.tokenizer.apply_chat_template).parameters, "messages"}
-    for name in given or {}:
+    for name in given:
         if name in taken:
             message = f"chat_template_kwargs has {name!r}, which is not the template's to read; remove it."
             raise ApiError(400, message, param="chat_template_kwargs")
-    return dict(given or {})
+    return dict(given)

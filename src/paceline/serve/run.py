@@ -8,8 +8,10 @@ from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 
 from paceline.core.errors import InputError
+from paceline.core.system import allow_many_files
 from paceline.engine.async_llm import AsyncLLM
 from paceline.serve.app import create_app
 from paceline.serve.operation import Operation
@@ -76,10 +78,10 @@ def address(sock: socket.socket, settings: Settings) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def config(app: object, settings: Settings) -> uvicorn.Config:
+def config(app: FastAPI, settings: Settings) -> uvicorn.Config:
     """uvicorn's configuration. InputError for certificate files that cannot be used."""
     made = uvicorn.Config(
-        app,  # type: ignore[arg-type]
+        app,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -96,20 +98,8 @@ def config(app: object, settings: Settings) -> uvicorn.Config:
 
 def run(llm: AsyncLLM, settings: Settings, sock: socket.socket, announce: Callable[[str], None]) -> int:
     """Serve until told to stop; the exit code. `announce` is called with the address once requests are taken."""
-    raise_file_limit()
+    allow_many_files()
     app = create_app(llm, settings)
     process = Process(config(app, settings), app.state.operation, lambda: announce(address(sock, settings)))
     process.run([sock])
     return process.code
-
-
-def raise_file_limit() -> None:
-    """Every connection is a file: allow as many as the system lets us."""
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(hard, 65536) if hard != resource.RLIM_INFINITY else 65536
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

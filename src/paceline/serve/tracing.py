@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 from paceline.core.errors import InputError
 from paceline.engine.door import Trip
 from paceline.serve.calls import Call
+from paceline.serve.logs import QUIET
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
-UNTRACED = ("/", "/health", "/ready", "/metrics", "/stats")
+UNTRACED = ("/", *QUIET)
 
 
 def exporter(endpoint: str) -> "SpanExporter":

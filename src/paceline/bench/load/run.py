@@ -4,7 +4,6 @@ import asyncio
 import time
 from array import array
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,12 +15,12 @@ from paceline.bench.load.report import Cell, Generator, Report
 from paceline.bench.load.stats import Slo, summarize
 from paceline.bench.load.workload import PATHS, Line, Supply, Wish
 from paceline.core.errors import InputError
+from paceline.core.system import allow_many_files
 
 Progress = Callable[[int, int, str], None]
 """Told (load, loads, what runs)."""
 PROBE = 30.0
 """Seconds for the first question to the server."""
-FILES = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ def load(target: Target, task: Task, tell: Progress = lambda done, total, what: 
     """Run every load in order. Ctrl-C ends the run, and what was measured is reported. Raises InputError before
     anything is timed where the server cannot be used."""
     check(task)
-    _allow_many_files()
+    allow_many_files()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_load(target, task, tell))
 
@@ -220,13 +219,3 @@ def _loop_factory() -> "Callable[[], asyncio.AbstractEventLoop] | None":
     except ImportError:
         return None
     return uvloop.new_event_loop
-
-
-def _allow_many_files() -> None:
-    """Raise the soft limit on open files: each connection is one."""
-    with suppress(ImportError, ValueError, OSError):
-        import resource
-
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))

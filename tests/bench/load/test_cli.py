@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.bench.load.conftest import Counted, llm, served, url  # noqa: F401
+from tests.bench.load.conftest import Counted
 from tests.test_cli import failure, run
 
 FEW = ["--warmup", "0", "--requests", "3", "--max-tokens", "6", "--temperature", "0"]
@@ -36,7 +36,7 @@ def test_help_has_an_example(name: str) -> None:
     assert name in run("bench", "--help").stdout
 
 
-def test_a_sweep(url: str, prompts: str, tmp_path: Path) -> None:  # noqa: F811
+def test_a_sweep(url: str, prompts: str, tmp_path: Path) -> None:
     out, plot = tmp_path / "out.json", tmp_path / "plot.svg"
     result = run(
         "bench", "serve", "--url", url, "--prompts", prompts, "--rate", "50,100", "--constant", *FEW,
@@ -50,7 +50,7 @@ def test_a_sweep(url: str, prompts: str, tmp_path: Path) -> None:  # noqa: F811
     ElementTree.parse(plot)
 
 
-def test_a_closed_loop_says_what_it_is(url: str, prompts: str) -> None:  # noqa: F811
+def test_a_closed_loop_says_what_it_is(url: str, prompts: str) -> None:
     result = run("bench", "serve", "--url", url, "--prompts", prompts, "--clients", "1", *FEW)
     assert result.exit_code == 0 and "closed loop: a baseline" in result.stdout
     assert "TTFT from sending" in result.stdout
@@ -88,7 +88,7 @@ def test_an_option_before_the_name_is_refused() -> None:
     assert "--batch stands before serve" in failure(run("bench", "--batch", "1", "serve", "--rate", "1"))
 
 
-def test_ctrl_c_reports_what_was_measured(url: str, served: Counted, prompts: str) -> None:  # noqa: F811
+def test_ctrl_c_reports_what_was_measured(url: str, served: Counted, prompts: str) -> None:
     """10 requests a second for ten minutes, interrupted after the first ten."""
     args = [
         "--url",
@@ -116,7 +116,7 @@ def test_ctrl_c_reports_what_was_measured(url: str, served: Counted, prompts: st
     assert "Poisson 10/s" in out and "TTFT" in out and "Traceback" not in err
 
 
-def test_a_recording_is_made_and_replayed(url: str, prompts: str, tmp_path: Path) -> None:  # noqa: F811
+def test_a_recording_is_made_and_replayed(url: str, prompts: str, tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
