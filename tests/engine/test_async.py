@@ -48,7 +48,7 @@ def test_a_loop_that_closes_takes_nobody_along(pair: tuple[Path, Path], llm: LLM
 
     async def leaves() -> None:
         task = asyncio.create_task(engine.generate(PROMPTS[1], dataclasses.replace(GREEDY, max_tokens=200)))
-        while not engine.llm.engine.running:
+        while not engine.llm.engine.desk.running:
             await asyncio.sleep(0)
         asyncio.get_running_loop().stop()
         await task

@@ -13,10 +13,11 @@ from math import isfinite
 
 from torch import Tensor
 
+from paceline.cache.lease import TARGET
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.core.rows import RowsBuilder
-from paceline.engine.loop import TARGET, Engine
+from paceline.engine.loop import Engine
 
 TOLERANCE = {"float64": 1e-3, "float32": 1e-3, "bfloat16": 0.15, "float16": 0.15}
 """Differences of scores that rounding in this type explains."""

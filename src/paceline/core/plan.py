@@ -1,5 +1,6 @@
 """`Plan`: the only thing policies make. `Note`: the only thing estimators read."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from paceline.core.errors import IntegrityError
@@ -18,6 +19,8 @@ class Item:
     drafter: str
     verifier: str
     depth: int = MAX_CANDIDATES
+    worth: float = 0.1
+    """A draft may end early, below the node up to which all is kept with less than this chance."""
 
     @property
     def chain(self) -> int:
@@ -32,6 +35,28 @@ class Item:
     def completes(self) -> bool:
         """Will this step draw a new token?"""
         return self.given == self.request.pending
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What makes a pass cost time. `context` is the sum of the committed rows that its requests read, `pairs` of the
+    rows that each of its rows reads."""
+
+    rows: int
+    requests: int
+    context: int
+    pairs: int
+
+    @classmethod
+    def of(cls, items: Iterable[tuple[int, int]]) -> "Work":
+        """Of (rows, committed length) pairs, one a request."""
+        each = list(items)
+        return cls(
+            sum(rows for rows, _ in each),
+            len(each),
+            sum(length for _, length in each),
+            sum(rows * length for rows, length in each),
+        )
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from time import monotonic, perf_counter
 from typing import Any
 
 from paceline.cache.cache import Cache
-from paceline.cache.lease import Lease
+from paceline.cache.lease import TARGET
 from paceline.cache.policies import policy
 from paceline.cache.txn import Txn
 from paceline.core.errors import CapacityError, InputError, IntegrityError, RefusalError
@@ -21,6 +21,7 @@ from paceline.core.request import FinishReason, Request
 from paceline.core.rows import Model, Out
 from paceline.core.verdict import Verdict
 from paceline.draft import DRAFTERS, Ask, Drafter, Host, UserFn, View
+from paceline.engine.desk import Desk
 from paceline.engine.detokenize import Detokenizer
 from paceline.engine.judge import Judge, add_prompt_logprobs
 from paceline.engine.layout import Layout, lay_out
@@ -28,7 +29,7 @@ from paceline.engine.prune import prune
 from paceline.engine.stop import Stopper
 from paceline.engine.totals import Totals
 from paceline.plan.fixed import FixedLength
-from paceline.plan.planner import Planner, Room
+from paceline.plan.planner import Planner
 from paceline.sample.grammar import Grammars, vocabulary
 from paceline.sample.sampler import Sampler
 from paceline.schedule import SchedulePolicy
@@ -36,7 +37,6 @@ from paceline.schedule.fcfs import FirstComeFirstServed
 from paceline.verify import VERIFIERS
 
 log = logging.getLogger("paceline")
-TARGET = "target"
 
 
 @dataclass(slots=True)
@@ -108,15 +108,13 @@ class Engine:
         model.allocate(config.blocks, config.block_size)
         if draft is not None:
             draft.allocate(config.blocks, config.block_size)
-        self.schedule = schedule or FirstComeFirstServed()
         nodes = {name: config.nodes.get(name, card.nodes) for name, card in self.cards.items()}
         limits = {name: draft.max_len for name, card in self.cards.items() if card.group and draft is not None}
         self.length = FixedLength(nodes, limits, config.free_rows)
-        self.planner = Planner(self.length, config.row_budget)
+        planner = Planner(self.length, config.row_budget)
+        self.desk = Desk(self.cache, schedule or FirstComeFirstServed(), planner, self._groups, config.max_requests)
         self.drafters: dict[str, Drafter] = {}
         self.slots: dict[str, dict[int, Any]] = {}
-        self.waiting: list[Request] = []
-        self.running: list[Request] = []
         self.stoppers: dict[int, Stopper] = {}
         self.timer = Timer()
         self.totals = Totals()
@@ -156,7 +154,7 @@ class Engine:
             self.sampler.admit(request)
         self.stoppers.update(stoppers)
         self._next_id += params.n
-        self.waiting.extend(requests)
+        self.desk.waiting.extend(requests)
         return requests
 
     def _detokenizer(self, params: SamplingParams) -> Detokenizer | None:
@@ -206,7 +204,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        return bool(self.waiting or self.running)
+        return self.desk.busy
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -214,11 +212,13 @@ class Engine:
         """One pass of the target model over everybody's rows."""
         started = perf_counter()
         self._changed = []
-        self._admit()
-        plan = self.planner.plan(self.schedule.order(self.running, self.now()), self._room())
-        plan.validate(self.config.row_budget)
+        now = self.now()
+        for request in self.desk.admit(now):
+            self.totals.admitted(request)
+        plan = self.desk.plan(now)
         for request in plan.preempt:
-            self._preempt(request)
+            self._forget(request)
+            self.totals.preemptions += 1
         if plan.items:
             self._run(plan)
         elif not plan.preempt and self.busy:
@@ -233,7 +233,7 @@ class Engine:
         items, txns = plan.items, []
         try:
             for item in items:
-                txns.append(self.cache.begin(lease_of(item.request), item.given, item.nodes))
+                txns.append(self.desk.begin(item))
             asks = self._asks(items, txns)
             forest = self._draft(items, asks)
             layout = lay_out(forest, items, txns)
@@ -254,62 +254,12 @@ class Engine:
         for place, item in enumerate(items):
             self._emit(place, item, forest, layout, verdict)
 
-    def _admit(self) -> None:
-        """Give leases to waiting requests, in order, while rows and blocks last."""
-        filling = sum(self.cache.blocks_for(len(r.tokens)) - len(lease_of(r).blocks) for r in self.running)
-        for request in self.schedule.order(self.waiting, self.now()):
-            if len(self.running) >= self.config.max_requests:
-                return
-            if self._must_wait(request):
-                continue
-            need = self.cache.blocks_for(len(request.tokens) + 1)
-            if self.running and need + filling > self.cache.room():
-                return
-            lease = self.cache.open(self._matchable(request), self._groups(request))
-            request.lease = lease
-            request.stats.cached = max(request.stats.cached, lease.length)
-            if request.admitted is None:
-                request.admitted = self.now()
-                self.totals.admitted(request)
-            filling += max(0, need - len(lease.blocks))
-            self.waiting.remove(request)
-            self.running.append(request)
-
-    def _must_wait(self, request: Request) -> bool:
-        """A later sample waits until the first of its group has computed their prompt, and then shares it."""
-        return self.config.prefix_cache and any(
-            r.group == request.group and r.pending > 1 and not r.output for r in self.running
-        )
-
-    @staticmethod
-    def _matchable(request: Request) -> list[int]:
-        """Tokens that may come from the prefix cache: none while prompt log-probabilities must be computed."""
-        wanted = request.params.prompt_logprobs is not None and len(request.prompt_logprobs) < len(request.prompt)
-        return [] if wanted else request.tokens
-
     def _groups(self, request: Request) -> tuple[str, ...]:
         group = self.cards[request.drafter].group
         return (TARGET, group) if group else (TARGET,)
 
-    def _room(self) -> Room:
-        return Room(
-            self.cache.room(),
-            lambda r, rows: self.cache.needs(lease_of(r), rows),
-            lambda r: self.cache.gain(lease_of(r)),
-        )
-
-    def _preempt(self, request: Request) -> None:
-        """Give up the lease; the text is recomputed when the request is admitted again."""
-        self._release(request)
-        self.running.remove(request)
-        self.waiting.append(request)
-        request.stats.preempted += 1
-        self.totals.preemptions += 1
-
-    def _release(self, request: Request) -> None:
-        if request.lease is not None:
-            self.cache.close(lease_of(request))
-            request.lease = None
+    def _forget(self, request: Request) -> None:
+        """Drop what drafters remember of a request that gave up its lease."""
         for slots in self.slots.values():
             slots.pop(request.id, None)
 
@@ -374,9 +324,7 @@ class Engine:
         """Keep the given rows and the accepted path, drop everything else."""
         path = verdict.path[place]
         ranks = [forest.row[n] - item.given for n in path]
-        request = item.request
-        tokens = [*request.tokens[request.length :][: item.given], *(forest.token[n] for n in path)]
-        moves = txn.commit(ranks, tokens)
+        moves = self.desk.settle(item, txn, ranks, [forest.token[n] for n in path])
         if moves:
             source, target = [list(side) for side in zip(*moves)]
             self.model.move(source, target)
@@ -426,19 +374,11 @@ class Engine:
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         request.finish = reason
-        self._release(request)
-        for queue in (self.waiting, self.running):
-            if request in queue:
-                queue.remove(request)
+        self.desk.leave(request)
+        self._forget(request)
         self.stoppers[request.id].finish()
         request.text = self.stoppers[request.id].text()
         del self.stoppers[request.id]
         self.sampler.drop(request)
         if request not in self._changed:
             self._changed.append(request)
-
-
-def lease_of(request: Request) -> Lease:
-    """The lease of a running request."""
-    assert isinstance(request.lease, Lease), f"request {request.id} holds no lease"
-    return request.lease

@@ -69,8 +69,8 @@ def snapshot(engine: "Engine") -> Snapshot:
     """What `engine` has done. For its own thread, between steps."""
     pool = engine.cache.pool
     return Snapshot(
-        len(engine.running),
-        len(engine.waiting),
+        len(engine.desk.running),
+        len(engine.desk.waiting),
         pool.num_blocks,
         pool.num_blocks - pool.room,
         len(pool.evictable),

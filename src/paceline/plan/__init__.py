@@ -1,15 +1,26 @@
 """Who gets which rows. Pure decisions: no tensors, no clock (D8)."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+from paceline.core.plan import Work
 from paceline.core.request import Request
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Who drafts for one request in this step, and how much: see `Item`."""
+
+    drafter: str
+    nodes: int
+    depth: int
+    worth: float = 0.1
+
+
 class LengthPolicy(Protocol):
-    """How many nodes a request drafts this step. May depend on anything known before the draft is drawn."""
+    """Who drafts how much. May depend on anything known before the draft is drawn, and on nothing else (D2)."""
 
-    def nodes(self, request: Request, running: int) -> int:
-        """0 .. MAX_CANDIDATES for `request`, one of `running` requests that decode in this step."""
-
-    def depth(self, request: Request) -> int:
-        """How deep its tree may be: no accepted path may run beyond the request's end."""
+    def share(self, requests: Sequence[Request], spare: int, base: Work) -> Mapping[int, Share]:
+        """{request id: share}, 0 .. MAX_CANDIDATES nodes each and at most `spare` together, for requests that draw a
+        token in this step. `base`: the pass without them."""

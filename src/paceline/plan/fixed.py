@@ -1,9 +1,12 @@
 """A fixed number of nodes per drafter, shared out when many requests run."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.core.forest import MAX_CANDIDATES
+from paceline.core.plan import Work
 from paceline.core.request import Request
+from paceline.plan import Share
 
 
 @dataclass(slots=True)
@@ -19,13 +22,24 @@ class FixedLength:
     free_rows: int | None = None
     least: int = 0
 
+    def share(self, requests: Sequence[Request], spare: int, base: Work) -> dict[int, Share]:
+        shares: dict[int, Share] = {}
+        for request in requests:
+            depth = self.depth(request, request.drafter)
+            nodes = min(self.nodes(request, base.requests), spare) if depth and request.drafter != "none" else 0
+            spare -= nodes
+            shares[request.id] = Share(request.drafter, nodes, depth)
+        return shares
+
     def nodes(self, request: Request, running: int) -> int:
+        """0 .. MAX_CANDIDATES for `request`, one of `running` that decode in this step."""
         wish = request.params.max_nodes
         nodes = self.defaults.get(request.drafter, 0) if wish is None else wish
         if self.free_rows is not None and wish is None:
             nodes = min(nodes, max(self.least, (self.free_rows - running) // max(running, 1)))
         return max(0, min(nodes, MAX_CANDIDATES))
 
-    def depth(self, request: Request) -> int:
-        room = self.limits.get(request.drafter, 1 << 62) - len(request.tokens)
+    def depth(self, request: Request, drafter: str) -> int:
+        """How deep a tree may be: no accepted path may run beyond the request's end."""
+        room = self.limits.get(drafter, 1 << 62) - len(request.tokens)
         return max(0, min(request.left - 1, room, MAX_CANDIDATES))

@@ -5,11 +5,14 @@ run out the nodes go first, then the last request in order gives up its lease (i
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from paceline.core.plan import Item, Plan
+from paceline.core.plan import Item, Plan, Work
 from paceline.core.request import Request
 from paceline.plan import LengthPolicy
+
+CHUNK = 16
+"""Rows that nodes leave to waiting prompts, as far as there are so many: prompts never starve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,32 +31,55 @@ class Planner:
     row_budget: int
     """Most rows of one pass: prompt rows and draft nodes alike (D1)."""
 
-    def plan(self, order: Sequence[Request], room: Room) -> Plan:
-        """A plan for the requests of `order` (all hold leases), most important first."""
-        plan, free, left = Plan(), room.free, self.row_budget
-        decoding = [r for r in order if r.pending == 1]
-        queue = [*decoding, *(r for r in order if r.pending > 1)]
-        rank = {r.id: i for i, r in enumerate(order)}
-        while queue and left > 0:
-            request = queue.pop(0)
-            given = min(request.pending, left)
-            nodes, depth = 0, self.length.depth(request)
-            if given == request.pending and request.drafter != "none" and depth:
-                spare = left - given - sum(r.pending == 1 for r in queue)
-                nodes = max(0, min(self.length.nodes(request, len(decoding)), spare))
-            if room.need(request, given + nodes) > free:
-                nodes = 0
-            while room.need(request, given) > free:
-                candidates = [r for r in queue if rank[r.id] > rank[request.id]]
-                victim = max(candidates, key=lambda r: rank[r.id], default=request)
-                plan.preempt.append(victim)
-                free += room.gain(victim)
-                if victim is request:
-                    break
-                queue.remove(victim)
-            if request in plan.preempt:
-                continue
-            free -= room.need(request, given + nodes)
-            left -= given + nodes
-            plan.items.append(Item(request, given, nodes, request.drafter, request.verifier, depth))
-        return plan
+    def plan(self, order: Sequence[Request], room: Room, rows: int | None = None) -> Plan:
+        """A plan for the requests of `order` (all hold leases), most important first, of at most `rows`."""
+        left = self.row_budget if rows is None else min(rows, self.row_budget)
+        decoding = [r for r in order if r.pending == 1][:left]
+        prompts = [r for r in order if r.pending > 1]
+        left -= len(decoding)
+        filling = min(left, sum(r.pending for r in prompts))
+        base = Work.of((1, r.length) for r in decoding)
+        shares = dict(self.length.share(decoding, left - min(CHUNK, filling), replace(base, rows=base.rows + filling)))
+        left -= sum(share.nodes for share in shares.values())
+        given = {r.id: 1 for r in decoding}
+        for request in prompts:
+            given[request.id] = min(request.pending, left)
+            left -= given[request.id]
+        ending = [r for r in prompts if given[r.id] == r.pending]
+        shares.update(self.length.share(ending, left, Work.of((given[r.id], r.length) for r in [*decoding, *ending])))
+        items = []
+        for request in [*decoding, *prompts]:
+            if given[request.id]:
+                share = shares.get(request.id)
+                nodes, depth, worth = (share.nodes, share.depth, share.worth) if share else (0, 0, 0.0)
+                drafter = share.drafter if share else request.drafter
+                items.append(Item(request, given[request.id], nodes, drafter, request.verifier, depth, worth))
+        return fit(items, order, room)
+
+
+def fit(items: Sequence[Item], order: Sequence[Request], room: Room) -> Plan:
+    """What of it the cache has blocks for: every given row, or the last in order go; then of the nodes those that
+    fit."""
+    plan, free, placed = Plan(), room.free, set[int]()
+    rank = {r.id: i for i, r in enumerate(order)}
+    for item in items:
+        request = item.request
+        if request in plan.preempt:
+            continue
+        placed.add(request.id)
+        need = room.need(request, item.given)
+        while need > free and request not in plan.preempt:
+            later = [r for r in order[rank[request.id] + 1 :] if r.id not in placed and r not in plan.preempt]
+            victim = later[-1] if later else request
+            plan.preempt.append(victim)
+            free += room.gain(victim)
+        if request not in plan.preempt:
+            free -= need
+            plan.items.append(item)
+    for i, item in enumerate(plan.items):
+        held, nodes = room.need(item.request, item.given), item.nodes
+        while nodes and room.need(item.request, item.given + nodes) - held > free:
+            nodes -= 1
+        free -= room.need(item.request, item.given + nodes) - held
+        plan.items[i] = replace(item, nodes=nodes)
+    return plan
