@@ -14,14 +14,14 @@ def test_append_and_pending():
     r = request()
     assert (r.tokens, r.pending, r.left, r.length) == ([1, 2, 3], 3, 4, 0)
     r.lease = SimpleNamespace(length=3)
-    r.append(7, drafted=True)
-    assert (r.tokens, r.output, r.drafted, r.pending, r.left) == ([1, 2, 3, 7], [7], [True], 1, 3)
+    r.append(7, author="ngram")
+    assert (r.tokens, r.output, r.authors, r.pending, r.left) == ([1, 2, 3, 7], [7], ["ngram"], 1, 3)
 
 
 def test_noise_index_is_the_place_in_the_text():
     """Resubmitting prompt + output continues with the same rows; an offset moves them."""
     grown = request()
-    grown.append(5, drafted=False)
+    grown.append(5, author=None)
     assert request().index(1) == grown.index() == request(output=[5]).index() == 4
     assert request(offset=10).index() == 13
     assert grown.target_noise.key(grown.index()) == Request(1, [1, 2, 3, 5], SamplingParams(), 9).target_noise.key(4)

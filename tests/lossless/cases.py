@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,6 +112,8 @@ class Setting:
     nodes: dict[str, int] = field(default_factory=dict)
     prefix_cache: bool = True
     check: bool = True
+    clock: int = 0
+    """Seed of the times that parts of a step seem to take: the planner's choice is arbitrary, and repeats."""
 
     def target(self) -> Toy:
         return Toy(table(self.model_seed, self.sharpness), MAX_LEN)
@@ -124,7 +127,19 @@ class Setting:
             row_budget=max(self.row_budget, self.max_requests), nodes=self.nodes,
             prefix_cache=self.prefix_cache, check=self.check,
         )  # fmt: skip
-        return Engine(self.target(), config, draft=draft, callable=user, tokenizer=TOKENIZER, eos=(EOS,))
+        return Engine(self.target(), config, draft=draft, callable=user, tokenizer=TOKENIZER, eos=(EOS,),
+                      clock=clock(self.clock))  # fmt: skip
+
+
+def clock(seed: int) -> Callable[[], float]:
+    """A clock on which no two stretches are alike."""
+    rng, now = random.Random(seed), [0.0]
+
+    def tell() -> float:
+        now[0] += rng.expovariate(1.0) ** 3
+        return now[0]
+
+    return tell
 
 
 def plain(toy: Toy, prompt: list[int], params: SamplingParams, lineage: tuple[int, ...] = ()) -> list[int]:
@@ -143,7 +158,7 @@ def plain(toy: Toy, prompt: list[int], params: SamplingParams, lineage: tuple[in
         token = sampler.draw(row, scores, [noise.key(len(request.tokens))])[0]
         if token < 0:
             break
-        request.append(token, False)
+        request.append(token)
         sampler.commit(request, [token])
         if len(request.output) >= params.min_tokens and token in stops | set(params.stop_token_ids):
             break
@@ -194,6 +209,7 @@ settings_st = st.builds(
     row_budget=st.sampled_from([1, 5, 9, 33]),
     nodes=st.fixed_dictionaries({name: st.integers(1, 12) for name in DRAFTERS.names() if name != "none"}),
     prefix_cache=st.booleans(),
+    clock=st.integers(0, 2**16),
 )
 
 

@@ -297,7 +297,7 @@ def missed_stop(patch: MonkeyPatch) -> None:
 
         def push(self, token: int) -> Any:
             reason = super().push(token)
-            return None if self.request.drafted[-1] and reason == "stop" else reason
+            return None if self.request.authors[-1] and reason == "stop" else reason
 
     patch.setattr(loop, "Stopper", Blind)
 

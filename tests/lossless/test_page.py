@@ -120,8 +120,8 @@ def check_end(wish: Wish, request: Request) -> None:
 
 def check_stats(request: Request) -> None:
     """Every pass gives at least one token, one of them not drafted; the last one may be cut by the end of the text."""
-    stats, drafted = request.stats, sum(request.drafted)
-    assert stats.generated == len(request.output) == len(request.drafted)
+    stats, drafted = request.stats, sum(author is not None for author in request.authors)
+    assert stats.generated == len(request.output) == len(request.authors)
     assert len(request.output) - stats.passes <= drafted <= stats.accepted <= stats.drafted
     assert stats.accepted - drafted <= len(stats.kept) and stats.passes >= max(stats.kept, default=0)
     assert stats.kept == sorted(stats.kept, reverse=True)

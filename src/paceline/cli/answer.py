@@ -124,7 +124,7 @@ class Screen:
     def show(self, chunk: "Chunk") -> None:
         """Print what is new."""
         for text, drafted in chunk.pieces:
-            self.write(text, drafted)
+            self.write(text, drafted is not None)
 
     def write(self, text: str, drafted: bool = False) -> None:
         if self.terminal:

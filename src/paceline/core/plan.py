@@ -88,9 +88,12 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What one step taught about one request: nodes offered and kept per depth (1, 2, ...)."""
+    """What one step taught about one request: of at most `nodes` asked for, `depth` deep, those offered and kept per
+    depth (1, 2, ...)."""
 
     request: int
     drafter: str
+    nodes: int
+    depth: int
     offered: list[int]
     kept: list[int]

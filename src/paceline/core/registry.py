@@ -29,6 +29,8 @@ class Offers:
     """Name of its own K/V group in the shared block table, if it has one."""
     parts: tuple[str, ...] = ()
     """The drafters that a merged one joins in one tree, the cheapest first."""
+    arms: tuple[str, ...] = ()
+    """The drafters that a choice is made from, step by step."""
 
 
 @dataclass(frozen=True, slots=True)

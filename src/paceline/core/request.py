@@ -83,6 +83,8 @@ class Request:
     group: int = -1
     """Id shared by the samples of one prompt (n > 1)."""
     drafter: str = "none"
+    arms: tuple[str, ...] = ()
+    """The drafters that the planner chooses from, step by step; empty: `drafter` it is."""
     verifier: str = "exact"
     max_tokens: int = 0
     """Resolved limit on the output."""
@@ -98,8 +100,8 @@ class Request:
     """When it got its first lease, by the engine's clock."""
     finish: FinishReason | None = None
     error: str | None = None
-    drafted: list[bool] = field(default_factory=list)
-    """Per output token: was it drafted and accepted."""
+    authors: list[str | None] = field(default_factory=list)
+    """Per output token: who drafted it; None: nobody, the target drew it."""
     text: str = ""
     """Detokenised output that may be shown, cut at a stop string; written by the engine."""
     marks: list[int] = field(default_factory=list)
@@ -130,7 +132,7 @@ class Request:
         """Noise index of the token `depth` places after the next one (D2)."""
         return len(self.tokens) + depth + self.offset
 
-    def append(self, token: int, drafted: bool) -> None:
+    def append(self, token: int, author: str | None = None) -> None:
         self.output.append(token)
         self.tokens.append(token)
-        self.drafted.append(drafted)
+        self.authors.append(author)

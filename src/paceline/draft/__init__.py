@@ -23,6 +23,8 @@ from paceline.sample.sampler import Sampler
 S = TypeVar("S")
 Proposal = Sequence[int] | Sequence[tuple[int, int]]
 UserFn = Callable[[list[int], int], Proposal]
+LAG = 64
+"""Rows by which a drafter's K/V may lag the text while others draft: blocks are shared once it has caught up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,10 @@ class Ask:
     @property
     def request(self) -> Request:
         return self.item.request
+
+    def behind(self, group: str) -> bool:
+        """Is it time to catch up with the text, though nothing may be drafted? At a prompt's end, or now and then."""
+        return self.item.given > 1 or self.txn.base - self.txn.lease.frontier[group] > LAG
 
     def key(self, depth: int, rank: int = 0) -> int:
         """Noise row for a candidate at `depth` (1, 2, ...): the target's own under `exact`, else a private one, one for
@@ -96,9 +102,13 @@ class Drafter(Protocol):
 
 
 class Drafters(Registry[Callable[[Host], Drafter]]):
-    """The drafters by name; `a+b` is a merged one."""
+    """The drafters by name; `a+b` is a merged one, `a|b` a choice."""
 
     def _entry(self, name: str) -> tuple[Callable[[Host], Drafter], Any]:
+        if "|" in name:
+            from paceline.draft import auto
+
+            return auto.Auto, auto.card(name)
         if "+" not in name:
             return super()._entry(name)
         from paceline.draft.merge import Merged, card

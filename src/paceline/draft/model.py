@@ -76,7 +76,7 @@ class ModelDrafter:
     def draft(self, asks: Sequence[Ask], view: View) -> Forest:
         for ask in asks:
             view.slots.pop(ask.request.id, None)
-        growing = [Growing(ask, ask.txn.lease.frontier[GROUP]) for ask in asks if ask.item.nodes or ask.item.given > 1]
+        growing = [Growing(ask, ask.txn.lease.frontier[GROUP]) for ask in asks if ask.item.nodes or ask.behind(GROUP)]
         tables: list[Tensor] = []
         self._chains(growing)
         while active := [g for g in growing if g.live or g.lagging]:

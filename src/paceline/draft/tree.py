@@ -185,7 +185,7 @@ class TreeDrafter:
         trees = []
         for ask in asks:
             view.slots.pop(ask.request.id, None)
-            if ask.item.nodes or ask.item.given > 1:
+            if ask.item.nodes or ask.behind(GROUP):
                 law = Law.POINT if ask.request.params.greedy and ask.law is not Law.SAMPLED else ask.law
                 tree = Tree(ask, ask.txn.lease.frontier[GROUP], law)
                 trees.append(tree)

@@ -3,8 +3,9 @@
 import logging
 import secrets
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -15,7 +16,7 @@ from paceline.cache.txn import Txn
 from paceline.core.errors import CapacityError, InputError, IntegrityError, RefusalError
 from paceline.core.forest import Forest, join
 from paceline.core.params import SamplingParams
-from paceline.core.plan import Item, Note, Plan
+from paceline.core.plan import Item, Note, Plan, Work
 from paceline.core.registry import law_for, refusal
 from paceline.core.request import FinishReason, Request
 from paceline.core.rows import Model, Out
@@ -28,8 +29,11 @@ from paceline.engine.layout import Layout, lay_out
 from paceline.engine.prune import prune
 from paceline.engine.stop import Stopper
 from paceline.engine.totals import Totals
+from paceline.plan.choose import Arm, Goodput
+from paceline.plan.cost import Drafting, StepTimes, Times
 from paceline.plan.fixed import FixedLength
 from paceline.plan.planner import Planner
+from paceline.plan.wishes import Wishes
 from paceline.sample.grammar import Grammars, vocabulary
 from paceline.sample.sampler import Sampler
 from paceline.schedule import SchedulePolicy
@@ -37,6 +41,7 @@ from paceline.schedule.fcfs import FirstComeFirstServed
 from paceline.verify import VERIFIERS
 
 log = logging.getLogger("paceline")
+AUTO, NONE = "auto", "none"
 
 
 @dataclass(slots=True)
@@ -87,11 +92,16 @@ class Engine:
         tokenizer: Any = None,
         eos: Collection[int] = (),
         schedule: SchedulePolicy | None = None,
+        times: StepTimes | None = None,
         now: Callable[[], float] = monotonic,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
+        """`times`: what steps cost, as far as known. `now` tells when requests arrive, `clock` how long parts of a step
+        take; both in seconds."""
         if config.row_budget < config.max_requests:
             raise InputError(f"row_budget {config.row_budget} is below max_requests {config.max_requests}; raise it.")
-        self.model, self.draft_model, self.config, self.now = model, draft, config, now
+        self.model, self.draft_model, self.config = model, draft, config
+        self.now, self.clock = now, clock
         self.tokenizer, self.eos = tokenizer, frozenset(eos)
         self.have = {n for n, it in (("draft", draft), ("callable", callable)) if it is not None}
         encode = (
@@ -110,8 +120,11 @@ class Engine:
             draft.allocate(config.blocks, config.block_size)
         nodes = {name: config.nodes.get(name, card.nodes) for name, card in self.cards.items()}
         limits = {name: draft.max_len for name, card in self.cards.items() if card.group and draft is not None}
-        self.length = FixedLength(nodes, limits, config.free_rows)
-        planner = Planner(self.length, config.row_budget)
+        self.fixed = FixedLength(nodes, limits, config.free_rows)
+        self.chooser = Goodput({}, times or StepTimes(), self.fixed.depth)
+        for name in DRAFTERS.card(AUTO).arms:
+            self._enrol(name)
+        planner = Planner(Wishes(self.fixed, self.chooser), config.row_budget)
         self.desk = Desk(self.cache, schedule or FirstComeFirstServed(), planner, self._groups, config.max_requests)
         self.drafters: dict[str, Drafter] = {}
         self.slots: dict[str, dict[int, Any]] = {}
@@ -120,6 +133,8 @@ class Engine:
         self.totals = Totals()
         self.drafter_errors: list[Exception] = []
         """The latest; how many there were is in `totals`."""
+        self._drafting: dict[str, float] = {}
+        """Seconds of each drafter in this step."""
         self._next_id = 0
         self._changed: list[Request] = []
 
@@ -143,6 +158,7 @@ class Engine:
                 lineage=(*lineage, sample) if params.n > 1 else lineage,
                 group=self._next_id,
                 drafter=drafter,
+                arms=self._arms(drafter, verifier),
                 verifier=verifier,
                 max_tokens=min(room, params.max_tokens or room),
             )
@@ -175,11 +191,31 @@ class Engine:
         reason = refusal(drafter, card, verifier, VERIFIERS.card(verifier), self.have)
         if reason:
             raise RefusalError(reason)
-        if drafter not in self.cards:  # a merged one, for the first time
-            self.cards[drafter] = card
-            self.length.defaults[drafter] = self.config.nodes.get(drafter, card.nodes)
-            if card.group and self.draft_model is not None:
-                self.length.limits[drafter] = self.draft_model.max_len
+        for name in (drafter, *self._arms(drafter, verifier)):
+            self._enrol(name)
+
+    def _arms(self, drafter: str, verifier: str) -> tuple[str, ...]:
+        """The drafters that a choice is made from: of `auto` those that can serve, of a user's own all, or
+        RefusalError."""
+        reasons = {
+            arm: refusal(arm, DRAFTERS.card(arm), verifier, VERIFIERS.card(verifier), self.have)
+            for arm in DRAFTERS.card(drafter).arms
+        }
+        refused = next((reason for reason in reasons.values() if reason), None)
+        if refused and drafter != AUTO:
+            raise RefusalError(refused)
+        return tuple(arm for arm, reason in reasons.items() if not reason)
+
+    def _enrol(self, name: str) -> None:
+        """Make a drafter known that the engine has what it needs for: a merged one or a choice, for the first time."""
+        card = DRAFTERS.card(name)
+        if name in self.chooser.arms or card.needs - self.have:
+            return
+        self.cards[name] = card
+        nodes = self.fixed.defaults.setdefault(name, self.config.nodes.get(name, card.nodes))
+        if card.group and self.draft_model is not None:
+            self.fixed.limits[name] = self.draft_model.max_len
+        self.chooser.arms[name] = Arm.of(name, nodes, card.shape == "chain")
 
     def _check_capacity(self, request: Request) -> None:
         """The request alone, at its longest, must fit the cache: then pre-emption can always make room."""
@@ -210,7 +246,7 @@ class Engine:
 
     def step(self) -> list[Request]:
         """One pass of the target model over everybody's rows."""
-        started = perf_counter()
+        started = self.clock()
         self._changed = []
         now = self.now()
         for request in self.desk.admit(now):
@@ -220,30 +256,31 @@ class Engine:
             self._forget(request)
             self.totals.preemptions += 1
         if plan.items:
-            self._run(plan)
+            self._run(plan, started)
         elif not plan.preempt and self.busy:
             raise IntegrityError("No request can run and none was pre-empted.")
         if self.config.check:
             self.cache.check_integrity()
-        self.timer.step += perf_counter() - started
+        self.timer.step += self.clock() - started
         self.timer.steps += 1
         return self._changed
 
-    def _run(self, plan: Plan) -> None:
-        items, txns = plan.items, []
+    def _run(self, plan: Plan, begun: float) -> None:
+        items, txns = plan.items, list[Txn]()
         try:
             for item in items:
                 txns.append(self.desk.begin(item))
             asks = self._asks(items, txns)
             forest = self._draft(items, asks)
             layout = lay_out(forest, items, txns)
-            started = perf_counter()
+            started = self.clock()
             out = self.model.forward(layout.builder.build(self.model.device))
-            self.timer.target += perf_counter() - started
-            started = perf_counter()
+            target = self.clock() - started
+            self.timer.target += target
+            started = self.clock()
             add_prompt_logprobs(items, layout, out)
             verdict = self.judge.judge(items, forest, layout, out)
-            self.timer.sample += perf_counter() - started
+            self.timer.sample += self.clock() - started
         except BaseException:
             for txn in txns:
                 txn.abort()
@@ -251,12 +288,14 @@ class Engine:
         for place, (item, txn) in enumerate(zip(items, txns)):
             self._settle(place, item, txn, forest, verdict)
         self._learn(asks, verdict, layout, out)
-        for place, item in enumerate(items):
-            self._emit(place, item, forest, layout, verdict)
+        notes = [note for place, item in enumerate(items) if (note := self._emit(place, item, forest, layout, verdict))]
+        rest = self.clock() - begun - target - sum(self._drafting.values())
+        work, parts = measured(items, txns, layout, forest)
+        self.chooser.learn(notes, work, parts, Times(target, self._drafting, rest))
 
     def _groups(self, request: Request) -> tuple[str, ...]:
-        group = self.cards[request.drafter].group
-        return (TARGET, group) if group else (TARGET,)
+        groups = {self.cards[name].group for name in request.arms or (request.drafter,)}
+        return (TARGET, *sorted(group for group in groups if group))
 
     def _forget(self, request: Request) -> None:
         """Drop what drafters remember of a request that gave up its lease."""
@@ -268,16 +307,25 @@ class Engine:
     def _asks(self, items: Sequence[Item], txns: Sequence[Txn]) -> dict[str, list[Ask]]:
         asks: dict[str, list[Ask]] = {}
         for place, (item, txn) in enumerate(zip(items, txns)):
-            if item.drafter != "none":
-                law = law_for(self.cards[item.drafter], VERIFIERS.card(item.verifier))
-                asks.setdefault(item.drafter, []).append(Ask(place, item, law, txn))
+            accepts, group = VERIFIERS.card(item.verifier), None
+            if item.drafter != NONE:
+                card = self.cards[item.drafter]
+                asks.setdefault(item.drafter, []).append(Ask(place, item, law_for(card, accepts), txn))
+                group = card.group
+            keeper = next((arm for arm in item.request.arms if (self.cards[arm].group or group) != group), None)
+            if keeper is not None:  # its K/V is kept up while another drafts
+                card = self.cards[keeper]
+                ask = Ask(place, replace(item, nodes=0), law_for(card, accepts), txn)
+                if ask.behind(card.group):
+                    asks.setdefault(keeper, []).append(ask)
         return asks
 
     def _draft(self, items: Sequence[Item], asks: dict[str, list[Ask]]) -> Forest:
         given = [item.request.tokens[item.request.length :][: item.given] for item in items]
         parts: list[Forest] = []
+        self._drafting = {}
         for name, mine in list(asks.items()):
-            started = perf_counter()
+            started = self.clock()
             try:
                 forest = self._drafter(name).draft(mine, self._view(name, mine))
                 forest.check({ask.place for ask in mine}, self.model.vocab_size)
@@ -285,7 +333,8 @@ class Engine:
             except Exception as error:
                 del asks[name]  # who has failed has nothing to learn
                 self._disown(name, mine, error)
-            self.timer.draft += perf_counter() - started
+            self._drafting[name] = self.clock() - started
+            self.timer.draft += self._drafting[name]
         return join(given, parts, [item.nodes for item in items], [item.depth for item in items])
 
     def _view(self, name: str, asks: Sequence[Ask]) -> View:
@@ -305,8 +354,10 @@ class Engine:
         log.warning("Drafter %r failed (%r); its %d requests go on without it.", name, error, len(asks))
         self.drafter_errors = [*self.drafter_errors[-15:], error]
         self.totals.failed(name)
+        self.chooser.failed(name)
         for ask in asks:
-            ask.request.drafter = "none"
+            if not ask.request.arms:
+                ask.request.drafter = NONE
             self.slots[name].pop(ask.request.id, None)
 
     def _learn(self, asks: dict[str, list[Ask]], verdict: Verdict, layout: Layout, out: Out) -> None:
@@ -331,24 +382,24 @@ class Engine:
             if self.draft_model is not None:
                 self.draft_model.move(source, target)
 
-    def _emit(self, place: int, item: Item, forest: Forest, layout: Layout, verdict: Verdict) -> None:
+    def _emit(self, place: int, item: Item, forest: Forest, layout: Layout, verdict: Verdict) -> Note | None:
         """Append what the pass produced, token by token, up to the first that ends the request."""
         request, last = item.request, verdict.next_token[place]
         if last is None:
-            return
+            return None
         request.stats.passes += 1
         request.round += 1
         self._changed.append(request)
         emitted: list[int] = []
         finish: FinishReason | None = None
         stopper = self.stoppers[request.id]
-        tokens = [(forest.token[n], True) for n in verdict.path[place]] + [(last, False)]
-        for token, drafted in tokens:
+        tokens = [(forest.token[n], item.drafter) for n in verdict.path[place]] + [(last, None)]
+        for token, author in tokens:
             if token < 0:
                 finish = "error"
                 request.error = request.error or self.sampler.empty_message(request)
                 break
-            request.append(token, drafted)
+            request.append(token, author)
             emitted.append(token)
             finish = stopper.push(token)
             request.marks.append(len(stopper.text()))
@@ -364,17 +415,20 @@ class Engine:
         self.sampler.commit(request, emitted)
         if finish:
             self._finish(request, finish)
+        return note
 
     @staticmethod
     def _note(item: Item, depths: Sequence[int], kept: int) -> Note:
         """Offered and kept nodes per depth of one request."""
         deepest = max(depths, default=0)
         offered = [depths.count(d) for d in range(1, deepest + 1)]
-        return Note(item.request.id, item.drafter, offered, [int(d <= kept) for d in range(1, deepest + 1)])
+        kept_at = [int(d <= kept) for d in range(1, deepest + 1)]
+        return Note(item.request.id, item.drafter, item.nodes, item.depth, offered, kept_at)
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         request.finish = reason
         self.desk.leave(request)
+        self.chooser.drop(request)
         self._forget(request)
         self.stoppers[request.id].finish()
         request.text = self.stoppers[request.id].text()
@@ -382,3 +436,19 @@ class Engine:
         self.sampler.drop(request)
         if request not in self._changed:
             self._changed.append(request)
+
+
+def measured(items: Sequence[Item], txns: Sequence[Txn], layout: Layout, forest: Forest) -> tuple[Work, list[Drafting]]:
+    """What a step did in the end, as the table of costs counts it."""
+    by: dict[str, list[Sequence[int]]] = {}
+    shape = []
+    for place, (item, txn) in enumerate(zip(items, txns)):
+        nodes = layout.candidates[place]
+        shape.append((item.given + len(nodes) + len(layout.probes.get(place, ())), txn.base))
+        if item.nodes:
+            by.setdefault(item.drafter, []).append(nodes)
+    parts = [
+        Drafting(name, len(each), max((forest.depth[n] for n in chain(*each)), default=0), sum(map(len, each)))
+        for name, each in by.items()
+    ]
+    return Work.of(shape), parts

@@ -56,12 +56,13 @@ class RequestOutput:
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """News of one sample: what came since the last chunk. `pieces` splits `text` by who wrote it:
-    (text, drafted and accepted). `done` is set with the last chunk. `logprobs`: of `token_ids`, where asked for."""
+    (text, the drafter's name, or None for the target). `done` is set with the last chunk. `logprobs`: of `token_ids`,
+    where asked for."""
 
     index: int
     text: str
     token_ids: list[int]
-    pieces: list[tuple[str, bool]]
+    pieces: list[tuple[str, str | None]]
     done: Completion | None = None
     logprobs: Sequence[TokenLogprob] = ()
 
@@ -78,7 +79,7 @@ def completion(request: Request, index: int) -> Completion:
         request.seed,
         request.stats,
         list(request.logprobs) if wanted else None,
-        tuple(request.drafted),
+        tuple(author is not None for author in request.authors),
         request.error,
     )
 
@@ -109,15 +110,15 @@ class Follower:
         text, tokens = request.text[self._text :], request.output[self._tokens :]
         if not tokens and not text and request.finish is None:
             return None
-        pieces: list[tuple[str, bool]] = []
+        pieces: list[tuple[str, str | None]] = []
         start = self._text
         for at in range(self._tokens, len(request.output)):
             end = min(request.marks[at], len(request.text))
             if end > start:
-                pieces.append((request.text[start:end], request.drafted[at]))
+                pieces.append((request.text[start:end], request.authors[at]))
                 start = end
         if start < len(request.text):
-            pieces.append((request.text[start:], False))
+            pieces.append((request.text[start:], None))
         logprobs = request.logprobs[self._tokens : len(request.output)]
         self._tokens, self._text = len(request.output), len(request.text)
         done = completion(request, self.index) if request.finish else None

@@ -52,7 +52,7 @@ class Planner:
             if given[request.id]:
                 share = shares.get(request.id)
                 nodes, depth, worth = (share.nodes, share.depth, share.worth) if share else (0, 0, 0.0)
-                drafter = share.drafter if share else request.drafter
+                drafter = share.drafter if share else "none" if request.arms else request.drafter
                 items.append(Item(request, given[request.id], nodes, drafter, request.verifier, depth, worth))
         return fit(items, order, room)
 

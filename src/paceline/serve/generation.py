@@ -52,7 +52,7 @@ class Generation:
 
     def pieces(self, chunk: Chunk) -> list[tuple[str, str]]:
         """The chunk's text by author: "target" or the drafter's name."""
-        return [(text, self.authors[chunk.index] if drafted else "target") for text, drafted in chunk.pieces]
+        return [(text, author or "target") for text, author in chunk.pieces]
 
     def usage(self, hidden: bool = False) -> dict[str, Any]:
         """OpenAI's `usage`, with what speculation did. Only once all samples are finished. `hidden`: the output was not

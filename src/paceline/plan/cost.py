@@ -1,0 +1,181 @@
+"""What a step costs: a table per model and machine, measured at start-up, refined by every step since.
+
+    seconds = speed * (target(rows, context, pairs) + draft(drafter, requests, depth, nodes) + rest(requests, nodes))
+
+`target` is a staircase: one value at each of `KNOTS` rows (panels of 16 rows share a read of the weights), straight
+between them; reading K/V is linear. `speed` follows the machine as a whole, which others may share.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.core.plan import Work
+
+KNOTS = (1, 2, 4, 8, 16, 17, 24, 32, 33, 48, 49, 64, 65, 96, 128, 192, 256, 384, 512, 768, 1024)
+"""Rows; the step from 16 to 17 opens a panel."""
+RATE, DRIFT = 0.05, 0.1
+"""How far one step moves the terms that it is made of, and `speed`."""
+FLOOR = 1e-9
+
+Features = Mapping[Any, float]
+
+
+class Terms:
+    """seconds = sum of weight * feature, all non-negative."""
+
+    def __init__(self, weights: Mapping[Any, float]) -> None:
+        self.weights: dict[Any, float] = dict(weights)
+
+    def predict(self, x: Features) -> float:
+        return sum((self.weights[k] * v for k, v in x.items()), 0.0)
+
+    def learn(self, x: Features, ratio: float) -> None:
+        """A step took `ratio` times what was predicted: each term moves by its share in the prediction."""
+        total = self.predict(x) or FLOOR
+        for k, v in x.items():
+            self.weights[k] *= 1.0 + RATE * (ratio - 1.0) * self.weights[k] * v / total
+
+    def fit(self, samples: Sequence[tuple[Features, float]], rounds: int = 300) -> None:
+        """Least squares of the relative error by multiplicative updates (Lee and Seung 2001), which keep the sign."""
+        for _ in range(rounds):
+            above, below = dict.fromkeys(self.weights, 0.0), dict.fromkeys(self.weights, FLOOR)
+            for x, seconds in samples:
+                mine = self.predict(x)
+                for k, v in x.items():
+                    above[k] += v / seconds
+                    below[k] += v * mine / seconds**2
+            for k, a in above.items():
+                if a:
+                    self.weights[k] *= a / below[k]
+
+
+def hats(rows: int, knots: Sequence[int] = KNOTS) -> dict[int, float]:
+    """Weights of the two knots around `rows`; beyond the last one they go on as they did before it."""
+    i = min(max(bisect_right(knots, rows), 1), len(knots) - 1)
+    low, high = knots[i - 1], knots[i]
+    if rows > high:  # beyond the table: in proportion to the last knot
+        return {high: rows / high}
+    part = max(0.0, (rows - low) / (high - low))
+    return {low: 1.0 - part, high: part}
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """One drafter's part of a step: how many requests it drafts for, its deepest draft, and all its nodes."""
+
+    drafter: str
+    requests: int
+    depth: int
+    nodes: int
+
+    def features(self) -> dict[str, float]:
+        return {"call": 1.0, "requests": self.requests, "depth": self.depth, "nodes": self.nodes}
+
+
+@dataclass(slots=True)
+class Times:
+    """Seconds of one step, by part; `rest` is all that is neither the target's pass nor drafting."""
+
+    target: float
+    drafts: dict[str, float]
+    rest: float
+
+    @property
+    def total(self) -> float:
+        return self.target + sum(self.drafts.values()) + self.rest
+
+
+def _target() -> Terms:
+    return Terms({**{k: 1e-3 * (1.0 + k / 64) for k in KNOTS}, "context": 1e-7, "pairs": 1e-8})
+
+
+def _draft() -> Terms:
+    return Terms({"call": 1e-5, "requests": 1e-5, "depth": 1e-4, "nodes": 1e-6})
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """The table. Before it has seen a step its figures are only a shape, and the first step sets the scale."""
+
+    target: Terms = field(default_factory=_target)
+    rest: Terms = field(default_factory=lambda: Terms({"call": 1e-4, "requests": 5e-5, "nodes": 1e-6}))
+    drafts: dict[str, Terms] = field(default_factory=dict)
+    speed: float = 1.0
+    seen: int = 0
+    error: float = 0.0
+    """Mean absolute percentage error of the latest predictions, as a fraction."""
+
+    def of_target(self, work: Work) -> float:
+        """Seconds of the target's pass."""
+        return self.speed * self.target.predict(_features(work))
+
+    def of_draft(self, part: Drafting) -> float:
+        """Seconds of one drafter's part."""
+        return self.speed * self.drafter(part.drafter).predict(part.features())
+
+    def of_rest(self, requests: int, nodes: int) -> float:
+        """Seconds of everything else: planning, judging, book-keeping."""
+        return self.speed * self.rest.predict({"call": 1.0, "requests": requests, "nodes": nodes})
+
+    def predict(self, work: Work, parts: Iterable[Drafting] = ()) -> float:
+        """Seconds of a whole step."""
+        each = list(parts)
+        nodes = sum(part.nodes for part in each)
+        return self.of_target(work) + sum(map(self.of_draft, each)) + self.of_rest(work.requests, nodes)
+
+    def drafter(self, name: str) -> Terms:
+        return self.drafts.setdefault(name, _draft())
+
+    def observe(self, work: Work, parts: Sequence[Drafting], times: Times) -> None:
+        """One step, as planned and as it was."""
+        if not self.seen:
+            self.speed = times.target / self.target.predict(_features(work))
+        wrong = abs(self.predict(work, parts) / times.total - 1.0)
+        self.error += (wrong - self.error) / min(self.seen + 1, 100)
+        self.seen += 1
+        self.speed *= 1.0 + DRIFT * (_ratio(times.target, self.of_target(work)) - 1.0)
+        self.target.learn(_features(work), _ratio(times.target, self.of_target(work)))
+        for part in parts:
+            if part.drafter in times.drafts:
+                ratio = _ratio(times.drafts[part.drafter], self.of_draft(part))
+                self.drafter(part.drafter).learn(part.features(), ratio)
+        nodes = sum(part.nodes for part in parts)
+        x = {"call": 1.0, "requests": work.requests, "nodes": nodes}
+        self.rest.learn(x, _ratio(times.rest, self.of_rest(work.requests, nodes)))
+
+    def fit(self, samples: Sequence[tuple[Work, Sequence[Drafting], Times]]) -> None:
+        """All terms from the steps of a calibration."""
+        self.speed, self.seen, self.error = 1.0, len(samples), 0.0
+        self.target.fit([(_features(work), times.target) for work, _, times in samples])
+        rest = []
+        for work, parts, times in samples:
+            nodes = sum(part.nodes for part in parts)
+            rest.append(({"call": 1.0, "requests": work.requests, "nodes": nodes}, max(times.rest, FLOOR)))
+        self.rest.fit(rest)
+        for name in {part.drafter for _, parts, _ in samples for part in parts}:
+            mine = [(p, t.drafts[name]) for _, ps, t in samples for p in ps if p.drafter == name]
+            self.drafter(name).fit([(p.features(), max(seconds, FLOOR)) for p, seconds in mine])
+
+    def dump(self) -> dict[str, Any]:
+        """As JSON."""
+        drafts = {name: terms.weights for name, terms in self.drafts.items()}
+        target = {str(k): v for k, v in self.target.weights.items()}
+        return {"target": target, "rest": self.rest.weights, "drafts": drafts, "speed": self.speed, "seen": self.seen}
+
+    @classmethod
+    def load(cls, data: Mapping[str, Any]) -> "StepTimes":
+        """From `dump`."""
+        target = Terms({int(k) if k.isdigit() else k: v for k, v in data["target"].items()})
+        drafts = {name: Terms(weights) for name, weights in data["drafts"].items()}
+        return cls(target, Terms(data["rest"]), drafts, data["speed"], data["seen"])
+
+
+def _features(work: Work) -> dict[Any, float]:
+    return {**hats(work.rows), "context": float(work.context), "pairs": float(work.pairs)}
+
+
+def _ratio(seconds: float, expected: float) -> float:
+    """Measured over predicted, at most a factor of two: one interrupted step teaches little."""
+    return min(2.0, max(0.5, seconds / max(expected, FLOOR)))

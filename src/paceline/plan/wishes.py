@@ -1,0 +1,24 @@
+"""Requests that name their drafter get it, with a fixed number of nodes; for the others the chooser decides."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from paceline.core.plan import Work
+from paceline.core.request import Request
+from paceline.plan import Share
+from paceline.plan.choose import Goodput
+from paceline.plan.fixed import FixedLength
+
+
+@dataclass(slots=True)
+class Wishes:
+    fixed: FixedLength
+    goodput: Goodput
+
+    def share(self, requests: Sequence[Request], spare: int, base: Work) -> dict[int, Share]:
+        shares = self.fixed.share([r for r in requests if not r.arms], spare, base)
+        free = [r for r in requests if r.arms]
+        if free:
+            used = sum(share.nodes for share in shares.values())
+            shares.update(self.goodput.share(free, spare - used, replace(base, rows=base.rows + used)))
+        return shares
