@@ -40,23 +40,20 @@ class Item:
 @dataclass(frozen=True, slots=True)
 class Work:
     """What makes a pass cost time. `context` is the sum of the committed rows that its requests read, `pairs` of the
-    rows that each of its rows reads."""
+    rows that each of its rows reads, `logits` the rows whose logits are wanted."""
 
     rows: int
     requests: int
     context: int
     pairs: int
+    logits: int
 
     @classmethod
-    def of(cls, items: Iterable[tuple[int, int]]) -> "Work":
-        """Of (rows, committed length) pairs, one a request."""
+    def of(cls, items: Iterable[tuple[int, int, int]]) -> "Work":
+        """Of (rows, committed length, wanted logits), one a request."""
         each = list(items)
-        return cls(
-            sum(rows for rows, _ in each),
-            len(each),
-            sum(length for _, length in each),
-            sum(rows * length for rows, length in each),
-        )
+        rows, lengths, logits = zip(*each) if each else ((), (), ())
+        return cls(sum(rows), len(each), sum(lengths), sum(r * n for r, n, _ in each), sum(logits))
 
 
 @dataclass(slots=True)

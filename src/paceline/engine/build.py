@@ -25,7 +25,7 @@ class Options:
     draft: str | Path | None = None
     """A small model of the same vocabulary."""
     drafter: "str | UserFn | None" = None
-    """None: `model` where a draft is given, else `ngram`. A function: the `user` drafter."""
+    """None: `auto`, the planner chooses. A function: the `user` drafter."""
     verifier: str = "exact"
     nodes: int | None = None
     """Drafted tokens a step; None: the drafter's own number, less when many requests run."""
@@ -95,8 +95,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
                 f"({model.vocab_size}); use a draft made for this tokenizer, or drafter='ngram'."
             )
     user = options.drafter if callable(options.drafter) else None
-    default = "model" if draft is not None else "ngram"
-    name = options.drafter if isinstance(options.drafter, str) else "user" if user else default
+    name = options.drafter if isinstance(options.drafter, str) else "user" if user else "auto"
     _check_pair(name, options.verifier, {n for n, it in (("draft", draft), ("callable", user)) if it})
     per_token = model.kv_bytes_per_token + (draft.kv_bytes_per_token if draft else 0)
     config = EngineConfig(
@@ -113,7 +112,21 @@ def build(options: Options) -> "tuple[Engine, Text]":
         check=options.check,
     )
     eos = text.eos()
-    return Engine(model, config, draft=draft, callable=user, tokenizer=text.tokenizer, eos=eos), text
+    engine = Engine(model, config, draft=draft, callable=user, tokenizer=text.tokenizer, eos=eos)
+    if engine.cards[name].arms:
+        from paceline.engine.calibrate import calibrated
+
+        engine.chooser.times = calibrated(engine, facts(options, model, draft))
+    return engine, text
+
+
+def facts(options: Options, *models: Any) -> dict[str, Any]:
+    """What step times depend on."""
+    import torch
+
+    sizes = [(m.describe(), m.weight_bytes, m.kv_bytes_per_token, m.vocab_size) for m in models if m is not None]
+    shape = (options.block_size, options.row_budget, options.max_requests, torch.get_num_threads(), torch.__version__)
+    return {"models": sizes, "shape": shape, "drafter": options.drafter}
 
 
 def check_device(device: str) -> None:

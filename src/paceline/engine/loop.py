@@ -444,7 +444,8 @@ def measured(items: Sequence[Item], txns: Sequence[Txn], layout: Layout, forest:
     shape = []
     for place, (item, txn) in enumerate(zip(items, txns)):
         nodes = layout.candidates[place]
-        shape.append((item.given + len(nodes) + len(layout.probes.get(place, ())), txn.base))
+        judged = len(nodes) + len(layout.probes.get(place, ()))
+        shape.append((item.given + judged, txn.base, judged + item.completes))
         if item.nodes:
             by.setdefault(item.drafter, []).append(nodes)
     parts = [

@@ -331,6 +331,7 @@ class _Price:
         nodes = round(rows)
         if nodes not in self.known:
             base = self.base
-            work = Work(max(1, base.rows + nodes), base.requests, base.context, base.pairs + round(nodes * self.reach))
+            pairs = base.pairs + round(nodes * self.reach)
+            work = Work(max(1, base.rows + nodes), base.requests, base.context, pairs, base.logits + nodes)
             self.known[nodes] = self.times.of_target(work) + self.times.of_rest(base.requests, nodes)
         return self.known[nodes] + sum(map(self.times.of_draft, parts))

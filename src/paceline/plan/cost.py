@@ -1,6 +1,7 @@
 """What a step costs: a table per model and machine, measured at start-up, refined by every step since.
 
-    seconds = speed * (target(rows, context, pairs) + draft(drafter, requests, depth, nodes) + rest(requests, nodes))
+    seconds = speed * (target(rows, context, pairs, logits) + draft(drafter, requests, depth, nodes), ...
+                       + rest(requests, nodes))
 
 `target` is a staircase: one value at each of `KNOTS` rows (panels of 16 rows share a read of the weights), straight
 between them; reading K/V is linear. `speed` follows the machine as a whole, which others may share.
@@ -88,7 +89,7 @@ class Times:
 
 
 def _target() -> Terms:
-    return Terms({**{k: 1e-3 * (1.0 + k / 64) for k in KNOTS}, "context": 1e-7, "pairs": 1e-8})
+    return Terms({**{k: 1e-3 * (1.0 + k / 64) for k in KNOTS}, "context": 1e-7, "pairs": 1e-8, "logits": 1e-5})
 
 
 def _draft() -> Terms:
@@ -145,10 +146,24 @@ class StepTimes:
         x = {"call": 1.0, "requests": work.requests, "nodes": nodes}
         self.rest.learn(x, _ratio(times.rest, self.of_rest(work.requests, nodes)))
 
+    def fit_target(self, samples: Sequence[tuple[Work, float]]) -> None:
+        """The target's terms from passes of it alone. A knot that none of them touches goes on from the ones below in
+        proportion."""
+        if not samples:
+            return
+        self.speed, self.seen = 1.0, len(samples)
+        scale = samples[0][1] / self.target.predict(_features(samples[0][0]))
+        self.target = Terms({k: w * scale for k, w in self.target.weights.items()})
+        self.target.fit([(_features(work), seconds) for work, seconds in samples])
+        touched = {k for work, _ in samples for k in hats(work.rows)}
+        known = [k for k in KNOTS if k in touched]
+        for k in KNOTS:
+            if k not in touched:
+                near = max((j for j in known if j < k), default=known[0])
+                self.target.weights[k] = self.target.weights[near] * max(1.0, k / near)
+
     def fit(self, samples: Sequence[tuple[Work, Sequence[Drafting], Times]]) -> None:
-        """All terms from the steps of a calibration."""
-        self.speed, self.seen, self.error = 1.0, len(samples), 0.0
-        self.target.fit([(_features(work), times.target) for work, _, times in samples])
+        """What drafting and the rest take, from steps of an engine."""
         rest = []
         for work, parts, times in samples:
             nodes = sum(part.nodes for part in parts)
@@ -173,7 +188,7 @@ class StepTimes:
 
 
 def _features(work: Work) -> dict[Any, float]:
-    return {**hats(work.rows), "context": float(work.context), "pairs": float(work.pairs)}
+    return {**hats(work.rows), "context": work.context, "pairs": work.pairs, "logits": work.logits}
 
 
 def _ratio(seconds: float, expected: float) -> float:

@@ -38,7 +38,7 @@ class Planner:
         prompts = [r for r in order if r.pending > 1]
         left -= len(decoding)
         filling = min(left, sum(r.pending for r in prompts))
-        base = Work.of((1, r.length) for r in decoding)
+        base = Work.of((1, r.length, 1) for r in decoding)
         shares = dict(self.length.share(decoding, left - min(CHUNK, filling), replace(base, rows=base.rows + filling)))
         left -= sum(share.nodes for share in shares.values())
         given = {r.id: 1 for r in decoding}
@@ -46,7 +46,9 @@ class Planner:
             given[request.id] = min(request.pending, left)
             left -= given[request.id]
         ending = [r for r in prompts if given[r.id] == r.pending]
-        shares.update(self.length.share(ending, left, Work.of((given[r.id], r.length) for r in [*decoding, *ending])))
+        shares.update(
+            self.length.share(ending, left, Work.of((given[r.id], r.length, 1) for r in [*decoding, *ending]))
+        )
         items = []
         for request in [*decoding, *prompts]:
             if given[request.id]:

@@ -1,0 +1,169 @@
+"""Fills the table of step times at start-up, in seconds: passes of the target at every size, and real steps of the
+engine on made-up prompts with every drafter that the planner may choose. Kept on disk per model, machine and settings.
+"""
+
+import hashlib
+import json
+import logging
+import platform
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from paceline import __version__
+from paceline.core.params import SamplingParams
+from paceline.core.plan import Work
+from paceline.core.request import Request
+from paceline.core.rows import RowsBuilder
+from paceline.engine.loop import AUTO, NONE, Engine
+from paceline.engine.totals import Totals
+from paceline.native.build import home
+from paceline.plan import Share
+from paceline.plan.choose import Goodput
+from paceline.plan.cost import KNOTS, Drafting, StepTimes, Times
+
+log = logging.getLogger("paceline")
+BUDGET_S = 8.0
+"""Seconds of a calibration: what would take longer is left to the first steps of service."""
+REPEATS = 3
+"""Passes of each kind; the fastest counts, for what others do to the machine only adds."""
+SHORT, LONG = 32, 1024
+"""Committed tokens of a request: of most, and of the one that tells what reading K/V costs."""
+BATCHES, NODES, STEPS = (1, 4, 16), (2, 8), 4
+
+Sample = tuple[Work, Sequence[Drafting], Times]
+
+
+class Recorder(Goodput):
+    """In the chooser's place: shares as it is told, and keeps what it is taught."""
+
+    def __init__(self, other: Goodput) -> None:
+        super().__init__(other.arms, StepTimes(), other.limit)
+        self.drafter, self.nodes = NONE, 0
+        self.samples: list[Sample] = []
+
+    def share(self, requests: Sequence[Request], spare: int, base: Work) -> dict[int, Share]:
+        each = min(self.nodes, spare // max(len(requests), 1))
+        return {r.id: Share(self.drafter if each else NONE, each, each) for r in requests}
+
+    def learn(self, notes: Any, work: Work, parts: Sequence[Drafting], times: Times) -> None:
+        self.samples.append((work, parts, times))
+
+
+def calibrated(engine: Engine, facts: dict[str, Any]) -> StepTimes:
+    """The table for this engine: from disk where one with equal `facts` was kept, else measured, and kept."""
+    facts = {**facts, "paceline": __version__, "machine": platform.processor() or platform.machine()}
+    seal = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    path = home() / f"times-{seal}.json"
+    try:
+        return StepTimes.load(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError):  # absent, or of no use
+        pass
+    started = perf_counter()
+    times = measure(engine)
+    log.info("Measured what steps cost in %.1f s: %s", perf_counter() - started, path)
+    keep(path, times)
+    return times
+
+
+def keep(path: Path, times: StepTimes) -> None:
+    """Write a table whole or not at all; a disk that refuses costs the next start its seconds, no more."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        made = path.with_suffix(f".{id(times)}")
+        made.write_text(json.dumps(times.dump()), encoding="utf-8")
+        made.replace(path)
+    except OSError as error:
+        log.warning("The table of step times cannot be kept: %s", error)
+
+
+def measure(engine: Engine) -> StepTimes:
+    """Measure on an engine without requests, and leave it as it was."""
+    assert not engine.busy
+    end = perf_counter() + BUDGET_S
+    times = StepTimes()
+    times.fit_target(list(passes(engine, end)))
+    length, chooser = engine.desk.planner.length, engine.chooser
+    recorder = Recorder(chooser)
+    engine.desk.planner.length = engine.chooser = recorder
+    try:
+        for batch in BATCHES:
+            if batch <= engine.config.max_requests:
+                rounds(engine, recorder, batch, end)
+    finally:
+        engine.desk.planner.length, engine.chooser = length, chooser
+        engine.drafters.clear()
+        engine.slots.clear()
+        engine.totals, engine.timer = Totals(), type(engine.timer)()
+        engine.cache.drop_prefix()
+        engine.cache.pool.queries = engine.cache.pool.hits = 0
+    times.fit(recorder.samples)
+    return times
+
+
+def passes(engine: Engine, end: float) -> Iterator[tuple[Work, float]]:
+    """Passes of the target alone: (work, fastest of some), until the time is up."""
+    model, most = engine.model, min(engine.config.row_budget, engine.model.max_len - SHORT)
+    few = max(1, min(16, engine.config.max_requests))
+    kinds = [(1, knot, SHORT) for knot in KNOTS if knot <= most] + [(few, 1, SHORT), (few, 4, SHORT)]
+    if engine.model.max_len > LONG + 64:
+        kinds += [(1, 1, LONG), (1, 16, LONG), (1, min(256, most), LONG), (min(4, few), 1, LONG)]
+    for requests, rows, context in sorted(kinds, key=lambda kind: kind[0] * kind[1]):
+        if engine.cache.blocks_for(context + rows) * requests > engine.cache.room() or requests * rows > most:
+            continue
+        leases = [engine.cache.open([]) for _ in range(requests)]
+        try:
+            taken = []
+            for lease in leases:
+                engine.cache.begin(lease, context, 0).commit([], [0] * context)
+            for repeat in range(REPEATS + 1):
+                txns = [engine.cache.begin(lease, rows, 0) for lease in leases]
+                builder = RowsBuilder()
+                for txn in txns:
+                    want = list(range(rows)) if rows <= 64 else [rows - 1]
+                    builder.add([0] * rows, txn.slots, txn.table, context, want=want)
+                built = builder.build(model.device)
+                started = perf_counter()
+                model.forward(built).logits.sum().item()  # waits for a GPU
+                taken.append(perf_counter() - started)
+                for txn in txns:
+                    txn.abort()
+                if repeat and perf_counter() + taken[-1] * 2 > end:
+                    break
+            logits = requests * (rows if rows <= 64 else 1)
+            yield Work(requests * rows, requests, requests * context, requests * rows * context, logits), min(taken)
+        finally:
+            for lease in leases:
+                engine.cache.close(lease)
+        if perf_counter() > end:
+            return
+
+
+def rounds(engine: Engine, recorder: Recorder, batch: int, end: float) -> None:
+    """Steps of `batch` requests with each drafter at some sizes, after one that is not counted."""
+    vocab, need = engine.model.vocab_size, SHORT + 256
+    if engine.cache.blocks_for(need) * batch > engine.cache.room() or need > engine.model.max_len:
+        return
+    wish = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=224, seed=0, drafter=AUTO)
+    wish = wish.resolve({})
+    prompts = [[(7 * i * i + 13 * j * j * (i + 3) + 5) % vocab for j in range(SHORT)] for i in range(batch)]
+    requests = [engine.submit(prompt, wish)[0] for prompt in prompts]
+    try:
+        recorder.drafter, recorder.nodes = NONE, 0
+        while any(not r.output for r in requests) and perf_counter() < end:
+            engine.step()
+        recorder.samples = [s for s in recorder.samples if s[0].rows == s[0].requests or s[1]]
+        for drafter in (NONE, *requests[0].arms):
+            for nodes in NODES if drafter != NONE else (0,):
+                if perf_counter() > end:
+                    return
+                recorder.drafter, recorder.nodes = drafter, nodes
+                before = len(recorder.samples)
+                for _ in range(STEPS):
+                    engine.step()
+                new = sorted(recorder.samples[before + 1 :], key=lambda sample: sample[2].total)
+                recorder.samples[before:] = new[: STEPS // 2]
+    finally:
+        for request in requests:
+            engine.abort(request)
