@@ -15,10 +15,8 @@ SHRINK = 6.0
 """Rounds that the drafter's mean counts for in a request's own figure."""
 PRIOR, WEIGHT = 0.6, 1.0
 """Chance of a first draft that nobody has tried, and the rounds that a prior counts for."""
-SLACK, ALARM, MOST = 0.5, 7.0, 4.0
+SLACK, ALARM, MOST = 0.5, 12.0, 4.0
 """Cumulative sum test, in standard deviations: what is forgiven a round, when it rings, what one round adds at most."""
-FORGET = 0.05
-"""What is left of the past when it has rung."""
 
 
 @dataclass(slots=True)
@@ -44,10 +42,6 @@ class Counts:
                 self.tried[d] = memory * self.tried[d] + 1
                 self.kept[d] = memory * self.kept[d] + hit
             alive = alive and hit
-
-    def scale(self, by: float) -> None:
-        for mine in (self.tried, self.kept, self.asked, self.offered):
-            mine[:] = [x * by for x in mine]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +85,14 @@ class Acceptance:
 
     def observe(self, request: int, key: Key, asked: int, offered: Sequence[int], kept: Sequence[int]) -> None:
         """One round: a draft `asked` deep; nodes with a row and nodes kept at depth 1, 2, ..."""
-        expected = self.expected(request, key, asked).kept
-        mean = self.means.setdefault(key, Counts())
-        own = self.own.setdefault(request, {}).setdefault(key, Counts())
-        if self.watches.setdefault(key, Watch()).rings(sum(kept), expected):
+        expected = self.expected(None, key, asked).kept
+        if self.watches.setdefault(key, Watch()).rings(sum(kept), expected):  # what was learned is of no use now
             self.changes += 1
-            mean.scale(FORGET)
-            for mine in self.own.values():
-                if key in mine:
-                    mine[key].scale(FORGET)
-        mean.add(asked, offered, kept, MEMORY)
-        own.add(asked, offered, kept, OWN_MEMORY)
+            self.means.pop(key, None)
+            for own in self.own.values():
+                own.pop(key, None)
+        self.means.setdefault(key, Counts()).add(asked, offered, kept, MEMORY)
+        self.own.setdefault(request, {}).setdefault(key, Counts()).add(asked, offered, kept, OWN_MEMORY)
 
     def expected(self, request: int | None, key: Key, depth: int) -> Expected:
         """What a draft `depth` deep would bring and cost; None: to a request that is not known yet."""

@@ -21,8 +21,8 @@ MARGIN = 1.01
 """Drafting has to be better than not drafting by so much."""
 PROBING = 0.015
 """Most of the time that may be lost to trying what is not chosen."""
-FIRST_GAP, LAST_GAP = 16, 64
-"""Steps from one try to the next: doubled while it fails."""
+FIRST_GAP, LAST_GAP = 8, 32
+"""Steps from one try to the next: doubled while it fails. One that goes well is repeated at once."""
 BANNED = 256
 """Steps that a drafter rests after it has failed; doubled each time."""
 CHAIN = (1, 2, 3, 4, 5, 6, 8, 10, 12)
@@ -88,12 +88,14 @@ class Goodput:
     spent: float = 0.0
     """Seconds of all steps."""
     lost: float = 0.0
-    """Expected seconds that tries have cost."""
+    """Seconds that tries have cost."""
     trials: dict[str, Trial] = field(default_factory=dict)
     _held: Choice = field(default_factory=dict)
     _for: tuple[tuple[int, ...], int] = ((), 0)
     _until: int = 0
     _goodput: float = 0.0
+    _trying: tuple[int, str, float, float] | None = None
+    """The try of this step: request, drafter, seconds that it costs, and the tokens it was expected to bring."""
 
     def share(self, requests: Sequence[Request], spare: int, base: Work) -> dict[int, Share]:
         """The choice for this step, clipped to what each request has left."""
@@ -257,19 +259,25 @@ class Goodput:
                 arm = self.arms[drafter]
                 point = self._point(request, arm, sizes[min(3, len(sizes) - 1)] if arm.chain else sizes[0], depth)
                 choice = {**self._held, request.id: (drafter, point)}
-                cost = self._loss(choice, requests, base)
-                if self.lost + cost > PROBING * self.spent:
+                given_up = self._held[request.id][1].tokens if request.id in self._held else 0.0
+                cost = self._seconds(choice, base) - self._seconds(self._held, base) + given_up / self._goodput
+                if self.lost + cost - point.tokens / self._goodput > PROBING * self.spent:
                     continue
-                self.lost += cost
+                self._trying = (request.id, drafter, cost, point.tokens)
                 trial.due, trial.gap = self.step + trial.gap, min(2 * trial.gap, LAST_GAP)
                 return choice
         return self._held
 
-    def _loss(self, choice: Choice, requests: Sequence[Request], base: Work) -> float:
-        """Expected seconds that a step by `choice` loses against the held one."""
-        tokens = sum(p.tokens for _, p in self._held.values()) - sum(p.tokens for _, p in choice.values())
-        seconds = self._seconds(choice, base) - self._seconds(self._held, base)
-        return max(0.0, seconds + tokens / max(self._goodput, 1e-9))
+    def _tried(self, notes: Sequence[Note]) -> None:
+        """Book what the step's try has cost, and repeat it at once when it went better than expected."""
+        if self._trying is None:
+            return
+        request, drafter, cost, tokens = self._trying
+        kept = sum(sum(n.kept) for n in notes if n.request == request and n.drafter == drafter)
+        self.lost += max(0.0, cost - kept / self._goodput)
+        if kept > tokens + 1:
+            self.trials[drafter] = Trial(due=self.step, banned=self._trial(drafter).banned)
+        self._trying = None
 
     # -- learning ----------------------------------------------------------------------------------------------------
 
@@ -278,6 +286,7 @@ class Goodput:
         self.step += 1
         self.spent += times.total
         self.times.observe(work, parts, times)
+        self._tried(notes)
         changes = self.acceptance.changes
         for note in notes:
             arm = self.arms.get(note.drafter)

@@ -1,0 +1,228 @@
+"""The chooser: SmartSpec's golden table, the best of all by brute force, limits, tries, rests and recoveries."""
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.core.params import SamplingParams
+from paceline.core.plan import Note, Work
+from paceline.core.request import Request
+from paceline.plan.acceptance import Acceptance, Expected, Key
+from paceline.plan.choose import BANNED, LAST_GAP, MARGIN, PROBING, Arm, Goodput
+from paceline.plan.cost import Drafting, StepTimes, Times
+
+
+class H100(StepTimes):
+    """SmartSpec's shipped figures for 8 B on one H100, in milliseconds: a row and a step (Liu et al. 2024)."""
+
+    def of_target(self, work: Work) -> float:
+        return 1.844e-2 * work.rows + 6.939
+
+    def of_draft(self, part: Drafting) -> float:
+        return 0.452 * part.depth
+
+    def of_rest(self, requests: int, nodes: int) -> float:
+        return 0.05 * self.of_target(base(requests, nodes)) if nodes else 0.0
+
+
+@dataclass
+class Constant(Acceptance):
+    """Each depth is kept with one chance, given the one above."""
+
+    rates: dict[str, float] | None = None
+
+    def expected(self, request: int | None, key: Key, depth: int) -> Expected:
+        assert self.rates is not None
+        return Expected([self.rates[key[0]] ** (d + 1) for d in range(depth)], [1.0] * depth)
+
+
+def base(requests: int, nodes: int = 0) -> Work:
+    return Work(requests + nodes, requests, 0, 0, requests + nodes)
+
+
+def requests(count: int, arms: Sequence[str] = ("a",), **params: int) -> list[Request]:
+    return [Request(i, [0] * 8, SamplingParams(**params), 0, arms=tuple(arms), max_tokens=99) for i in range(count)]
+
+
+def chooser(times: StepTimes, rates: dict[str, float] | None = None, most: int = 8) -> Goodput:
+    arms = {name: Arm(name, tuple(range(1, most + 1)), True) for name in ("a", "b")}
+    return Goodput(arms, times, lambda r, d: r.left - 1, Constant(rates=rates) if rates else Acceptance())
+
+
+GOLDEN = {
+    1: (2, 3, 5, 7, 8), 16: (1, 2, 4, 6, 8), 64: (1, 2, 3, 4, 7), 256: (0, 0, 1, 2, 4), 1024: (0, 0, 0, 0, 1),
+}  # fmt: skip
+RATES = (0.3, 0.5, 0.7, 0.8, 0.9)
+
+
+def uniform(times: StepTimes, batch: int, rate: float, k: int) -> float:
+    """Goodput when everybody drafts k, by definition."""
+    tokens = batch * sum(rate**d for d in range(k + 1))
+    drafts = times.of_draft(Drafting("a", batch, k, batch * k)) if k else 0.0
+    work = base(batch, batch * k)
+    return tokens / (times.of_target(work) + drafts + times.of_rest(batch, batch * k))
+
+
+@pytest.mark.parametrize("batch", GOLDEN)
+def test_golden_table(batch: int) -> None:
+    times = H100()
+    for rate, golden in zip(RATES, GOLDEN[batch]):
+        assert max(range(9), key=lambda k: uniform(times, batch, rate, k)) == golden
+        choice, goodput = chooser(times, {"a": rate}).best(requests(batch), 10**6, base(batch))
+        depths = [choice[i][1].nodes if i in choice else 0 for i in range(batch)]
+        assert goodput >= uniform(times, batch, rate, golden) / MARGIN
+        assert max(depths) - min(depths) <= 1 and min(depths) <= golden <= max(depths) + (golden == 1)
+        if batch == 1:
+            assert depths == [golden]
+
+
+def test_the_best_length_falls_with_load_and_rises_with_acceptance() -> None:
+    times = H100()
+
+    def nodes(batch: int, rate: float) -> float:
+        choice, _ = chooser(times, {"a": rate}).best(requests(batch), 10**6, base(batch))
+        return sum(point.nodes for _, point in choice.values()) / batch
+
+    table = [[nodes(batch, rate) for rate in RATES] for batch in (1, 4, 16, 64, 128, 256, 512)]
+    assert all(a <= b for row in table for a, b in itertools.pairwise(row))
+    assert all(a >= b for one, two in itertools.pairwise(table) for a, b in zip(one, two))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 3), st.floats(0.05, 0.95), st.floats(0.05, 0.95), st.floats(0.01, 3.0), st.floats(0.01, 3.0))
+def test_as_good_as_every_uniform_choice(batch: int, a: float, b: float, cost_a: float, cost_b: float) -> None:
+    """By brute force over all numbers of nodes of one drafter for all."""
+
+    class Costs(H100):
+        def of_draft(self, part: Drafting) -> float:
+            return {"a": cost_a, "b": cost_b}[part.drafter] * part.depth
+
+    times = Costs()
+    pick = chooser(times, {"a": a, "b": b}, most=4)
+    _, goodput = pick.best(requests(batch, "ab"), 99, base(batch))
+    for drafter, rate in (("a", a), ("b", b)):
+        for each in itertools.product(range(5), repeat=batch):
+            tokens = batch + sum(sum(rate**d for d in range(1, k + 1)) for k in each)
+            part = Drafting(drafter, sum(k > 0 for k in each), max(each), sum(each))
+            seconds = times.of_target(base(batch, sum(each))) + times.of_rest(batch, sum(each))
+            assert goodput * MARGIN >= tokens / (seconds + (times.of_draft(part) if sum(each) else 0.0)) - 1e-9
+
+
+def test_to_each_its_own() -> None:
+    """Of two requests one is best served by each drafter, where neither costs much."""
+
+    class PerRequest(Acceptance):
+        def expected(self, request: int | None, key: Key, depth: int) -> Expected:
+            rate = 0.9 if (request == 0) == (key[0] == "a") else 0.05
+            return Expected([rate ** (d + 1) for d in range(depth)], [1.0] * depth)
+
+    class Cheap(H100):
+        def of_draft(self, part: Drafting) -> float:
+            return 0.01 * part.depth
+
+    pick = chooser(Cheap())
+    pick.acceptance = PerRequest()
+    choice, _ = pick.best(requests(2, "ab"), 99, base(2))
+    assert (choice[0][0], choice[1][0]) == ("a", "b")
+
+
+def test_wishes_and_limits_hold() -> None:
+    """Nodes stay within the wish, what the request has left, and the spare rows."""
+    for spare, wish, left in itertools.product((0, 1, 3, 50), (0, 2, None), (1, 2, 9)):
+        rs = [Request(i, [0], SamplingParams(max_nodes=wish), 0, arms=("a",), max_tokens=left) for i in range(3)]
+        shares = chooser(H100(), {"a": 0.9}).share(rs, spare, base(3))
+        assert sum(s.nodes for s in shares.values()) <= spare
+        assert all(s.nodes <= (99 if wish is None else wish) and s.depth <= left - 1 for s in shares.values())
+        assert (left > 1 and wish != 0 and spare > 2) <= any(s.nodes for s in shares.values())
+
+
+def simulate(pick: Goodput, rs: list[Request], rates: dict[str, float], steps: int, rng: random.Random) -> list[str]:
+    """Steps of a world with these true rates; the drafter that the first request had in each."""
+    drafters = []
+    for _ in range(steps):
+        shares = pick.share(rs, 99, base(len(rs)))
+        notes, parts = [], {}
+        for r in rs:
+            share = shares[r.id]
+            kept = 0
+            while kept < share.nodes and rng.random() < rates.get(share.drafter, 0.0):
+                kept += 1
+            notes.append(Note(r.id, share.drafter, share.nodes, share.depth, [1] * share.nodes, [1] * kept))
+            if share.nodes:
+                parts.setdefault(share.drafter, []).append(share.nodes)
+        work = base(len(rs), sum(s.nodes for s in shares.values()))
+        done = [Drafting(name, len(ns), max(ns), sum(ns)) for name, ns in parts.items()]
+        times = pick.times
+        spent = Times(times.of_target(work), {p.drafter: times.of_draft(p) for p in done},
+                      times.of_rest(len(rs), sum(p.nodes for p in done)))  # fmt: skip
+        pick.learn(notes, work, done, spent)
+        drafters.append(shares[rs[0].id].drafter)
+    return drafters
+
+
+class Frozen(H100):
+    """The figures are true, so there is nothing to learn."""
+
+    def observe(self, work: Work, parts: Sequence[Drafting], times: Times) -> None:
+        pass
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("batch", [1, 4])
+def test_it_finds_the_best_and_finds_it_again_when_that_changes(seed: int, batch: int) -> None:
+    """Within 100 steps, whichever drafter is good; nothing when none is; and it comes back from that."""
+    rng, pick, rs = random.Random(seed), chooser(Frozen()), requests(batch, "ab")
+    for rates in ({"a": 0.9}, {"b": 0.9}, {}, {"a": 0.9}, {}, {"b": 0.9}):
+        simulate(pick, rs, rates, 100, rng)
+        late = simulate(pick, rs, rates, 100, rng)
+        want = next(iter(rates), "none")
+        assert late.count(want) >= 85, (rates, {d: late.count(d) for d in set(late)})
+    assert pick.lost <= PROBING * pick.spent
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_lost_to_trying_stays_small(seed: int) -> None:
+    """All drafters are useless: of all time, hardly more is spent than by not drafting."""
+    rng, pick, rs = random.Random(seed), chooser(Frozen()), requests(1, "ab")
+    simulate(pick, rs, {}, 60, rng)
+    before, steps = pick.spent, 600
+    simulate(pick, rs, {}, steps, rng)
+    assert pick.spent - before <= (1 + 2 * PROBING) * steps * Frozen().of_target(base(1))
+
+
+def test_a_drafter_that_fails_rests_and_comes_back() -> None:
+    rng, pick, rs = random.Random(0), chooser(Frozen()), requests(1, "a")
+    assert simulate(pick, rs, {"a": 0.9}, 50, rng)[-1] == "a"
+    pick.failed("a")
+    assert set(simulate(pick, rs, {"a": 0.9}, BANNED - 1, rng)) == {"none"}
+    assert "a" in simulate(pick, rs, {"a": 0.9}, LAST_GAP, rng)
+    pick.failed("a")
+    assert set(simulate(pick, rs, {"a": 0.9}, 2 * BANNED - 1, rng)) == {"none"}
+
+
+def test_equal_inputs_make_equal_choices() -> None:
+    one, two = (
+        simulate(chooser(Frozen()), requests(3, "ab"), {"a": 0.6, "b": 0.5}, 200, random.Random(1)) for _ in "12"
+    )
+    assert one == two
+
+
+def test_worth_is_the_price_of_a_node_in_tokens() -> None:
+    """At constant cost a row the draft ends where the next node brings less than it costs (SpecDec++)."""
+    pick = chooser(Frozen(), {"a": 0.8})
+    [share] = pick.share(requests(1), 99, base(1)).values()
+    times, k = Frozen(), share.nodes
+
+    def seconds(nodes: int) -> float:
+        return (
+            times.of_target(base(1, nodes)) + times.of_draft(Drafting("a", 1, nodes, nodes)) + times.of_rest(1, nodes)
+        )
+
+    goodput = sum(0.8**d for d in range(k + 1)) / seconds(k)
+    assert share.worth == pytest.approx(goodput * (seconds(k + 1) - seconds(k)))
+    assert 0.8 ** (k + 1) < share.worth <= 0.8**k + 1e-9
