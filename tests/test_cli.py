@@ -154,7 +154,7 @@ def test_figures_go_to_stderr(pair: list[str]) -> None:
 
 def test_json_and_where_the_prompt_comes_from(pair: list[str], tmp_path: Path) -> None:
     (tmp_path / "prompt.txt").write_text("Tom has\n", encoding="utf-8")
-    options = [*pair, "--seed", "5", "--max-tokens", "9", "--json", "--no-stats"]
+    options = [*pair, "--seed", "5", "--max-tokens", "9", "--json", "--no-stats", "--drafter", "model"]
     given = json.loads(run("generate", "Tom has", *options).stdout)
     piped = json.loads(run("generate", *options, input="Tom has\n").stdout)
     read = json.loads(run("generate", "--prompt-file", str(tmp_path / "prompt.txt"), *options).stdout)
@@ -268,7 +268,7 @@ def test_drafter_is_changed_and_refused_by_name(llm: LLM, capsys: pytest.Capture
     for line in ("/drafter", "/drafter ngram", "/drafter user"):
         session.hear(line)
     told = capsys.readouterr().err
-    assert "drafter: model (of dyspec, " in told and "topk)" in told, "user cannot serve here and is not offered"
+    assert "drafter: auto (of auto, dyspec, " in told and "topk)" in told, "user cannot serve here and is not offered"
     assert "drafter: ngram" in told and "needs a function" in told
     assert session.params.drafter == "ngram"
 
@@ -349,7 +349,7 @@ def test_demo_fails_when_a_text_differs(pair: list[str], monkeypatch: pytest.Mon
 
 
 def test_an_answer_knows_its_figures(llm: LLM) -> None:
-    done: Answer = answer(llm, [5, 6, 7], SamplingParams(max_tokens=6, seed=1, ignore_eos=True))
+    done: Answer = answer(llm, [5, 6, 7], SamplingParams(max_tokens=6, seed=1, ignore_eos=True, drafter="model"))
     figures = done.figures()
     assert figures["tokens"] == 6 and figures["tokens_per_second"] == pytest.approx(6 / done.seconds)
     assert 1 <= figures["tau"] <= 6 and 0 <= figures["acceptance_rate"] <= 1

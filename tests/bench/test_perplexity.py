@@ -95,7 +95,9 @@ def test_passes_of_any_size_give_the_same_figure(
     passes: list[int] = []
     run = Engine._run
     monkeypatch.setattr(
-        Engine, "_run", lambda engine, plan: (passes.append(sum(i.given for i in plan.items)), run(engine, plan))[1]
+        Engine,
+        "_run",
+        lambda engine, plan, begun: (passes.append(sum(i.given for i in plan.items)), run(engine, plan, begun))[1],
     )
     whole = perplexity(options(target, dtype=dtype), texts, 9)
     assert len(passes) == len(LINES)

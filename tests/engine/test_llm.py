@@ -137,8 +137,11 @@ def test_defaults_come_from_the_generation_config(pair: tuple[Path, Path], tmp_p
 
 
 def test_default_drafters(pair: tuple[Path, Path]) -> None:
-    assert LLM(pair[0], dtype="float32", memory="4M").engine.config.drafter == "ngram"
-    assert LLM(*pair, dtype="float32", memory="4M").engine.config.drafter == "model"
+    """The planner chooses among what the engine has, from the first request on."""
+    for given, arms in ((pair[:1], ("ngram",)), (pair, ("ngram", "model", "ngram+topk"))):
+        llm = LLM(*given, dtype="float32", memory="4M")
+        (request,) = llm.engine.submit([5, 6], GREEDY)
+        assert (request.drafter, request.arms) == ("auto", arms) and llm.engine.chooser.times.seen > 0
 
 
 def test_a_user_drafter_is_used_and_when_it_fails_the_text_stands(pair: tuple[Path, Path]) -> None:

@@ -103,7 +103,7 @@ class Goodput:
         if situation != self._for or self.step >= self._until:
             self._held, self._goodput = self.best(requests, spare, base)
             self._for, self._until = situation, self.step + PERIOD
-            for drafter in {drafter for drafter, _ in self._held.values()}:
+            for drafter in dict.fromkeys(drafter for drafter, _ in self._held.values()):
                 self.trials[drafter] = Trial(due=self.step + FIRST_GAP, banned=self._trial(drafter).banned)
         choice = self._probe(requests, base)
         worth = self._worth(choice, base)
@@ -124,7 +124,7 @@ class Goodput:
         points = {r.id: self._points(r) for r in requests}
         nothing = len(requests) / self._seconds({}, base)
         best, most = {}, nothing * MARGIN
-        for drafter in {d for each in points.values() for d in each}:
+        for drafter in dict.fromkeys(d for each in points.values() for d in each):
             choice, goodput = self._uniform(drafter, requests, points, spare, base)
             if goodput > most:
                 best, most = choice, goodput
