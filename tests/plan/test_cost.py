@@ -1,0 +1,102 @@
+"""The table of step times: a staircase, fitted, refined, kept."""
+
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core.plan import Work
+from paceline.plan.cost import KNOTS, Drafting, StepTimes, Terms, Times, hats
+
+
+def stairs(rows: int) -> float:
+    """Panels of 16 rows, a millisecond each beyond the first three."""
+    return 1e-3 * (3 + -(-rows // 16))
+
+
+def true_times(work: Work, parts: list[Drafting], noise: float = 1.0) -> Times:
+    drafts = {p.drafter: noise * (2e-4 + 3e-4 * p.depth + 1e-5 * p.requests) for p in parts}
+    return Times(noise * (stairs(work.rows) + 4e-7 * work.context), drafts, noise * (3e-4 + 5e-5 * work.requests))
+
+
+def some(rng: random.Random) -> tuple[Work, list[Drafting]]:
+    requests, nodes, length = rng.randint(1, 16), rng.choice([0, 1, 3, 7]), rng.randint(0, 2000)
+    rows = requests * (1 + nodes)
+    parts = [Drafting("m", requests, nodes, requests * nodes)] if nodes else []
+    return Work(rows, requests, requests * length, rows * length, rows), parts
+
+
+@given(st.integers(1, 5000))
+def test_hats_are_a_straight_line_between_knots(rows: int) -> None:
+    weights = hats(rows)
+    assert sum(k * w for k, w in weights.items()) == pytest.approx(rows) and set(weights) <= set(KNOTS)
+    assert len(weights) <= 2 and all(w >= 0 for w in weights.values())
+
+
+def test_fit_finds_known_coefficients() -> None:
+    rng, true = random.Random(0), {"a": 2e-3, "b": 5e-5, "c": 0.0}
+    terms = Terms(dict.fromkeys(true, 1e-4))
+    samples = []
+    for _ in range(60):
+        x = {"a": 1.0, "b": float(rng.randint(1, 40)), "c": float(rng.randint(0, 9))}
+        samples.append((x, sum(true[k] * v for k, v in x.items())))
+    terms.fit(samples, rounds=3000)
+    assert terms.weights["a"] == pytest.approx(2e-3, rel=0.02) and terms.weights["b"] == pytest.approx(5e-5, rel=0.02)
+    assert terms.weights["c"] < 2e-6
+
+
+def test_it_learns_a_staircase_from_steps_alone() -> None:
+    """Mean absolute error of the predictions below 15 %, at 10 % noise, without any calibration."""
+    rng, times = random.Random(1), StepTimes()
+    for _ in range(3000):
+        work, parts = some(rng)
+        times.observe(work, parts, true_times(work, parts, rng.lognormvariate(0, 0.1)))
+    assert times.error < 0.15
+    wrong = []
+    for _ in range(300):
+        work, parts = some(rng)
+        wrong.append(abs(times.predict(work, parts) / true_times(work, parts).total - 1))
+    assert sum(wrong) / len(wrong) < 0.1
+
+
+def test_the_machine_slows_down_as_a_whole() -> None:
+    """Others take half of it: what was not run since costs twice as much, too."""
+    rng, times = random.Random(2), StepTimes()
+    for _ in range(2000):
+        work, parts = some(rng)
+        times.observe(work, parts, true_times(work, parts))
+    one, big = Work(1, 1, 100, 100, 1), Work(128, 16, 1600, 12800, 128)
+    before = times.predict(big, [])
+    for _ in range(60):
+        times.observe(one, [], true_times(one, [], 2.0))
+    assert times.predict(big, []) == pytest.approx(2 * before, rel=0.15)
+
+
+def test_one_interrupted_step_teaches_little() -> None:
+    rng, times = random.Random(3), StepTimes()
+    for _ in range(1000):
+        work, parts = some(rng)
+        times.observe(work, parts, true_times(work, parts))
+    work, parts = Work(8, 1, 100, 800, 8), [Drafting("m", 1, 7, 7)]
+    before = times.predict(work, parts)
+    times.observe(work, parts, true_times(work, parts, 1000.0))
+    assert before < times.predict(work, parts) < 1.25 * before
+
+
+def test_a_table_is_kept_as_json() -> None:
+    rng, times = random.Random(4), StepTimes()
+    for _ in range(50):
+        work, parts = some(rng)
+        times.observe(work, parts, true_times(work, parts))
+    again = StepTimes.load(json.loads(json.dumps(times.dump())))
+    work, parts = some(rng)
+    assert again.predict(work, parts) == times.predict(work, parts) and again.dump() == times.dump()
+
+
+def test_knots_that_no_pass_touched_go_on_in_proportion() -> None:
+    times = StepTimes()
+    times.fit_target([(Work(k, 1, 0, 0, 1), stairs(k)) for k in (1, 8, 16, 17, 64)])
+    assert times.of_target(Work(16, 1, 0, 0, 1)) == pytest.approx(stairs(16), rel=0.15)
+    assert times.of_target(Work(256, 1, 0, 0, 1)) == pytest.approx(4 * times.of_target(Work(64, 1, 0, 0, 1)), rel=0.15)
