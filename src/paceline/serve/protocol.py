@@ -95,6 +95,12 @@ class Sampling(Wire):
     speculation: Speculation | None = Field(
         None, description='{"drafter": NAME, "max_nodes": number, "verifier": NAME, "trace": true or false}'
     )
+    priority: int | None = Field(
+        None, ge=-100, le=100, description="a whole number in [-100, 100], lower is served first; needs order priority"
+    )
+    deadline_ms: float | None = Field(
+        None, gt=0, description="a positive number of milliseconds from the arrival; needs order deadline"
+    )
     user: str | None = Field(None, description="a text (a label; the answer does not depend on it)")
 
     @model_validator(mode="before")

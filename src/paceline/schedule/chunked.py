@@ -1,0 +1,53 @@
+"""Chunked prefill, stall-free (Sarathi-Serve, OSDI'24): every step has all who decode, and prompts fill what is left of
+its rows."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Protocol
+
+from paceline.core.plan import CHUNK, Work
+from paceline.core.request import Request
+from paceline.schedule import Order
+
+PANEL = 16
+"""Rows that share one reading of the weights: the step time is a staircase, and a step is best taken to its edge."""
+
+
+class Times(Protocol):
+    """Predicts seconds of a step; the engine's is `plan.cost.StepTimes`."""
+
+    def predict(self, work: Work) -> float: ...
+
+
+class Chunked:
+    """The default. With a `target` (seconds between two steps of who decodes) the rows of a step are the most whose
+    predicted time meets it, yet never fewer than the decodes and one least chunk of the prompts."""
+
+    def __init__(self, order: Order, row_budget: int, target: float | None = None, times: Times | None = None) -> None:
+        self.order, self.row_budget, self.target, self.times = order, row_budget, target, times
+
+    def turn(self, order: Sequence[Request], now: float) -> list[Request]:
+        return list(order)
+
+    def rows(self, turn: Sequence[Request], now: float) -> int:
+        decoding = sum(r.pending == 1 for r in turn)
+        if self.target is None or self.times is None or not decoding:
+            return self.row_budget
+        times, waiting = self.times, sum(r.pending for r in turn if r.pending > 1)
+        least = min(decoding + min(CHUNK, waiting), self.row_budget)
+        edges = range(least - least % PANEL + PANEL, self.row_budget + 1, PANEL)
+        fit = bisect_right(edges, self.target, key=lambda rows: times.predict(work(turn, rows)))
+        return edges[fit - 1] if fit else least
+
+
+def work(turn: Sequence[Request], rows: int) -> Work:
+    """What so many rows are made of: one for each who decodes, then prompts in order, then nodes, shared evenly."""
+    decoding = [r for r in turn if r.pending == 1]
+    left, shares = rows - len(decoding), []
+    for request in turn:
+        if request.pending > 1 and left > 0:
+            shares.append((min(request.pending, left), request.length))
+            left -= shares[-1][0]
+    nodes, more = divmod(max(left, 0), max(len(decoding), 1))
+    shares += [(1 + nodes + (i < more), r.length) for i, r in enumerate(decoding)]
+    return Work.of(shares)
