@@ -30,7 +30,7 @@ class Stairs:
 
     per_context: float = 0.0
 
-    def predict(self, work: Work) -> float:
+    def __call__(self, work: Work) -> float:
         return -(-work.rows // 16) + self.per_context * work.context
 
 
@@ -59,7 +59,7 @@ class Population:
     def __post_init__(self) -> None:
         nodes = {"ngram": self.nodes}
         self.policy = policies.policy(
-            self.schedule, self.order, self.budget, times=Stairs(), group_size=self.group_size,
+            self.schedule, self.order, self.budget, seconds=Stairs(), group_size=self.group_size,
             tbt_target_ms=None if self.target is None else 1e3 * self.target, shape=exspec.shape(nodes),
         )  # fmt: skip
         cache = Cache(self.blocks, self.size)

@@ -15,7 +15,7 @@ def test_every_name_makes_a_policy() -> None:
         for order in policies.ORDERS:
             made = policies.policy(schedule, order, 64)
             assert made.turn([], 0.0) == [] and made.rows([], 0.0) == 64 and made.order([], 0.0) == []
-    made = policies.policy("chunked", "fcfs", 64, tbt_target_ms=250.0, times=Stairs(), group_size=2)
+    made = policies.policy("chunked", "fcfs", 64, tbt_target_ms=250.0, seconds=Stairs(), group_size=2)
     assert isinstance(made, Grouped) and isinstance(made.inner, Chunked) and made.inner.target == 0.25
 
 

@@ -2,8 +2,7 @@
 its rows."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from paceline.core.plan import CHUNK, Work
 from paceline.core.request import Request
@@ -13,30 +12,30 @@ PANEL = 16
 """Rows that share one reading of the weights: the step time is a staircase, and a step is best taken to its edge."""
 
 
-class Times(Protocol):
-    """Predicts seconds of a step; the engine's is `plan.cost.StepTimes`."""
-
-    def predict(self, work: Work) -> float: ...
+Seconds = Callable[[Work], float]
+"""Predicts what a step takes; the engine's is that of `plan.choose.Goodput`."""
 
 
 class Chunked:
     """The default. With a `target` (seconds between two steps of who decodes) the rows of a step are the most whose
     predicted time meets it, yet never fewer than the decodes and one least chunk of the prompts."""
 
-    def __init__(self, order: Order, row_budget: int, target: float | None = None, times: Times | None = None) -> None:
-        self.order, self.row_budget, self.target, self.times = order, row_budget, target, times
+    def __init__(
+        self, order: Order, row_budget: int, target: float | None = None, seconds: Seconds | None = None
+    ) -> None:
+        self.order, self.row_budget, self.target, self.seconds = order, row_budget, target, seconds
 
     def turn(self, order: Sequence[Request], now: float) -> list[Request]:
         return list(order)
 
     def rows(self, turn: Sequence[Request], now: float) -> int:
         decoding = sum(r.pending == 1 for r in turn)
-        if self.target is None or self.times is None or not decoding:
+        if self.target is None or self.seconds is None or not decoding:
             return self.row_budget
-        times, waiting = self.times, sum(r.pending for r in turn if r.pending > 1)
+        seconds, waiting = self.seconds, sum(r.pending for r in turn if r.pending > 1)
         least = min(decoding + min(CHUNK, waiting), self.row_budget)
         edges = range(least - least % PANEL + PANEL, self.row_budget + 1, PANEL)
-        fit = bisect_right(edges, self.target, key=lambda rows: times.predict(work(turn, rows)))
+        fit = bisect_right(edges, self.target, key=lambda rows: seconds(work(turn, rows)))
         return edges[fit - 1] if fit else least
 
 

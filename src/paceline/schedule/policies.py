@@ -5,7 +5,7 @@ from collections.abc import Callable
 from paceline.core.errors import InputError, RefusalError
 from paceline.core.params import SamplingParams
 from paceline.schedule import Order, SchedulePolicy
-from paceline.schedule.chunked import Chunked, Times
+from paceline.schedule.chunked import Chunked, Seconds
 from paceline.schedule.decode_first import DecodeFirst
 from paceline.schedule.exspec import Grouped, Shape
 from paceline.schedule.fair import Fair
@@ -44,18 +44,18 @@ def policy(
     row_budget: int,
     *,
     tbt_target_ms: float | None = None,
-    times: Times | None = None,
+    seconds: Seconds | None = None,
     group_size: int | None = None,
     shape: Shape = lambda request: (),
 ) -> SchedulePolicy:
-    """The policy of these names; raises as `check`. `times` predicts for `tbt_target_ms`; with `group_size`, so many of
+    """The policy of these names; raises as `check`. `seconds` predicts for `tbt_target_ms`; with `group_size`, so many of
     one `shape` decode in a step."""
     check(schedule, order, tbt_target_ms, group_size)
-    if tbt_target_ms is not None and times is None:
+    if tbt_target_ms is not None and seconds is None:
         raise RefusalError("tbt_target_ms needs step times, and this engine was given none; leave it out.")
     made: SchedulePolicy
     if schedule == "chunked":
-        made = Chunked(ORDERS[order](), row_budget, None if tbt_target_ms is None else tbt_target_ms / 1e3, times)
+        made = Chunked(ORDERS[order](), row_budget, None if tbt_target_ms is None else tbt_target_ms / 1e3, seconds)
     else:
         made = BASELINES[schedule](ORDERS[order](), row_budget)
     return made if group_size is None else Grouped(made, group_size, shape)
