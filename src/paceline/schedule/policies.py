@@ -48,8 +48,8 @@ def policy(
     group_size: int | None = None,
     shape: Shape = lambda request: (),
 ) -> SchedulePolicy:
-    """The policy of these names; raises as `check`. `seconds` predicts for `tbt_target_ms`; with `group_size`, so many of
-    one `shape` decode in a step."""
+    """The policy of these names; raises as `check`. `seconds` predicts for `tbt_target_ms`; `shape` is what the
+    `group_size` requests of a step should have in common."""
     check(schedule, order, tbt_target_ms, group_size)
     if tbt_target_ms is not None and seconds is None:
         raise RefusalError("tbt_target_ms needs step times, and this engine was given none; leave it out.")
