@@ -11,7 +11,7 @@ from paceline.core.params import SamplingParams
 from paceline.core.plan import Work
 from paceline.core.rows import Out, Rows
 from paceline.engine.loop import Engine, EngineConfig
-from paceline.plan.cost import KNOTS, StepTimes, Times
+from paceline.plan.cost import KNOTS, StepTimes
 from paceline.schedule.exspec import Grouped
 from paceline.schedule.policies import ORDERS, SCHEDULES
 from tests.lossless.cases import Setting, Wish, check
@@ -73,7 +73,7 @@ def busy_steps(tbt_target_ms: float | None) -> list[int]:
     model = Clocked(table(0))
     config = EngineConfig(blocks=400, block_size=4, row_budget=256, max_requests=8, tbt_target_ms=tbt_target_ms)
     times = StepTimes()
-    times.fit([(Work.of([(rows, 0)]), (), Times(model.cost(rows), {}, 0.0)) for rows in KNOTS])
+    times.fit_target([(Work.of([(rows, 0, 1)]), model.cost(rows)) for rows in KNOTS])
     engine = Engine(model, config, times=times, now=lambda: model.now, clock=lambda: model.now)
     plain = SamplingParams(temperature=1.0, seed=1, drafter="none", ignore_eos=True).resolve({})
     engine.submit([1, 2, 3], replace(plain, max_tokens=200))

@@ -45,8 +45,11 @@ def work(turn: Sequence[Request], rows: int) -> Work:
     left, shares = rows - len(decoding), []
     for request in turn:
         if request.pending > 1 and left > 0:
-            shares.append((min(request.pending, left), request.length))
-            left -= shares[-1][0]
+            chunk = min(request.pending, left)
+            shares.append((chunk, request.length, int(chunk == request.pending)))
+            left -= chunk
     nodes, more = divmod(max(left, 0), max(len(decoding), 1))
-    shares += [(1 + nodes + (i < more), r.length) for i, r in enumerate(decoding)]
+    for i, request in enumerate(decoding):
+        own = 1 + nodes + (i < more)
+        shares.append((own, request.length, own))
     return Work.of(shares)
