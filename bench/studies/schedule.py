@@ -1,15 +1,18 @@
 """How schedules share steps between long prompts and decodes, on recorded arrivals, each schedule in turns.
 
-    python bench/studies/schedule.py tbt      --model M --prompts gsm8k_test.jsonl [--qps 1.5 --requests 60 --repeat 5]
+    python bench/studies/schedule.py tbt      --model M --prompts gsm8k_test.jsonl [--requests 60 --load 0.8 --repeat 5]
     python bench/studies/schedule.py capacity --model M --prompts gsm8k_test.jsonl [--requests 60]
     python bench/studies/schedule.py grouping --model M --prompts gsm8k_test.jsonl [--batch 4]
 
 One engine in process, plain decoding unless --drafter is given. Requests arrive as a Poisson process whose times, kinds
-and texts come from a seed and are the same for every schedule: short prompts with long answers, and every so many a
-prompt of --long tokens with a short answer. TBT is the time between two steps that brought a request tokens; the target
-of `chunked` is 0.8 of the SLO. (1) `tbt`: times at one rate, and tokens/s over the whole run and over the time in steps;
+and texts come from a seed and are the same for every schedule: short prompts with long answers, and prompts of --long
+tokens with short answers. The rate is --qps, or --load of what the engine does when all are there at once. TBT is the
+time between two steps that brought a request tokens; the target of `chunked` is 0.8 of the SLO.
+
+(1) `tbt`: times at one rate, and tokens/s, prompts included, over the whole run and over the time in steps;
 (2) `capacity`: the highest rate with P99 TBT within the SLO and a median wait for the first row of at most 2 s, by
-binary search; (3) `grouping`: EXSPEC's grouping rate against the window, and whether the texts are the same.
+    binary search;
+(3) `grouping`: EXSPEC's grouping rate against the window, and whether the texts are the same.
 
 Time is real in (1) and (2): run them on an idle machine. (3) may run on a busy one.
 """
@@ -19,8 +22,9 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -89,9 +93,8 @@ class Study:
     """One engine, whose schedule is exchanged between runs."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        own: dict[str, Any] = {
-            n: v for n in ("model", "draft", "dtype", "quantize", "threads", "memory") if (v := getattr(args, n))
-        }
+        names = ("model", "draft", "dtype", "quantize", "threads", "memory")
+        own: dict[str, Any] = {name: value for name in names if (value := getattr(args, name))}
         self.llm = LLM(**own, drafter=args.drafter, prefix_cache=False, tbt_target_ms=1.0)
         self.engine: Engine = self.llm.engine
         self.args = args
@@ -100,6 +103,15 @@ class Study:
         if len(self.text) <= args.long:
             raise SystemExit(f"schedule: {args.prompts} has {len(self.text)} tokens; --long asks for {args.long}")
         self.slo = args.slo_ms / 1e3 if args.slo_ms else SLO_STEPS * self.plain_step()
+
+    @cached_property
+    def qps(self) -> float:
+        """The rate asked for."""
+        if self.args.qps:
+            return float(self.args.qps)
+        began = time.perf_counter()
+        self.run("chunked", self.trace(1e9, self.args.seed))
+        return self.args.load * self.args.requests / (time.perf_counter() - began)
 
     def use(self, schedule: str) -> None:
         target = 1e3 * TARGET * self.slo if schedule == "chunked" else None
@@ -201,9 +213,9 @@ def tbt(study: Study) -> dict[str, Any]:
     """Times at one rate, and the ratios to chunked of the same round."""
     args, runs = study.args, dict[tuple[int, str], dict[str, float]]()
     for i, schedule in turns(policies.SCHEDULES, args.repeat):
-        runs[i, schedule] = study.run(schedule, study.trace(args.qps, args.seed + i)).row()
+        runs[i, schedule] = study.run(schedule, study.trace(study.qps, args.seed + i)).row()
     columns = list(runs[0, "chunked"])
-    print(f"\n{args.requests} requests, {args.qps:g}/s, {args.repeat} rounds; SLO {1e3 * study.slo:.1f} ms\n")
+    print(f"\n{args.requests} requests, {study.qps:.2f}/s, {args.repeat} rounds; SLO {1e3 * study.slo:.1f} ms\n")
     rounds = range(args.repeat)
     rows = [[s, *(spread([runs[i, s][c] for i in rounds]) for c in columns)] for s in policies.SCHEDULES]
     markdown(["schedule", *columns], rows)
@@ -220,9 +232,7 @@ def capacity(study: Study) -> dict[str, Any]:
     args = study.args
     found = {s: [0.0] * args.repeat for s in policies.SCHEDULES}
     for i, schedule in turns(policies.SCHEDULES, args.repeat):
-        found[schedule][i] = search(
-            lambda qps: study.run(schedule, study.trace(qps, args.seed + i)), study.slo, args.qps
-        )
+        found[schedule][i] = search(study, schedule, args.seed + i)
     print(f"\nCapacity with P99 TBT <= {1e3 * study.slo:.1f} ms, {args.requests} requests, {args.repeat} rounds\n")
     ratio = {s: [a / max(b, 1e-9) for a, b in zip(found["chunked"], found[s])] for s in found}
     rows = [[s, spread(found[s]), spread(ratio[s], ".2f") if min(found[s]) else "-"] for s in found]
@@ -230,17 +240,15 @@ def capacity(study: Study) -> dict[str, Any]:
     return found
 
 
-def search(run: Callable[[float], Run], slo: float, qps: float) -> float:
-    """The highest rate that passes, to `FINE`; 0 when none does. The right end is widened while requests hardly wait."""
-    low, high = 0.0, 0.0
+def search(study: Study, schedule: str, seed: int) -> float:
+    """The highest rate that passes, to `FINE`; 0 when none does. The right end widens while requests hardly wait."""
+    low, high, qps, slo = 0.0, 0.0, study.qps, study.slo
     for _ in range(ROUNDS):
-        tried = run(qps)
+        tried = study.run(schedule, study.trace(qps, seed))
         tail = quantile(tried.gaps, 0.99)
         passed = tried.delay <= DELAY_S and tail <= slo
-        print(
-            f"  {qps:8.3f}/s: wait {tried.delay:.2f} s, P99 TBT {1e3 * tail:.1f} ms, {'passes' if passed else 'fails'}",
-            file=sys.stderr,
-        )
+        verdict = f"wait {tried.delay:.2f} s, P99 TBT {1e3 * tail:.1f} ms, {'passes' if passed else 'fails'}"
+        print(f"  {schedule:>13}, {qps:.3f}/s: {verdict}", file=sys.stderr)
         low, high = (qps, high) if passed else (low, qps)
         if low and high and high / low < FINE:
             break
@@ -290,8 +298,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--requests", type=int, default=60)
-    parser.add_argument("--qps", type=float, default=1.0, help="the rate of tbt; where capacity begins to search")
-    parser.add_argument("--share", type=float, default=0.25, help="of requests with a long prompt")
+    parser.add_argument("--qps", type=float, help="the rate of tbt; where capacity begins to search")
+    parser.add_argument("--load", type=float, default=0.8, help="the same, as a share of the most that is possible")
+    parser.add_argument("--share", type=float, default=0.5, help="of requests with a long prompt")
     parser.add_argument("--long", type=int, default=2000, help="tokens of a long prompt")
     parser.add_argument("--long-output", type=int, default=32)
     parser.add_argument("--output", type=int, default=128, help="tokens of the other answers")
