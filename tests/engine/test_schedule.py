@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from paceline.core.errors import RefusalError
+from paceline import LLM
+from paceline.core.errors import InputError, RefusalError
 from paceline.core.params import SamplingParams
 from paceline.core.plan import Work
 from paceline.core.rows import Out, Rows
@@ -50,6 +51,11 @@ def test_a_wish_that_the_order_would_ignore_is_refused() -> None:
     with pytest.raises(RefusalError, match="priority and order fcfs cannot be combined"):
         engine.submit([1], SamplingParams(priority=1).resolve({}))
     assert not engine.busy
+
+
+def test_an_unknown_schedule_is_refused_before_anything_loads() -> None:
+    with pytest.raises(InputError, match="Unknown schedule 'lifo'"):
+        LLM("nowhere", schedule="lifo")
 
 
 class Clocked(Toy):

@@ -26,7 +26,7 @@ UNSUPPORTED = {
     "reasoning_effort": "give chat_template_kwargs with what the model's chat template reads",
     "verbosity": "ask for it in the prompt",
     "web_search_options": "the server searches nothing",
-    "service_tier": "all requests are served alike",
+    "service_tier": "give priority",
     "store": "nothing is stored",
     "metadata": "nothing is stored; give user as a label",
     "prompt_cache_key": "prompts share their cached beginnings by themselves",
