@@ -41,8 +41,8 @@ SLO_STEPS = 5.0
 TARGET = 0.8
 DELAY_S = 2.0
 """Most seconds that the median request may wait for its first row."""
-LEAST = 0.01
-"""Requests/s below which nothing is tried."""
+LEAST = 1 / 20
+"""Of the rate at which the search begins: below it nothing is tried, for a run would take hours."""
 FINE, ROUNDS = 1.025, 20
 """The search ends when its ends are so close, or after so many runs."""
 
@@ -241,7 +241,7 @@ def capacity(study: Study) -> dict[str, Any]:
 
 
 def search(study: Study, schedule: str, seed: int) -> float:
-    """The highest rate that passes, to `FINE`; 0 when none does. The right end widens while requests hardly wait."""
+    """The highest rate that passes, to `FINE`; 0 when none above `LEAST` does. The right end widens while requests hardly wait."""
     low, high, qps, slo = 0.0, 0.0, study.qps, study.slo
     for _ in range(ROUNDS):
         tried = study.run(schedule, study.trace(qps, seed))
@@ -254,7 +254,7 @@ def search(study: Study, schedule: str, seed: int) -> float:
             break
         if not high:
             qps *= 4.0 if tried.delay < DELAY_S / 8 else 2.0 if tried.delay < DELAY_S / 4 else 1.5
-        elif low or high > LEAST:
+        elif low or high / 4 > LEAST * study.qps:
             qps = (low + high) / 2 if low else high / 4
         else:
             break

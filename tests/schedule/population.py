@@ -112,6 +112,8 @@ class Population:
         assert plan.items or plan.preempt
         assert plan.rows <= self.budget
         assert not [r for r in plan.preempt if r.lease is not None]
+        if self.order == "fcfs":
+            assert all(r.id < p.id for r in self.desk.running for p in plan.preempt), "not the last gave way"
         if self.schedule == "chunked" and self.group_size is None and not plan.preempt:
             assert {r.id for r in decoding} <= {i.request.id for i in plan.items}, "a decode stalls"
 

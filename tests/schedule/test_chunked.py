@@ -56,10 +56,16 @@ def test_longer_texts_leave_fewer_rows() -> None:
     assert policy.rows(crowd(4, 500, context=101), 0.0) == 64
 
 
+def ended(prompts: list[int], rows: int) -> int:
+    """How many of the prompts so many rows complete, in order."""
+    return sum(sum(prompts[: i + 1]) <= rows for i in range(len(prompts)))
+
+
 @given(st.integers(1, 30), st.lists(st.integers(2, 90), max_size=4), st.integers(0, 120))
 def test_work_is_as_many_rows_as_said(decoding: int, prompts: list[int], more: int) -> None:
     made = work(crowd(decoding, *prompts), decoding + more)
     assert made.rows == decoding + more
+    assert made.logits == decoding + max(0, more - sum(prompts)) + ended(prompts, more)
     assert made.context == 8 * decoding and made.pairs >= 8 * decoding
 
 

@@ -63,14 +63,13 @@ def test_prompts_begin_in_the_order_of_their_arrival(population: Population) -> 
     assert first == sorted(first)
 
 
-@settings(max_examples=100, deadline=None)
-@given(population=populations)
-def test_who_is_pre_empted_was_the_last_in_order(population: Population) -> None:
-    """First come, first served: of those that run, only later ones than all who go on give up their blocks."""
-    done = replace(population, order="fcfs", group_size=None, requests=[], log=[], first=[], ended={}).run()
-    for items, preempted in done.log:
-        if preempted and items:
-            assert min(preempted) > max(id for id, _, _ in items)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("group_size", [None, 1])
+def test_who_is_pre_empted_was_the_last_in_order(schedule: str, group_size: int | None) -> None:
+    """Of all that hold blocks, those whose turn it is not included: `Population.step` checks it."""
+    crowd = [Arrival(i, 10, 40) for i in range(12)]
+    done = Population(crowd, schedule, blocks=24, nodes=0, group_size=group_size).run()
+    assert done.preemptions > 0
 
 
 def test_a_whole_prompt_is_reserved_when_it_is_admitted() -> None:
