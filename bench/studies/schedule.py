@@ -241,7 +241,8 @@ def capacity(study: Study) -> dict[str, Any]:
 
 
 def search(study: Study, schedule: str, seed: int) -> float:
-    """The highest rate that passes, to `FINE`; 0 when none above `LEAST` does. The right end widens while requests hardly wait."""
+    """The highest rate that passes, to `FINE`; 0 when none above `LEAST` does. The right end widens while requests
+    hardly wait."""
     low, high, qps, slo = 0.0, 0.0, study.qps, study.slo
     for _ in range(ROUNDS):
         tried = study.run(schedule, study.trace(qps, seed))
