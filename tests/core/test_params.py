@@ -27,6 +27,9 @@ WRONG = {
     "min_tokens": [-1, 1.0, None],
     "max_tokens": [0, -1, 2.0, True],
     "seed": [-1, 2**64, 1.0, True],
+    "priority": [-101, 101, 1.0, True, None],
+    "deadline_ms": [0, -1.0, NAN, INF, "9", True],
+    "user": [None, 7],
 }
 RIGHT = {
     "n": [1, 8],
@@ -37,6 +40,9 @@ RIGHT = {
     "repetition_penalty": [0.1, 1, None],
     "presence_penalty": [-2, 0, 2.0],
     "frequency_penalty": [-2, 2],
+    "priority": [-100, 0, 100],
+    "deadline_ms": [0.5, 10**6, None],
+    "user": ["", "someone"],
     "stop": ["x", (), ["a", "b"]],
     "logprobs": [0, 5, None],
     "max_tokens": [1, None],

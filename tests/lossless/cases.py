@@ -17,6 +17,7 @@ from paceline.draft import DRAFTERS
 from paceline.engine.loop import Engine, EngineConfig
 from paceline.sample.grammar import Grammars, vocabulary
 from paceline.sample.sampler import Sampler
+from paceline.schedule.policies import ORDERS, SCHEDULES
 from tests.tiny import letters
 from tests.toy import VOCAB, Toy, table
 
@@ -111,6 +112,9 @@ class Setting:
     row_budget: int = 16
     nodes: dict[str, int] = field(default_factory=dict)
     prefix_cache: bool = True
+    schedule: str = "chunked"
+    order: str = "fcfs"
+    group_size: int | None = None
     check: bool = True
     clock: int = 0
     """Seed of the times that parts of a step seem to take: the planner's choice is arbitrary, and repeats."""
@@ -125,7 +129,8 @@ class Setting:
         config = EngineConfig(
             blocks=blocks, block_size=self.block_size, max_requests=self.max_requests,
             row_budget=max(self.row_budget, self.max_requests), nodes=self.nodes,
-            prefix_cache=self.prefix_cache, check=self.check,
+            prefix_cache=self.prefix_cache, schedule=self.schedule, order=self.order, group_size=self.group_size,
+            check=self.check,
         )  # fmt: skip
         return Engine(self.target(), config, draft=draft, callable=user, tokenizer=TOKENIZER, eos=(EOS,),
                       clock=clock(self.clock))  # fmt: skip
@@ -209,6 +214,9 @@ settings_st = st.builds(
     row_budget=st.sampled_from([1, 5, 9, 33]),
     nodes=st.fixed_dictionaries({name: st.integers(1, 12) for name in DRAFTERS.names() if name != "none"}),
     prefix_cache=st.booleans(),
+    schedule=st.sampled_from(SCHEDULES),
+    order=st.sampled_from(list(ORDERS)),
+    group_size=st.sampled_from([None, None, 1, 2]),
     clock=st.integers(0, 2**16),
 )
 

@@ -29,6 +29,30 @@ class ServingArgs(EngineArgs):
             show_default=True,
         ),
     ] = "lru"
+    schedule: Annotated[
+        str,
+        option(
+            "How prompts and decodes share the steps: chunked, or for comparison prefill_first or decode_first.",
+            "Model and engine",
+            show_default=True,
+        ),
+    ] = "chunked"
+    order: Annotated[
+        str,
+        option(
+            "Who is served first: fcfs, priority, deadline, or fair between API keys, else users.",
+            "Model and engine",
+            show_default=True,
+        ),
+    ] = "fcfs"
+    tbt_target_ms: Annotated[
+        float | None,
+        option("Longest time between two steps of one who decodes; limits the rows of a step.", "Model and engine"),
+    ] = None
+    group_size: Annotated[
+        int | None,
+        option("Most samples that decode in a step, of equal shape where possible. Default: all.", "Model and engine"),
+    ] = None
 
 
 def serve(context: typer.Context, model: str | None, engine: ServingArgs, server: Settings, path: Path | None) -> None:

@@ -12,6 +12,9 @@ from paceline.core.grammar import Grammar
 LogitsFn = Callable[[Sequence[int], Sequence[int], Tensor], Tensor]
 """(prompt ids, output ids of this path, logits [V]) -> logits [V]. Must be a pure function."""
 
+MOST_PRIORITY = 100
+"""Bounds how long the least important can wait."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -65,6 +68,12 @@ class SamplingParams:
     """Wish: at most this many drafted tokens a step."""
     verifier: str | None = None
     """Wish: `exact` when None."""
+    priority: int = 0
+    """Lower is served first. Needs an engine with order="priority"."""
+    deadline_ms: float | None = None
+    """When the answer should be complete, counted from its arrival. Needs an engine with order="deadline"."""
+    user: str = ""
+    """Whose request it is: order="fair" shares between users. The text does not depend on it."""
 
     def __post_init__(self) -> None:
         def check(ok: bool, name: str, want: str) -> None:
@@ -103,6 +112,11 @@ class SamplingParams:
         for name in ("bad_words", "stop_token_ids"):
             check(not isinstance(getattr(self, name), str), name, "a list, not one text")
 
+        bounded = _whole(self.priority) and abs(self.priority) <= MOST_PRIORITY
+        check(bounded, "priority", f"a whole number in [-{MOST_PRIORITY}, {MOST_PRIORITY}]")
+        if self.deadline_ms is not None:
+            check(0 < number("deadline_ms") < float("inf"), "deadline_ms", "None or a positive number of milliseconds")
+        check(isinstance(self.user, str), "user", "a text")
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
             raise InputError(f"grammar is of type {type(self.grammar).__name__}, but it must be a Grammar or None.")
         if self.grammar is not None and self.ignore_eos:

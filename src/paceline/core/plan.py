@@ -7,6 +7,9 @@ from paceline.core.errors import IntegrityError
 from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.request import Request
 
+CHUNK = 16
+"""Rows that decodes and nodes leave to waiting prompts, as far as there are so many: prompts never starve."""
+
 
 @dataclass(frozen=True, slots=True)
 class Item:

@@ -88,6 +88,10 @@ class Request:
     verifier: str = "exact"
     max_tokens: int = 0
     """Resolved limit on the output."""
+    arrival: float = 0.0
+    """When it was submitted, by the engine's clock."""
+    key: str = ""
+    """Among whom `fair` shares: see `SamplingParams.user`."""
     output: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)

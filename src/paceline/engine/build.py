@@ -44,6 +44,14 @@ class Options:
     prefix_cache: bool = True
     eviction: str = "lru"
     """Which cached prefix to forget when room is needed: lru, det, mark0, mark_predict or shadow."""
+    schedule: str = "chunked"
+    """How prompts and decodes share the steps: chunked, or for comparison prefill_first or decode_first."""
+    order: str = "fcfs"
+    """Who is served first: fcfs, priority, deadline or fair."""
+    tbt_target_ms: float | None = None
+    """Longest time between two steps of one who decodes, for chunked; None: row_budget alone limits a step."""
+    group_size: int | None = None
+    """Most requests that decode in a step, of equal row counts and lengths where possible (EXSPEC); None: all."""
     revision: str | None = None
     token: str | None = None
     """Access token of the hub."""
@@ -60,6 +68,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
     from paceline.engine.text import Text
     from paceline.model.checkpoint import resolve
     from paceline.model.load import load_model
+    from paceline.schedule import policies as schedules
 
     for name, least in (
         ("threads", 1),
@@ -72,6 +81,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
         if value is not None and value < least:
             raise InputError(f"{name} is {value}, but it must be at least {least}.")
     policy(options.eviction)
+    schedules.check(options.schedule, options.order, options.tbt_target_ms, options.group_size)
     check_device(options.device)
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -109,11 +119,15 @@ def build(options: Options) -> "tuple[Engine, Text]":
         free_rows=model.packing.free_rows if options.nodes is None else None,
         prefix_cache=options.prefix_cache,
         eviction=options.eviction,
+        schedule=options.schedule,
+        order=options.order,
+        tbt_target_ms=options.tbt_target_ms,
+        group_size=options.group_size,
         check=options.check,
     )
     eos = text.eos()
     engine = Engine(model, config, draft=draft, callable=user, tokenizer=text.tokenizer, eos=eos)
-    if engine.cards[name].arms:
+    if engine.cards[name].arms or options.tbt_target_ms is not None:
         from paceline.engine.calibrate import calibrated
 
         engine.chooser.times = calibrated(engine, facts(options, model, draft))

@@ -63,7 +63,8 @@ class Desk:
     def plan(self, now: float) -> Plan:
         """The next step. Who is pre-empted in it has given up the lease and waits again."""
         order = self.schedule.order(self.running, now)
-        plan = self.planner.plan(order, self._room())
+        turn = self.schedule.turn(order, now)
+        plan = self.planner.plan(turn, self._room(), self.schedule.rows(turn, now), order)
         plan.validate(self.planner.row_budget)
         for request in plan.preempt:
             self.release(request)

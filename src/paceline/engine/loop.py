@@ -36,8 +36,8 @@ from paceline.plan.planner import Planner
 from paceline.plan.wishes import Wishes
 from paceline.sample.grammar import Grammars, vocabulary
 from paceline.sample.sampler import Sampler
-from paceline.schedule import SchedulePolicy
-from paceline.schedule.fcfs import FirstComeFirstServed
+from paceline.schedule import policies as schedules
+from paceline.schedule.exspec import shape
 from paceline.verify import VERIFIERS
 
 log = logging.getLogger("paceline")
@@ -71,6 +71,12 @@ class EngineConfig:
     free_rows: int | None = None
     prefix_cache: bool = True
     eviction: str = "lru"
+    schedule: str = "chunked"
+    order: str = "fcfs"
+    tbt_target_ms: float | None = None
+    """Longest step while somebody decodes, as predicted; None: `row_budget` alone limits it."""
+    group_size: int | None = None
+    """Most requests that decode in a step, of one shape where possible (EXSPEC); None: all."""
     check: bool = False
     """Run `check_integrity` after every step."""
 
@@ -91,7 +97,6 @@ class Engine:
         callable: UserFn | None = None,
         tokenizer: Any = None,
         eos: Collection[int] = (),
-        schedule: SchedulePolicy | None = None,
         times: StepTimes | None = None,
         now: Callable[[], float] = monotonic,
         clock: Callable[[], float] = perf_counter,
@@ -125,7 +130,16 @@ class Engine:
         for name in DRAFTERS.card(AUTO).arms:
             self._enrol(name)
         planner = Planner(Wishes(self.fixed, self.chooser), config.row_budget)
-        self.desk = Desk(self.cache, schedule or FirstComeFirstServed(), planner, self._groups, config.max_requests)
+        when = schedules.policy(
+            config.schedule,
+            config.order,
+            config.row_budget,
+            tbt_target_ms=config.tbt_target_ms,
+            seconds=self.chooser.seconds,
+            group_size=config.group_size,
+            shape=shape(self.fixed.defaults),
+        )
+        self.desk = Desk(self.cache, when, planner, self._groups, config.max_requests)
         self.drafters: dict[str, Drafter] = {}
         self.slots: dict[str, dict[int, Any]] = {}
         self.stoppers: dict[int, Stopper] = {}
@@ -146,7 +160,7 @@ class Engine:
         seed = secrets.randbits(64) if params.seed is None else params.seed
         drafter, verifier = params.drafter or self.config.drafter, params.verifier or self.config.verifier
         self._check(prompt, params, drafter, verifier)
-        room = self.model.max_len - len(prompt)
+        room, now = self.model.max_len - len(prompt), self.now()
         requests = []
         for sample in range(params.n):
             request = Request(
@@ -161,6 +175,8 @@ class Engine:
                 arms=self._arms(drafter, verifier),
                 verifier=verifier,
                 max_tokens=min(room, params.max_tokens or room),
+                arrival=now,
+                key=params.user,
             )
             self._check_capacity(request)
             requests.append(request)
@@ -187,6 +203,7 @@ class Engine:
         bad = next((t for t in prompt if not 0 <= t < self.model.vocab_size), None)
         if bad is not None:
             raise InputError(f"Token id {bad} is outside the vocabulary [0, {self.model.vocab_size}).")
+        schedules.check_wishes(params, self.config.order)
         card = DRAFTERS.card(drafter)
         reason = refusal(drafter, card, verifier, VERIFIERS.card(verifier), self.have)
         if reason:

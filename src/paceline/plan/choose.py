@@ -89,6 +89,8 @@ class Goodput:
     """Seconds of all steps."""
     lost: float = 0.0
     """Seconds that tries have cost."""
+    parts: Sequence[Drafting] = ()
+    """Of the latest step."""
     trials: dict[str, Trial] = field(default_factory=dict)
     _held: Choice = field(default_factory=dict)
     _for: tuple[tuple[int, ...], int] = ((), 0)
@@ -285,6 +287,7 @@ class Goodput:
         """What a step taught."""
         self.step += 1
         self.spent += times.total
+        self.parts = parts
         self.times.observe(work, parts, times)
         self._tried(notes)
         changes = self.acceptance.changes
@@ -297,6 +300,10 @@ class Goodput:
             self._until = self.step
             for trial in self.trials.values():
                 trial.gap = FIRST_GAP
+
+    def seconds(self, work: Work) -> float:
+        """Of a step whose pass is this work and that drafts as the latest did."""
+        return self.times.predict(work, self.parts)
 
     def failed(self, drafter: str) -> None:
         """A drafter raised: it rests, longer each time."""

@@ -1,18 +1,16 @@
 """The planner: divides rows and blocks between requests, and names the pre-emptions.
 
 Decoding requests come first, each with its root and its nodes; prompts share what is left, in order. When blocks
-run out the nodes go first, then the last request in order gives up its lease (it recomputes later).
+run out the nodes go first, then the last request in order gives up its lease (it recomputes later), whoever needs them.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from paceline.core.plan import Item, Plan, Work
+from paceline.core.plan import CHUNK, Item, Plan, Work
 from paceline.core.request import Request
 from paceline.plan import LengthPolicy
-
-CHUNK = 16
-"""Rows that nodes leave to waiting prompts, as far as there are so many: prompts never starve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +29,14 @@ class Planner:
     row_budget: int
     """Most rows of one pass: prompt rows and draft nodes alike (D1)."""
 
-    def plan(self, order: Sequence[Request], room: Room, rows: int | None = None) -> Plan:
-        """A plan for the requests of `order` (all hold leases), most important first, of at most `rows`."""
+    def plan(
+        self, turn: Sequence[Request], room: Room, rows: int | None = None, order: Sequence[Request] | None = None
+    ) -> Plan:
+        """A plan for the requests of `turn`, most important first, of at most `rows`. `order`: all that hold leases, of
+        whom the last may be pre-empted; None: those of `turn`."""
         left = self.row_budget if rows is None else min(rows, self.row_budget)
-        decoding = [r for r in order if r.pending == 1][:left]
-        prompts = [r for r in order if r.pending > 1]
+        decoding = [r for r in turn if r.pending == 1][:left]
+        prompts = [r for r in turn if r.pending > 1]
         left -= len(decoding)
         filling = min(left, sum(r.pending for r in prompts))
         base = Work.of((1, r.length, 1) for r in decoding)
@@ -56,28 +57,26 @@ class Planner:
                 nodes, depth, worth = (share.nodes, share.depth, share.worth) if share else (0, 0, 0.0)
                 drafter = share.drafter if share else "none" if request.arms else request.drafter
                 items.append(Item(request, given[request.id], nodes, drafter, request.verifier, depth, worth))
-        return fit(items, order, room)
+        return fit(items, turn if order is None else order, room)
 
 
 def fit(items: Sequence[Item], order: Sequence[Request], room: Room) -> Plan:
-    """What of it the cache has blocks for: every given row, or the last in order go; then of the nodes those that
-    fit."""
-    plan, free, placed = Plan(), room.free, set[int]()
-    rank = {r.id: i for i, r in enumerate(order)}
-    for item in items:
-        request = item.request
-        if request in plan.preempt:
-            continue
-        placed.add(request.id)
-        need = room.need(request, item.given)
-        while need > free and request not in plan.preempt:
-            later = [r for r in order[rank[request.id] + 1 :] if r.id not in placed and r not in plan.preempt]
-            victim = later[-1] if later else request
+    """What of it the cache has blocks for. Given rows first, for the most important of `order` first: where blocks run
+    out, the last of all that hold some give theirs up. Then of the nodes those that fit."""
+    plan, free, queue = Plan(), room.free, deque(order)
+    given = {item.request.id: item.given for item in items}
+    while queue:
+        request = queue.popleft()
+        need = room.need(request, given[request.id]) if request.id in given else 0
+        while need > free:
+            victim = queue.pop() if queue else request
             plan.preempt.append(victim)
             free += room.gain(victim)
-        if request not in plan.preempt:
+            if victim is request:
+                break
+        else:
             free -= need
-            plan.items.append(item)
+    plan.items = [item for item in items if item.request not in plan.preempt]
     for i, item in enumerate(plan.items):
         held, nodes = room.need(item.request, item.given), item.nodes
         while nodes and room.need(item.request, item.given + nodes) - held > free:

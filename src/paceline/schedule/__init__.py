@@ -1,12 +1,23 @@
-"""In which order requests are served: one file per policy. Pure decisions: no tensors, no clock (D8)."""
+"""Who is served when: one file per policy. Pure decisions: no tensors, no clock (D8)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from paceline.core.request import Request
 
+Order = Callable[[Sequence[Request], float], list[Request]]
+"""(requests, now) -> all of them, most important first: the first is admitted first, the last is pre-empted first. What
+has been admitted keeps its place among its like, so nobody is pre-empted to and fro; nobody is last for ever."""
+
 
 class SchedulePolicy(Protocol):
-    """Orders requests, most important first. It may leave requests out, but none for ever."""
+    """Divides steps between requests. `order` is an `Order`."""
 
-    def order(self, requests: Sequence[Request], now: float) -> list[Request]: ...
+    @property
+    def order(self) -> Order: ...
+
+    def turn(self, order: Sequence[Request], now: float) -> list[Request]:
+        """Who of the running, in order, gets rows in this step. Somebody does, and nobody is left out for ever."""
+
+    def rows(self, turn: Sequence[Request], now: float) -> int:
+        """Most rows of this step, prompt rows and draft nodes alike: at least one for each that decodes."""

@@ -94,12 +94,12 @@ class Keys:
     def __bool__(self) -> bool:
         return bool(self._digests)
 
-    def fit(self, authorization: str) -> bool:
-        """Does the header `Bearer KEY`, decoded as Latin-1, carry one of them?"""
+    def which(self, authorization: str) -> int | None:
+        """The place of the one that the header `Bearer KEY`, decoded as Latin-1, carries."""
         scheme, _, key = authorization.partition(" ")
         given = hashlib.sha256(key.strip().encode("latin-1", "replace")).digest()
         equal = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return scheme.lower() == "bearer" and any(equal)
+        return equal.index(True) if scheme.lower() == "bearer" and any(equal) else None
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes | None:

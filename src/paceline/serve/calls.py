@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,8 @@ class Call:
     arrived: float = field(default_factory=monotonic)
     answered: float | None = None
     status: int | None = None
+    key: str = ""
+    """Which API key it came with, for order fair; empty where anyone may call."""
     gone: bool = False
     """The client left before the answer was complete."""
     trips: list[Trip] = field(default_factory=list)
@@ -48,6 +50,8 @@ class Call:
 
     def admit(self, batch: Wishes) -> tuple[Wishes, Ticket]:
         batch = self.gate.admit(batch)
+        if self.key:
+            batch = [(ids, replace(params, user=self.key)) for ids, params in batch]
         count = sum(params.n for _, params in batch)
         self.open += count
         return batch, Batch(self, count)

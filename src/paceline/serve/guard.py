@@ -57,20 +57,22 @@ class Guard:
             raise call.reason or late from None
 
     async def _checked(self, scope: Scope, receive: Receive, wire: "Wire", call: Call) -> None:
-        self._check_key(scope)
+        self._check_key(scope, call)
         if scope["method"] == "POST":
             self.operation.check_open()
         body = await read_body(scope, receive, self.operation.settings.max_body_bytes)
         if body is not None:
             await self.app(scope, replay(body, receive, call, wire), wire)
 
-    def _check_key(self, scope: Scope) -> None:
+    def _check_key(self, scope: Scope, call: Call) -> None:
         keys, path = self.operation.keys, scope["path"]
         if not keys or path == "/" or (path in PROBES and self.operation.settings.open_probes):
             return
-        if not keys.fit(header(scope, b"authorization")):
+        which = keys.which(header(scope, b"authorization"))
+        if which is None:
             message = "The API key is missing or wrong; send the header Authorization: Bearer KEY."
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        call.key = f"key {which}"
 
 
 class Wire:

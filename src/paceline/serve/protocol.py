@@ -26,7 +26,7 @@ UNSUPPORTED = {
     "reasoning_effort": "give chat_template_kwargs with what the model's chat template reads",
     "verbosity": "ask for it in the prompt",
     "web_search_options": "the server searches nothing",
-    "service_tier": "all requests are served alike",
+    "service_tier": "give priority",
     "store": "nothing is stored",
     "metadata": "nothing is stored; give user as a label",
     "prompt_cache_key": "prompts share their cached beginnings by themselves",
@@ -94,6 +94,12 @@ class Sampling(Wire):
     )
     speculation: Speculation | None = Field(
         None, description='{"drafter": NAME, "max_nodes": number, "verifier": NAME, "trace": true or false}'
+    )
+    priority: int | None = Field(
+        None, ge=-100, le=100, description="a whole number in [-100, 100], lower is served first; needs order priority"
+    )
+    deadline_ms: float | None = Field(
+        None, gt=0, description="a positive number of milliseconds from the arrival; needs order deadline"
     )
     user: str | None = Field(None, description="a text (a label; the answer does not depend on it)")
 

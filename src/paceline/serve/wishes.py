@@ -10,7 +10,7 @@ from paceline.serve.protocol import Sampling
 
 SAME = ("n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
         "allowed_tokens", "bad_words", "stop", "stop_token_ids", "include_stop", "min_tokens", "max_tokens",
-        "ignore_eos", "skip_special_tokens")  # fmt: skip
+        "ignore_eos", "skip_special_tokens", "priority", "deadline_ms", "user")  # fmt: skip
 """Parameters with the same name and meaning in SamplingParams; null is SamplingParams' default."""
 
 

@@ -1,0 +1,86 @@
+"""Rows of a step: the most that meet the target, to a panel's edge, and never fewer than decodes and a chunk."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core.params import SamplingParams
+from paceline.core.plan import CHUNK
+from paceline.core.request import Request
+from paceline.schedule.chunked import Chunked, work
+from paceline.schedule.orders import fcfs
+from tests.schedule.population import Arrival, Population, Stairs
+
+
+@dataclass
+class Held:
+    length: int
+
+
+def request(i: int, tokens: int, computed: int) -> Request:
+    r = Request(i, [0] * tokens, SamplingParams(), 0, max_tokens=50)
+    r.lease = Held(computed)
+    return r
+
+
+def crowd(decoding: int, *prompts: int, context: int = 9) -> list[Request]:
+    return [request(i, context, context - 1) for i in range(decoding)] + [
+        request(decoding + i, tokens, 0) for i, tokens in enumerate(prompts)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("target", "decoding", "prompts", "rows"),
+    [
+        (None, 3, (500,), 512),
+        (4.0, 3, (500,), 64),
+        (4.9, 3, (500,), 64),
+        (4.0, 0, (500,), 512),  # nobody waits for a token
+        (0.5, 3, (500,), 3 + CHUNK),  # unreachable: the least chunk
+        (0.5, 3, (5,), 8),
+        (0.5, 3, (), 3),
+        (2.0, 40, (500,), 40 + CHUNK),
+        (4.0, 40, (500,), 64),
+    ],
+)
+def test_rows(target: float | None, decoding: int, prompts: tuple[int, ...], rows: int) -> None:
+    policy = Chunked(fcfs, 512, target, Stairs())
+    assert policy.rows(crowd(decoding, *prompts), 0.0) == rows
+
+
+def test_longer_texts_leave_fewer_rows() -> None:
+    policy = Chunked(fcfs, 512, 8.0, Stairs(per_context=0.01))
+    assert policy.rows(crowd(4, 500, context=9), 0.0) == 112
+    assert policy.rows(crowd(4, 500, context=101), 0.0) == 64
+
+
+def ended(prompts: list[int], rows: int) -> int:
+    """How many of the prompts so many rows complete, in order."""
+    return sum(sum(prompts[: i + 1]) <= rows for i in range(len(prompts)))
+
+
+@given(st.integers(1, 30), st.lists(st.integers(2, 90), max_size=4), st.integers(0, 120))
+def test_work_is_as_many_rows_as_said(decoding: int, prompts: list[int], more: int) -> None:
+    made = work(crowd(decoding, *prompts), decoding + more)
+    assert made.rows == decoding + more
+    assert made.logits == decoding + max(0, more - sum(prompts)) + ended(prompts, more)
+    assert made.context == 8 * decoding and made.pairs >= 8 * decoding
+
+
+def test_with_a_target_no_step_is_longer_while_somebody_decodes() -> None:
+    """Long prompts among decodes: the steps stay within the target, and the least chunk keeps the prompts going."""
+    arrivals = [*(Arrival(0, 4, 400) for _ in range(4)), *(Arrival(5 + 9 * i, 400, 4) for i in range(4))]
+    loose = Population(arrivals, blocks=999, budget=256, nodes=3)
+    tight = Population(arrivals, blocks=999, budget=256, nodes=3, target=2.0)
+    steps = [[sum(g + n for _, g, n in items) for items, _ in p.run().log[5:60]] for p in (loose, tight)]
+    assert max(steps[0]) > 200 and max(steps[1]) <= 32
+    assert len(tight.ended) == len(arrivals)
+
+
+def test_nodes_do_not_eat_the_least_chunk() -> None:
+    arrivals = [*(Arrival(0, 4, 90) for _ in range(6)), Arrival(5, 300, 2)]
+    done = Population(arrivals, blocks=300, budget=40, nodes=12).run()
+    chunks = [given for items, _ in done.log for id, given, _ in items if id == 6 and given > 1]
+    assert sum(chunks) == 300 and min(chunks[:-1]) >= CHUNK

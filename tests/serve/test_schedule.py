@@ -1,0 +1,62 @@
+"""Priority, deadline and user over HTTP: what they become in the engine, and what is refused."""
+
+from collections.abc import Iterator
+
+import httpx2
+import pytest
+
+from paceline import AsyncLLM
+from paceline.core.request import Request
+from paceline.serve.settings import Settings
+from tests.serve.conftest import DEMO, running
+
+BODY = {"prompt": "Tom has 3 apples.", "max_tokens": 2}
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[AsyncLLM]:
+    engine = AsyncLLM(order="deadline", drafter="none", **DEMO)
+    yield engine
+    engine.close()
+
+
+def asked(llm: AsyncLLM, client: httpx2.Client, monkeypatch: pytest.MonkeyPatch, **more: object) -> Request:
+    """What the engine was given for a body."""
+    seen: list[Request] = []
+    submit = llm.llm.engine.submit
+    monkeypatch.setattr(llm.llm.engine, "submit", lambda *a, **k: seen.extend(made := submit(*a, **k)) or made)
+    answer = client.post("/v1/completions", json={**BODY, **more})
+    monkeypatch.undo()
+    assert answer.status_code == 200, answer.text
+    return seen[0]
+
+
+def test_wishes_reach_the_engine(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(llm, Settings()) as url, httpx2.Client(base_url=url, timeout=60) as client:
+        request = asked(llm, client, monkeypatch, deadline_ms=1500, user="ann")
+        assert (request.params.deadline_ms, request.key) == (1500, "ann")
+        assert request.admitted is not None and 0 < request.arrival <= request.admitted
+
+
+def test_where_there_are_api_keys_they_tell_users_apart(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody gets a larger share by giving many names."""
+    with running(llm, Settings(api_keys=("one", "two"))) as url, httpx2.Client(base_url=url, timeout=60) as client:
+        keys = []
+        for key, user in (("one", "ann"), ("one", "bob"), ("two", "ann")):
+            client.headers["Authorization"] = f"Bearer {key}"
+            keys.append(asked(llm, client, monkeypatch, user=user).key)
+        assert keys[0] == keys[1] != keys[2] and "one" not in keys[0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"priority": 1}, "priority and order deadline cannot be combined"),
+        ({"priority": 1.5}, "a whole number in [-100, 100]"),
+        ({"deadline_ms": 0}, "a positive number of milliseconds"),
+    ],
+)
+def test_what_is_wrong_or_would_be_ignored_is_refused(llm: AsyncLLM, wrong: dict, words: str) -> None:
+    with running(llm, Settings()) as url, httpx2.Client(base_url=url, timeout=60) as client:
+        answer = client.post("/v1/completions", json={**BODY, **wrong})
+        assert answer.status_code == 400 and words in answer.json()["error"]["message"]
