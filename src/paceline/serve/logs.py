@@ -91,7 +91,7 @@ def _engine(call: Call) -> dict[str, Any]:
         "cached_tokens": sum({r.group: r.stats.cached for r in requests}.values()),
         "completion_tokens": stats.generated,
         "finish": sorted({r.finish or "error" for r in requests}),
-        "drafter": requests[0].params.drafter or "auto",
+        "drafter": requests[0].drafter,
         "drafted": stats.drafted,
         "accepted": stats.accepted,
         "target_passes": stats.passes,

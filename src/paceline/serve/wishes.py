@@ -23,8 +23,7 @@ def sampling_params(body: Sampling, **more: Any) -> SamplingParams:
         values["logit_bias"] = {token_id(key): bias for key, bias in body.logit_bias.items()}
     if body.speculation is not None:
         wish = body.speculation
-        drafter = None if wish.drafter == "auto" else wish.drafter
-        values.update(drafter=drafter, max_nodes=wish.max_nodes, verifier=wish.verifier)
+        values.update(drafter=wish.drafter, max_nodes=wish.max_nodes, verifier=wish.verifier)
     return SamplingParams(**{**values, **more})
 
 
