@@ -42,7 +42,7 @@ class Wire(BaseModel):
 class Speculation(Wire):
     """The request's wishes; what is not given is the engine's default."""
 
-    drafter: str | None = Field(None, description='"auto", "none", or drafters: NAME, A+B in one tree, A|B to choose from')
+    drafter: str | None = Field(None, description='"auto", "none", NAME, A+B (in one tree) or A|B (choose)')
     max_nodes: int | None = Field(None, ge=0, description="a whole number >= 0")
     verifier: str | None = Field(None, description="the name of a verifier")
     trace: bool | None = Field(None, description="true: say who wrote each piece of the text")
