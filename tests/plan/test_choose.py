@@ -13,7 +13,8 @@ from paceline.core.params import SamplingParams
 from paceline.core.plan import Note, Work
 from paceline.core.request import Request
 from paceline.plan.acceptance import Acceptance, Expected, Key
-from paceline.plan.choose import BANNED, LAST_GAP, MARGIN, PROBING, Arm, Goodput
+from paceline.plan.allocate import MARGIN
+from paceline.plan.choose import BANNED, LAST_GAP, PROBING, Arm, Goodput
 from paceline.plan.cost import Drafting, StepTimes, Times
 
 

@@ -1,0 +1,158 @@
+"""The argmax: of what could be drafted for each request, what commits the most tokens a second (goodput, Liu et al.
+2024, SmartSpec, in its per-request form). Pure arithmetic over expected tokens and seconds."""
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from paceline.core.plan import Work
+from paceline.plan.cost import Drafting, StepTimes
+
+STAGES = 4
+"""Stages that are priced of each round of nodes, one to everybody, at least."""
+MARGIN = 1.01
+"""Drafting has to be better than not drafting by so much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A number of nodes for one request: how deep it is expected to go, and the tokens and rows expected of it."""
+
+    nodes: int
+    depth: int
+    tokens: float
+    rows: float
+
+
+NOTHING = Point(0, 0, 0.0, 0.0)
+
+Pick = tuple[str, Point]
+"""(drafter, point)"""
+Choice = dict[int, Pick]
+"""{request id: pick} of those that draft."""
+Points = Mapping[int, Mapping[str, Sequence[Point]]]
+"""{request id: {drafter: what it could be given, the fewest nodes first}}"""
+
+
+class Price:
+    """Seconds of a step that is `base` and so many rows more. Made for one decision: it remembers."""
+
+    def __init__(self, times: StepTimes, base: Work) -> None:
+        self.times, self.base = times, base
+        self.reach = base.pairs / max(base.requests, 1)
+        self.known: dict[int, float] = {}
+
+    def rows(self, more: float) -> float:
+        """Without drafting."""
+        nodes = round(more)
+        seconds = self.known.get(nodes)
+        if seconds is None:
+            base = self.base
+            pairs = base.pairs + round(nodes * self.reach)
+            work = Work(max(1, base.rows + nodes), base.requests, base.context, pairs, base.logits + nodes)
+            seconds = self.known[nodes] = self.times.of_target(work) + self.times.of_rest(base.requests, nodes)
+        return seconds
+
+    def of(self, choice: Choice) -> float:
+        """With it."""
+        parts = parts_of(choice)
+        return self.rows(sum(point.rows for _, point in choice.values())) + sum(map(self.times.of_draft, parts))
+
+    def worth(self, choice: Choice, goodput: float) -> dict[str, float]:
+        """The chance below which one more node of a draft costs more than it brings: its price in tokens (Huang et al.
+        2024, SpecDec++, theorem 1, with measured costs)."""
+        out = {}
+        for part in parts_of(choice):
+            more = Drafting(part.drafter, part.requests, part.depth + 1, part.nodes + part.requests)
+            seconds = self.times.of_draft(more) - self.times.of_draft(part)
+            seconds += self.rows(more.nodes) - self.rows(part.nodes)
+            out[part.drafter] = min(0.6, max(0.02, goodput * seconds / part.requests))
+        return out
+
+
+def parts_of(choice: Choice) -> list[Drafting]:
+    """A choice as the drafters see it."""
+    by: dict[str, list[Point]] = {}
+    for drafter, point in choice.values():
+        by.setdefault(drafter, []).append(point)
+    return [
+        Drafting(drafter, len(points), max(p.depth for p in points), round(sum(p.rows for p in points)))
+        for drafter, points in by.items()
+    ]
+
+
+def best(points: Points, spare: int, price: Price) -> tuple[Choice, float]:
+    """The choice of most goodput among: nothing; one drafter for all, with nodes where they bring most; to each request
+    what is best for it at the price so found. At most `spare` nodes. And its goodput."""
+    nothing = len(points) / price.rows(0)
+    found, most = Choice(), nothing * MARGIN
+    for drafter in dict.fromkeys(drafter for each in points.values() for drafter in each):
+        choice, goodput = uniform(drafter, points, spare, price)
+        if goodput > most:
+            found, most = choice, goodput
+    if len(points) > 1:
+        choice = apart(points, spare, price, most)
+        goodput = (len(points) + sum(point.tokens for _, point in choice.values())) / price.of(choice)
+        if goodput > most:
+            found, most = choice, goodput
+    return (found, most) if found else (found, nothing)
+
+
+def uniform(drafter: str, points: Points, spare: int, price: Price) -> tuple[Choice, float]:
+    """One drafter: the next nodes go where they bring most for a row. Stages are priced to the end, not only up to the
+    first that loses: the step from nothing to something may lose where the next ones gain."""
+    stride = max(1, len(points) // STAGES)
+    own = {who: each[drafter] for who, each in points.items() if drafter in each}
+    heap = [(-slope(NOTHING, mine[0]), who, 0) for who, mine in own.items()]
+    heapq.heapify(heap)
+    moves: list[tuple[int, int]] = []
+    at, most, good = dict[int, int](), 0.0, 0
+    used, tokens, rows, depth = 0, float(len(points)), 0.0, 0
+    while heap:
+        _, who, i = heapq.heappop(heap)
+        mine = own[who]
+        before, point = mine[at[who]] if who in at else NOTHING, mine[i]
+        used += point.nodes - before.nodes
+        if used > spare:
+            break
+        at[who] = i
+        moves.append((who, i))
+        tokens += point.tokens - before.tokens
+        rows += point.rows - before.rows
+        depth = max(depth, point.depth)
+        if i + 1 < len(mine):
+            heapq.heappush(heap, (-slope(point, mine[i + 1]), who, i + 1))
+        if len(moves) % stride and heap:
+            continue
+        seconds = price.rows(rows) + price.times.of_draft(Drafting(drafter, len(at), depth, round(rows)))
+        if tokens / seconds > most:
+            most, good = tokens / seconds, len(moves)
+    return {who: (drafter, own[who][i]) for who, i in moves[:good]}, most
+
+
+def apart(points: Points, spare: int, price: Price, goodput: float) -> Choice:
+    """To each request what gains most at `goodput` (a step of Dinkelbach's method), a drafter's costs shared by all and
+    a row at its average price."""
+    n, choice = len(points), Choice()
+    more = max(1, min(spare, 8 * n))
+    row = (price.rows(more) - price.rows(0)) / more
+    fixed: dict[tuple[str, int, int], float] = {}
+    for who, each in points.items():
+        gain, pick = 0.0, None
+        for drafter, mine in each.items():
+            for point in mine:
+                kind = (drafter, point.depth, round(point.rows))
+                if kind not in fixed:
+                    fixed[kind] = price.times.of_draft(Drafting(drafter, n, point.depth, n * kind[2])) / n
+                net = point.tokens - goodput * (fixed[kind] + row * point.rows)
+                if net > gain:
+                    gain, pick = net, (drafter, point)
+        if pick and pick[1].nodes <= spare:
+            choice[who] = pick
+            spare -= pick[1].nodes
+    return choice
+
+
+def slope(a: Point, b: Point) -> float:
+    """Tokens for a row, from one point to the next."""
+    return (b.tokens - a.tokens) / max(b.rows - a.rows, 0.1)
