@@ -31,17 +31,18 @@ class Counts:
     """Nodes that had a row there."""
 
     def add(self, asked: int, offered: Sequence[int], kept: Sequence[int], memory: float) -> None:
-        for mine in (self.tried, self.kept, self.asked, self.offered):
-            mine.extend([0.0] * (asked - len(mine)))
-        alive = True
+        if len(self.tried) < asked:
+            for mine in (self.tried, self.kept, self.asked, self.offered):
+                mine.extend([0.0] * (asked - len(mine)))
         for d in range(asked):
-            hit = d < len(kept) and kept[d] > 0
             self.asked[d] = memory * self.asked[d] + 1
             self.offered[d] = memory * self.offered[d] + (offered[d] if d < len(offered) else 0)
-            if alive:
-                self.tried[d] = memory * self.tried[d] + 1
-                self.kept[d] = memory * self.kept[d] + hit
-            alive = alive and hit
+        for d in range(asked):
+            hit = d < len(kept) and kept[d] > 0
+            self.tried[d] = memory * self.tried[d] + 1
+            self.kept[d] = memory * self.kept[d] + hit
+            if not hit:
+                break
 
 
 @dataclass(frozen=True, slots=True)
