@@ -239,8 +239,8 @@ def test_lossless(drafter: str, feature: str, monkeypatch: pytest.MonkeyPatch) -
 def garbage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Always draft, wide trees, from random laws for every context of up to two tokens."""
 
-    def fill(self: Table) -> None:
-        rng, self.laws = random.Random(0), laws.OrderedDict()
+    def fill(self: Table, remember: int = 0) -> None:
+        rng, self.laws, self.cap = random.Random(0), laws.OrderedDict(), laws.CAP
         for n in (1, 2):
             for context in itertools.product(range(VOCAB), repeat=n):
                 weights = [rng.random() ** 2 for _ in range(rng.randint(1, VOCAB))]

@@ -19,7 +19,7 @@ PROMPTS = ["one two three one two three one", "the cat sat on the mat and the ca
 def test_the_native_tree_is_the_twins(tmp_path: Path, quantize: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_checkpoint(tmp_path / "target", "llama", seed=1)
     draft = tiny_checkpoint(tmp_path / "draft", "llama", seed=2, layers=1)
-    llm = LLM(target, draft, drafter="topk", quantize=quantize, memory="8M", check=True)
+    llm = LLM(target, draft, drafter="topk", quantize=quantize, memory="100M", check=True)
     sizes, original = [], TopK.draft
 
     def both(self: TopK, asks: Any, view: Any) -> Any:

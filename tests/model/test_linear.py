@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from paceline.model import linear
-from paceline.model.linear import Packing, available, choose, plain, works
+from paceline.model.linear import Packing, available, choose, plain, tiled, works
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -58,7 +58,7 @@ def test_a_packing_that_miscounts_is_not_chosen() -> None:
     def wrong(weight: torch.Tensor, bias: torch.Tensor | None) -> linear.Linear:
         return lambda x: F.linear(x, weight, bias) * 1.1
 
-    assert not works(Packing("wrong", torch.float32, torch.float32, wrong, 1))
+    assert not works(Packing("wrong", torch.float32, torch.float32, wrong, tiled, 0, 1))
     assert works(plain(torch.float32, CPU))
 
 
@@ -66,7 +66,7 @@ def test_a_packing_whose_op_is_missing_is_not_chosen() -> None:
     def missing(weight: torch.Tensor, bias: torch.Tensor | None) -> linear.Linear:
         return torch.ops.mkldnn._no_such_op(weight)  # type: ignore[no-any-return]
 
-    assert not works(Packing("missing", torch.float32, torch.float32, missing, 1))
+    assert not works(Packing("missing", torch.float32, torch.float32, missing, tiled, 0, 1))
 
 
 def test_a_weight_beyond_float16_stays_plain() -> None:

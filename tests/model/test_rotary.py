@@ -10,7 +10,7 @@ from paceline.model.spec import Rope
 
 def test_the_table_is_the_rounded_cosine() -> None:
     inverse = (1.0 / 10000.0 ** (torch.arange(0, 64, 2, dtype=torch.float32) / 64)).tolist()
-    rotary = Rotary(Rope(tuple(inverse), 1.25), torch.device("cpu"), torch.float32)
+    rotary = Rotary(Rope(tuple(inverse), 1.25), torch.device("cpu"), torch.float32, 4096)
     first = rotary.table
     rotary.extend(3000)
     assert len(rotary.table) >= 3000 and torch.equal(rotary.table[: len(first)], first)

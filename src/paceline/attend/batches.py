@@ -10,6 +10,8 @@ from paceline.core.rows import Rows, Segment
 
 FEW = 16
 """Requests with at most this many rows share one padded batch."""
+LEAST = 4
+"""Rows that a request of fewer counts for there: its keys are read all the same."""
 
 
 Run = tuple[int, int]
@@ -37,8 +39,15 @@ class Piece:
 
 
 def split(segments: list[Segment], scores: int) -> Iterator[list[Piece]]:
-    """Pieces to compute together: all short segments at once, long ones cut to about `scores` pairs of row and key."""
-    short = [Piece(r, s, 0, s.rows) for r, s in enumerate(segments) if 0 < s.rows <= FEW]
+    """Pieces to compute together: short segments while, padded, they have at most `scores` pairs of row and key; long
+    ones cut to about as many. So the scratch of a pass is bounded, whatever the requests and their texts."""
+    short, rows, keys = list[Piece](), LEAST, 0
+    for piece in (Piece(r, s, 0, s.rows) for r, s in enumerate(segments) if 0 < s.rows <= FEW):
+        rows, keys = max(rows, piece.count), max(keys, piece.segment.base + piece.count)
+        if short and (len(short) + 1) * rows * keys > scores:
+            yield short
+            short, rows, keys = [], max(LEAST, piece.count), piece.segment.base + piece.count
+        short.append(piece)
     if short:
         yield short
     for request, segment in enumerate(segments):

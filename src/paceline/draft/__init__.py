@@ -67,7 +67,9 @@ class Host:
     draft: Model | None = None
     callable: UserFn | None = None
     chunk: int = 512
-    """Most rows of one request in one pass of a draft model."""
+    """Most rows of text in one pass of a draft model, all requests together: those that lag share them."""
+    remember: int = 1 << 28
+    """Bytes for what drafters remember of all requests together, shared out evenly to those that do."""
 
 
 @dataclass(slots=True)

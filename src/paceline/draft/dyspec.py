@@ -181,8 +181,12 @@ class DySpec(TreeDrafter):
 
     def grow(self, trees: Sequence[Tree]) -> list[Tensor]:
         """Deterministic trees in one native call, where temperature alone makes the law; `_settle` is its twin."""
-        ready = [t for t in trees if t.fresh and t.law is Law.POINT and t.known - t.reach <= self.chunk]
-        warm = [(t, x) for t in ready if (x := self.sampler.temperature(t.ask.request)) is not None]
+        left, warm = self.chunk, []
+        for tree in trees:
+            x = self.sampler.temperature(tree.ask.request)
+            if tree.fresh and tree.law is Law.POINT and x is not None and tree.known - tree.reach <= left:
+                left -= tree.known - tree.reach
+                warm.append((tree, x))
         if self.native is not None and warm:
             builder = RowsBuilder()
             for tree, _ in warm:

@@ -9,7 +9,9 @@ LONGEST = 4
 TOP = 10
 """Most tokens of a kept law."""
 CAP = 1 << 16
-"""Laws kept; the one that was learned least recently goes first."""
+"""Most laws kept; the one that was learned least recently goes first."""
+LAW = 1200
+"""Bytes of a law."""
 MEMORY = 0.99
 """Weight of a rate's past at each new observation."""
 
@@ -17,7 +19,9 @@ MEMORY = 0.99
 class Table:
     """Contexts of 1 to LONGEST tokens -> (count, {token: probability at temperature 1}, the likeliest first)."""
 
-    def __init__(self) -> None:
+    def __init__(self, remember: int = 1 << 28) -> None:
+        """`remember`: bytes."""
+        self.cap = min(CAP, remember // LAW)
         self.laws: OrderedDict[tuple[int, ...], tuple[int, dict[int, float]]] = OrderedDict()
 
     def find(self, tokens: Sequence[int]) -> tuple[int, dict[int, float]]:
@@ -41,7 +45,7 @@ class Table:
             mean[token] = mean.get(token, 0.0) + p / (count + 1)
         self.laws[context] = count + 1, dict(sorted(mean.items(), key=lambda item: -item[1])[:TOP])
         self.laws.move_to_end(context)
-        if len(self.laws) > CAP:
+        if len(self.laws) > self.cap:
             self.laws.popitem(last=False)
 
 

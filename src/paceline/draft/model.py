@@ -89,8 +89,12 @@ class ModelDrafter:
 
     def _chains(self, growing: Sequence[Growing]) -> None:
         """Whole drafts in one native call, where temperature alone makes the law; the steps below are its twin."""
-        ready = [g for g in growing if g.live and g.ask.law is not Law.SAMPLED and g.known - g.reach <= self.chunk]
-        warm = [(g, t) for g in ready if (t := self.sampler.temperature(g.ask.request)) is not None]
+        left, warm = self.chunk, []
+        for g in growing:
+            t = self.sampler.temperature(g.ask.request)
+            if g.live and g.ask.law is not Law.SAMPLED and t is not None and g.known - g.reach <= left:
+                left -= g.known - g.reach
+                warm.append((g, t))
         if self.chain is None or not warm:
             return
         builder = RowsBuilder()
@@ -106,8 +110,9 @@ class ModelDrafter:
     def _extend(self, active: list[Growing], tables: list[Tensor]) -> None:
         """One pass of the draft model: a run of each text, and the next token of each draft that has caught up."""
         builder, drawing = RowsBuilder(), []
+        share = max(1, self.chunk // (sum(g.lagging for g in active) or 1))
         for g in active:
-            tokens = g.run(self.chunk)
+            tokens = g.run(share)
             start, g.reach = g.reach, g.reach + len(tokens)
             draws = g.live and not g.lagging
             slots = g.ask.txn.lease.slots(start, g.reach)

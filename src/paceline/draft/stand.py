@@ -77,7 +77,7 @@ Places = Sequence[tuple[Growth, Slot, dict[int, float]]]
 class Stand:
     def __init__(self, host: Host) -> None:
         self.vocab_size, self.device = host.vocab_size, torch.device("cpu")
-        self.table, self.topology, self.rates = Table(), Topology(), Rates()
+        self.table, self.topology, self.rates = Table(host.remember // 2), Topology(), Rates()
 
     def draft(self, asks: Sequence[Ask], view: View) -> Forest:
         forest, tables = Forest(), list[Tensor]()

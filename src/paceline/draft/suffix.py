@@ -19,7 +19,9 @@ from paceline.draft.automaton import LONGEST, Automaton
 from paceline.draft.ngram import MEMORY, STAMINA, TRIES, WORTH
 
 CAP = 1 << 17
-"""States at which a generation of past outputs makes way for the next: some 50 MB."""
+"""Most states at which a generation of past outputs makes way for the next."""
+STATE = 400
+"""Bytes of a state, of which there are two generations."""
 
 Paths = dict[tuple[int, ...], float]
 """A tree: the tokens of each node from depth 1 down to it -> the chance that it is accepted."""
@@ -88,7 +90,7 @@ class Memory:
 )  # fmt: skip
 class SuffixDrafter:
     def __init__(self, host: Host) -> None:
-        self.ages = [Automaton()]
+        self.ages, self.cap = [Automaton()], min(CAP, host.remember // 2 // (2 * STATE))
         """Past outputs, the older generation first; the younger one begins when the older is half full."""
 
     def draft(self, asks: Sequence[Ask], view: View) -> Forest:
@@ -133,9 +135,9 @@ class SuffixDrafter:
         return Memory(Reader(Automaton(), greedy), start)
 
     def _age(self) -> None:
-        if len(self.ages[0]) > CAP:
+        if len(self.ages[0]) > self.cap:
             del self.ages[0]
-        if len(self.ages) < 2 and len(self.ages[0]) > CAP // 2:
+        if len(self.ages) < 2 and len(self.ages[0]) > self.cap // 2:
             self.ages.append(Automaton())
 
 

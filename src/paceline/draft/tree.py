@@ -19,6 +19,7 @@ from paceline.core.rows import RowsBuilder
 from paceline.core.verdict import Verdict
 from paceline.draft import Ask, Host, View
 from paceline.draft.model import GROUP, SHARP
+from paceline.sample.chunks import chunks
 from paceline.sample.race import perturbed
 
 NODES = 15
@@ -214,17 +215,19 @@ class TreeDrafter:
         tables: list[Tensor] = []
         while active := [tree for tree in trees if tree.lagging or tree.fresh]:
             builder = RowsBuilder()
-            places = [(tree, place) for tree in active for place in self._lay(builder, tree)]
+            share = max(1, self.chunk // (sum(tree.lagging for tree in active) or 1))
+            places = [(tree, place) for tree in active for place in self._lay(builder, tree, share)]
             logits = self.model.forward(builder.build(self.model.device)).logits
             if places:
                 self._level(places, logits, tables)
         return tables
 
-    def _lay(self, builder: RowsBuilder, tree: Tree) -> list[int]:
-        """Rows of one tree: what is missing of the text, else all its nodes. Returns the places that get a law."""
+    def _lay(self, builder: RowsBuilder, tree: Tree, share: int) -> list[int]:
+        """Rows of one tree: what is missing of the text, at most `share`, else all its nodes. Returns the places that
+        get a law."""
         ask = tree.ask
         if tree.lagging:
-            start, tree.reach = tree.reach, min(tree.known, tree.reach + self.chunk)
+            start, tree.reach = tree.reach, min(tree.known, tree.reach + share)
             ready = bool(tree.fresh) and not tree.lagging
             text, slots = ask.request.tokens[start : tree.reach], ask.txn.lease.slots(start, tree.reach)
             builder.add(text, slots, ask.txn.table, start, want=None if ready else [])
@@ -249,8 +252,9 @@ class TreeDrafter:
                 if tree.judged_by_q:
                     tree.law_row[place] = base + i
         laws: dict[int, dict[int, Draws]] = {}
-        for (tree, place), draws in zip(places, self.draws(places, scores)):
-            laws.setdefault(id(tree), {})[place] = draws
+        for part in chunks(scores):
+            for (tree, place), draws in zip(places[part], self.draws(places[part], scores[part])):
+                laws.setdefault(id(tree), {})[place] = draws
         for tree in {id(tree): tree for tree, _ in places}.values():
             new = self.expand(tree, laws[id(tree)])
             tree.fresh = [place for place in new if tree.depth[place] < tree.ask.item.depth]

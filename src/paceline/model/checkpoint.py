@@ -18,8 +18,11 @@ from paceline.model.spec import ModelSpec
 WANTED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 TWICE = ("consolidated*", "original/*")
 """The same weights again, in the layout of their makers."""
-PAGE, PAGEOUT = mmap.PAGESIZE, 21
-"""madvise's MADV_PAGEOUT, which loses nothing: a mapped file's pages are read again."""
+PAGE, DONTNEED = mmap.PAGESIZE, 4
+"""madvise's MADV_DONTNEED, which loses nothing: nobody writes to a mapped file's pages, and they are read again. Unlike
+MADV_PAGEOUT it also works on a file that belongs to someone else or that another process has mapped."""
+WIDTHS = {"F32": 4, "F64": 8}
+"""Bytes of a number, by its name in safetensors, where more than 2."""
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
@@ -140,7 +143,7 @@ class Tensors:
             first, last = -(-tensor.data_ptr() // PAGE), (tensor.data_ptr() + tensor.nbytes) // PAGE
             if last > first and sys.platform == "linux":
                 size = ctypes.c_size_t((last - first) * PAGE)
-                ctypes.CDLL(None).madvise(ctypes.c_void_p(first * PAGE), size, PAGEOUT)
+                ctypes.CDLL(None).madvise(ctypes.c_void_p(first * PAGE), size, DONTNEED)
         self.read.clear()
 
     def leftover(self) -> Iterator[str]:
@@ -148,6 +151,11 @@ class Tensors:
         for name in self.place:
             if name not in self.taken and not name.endswith("rotary_emb.inv_freq") and name != "lm_head.weight":
                 yield name
+
+    def widest(self) -> int:
+        """Bytes of a number in the widest of them."""
+        views = (self.files[file].get_slice(name) for name, file in self.place.items())
+        return max((WIDTHS.get(view.get_dtype(), 2) for view in views), default=2)
 
     def bytes(self) -> int:
         return sum((self.path / file).stat().st_size for file in self.files)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from paceline.attend.fused import Fused
 from paceline.attend.reference import Reference
+from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.rows import Out, Rows
 from paceline.model.blocks import Block, Norm, Rotary
 from paceline.model.linear import Linear, Packing
@@ -41,7 +42,7 @@ class Decoder:
         # gemma rounds the factor to the weights' dtype before it multiplies
         self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=self.dtype).item()
         ropes = list(dict.fromkeys(layer.rope for layer in spec.layers))
-        self.rotaries = [Rotary(rope, self.device, self.compute) for rope in ropes]
+        self.rotaries = [Rotary(rope, self.device, self.compute, spec.max_len + MAX_CANDIDATES) for rope in ropes]
         self.rotary_of = [ropes.index(layer.rope) for layer in spec.layers]
 
     def allocate(self, blocks: int, block_size: int) -> None:

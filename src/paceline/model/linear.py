@@ -14,8 +14,8 @@ converts them at every call. Which packing is chosen depends on what the machine
 
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any
 from warnings import catch_warnings, simplefilter
 
@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.core.errors import RefusalError
-from paceline.model.packed import pack_bfloat16, pack_int8
+from paceline.model.packed import pack_bfloat16, pack_int8, size
 from paceline.native.build import library
 
 Linear = Callable[[Tensor], Tensor]
@@ -43,6 +43,10 @@ class Packing:
     dtype: torch.dtype
     compute: torch.dtype
     pack: Callable[[Tensor, Tensor | None], Linear]
+    size: Callable[[int, int], int] = field(compare=False)
+    """Most bytes that a packed matrix [out, in] and its bias take."""
+    working: int
+    """Most bytes for each of its weights while a matrix is fused, converted and packed, beside file and result."""
     free_rows: int
     """Rows up to which a pass costs little more than one of a single row: draft nodes within it are cheap."""
     native: bool = False
@@ -61,11 +65,41 @@ def available(dtype: torch.dtype, device: torch.device) -> Iterator[Packing]:
     """Every packing that works here, the preferred first; `plain` is always among them and comes last."""
     if device.type == "cpu":
         if dtype is torch.bfloat16 and library() is not None:
-            yield from filter(works, [Packing("native", dtype, torch.float32, pack_bfloat16, 16, native=True)])
+            yield from filter(
+                works,
+                [
+                    Packing(
+                        "native",
+                        dtype,
+                        torch.float32,
+                        pack_bfloat16,
+                        partial(size, quantised=False),
+                        8,
+                        16,
+                        native=True,
+                    )
+                ],
+            )
         if dtype in (torch.float32, *HALF):
-            yield from filter(works, [Packing("mkldnn", dtype, dtype, pack_mkldnn, 16 if dtype in HALF else 8)])
+            free = 16 if dtype in HALF else 8
+            yield from filter(
+                works,
+                [
+                    Packing(
+                        "mkldnn",
+                        dtype,
+                        dtype,
+                        pack_mkldnn,
+                        partial(tiled, itemsize=dtype.itemsize),
+                        3 * dtype.itemsize,
+                        free,
+                    )
+                ],
+            )
         if dtype in HALF:
-            yield from filter(works, [Packing("fbgemm", dtype, torch.float32, pack_fbgemm, 6)])
+            yield from filter(
+                works, [Packing("fbgemm", dtype, torch.float32, pack_fbgemm, partial(tiled, itemsize=2), 14, 6)]
+            )
     yield plain(dtype, device)
 
 
@@ -76,7 +110,9 @@ def quantised(method: str, dtype: torch.dtype, device: torch.device) -> Packing:
         raise RefusalError(f"quantize is {method!r}, which is not known; use int8.")
     if dtype is not torch.bfloat16:
         raise RefusalError(f"quantize int8 keeps everything else in bfloat16; use dtype bfloat16, not {short(dtype)}.")
-    packing = Packing("native int8", dtype, torch.float32, pack_int8, 16, native=True)
+    packing = Packing(
+        "native int8", dtype, torch.float32, pack_int8, partial(size, quantised=True), 14, 16, native=True
+    )
     if device.type != "cpu" or library() is None or not works(packing, 0.3):
         raise RefusalError(
             "quantize int8 needs Linux, a CPU with AVX-512 VNNI and BF16, and a C++ compiler, which are not all here; "
@@ -88,7 +124,14 @@ def quantised(method: str, dtype: torch.dtype, device: torch.device) -> Packing:
 def plain(dtype: torch.dtype, device: torch.device) -> Packing:
     """The slow twin of every packing. Half precision that a CPU lacks is multiplied row by row: no row is free."""
     free_rows = 64 if device.type == "cuda" else 1 if dtype in HALF else 16
-    return Packing("plain", dtype, dtype, pack_plain, free_rows)
+    whole = partial(tiled, tile=1, itemsize=dtype.itemsize)
+    return Packing("plain", dtype, dtype, pack_plain, whole, 2 * dtype.itemsize, free_rows)
+
+
+def tiled(outputs: int, inputs: int, itemsize: int, tile: int = 64) -> int:
+    """Bytes of a matrix whose outputs and inputs are padded to tiles, and of its bias."""
+    outputs, inputs = (-(-n // tile) * tile for n in (outputs, inputs))
+    return outputs * (inputs + 1) * itemsize
 
 
 def works(packing: Packing, error: float = 0.05) -> bool:

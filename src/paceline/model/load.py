@@ -14,7 +14,9 @@ from paceline.model.blocks import Block, Norm
 from paceline.model.checkpoint import DTYPES, Tensors, read_config, resolve
 from paceline.model.decoder import Decoder, Weights
 from paceline.model.families import FAMILIES, Names
+from paceline.model.footprint import Footprint, footprint
 from paceline.model.linear import Linear, Packing, choose, plain, quantised
+from paceline.model.malloc import exact
 from paceline.model.native import NativeDecoder
 from paceline.model.packed import Packed, by_head, interleave
 from paceline.model.spec import ModelSpec
@@ -37,17 +39,12 @@ def load_model(
     "int8" rounds the weights of all linear layers as they are loaded. With `fast` false every part is its slow twin in
     plain PyTorch. Raises CheckpointError for whatever cannot be served, RefusalError for what this machine cannot do.
     """
-    if dtype not in DTYPES:
-        raise CheckpointError(f"dtype {dtype!r} is not known; use one of {', '.join(DTYPES)}.")
+    packing, target = form(dtype, quantize, device, fast), torch.device(device)
     path = resolve(model, revision, token)
     spec = read_config(path, max_len)
-    target = torch.device(device)
-    if quantize is not None:
-        packing = quantised(quantize, DTYPES[dtype], target)
-    else:
-        packing = choose(DTYPES[dtype], target) if fast else plain(DTYPES[dtype], target)
     tensors = Tensors(path)
-    weights = Loader(spec, FAMILIES[spec.family].names, tensors, packing, target).weights()
+    with exact():
+        weights = Loader(spec, FAMILIES[spec.family].names, tensors, packing, target).weights()
     if unknown := sorted(tensors.leftover()):
         raise CheckpointError(
             f"{path} holds {len(unknown)} tensors that a {spec.family} model has no place for, such as {unknown[0]}; "
@@ -56,6 +53,22 @@ def load_model(
     if packing.native:
         return NativeDecoder(spec, weights, packing)
     return Decoder(spec, weights, packing, Fused if fast else Reference)
+
+
+def form(dtype: str, quantize: str | None, device: str, fast: bool = True) -> Packing:
+    """How the weights will lie in memory."""
+    if dtype not in DTYPES:
+        raise CheckpointError(f"dtype {dtype!r} is not known; use one of {', '.join(DTYPES)}.")
+    where = torch.device(device)
+    if quantize is not None:
+        return quantised(quantize, DTYPES[dtype], where)
+    return choose(DTYPES[dtype], where) if fast else plain(DTYPES[dtype], where)
+
+
+def measure(path: Path, packing: Packing, max_len: int | None = None) -> tuple[ModelSpec, Footprint]:
+    """A checkpoint's spec, and what its model will take of memory, from config and headers alone."""
+    spec, stored = read_config(path, max_len), Tensors(path).widest()
+    return spec, footprint(spec, packing, packing.dtype.itemsize, stored, torch.get_num_threads())
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,14 @@ class Packed:
         return out
 
 
+def size(outputs: int, inputs: int, quantised: bool) -> int:
+    """Bytes of a packed matrix with its bias, known without it."""
+    outputs = -(-outputs // OUTPUTS) * OUTPUTS
+    if quantised:
+        return outputs * (-(-inputs // 64) * 64 + 12)
+    return outputs * (-(-inputs // 32) * 64 + 4)
+
+
 def pack_bfloat16(weight: Tensor, bias: Tensor | None) -> Packed:
     return packed(weight.to(torch.bfloat16), bias, None)
 
@@ -46,8 +54,9 @@ def pack_bfloat16(weight: Tensor, bias: Tensor | None) -> Packed:
 def pack_int8(weight: Tensor, bias: Tensor | None) -> Packed:
     """Symmetric, each output by its largest weight. Activations are quantised by row as they come."""
     wide = weight.float()
-    scale = wide.abs().amax(1) / 127
+    scale = torch.maximum(wide.amax(1), -wide.amin(1)) / 127
     whole = wide.div_(scale.clamp(min=1e-30)[:, None]).round_().to(torch.int8)
+    del wide
     return packed(whole, bias, scale)
 
 

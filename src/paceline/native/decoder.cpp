@@ -144,7 +144,10 @@ static thread_local Arena arena;
 
 static void make_room(const Model& m, const Pass& p, Buffers& b) {
   lay_out(arena, m, p, b);
-  if (arena.used + 64 > arena.memory.size()) arena.memory.assign(arena.used + 64, 0);
+  if (arena.used + 64 > arena.memory.size()) {
+    std::vector<uint8_t>().swap(arena.memory);  // first, so that there are never two
+    arena.memory.resize(arena.used + 64);
+  }
   lay_out(arena, m, p, b);
 }
 

@@ -139,7 +139,7 @@ struct Scratch {  // of one thread
 
 template <class T>
 static T* room(std::vector<T>& v, i64 n) {
-  if ((i64)v.size() < n) v.resize(n);
+  if ((i64)v.size() < n) std::vector<T>().swap(v), v.resize(n);  // what was there is not kept: never two at once
   return v.data();
 }
 

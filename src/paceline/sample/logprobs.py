@@ -6,23 +6,31 @@ of the processed logits. Of a prompt token: the log-softmax of the raw logits.
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from paceline.core.request import Request, TokenLogprob
+from paceline.sample.chunks import chunks
 from paceline.sample.filters import Warp
 
 
 def token_logprobs(rows: Sequence[tuple[Request, object]], scores: Tensor, tokens: Sequence[int]) -> list[TokenLogprob]:
     """What to report of tokens[i], drawn from row i of `Sampler.scores` [L, V], for requests that ask (`logprobs`)."""
-    greedy = [i for i, (request, _) in enumerate(rows) if Warp.of(request.params).greedy]
-    log_p = scores.clone()
-    log_p[greedy] = scores[greedy].log_softmax(-1)
-    return report(log_p, tokens, [request.params.logprobs or 0 for request, _ in rows])
+    greedy = torch.tensor([Warp.of(request.params).greedy for request, _ in rows], device=scores.device)
+    top = [request.params.logprobs or 0 for request, _ in rows]
+    entries: list[TokenLogprob] = []
+    for part in chunks(scores):
+        log_p = torch.where(greedy[part, None], scores[part].log_softmax(-1), scores[part])
+        entries += report(log_p, tokens[part], top[part])
+    return entries
 
 
 def prompt_logprobs(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
     """What to report of prompt tokens[i], judged by row i of the raw logits [L, V]."""
-    return report(logits.log_softmax(-1), tokens, [top] * len(tokens))
+    entries: list[TokenLogprob] = []
+    for part in chunks(logits):
+        entries += report(logits[part].log_softmax(-1), tokens[part], [top] * len(tokens[part]))
+    return entries
 
 
 def report(log_p: Tensor, tokens: Sequence[int], top: Sequence[int]) -> list[TokenLogprob]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from paceline.core.noise import counts, gumbel
 from paceline.native.build import library
+from paceline.sample.chunks import chunks
 
 FEW = 1024
 """Tokens a row up to which all survivors of filters race exactly."""
@@ -50,7 +51,8 @@ def race(scores: Tensor, keys: Tensor, sparse: bool = False) -> list[int]:
     """
     it = native(scores)
     if it is None:
-        return torch_race(scores, keys, sparse)
+        parts = chunks(scores)
+        return [token for part in parts for token in torch_race(scores[part], keys[part], sparse)]
     scores, won = scores.contiguous(), torch.empty(len(scores), dtype=torch.int64)
     threads = torch.get_num_threads()
     it.paceline_race(scores.data_ptr(), *scores.shape, keys.data_ptr(), threads, won.data_ptr())

@@ -18,6 +18,7 @@ from torch import Tensor
 from paceline.core.errors import InputError
 from paceline.core.noise import keys_tensor
 from paceline.core.request import Request
+from paceline.sample.chunks import chunks
 from paceline.sample.filters import Warp, boundary, law
 from paceline.sample.grammar import Grammars, Structure
 from paceline.sample.history import Custom, Penalties
@@ -81,6 +82,18 @@ class Sampler:
         Sampled rows: log p, normalised, -inf where removed. Greedy rows: the processed logits, not divided. A row
         from which everything was removed is all -inf (see `draw`). The result may be `logits` itself.
         """
+        parts = list(chunks(logits))
+        if len(parts) < 2:
+            return self._scores(rows, logits)
+        slots = self._of(rows)
+        if not any(slot.live or not slot.warp.greedy for slot in slots):
+            return logits
+        scores = torch.empty_like(logits)
+        for part in parts:
+            scores[part] = self._scores(rows[part], logits[part])
+        return scores
+
+    def _scores(self, rows: Sequence[RowRef], logits: Tensor) -> Tensor:
         slots = self._of(rows)
         logits = self._process(slots, rows, logits)
         sampled = [i for i, slot in enumerate(slots) if not slot.warp.greedy]

@@ -1,0 +1,130 @@
+"""What a model takes of memory, from its config and the form its weights will lie in, before one is read.
+
+Upper bounds, by the code that takes it: `Loader` (load.py) for the weights, native/decoder.cpp for the scratch of a
+native pass, blocks.py and attend/ for that of one in PyTorch.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from paceline.model.spec import ModelSpec
+
+SPAN = 1024
+"""Keys of one softmax of the native attention; a longer text's are merged (base.h)."""
+PIECE = 64
+"""Queries of one piece of it, at most."""
+GATHERED = 65 + 6 * PIECE
+"""Groups of 16 keys that a thread may copy for one piece: of a span, and of the path of each row of a tree."""
+LANES = 16
+"""Slots that lie side by side in the native pool."""
+FEW = 16
+"""Rows up to which a request is padded (attend/batches.py)."""
+PAIRS = 1 << 22
+"""Row, head and key triples of a padded batch in PyTorch (attend/reference.py: SCORES)."""
+
+
+class Form(Protocol):
+    """The part of `linear.Packing` that is needed."""
+
+    @property
+    def native(self) -> bool: ...
+    @property
+    def working(self) -> int: ...
+    def size(self, outputs: int, inputs: int, /) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes of one model."""
+
+    weights: int
+    """Of everything loaded, the embedding included."""
+    loading: int
+    """Most that is taken beside them while they are loaded."""
+    slot: int
+    """Keys and values of one slot of the pool."""
+    lanes: int
+    """Slots that the pool is rounded up to."""
+    vocab: int
+    fixed: int
+    """Scratch of a pass whatever it computes."""
+    row: int
+    """More for each of its rows."""
+    key: int
+    """More for each token of the longest text, which is rotated."""
+    mask: int
+    """More for each pair of a (padded) row and a key that it may see."""
+    pair: int
+    """More for each such pair of the batch at work, of at most `pairs`."""
+    copy: int
+    """More for each key that this batch reads."""
+    pairs: int
+
+    def kv(self, blocks: int, block_size: int) -> int:
+        return -(-blocks * block_size // self.lanes) * self.lanes * self.slot
+
+    def scratch(self, rows: int, requests: int, length: int) -> int:
+        """Most that a pass takes beside logits, where no text is longer than `length`."""
+        padded = (rows + FEW * min(requests, rows)) * length
+        at_work = min(padded, max(self.pairs, FEW * length))
+        read = max(length, min(requests * length, self.pairs // 4))
+        of_keys = length * self.key + padded * self.mask + at_work * self.pair + read * self.copy
+        return self.fixed + rows * self.row + of_keys
+
+
+def footprint(spec: ModelSpec, form: Form, itemsize: int, stored: int, threads: int) -> Footprint:
+    """`itemsize`: bytes of a number in the K/V cache and the embedding; `stored`: the widest of the checkpoint's."""
+    matrices = list(layer_matrices(spec))
+    packed = sum(form.size(outputs, inputs) for outputs, inputs in matrices)
+    layers = len(spec.layers)
+    norms = 4 * (4 * spec.hidden + (spec.heads + spec.kv_heads) * spec.head_dim)
+    embedding = spec.vocab * spec.hidden * itemsize
+    head = form.size(spec.vocab, spec.hidden)
+    layer, largest = sum(o * i for o, i in matrices), max(o * i for o, i in matrices)
+    whole = spec.vocab * spec.hidden  # the head, which is not fused
+    loading = max(stored * layer + form.working * largest, (stored + max(form.working - 4, 2)) * whole)
+    dims = -(-spec.head_dim // 32) * 32 if form.native else spec.head_dim
+    slot = 2 * layers * spec.kv_heads * dims * itemsize
+    turned = 3 * 2 * 4 * sum({layer.rope: len(layer.rope.inverse) for layer in spec.layers}.values())
+    weights = layers * (packed + norms) + norms + head + embedding
+    fixed, row, *of_keys = native_scratch(spec, threads) if form.native else torch_scratch(spec, itemsize)
+    return Footprint(weights, loading, slot, LANES if form.native else 1, spec.vocab, fixed, row, turned, *of_keys)
+
+
+def layer_matrices(spec: ModelSpec) -> Iterator[tuple[int, int]]:
+    """(outputs, inputs) of one layer's matrices, as they are fused; gates and ups by 16."""
+    q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    yield q + 2 * kv, spec.hidden
+    yield spec.hidden, q
+    yield 2 * (-(-spec.ffn // 16) * 16), spec.hidden
+    yield spec.hidden, spec.ffn
+
+
+Scratch = tuple[int, int, int, int, int, int]
+"""fixed, row, mask, pair, copy, pairs of `Footprint`."""
+
+
+def native_scratch(spec: ModelSpec, threads: int) -> Scratch:
+    """decoder.cpp: lay_out, and what each thread keeps (`Scratch`, the bounds of two races, its stack)."""
+    dims, mixed = -(-spec.head_dim // 32) * 32, spec.heads * spec.head_dim
+    widest = max((spec.heads + 2 * spec.kv_heads) * spec.head_dim, spec.hidden, spec.ffn)
+    activations = 2 * (spec.hidden + mixed + spec.ffn) + 3 * (64 + 4)
+    spans = -(-spec.max_len // SPAN) if spec.max_len > SPAN else 0
+    parts = 4 * (16 + dims) * spans
+    rows = 4 * (2 * spec.hidden + widest) + activations + 2 * spec.heads * dims
+    each = 4 * (80 * dims + 2 * widest) + 2 * 2 * 16 * dims * GATHERED + 8 * spec.vocab + (1 << 18)
+    apart = 4 * PIECE * threads  # heads of rows up to which a text's spans are shared out to the threads
+    fixed = threads * each + 32 * (4 * widest + activations) + max(apart, spec.heads) * parts
+    return fixed, rows + 80 * spec.kv_heads * (spans + 1), 0, 0, 0, 0
+
+
+def torch_scratch(spec: ModelSpec, itemsize: int) -> Scratch:
+    """blocks.py: what is alive at once of a layer's rows, in float32; attend/: masks, scores and shares, and the
+    wide copies of keys and values that a batch reads."""
+    wide = 8 if itemsize == 8 else 4
+    mixed = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+    row = wide * (6 * spec.hidden + 5 * mixed + 5 * spec.ffn)
+    mask = wide * spec.heads * len({layer.window for layer in spec.layers})
+    copy = 2 * spec.kv_heads * spec.head_dim * (wide + itemsize)
+    return 0, row, mask, 4 * wide * spec.heads, copy, PAIRS // spec.heads
