@@ -17,7 +17,9 @@ from paceline.cli import app
 from paceline.cli.answer import Answer, Screen, answer
 from paceline.cli.chat import Session, history_file
 from paceline.core.params import SamplingParams
+from paceline.engine.build import Options, memory_of
 from paceline.engine.llm import LLM
+from paceline.plan.memory import Shape
 from paceline.verify import Case
 from paceline.verify.exact import Exact
 from tests.tiny import tiny_checkpoint
@@ -31,12 +33,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     path = tmp_path_factory.mktemp("pair")
     target = tiny_checkpoint(path / "target", seed=0)
     draft = tiny_checkpoint(path / "draft", seed=0)
-    return ["--model", str(target), "--draft", str(draft), "--dtype", "float32", "--memory", "4M"]
+    return ["--model", str(target), "--draft", str(draft), "--dtype", "float32", "--memory", "100M"]
 
 
 @pytest.fixture(scope="module")
 def llm(pair: list[str]) -> LLM:
-    return LLM(pair[1], pair[3], dtype="float32", memory="4M", max_model_len=96)
+    return LLM(pair[1], pair[3], dtype="float32", memory="100M", max_model_len=96)
 
 
 def run(*args: str, input: str | bytes | None = None) -> Result:
@@ -91,8 +93,7 @@ def test_module_and_version() -> None:
         (["--drafter", "user"], "needs a function"),
         (["--verifier", "nonsense"], "Unknown verifier"),
         (["--memory", "lots"], "memory is 'lots'"),
-        (["--memory", "100"], "block"),
-        (["--memory", "8K"], "needs"),
+        (["--memory", "100"], "give at least"),
         (["--threads", "0"], "threads"),
         (["--device", "nonsense"], "device is 'nonsense'"),
         (["--max-model-len", "100000"], "max_len"),
@@ -100,6 +101,12 @@ def test_module_and_version() -> None:
 )
 def test_bad_options(pair: list[str], args: list[str], says: str) -> None:
     assert says in failure(run("generate", "hello", *pair, *args))
+
+
+def test_a_request_that_the_cache_cannot_hold(pair: list[str]) -> None:
+    options = Options(pair[1], pair[3], dtype="float32")
+    least = memory_of(options, Path(pair[1]), Path(pair[3])).total(Shape(1, 1, 0, 1))
+    assert "lower max_tokens or raise memory" in failure(run("generate", "hello", *pair, "--memory", str(least)))
 
 
 def test_bad_prompts(pair: list[str], tmp_path: Path) -> None:
@@ -289,7 +296,11 @@ def test_info(pair: list[str], tmp_path: Path) -> None:
     model = said["model"]
     assert (model["family"], model["layers"], model["vocabulary"], model["context"]) == ("llama", 2, 320, 512)
     assert model["parameters"] == 2 * 320 * 32 + 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64 + 2 * 32) + 32
-    assert model["weight_bytes"] == 4 * model["parameters"] and model["kv_bytes_per_token"] == 2 * 2 * 8 * 2 * 4
+    assert (
+        model["weight_bytes"] >= 4 * (model["parameters"] + 320 * 32)
+        and model["kv_bytes_per_token"] == 2 * 2 * 8 * 2 * 4
+    )
+    assert model["weight_bytes"] < said["least_memory"] < 100 << 20
     fits = {entry["drafter"]: entry["exact"] for entry in said["drafters"]}
     assert fits["none"] is fits["ngram"] is fits["model"] is None and "function" in fits["user"]
     other = tiny_checkpoint(tmp_path / "other", vocab=300)

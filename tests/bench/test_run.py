@@ -19,7 +19,7 @@ LIMIT = ["weight_bytes", "read_gb_s", "floor_ms", "step_ms", "fraction_of_limit"
 
 
 def options(target: Path, draft: Path | None = None, **more: Any) -> Options:
-    return Options(target, draft, dtype=more.pop("dtype", "float32"), memory="4M", **more)
+    return Options(target, draft, dtype=more.pop("dtype", "float32"), memory="100M", **more)
 
 
 def wish(questions: Path, **changes: Any) -> Bench:
@@ -85,7 +85,7 @@ def test_all_leaves_out_what_cannot_serve_and_a_name_is_refused(target: Path, qu
 
 def test_preemption_is_said(target: Path, questions: Path) -> None:
     tight = options(target, max_model_len=96)
-    tight = Options(**{**{f: getattr(tight, f) for f in tight.__slots__}, "memory": 256 * 16 * 6})
+    tight = Options(**{**{f: getattr(tight, f) for f in tight.__slots__}, "blocks": 6})
     report = bench(tight, wish(questions, batches=[3], temperatures=[0.0], max_tokens=40, methods=["ngram"]))
     assert any("pre-empted" in warning for warning in report.warnings)
     assert all(row.identical for row in report.rows)

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 import paceline.cache
-from paceline.cache.cache import Cache, blocks_in
+from paceline.cache.cache import Cache
 from paceline.cache.eviction import LRU
 from paceline.cache.lease import Lease
 from paceline.cache.policies import POLICIES, policy
-from paceline.core.errors import CapacityError, InputError, IntegrityError
+from paceline.core.errors import IntegrityError
 
 TEXT = list(range(10, 24))
 
@@ -209,14 +209,6 @@ def test_old_prefixes_make_room() -> None:
     assert cache.room() == 4 and len(cache.pool.index) == 3
     lease = run(cache, [1] * 16)
     assert cache.pool.evictions == 3 and cache.room() == 0 and lease.sealed == 4
-
-
-def test_blocks_in_a_byte_budget() -> None:
-    assert blocks_in(1000, 10, 4) == 25 and blocks_in(1039, 10, 4) == 25 and blocks_in(40, 10, 4) == 1
-    with pytest.raises(CapacityError, match="at least 40 bytes"):
-        blocks_in(39, 10, 4)
-    with pytest.raises(InputError, match="must be >= 1"):
-        blocks_in(1000, 0, 4)
 
 
 def test_the_room_imports_neither_torch_nor_a_clock() -> None:

@@ -16,4 +16,4 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def llm(pair: tuple[Path, Path]) -> LLM:
-    return LLM(*pair, dtype="float32", memory="8M", block_size=4, check=True)
+    return LLM(*pair, dtype="float32", memory="100M", block_size=4, check=True)

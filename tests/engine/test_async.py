@@ -19,7 +19,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 
 @pytest.fixture
 async def engine(pair: tuple[Path, Path]) -> AsyncIterator[AsyncLLM]:
-    async with AsyncLLM(*pair, dtype="float32", memory="8M", block_size=4, check=True) as running:
+    async with AsyncLLM(*pair, dtype="float32", memory="100M", block_size=4, check=True) as running:
         yield running
 
 
@@ -44,7 +44,7 @@ async def test_stream_and_leaving_early(engine: AsyncLLM, llm: LLM) -> None:
 
 
 def test_a_loop_that_closes_takes_nobody_along(pair: tuple[Path, Path], llm: LLM) -> None:
-    engine = AsyncLLM(*pair, dtype="float32", memory="8M", block_size=4, check=True)
+    engine = AsyncLLM(*pair, dtype="float32", memory="100M", block_size=4, check=True)
 
     async def leaves() -> None:
         task = asyncio.create_task(engine.generate(PROMPTS[1], dataclasses.replace(GREEDY, max_tokens=200)))
@@ -98,7 +98,7 @@ async def test_a_caller_that_leaves_at_the_door_leaves_nothing_behind(engine: As
 
 
 async def test_the_death_of_the_engine_reaches_every_caller(pair: tuple[Path, Path]) -> None:
-    engine = AsyncLLM(*pair, dtype="float32", memory="8M")
+    engine = AsyncLLM(*pair, dtype="float32", memory="100M")
     engine._thread.join(0)
 
     def dies() -> None:
@@ -128,7 +128,7 @@ async def test_the_engine_thread_alone_computes(pair: tuple[Path, Path], monkeyp
 
     monkeypatch.setattr(Decoder, "forward", watched)
     monkeypatch.setattr(LLM, "__init__", built)
-    async with AsyncLLM(*pair, dtype="float32", memory="8M") as running:
+    async with AsyncLLM(*pair, dtype="float32", memory="100M") as running:
         await running.generate(PROMPTS[0], GREEDY)
     assert threads == {"paceline-engine"}
 

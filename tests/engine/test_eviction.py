@@ -29,13 +29,12 @@ def converse(llm: LLM) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def wanted(pair: tuple[Path, Path]) -> list[list[int]]:
-    return converse(LLM(*pair, dtype="float32", memory="8M", drafter="none", prefix_cache=False))
+    return converse(LLM(*pair, dtype="float32", memory="100M", drafter="none", prefix_cache=False))
 
 
 @pytest.mark.parametrize("eviction", POLICIES)
 def test_no_policy_changes_a_text(pair: tuple[Path, Path], wanted: list[list[int]], eviction: str) -> None:
-    per_token = LLM(*pair, dtype="float32", memory="1M").engine.bytes_per_token
-    llm = LLM(*pair, dtype="float32", block_size=4, memory=38 * 4 * per_token, eviction=eviction, check=True)
+    llm = LLM(*pair, dtype="float32", block_size=4, blocks=38, eviction=eviction, check=True)
     assert converse(llm) == wanted
     pool = llm.engine.cache.pool
     assert pool.evictions > 20 and pool.hits > 5

@@ -129,7 +129,7 @@ def test_logprobs_are_the_targets(llm: LLM, drafter: str) -> None:
 def test_defaults_come_from_the_generation_config(pair: tuple[Path, Path], tmp_path: Path) -> None:
     target = tiny_checkpoint(tmp_path / "defaults", seed=1)
     (target / "generation_config.json").write_text('{"temperature": 0.5, "top_k": 4, "eos_token_id": [1, 9]}')
-    llm = LLM(target, dtype="float32", memory="4M")
+    llm = LLM(target, dtype="float32", memory="100M")
     params = llm._resolve(None)
     assert (params.temperature, params.top_k, params.top_p) == (0.5, 4, 1.0)
     assert llm._resolve(SamplingParams(temperature=0)).temperature == 0
@@ -139,14 +139,14 @@ def test_defaults_come_from_the_generation_config(pair: tuple[Path, Path], tmp_p
 def test_default_drafters(pair: tuple[Path, Path]) -> None:
     """The planner chooses among what the engine has, from the first request on."""
     for given, arms in ((pair[:1], ("ngram",)), (pair, ("ngram", "model", "ngram+topk"))):
-        llm = LLM(*given, dtype="float32", memory="4M")
+        llm = LLM(*given, dtype="float32", memory="100M")
         (request,) = llm.engine.submit([5, 6], GREEDY)
         assert (request.drafter, request.arms) == ("auto", arms) and llm.engine.chooser.times.seen > 0
 
 
 def test_a_user_drafter_is_used_and_when_it_fails_the_text_stands(pair: tuple[Path, Path]) -> None:
-    plain = LLM(pair[0], drafter="none", dtype="float32", memory="4M").generate(PROMPT, GREEDY, progress=False)[0]
-    tokens = LLM(pair[0], drafter="none", dtype="float32", memory="4M").text.encode(PROMPT) + plain.token_ids
+    plain = LLM(pair[0], drafter="none", dtype="float32", memory="100M").generate(PROMPT, GREEDY, progress=False)[0]
+    tokens = LLM(pair[0], drafter="none", dtype="float32", memory="100M").text.encode(PROMPT) + plain.token_ids
 
     def oracle(text: list[int], nodes: int) -> list[int]:
         return tokens[len(text) : len(text) + nodes]
@@ -157,10 +157,10 @@ def test_a_user_drafter_is_used_and_when_it_fails_the_text_stands(pair: tuple[Pa
     def nonsense(text: list[int], nodes: int) -> list[int]:
         return [10**6]
 
-    good = LLM(pair[0], drafter=oracle, dtype="float32", memory="4M").generate(PROMPT, GREEDY, progress=False)[0]
+    good = LLM(pair[0], drafter=oracle, dtype="float32", memory="100M").generate(PROMPT, GREEDY, progress=False)[0]
     assert good.token_ids == plain.token_ids and good.stats.tau > 3
     for bad in (broken, nonsense):
-        llm = LLM(pair[0], drafter=bad, dtype="float32", memory="4M")
+        llm = LLM(pair[0], drafter=bad, dtype="float32", memory="100M")
         assert llm.generate(PROMPT, GREEDY, progress=False)[0].token_ids == plain.token_ids
         assert len(llm.engine.drafter_errors) == 1
 
@@ -202,20 +202,20 @@ def test_bad_requests_are_refused_and_nothing_is_lost(
 def test_bad_engines_are_refused(pair: tuple[Path, Path], tmp_path: Path) -> None:
     target, _ = pair
     with pytest.raises(RefusalError, match="vocabulary"):
-        LLM(target, tiny_checkpoint(tmp_path / "other", vocab=400), memory="4M")
+        LLM(target, tiny_checkpoint(tmp_path / "other", vocab=400), memory="100M")
     with pytest.raises(RefusalError, match="draft=PATH"):
-        LLM(target, drafter="model", memory="4M")
-    with pytest.raises(CapacityError, match="block"):
+        LLM(target, drafter="model", memory="100M")
+    with pytest.raises(CapacityError, match="give at least"):
         LLM(target, memory=10)
     with pytest.raises(InputError, match="2G"):
         LLM(target, memory="lots")
     with pytest.raises(CheckpointError):
-        LLM(tmp_path / "nowhere", memory="4M")
+        LLM(tmp_path / "nowhere", memory="100M")
     with pytest.raises(RefusalError, match="chains only"):
-        LLM(target, drafter=lambda text, nodes: [], verifier="chain", memory="4M")
+        LLM(target, drafter=lambda text, nodes: [], verifier="chain", memory="100M")
 
 
 def test_a_request_beyond_the_cache_is_refused(pair: tuple[Path, Path]) -> None:
-    llm = LLM(pair[0], dtype="float32", memory="20K", block_size=4)
+    llm = LLM(pair[0], dtype="float32", blocks=8, block_size=4)
     with pytest.raises(CapacityError, match="memory"):
         llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=10_000), progress=False)

@@ -23,9 +23,9 @@ def wishes(rng: random.Random) -> list[tuple[list[int], SamplingParams]]:
 
 def test_pre_emption_loses_nothing(pair: tuple[Path, Path]) -> None:
     cases = wishes(random.Random(5))
-    probe = LLM(*pair, dtype="float32", memory="8M")
+    probe = LLM(*pair, dtype="float32", memory="100M")
     longest = max(len(p) + (w.max_tokens or 0) for p, w in cases)
-    small = LLM(*pair, dtype="float32", block_size=4, check=True, memory=10 * 64 * probe.engine.bytes_per_token)
+    small = LLM(*pair, dtype="float32", block_size=4, check=True, blocks=160)
     assert small.engine.config.blocks * 4 >= longest
     together = small.generate([p for p, _ in cases], [w for _, w in cases], progress=False)
     preempted = sum(o.stats.preempted for o in together)

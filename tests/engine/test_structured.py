@@ -50,7 +50,7 @@ def copy_the_prompt(tokens: list[int], nodes: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(dtype="float32", drafter=copy_the_prompt, max_requests=16, memory="64M", nodes=8)
+    return LLM(dtype="float32", drafter=copy_the_prompt, max_requests=16, blocks=600, nodes=8)
 
 
 def answers(llm: LLM, params: SamplingParams) -> list[Any]:

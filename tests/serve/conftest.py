@@ -18,7 +18,7 @@ from paceline.engine.build import DEMO as DEMO_PAIR
 from paceline.serve.app import create_app
 from paceline.serve.settings import Settings
 
-DEMO: dict[str, Any] = {"dtype": "float32", "memory": "64M"}
+DEMO: dict[str, Any] = {"dtype": "float32", "blocks": 600}
 
 
 @contextmanager

@@ -162,7 +162,7 @@ def test_a_prompt_that_fills_the_context(busy: str, engine: AsyncLLM) -> None:
 
 async def test_kv_exhausted_loses_nothing(llm: LLM) -> None:
     """A cache for three of twelve requests: pre-empted, finished, each equal to its solo run."""
-    small = AsyncLLM(dtype="float32", memory=12 * 16 * llm.engine.bytes_per_token)
+    small = AsyncLLM(dtype="float32", blocks=12)
     with running(small, Settings()) as url:
         async with httpx2.AsyncClient(base_url=url, timeout=WAIT_S) as client:
 
@@ -287,7 +287,7 @@ def test_the_death_of_the_engine_ends_the_process() -> None:
         from paceline.serve.run import bind, run
         from paceline.serve.settings import Settings
 
-        llm, real = AsyncLLM(dtype="float32", memory="64M"), None
+        llm, real = AsyncLLM(dtype="float32", blocks=600), None
         def step(left=[40]):
             left[0] -= 1
             if not left[0]:

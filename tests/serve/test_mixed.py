@@ -94,7 +94,7 @@ def alone(llm: LLM, body: dict[str, Any]) -> list[Any]:
 @pytest.fixture(scope="module")
 def tight(tools_model: Path) -> Iterator[AsyncLLM]:
     """An engine whose cache holds a few requests only."""
-    llm = AsyncLLM(tools_model, DEMO_PAIR / "draft", dtype="float32", memory="5M")
+    llm = AsyncLLM(tools_model, DEMO_PAIR / "draft", dtype="float32", blocks=49)
     yield llm
     llm.close()
 

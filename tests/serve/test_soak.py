@@ -27,7 +27,7 @@ SMALL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16", "LRU_CACHE_CAPACITY": "
 WARM_S = 10.0
 """Nothing is sampled before: allocators and caches fill."""
 PROMPTS = ["Tom has 3 apples and buys 4 more.", "A train leaves at noon.", "There are 12 eggs in a box.", "Why?"]
-SERVE = ["-m", "paceline", "serve", "--port", "0", "--dtype", "float32", "--memory", "4M", "--max-requests", "16"]
+SERVE = ["-m", "paceline", "serve", "--port", "0", "--dtype", "float32", "--blocks", "39", "--max-requests", "16"]
 
 
 @dataclass(frozen=True)

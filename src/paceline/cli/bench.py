@@ -202,6 +202,6 @@ EXAMPLES = {
 }  # fmt: skip
 QUALITY = {
     "perplexity", "prompts", "num_prompts", "json", "model", "dtype", "quantize", "device", "threads", "max_model_len",
-    "memory", "revision", "token",
+    "memory", "blocks", "revision", "token",
 }  # fmt: skip
 """Options that --perplexity uses."""

@@ -21,7 +21,7 @@ Fit = dict[str, str | None]
 
 def info(engine: EngineArgs, *, as_json: bool) -> None:
     """Describe the model; the arguments are the command's."""
-    from paceline.engine.build import check_device, paths
+    from paceline.engine.build import check_device, memory_of, paths
     from paceline.engine.text import Text
     from paceline.model.load import inspect
 
@@ -42,14 +42,18 @@ def info(engine: EngineArgs, *, as_json: bool) -> None:
             f"The draft has another vocabulary ({sizes[1]} entries) than the model ({sizes[0]}), so it cannot draft "
             "for it; use a draft made for this tokenizer."
         )
+    memory = memory_of(engine.options(), *(facts.path for facts in known))
+    least = memory.total(memory.smallest())
     drafters = fits({"draft"} if len(known) == 2 and not problem else set())
     if as_json:
-        entry = dict(zip(("model", "draft"), sheets)) | {"draft_refused": problem, "drafters": drafters}
+        entry: dict[str, Any] = dict(zip(("model", "draft"), sheets))
+        entry |= {"draft_refused": problem, "least_memory": least, "drafters": drafters}
         typer.echo(json.dumps(entry, ensure_ascii=False, indent=2))
         return
     from rich.console import Console
 
     Console().print(sheet(sheets))
+    typer.echo(f"Together they run in a memory of {least:,} bytes or more.")
     if problem:
         typer.echo(problem)
     Console().print(ladder(drafters))
@@ -57,13 +61,9 @@ def info(engine: EngineArgs, *, as_json: bool) -> None:
 
 def describe(facts: "Facts", text: Any, engine: EngineArgs) -> dict[str, Any]:
     """By name, for people and machines. `text`: the checkpoint's `Text`."""
-    import torch
+    from paceline.model.load import form, measure
 
-    from paceline.model.checkpoint import DTYPES
-    from paceline.model.linear import choose, quantised
-
-    spec, dtype, device = facts.spec, DTYPES[engine.dtype], torch.device(engine.device)
-    packing = quantised(engine.quantize, dtype, device) if engine.quantize else choose(dtype, device)
+    spec, packing = facts.spec, form(engine.dtype, engine.quantize, engine.device)
     count, stored = parameters(facts)
     return {
         "path": str(facts.path),
@@ -78,7 +78,7 @@ def describe(facts: "Facts", text: Any, engine: EngineArgs) -> dict[str, Any]:
         "stored_as": stored,
         "file_bytes": facts.bytes,
         "dtype": engine.dtype,
-        "weight_bytes": count * (1 if engine.quantize else dtype.itemsize),
+        "weight_bytes": measure(facts.path, packing)[1].weights,
         "kv_bytes_per_token": facts.kv_bytes_per_token,
         "kv_bytes_full_context": facts.kv_bytes_per_token * spec.max_len,
         "linear_layers": packing.describe(),

@@ -63,7 +63,11 @@ class EngineArgs:
     max_model_len: Annotated[
         int | None, _engine("Longest prompt plus output, in tokens. Default: what the model was trained for.")
     ] = None
-    memory: Annotated[str | None, _engine("K/V cache of model and draft together, such as 2G or 512M.")] = None
+    memory: Annotated[
+        str | None,
+        _engine("For weights, K/V cache and all else, such as 2G or 512M."),
+    ] = None
+    blocks: Annotated[int | None, _engine("Blocks of K/V cache. Default: as many as memory leaves.")] = None
     revision: Annotated[str | None, _engine("Branch, tag or commit on the hub.")] = None
     token: Annotated[str | None, _engine("Access token of the hub. Default: the saved login.")] = None
 

@@ -1,18 +1,23 @@
 """From a user's options to an engine with its text half."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cache.cache import blocks_in
 from paceline.core.errors import CheckpointError, InputError, RefusalError
+from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.registry import refusal
+from paceline.plan.memory import MEMORIES, Memory, Shape
 
 if TYPE_CHECKING:
     from paceline.draft import UserFn
     from paceline.engine.loop import Engine
     from paceline.engine.text import Text
 
+log = logging.getLogger("paceline")
+TOKENIZER = 12
+"""Most bytes that a tokenizer takes for each of its file."""
 DEMO = Path(__file__).parent.parent / "demo"
 
 
@@ -36,8 +41,11 @@ class Options:
     threads: int | None = None
     max_model_len: int | None = None
     memory: int | str | None = None
-    """Bytes of K/V cache for target and draft together, e.g. 2_000_000_000 or "2G"; None: up to a quarter of the
-    free memory, no more than max_requests full contexts can use."""
+    """Bytes for everything above the bare process: weights, K/V cache, draft, logits and scratch, e.g. 2_000_000_000 or
+    "2G". Where it is short, `row_budget`, `max_requests` and `nodes` shrink. None: what weights and scratch take, and a
+    K/V cache of up to a quarter of the free memory, no more than max_requests full contexts can use."""
+    blocks: int | None = None
+    """Blocks of the K/V cache; None: as many as `memory` leaves room for."""
     block_size: int = 16
     max_requests: int = 64
     row_budget: int = 512
@@ -71,6 +79,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
     from paceline.schedule import policies as schedules
 
     for name, least in (
+        ("blocks", 1),
         ("threads", 1),
         ("block_size", 1),
         ("max_requests", 1),
@@ -93,10 +102,11 @@ def build(options: Options) -> "tuple[Engine, Text]":
     }
     model_at, draft_at = paths(options)
     path = resolve(model_at, options.revision, options.token)
+    draft_path = None if draft_at is None else resolve(draft_at, None, options.token)
+    shape = shape_of(options, path, draft_path)
     model, text = load_model(path, **where), Text(path)
     draft = None
-    if draft_at is not None:
-        draft_path = resolve(draft_at, None, options.token)
+    if draft_path is not None:
         draft = load_model(draft_path, **{**where, "max_len": None})
         size = model.vocab_size
         if draft.vocab_size != size or text.vocabulary(size) != Text(draft_path).vocabulary(size):
@@ -107,12 +117,11 @@ def build(options: Options) -> "tuple[Engine, Text]":
     user = options.drafter if callable(options.drafter) else None
     name = options.drafter if isinstance(options.drafter, str) else "user" if user else "auto"
     _check_pair(name, options.verifier, {n for n, it in (("draft", draft), ("callable", user)) if it})
-    per_token = model.kv_bytes_per_token + (draft.kv_bytes_per_token if draft else 0)
     config = EngineConfig(
-        blocks=blocks_for(options, per_token, model.max_len),
+        blocks=shape.blocks,
         block_size=options.block_size,
-        max_requests=options.max_requests,
-        row_budget=max(options.row_budget, options.max_requests),
+        max_requests=shape.requests,
+        row_budget=shape.rows,
         drafter=name,
         verifier=options.verifier,
         nodes={} if options.nodes is None else {name: options.nodes},
@@ -123,6 +132,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
         order=options.order,
         tbt_target_ms=options.tbt_target_ms,
         group_size=options.group_size,
+        remember=shape.remember,
         check=options.check,
     )
     eos = text.eos()
@@ -171,16 +181,33 @@ def _check_pair(drafter: str, verifier: str, have: set[str]) -> None:
         raise RefusalError(reason)
 
 
-def blocks_for(options: Options, bytes_per_token: int, max_len: int) -> int:
-    """Blocks of the K/V pool, target and draft together. CapacityError when not even one fits."""
-    if options.memory is None:
+def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory:
+    """The arithmetic of the budget for these checkpoints, from their headers."""
+    from paceline.model.load import form, measure
+
+    packing = form(options.dtype, options.quantize, options.device)
+    spec, target = measure(path, packing, options.max_model_len)
+    drafts = None if draft is None else measure(draft, packing)[1]
+    files = [at / "tokenizer.json" for at in (path, draft) if at is not None]
+    tokenizers = sum(TOKENIZER * file.stat().st_size for file in files if file.is_file())
+    return Memory(target, drafts, spec.max_len, options.block_size, tokenizers)
+
+
+def shape_of(options: Options, path: Path, draft: Path | None) -> Shape:
+    """What comes of `options.memory`, before anything is loaded. CapacityError where it is too little."""
+    memory, rows = memory_of(options, path, draft), max(options.row_budget, options.max_requests)
+    if options.memory is not None:
+        shape = memory.fit(parse_bytes(options.memory), rows, options.max_requests, options.blocks)
+        log.info("memory: %s; %s", shape, {name: f"{size:,}" for name, size in memory.parts(shape).items()})
+        return shape
+    blocks = options.blocks
+    if blocks is None:
         import psutil
 
-        contexts = bytes_per_token * max_len * options.max_requests
-        budget = max(min(psutil.virtual_memory().available // 4, contexts), bytes_per_token * options.block_size)
-    else:
-        budget = parse_bytes(options.memory)
-    return blocks_in(budget, bytes_per_token, options.block_size)
+        block = sum(m.kv(1, options.block_size) for m in (memory.target, memory.draft) if m is not None)
+        contexts = -(-memory.max_len // options.block_size) * options.max_requests
+        blocks = max(1, min(psutil.virtual_memory().available // 4 // block, contexts))
+    return Shape(blocks, rows, MAX_CANDIDATES, options.max_requests, MEMORIES[1])
 
 
 UNITS: dict[str, int] = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

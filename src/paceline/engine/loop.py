@@ -77,6 +77,8 @@ class EngineConfig:
     """Longest step while somebody decodes, as predicted; None: `row_budget` alone limits it."""
     group_size: int | None = None
     """Most requests that decode in a step, of one shape where possible (EXSPEC); None: all."""
+    remember: int = 1 << 28
+    """Bytes for what drafters remember of past texts."""
     check: bool = False
     """Run `check_integrity` after every step."""
 
@@ -115,7 +117,7 @@ class Engine:
         spell = partial(vocabulary, tokenizer, model.vocab_size, sorted(self.eos)) if tokenizer is not None else None
         self.sampler = Sampler(model.vocab_size, encode=encode, grammars=Grammars(spell, model.vocab_size))
         self.judge = Judge(self.sampler)
-        self.host = Host(self.sampler, model.vocab_size, draft, callable)
+        self.host = Host(self.sampler, model.vocab_size, draft, callable, min(512, config.row_budget), config.remember)
         self.cards = {name: card for name, card in DRAFTERS.items() if not card.needs - self.have}
         groups = (TARGET, *sorted({c.group for c in self.cards.values() if c.group}))
         forget = policy(config.eviction)(config.blocks)

@@ -26,7 +26,7 @@ class Counted:
 
 @pytest.fixture(scope="session")
 def llm() -> Iterator[AsyncLLM]:
-    own = AsyncLLM(dtype="float32", memory="64M", max_requests=8)
+    own = AsyncLLM(dtype="float32", blocks=600, max_requests=8)
     yield own
     own.close()
 

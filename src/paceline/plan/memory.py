@@ -1,0 +1,134 @@
+"""One byte budget for everything above the bare process, decided before anything is loaded.
+
+After SpecMemo (arXiv 2506.01986). With T rows a pass, of which D are drafted, B requests, N blocks, vocabulary V:
+
+    weights   W_target + W_draft                                       as they are packed
+    K/V       N * (kv_target + kv_draft) + N * block_size * TEXT       tree slots included: nodes live in blocks
+    logits    4 V * max(JUDGED * T + Q * D, (DRAWN or without a draft model TABLES) * D) + CHUNK
+    scratch   max(pass of the target over T rows, pass of the draft over T + D)
+    rest      HOST, tokenizers, drafters' memories
+
+    Total(N, T, B) = rest + max(weights + loading, weights + K/V + logits + scratch)  <=  budget
+
+What a rule that looks at q keeps of a draft, a float64 row of V numbers a node, is often the largest of these.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from paceline.core.errors import CapacityError
+from paceline.core.forest import MAX_CANDIDATES
+from paceline.model.footprint import Footprint
+
+JUDGED = 5
+"""Rows of V float32 for each row that is judged: logits, those picked, scores, those verified, those drawn."""
+Q = 2
+"""The same for each node while it is judged: the law that it was drawn from, in float64."""
+TABLES = 4
+"""The same while it is drafted: that law twice, as tables are joined."""
+DRAWN = 8
+"""The same where a draft model draws it: that law, and logits, scores and what it is made of."""
+CHUNK = 64
+"""Bytes for each number of the chunk that the sampler is at (sample/chunks.py)."""
+NUMBERS = 1 << 18
+TEXT = 1024
+"""Bytes of book-keeping for each slot: a text's tokens, marks and hashes, and what drafters know of it."""
+MEMORIES = 1 << 20, 1 << 28
+"""Least and most for what drafters remember of past texts; between, a sixteenth of what is left."""
+HOST = 16 << 20
+"""Python objects, heaps that are not full, and what is loaded on first use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a budget comes to."""
+
+    blocks: int
+    rows: int
+    """Most rows of a pass."""
+    nodes: int
+    """Most drafted nodes of a request."""
+    requests: int
+    """Most running at once."""
+    remember: int = 1 << 20
+    """Bytes for what drafters remember of past texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The arithmetic for a pair of models. `rest`: bytes of what else is loaded, such as tokenizers."""
+
+    target: Footprint
+    draft: Footprint | None
+    max_len: int
+    block_size: int
+    rest: int = 0
+
+    def parts(self, shape: Shape) -> dict[str, int]:
+        """Bytes by name; their sum is the peak while serving."""
+        models = [m for m in (self.target, self.draft) if m is not None]
+        slots = shape.blocks * self.block_size
+        length = min(self.max_len, slots)
+        drafted = min(shape.rows, shape.requests * shape.nodes)
+        wide = max(JUDGED * shape.rows + Q * drafted, (DRAWN if self.draft else TABLES) * drafted)
+        chunk = min(shape.rows * self.target.vocab, max(NUMBERS, self.target.vocab))
+        scratch = self.target.scratch(shape.rows, shape.requests, length)
+        if self.draft is not None:
+            scratch = max(scratch, self.draft.scratch(shape.rows + drafted, shape.requests, length))
+        return {
+            "weights": sum(m.weights for m in models),
+            "kv": sum(m.kv(shape.blocks, self.block_size) for m in models) + slots * TEXT,
+            "logits": 4 * self.target.vocab * wide + CHUNK * chunk,
+            "scratch": scratch,
+            "rest": HOST + self.rest + shape.remember,
+        }
+
+    def total(self, shape: Shape) -> int:
+        """The peak, of loading and of serving."""
+        parts = self.parts(shape)
+        loading = parts["rest"] + self.target.weights + self.target.loading
+        if self.draft is not None:
+            loading = max(loading, parts["rest"] + parts["weights"] + self.draft.loading)
+        return max(loading, sum(parts.values()))
+
+    def fit(self, budget: int, rows: int, requests: int, blocks: int | None = None) -> Shape:
+        """The largest shape within `budget`, of at most `rows` and `requests`. Of what the weights leave, rows and
+        trees get up to half, the K/V cache the rest: no more than `requests` full contexts, or exactly `blocks`.
+        CapacityError names the smallest budget that would do."""
+        smallest = self.smallest(blocks)
+        need = self.total(smallest)
+        if budget < need:
+            raise CapacityError(
+                f"A memory of {budget:,} bytes is too little for weights, cache and scratch; give at least "
+                f"{need:,} bytes."
+            )
+        remember = min(MEMORIES[1], MEMORIES[0] + (budget - need) // 16)
+        for shape in shapes(rows, requests, remember):
+            contexts = -(-self.max_len // self.block_size) * shape.requests
+            most = self.most_blocks(budget, shape, blocks or contexts)
+            parts = self.parts(shape := replace(shape, blocks=most))
+            modest = 2 * (parts["logits"] + parts["scratch"]) <= budget - parts["weights"] - parts["rest"]
+            if most >= smallest.blocks and (modest or most == (blocks or contexts)):
+                return shape
+        last = replace(smallest, remember=remember)
+        return replace(last, blocks=self.most_blocks(budget, last, blocks or contexts))
+
+    def smallest(self, blocks: int | None = None) -> Shape:
+        """One row a pass, and blocks for the shortest request: a token of prompt and one of output."""
+        return Shape(blocks or -(-2 // self.block_size), 1, 0, 1)
+
+    def most_blocks(self, budget: int, shape: Shape, most: int) -> int:
+        """The most blocks, up to `most`, with which `shape` stays within the budget; 0 where none does."""
+        low, high = 0, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = self.total(replace(shape, blocks=middle)) <= budget
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low
+
+
+def shapes(rows: int, requests: int, remember: int) -> Iterator[Shape]:
+    """From the largest to that of one row, which drafts nothing; of one block each."""
+    while rows:
+        yield Shape(1, rows, min(MAX_CANDIDATES, rows - 1), min(requests, rows), remember)
+        rows //= 2
