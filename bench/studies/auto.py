@@ -224,7 +224,7 @@ def change(args: argparse.Namespace) -> dict[str, Any]:
         engine = study.llm.engine
         with tempfile.TemporaryDirectory() as where:
             bad = LLM(shuffled(Path(args.draft), Path(where) / "draft"), drafter="none", dtype=args.dtype,
-                      quantize=args.quantize, memory="64M").engine.model  # fmt: skip
+                      quantize=args.quantize, blocks=64).engine.model  # fmt: skip
         bad.allocate(engine.config.blocks, engine.config.block_size)
         switch = Switch(engine.draft_model, bad)
         engine.draft_model = engine.host.draft = switch
