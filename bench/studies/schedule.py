@@ -270,7 +270,7 @@ def grouping(study: Study) -> dict[str, Any]:
 
     def texts(window: int, batch: int | None) -> tuple[list[list[int]], Any]:
         engine.desk.max_requests = window
-        shape = exspec.shape(engine.fixed.defaults)
+        shape = exspec.shape(engine.roster.fixed.defaults)
         when = policies.policy("chunked", "fcfs", engine.config.row_budget, group_size=batch, shape=shape)
         engine.desk.schedule = when
         requests = [study.submit(*job) for job in jobs]

@@ -114,6 +114,7 @@ class Setting:
     prefix_cache: bool = True
     schedule: str = "chunked"
     order: str = "fcfs"
+    tbt_target_ms: float | None = None
     group_size: int | None = None
     check: bool = True
     clock: int = 0
@@ -130,7 +131,7 @@ class Setting:
             blocks=blocks, block_size=self.block_size, max_requests=self.max_requests,
             row_budget=max(self.row_budget, self.max_requests), nodes=self.nodes,
             prefix_cache=self.prefix_cache, schedule=self.schedule, order=self.order, group_size=self.group_size,
-            check=self.check,
+            tbt_target_ms=self.tbt_target_ms, check=self.check,
         )  # fmt: skip
         return Engine(self.target(), config, draft=draft, callable=user, tokenizer=TOKENIZER, eos=(EOS,),
                       clock=clock(self.clock))  # fmt: skip

@@ -8,6 +8,7 @@ import typer
 from paceline.cli import load
 from paceline.cli.options import EngineArgs, SamplingArgs, command, option
 from paceline.cli.serve import ServingArgs
+from paceline.cli.simulate import ChangeArgs
 from paceline.serve.settings import Settings
 
 app = typer.Typer(
@@ -228,6 +229,26 @@ def serve(
     from paceline.cli.serve import serve
 
     serve(context, name, engine, server, config)
+
+
+@app.command(epilog="Example: paceline simulate decisions.jsonl --rate-scale 2")
+@command
+def simulate(
+    log: Annotated[Path, typer.Argument(metavar="LOG", help="Written by paceline serve --decision-log.")],
+    *,
+    change: ChangeArgs,
+    replay: Annotated[bool, option("Only check that the log replays.", "Input and output", "--replay")] = False,
+    output: Annotated[Path | None, option("Write the simulated decisions to this log.", "Input and output")] = None,
+) -> None:
+    """Run the requests of a decision log through the engine's own planner, scheduler and cache, without its models.
+
+    Time is virtual: a step takes what the recorded engine's table predicts, and drafts are kept as often as they were.
+    Prints throughput and latencies beside the recorded ones. With --replay: do the same decisions follow from the same
+    events? Exit code 1 if they do not.
+    """
+    from paceline.cli.simulate import simulate
+
+    simulate(log, change, replay=replay, output=output)
 
 
 def main() -> None:

@@ -66,14 +66,20 @@ def serve(context: typer.Context, model: str | None, engine: ServingArgs, server
     from paceline.serve import logs
     from paceline.serve.run import run
     from paceline.serve.server import served_name
+    from paceline.simulate.record import LogFile, record
 
     logs.configure(settings)
+    decisions = None if settings.decision_log is None else LogFile(settings.decision_log)
     llm = AsyncLLM(**args.arguments())
     try:
+        if decisions is not None:
+            record(llm.llm.engine, decisions)
         name = served_name(llm, settings)
         code = run(llm, settings, sock, lambda address: announce(address, name))
     finally:
         llm.close()
+        if decisions is not None:
+            decisions.close()
     raise typer.Exit(code)
 
 

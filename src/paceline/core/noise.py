@@ -69,6 +69,12 @@ class EvictionNoise(Stream):
     purpose = 4
 
 
+class SimulationNoise(Stream):
+    """How much of a draft a simulated target keeps, and how much was drafted: key(request, index, which)."""
+
+    purpose = 5
+
+
 def _signed(x: int) -> int:
     return x - (1 << 64) if x >> 63 else x
 

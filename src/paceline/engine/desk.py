@@ -1,15 +1,23 @@
 """The deciding half of the engine: who waits, who runs, who gets which rows. No tensors, no clock (D8): the engine and
 the simulator own one each, and equal inputs make equal decisions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from paceline.cache.cache import Cache
 from paceline.cache.lease import Lease
+from paceline.cache.policies import policy
 from paceline.cache.txn import Move, Txn
 from paceline.core.plan import Item, Plan
 from paceline.core.request import Request
+from paceline.engine.roster import Roster
 from paceline.plan.planner import Planner, Room
-from paceline.schedule import SchedulePolicy
+from paceline.plan.wishes import Wishes
+from paceline.schedule import SchedulePolicy, policies
+from paceline.schedule.exspec import shape
+
+if TYPE_CHECKING:
+    from paceline.engine.loop import EngineConfig
 
 Groups = Callable[[Request], tuple[str, ...]]
 """The K/V groups that a request's lease keeps."""
@@ -26,13 +34,29 @@ class Desk:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
 
+    @classmethod
+    def of(cls, config: "EngineConfig", roster: Roster, groups: Iterable[str]) -> "Desk":
+        """As an engine of this configuration has it; `groups` are those beside the target's."""
+        forget = policy(config.eviction)(config.blocks)
+        cache = Cache(config.blocks, config.block_size, groups=groups, prefix=config.prefix_cache, eviction=forget)
+        planner = Planner(Wishes(roster.fixed, roster.chooser), config.row_budget)
+        schedule = policies.policy(
+            config.schedule,
+            config.order,
+            config.row_budget,
+            tbt_target_ms=config.tbt_target_ms,
+            seconds=roster.chooser.seconds,
+            group_size=config.group_size,
+            shape=shape(roster.fixed.defaults),
+        )
+        return cls(cache, schedule, planner, roster.groups, config.max_requests)
+
     @property
     def busy(self) -> bool:
         return bool(self.waiting or self.running)
 
     def admit(self, now: float) -> list[Request]:
-        """Give leases to waiting requests, in order, while places and blocks last; return those that had none
-        before."""
+        """Give leases to waiting requests, in order, while places and blocks last; return who got one."""
         filling = sum(self.cache.blocks_for(len(r.tokens)) - len(lease_of(r).blocks) for r in self.running)
         new: list[Request] = []
         for request in self.schedule.order(self.waiting, now):
@@ -48,7 +72,7 @@ class Desk:
             request.stats.cached = max(request.stats.cached, lease.length)
             if request.admitted is None:
                 request.admitted = now
-                new.append(request)
+            new.append(request)
             filling += max(0, need - len(lease.blocks))
             self.waiting.remove(request)
             self.running.append(request)

@@ -9,9 +9,6 @@ from itertools import chain
 from time import monotonic, perf_counter
 from typing import Any
 
-from paceline.cache.cache import Cache
-from paceline.cache.lease import TARGET
-from paceline.cache.policies import policy
 from paceline.cache.txn import Txn
 from paceline.core.errors import CapacityError, InputError, IntegrityError, RefusalError
 from paceline.core.forest import Forest, join
@@ -27,17 +24,14 @@ from paceline.engine.detokenize import Detokenizer
 from paceline.engine.judge import Judge, add_prompt_logprobs
 from paceline.engine.layout import Layout, lay_out
 from paceline.engine.prune import prune
+from paceline.engine.recorder import Recorder
+from paceline.engine.roster import Entry, Roster
 from paceline.engine.stop import Stopper
 from paceline.engine.totals import Totals
-from paceline.plan.choose import Arm, Goodput
 from paceline.plan.cost import Drafting, StepTimes, Times
-from paceline.plan.fixed import FixedLength
-from paceline.plan.planner import Planner
-from paceline.plan.wishes import Wishes
 from paceline.sample.grammar import Grammars, vocabulary
 from paceline.sample.sampler import Sampler
 from paceline.schedule import policies as schedules
-from paceline.schedule.exspec import shape
 from paceline.verify import VERIFIERS
 
 log = logging.getLogger("paceline")
@@ -119,29 +113,17 @@ class Engine:
         self.judge = Judge(self.sampler)
         self.host = Host(self.sampler, model.vocab_size, draft, callable, min(512, config.row_budget), config.remember)
         self.cards = {name: card for name, card in DRAFTERS.items() if not card.needs - self.have}
-        groups = (TARGET, *sorted({c.group for c in self.cards.values() if c.group}))
-        forget = policy(config.eviction)(config.blocks)
-        self.cache = Cache(config.blocks, config.block_size, groups=groups, prefix=config.prefix_cache, eviction=forget)
         model.allocate(config.blocks, config.block_size)
         if draft is not None:
             draft.allocate(config.blocks, config.block_size)
-        nodes = {name: config.nodes.get(name, card.nodes) for name, card in self.cards.items()}
-        limits = {name: draft.max_len for name, card in self.cards.items() if card.group and draft is not None}
-        self.fixed = FixedLength(nodes, limits, config.free_rows)
-        self.chooser = Goodput({}, times or StepTimes(), self.fixed.depth)
-        for name in DRAFTERS.card(AUTO).arms:
+        self.roster = Roster.of(times or StepTimes(), config.free_rows)
+        self.chooser = self.roster.chooser
+        self.recorder = Recorder()
+        for name in [*self.cards, *DRAFTERS.card(AUTO).arms]:
             self._enrol(name)
-        planner = Planner(Wishes(self.fixed, self.chooser), config.row_budget)
-        when = schedules.policy(
-            config.schedule,
-            config.order,
-            config.row_budget,
-            tbt_target_ms=config.tbt_target_ms,
-            seconds=self.chooser.seconds,
-            group_size=config.group_size,
-            shape=shape(self.fixed.defaults),
-        )
-        self.desk = Desk(self.cache, when, planner, self._groups, config.max_requests)
+        groups = sorted({card.group for card in self.cards.values() if card.group})
+        self.desk = Desk.of(config, self.roster, groups)
+        self.cache = self.desk.cache
         self.drafters: dict[str, Drafter] = {}
         self.slots: dict[str, dict[int, Any]] = {}
         self.stoppers: dict[int, Stopper] = {}
@@ -189,6 +171,8 @@ class Engine:
         self.stoppers.update(stoppers)
         self._next_id += params.n
         self.desk.waiting.extend(requests)
+        for request in requests:
+            self.recorder.arrived(request)
         return requests
 
     def _detokenizer(self, params: SamplingParams) -> Detokenizer | None:
@@ -228,13 +212,13 @@ class Engine:
     def _enrol(self, name: str) -> None:
         """Make a drafter known that the engine has what it needs for: a merged one or a choice, for the first time."""
         card = DRAFTERS.card(name)
-        if name in self.chooser.arms or card.needs - self.have:
+        if name in self.roster.entries or card.needs - self.have:
             return
         self.cards[name] = card
-        nodes = self.fixed.defaults.setdefault(name, self.config.nodes.get(name, card.nodes))
-        if card.group and self.draft_model is not None:
-            self.fixed.limits[name] = self.draft_model.max_len
-        self.chooser.arms[name] = Arm.of(name, nodes, card.shape == "chain")
+        limit = self.draft_model.max_len if card.group and self.draft_model is not None else None
+        entry = Entry(self.config.nodes.get(name, card.nodes), card.shape == "chain", card.group, limit)
+        self.roster.enrol(name, entry)
+        self.recorder.enrolled(name, entry)
 
     def _check_capacity(self, request: Request) -> None:
         """The request alone, at its longest, must fit the cache: then pre-emption can always make room."""
@@ -255,7 +239,9 @@ class Engine:
     def abort(self, request: Request) -> None:
         """End a request where it stands; its output so far stays."""
         if request.finish is None:
+            self.recorder.aborted(request)
             self._finish(request, "abort")
+            self.chooser.drop(request)
 
     @property
     def busy(self) -> bool:
@@ -268,9 +254,12 @@ class Engine:
         started = self.clock()
         self._changed = []
         now = self.now()
-        for request in self.desk.admit(now):
-            self.totals.admitted(request)
+        admitted = self.desk.admit(now)
+        for request in admitted:
+            if not request.stats.preempted:
+                self.totals.admitted(request)
         plan = self.desk.plan(now)
+        self.recorder.planned(now, admitted, plan)
         for request in plan.preempt:
             self._forget(request)
             self.totals.preemptions += 1
@@ -304,17 +293,18 @@ class Engine:
             for txn in txns:
                 txn.abort()
             raise
+        work, parts = measured(items, txns, layout, forest)
         for place, (item, txn) in enumerate(zip(items, txns)):
             self._settle(place, item, txn, forest, verdict)
         self._learn(asks, verdict, layout, out)
         notes = [note for place, item in enumerate(items) if (note := self._emit(place, item, forest, layout, verdict))]
         rest = self.clock() - begun - target - sum(self._drafting.values())
-        work, parts = measured(items, txns, layout, forest)
-        self.chooser.learn(notes, work, parts, Times(target, self._drafting, rest))
-
-    def _groups(self, request: Request) -> tuple[str, ...]:
-        groups = {self.cards[name].group for name in request.arms or (request.drafter,)}
-        return (TARGET, *sorted(group for group in groups if group))
+        times = Times(target, self._drafting, rest)
+        self.recorder.ran(forest, verdict, notes, work, parts, times)
+        self.chooser.learn(notes, work, parts, times)
+        for item in items:
+            if item.request.finish is not None:
+                self.chooser.drop(item.request)
 
     def _forget(self, request: Request) -> None:
         """Drop what drafters remember of a request that gave up its lease."""
@@ -362,6 +352,7 @@ class Engine:
     def _advance(self, ask: Ask, group: str, length: int) -> None:
         self.cache.advance(ask.txn.lease, group, length)
         self.cache.seal(ask.txn.lease)
+        self.recorder.advanced(ask.request, group, length)
 
     def _drafter(self, name: str) -> Drafter:
         if name not in self.drafters:
@@ -374,6 +365,7 @@ class Engine:
         self.drafter_errors = [*self.drafter_errors[-15:], error]
         self.totals.failed(name)
         self.chooser.failed(name)
+        self.recorder.failed(name, [ask.request for ask in asks])
         for ask in asks:
             if not ask.request.arms:
                 ask.request.drafter = NONE
@@ -447,7 +439,6 @@ class Engine:
     def _finish(self, request: Request, reason: FinishReason) -> None:
         request.finish = reason
         self.desk.leave(request)
-        self.chooser.drop(request)
         self._forget(request)
         self.stoppers[request.id].finish()
         request.text = self.stoppers[request.id].text()

@@ -78,6 +78,10 @@ class Settings:
         "info"
     )
     log_prompts: Annotated[bool, _watch("Log the text of prompts and answers, too.")] = False
+    decision_log: Annotated[
+        Path | None,
+        _watch("Write what was decided, and from what, to this file, for paceline simulate. It holds prompts' tokens."),
+    ] = None
     otel_endpoint: Annotated[
         str | None, _watch("Send OpenTelemetry traces to this OTLP/HTTP address, as in http://host:4318/v1/traces.")
     ] = None

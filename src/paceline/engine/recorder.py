@@ -1,0 +1,38 @@
+"""What an engine tells of itself to whoever wants to repeat its decisions (`simulate/`)."""
+
+from collections.abc import Sequence
+
+from paceline.core.forest import Forest
+from paceline.core.plan import Note, Plan, Work
+from paceline.core.request import Request
+from paceline.core.verdict import Verdict
+from paceline.engine.roster import Entry
+from paceline.plan.cost import Drafting, Times
+
+
+class Recorder:
+    """Told of all that decisions depend on, in order, by the engine's thread. This one forgets it."""
+
+    def enrolled(self, drafter: str, entry: Entry) -> None:
+        """A drafter became known."""
+
+    def arrived(self, request: Request) -> None:
+        """A request was queued."""
+
+    def aborted(self, request: Request) -> None:
+        """A request ends between two steps."""
+
+    def planned(self, now: float, admitted: Sequence[Request], plan: Plan) -> None:
+        """A step begins. Without a `ran` before the next event it had no items, or failed: its rows were dropped."""
+
+    def failed(self, drafter: str, requests: Sequence[Request]) -> None:
+        """A drafter failed in this step."""
+
+    def advanced(self, request: Request, group: str, length: int) -> None:
+        """A drafter has so many rows of a request complete; after the step's commits, before its tokens."""
+
+    def ran(
+        self, forest: Forest, verdict: Verdict, notes: Sequence[Note], work: Work, parts: Sequence[Drafting],
+        times: Times,
+    ) -> None:  # fmt: skip
+        """The step is done: outputs have grown, the finished have left."""

@@ -1,0 +1,188 @@
+"""The decision log: one JSON object a line, for each thing that decisions depend on and for each decision. Floats read
+back equal, so a replay can ask for equality."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from paceline.core.errors import InputError
+from paceline.core.params import SamplingParams
+from paceline.core.plan import Plan, Work
+from paceline.core.request import FinishReason, Request
+from paceline.engine.loop import EngineConfig
+from paceline.engine.roster import Entry
+from paceline.plan.cost import Drafting, Times
+
+DECIDING = ("max_nodes", "prompt_logprobs", "priority", "deadline_ms")
+"""The sampling parameters that decisions read. The others, and so seeds and stop strings, stay out of the log."""
+_DEFAULT = SamplingParams()
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The first line: an engine before its first request."""
+
+    config: EngineConfig
+    groups: tuple[str, ...]
+    """K/V groups beside the target's."""
+    entries: dict[str, Entry]
+    times: dict[str, Any]
+    """`StepTimes.dump`."""
+    version: Literal[1] = 1
+    event: Literal["setup"] = "setup"
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolled:
+    """A drafter that a request named first."""
+
+    drafter: str
+    entry: Entry
+    event: Literal["enrolled"] = "enrolled"
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request is queued; those of one `group` are samples of one prompt."""
+
+    now: float
+    id: int
+    group: int
+    prompt: list[int]
+    drafter: str
+    arms: tuple[str, ...]
+    verifier: str
+    max_tokens: int
+    key: str = ""
+    """Among whom `fair` shares."""
+    params: dict[str, Any] = field(default_factory=dict)
+    """Those of `DECIDING` that are set."""
+    event: Literal["arrival"] = "arrival"
+
+    @classmethod
+    def of(cls, request: Request) -> "Arrival":
+        r = request
+        params = {name: value for name in DECIDING if (value := getattr(r.params, name)) != getattr(_DEFAULT, name)}
+        return cls(r.arrival, r.id, r.group, r.prompt, r.drafter, r.arms, r.verifier, r.max_tokens, r.key, params)
+
+    def request(self) -> Request:
+        return Request(
+            self.id,
+            list(self.prompt),
+            SamplingParams(**self.params),
+            seed=0,
+            group=self.group,
+            drafter=self.drafter,
+            arms=self.arms,
+            verifier=self.verifier,
+            max_tokens=self.max_tokens,
+            arrival=self.now,
+            key=self.key,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    id: int
+    event: Literal["abort"] = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An item of a plan."""
+
+    id: int
+    given: int
+    nodes: int
+    drafter: str
+    depth: int
+    worth: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a step decides, by request ids."""
+
+    admitted: list[int]
+    preempted: list[int]
+    items: list[Given]
+
+    @classmethod
+    def of(cls, admitted: Iterable[Request], plan: Plan) -> "Decision":
+        items = [Given(i.request.id, i.given, i.nodes, i.drafter, i.depth, i.worth) for i in plan.items]
+        return cls([r.id for r in admitted], [r.id for r in plan.preempt], items)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a step brought one item. `tokens`: the accepted ones, then the next one; none while the text is not
+    complete. `ranks`: of the accepted ones among the rows. `emitted`: how many of the tokens the output got."""
+
+    tokens: list[int] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    emitted: int = 0
+    offered: list[int] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    """Nodes at depth 1, 2, ..., as in `Note`."""
+    finish: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a step: a result for each item; (request, group, complete rows) in order; measured times."""
+
+    results: list[Result]
+    advanced: list[tuple[int, str, int]]
+    work: Work
+    parts: list[Drafting]
+    times: Times
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    now: float
+    decision: Decision
+    failed: list[tuple[str, list[int]]] = field(default_factory=list)
+    """Drafters that raised, and for whom they had drafted."""
+    outcome: Outcome | None = None
+    """None: the plan had no items, or the pass failed and its rows were dropped."""
+    event: Literal["step"] = "step"
+
+
+Event = Setup | Enrolled | Arrival | Abort | Step
+_EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
+
+
+def dump(event: Event) -> bytes:
+    """One line."""
+    return _EVENT.dump_json(event) + b"\n"
+
+
+def read(path: Path) -> Iterator[Event]:
+    """The events of a log. InputError where a line is none."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                event = _parse(line, f"line {number} of {path}")
+                if (number == 1) != isinstance(event, Setup):
+                    raise InputError(
+                        f"Line {number} of {path} is a {event.event}; a log has one setup, its first line."
+                    )
+                yield event
+    except OSError as error:
+        raise InputError(f"The decision log {path} cannot be read ({error.strerror}).") from None
+
+
+def _parse(line: bytes, where: str) -> Event:
+    try:
+        return _EVENT.validate_json(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        at = ".".join(map(str, first["loc"]))
+        raise InputError(
+            f"{where} is no event of a decision log of this version ({at}: {first['msg']}); "
+            "record one with `paceline serve --decision-log FILE`."
+        ) from None

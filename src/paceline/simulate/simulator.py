@@ -1,0 +1,136 @@
+"""A discrete-event twin of the engine: its own decisions, a virtual clock, predicted step times, drawn acceptance."""
+
+from collections import deque
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+
+from paceline.core.errors import CapacityError, IntegrityError
+from paceline.core.noise import SimulationNoise
+from paceline.core.plan import Item, Plan, Work
+from paceline.draft import LAG
+from paceline.engine.desk import lease_of
+from paceline.plan.cost import Drafting, StepTimes, Times
+from paceline.simulate.log import Event, Outcome, Result, Step
+from paceline.simulate.twin import Twin
+from paceline.simulate.workload import Job, Workload
+
+
+def simulate(workload: Workload, *, clients: int | None = None, seed: int = 0) -> list[Event]:
+    """The decision log of a simulated run; equal arguments give equal logs. The engine starts with the table that the
+    recorded one started with, and learns. `clients`: so many, each with the next job as soon as its last is done; None:
+    jobs come when they came. CapacityError when a request could never fit the cache."""
+    return Simulator(workload, clients, SimulationNoise(seed)).run()
+
+
+@dataclass(slots=True)
+class Simulator:
+    workload: Workload
+    clients: int | None
+    noise: SimulationNoise
+    now: float = 0.0
+    events: list[Event] = field(default_factory=list)
+
+    def run(self) -> list[Event]:
+        setup = replace(self.workload.setup, times=deepcopy(self.workload.setup.times))
+        twin, queue = Twin(setup), deque(self.workload.jobs)
+        self.events = [setup]
+        self._check(twin, queue)
+        while queue or twin.desk.busy:
+            if not twin.desk.busy and self.clients is None:
+                self.now = max(self.now, queue[0].at)
+            while queue and self._due(queue[0], twin):
+                self._submit(queue.popleft(), twin)
+            self._step(twin)
+        return self.events
+
+    def _due(self, job: Job, twin: Twin) -> bool:
+        if self.clients is None:
+            return job.at <= self.now
+        return len({r.group for r in twin.requests.values()}) < self.clients
+
+    def _submit(self, job: Job, twin: Twin) -> None:
+        at = self.now if self.clients is not None else job.at
+        for arrival in job.arrivals:
+            arrived = replace(arrival, now=at)
+            self.events.append(arrived)
+            twin.arrive(arrived)
+
+    def _step(self, twin: Twin) -> None:
+        decision, plan = twin.decide(self.now)
+        outcome = None
+        if plan.items:
+            txns = twin.begin(plan)
+            outcome = self._outcome(plan, twin)
+            twin.end(plan, txns, outcome)
+        elif not plan.preempt:
+            raise IntegrityError("No request can run and none was pre-empted.")
+        self.events.append(Step(self.now, decision, outcome=outcome))
+        if outcome is not None:
+            self.now += outcome.times.total + self.workload.between
+
+    def _outcome(self, plan: Plan, twin: Twin) -> Outcome:
+        """What the target and the drafters would have made of a plan."""
+        results = [self._result(item) for item in plan.items]
+        shape, by = [], dict[str, list[Result]]()
+        advanced: list[tuple[int, str, int]] = []
+        for item, result in zip(plan.items, results):
+            rows = sum(result.offered)
+            shape.append((item.given + rows, item.request.length, rows + item.completes))
+            if item.nodes:
+                by.setdefault(item.drafter, []).append(result)
+            advanced += self._advances(item, result, twin)
+        work = Work.of(shape)
+        parts = [
+            Drafting(name, len(each), max(len(r.offered) for r in each), sum(sum(r.offered) for r in each))
+            for name, each in by.items()
+        ]
+        return Outcome(results, advanced, work, parts, seconds(self.workload.times, work, parts))
+
+    def _result(self, item: Item) -> Result:
+        """The next tokens of the recorded output, as many as the draw says; what follows its end is made up."""
+        if not item.completes:
+            return Result()
+        speech, before = self.workload.outputs[item.request.id], len(item.request.output)
+        ahead = speech.tokens[before : before + item.nodes + 1]
+        offered, kept = self.workload.rates.draw(item, self.noise) if item.nodes else ([], 0)
+        kept = min(kept, len(ahead))
+        emitted = min(kept + 1, len(ahead))
+        return Result(
+            [*ahead, 0][: kept + 1],
+            list(range(kept)),
+            emitted,
+            offered,
+            [int(depth < kept) for depth in range(len(offered))],
+            speech.finish if before + emitted == len(speech.tokens) else None,
+        )
+
+    @staticmethod
+    def _advances(item: Item, result: Result, twin: Twin) -> list[tuple[int, str, int]]:
+        """How far drafters with K/V of their own get: one that drafts keeps what it computed of what was accepted, one
+        that does not catches up at a prompt's end and now and then (`draft.Ask.behind`)."""
+        lease = lease_of(item.request)
+        known, out = lease.length + item.given, []
+        drafting = twin.roster.entries[item.drafter].group if item.nodes else None
+        for group, frontier in lease.frontier.items():
+            if group == drafting:
+                out.append((item.request.id, group, known + min(max(0, len(result.offered) - 1), len(result.ranks))))
+            elif item.given > 1 or lease.length - frontier > LAG:
+                out.append((item.request.id, group, known))
+        return out
+
+    def _check(self, twin: Twin, jobs: Sequence[Job]) -> None:
+        """A request alone, at its longest, must fit the cache, as in the engine."""
+        cache = twin.desk.cache
+        most = max(cache.blocks_for(len(a.prompt) + a.max_tokens) for job in jobs for a in job.arrivals)
+        if most > cache.num_blocks:
+            raise CapacityError(
+                f"A request needs up to {most} blocks and the cache has {cache.num_blocks}; give it more."
+            )
+
+
+def seconds(times: StepTimes, work: Work, parts: Sequence[Drafting]) -> Times:
+    """A step's time by part, as predicted."""
+    nodes = sum(part.nodes for part in parts)
+    drafts = {part.drafter: times.of_draft(part) for part in parts}
+    return Times(times.of_target(work), drafts, times.of_rest(work.requests, nodes))
