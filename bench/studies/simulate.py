@@ -20,6 +20,7 @@ import numpy as np
 
 from paceline import LLM, SamplingParams
 from paceline.bench.prompts import encode, read_prompts
+from paceline.engine.calibrate import measure
 from paceline.engine.loop import Engine
 from paceline.simulate.figures import Figures, figures, mean
 from paceline.simulate.log import Arrival, Event, Step
@@ -63,6 +64,18 @@ def due(engine: Engine, load: Load, place: int, start: float) -> bool:
     return monotonic() - start >= load.times[place]
 
 
+@dataclass(frozen=True)
+class Means:
+    """Tokens per second and the mean latency in ms, over runs: one run is one luck of the chooser's tries."""
+
+    throughput: float
+    latency: float
+
+    @classmethod
+    def of(cls, runs: Sequence[Figures]) -> "Means":
+        return cls(mean([run.throughput for run in runs]), 1e3 * mean([mean(run.latency) for run in runs]))
+
+
 class Study:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
@@ -94,23 +107,28 @@ class Study:
             Load("mixed, long prompts", self.mixed, clients=8),
         ]
 
-    def run(self, load: Load) -> list[Figures]:
+    def run(self, load: Load) -> "list[Means]":
+        """Measured; simulated with the fitted table; with the engine's own."""
         engine, events = self.llm().engine, list[Event]()
+        engine.chooser.times = measure(engine)  # and the first step of the recording is no longer the engine's first
         record(engine, events.append)
         intended = drive(engine, load, self.params)
         done = replay(events)
         assert done.difference is None, done.difference
         events = [replace(e, now=intended[e.id]) if isinstance(e, Arrival) else e for e in events]
         print(f"    {done.steps} steps repeat; share of drafters that catch up {idle(events):.3f}", flush=True)
-        both = (Workload.of(events, fit=fit) for fit in (True, False))
-        return [figures(events), *(figures(simulate(workload, clients=load.clients)) for workload in both)]
+        out = [Means.of([figures(events)])]
+        for fit in (True, False):
+            workload, seeds = Workload.of(events, fit=fit), range(self.args.seeds)
+            out.append(Means.of([figures(simulate(workload, clients=load.clients, seed=seed)) for seed in seeds]))
+        return out
 
     def study(self) -> None:
         print("| workload | tokens/s | ratio, table fitted to the run | its own table | latency, ms | ratio | own |")
         for load in self.loads():
             runs = [self.run(load) for _ in range(self.args.repeats)]
             rate = [[each.throughput for each in run] for run in runs]
-            wait = [[1e3 * mean(each.latency) for each in run] for run in runs]
+            wait = [[each.latency for each in run] for run in runs]
             self.out[load.name] = {"tokens_per_second": rate, "latency_ms": wait}
             print(f"| {load.name} | {row(rate)} | {row(wait)} |", flush=True)
         if self.args.json:
@@ -153,6 +171,7 @@ def main() -> None:
     parser.add_argument("--num-prompts", type=int, default=60)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=5, help="simulations of each run")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
     Study(parser.parse_args()).study()

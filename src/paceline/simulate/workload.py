@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from statistics import median
 
 from paceline.core.errors import InputError
@@ -10,7 +10,7 @@ from paceline.core.noise import SimulationNoise, uniform
 from paceline.core.plan import Item
 from paceline.core.request import FinishReason
 from paceline.engine.roster import Entry
-from paceline.plan.acceptance import Acceptance, Counts, Key
+from paceline.plan.acceptance import Acceptance, Counts, Expected, Key
 from paceline.plan.choose import DEPTH
 from paceline.plan.cost import StepTimes
 from paceline.simulate.log import Abort, Arrival, Enrolled, Event, Given, Outcome, Result, Setup, Step
@@ -57,13 +57,12 @@ class Rates:
         expected = self.acceptance.expected(number, self._nearest(item), min(item.nodes, item.depth, DEPTH))
         chance, more = (uniform(noise.key(number, index, which)) for which in (0, 1))
         kept = sum(chance < alive for alive in expected.kept)
+        drawn = _chain if self.entries[item.drafter].chain else _tree
         offered: list[int] = []
-        for depth, (alive, rows) in enumerate(zip(expected.kept, expected.rows), 1):
-            beyond = rows if rows > 1.0 else (rows - alive) / (1.0 - alive) if alive < rows else 0.0
-            here = min(max(int(beyond + more), int(depth <= kept)), item.nodes - sum(offered))
-            if not here:
-                break
-            offered.append(here)
+        for depth, rows in enumerate(drawn(expected, more), 1):
+            room = item.nodes - sum(offered) - max(0, kept - depth)  # what is kept has its rows
+            if here := min(max(rows, int(depth <= kept)), room):
+                offered.append(here)
         return offered, min(kept, len(offered))
 
     def _key(self, drafter: str, nodes: int) -> Key:
@@ -73,6 +72,18 @@ class Rates:
         key = self._key(item.drafter, item.nodes)
         known = [size for drafter, size in self.acceptance.means if drafter == item.drafter]
         return item.drafter, min(known, key=lambda size: (abs(size - key[1]), size), default=key[1])
+
+
+def _chain(expected: Expected, more: float) -> list[int]:
+    """Rows per depth of a draft of which nothing is kept; each depth has what the kept leave of its mean."""
+    rest = ((r - alive) / (1.0 - alive) if alive < r else 0.0 for alive, r in zip(expected.kept, expected.rows))
+    return [int(chance + more) for chance in accumulate(rest, min)]
+
+
+def _tree(expected: Expected, more: float) -> list[int]:
+    """The mean rows per depth, rounded so that their sum is never off by one or more."""
+    edges = [int(total + more) for total in accumulate(expected.rows, initial=0.0)]
+    return [b - a for a, b in pairwise(edges)]
 
 
 @dataclass(slots=True)
