@@ -169,3 +169,20 @@ def test_the_table_is_fitted_to_the_recording() -> None:
     assert sum(times.of_draft(p) for _, p in drafted) == pytest.approx(sum(o.times.drafts["model"] for o, _ in drafted))
     own = Workload.of(events, fit=False).times
     assert sum(own.of_target(o.work) for o in outcomes) != pytest.approx(sum(o.times.target for o in outcomes))
+
+
+def test_a_narrow_tree_keeps_its_depth() -> None:
+    """Seven nodes, often all in use: deep places that are kept do not lose their rows to shallow ones."""
+    rates = Rates({"topk": Entry(7, False)})
+    for i in range(400):
+        rows = [[3, 2, 1, 1], [2, 1, 2, 2]][i % 2]
+        rates.count(Given(0, 1, 7, "topk", 4, 0.1), Result([0], [], 1, rows, [int(i % 4 > 0)] * 4))
+    wide = replace(item("topk", 7, 0), depth=4)
+    drawn = []
+    for index in range(2000):
+        wide.request.output.append(index)
+        drawn.append(rates.draw(wide, SimulationNoise(1)))
+    expected = rates.acceptance.expected(0, ("topk", 7), 4)
+    assert sum(kept for _, kept in drawn) / 2000 == pytest.approx(sum(expected.kept), rel=0.03)
+    assert sum(sum(offered) for offered, _ in drawn) / 2000 == pytest.approx(7, rel=0.01)
+    assert max(sum(offered) for offered, _ in drawn) == 7
