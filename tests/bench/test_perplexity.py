@@ -38,7 +38,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options(target: Path, **more: Any) -> Options:
-    return Options(target, **{"dtype": "float32", "memory": "4M", "threads": 1, **more})
+    return Options(target, **{"dtype": "float32", "blocks": 600, "threads": 1, **more})
 
 
 def oracle(target: Path, pairs: list[tuple[list[int], int]]) -> tuple[float, int]:
@@ -202,7 +202,7 @@ def test_answers_of_the_lines(texts: Path, tmp_path: Path) -> None:
 
 def run(target: Path, *args: str) -> Result:
     return CliRunner().invoke(
-        app, ["bench", "--model", str(target), "--memory", "4M", "--threads", "1", "--perplexity", *args]
+        app, ["bench", "--model", str(target), "--blocks", "600", "--threads", "1", "--perplexity", *args]
     )
 
 

@@ -25,7 +25,7 @@ GREEDY = SamplingParams(temperature=0.0, seed=0)
 
 
 def options(target: Path, **more: Any) -> Options:
-    return Options(target, **{"dtype": "float32", "memory": "4M", "threads": 1, **more})
+    return Options(target, **{"dtype": "float32", "blocks": 600, "threads": 1, **more})
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def test_speculation_is_invisible(family: str, root: Path) -> None:
 def test_a_perfect_draft_is_always_accepted(root: Path) -> None:
     """The target as its own draft: all nodes are kept, greedy and at temperature 1 (shared noise)."""
     target = tiny_checkpoint(root / "self", "llama", seed=3)
-    llm = LLM(target, target, dtype="float32", memory="100M", nodes=4, check=True)
+    llm = LLM(target, target, "model", dtype="float32", memory="100M", nodes=4, check=True)
     for temperature in (0.0, 1.0):
         params = SamplingParams(temperature=temperature, top_k=0, seed=1, max_tokens=41, ignore_eos=True)
         stats = llm.generate(PROMPTS[0], params, progress=False)[0].stats

@@ -198,12 +198,13 @@ def test_a_legal_cell_holds_full(drafter: str, verifier: str, feature: str) -> N
 
 
 def test_batch_mates_do_not_change_the_text_of_a_seed() -> None:
-    """With rows and blocks for everybody, under every rule: alone and beside requests of all other cells."""
+    """With rows and blocks for everybody, under every rule: alone and beside requests of all other cells. Not where the
+    planner chooses and a rule looks at q: then the law is kept, and the text depends on who drafted."""
     rng = random.Random(0)
     ample = {"blocks": 2000, "max_requests": 80, "row_budget": 4000}
     for _ in range(4):
         setting = random_setting(rng, **ample)
-        cells = [(d, v) for d, v in legal() if d not in SHARED_STATE]
+        cells = [(d, v) for d, v in legal() if d not in SHARED_STATE and (v == "exact" or not DRAFTERS.card(d).arms)]
         wishes = [random_wish(rng, d, v, rng.choice(list(FEATURES))) for d, v in cells]
         rng.shuffle(wishes)
         engine = setting.engine()

@@ -72,6 +72,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
     import torch
 
     from paceline.cache.policies import policy
+    from paceline.draft import DRAFTERS
     from paceline.engine.loop import Engine, EngineConfig
     from paceline.engine.text import Text
     from paceline.model.checkpoint import resolve
@@ -124,7 +125,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
         row_budget=shape.rows,
         drafter=name,
         verifier=options.verifier,
-        nodes={} if options.nodes is None else {name: options.nodes},
+        nodes={} if options.nodes is None else dict.fromkeys((name, *DRAFTERS.card(name).arms), options.nodes),
         free_rows=model.packing.free_rows if options.nodes is None else None,
         prefix_cache=options.prefix_cache,
         eviction=options.eviction,

@@ -216,7 +216,9 @@ class Engine:
             return
         self.cards[name] = card
         limit = self.draft_model.max_len if card.group and self.draft_model is not None else None
-        entry = Entry(self.config.nodes.get(name, card.nodes), card.shape == "chain", card.group, limit)
+        most = self.config.nodes.get(name)
+        nodes = card.nodes if most is None else most
+        entry = Entry(nodes, card.shape == "chain", card.group, limit, most)
         self.roster.enrol(name, entry)
         self.recorder.enrolled(name, entry)
 

@@ -41,10 +41,12 @@ class Arm:
     chain: bool
 
     @classmethod
-    def of(cls, drafter: str, nodes: int, chain: bool) -> "Arm":
-        """Sizes around a drafter's own number of nodes."""
+    def of(cls, drafter: str, nodes: int, chain: bool, limit: int | None = None) -> "Arm":
+        """Sizes around a drafter's own number of nodes, none above `limit`."""
         most = max(8, nodes)
         sizes = [*(n for n in CHAIN if n < most), most] if chain else [max(1, nodes // 2), nodes, 2 * nodes + 1]
+        if limit is not None:
+            sizes = [*(n for n in sizes if n < limit), limit]
         return cls(drafter, tuple(sizes), chain)
 
     def key(self, size: int) -> Key:
