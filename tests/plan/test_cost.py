@@ -82,7 +82,7 @@ def test_one_interrupted_step_teaches_little() -> None:
     work, parts = Work(8, 1, 100, 800, 8), [Drafting("m", 1, 7, 7)]
     before = times.predict(work, parts)
     times.observe(work, parts, true_times(work, parts, 1000.0))
-    assert before < times.predict(work, parts) < 1.25 * before
+    assert before < times.predict(work, parts) < 1.35 * before
 
 
 def test_a_table_is_kept_as_json() -> None:

@@ -106,7 +106,7 @@ def passes(engine: Engine, end: float) -> Iterator[tuple[Work, float]]:
     """Passes of the target alone: (work, fastest of some), until the time is up."""
     model, most = engine.model, min(engine.config.row_budget, engine.model.max_len - SHORT)
     few = max(1, min(16, engine.config.max_requests))
-    kinds = [(1, knot, SHORT) for knot in KNOTS if knot <= most] + [(few, 1, SHORT), (few, 4, SHORT)]
+    kinds = [(1, knot, SHORT) for knot in KNOTS if knot <= most] + [(few, 1, SHORT), (few, 4, SHORT), (few, 8, SHORT)]
     if engine.model.max_len > LONG + 64:
         kinds += [(1, 1, LONG), (1, 16, LONG), (1, min(256, most), LONG), (min(4, few), 1, LONG)]
     for requests, rows, context in sorted(kinds, key=lambda kind: kind[0] * kind[1]):

@@ -19,6 +19,8 @@ from paceline.plan.cost import Drafting, StepTimes, Times
 
 PERIOD, MANY = 8, 5
 """Steps that a choice holds, and the number of requests from which on it holds twice as long."""
+KNOWN, SELDOM = 300, 4
+"""From so many steps on the table of costs learns from every fourth one: learning costs time, too."""
 PROBING = 0.015
 """Most of the time that may be lost to trying what is not chosen."""
 FIRST_GAP, LAST_GAP = 8, 32
@@ -76,18 +78,20 @@ class Goodput:
     spent: float = 0.0
     """Seconds of all steps."""
     lost: float = 0.0
-    """Seconds that tries have cost."""
+    """Seconds that tries have cost, less those that they have saved."""
     parts: Sequence[Drafting] = ()
     """Of the latest step."""
     trials: dict[str, Trial] = field(default_factory=dict)
     _held: dict[int, Pick | None] = field(default_factory=dict)
     """{request id: pick} of those that were there when it was made."""
     _usual: Pick | None = None
-    """What most of them were given."""
+    """What most of them were given, or its least size."""
     _worth: dict[str, float] = field(default_factory=dict)
     _goodput: float = 0.0
     _count: int = 0
     """Requests that it was made for."""
+    _filling: bool = False
+    """Did prompts share the step?"""
     _until: int = 0
     _trying: tuple[int, str, float, float] | None = None
     """The try of this step: request, drafter, seconds that it costs, and the tokens it was expected to bring."""
@@ -114,8 +118,9 @@ class Goodput:
         return best({r.id: self._points(r) for r in requests}, spare, Price(self.times, base))
 
     def _stale(self, base: Work) -> bool:
-        """Was the choice held long enough, or did a quarter of the requests come or go?"""
-        return self.step >= self._until or 4 * abs(base.requests - self._count) > self._count
+        """Was the choice held long enough, did a quarter of the requests come or go, or prompts come or end?"""
+        changed = 4 * abs(base.requests - self._count) > self._count or self._filling != (base.rows > base.requests)
+        return changed or self.step >= self._until
 
     def _decide(self, requests: Sequence[Request], spare: int, base: Work) -> None:
         choice, self._goodput = self.best(requests, spare, base)
@@ -123,9 +128,12 @@ class Goodput:
         self._held = {r.id: choice.get(r.id) for r in requests}
         self._count = base.requests
         self._until = self.step + (PERIOD if base.requests < MANY else 2 * PERIOD)
-        used = Counter(choice.values())
-        self._usual = used.most_common(1)[0][0] if 2 * len(choice) > len(requests) else None
-        for drafter in dict.fromkeys(drafter for drafter, _ in used):
+        self._filling = base.rows > base.requests
+        used = Counter(drafter for drafter, _ in choice.values())
+        drafter, count = used.most_common(1)[0] if used else (NONE, 0)
+        least = [pick for pick in choice.values() if pick[0] == drafter]
+        self._usual = min(least, key=lambda pick: pick[1].nodes) if 2 * count > len(requests) else None
+        for drafter in used:
             self.trials[drafter] = Trial(due=self.step + FIRST_GAP, banned=self._trial(drafter).banned)
 
     def _present(self, requests: Sequence[Request]) -> Choice:
@@ -206,8 +214,8 @@ class Goodput:
             return
         request, drafter, cost, tokens = self._trying
         kept = sum(sum(n.kept) for n in notes if n.request == request and n.drafter == drafter)
-        self.lost += max(0.0, cost - kept / self._goodput)
-        if kept > tokens + 1:
+        self.lost = max(0.0, self.lost + cost - kept / self._goodput)
+        if kept > 2 * tokens + 1:
             self.trials[drafter] = Trial(due=self.step, banned=self._trial(drafter).banned)
         self._trying = None
 
@@ -218,7 +226,8 @@ class Goodput:
         self.step += 1
         self.spent += times.total
         self.parts = parts
-        self.times.observe(work, parts, times)
+        if self.times.seen < KNOWN or self.step % SELDOM == 0 or self._trying:
+            self.times.observe(work, parts, times)
         self._tried(notes)
         changes = self.acceptance.changes
         for note in notes:

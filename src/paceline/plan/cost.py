@@ -1,6 +1,6 @@
 """What a step costs: a table per model and machine, measured at start-up, refined by every step since.
 
-    seconds = speed * (target(rows, context, pairs, logits) + draft(drafter, requests, depth, nodes), ...
+    seconds = speed * (target(rows, requests, context, pairs, logits) + draft(drafter, requests, depth, nodes), ...
                        + rest(requests, nodes))
 
 `target` is a staircase: one value at each of `KNOTS` rows (panels of 16 rows share a read of the weights), straight
@@ -10,13 +10,14 @@ between them; reading K/V is linear. `speed` follows the machine as a whole, whi
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from paceline.core.plan import Work
 
 KNOTS = (1, 2, 4, 8, 16, 17, 24, 32, 33, 48, 49, 64, 65, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Rows; the step from 16 to 17 opens a panel."""
-RATE, DRIFT = 0.05, 0.1
+RATE, DRIFT = 0.1, 0.2
 """How far one step moves the terms that it is made of, and `speed`."""
 FLOOR = 1e-9
 
@@ -89,7 +90,9 @@ class Times:
 
 
 def _target() -> Terms:
-    return Terms({**{k: 1e-3 * (1.0 + k / 64) for k in KNOTS}, "context": 1e-7, "pairs": 1e-8, "logits": 1e-5})
+    return Terms(
+        {**{k: 1e-3 * (1.0 + k / 64) for k in KNOTS}, "requests": 1e-5, "context": 1e-7, "pairs": 1e-8, "logits": 1e-5}
+    )
 
 
 def _draft() -> Terms:
@@ -142,6 +145,7 @@ class StepTimes:
         self.seen += 1
         self.speed *= 1.0 + DRIFT * (_ratio(times.target, self.of_target(work)) - 1.0)
         self.target.learn(_features(work), _ratio(times.target, self.of_target(work)))
+        self._in_order(work.rows)
         for part in parts:
             if part.drafter in times.drafts:
                 ratio = _ratio(times.drafts[part.drafter], self.of_draft(part))
@@ -149,6 +153,16 @@ class StepTimes:
         nodes = sum(part.nodes for part in parts)
         x = {"call": 1.0, "requests": work.requests, "nodes": nodes}
         self.rest.learn(x, _ratio(times.rest, self.of_rest(work.requests, nodes)))
+
+    def _in_order(self, rows: int) -> None:
+        """Fewer rows never cost more: what was just seen at `rows` bounds the knots on both sides."""
+        weights, near = self.target.weights, hats(rows)
+        least, most = min(weights[k] for k in near), max(weights[k] for k in near)
+        for k in KNOTS:
+            if k < min(near):
+                weights[k] = min(weights[k], most)
+            elif k > max(near):
+                weights[k] = max(weights[k], least)
 
     def fit_target(self, samples: Sequence[tuple[Work, float]]) -> None:
         """The target's terms from passes of it alone. A knot that none of them touches goes on from the ones below in
@@ -165,6 +179,8 @@ class StepTimes:
             if k not in touched:
                 near = max((j for j in known if j < k), default=known[0])
                 self.target.weights[k] = self.target.weights[near] * max(1.0, k / near)
+        for k, above in reversed([*pairwise(KNOTS)]):  # what others did to the machine only adds
+            self.target.weights[k] = min(self.target.weights[k], self.target.weights[above])
 
     def fit(self, samples: Sequence[tuple[Work, Sequence[Drafting], Times]]) -> None:
         """What drafting and the rest take, from steps of an engine."""
@@ -192,7 +208,13 @@ class StepTimes:
 
 
 def _features(work: Work) -> dict[Any, float]:
-    return {**hats(work.rows), "context": work.context, "pairs": work.pairs, "logits": work.logits}
+    return {
+        **hats(work.rows),
+        "requests": work.requests,
+        "context": work.context,
+        "pairs": work.pairs,
+        "logits": work.logits,
+    }
 
 
 def _ratio(seconds: float, expected: float) -> float:
