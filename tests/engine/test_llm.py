@@ -144,6 +144,18 @@ def test_default_drafters(pair: tuple[Path, Path]) -> None:
         assert (request.drafter, request.arms) == ("auto", arms) and llm.engine.chooser.times.seen > 0
 
 
+def test_a_choice_of_ones_own(pair: tuple[Path, Path]) -> None:
+    """`a|b` as the engine's drafter: the text is plain, and nobody else drafts."""
+    plain = LLM(pair[0], drafter="none", dtype="float32", blocks=600).generate(PROMPT, GREEDY, progress=False)[0]
+    llm = LLM(*pair, "model|topk", dtype="float32", blocks=600)
+    assert llm.generate(PROMPT, GREEDY, progress=False)[0].token_ids == plain.token_ids
+    assert set(llm.engine.totals.drafters) <= {"none", "model", "topk"} and llm.engine.chooser.times.seen > 0
+    with pytest.raises(InputError, match="is no choice"):
+        LLM(*pair, "model|none", dtype="float32", blocks=600)
+    with pytest.raises(RefusalError, match="needs a draft model"):
+        LLM(pair[0], drafter="ngram|model", dtype="float32", blocks=600)
+
+
 def test_a_user_drafter_is_used_and_when_it_fails_the_text_stands(pair: tuple[Path, Path]) -> None:
     plain = LLM(pair[0], drafter="none", dtype="float32", memory="100M").generate(PROMPT, GREEDY, progress=False)[0]
     tokens = LLM(pair[0], drafter="none", dtype="float32", memory="100M").text.encode(PROMPT) + plain.token_ids

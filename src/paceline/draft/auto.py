@@ -20,7 +20,7 @@ def card(name: str) -> Offers:
     parts = [DRAFTERS.card(arm) for arm in arms]
     return Offers(
         summary="the best of " + ", ".join(arms),
-        laws=frozenset.intersection(*(part.laws for part in parts)),
+        laws=frozenset[Law]().union(*(part.laws for part in parts)),
         shape="tree" if any(part.shape == "tree" for part in parts) else "chain",
         nodes=max(part.nodes for part in parts),
         needs=frozenset().union(*(part.needs for part in parts)),

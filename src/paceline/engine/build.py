@@ -138,7 +138,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
     )
     eos = text.eos()
     engine = Engine(model, config, draft=draft, callable=user, tokenizer=text.tokenizer, eos=eos)
-    if engine.cards[name].arms or options.tbt_target_ms is not None:
+    if DRAFTERS.card(name).arms or options.tbt_target_ms is not None:
         from paceline.engine.calibrate import calibrated
 
         engine.chooser.times = calibrated(engine, facts(options, model, draft))
