@@ -21,7 +21,7 @@ PERIOD, MANY = 8, 5
 """Steps that a choice holds, and the number of requests from which on it holds twice as long."""
 KNOWN, SELDOM = 300, 4
 """From so many steps on the table of costs learns from every fourth one: learning costs time, too."""
-PROBING = 0.01
+PROBING = 0.015
 """Most of the time that may be lost to trying what is not chosen."""
 FIRST_GAP, LAST_GAP = 8, 32
 """Steps from one try to the next: doubled while it fails. One that goes well is repeated at once."""
