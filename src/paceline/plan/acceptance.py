@@ -13,7 +13,7 @@ MEMORY, OWN_MEMORY = 0.99, 0.93
 """Weight of the past at each new round: of a drafter, and of a drafter on one request."""
 SHRINK = 6.0
 """Rounds that the drafter's mean counts for in a request's own figure."""
-PRIOR, WEIGHT = 0.6, 1.0
+PRIOR, WEIGHT = 0.4, 1.0
 """Chance of a first draft that nobody has tried, and the rounds that a prior counts for."""
 SLACK, ALARM, MOST = 0.5, 12.0, 4.0
 """Cumulative sum test, in standard deviations: what is forgiven a round, when it rings, what one round adds at most."""

@@ -23,7 +23,7 @@ KNOWN, SELDOM = 300, 4
 """From so many steps on the table of costs learns from every fourth one: learning costs time, too."""
 PROBING = 0.015
 """Most of the time that may be lost to trying what is not chosen."""
-FIRST_GAP, LAST_GAP = 8, 32
+FIRST_GAP, LAST_GAP = 12, 32
 """Steps from one try to the next: doubled while it fails. One that goes well is repeated at once."""
 BANNED = 256
 """Steps that a drafter rests after it has failed; doubled each time."""
@@ -166,8 +166,9 @@ class Goodput:
         if arm.chain:
             expected = self.acceptance.expected(request.id, arm.key(0), min(sizes[-1], limit))
             tokens, rows = list(accumulate(expected.kept)), list(accumulate(expected.rows))
+            deep = list(accumulate(float(r * max(self._count, 1) >= 0.5) for r in expected.rows))  # of all, the deepest
             reach = [min(n, limit) - 1 for n in sizes]
-            return [Point(n, max(1, round(rows[i])), tokens[i], rows[i]) for n, i in zip(sizes, reach)]
+            return [Point(n, max(1, round(deep[i])), tokens[i], rows[i]) for n, i in zip(sizes, reach)]
         points = []
         for n in sizes:
             expected = self.acceptance.expected(request.id, arm.key(n), min(n, limit))
