@@ -23,7 +23,7 @@ class Item:
     verifier: str
     depth: int = MAX_CANDIDATES
     worth: float = 0.1
-    """A draft may end early, below the node up to which all is kept with less than this chance."""
+    """Chance that all of a draft is kept below which a further node costs more than it brings. No drafter reads it yet."""
 
     @property
     def chain(self) -> int:

@@ -23,4 +23,4 @@ class LengthPolicy(Protocol):
 
     def share(self, requests: Sequence[Request], spare: int, base: Work) -> Mapping[int, Share]:
         """{request id: share}, 0 .. MAX_CANDIDATES nodes each and at most `spare` together, for requests that draw a
-        token in this step. `base`: the pass without them."""
+        token in this step. `base`: the pass without any nodes."""
