@@ -23,7 +23,8 @@ class Item:
     verifier: str
     depth: int = MAX_CANDIDATES
     worth: float = 0.1
-    """Chance that all of a draft is kept below which a further node costs more than it brings. No drafter reads it yet."""
+    """The chance that all of a draft is kept below which one more node costs more than it brings; read by no drafter
+    yet."""
 
     @property
     def chain(self) -> int:
