@@ -6,9 +6,9 @@
     python bench/studies/auto.py error ...        predicted against measured step time
 
 One engine, in process, two threads; every repeat serves the same prompts at the same recorded arrivals once by each
-drafter, in turns, whoever is first changing. Loads: so many requests at a time (closed), or Poisson arrivals at a share
-of what `none` can do (open). A ratio is that of tokens/s (closed) or of mean latency (open), by repeat; its 95 %
-interval is a bootstrap over the repeats. Use an idle machine.
+drafter, in turns, whoever is first changing; the planner learns from its own steps only. Loads: so many requests at a
+time (closed), or Poisson arrivals at a share of what `none` can do (open). A ratio is that of tokens/s (closed) or of
+mean latency (open), by repeat; its 95 % interval is a bootstrap over the repeats. Use an idle machine.
 """
 
 import argparse
@@ -30,6 +30,8 @@ from paceline.bench.load.plot import Panel, svg
 from paceline.bench.prompts import encode, read_prompts
 from paceline.core.request import Request
 from paceline.draft.auto import ARMS
+from paceline.plan.choose import Goodput
+from paceline.plan.cost import StepTimes
 
 CLOSED = (1, 4, 8, 16)
 OPEN = (0.3, 0.6, 0.9)
@@ -109,10 +111,20 @@ class Study:
         )
         return params.resolve(self.llm.text.defaults)
 
+    def serve(self, load: Load, drafter: str, seed: int) -> Outcome:
+        """All prompts once. Of a fixed drafter the planner learns nothing: nobody would run it in service."""
+        engine, chooser = self.llm.engine, self.llm.engine.chooser
+        if drafter != self.choice:
+            engine.chooser = Goodput({}, StepTimes(), chooser.limit)
+        try:
+            return serve(self.llm, self.prompts, load, self.wish(drafter), seed)
+        finally:
+            engine.chooser = chooser
+
     def loads(self) -> Iterator[Load]:
         for places in CLOSED:
             yield Load(f"{places} at a time", places=places)
-        plain = serve(self.llm, self.prompts, Load("", places=16), self.wish("none"), 0)
+        plain = self.serve(Load("", places=16), "none", 0)
         tokens = np.mean([self.args.max_tokens])
         for share in OPEN:
             yield Load(f"{share:.0%} of saturation", rate=share * plain.speed / float(tokens))
@@ -121,14 +133,14 @@ class Study:
         """One row a load: merit of every drafter over all repeats."""
         drafters = ["none", *self.arms, self.choice]
         for drafter in drafters:
-            serve(self.llm, self.prompts, Load("", places=4), self.wish(drafter), 0)
+            self.serve(Load("", places=4), drafter, 0)
         rows = []
         for load in loads:
             out: dict[str, list[Outcome]] = {d: [] for d in drafters}
             for repeat in range(self.args.repeat):
                 for i in range(len(drafters)):
                     drafter = drafters[(i + repeat) % len(drafters)]
-                    out[drafter].append(serve(self.llm, self.prompts, load, self.wish(drafter), repeat))
+                    out[drafter].append(self.serve(load, drafter, repeat))
             rows.append(self.row(load, out))
             print(self.line(rows[-1]), flush=True)
         return rows

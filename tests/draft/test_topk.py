@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from paceline import LLM, SamplingParams
-from paceline.draft.dyspec import LEAST, most_probable
+from paceline.draft.dyspec import WORTH, most_probable
 from paceline.draft.topk import TopK
 from paceline.native.build import library
 from tests.tiny import tiny_checkpoint
@@ -33,9 +33,9 @@ def test_the_native_tree_is_the_twins(tmp_path: Path, quantize: str | None, monk
         assert (first.request, first.token, first.parent) == (second.request, second.token, second.parent)
         for i, tree in view.slots.items():
             assert tree.computed == computed[i]
-            best = most_probable(tree.memo.paths, tree.ask.item.nodes)
+            best = most_probable(tree.memo.paths, tree.ask.item.nodes, WORTH.row)
             assert [tree.path(place) for place in range(len(tree.token))] == [path for _, path in best]
-            assert all(chance >= LEAST for chance, _ in best)
+            assert all(chance >= WORTH.row for chance, _ in best)
         sizes.append(len(first))
         return first
 

@@ -156,7 +156,7 @@ def drive(
     if isinstance(method, type):
         method = object.__new__(method)
         method.chances, method.least = ByTheBook(), {}
-    ask: Any = SimpleNamespace(item=SimpleNamespace(nodes=nodes, depth=99))
+    ask: Any = SimpleNamespace(item=SimpleNamespace(nodes=nodes, depth=99, worth=None))
     tree = make(ask, 0, law)
     method.plant(tree)
     tree.fresh = [ROOT]
@@ -343,7 +343,7 @@ def test_the_threshold_of_the_last_pop_gives_the_same_tree() -> None:
 
 @pytest.mark.parametrize("nodes", [1, 4, 9])
 def test_topk_is_the_most_probable_paths(nodes: int, monkeypatch: MonkeyPatch) -> None:
-    monkeypatch.setattr(dyspec, "WORTH", 0.0)
+    monkeypatch.setattr(dyspec, "GAIN", 0.0)
     for seed in range(30):
         every: dict[tuple[int, ...], float] = {(): 1.0}
         level = {(): 1.0}
@@ -352,7 +352,7 @@ def test_topk_is_the_most_probable_paths(nodes: int, monkeypatch: MonkeyPatch) -
             for path, chance in level.items():
                 law = draws(path, seed, True)
                 longer.update({(*path, t): chance * math.exp(x) for t, x in zip(law.token, law.log_q)})
-            level = {path: chance for path, chance in longer.items() if chance >= dyspec.LEAST}
+            level = {path: chance for path, chance in longer.items() if chance >= dyspec.WORTH.row}
             every |= level
         del every[()]
         best = sorted(every, key=every.__getitem__, reverse=True)[:nodes]

@@ -213,7 +213,7 @@ def test_a_chain_is_its_passes_one_by_one(checkpoints: dict[str, Path], worth: f
     chunks = [Chunk(range(4 * n, 4 * n + 4), 0, text(20 + n, 5 + 9 * n)) for n in range(3)]
     most = [6, 1, 4]
     ends = [sum(len(c.given) for c in chunks[: n + 1]) - 1 for n in range(3)]
-    together = decoder.chain(lay_out(chunks, 16, want=ends), most, [0.0] * 3, [[]] * 3, (worth, 0.5, 0.7))
+    together = decoder.chain(lay_out(chunks, 16, want=ends), most, [0.0] * 3, [[]] * 3, [worth] * 3, 0.5, 0.7)
     for chunk, n, drawn in zip(chunks, most, together):
         assert drawn == one_by_one(decoder, lay_out([chunk], 16, want=[len(chunk.given) - 1]), n, worth)
 

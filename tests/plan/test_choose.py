@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.params import SamplingParams
-from paceline.core.plan import Note, Work
+from paceline.core.plan import Note, Work, Worth
 from paceline.core.request import Request
 from paceline.plan.acceptance import Acceptance, Expected, Key
-from paceline.plan.allocate import MARGIN
+from paceline.plan.allocate import LEAST, MARGIN
 from paceline.plan.choose import BANNED, LAST_GAP, PROBING, Arm, Goodput
 from paceline.plan.cost import Drafting, StepTimes, Times
 
@@ -39,7 +39,8 @@ class Constant(Acceptance):
 
     def expected(self, request: int | None, key: Key, depth: int) -> Expected:
         assert self.rates is not None
-        return Expected([self.rates[key[0]] ** (d + 1) for d in range(depth)], [1.0] * depth)
+        rate = self.rates[key[0]]
+        return Expected([rate] * depth, [rate ** (d + 1) for d in range(depth)], [1.0] * depth)
 
 
 def base(requests: int, nodes: int = 0) -> Work:
@@ -120,7 +121,7 @@ def test_to_each_its_own() -> None:
     class PerRequest(Acceptance):
         def expected(self, request: int | None, key: Key, depth: int) -> Expected:
             rate = 0.9 if (request == 0) == (key[0] == "a") else 0.05
-            return Expected([rate ** (d + 1) for d in range(depth)], [1.0] * depth)
+            return Expected([rate] * depth, [rate ** (d + 1) for d in range(depth)], [1.0] * depth)
 
     class Cheap(H100):
         def of_draft(self, part: Drafting) -> float:
@@ -215,9 +216,14 @@ def test_equal_inputs_make_equal_choices() -> None:
 
 def test_worth_is_the_price_of_a_node_in_tokens() -> None:
     """At constant cost a row the draft ends where the next node brings less than it costs (SpecDec++)."""
-    pick = chooser(Frozen(), {"a": 0.8})
+
+    class Linear(Frozen):
+        def of_rest(self, requests: int, nodes: int) -> float:
+            return 0.0
+
+    pick = chooser(Linear(), {"a": 0.8})
     [share] = pick.share(requests(1), 99, base(1)).values()
-    times, k = Frozen(), share.nodes
+    times, k = Linear(), share.nodes
 
     def seconds(nodes: int) -> float:
         return (
@@ -225,5 +231,7 @@ def test_worth_is_the_price_of_a_node_in_tokens() -> None:
         )
 
     goodput = sum(0.8**d for d in range(k + 1)) / seconds(k)
-    assert share.worth == pytest.approx(goodput * (seconds(k + 1) - seconds(k)))
-    assert 0.8 ** (k + 1) < share.worth <= 0.8**k + 1e-9
+    assert share.worth is not None
+    row = (times.of_target(base(1, k)) - times.of_target(base(1))) / k
+    assert share.worth == Worth(pytest.approx(max(LEAST, goodput * row)), pytest.approx(goodput * 0.452))
+    assert 0.8 ** (k + 1) < share.worth.node <= 0.8**k + 1e-9

@@ -12,6 +12,21 @@ CHUNK = 16
 
 
 @dataclass(frozen=True, slots=True)
+class Worth:
+    """What more of a draft has to bring to pay, in tokens kept: so much the chance of a node has to be."""
+
+    row: float
+    """One more row, of a tree."""
+    level: float = 0.0
+    """What a chain's node costs beside its row: a pass of a draft model, say."""
+
+    @property
+    def node(self) -> float:
+        """One more node of a chain."""
+        return self.row + self.level
+
+
+@dataclass(frozen=True, slots=True)
 class Item:
     """One request's share of a step: `given` of its pending tokens become rows, and at most `nodes` candidates, at most
     `depth` below one another, hang below the last of them (only when that completes the text)."""
@@ -22,9 +37,8 @@ class Item:
     drafter: str
     verifier: str
     depth: int = MAX_CANDIDATES
-    worth: float = 0.1
-    """The chance that all of a draft is kept below which one more node costs more than it brings; read by no drafter
-    yet."""
+    worth: Worth | None = None
+    """None: the drafter's own figures."""
 
     @property
     def chain(self) -> int:

@@ -27,6 +27,8 @@ class Offers:
     """What the engine must have been given: `draft` (a draft model), `callable` (a function of the user's)."""
     group: str | None = None
     """Name of its own K/V group in the shared block table, if it has one."""
+    thrifty: bool = False
+    """Does it end a draft where more does not pay (`Worth`)? A tree's size need not be chosen for it then."""
     parts: tuple[str, ...] = ()
     """The drafters that a merged one joins in one tree, the cheapest first."""
     arms: tuple[str, ...] = ()

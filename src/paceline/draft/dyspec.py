@@ -19,14 +19,16 @@ from math import exp, log
 from torch import Tensor
 
 from paceline.core.forest import ROOT, Law
+from paceline.core.plan import Worth
 from paceline.core.rows import RowsBuilder
 from paceline.draft import DRAFTERS, Host
 from paceline.draft.model import SHARP
 from paceline.draft.tree import Draws, Laws, Tree, TreeDrafter, offers
 
-LEAST = 0.02
-"""A deterministic node of a smaller chance is not worth its row: one beyond the first costs 1-3 % of a step."""
-WORTH = 0.2
+WORTH = Worth(0.02)
+"""A deterministic node of a smaller chance is not worth its row, unless the planner knows better: one beyond the first
+costs 1-3 % of a step."""
+GAIN = 0.2
 """A deterministic tree gets another pass of the draft model if so many of the nodes it asks about are kept."""
 PASSES = 10
 RISE, FALL = 1.03, 0.97
@@ -136,8 +138,9 @@ class Memo:
         return child
 
 
-def most_probable(laws: dict[Path, Draws], nodes: int) -> list[tuple[float, Path]]:
-    """The `nodes` most probable paths below the root, as far as laws are known: (chance, path) by falling chance."""
+def most_probable(laws: dict[Path, Draws], nodes: int, least: float) -> list[tuple[float, Path]]:
+    """The `nodes` most probable paths below the root, none below `least`, as far as laws are known: (chance, path) by
+    falling chance."""
     out: list[tuple[float, Path]] = []
     items: list[tuple[float, int, Path, int]] = []  # (-chance, when, path above, rank of the child)
 
@@ -147,7 +150,7 @@ def most_probable(laws: dict[Path, Draws], nodes: int) -> list[tuple[float, Path
             heappush(items, (-above * exp(draws.log_q[rank]), len(out), path, rank))
 
     offer(1.0, (), 0)
-    while items and len(out) < nodes and -items[0][0] >= LEAST:
+    while items and len(out) < nodes and -items[0][0] >= least:
         value, _, path, rank = heappop(items)
         draws = laws[path]
         out.append((-value, (*path, draws.token[rank])))
@@ -193,8 +196,10 @@ class DySpec(TreeDrafter):
                 ask, start, tree.reach = tree.ask, tree.reach, tree.known
                 text, slots = ask.request.tokens[start : tree.known], ask.txn.lease.slots(start, tree.known)
                 builder.add(text, slots, ask.txn.table, start)
-            sizes, limits = [(t.ask.item.nodes, t.ask.item.depth) for t, _ in warm], (self.width, PASSES, LEAST, WORTH)
-            grown = self.native(builder.build(), sizes, [x or SHARP for _, x in warm], limits)
+            items = [tree.ask.item for tree, _ in warm]
+            sizes, least = [(item.nodes, item.depth) for item in items], [(item.worth or WORTH).row for item in items]
+            limits = (self.width, PASSES, GAIN)
+            grown = self.native(builder.build(), sizes, [x or SHARP for _, x in warm], least, limits)
             for (tree, _), (tokens, parents, computed) in zip(warm, grown):
                 for token, parent in zip(tokens, parents):
                     tree.add(parent, token)
@@ -206,13 +211,14 @@ class DySpec(TreeDrafter):
         known so far, until the laws of its places are known. After d passes it is right down to depth d."""
         known: dict[Path, Draws] = tree.memo.paths
         known.update((tree.path(place), draws) for place, draws in laws.items())
-        best = most_probable(known, tree.ask.item.nodes)
+        least = (tree.ask.item.worth or WORTH).row
+        best = most_probable(known, tree.ask.item.nodes, least)
         tree.replant([path for _, path in best])
-        last = best[-1][0] if tree.left <= 0 else LEAST
+        last = best[-1][0] if tree.left <= 0 else least
         new = [i for i, (chance, path) in enumerate(best) if path not in known and chance > last]
         tree.memo.passes += 1
         gain = sum(best[i][0] for i in new)
-        return new if gain >= WORTH and tree.memo.passes <= PASSES else []
+        return new if gain >= GAIN and tree.memo.passes <= PASSES else []
 
     def _pop(self, tree: Tree, laws: Laws) -> list[int]:
         memo: Memo = tree.memo

@@ -45,6 +45,7 @@ def card(name: str) -> Offers:
         nodes=max(it.nodes for it in parts.values()),
         needs=frozenset().union(*(it.needs for it in parts.values())),
         group=next((parts[part].group for part in grouped), None),
+        thrifty=all(it.thrifty for it in parts.values()),
         parts=tuple(sorted(parts, key=lambda part: (len(parts[part].needs), list(parts).index(part)))),
     )
 

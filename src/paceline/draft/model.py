@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from paceline.core.forest import Forest, Law
+from paceline.core.plan import Worth
 from paceline.core.registry import Offers
 from paceline.core.rows import RowsBuilder
 from paceline.core.verdict import Verdict
 from paceline.draft import DRAFTERS, Ask, Host, View
 
 GROUP = "draft"
-WORTH = 0.1
-"""A draft goes on while the chance that all of it is kept is at least this."""
+WORTH = Worth(0.1)
+"""A draft goes on while the chance that all of it is kept is at least this, unless the planner knows better."""
 SHARP = 0.6
 """Temperature at which the draft's law says how often a greedy target takes each token: it is surer than the law."""
 SHARE = 0.5
@@ -43,7 +44,7 @@ class Growing:
 
     @property
     def live(self) -> bool:
-        return len(self.tokens) < self.ask.item.chain and self.chance >= WORTH
+        return len(self.tokens) < self.ask.item.chain and self.chance >= (self.ask.item.worth or WORTH).node
 
     def run(self, chunk: int) -> list[int]:
         """The next tokens to compute: what is missing of the text, then the last drafted one."""
@@ -65,6 +66,7 @@ class Growing:
         nodes=8,
         needs=frozenset({"draft"}),
         group=GROUP,
+        thrifty=True,
     ),
 )
 class ModelDrafter:
@@ -103,7 +105,8 @@ class ModelDrafter:
             builder.add(text, g.ask.txn.lease.slots(g.reach, g.known), g.ask.txn.table, g.reach)
         most = [g.ask.item.chain for g, _ in warm]
         keys = [[g.ask.key(depth + 1) for depth in range(n)] if t else [] for (g, t), n in zip(warm, most)]
-        drawn = self.chain(builder.build(), most, [t for _, t in warm], keys, (WORTH, SHARE, SHARP))
+        worth = [(g.ask.item.worth or WORTH).node for g, _ in warm]
+        drawn = self.chain(builder.build(), most, [t for _, t in warm], keys, worth, SHARE, SHARP)
         for (g, _), tokens in zip(warm, drawn):
             g.tokens, g.reach, g.chance = tokens, g.known + max(0, len(tokens) - 1), 0.0
 

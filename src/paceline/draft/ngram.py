@@ -12,13 +12,15 @@ from collections.abc import Sequence
 from functools import partial
 
 from paceline.core.forest import Forest, Law
+from paceline.core.plan import Worth
 from paceline.core.registry import Offers
 from paceline.core.verdict import Verdict
 from paceline.draft import DRAFTERS, Ask, Host, View
 
 LONGEST = 4
-WORTH = 0.06
-"""A node is drafted while the chance that it is kept is at least this: a row beyond the first costs 1-3 % of a step."""
+WORTH = Worth(0.06)
+"""A node is drafted while the chance that it is kept is at least this, unless the planner knows better: a row beyond
+the first costs 1-3 % of a step."""
 STAMINA = 0.8
 """Least chance, once a guess was right, that the next one of the same run is."""
 MEMORY = 0.95
@@ -61,11 +63,11 @@ class Index:
                 return n, start
         return 0, 0
 
-    def worth(self, n: int, most: int) -> int:
+    def size(self, n: int, most: int, least: float) -> int:
         """How many nodes a match of length n deserves."""
         rate = chance = self.hits[n] / self.tries[n]
         count = 0
-        while count < most and chance >= WORTH:
+        while count < most and chance >= least:
             count, chance = count + 1, chance * max(rate, STAMINA)
         return count
 
@@ -82,16 +84,22 @@ class Index:
             drafted.append(drafted[start - len(tokens)])
         return drafted
 
-    def draft(self, tokens: list[int], most: int) -> list[int]:
-        """What is worth drafting after `tokens`, at most `most`."""
+    def draft(self, tokens: list[int], most: int, least: float = WORTH.node) -> list[int]:
+        """What is worth drafting after `tokens`, at most `most`, each kept with a chance of at least `least`."""
         self.extend(tokens)
         n, start = self.match(tokens, len(tokens))
-        return self._copy(tokens, start, self.worth(n, most)) if n else []
+        return self._copy(tokens, start, self.size(n, most, least)) if n else []
 
 
 @DRAFTERS.register(
     "ngram",
-    Offers(summary="prompt lookup over prompt and output", laws=frozenset({Law.POINT}), shape="chain", nodes=15),
+    Offers(
+        summary="prompt lookup over prompt and output",
+        laws=frozenset({Law.POINT}),
+        shape="chain",
+        nodes=15,
+        thrifty=True,
+    ),
 )
 class NgramDrafter:
     def __init__(self, host: Host) -> None:
@@ -103,7 +111,8 @@ class NgramDrafter:
             if ask.item.nodes:
                 start = partial(Index, len(ask.request.prompt), ask.request.params.greedy)
                 index = view.slot(ask.request, start)
-                forest.add_chain(ask.place, index.draft(ask.request.tokens, ask.item.chain), ask.law)
+                tokens = index.draft(ask.request.tokens, ask.item.chain, (ask.item.worth or WORTH).node)
+                forest.add_chain(ask.place, tokens, ask.law)
         return forest
 
     def learn(self, view: View, verdict: Verdict) -> None:

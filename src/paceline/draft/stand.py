@@ -22,6 +22,7 @@ from paceline.core.request import Request
 from paceline.core.verdict import Verdict
 from paceline.draft import DRAFTERS, Ask, Host, View
 from paceline.draft.laws import LONGEST, TOP, Rates, Table
+from paceline.draft.ngram import WORTH
 from paceline.draft.topology import Slot, Topology
 
 FLOOR = 1e-6
@@ -72,6 +73,7 @@ Places = Sequence[tuple[Growth, Slot, dict[int, float]]]
         laws=frozenset({Law.SHARED_NOISE, Law.WITHOUT_REPLACEMENT}),
         shape="tree",
         nodes=15,
+        thrifty=True,
     ),
 )
 class Stand:
@@ -101,7 +103,7 @@ class Stand:
         tokens = ask.request.tokens[-LONGEST:]
         n, law = self.table.find(tokens) if ask.item.nodes else (0, {})
         worth = self.rates.worth(n, temperature(ask.request)) if law else 0.0
-        width = self.topology.plan(ask.item.nodes, GUESSES, worth)
+        width = self.topology.plan(ask.item.nodes, GUESSES, worth, (ask.item.worth or WORTH).node)
         return Growth(ask, Law.POINT if ask.request.params.greedy else ask.law, width, {(): tokens})
 
     def _draw(self, places: Places, tables: list[Tensor]) -> list[tuple[list[int], int]]:
@@ -165,6 +167,7 @@ class Stand:
         laws=frozenset({Law.POINT}),
         shape="tree",
         nodes=15,
+        thrifty=True,
     ),
 )
 class StandGreedy(Stand):

@@ -55,8 +55,9 @@ class Reader:
     def rate(self, n: int) -> float:
         return min(1.0, self.hits[n.bit_length()] / self.tries[n.bit_length()])
 
-    def tree(self, most: int) -> Paths:
-        """The likeliest continuations, best first; a text that ends goes on as its longest suffix did."""
+    def tree(self, most: int, least: float = WORTH.node) -> Paths:
+        """The likeliest continuations, none below `least`, best first; a text that ends goes on as its longest suffix
+        did."""
         a, out = self.automaton, Paths()
         heap: list[tuple[float, tuple[int, ...], int, int]] = [(-1.0, (), *a.fit(self.state, self.n))]
         while heap and len(out) <= most:
@@ -64,9 +65,9 @@ class Reader:
             out[path] = -minus
             state, n = a.match(state, n)
             chance = -minus * max(self.rate(n), STAMINA if path else 0.0)
-            if n and chance >= WORTH:
+            if n and chance >= least:
                 for token, share in a.shares(state).items():
-                    if chance * share >= WORTH:
+                    if chance * share >= least:
                         heapq.heappush(heap, (-chance * share, (*path, token), *a.step(state, n, token)))
         del out[()]
         return out
@@ -86,7 +87,7 @@ class Memory:
 @DRAFTERS.register(
     "suffix",
     Offers(summary="suffix automata of the text and of past outputs", laws=frozenset({Law.POINT}), shape="tree",
-           nodes=15),
+           nodes=15, thrifty=True),
 )  # fmt: skip
 class SuffixDrafter:
     def __init__(self, host: Host) -> None:
@@ -98,8 +99,9 @@ class SuffixDrafter:
         for ask in asks:
             memory = self._read(view, ask.request, ask.request.tokens)
             if ask.item.nodes:
-                readers = [memory.own, *memory.shared[:1]]
-                self._plant(forest, ask, merged([r.tree(ask.item.nodes) for r in readers], ask.item.nodes))
+                nodes, least = ask.item.nodes, (ask.item.worth or WORTH).node
+                trees = [reader.tree(nodes, least) for reader in (memory.own, *memory.shared[:1])]
+                self._plant(forest, ask, merged(trees, nodes))
         return forest
 
     @staticmethod

@@ -55,12 +55,12 @@ class Topology:
             self.due *= 2
             self.chance = self.best()
 
-    def plan(self, most: int, guesses: int, worth: float) -> dict[Slot, int]:
-        """{place: number of its children} of those of the best `most` slots that are worth a row, for a root where the
-        first `guesses` children hold the token that comes with chance `worth`."""
+    def plan(self, most: int, guesses: int, worth: float, least: float = WORTH.node) -> dict[Slot, int]:
+        """{place: number of its children} of those of the best `most` slots whose chance is at least `least`, for a
+        root where the first `guesses` children hold the token that comes with chance `worth`."""
         scale = worth / sum(self.chance.get((rank,), 0.0) for rank in range(guesses))
         width: dict[Slot, int] = {}
         for slot, chance in list(self.chance.items())[:most]:
-            if chance * scale >= WORTH:
+            if chance * scale >= least:
                 width[slot[:-1]] = width.get(slot[:-1], 0) + 1
         return width

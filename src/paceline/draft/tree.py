@@ -25,9 +25,9 @@ from paceline.sample.race import perturbed
 NODES = 15
 
 
-def offers(summary: str, *laws: Law) -> Offers:
+def offers(summary: str, *laws: Law, thrifty: bool = False) -> Offers:
     """The card of a tree method that grows on a draft model."""
-    return Offers(summary, frozenset(laws), "tree", NODES, needs=frozenset({"draft"}), group=GROUP)
+    return Offers(summary, frozenset(laws), "tree", NODES, needs=frozenset({"draft"}), group=GROUP, thrifty=thrifty)
 
 
 @dataclass(slots=True)

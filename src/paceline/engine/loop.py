@@ -2,7 +2,7 @@
 
 import logging
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -14,7 +14,7 @@ from paceline.core.errors import CapacityError, InputError, IntegrityError, Refu
 from paceline.core.forest import Forest, join
 from paceline.core.params import SamplingParams
 from paceline.core.plan import Item, Note, Plan, Work
-from paceline.core.registry import law_for, refusal
+from paceline.core.registry import Offers, law_for, refusal
 from paceline.core.request import FinishReason, Request
 from paceline.core.rows import Model, Out
 from paceline.core.verdict import Verdict
@@ -218,7 +218,7 @@ class Engine:
         limit = self.draft_model.max_len if card.group and self.draft_model is not None else None
         most = self.config.nodes.get(name)
         nodes = card.nodes if most is None else most
-        entry = Entry(nodes, card.shape == "chain", card.group, limit, most)
+        entry = Entry(nodes, card.shape == "chain", card.group, limit, card.thrifty, most)
         self.roster.enrol(name, entry)
         self.recorder.enrolled(name, entry)
 
@@ -295,7 +295,7 @@ class Engine:
             for txn in txns:
                 txn.abort()
             raise
-        work, parts = measured(items, txns, layout, forest)
+        work, parts = measured(items, txns, layout, forest, self.cards)
         for place, (item, txn) in enumerate(zip(items, txns)):
             self._settle(place, item, txn, forest, verdict)
         self._learn(asks, verdict, layout, out)
@@ -377,10 +377,13 @@ class Engine:
         for name, mine in asks.items():
             view = self._view(name, mine)
             view.probes = {a.place: out.logits[layout.probes[a.place]] for a in mine if a.place in layout.probes}
+            started = self.clock()
             try:
                 self._drafter(name).learn(view, verdict)
             except Exception as error:
                 self._disown(name, mine, error)
+            self._drafting[name] += self.clock() - started
+            self.timer.draft += self.clock() - started
 
     # -- commit ----------------------------------------------------------------------------------------------------
 
@@ -450,7 +453,9 @@ class Engine:
             self._changed.append(request)
 
 
-def measured(items: Sequence[Item], txns: Sequence[Txn], layout: Layout, forest: Forest) -> tuple[Work, list[Drafting]]:
+def measured(
+    items: Sequence[Item], txns: Sequence[Txn], layout: Layout, forest: Forest, cards: Mapping[str, Offers]
+) -> tuple[Work, list[Drafting]]:
     """What a step did in the end, as the table of costs counts it."""
     by: dict[str, list[Sequence[int]]] = {}
     shape = []
@@ -460,8 +465,8 @@ def measured(items: Sequence[Item], txns: Sequence[Txn], layout: Layout, forest:
         shape.append((item.given + judged, txn.base, judged + item.completes))
         if item.nodes:
             by.setdefault(item.drafter, []).append(nodes)
-    parts = [
-        Drafting(name, len(each), max((forest.depth[n] for n in chain(*each)), default=0), sum(map(len, each)))
-        for name, each in by.items()
-    ]
+    parts = []
+    for name, each in by.items():
+        deepest = max((forest.depth[n] for n in chain(*each)), default=0) if cards[name].shape == "chain" else 0
+        parts.append(Drafting(name, len(each), deepest, sum(map(len, each))))
     return Work.of(shape), parts

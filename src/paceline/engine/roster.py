@@ -20,6 +20,8 @@ class Entry:
     """Its own K/V group, if it has one."""
     limit: int | None = None
     """Longest text that it can draft for."""
+    thrifty: bool = False
+    """Does it end a draft where more does not pay?"""
     most: int | None = None
     """Most nodes that the chooser may give it; None: as many as pay."""
 
@@ -41,7 +43,7 @@ class Roster:
         self.fixed.defaults[drafter] = entry.nodes
         if entry.limit is not None:
             self.fixed.limits[drafter] = entry.limit
-        self.chooser.arms[drafter] = Arm.of(drafter, entry.nodes, entry.chain, entry.most)
+        self.chooser.arms[drafter] = Arm.of(drafter, entry.nodes, entry.chain, entry.thrifty, entry.most)
 
     def groups(self, request: Request) -> tuple[str, ...]:
         """The K/V groups that a request's lease keeps."""

@@ -91,13 +91,15 @@ class NativeDecoder(Decoder):
         most: list[int],
         temperature: list[float],
         keys: list[list[int]],
-        limits: tuple[float, float, float],
+        worth: list[float],
+        share: float,
+        sharp: float,
     ) -> list[list[int]]:
         """Draft a chain for each segment, whose last row alone is wanted: at most `most[i]` tokens, drawn by
         `keys[i]` at `temperature[i]` (0: greedy). A chain ends early when the chance that all of it is kept falls
-        below `worth`. `limits`: worth, share, sharp of draft/model.py."""
+        below `worth[i]`. `share`, `sharp`: those of draft/model.py."""
         steps = max(most)
-        limit, warm = torch.tensor(most), torch.tensor(temperature, dtype=torch.float64)
+        limit, warm, least = torch.tensor(most), *torch.tensor([temperature, worth], dtype=torch.float64)
         noise = keys_tensor([key for row in keys for key in (row + [0] * steps)[:steps]])
         tokens = torch.empty(len(most), steps, dtype=torch.int64)
         call, *_held = self.call(rows, {}, steps)
@@ -108,7 +110,9 @@ class NativeDecoder(Decoder):
             limit.data_ptr(),
             warm.data_ptr(),
             noise.data_ptr(),
-            *limits,
+            least.data_ptr(),
+            share,
+            sharp,
             tokens.data_ptr(),
         )
         return [[token for token in row if token >= 0] for row in tokens.tolist()]
@@ -119,18 +123,19 @@ class NativeDecoder(Decoder):
         rows: Rows,
         size: Sequence[tuple[int, int]],
         temperature: list[float],
-        limits: tuple[int, int, float, float],
+        least: list[float],
+        limits: tuple[int, int, float],
     ) -> list[tuple[list[int], list[int], int]]:
         """Draft a tree for each segment, whose last row alone is wanted: tokens, parents (-1: the root) and how many of
         them, the first ones, have K/V. `size`: the most nodes, and the depth from which on no law is computed;
-        `limits`: children, passes, least, worth of draft/dyspec.py."""
+        `least`: the least chance of a node; `limits`: children, passes, gain of draft/dyspec.py."""
         count, most = len(size), MAX_CANDIDATES
-        wish, warm = torch.tensor(size), torch.tensor(temperature, dtype=torch.float64)
+        wish, warm, lowest = torch.tensor(size), *torch.tensor([temperature, least], dtype=torch.float64)
         tokens, parents = torch.empty(2, count, most, dtype=torch.int64)
         computed = torch.zeros(count, dtype=torch.int64)
         call, *_held = self.call(rows, {}, most)
         self.library.paceline_tree(
-            self.model, call, wish.data_ptr(), warm.data_ptr(), *limits,
+            self.model, call, wish.data_ptr(), warm.data_ptr(), lowest.data_ptr(), *limits,
             tokens.data_ptr(), parents.data_ptr(), computed.data_ptr(),
         )  # fmt: skip
         sizes = (tokens >= 0).sum(-1).tolist()

@@ -5,10 +5,10 @@
 
 // A chain of drafts for each request: the pass `p`, which wants one row of each segment, then up to `steps` - 1 passes of
 // one row each. keys, tokens [requests][steps]; temperature 0: greedy. A chain ends when the chance that all of it is
-// kept falls below `worth`; a greedy token's chance is its probability at temperature `sharp`, another's is `share`.
+// kept falls below its `worth`; a greedy token's chance is its probability at temperature `sharp`, another's is `share`.
 // `tokens` beyond its end: -1.
 extern "C" void paceline_draft(const Model* m, const Pass* p, i64 steps, const i64* most, const double* temperature,
-                               const i64* keys, double worth, double share, double sharp, i64* tokens) {
+                               const i64* keys, const double* worth, double share, double sharp, i64* tokens) {
   const i64 n = p->segments, vocab = m->vocab;
   std::vector<i64> live(n), token(n), position(n), slot(n), word(n, 0), want(n), table(n * p->width);
   std::vector<double> chance(n, 1.);
@@ -42,7 +42,7 @@ extern "C" void paceline_draft(const Model* m, const Pass* p, i64 steps, const i
     i64 kept = 0;
     for (i64 r = 0; r < count; r++) {
       const i64 i = live[r], drawn = tokens[i * steps + step];
-      if (drawn < 0 || chance[i] < worth || step + 1 >= most[i]) continue;
+      if (drawn < 0 || chance[i] < worth[i] || step + 1 >= most[i]) continue;
       const Segment& first = p->segment[i];
       const i64 at = first.base + first.given + step;
       live[kept] = i, token[kept] = drawn, position[kept] = at, segment[kept] = {kept, 1, 0, at};
@@ -136,10 +136,12 @@ static Place law(const float* x, i64 n, float temperature, i64 k, float chance) 
 }
 
 // A tree of drafts for each request: after the pass `p`, which wants one row of each segment, up to `passes` passes, each
-// over the tree as it is and for the laws that may change it. draft/dyspec.py is the slow twin and tells what `least` and
-// `worth` are. size [requests][nodes, depth]; tokens, parents [requests][64]; beyond the end of a tree: -1. computed [requests]: first rows with K/V
-extern "C" void paceline_tree(const Model* m, const Pass* p, const i64* size, const double* temperature, i64 children,
-                              i64 passes, double least, double worth, i64* tokens, i64* parents, i64* computed) {
+// over the tree as it is and for the laws that may change it. draft/dyspec.py is the slow twin and tells what `least`, one
+// a request, and `gain` are. size [requests][nodes, depth]; tokens, parents [requests][64]; beyond the end of a tree: -1.
+// computed [requests]: first rows with K/V
+extern "C" void paceline_tree(const Model* m, const Pass* p, const i64* size, const double* temperature,
+                              const double* least, i64 children, i64 passes, double gain, i64* tokens, i64* parents,
+                              i64* computed) {
   const i64 n = p->segments, vocab = m->vocab;
   std::vector<Tree> trees(n);
   std::vector<i64> token, position, slot, word, want, table;
@@ -164,16 +166,16 @@ extern "C" void paceline_tree(const Model* m, const Pass* p, const i64* size, co
       Tree& tree = trees[i];
       if (tree.ended) continue;
       const i64 nodes = size[2 * i], depth = size[2 * i + 1];
-      tree.regrow(nodes, least);
-      const float last = (i64)tree.nodes.size() == nodes ? tree.nodes.back().chance : (float)least;
+      tree.regrow(nodes, least[i]);
+      const float last = (i64)tree.nodes.size() == nodes ? tree.nodes.back().chance : (float)least[i];
       const i64 start = token.size(), wanted = want.size(), count = tree.nodes.size();
-      float gain = 0;
+      float expected = 0;
       for (i64 j = 0; j < count; j++)
         if (tree.places[tree.nodes[j].place].below[tree.nodes[j].rank] < 0 && tree.nodes[j].chance > last) {
-          gain += tree.nodes[j].chance;
+          expected += tree.nodes[j].chance;
           if (tree.nodes[j].depth < depth) want.push_back(start + j), whose.push_back({i, j});
         }
-      tree.ended = step == passes || (i64)want.size() == wanted || gain < worth;
+      tree.ended = step == passes || (i64)want.size() == wanted || expected < gain;
       if (tree.ended) {
         want.resize(wanted), whose.resize(wanted);
         continue;

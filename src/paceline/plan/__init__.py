@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from paceline.core.plan import Work
+from paceline.core.plan import Work, Worth
 from paceline.core.request import Request
 
 
@@ -15,7 +15,7 @@ class Share:
     drafter: str
     nodes: int
     depth: int
-    worth: float = 0.1
+    worth: Worth | None = None
 
 
 class LengthPolicy(Protocol):

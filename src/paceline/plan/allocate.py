@@ -3,20 +3,25 @@
 
 import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from paceline.core.plan import Work
+from paceline.core.plan import Work, Worth
 from paceline.plan.cost import Drafting, StepTimes
 
 STAGES = 4
 """Stages that are priced of each round of nodes, one to everybody, at least."""
+LEAST, MOST = 0.01, 0.6
+"""Bounds of what a row, or a level, has to bring."""
 MARGIN = 1.01
 """Drafting has to be better than not drafting by so much."""
+APART = 1.02
+"""To each its own has to be better than one drafter for all by so much: of many estimates the best is too good."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A number of nodes for one request: how deep it is expected to go, and the tokens and rows expected of it."""
+    """A number of nodes for one request: how deep a chain is expected to go (a tree: 0), and its expected tokens and
+    rows."""
 
     nodes: int
     depth: int
@@ -58,15 +63,17 @@ class Price:
         parts = parts_of(choice)
         return self.rows(sum(point.rows for _, point in choice.values())) + sum(map(self.times.of_draft, parts))
 
-    def worth(self, choice: Choice, goodput: float) -> dict[str, float]:
-        """The chance below which one more node of a draft costs more than it brings: its price in tokens (Huang et al.
-        2024, SpecDec++, theorem 1, with measured costs)."""
-        out = {}
+    def worth(self, choice: Choice, goodput: float) -> dict[str, Worth]:
+        """What nodes have to bring: their price in tokens (Huang et al. 2024, SpecDec++, theorem 1, at measured costs). A
+        row's is its average: of a staircase the last step says little."""
+        out, every = {}, max(1, round(sum(point.rows for _, point in choice.values())))
+        average = (self.rows(every) - self.rows(0)) / every
         for part in parts_of(choice):
-            more = Drafting(part.drafter, part.requests, part.depth + 1, part.nodes + part.requests)
-            seconds = self.times.of_draft(more) - self.times.of_draft(part)
-            seconds += self.rows(more.nodes) - self.rows(part.nodes)
-            out[part.drafter] = min(0.6, max(0.02, goodput * seconds / part.requests))
+            fewer = replace(part, nodes=max(0, part.nodes - part.requests))
+            row = average + (self.times.of_draft(part) - self.times.of_draft(fewer)) / part.requests
+            level = self.times.of_draft(part) - self.times.of_draft(replace(part, depth=max(0, part.depth - 1)))
+            level *= goodput / part.requests
+            out[part.drafter] = Worth(min(MOST, max(LEAST, goodput * row)), min(MOST, level))
         return out
 
 
@@ -93,7 +100,7 @@ def best(points: Points, spare: int, price: Price) -> tuple[Choice, float]:
     if len(points) > 1:
         choice = apart(points, spare, price, most)
         goodput = (len(points) + sum(point.tokens for _, point in choice.values())) / price.of(choice)
-        if goodput > most:
+        if goodput > most * APART:
             found, most = choice, goodput
     return (found, most) if found else (found, nothing)
 

@@ -39,15 +39,16 @@ class Terms:
         for k, v in x.items():
             self.weights[k] *= 1.0 + RATE * (ratio - 1.0) * self.weights[k] * v / total
 
-    def fit(self, samples: Sequence[tuple[Features, float]], rounds: int = 300) -> None:
-        """Least squares of the relative error by multiplicative updates (Lee and Seung 2001), which keep the sign."""
+    def fit(self, samples: Sequence[tuple[Features, float]], power: int = 2, rounds: int = 300) -> None:
+        """Least squares by multiplicative updates (Lee and Seung 2001), which keep the sign: of the error relative to
+        the measured seconds, or at `power` 0 of the error itself, whose mean is then right."""
         for _ in range(rounds):
             above, below = dict.fromkeys(self.weights, 0.0), dict.fromkeys(self.weights, FLOOR)
             for x, seconds in samples:
-                mine = self.predict(x)
+                mine, weight = self.predict(x), seconds**-power
                 for k, v in x.items():
-                    above[k] += v / seconds
-                    below[k] += v * mine / seconds**2
+                    above[k] += v * weight * seconds
+                    below[k] += v * weight * mine
             for k, a in above.items():
                 if a:
                     self.weights[k] *= a / below[k]
@@ -65,7 +66,8 @@ def hats(rows: int, knots: Sequence[int] = KNOTS) -> dict[int, float]:
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """One drafter's part of a step: how many requests it drafts for, its deepest draft, and all its nodes."""
+    """One drafter's part of a step: how many requests it drafts for, its deepest chain, and all its nodes. Of trees no
+    depth is counted: how many passes they take is the drafter's own affair."""
 
     drafter: str
     requests: int
@@ -73,7 +75,8 @@ class Drafting:
     nodes: int
 
     def features(self) -> dict[str, float]:
-        return {"call": 1.0, "requests": self.requests, "depth": self.depth, "nodes": self.nodes}
+        nodes = self.nodes if self.depth else 0
+        return {"call": 1.0, "requests": self.requests, "depth": self.depth, "nodes": nodes}
 
 
 @dataclass(slots=True)
@@ -118,7 +121,9 @@ class StepTimes:
     def of_draft(self, part: Drafting) -> float:
         """Seconds of one drafter's part."""
         w = self.drafter(part.drafter).weights  # `Terms.predict`, which is too slow to be asked for every choice
-        own = w["call"] + w["requests"] * part.requests + w["depth"] * part.depth + w["nodes"] * part.nodes
+        own = w["call"] + w["requests"] * part.requests
+        if part.depth:
+            own += w["depth"] * part.depth + w["nodes"] * part.nodes
         return self.speed * own
 
     def of_rest(self, requests: int, nodes: int) -> float:
@@ -191,7 +196,7 @@ class StepTimes:
         self.rest.fit(rest)
         for name in {part.drafter for _, parts, _ in samples for part in parts}:
             mine = [(p, t.drafts[name]) for _, ps, t in samples for p in ps if p.drafter == name]
-            self.drafter(name).fit([(p.features(), max(seconds, FLOOR)) for p, seconds in mine])
+            self.drafter(name).fit([(p.features(), max(seconds, FLOOR)) for p, seconds in mine], power=0)
 
     def dump(self) -> dict[str, Any]:
         """As JSON."""

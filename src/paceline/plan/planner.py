@@ -54,7 +54,7 @@ class Planner:
         for request in [*decoding, *prompts]:
             if given[request.id]:
                 share = shares.get(request.id)
-                nodes, depth, worth = (share.nodes, share.depth, share.worth) if share else (0, 0, 0.0)
+                nodes, depth, worth = (share.nodes, share.depth, share.worth) if share else (0, 0, None)
                 drafter = share.drafter if share else "none" if request.arms else request.drafter
                 items.append(Item(request, given[request.id], nodes, drafter, request.verifier, depth, worth))
         return fit(items, turn if order is None else order, room)

@@ -10,7 +10,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
-from paceline.core.plan import Plan, Work
+from paceline.core.plan import Plan, Work, Worth
 from paceline.core.request import FinishReason, Request
 from paceline.engine.loop import EngineConfig
 from paceline.engine.roster import Entry
@@ -99,7 +99,7 @@ class Given:
     nodes: int
     drafter: str
     depth: int
-    worth: float
+    worth: Worth | None
 
 
 @dataclass(frozen=True, slots=True)

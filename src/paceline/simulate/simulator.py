@@ -81,10 +81,10 @@ class Simulator:
                 by.setdefault(item.drafter, []).append(result)
             advanced += self._advances(item, result, twin)
         work = Work.of(shape)
-        parts = [
-            Drafting(name, len(each), max(len(r.offered) for r in each), sum(sum(r.offered) for r in each))
-            for name, each in by.items()
-        ]
+        parts = []
+        for name, each in by.items():
+            deepest = max(len(r.offered) for r in each) if self.workload.rates.entries[name].chain else 0
+            parts.append(Drafting(name, len(each), deepest, sum(sum(r.offered) for r in each)))
         return Outcome(results, advanced, work, parts, seconds(self.workload.times, work, parts))
 
     def _result(self, item: Item) -> Result:

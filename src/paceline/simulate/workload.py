@@ -10,7 +10,7 @@ from paceline.core.noise import SimulationNoise, uniform
 from paceline.core.plan import Item
 from paceline.core.request import FinishReason
 from paceline.engine.roster import Entry
-from paceline.plan.acceptance import Acceptance, Counts, Expected, Key
+from paceline.plan.acceptance import Acceptance, Expected, Key, Mean, Record
 from paceline.plan.choose import DEPTH
 from paceline.plan.cost import StepTimes
 from paceline.simulate.log import Abort, Arrival, Enrolled, Event, Given, Outcome, Result, Setup, Step
@@ -47,9 +47,10 @@ class Rates:
         if not given.nodes or not result.tokens:
             return
         key = self._key(given.drafter, given.nodes)
-        for counts in (self.acceptance.means, self.acceptance.own.setdefault(given.id, {})):
-            asked = min(given.nodes, given.depth, DEPTH)
-            counts.setdefault(key, Counts()).add(asked, result.offered, result.kept, 1.0)
+        mean = self.acceptance.means.setdefault(key, Mean())
+        own = self.acceptance.own.setdefault(given.id, {}).setdefault(key, Record())
+        for counts in (mean, own):
+            counts.add(min(given.nodes, given.depth, DEPTH), result.offered, result.kept, 1.0)
 
     def draw(self, item: Item, noise: SimulationNoise) -> tuple[list[int], int]:
         """Rows per depth, and how deep the draft is kept. Of one (request, index) always alike, whatever the load."""
