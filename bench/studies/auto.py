@@ -220,6 +220,9 @@ class Switch:
     def chain(self, *args: Any) -> Any:
         return self.now.chain(*args)
 
+    def tree(self, *args: Any) -> Any:
+        return self.now.tree(*args)
+
     def forward(self, rows: Any) -> Any:
         return self.now.forward(rows)
 

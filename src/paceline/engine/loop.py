@@ -323,7 +323,8 @@ class Engine:
                 card = self.cards[item.drafter]
                 asks.setdefault(item.drafter, []).append(Ask(place, item, law_for(card, accepts), txn))
                 group = card.group
-            keeper = next((arm for arm in item.request.arms if (self.cards[arm].group or group) != group), None)
+            others = txn.lease.frontier.keys() - {group}
+            keeper = next((arm for arm in item.request.arms if self.cards[arm].group in others), None)
             if keeper is not None:  # its K/V is kept up while another drafts
                 card = self.cards[keeper]
                 ask = Ask(place, replace(item, nodes=0), law_for(card, accepts), txn)

@@ -2,11 +2,14 @@
 
 from dataclasses import dataclass, field
 
-from paceline.cache.lease import TARGET
+from paceline.cache.lease import TARGET, Lease
 from paceline.core.request import Request
 from paceline.plan.choose import Arm, Goodput
 from paceline.plan.cost import StepTimes
 from paceline.plan.fixed import FixedLength
+
+RETRY = 64
+"""Steps after which a request gets a K/V group though none of its drafters is of use: so it is seen when that changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +34,21 @@ class Roster:
     fixed: FixedLength
     chooser: Goodput
     entries: dict[str, Entry] = field(default_factory=dict)
+    retry: int = 0
+    """Step from which on the next request gets such a group."""
 
     @classmethod
     def of(cls, times: StepTimes, free_rows: int | None) -> "Roster":
         fixed = FixedLength({}, {}, free_rows)
-        return cls(fixed, Goodput({}, times, fixed.depth))
+        roster = cls(fixed, Goodput({}, times, fixed.depth))
+        roster.chooser.limit = roster.depth
+        return roster
+
+    def depth(self, request: Request, drafter: str) -> int:
+        """How deep a draft may be: 0 of a drafter whose K/V group the request's lease does not keep."""
+        group = self.entries[drafter].group if drafter in self.entries else None
+        lacks = group is not None and isinstance(request.lease, Lease) and group not in request.lease.groups
+        return 0 if lacks else self.fixed.depth(request, drafter)
 
     def enrol(self, drafter: str, entry: Entry) -> None:
         """Make a drafter known."""
@@ -46,6 +59,13 @@ class Roster:
         self.chooser.arms[drafter] = Arm.of(drafter, entry.nodes, entry.chain, entry.thrifty, entry.most)
 
     def groups(self, request: Request) -> tuple[str, ...]:
-        """The K/V groups that a request's lease keeps."""
+        """The K/V groups that a request's lease will keep. Keeping one up costs time: while the chooser has no use for
+        its drafters, most requests do without."""
         groups = {self.entries[name].group for name in request.arms or (request.drafter,)}
+        of_use = {self.entries[name].group for name in request.arms if not self.chooser.idle(name)}
+        if request.arms and groups - of_use - {None}:
+            if self.chooser.step < self.retry:
+                groups = of_use
+            else:
+                self.retry = self.chooser.step + RETRY
         return (TARGET, *sorted(group for group in groups if group))

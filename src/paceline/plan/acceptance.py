@@ -30,8 +30,9 @@ LONG, TRUST, DOUBT = 0.98, 40.0, 0.2
 first, and the most that they are corrected by."""
 EASIEST = 0.98
 """Highest chance that is expected of what was not tried on a request."""
-SLACK, ALARM, MOST = 0.5, 12.0, 4.0
-"""Cumulative sum test, in standard deviations: what is forgiven a round, when it rings, what one round adds at most."""
+DOWN, UP, ALARM, MOST = 0.5, 1.5, 12.0, 4.0
+"""Cumulative sum test, in standard deviations: what is forgiven a round in either direction (some texts repeat
+themselves), when it rings, what one round adds at most."""
 
 
 @dataclass(slots=True)
@@ -174,7 +175,7 @@ class Watch:
         mean = sum(expected)
         variance = sum((2 * d + 1) * p for d, p in enumerate(expected)) - mean**2
         z = max(-MOST, min(MOST, (kept - mean) / sqrt(max(variance, 0.05))))
-        self.up, self.down = max(0.0, self.up + z - SLACK), max(0.0, self.down - z - SLACK)
+        self.up, self.down = max(0.0, self.up + z - UP), max(0.0, self.down - z - DOWN)
         if max(self.up, self.down) < ALARM:
             return False
         self.up = self.down = 0.0
@@ -196,19 +197,19 @@ class Acceptance:
     def observe(self, request: int, key: Key, asked: int, offered: Sequence[int], kept: Sequence[int]) -> None:
         """One round: a draft `asked` deep; nodes with a row and nodes kept at depth 1, 2, ..."""
         mean, brought = self.means.setdefault(key, Mean()), sum(kept)
-        expected = self.expected(request, key, asked).kept
+        promised = mean.expected(asked).kept[:asked]
         known = mean.tried and mean.tried[0] > WEIGHT
-        if known and self.watches.setdefault(key, Watch()).rings(brought, expected):
+        if known and self.watches.setdefault(key, Watch()).rings(brought, promised):
             mean = self._forget(key)
         records = self.own.setdefault(request, {})
         if key not in records:
             records[key] = mean.join()
         record = records[key]
         record.rounds += 1
-        mean.judge(brought, sum(expected) / mean.truth)
+        mean.judge(brought, sum(self.expected(request, key, asked).kept) / mean.truth)
         record.add(asked, offered, kept, OWN_MEMORY)
         record.tokens = OWN_MEMORY * record.tokens + brought
-        record.promised = OWN_MEMORY * record.promised + sum(mean.expected(asked).kept[:asked])
+        record.promised = OWN_MEMORY * record.promised + sum(promised)
         if record.rounds < EVERY or record.rounds % EVERY == 0:
             mean.take(record)
 

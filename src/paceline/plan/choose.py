@@ -17,11 +17,11 @@ from paceline.plan.acceptance import Acceptance, Key
 from paceline.plan.allocate import NOTHING, Choice, Pick, Point, Price, best
 from paceline.plan.cost import Drafting, StepTimes, Times
 
-PERIOD = 16
-"""Steps that a choice holds."""
+PERIOD, FIRST = 16, 4
+"""Steps that a choice holds; and one that gives work to a drafter who had none."""
 KNOWN, SELDOM = 300, 4
 """From so many steps on the table of costs learns from every fourth one: learning costs time, too."""
-PROBING = 0.015
+PROBING = 0.01
 """Most of the time that may be lost to trying what is not chosen."""
 FIRST_GAP, LAST_GAP = 12, 32
 """Steps from one try to the next: doubled while it fails. One that goes well is repeated at once."""
@@ -129,11 +129,12 @@ class Goodput:
 
     def _decide(self, now: Held, requests: Sequence[Request], spare: int, base: Work) -> None:
         """Choose anew: it was held long enough, or a quarter of the requests came or went."""
+        before = {pick[0] for pick in now.picks.values() if pick}
         choice, now.goodput = self.best(requests, spare, base)
         now.worth = Price(self.times, base).worth(choice, now.goodput)
         now.picks = {r.id: choice.get(r.id) for r in requests}
-        now.count, now.until = base.requests, self.step + PERIOD
         used = Counter(drafter for drafter, _ in choice.values())
+        now.count, now.until = base.requests, self.step + (PERIOD if used.keys() <= before else FIRST)
         drafter, count = used.most_common(1)[0] if used else (NONE, 0)
         least = [pick for pick in choice.values() if pick[0] == drafter]
         now.usual = min(least, key=lambda pick: pick[1].nodes) if 2 * count > len(requests) else None
@@ -252,6 +253,11 @@ class Goodput:
     def seconds(self, work: Work) -> float:
         """Of a step whose pass is this work and that drafts as the latest did."""
         return self.times.predict(work, self.parts)
+
+    def idle(self, drafter: str) -> bool:
+        """Nobody is given this drafter, and what was tried of it failed, again and again."""
+        held = (pick for now in (self._plain, self._filling) for pick in now.picks.values())
+        return self._trial(drafter).gap >= LAST_GAP and all(pick is None or pick[0] != drafter for pick in held)
 
     def failed(self, drafter: str) -> None:
         """A drafter raised: it rests, longer each time."""
