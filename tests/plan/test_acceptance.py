@@ -85,4 +85,4 @@ def test_a_change_is_noticed_in_both_directions_and_noise_is_not() -> None:
 def test_the_watch_counts_in_standard_deviations() -> None:
     watch = Watch()
     assert not any(watch.rings(kept, [0.5]) for kept in [0, 1] * 200)
-    assert any(watch.rings(3, [0.1, 0.01, 0.001]) for _ in range(4))
+    assert any(watch.rings(3, [0.1, 0.01, 0.001]) for _ in range(5))

@@ -33,6 +33,8 @@ EASIEST = 0.98
 DOWN, UP, ALARM, MOST = 0.5, 1.5, 12.0, 4.0
 """Cumulative sum test, in standard deviations: what is forgiven a round in either direction (some texts repeat
 themselves), when it rings, what one round adds at most."""
+LAG = 64
+"""Rounds after which what is expected becomes what rounds are compared with; at first sooner."""
 
 
 @dataclass(slots=True)
@@ -169,17 +171,24 @@ class Watch:
 
     up: float = 0.0
     down: float = 0.0
+    rounds: int = 0
+    before: list[float] = field(default_factory=list)
+    """What was expected some time ago: what is expected now follows a change."""
+
+    def look(self, now: list[float]) -> list[float]:
+        """What to compare a round with, whose drafter promises `now`."""
+        if self.rounds % LAG == 0 or (self.rounds < LAG and self.rounds & (self.rounds - 1) == 0):
+            self.before = now.copy()
+        self.rounds += 1
+        return self.before[: len(now)] + now[len(self.before) :]
 
     def rings(self, kept: int, expected: Sequence[float]) -> bool:
-        """Has acceptance changed? Both sums start anew when it has."""
+        """Has acceptance changed?"""
         mean = sum(expected)
         variance = sum((2 * d + 1) * p for d, p in enumerate(expected)) - mean**2
         z = max(-MOST, min(MOST, (kept - mean) / sqrt(max(variance, 0.05))))
         self.up, self.down = max(0.0, self.up + z - UP), max(0.0, self.down - z - DOWN)
-        if max(self.up, self.down) < ALARM:
-            return False
-        self.up = self.down = 0.0
-        return True
+        return max(self.up, self.down) >= ALARM
 
 
 Key = tuple[str, int]
@@ -198,9 +207,10 @@ class Acceptance:
         """One round: a draft `asked` deep; nodes with a row and nodes kept at depth 1, 2, ..."""
         mean, brought = self.means.setdefault(key, Mean()), sum(kept)
         promised = mean.expected(asked).kept[:asked]
-        known = mean.tried and mean.tried[0] > WEIGHT
-        if known and self.watches.setdefault(key, Watch()).rings(brought, promised):
-            mean = self._forget(key)
+        if mean.tried and mean.tried[0] > WEIGHT:
+            watch = self.watches.setdefault(key, Watch())
+            if watch.rings(brought, watch.look(promised)):
+                mean = self._forget(key)
         records = self.own.setdefault(request, {})
         if key not in records:
             records[key] = mean.join()
@@ -218,7 +228,7 @@ class Acceptance:
         self.changes += 1
         for own in self.own.values():
             own.pop(key, None)
-        self.means[key] = Mean()
+        self.means[key], self.watches[key] = Mean(), Watch()
         return self.means[key]
 
     def expected(self, request: int | None, key: Key, depth: int) -> Expected:

@@ -21,7 +21,7 @@ PERIOD, FIRST = 16, 4
 """Steps that a choice holds; and one that gives work to a drafter who had none."""
 KNOWN, SELDOM = 300, 4
 """From so many steps on the table of costs learns from every fourth one: learning costs time, too."""
-PROBING = 0.01
+PROBING = 0.015
 """Most of the time that may be lost to trying what is not chosen."""
 FIRST_GAP, LAST_GAP = 12, 32
 """Steps from one try to the next: doubled while it fails. One that goes well is repeated at once."""
