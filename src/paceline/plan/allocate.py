@@ -64,8 +64,8 @@ class Price:
         return self.rows(sum(point.rows for _, point in choice.values())) + sum(map(self.times.of_draft, parts))
 
     def worth(self, choice: Choice, goodput: float) -> dict[str, Worth]:
-        """What nodes have to bring: their price in tokens (Huang et al. 2024, SpecDec++, theorem 1, at our costs). A
-        row's is its average: of a staircase the last step says little."""
+        """What nodes have to bring: their price in tokens (Huang et al. 2024, SpecDec++, theorem 1, at measured cost).
+        A row's is its average: of a staircase the last step says little."""
         out, every = {}, max(1, round(sum(point.rows for _, point in choice.values())))
         average = (self.rows(every) - self.rows(0)) / every
         for part in parts_of(choice):
