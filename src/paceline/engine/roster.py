@@ -9,7 +9,7 @@ from paceline.plan.cost import StepTimes
 from paceline.plan.fixed import FixedLength
 
 RETRY = 64
-"""Steps after which a request gets a K/V group though none of its drafters is of use: so it is seen when that changes."""
+"""Steps after which a request gets a K/V group though its drafters are of no use: so it is seen when that changes."""
 
 
 @dataclass(frozen=True, slots=True)
