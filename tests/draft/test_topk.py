@@ -1,17 +1,28 @@
 """`topk`'s native call and its twin, pass by pass, grow the same trees."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline import LLM, SamplingParams
+from paceline.core.plan import Worth
+from paceline.draft import Ask
 from paceline.draft.dyspec import WORTH, most_probable
 from paceline.draft.topk import TopK
 from paceline.native.build import library
 from tests.tiny import tiny_checkpoint
 
 PROMPTS = ["one two three one two three one", "the cat sat on the mat and the cat sat", "a", "to be or not to be, to"]
+
+
+ROWS = (None, 0.05, 0.3, None, 0.01)
+"""Prices of a row, one request after the other."""
+
+
+def priced(ask: Ask, row: float | None) -> Ask:
+    return replace(ask, item=replace(ask.item, worth=None if row is None else Worth(row)))
 
 
 @pytest.mark.skipif(library() is None, reason="needs the native decoder")
@@ -23,6 +34,7 @@ def test_the_native_tree_is_the_twins(tmp_path: Path, quantize: str | None, monk
     sizes, original = [], TopK.draft
 
     def both(self: TopK, asks: Any, view: Any) -> Any:
+        asks = [priced(ask, ROWS[i % len(ROWS)]) for i, ask in enumerate(asks)]
         native = self.native
         assert native is not None
         first = original(self, asks, view)
@@ -33,9 +45,10 @@ def test_the_native_tree_is_the_twins(tmp_path: Path, quantize: str | None, monk
         assert (first.request, first.token, first.parent) == (second.request, second.token, second.parent)
         for i, tree in view.slots.items():
             assert tree.computed == computed[i]
-            best = most_probable(tree.memo.paths, tree.ask.item.nodes, WORTH.row)
+            least = (tree.ask.item.worth or WORTH).row
+            best = most_probable(tree.memo.paths, tree.ask.item.nodes, least)
             assert [tree.path(place) for place in range(len(tree.token))] == [path for _, path in best]
-            assert all(chance >= WORTH.row for chance, _ in best)
+            assert all(chance >= least for chance, _ in best)
         sizes.append(len(first))
         return first
 

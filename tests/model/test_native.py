@@ -206,16 +206,16 @@ def one_by_one(decoder: NativeDecoder, rows: Rows, most: int, worth: float) -> l
         logits = decoder.forward(lay_out([Chunk(rows.tables[0].tolist(), at, drawn[-1:])], 16)).logits[-1]
 
 
-@pytest.mark.parametrize("worth", [0.0, 0.02])
-def test_a_chain_is_its_passes_one_by_one(checkpoints: dict[str, Path], worth: float) -> None:
+@pytest.mark.parametrize("worth", [[0.0] * 3, [0.02, 0.0, 0.001], [0.0, 0.5, 0.02]])
+def test_a_chain_is_its_passes_one_by_one(checkpoints: dict[str, Path], worth: list[float]) -> None:
     decoder = native(checkpoints["llama-biases"], TILES[-1])
     decoder.allocate(32, 16)
     chunks = [Chunk(range(4 * n, 4 * n + 4), 0, text(20 + n, 5 + 9 * n)) for n in range(3)]
     most = [6, 1, 4]
     ends = [sum(len(c.given) for c in chunks[: n + 1]) - 1 for n in range(3)]
-    together = decoder.chain(lay_out(chunks, 16, want=ends), most, [0.0] * 3, [[]] * 3, [worth] * 3, 0.5, 0.7)
-    for chunk, n, drawn in zip(chunks, most, together):
-        assert drawn == one_by_one(decoder, lay_out([chunk], 16, want=[len(chunk.given) - 1]), n, worth)
+    together = decoder.chain(lay_out(chunks, 16, want=ends), most, [0.0] * 3, [[]] * 3, worth, 0.5, 0.7)
+    for chunk, n, least, drawn in zip(chunks, most, worth, together):
+        assert drawn == one_by_one(decoder, lay_out([chunk], 16, want=[len(chunk.given) - 1]), n, least)
 
 
 def test_int8_is_refused_where_it_cannot_run(checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
