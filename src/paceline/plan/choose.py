@@ -79,6 +79,7 @@ class Trial:
     gap: int = FIRST_GAP
     due: int = 0
     count: int = 0
+    """Tries so far: a tree's sizes take turns."""
     banned: int = 0
     """Length of its last rest, after a failure; 0: it has never failed."""
 
@@ -100,6 +101,7 @@ class Goodput:
     """Of the latest step."""
     trials: dict[str, Trial] = field(default_factory=dict)
     _plain: Held = field(default_factory=Held)
+    """For steps of decoding requests alone."""
     _filling: Held = field(default_factory=Held)
     """For steps that prompts share."""
     _trying: tuple[int, str, float, float, float] | None = None
