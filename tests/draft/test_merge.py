@@ -89,10 +89,20 @@ def test_a_drafter_that_brings_less_is_passed_over_and_tried_again() -> None:
 
 def test_a_record_expects_what_it_saw() -> None:
     record = Record()
-    assert record.average() == float("inf") and record.expected(3) == 0.0
+    assert record.promised(8) == float("inf") and record.expected(3) == 0.0
     for _ in range(200):
-        record.count(3, 2)
-        record.count(8, 1)
+        record.drafted.count(3, 2)
+        record.drafted.count(8, 1)
     assert record.expected(3) == pytest.approx(2.0, rel=0.05) and record.expected(8) == pytest.approx(1.0, rel=0.05)
-    assert record.average() == pytest.approx(1.5, rel=0.05)
     assert record.expected(0) == 0.0
+
+
+def test_small_drafts_of_a_busy_hour_say_nothing_of_large_ones() -> None:
+    record = Record()
+    for _ in range(100):
+        record.asked.count(15, 3)
+    before = record.promised(15)
+    for _ in range(500):
+        record.asked.count(3, 1)
+    assert record.promised(15) == before == pytest.approx(3.0) and record.promised(3) == record.promised(7) == pytest.approx(1.0)
+

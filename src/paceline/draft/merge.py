@@ -1,8 +1,9 @@
 """Several drafters in one tree, named as in `ngram+topk`. Legal where any tree is: under `exact`.
 
 The cheapest is asked first; the next ones get the rows it leaves, but at least half. A later drafter is not asked at
-all while what was proposed before it is expected to bring at least as many tokens as it brings itself. Both numbers are
-measured: for each drafter how many of its nodes were kept, by how many it drafted, over all requests.
+all while what was proposed before it is expected to bring at least as many tokens as it brings itself with all rows.
+Both numbers are measured over all requests: nodes kept, of the former by how many it drafted, of the latter by how many
+it was asked for, so that small drafts of a busy hour say nothing of large ones.
 
 The nodes of a drafter with a K/V group come first, so that their rows stay where it wrote them; what is beyond the
 rows granted goes from the end (`join`).
@@ -50,35 +51,53 @@ def card(name: str) -> Offers:
     )
 
 
-@dataclass(slots=True)
-class Record:
-    """What one drafter brought: nodes kept a round, by the bit length of the number drafted, with decay."""
+class Sizes:
+    """Nodes kept a round, by the bit length of a number of nodes, with decay."""
 
-    kept: list[float] = field(default_factory=lambda: [0.0] * 8)
-    rounds: list[float] = field(default_factory=lambda: [0.0] * 8)
-    passed: int = 0
-    """Rounds since it was asked last."""
+    def __init__(self) -> None:
+        self.kept, self.rounds = [0.0] * 8, [0.0] * 8
 
-    def count(self, drafted: int, kept: int) -> None:
-        size = drafted.bit_length()
+    def count(self, nodes: int, kept: int) -> None:
+        size = nodes.bit_length()
         self.kept[size] = MEMORY * self.kept[size] + kept
         self.rounds[size] = MEMORY * self.rounds[size] + 1
 
+    def of(self, nodes: int) -> tuple[float, float]:
+        """Kept, and rounds."""
+        size = nodes.bit_length()
+        return self.kept[size], self.rounds[size]
+
+
+@dataclass(slots=True)
+class Record:
+    """What one drafter brought: by how many nodes it drafted, and by how many it was asked for."""
+
+    drafted: Sizes = field(default_factory=Sizes)
+    asked: Sizes = field(default_factory=Sizes)
+    passed: int = 0
+    """Rounds since it was asked last."""
+
     def expected(self, drafted: int) -> float:
         """Nodes kept of so many."""
-        size = drafted.bit_length()
-        return self.kept[size] / (self.rounds[size] + 1.0) if drafted else 0.0
+        kept, rounds = self.drafted.of(drafted)
+        return kept / (rounds + 1.0) if drafted else 0.0
 
-    def average(self) -> float:
-        """Nodes kept when it is asked; infinite until it was."""
-        return sum(self.kept) / sum(self.rounds) if sum(self.rounds) else float("inf")
+    def promised(self, asked: int) -> float:
+        """Nodes kept when it is asked for so many, or for the most so far; infinite until it was asked for any."""
+        while asked:
+            kept, rounds = self.asked.of(asked)
+            if rounds:
+                return kept / rounds
+            asked //= 2
+        return float("inf")
 
 
 @dataclass(slots=True)
 class Memory:
-    """Of one request: the slots of the parts, and what each proposed in this round."""
+    """Of one request: the slots of the parts, and what each was asked for and proposed in this round."""
 
     slots: dict[str, Any] = field(default_factory=dict)
+    asked: dict[str, int] = field(default_factory=dict)
     paths: dict[str, set[Path]] = field(default_factory=dict)
 
 
@@ -96,7 +115,7 @@ class Merged:
         expected = dict.fromkeys(left, 0.0)
         forests: dict[str, Forest] = {}
         for memory in memories.values():
-            memory.paths = {}
+            memory.asked, memory.paths = {}, {}
         for part, drafter in self.parts.items():
             mine = [self._ask(part, ask, left[ask.place], expected[ask.place]) for ask in asks]
             with_slots = self._view(part, mine, memories, view)
@@ -107,6 +126,7 @@ class Merged:
                 if forest.role[i] is Role.CANDIDATE:
                     memories[place].paths.setdefault(part, set()).add(paths[i])
             for ask in mine:
+                memories[ask.place].asked[part] = ask.item.nodes
                 drafted = memories[ask.place].paths.get(part, ())
                 left[ask.place] -= len(drafted)
                 expected[ask.place] = max(expected[ask.place], self.records[part].expected(len(drafted)))
@@ -114,20 +134,25 @@ class Merged:
 
     def _ask(self, part: str, ask: Ask, left: int, expected: float) -> Ask:
         """What a part is asked; no nodes if the ones before it are expected to do as well."""
-        record = self.records[part]
-        wanted = expected < record.average() or record.passed >= TRY
+        record, nodes = self.records[part], max(left, ask.item.nodes // 2)
+        wanted = expected < record.promised(ask.item.nodes) or record.passed >= TRY
         if ask.item.nodes:
             record.passed = 0 if wanted else record.passed + 1
-        nodes = max(left, ask.item.nodes // 2) if wanted else 0
-        return replace(ask, item=replace(ask.item, nodes=nodes), law=self.laws[part])
+        return replace(ask, item=replace(ask.item, nodes=nodes if wanted else 0), law=self.laws[part])
 
     def learn(self, view: View, verdict: Verdict) -> None:
         memories = {ask.place: view.slot(ask.request, Memory) for ask in view.asks}
         for ask in view.asks:
             path = tuple(ask.txn.lease.tokens[ask.txn.base + ask.item.given :])
-            for part, paths in memories[ask.place].paths.items():
+            memory = memories[ask.place]
+            for part, asked in memory.asked.items():
+                paths = memory.paths.get(part, set())
                 depth = next((n for n in range(len(path), 0, -1) if path[:n] in paths), 0)
-                self.records[part].count(len(paths), depth)
+                record = self.records[part]
+                if asked:
+                    record.asked.count(asked, depth)
+                if paths:
+                    record.drafted.count(len(paths), depth)
         for part, drafter in self.parts.items():
             mine = [replace(ask, law=self.laws[part]) for ask in view.asks]
             with_slots = self._view(part, mine, memories, view)

@@ -4,37 +4,35 @@ The chance at depth d is that of d being kept *given that d - 1 was*: deep place
 ones were kept, so kept / offered would be biased low (Liu et al. 2024, SmartSpec, and its pitfalls). A draft that its
 drafter ended early counts as not kept where it was asked for, and costs no row there.
 
-The mean is one over requests, not over rounds: a drafter is given to requests that it does well on, and there again and
-again, so the rounds tell of those and not of the next one that comes.
+The mean is one over requests, not over the rounds that were: a drafter is given to requests that it does well on, and
+there again and again, so those rounds tell of those and not of the next one that comes. A request counts for the rounds
+that so many tokens of it take, few where the drafter brings much, so that the mean is one of time.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, zip_longest
-from math import sqrt
+from math import log
 from operator import mul
 
-OWN_MEMORY, MEMORY = 0.97, 0.95
+OWN_MEMORY, MEMORY = 0.9, 0.9
 """Weight of the past: at each new round of a request, in its record; at each new request, in the drafter's mean."""
-VOTE, HALF, EVERY = 12.0, 4.0, 4
-"""Rounds that a request's whole record counts for in the mean, and the number that counts for half of them; the mean
-hears of the first ones and of every so many."""
-SHRINK = 24.0
-"""Rounds that the drafter's mean counts for in a request's own figure: 20 to 40 were best at foretelling the rest of a
-text from its first rounds."""
+VOTE, HALF, EVERY = 72.0, 4.0, 4
+"""Tokens of text that a request's whole record counts for in the mean, and the rounds that count for half of them; the
+mean hears of the first ones and of every so many."""
+SHRINK = 6.0
+"""Rounds that the drafter's mean counts for in a request's own figure: 8 to 16 were best at foretelling the rest of a
+text from its first rounds, for every drafter and set of prompts measured."""
 PRIOR, DEEP, WEIGHT = 0.4, 0.7, 4.0
 """Chance of a first draft that nobody has tried; the highest that a deeper one starts at, which is else that of the one
 above; and the rounds that a prior counts for."""
 LONG, TRUST, DOUBT = 0.98, 40.0, 0.2
 """What was promised is judged by what came: weight of the past at each round, tokens that promises are trusted with at
 first, and the most that they are corrected by."""
-EASIEST = 0.98
-"""Highest chance that is expected of what was not tried on a request."""
-DOWN, UP, ALARM, MOST = 0.5, 1.5, 12.0, 4.0
-"""Cumulative sum test, in standard deviations: what is forgiven a round in either direction (some texts repeat
-themselves), when it rings, what one round adds at most."""
-LAG = 64
-"""Rounds after which what is expected becomes what rounds are compared with; at first sooner."""
+ALARM, SHARE = 10.0, 0.6
+"""Log-likelihood ratio at which a change is taken for certain, and the part of it that one request can bring upwards."""
+WORST, DOUBTED = 0.02, 8.0
+"""Chance of a first draft of a broken drafter, and the rounds of failure that it starts anew with."""
 
 
 @dataclass(slots=True)
@@ -99,10 +97,17 @@ class Record(Counts):
     promised: float = 0.0
     """By the drafter's mean."""
     rounds: int = 0
+    raised: float = 0.0
+    """What it has added to its drafter's watch."""
 
     def vote(self) -> list[Vote]:
-        """One weight at all depths: then the product of the mean's chances is the mean of the requests' products."""
-        x, y = VOTE / (self.tried[0] + HALF), VOTE / (self.asked[0] + HALF)
+        """One weight at all depths: then the product of the mean's chances is the mean of the requests' products. Texts
+        on which the drafter brings much need few rounds: each weighs by those that it takes, as the sum of times does.
+        """
+        usual = self.promised / self.asked[0]
+        own = (self.tokens + HALF * usual) / (self.asked[0] + HALF)
+        rounds = VOTE / (1 + own)
+        x, y = rounds / (self.tried[0] + HALF), rounds / (self.asked[0] + HALF)
         return [(x * t, x * kept, y * asked, y * rows) for t, kept, asked, rows in zip(*self.lists)]
 
 
@@ -167,28 +172,27 @@ class Mean(Counts):
 
 @dataclass(slots=True)
 class Watch:
-    """Cumulative sums of (kept - expected) in standard deviations, up and down."""
+    """Page's cumulative sums (1954) of log-likelihood ratios: is the first draft kept far more often than it was, or never
+    any more? How deep a round went says less, for some texts repeat themselves."""
 
     up: float = 0.0
     down: float = 0.0
-    rounds: int = 0
-    before: list[float] = field(default_factory=list)
-    """What was expected some time ago: what is expected now follows a change."""
 
-    def look(self, now: list[float]) -> list[float]:
-        """What to compare a round with, whose drafter promises `now`."""
-        if self.rounds % LAG == 0 or (self.rounds < LAG and self.rounds & (self.rounds - 1) == 0):
-            self.before = now.copy()
-        self.rounds += 1
-        return self.before[: len(now)] + now[len(self.before) :]
+    def better(self, hit: bool, chance: float, record: Record) -> bool:
+        """For more than one request: what misses is kept half of the time?"""
+        p = max(chance, WORST)
+        rise = log((1 + p) / (2 * p)) if hit else log(0.5)
+        if hit:
+            rise = min(rise, ALARM * SHARE - record.raised)
+            record.raised += rise
+        self.up = max(0.0, self.up + rise)
+        return self.up >= ALARM
 
-    def rings(self, kept: int, expected: Sequence[float]) -> bool:
-        """Has acceptance changed?"""
-        mean = sum(expected)
-        variance = sum((2 * d + 1) * p for d, p in enumerate(expected)) - mean**2
-        z = max(-MOST, min(MOST, (kept - mean) / sqrt(max(variance, 0.05))))
-        self.up, self.down = max(0.0, self.up + z - UP), max(0.0, self.down - z - DOWN)
-        return max(self.up, self.down) >= ALARM
+    def broken(self, hit: bool, chance: float) -> bool:
+        """Is next to nothing kept?"""
+        p = max(chance, 2 * WORST)
+        self.down = max(0.0, self.down + (log(WORST / p) if hit else log((1 - WORST) / (1 - p))))
+        return self.down >= ALARM
 
 
 Key = tuple[str, int]
@@ -201,20 +205,21 @@ class Acceptance:
     own: dict[int, dict[Key, Record]] = field(default_factory=dict)
     watches: dict[Key, Watch] = field(default_factory=dict)
     changes: int = 0
-    """How often acceptance was found changed."""
+    """How often a drafter was found to have become better, or broken."""
 
     def observe(self, request: int, key: Key, asked: int, offered: Sequence[int], kept: Sequence[int]) -> None:
         """One round: a draft `asked` deep; nodes with a row and nodes kept at depth 1, 2, ..."""
         mean, brought = self.means.setdefault(key, Mean()), sum(kept)
         promised = mean.expected(asked).kept[:asked]
-        if mean.tried and mean.tried[0] > WEIGHT:
-            watch = self.watches.setdefault(key, Watch())
-            if watch.rings(brought, watch.look(promised)):
-                mean = self._forget(key)
         records = self.own.setdefault(request, {})
         if key not in records:
             records[key] = mean.join()
         record = records[key]
+        watch, hit, chance = self.watches.setdefault(key, Watch()), brought > 0, promised[0]
+        better, broken = watch.better(hit, chance, record), watch.broken(hit, chance)
+        if better or broken:
+            mean = self._forget(key, DOUBTED if broken else 0.0)
+            record = records[key] = mean.join()
         record.rounds += 1
         mean.judge(brought, sum(self.expected(request, key, asked).kept) / mean.truth)
         record.add(asked, offered, kept, OWN_MEMORY)
@@ -223,33 +228,24 @@ class Acceptance:
         if record.rounds < EVERY or record.rounds % EVERY == 0:
             mean.take(record)
 
-    def _forget(self, key: Key) -> Mean:
+    def _forget(self, key: Key, failures: float) -> Mean:
         """What was learned is of no use now: a new mean."""
         self.changes += 1
         for own in self.own.values():
             own.pop(key, None)
-        self.means[key], self.watches[key] = Mean(), Watch()
+        self.means[key], self.watches[key] = Mean([failures], [0.0], [0.0], [0.0]), Watch()
         return self.means[key]
 
     def expected(self, request: int | None, key: Key, depth: int) -> Expected:
         """What a draft `depth` deep would bring and cost; None: to a request that is not known yet."""
         mean = self.means.get(key) or Mean()
-        law, records = mean.expected(depth), self.own.get(request, {}) if request is not None else {}
-        own, ease = records.get(key), self._ease(records, key) if records else 1.0
-        chances = [min(EASIEST, chance * ease) for chance in law.chance[:depth]]
+        law = mean.expected(depth)
+        own, chances = self.own.get(request, {}).get(key) if request is not None else None, law.chance[:depth]
         if own:
             for d, (tried, hits) in enumerate(zip(own.tried[:depth], own.kept)):
                 chances[d] = (hits + SHRINK * chances[d]) / (tried + SHRINK)
         truth = mean.truth
-        return Expected(chances, [truth * x for x in accumulate(chances, mul)], law.rows[:depth])
-
-    @staticmethod
-    def _ease(records: Mapping[Key, Record], key: Key) -> float:
-        """Where one drafter does badly the others do: the factor of each chance that their records tell. (The tokens of
-        a draft go about with its square.)"""
-        others = [record for one, record in records.items() if one != key]
-        tokens, promised = sum(record.tokens for record in others), sum(record.promised for record in others)
-        return sqrt((tokens + SHRINK) / (promised + SHRINK))
+        return Expected(chances, [min(1.0, truth * x) for x in accumulate(chances, mul)], law.rows[:depth])
 
     def drop(self, request: int) -> None:
         """A request has ended."""

@@ -21,10 +21,13 @@ PERIOD, FIRST = 16, 4
 """Steps that a choice holds; and one that gives work to a drafter who had none."""
 KNOWN, SELDOM = 300, 4
 """From so many steps on the table of costs learns from every fourth one: learning costs time, too."""
-PROBING = 0.015
-"""Most of the time that may be lost to trying what is not chosen."""
-FIRST_GAP, LAST_GAP = 12, 32
-"""Steps from one try to the next: doubled while it fails. One that goes well is repeated at once."""
+PROBING, EAGER = 0.015, 0.005
+"""Most of the time that may be lost to trying what is not chosen; and to trying it so soon again."""
+FIRST_GAP, LAST_GAP = 4, 24
+"""Steps from one try of a drafter to the next: the more it is expected to lose, the more. One that goes well is
+repeated at once."""
+USELESS = 3
+"""Tries in a row that brought less than they cost."""
 BANNED = 256
 """Steps that a drafter rests after it has failed; doubled each time."""
 CHAIN = (1, 2, 3, 4, 5, 6, 8, 10, 12)
@@ -76,10 +79,13 @@ class Held:
 class Trial:
     """When an arm that is not chosen is tried."""
 
-    gap: int = FIRST_GAP
     due: int = 0
+    last: int = 0
+    """Step of the latest."""
     count: int = 0
     """Tries so far: a tree's sizes take turns."""
+    wasted: int = 0
+    """The latest tries, all of which brought less than they cost."""
     banned: int = 0
     """Length of its last rest, after a failure; 0: it has never failed."""
 
@@ -211,11 +217,15 @@ class Goodput:
             point = self._price(request, arm, [size], min(depth, DEPTH), base.requests)[0]
             choice, price = {**held, request.id: (drafter, point)}, Price(self.times, base)
             given_up = held[request.id][1].tokens if request.id in held else 0.0
-            cost = price.of(choice) - price.of(held) + given_up / now.goodput
-            if self.lost + cost - point.tokens / now.goodput <= PROBING * self.spent:
-                trial = self._trial(drafter)
+            usual = price.of(held)
+            cost = price.of(choice) - usual + given_up / now.goodput
+            loss = cost - point.tokens / now.goodput
+            trial = self._trial(drafter)
+            allowed = PROBING if self.step - trial.last >= LAST_GAP else EAGER
+            if self.lost + loss <= allowed * self.spent:
                 self._trying = (request.id, drafter, cost, point.tokens, now.goodput)
-                trial.due, trial.gap = self.step + trial.gap, min(2 * trial.gap, LAST_GAP)
+                gap = loss / (PROBING * usual) * len(request.arms)
+                trial.last, trial.due = self.step, self.step + round(min(LAST_GAP, max(FIRST_GAP, gap)))
                 trial.count += 1
                 return choice, price.worth(choice, now.goodput)
         return None
@@ -227,8 +237,10 @@ class Goodput:
         request, drafter, cost, tokens, goodput = self._trying
         kept = sum(sum(n.kept) for n in notes if n.request == request and n.drafter == drafter)
         self.lost = max(0.0, self.lost + cost - kept / goodput)
+        trial = self._trial(drafter)
+        trial.wasted = trial.wasted + 1 if kept < cost * goodput else 0
         if kept > 2 * tokens + 1:
-            self.trials[drafter] = Trial(due=self.step, banned=self._trial(drafter).banned)
+            trial.due, trial.last = self.step, self.step - LAST_GAP
         self._trying = None
 
     # -- learning ----------------------------------------------------------------------------------------------------
@@ -249,8 +261,6 @@ class Goodput:
                 self.acceptance.observe(note.request, arm.key(note.nodes), depth, note.offered, note.kept)
         if self.acceptance.changes > changes:
             self._plain.until = self._filling.until = self.step
-            for trial in self.trials.values():
-                trial.gap = FIRST_GAP
 
     def seconds(self, work: Work) -> float:
         """Of a step whose pass is this work and that drafts as the latest did."""
@@ -259,7 +269,7 @@ class Goodput:
     def idle(self, drafter: str) -> bool:
         """Nobody is given this drafter, and what was tried of it failed, again and again."""
         held = (pick for now in (self._plain, self._filling) for pick in now.picks.values())
-        return self._trial(drafter).gap >= LAST_GAP and all(pick is None or pick[0] != drafter for pick in held)
+        return self._trial(drafter).wasted >= USELESS and all(pick is None or pick[0] != drafter for pick in held)
 
     def failed(self, drafter: str) -> None:
         """A drafter raised: it rests, longer each time."""
