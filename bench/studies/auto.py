@@ -7,7 +7,7 @@
 
 One engine, in process, two threads; every repeat serves the same prompts at the same recorded arrivals once by each
 drafter, in turns, whoever is first changing; the planner learns from its own steps only. Loads: so many requests at a
-time (closed), or Poisson arrivals at a share of what `none` can do (open). A ratio is that of tokens/s (closed) or of
+time (closed; 12 prompts or six a place), or Poisson arrivals at a share of what `none` can do (open; up to 72 prompts). A ratio is that of tokens/s (closed) or of
 mean latency (open), by repeat; its 95 % interval is a bootstrap over the repeats. Use an idle machine.
 """
 
@@ -45,6 +45,8 @@ class Load:
     name: str
     places: int = 0
     rate: float = 0.0
+    most: int = 48
+    """Prompts, at most. Many enough that the start and the end, when places are empty, count for little."""
 
 
 @dataclass(frozen=True)
@@ -117,23 +119,23 @@ class Study:
         if drafter != self.choice:
             engine.chooser = Goodput({}, StepTimes(), chooser.limit)
         try:
-            return serve(self.llm, self.prompts, load, self.wish(drafter), seed)
+            return serve(self.llm, self.prompts[: load.most], load, self.wish(drafter), seed)
         finally:
             engine.chooser = chooser
 
     def loads(self) -> Iterator[Load]:
         for places in CLOSED:
-            yield Load(f"{places} at a time", places=places)
+            yield Load(f"{places} at a time", places=places, most=max(12, 6 * places))
         plain = self.serve(Load("", places=16), "none", 0)
         tokens = np.mean([self.args.max_tokens])
         for share in OPEN:
-            yield Load(f"{share:.0%} of saturation", rate=share * plain.speed / float(tokens))
+            yield Load(f"{share:.0%} of saturation", rate=share * plain.speed / float(tokens), most=round(80 * share))
 
     def run(self, loads: Sequence[Load]) -> list[dict[str, Any]]:
         """One row a load: merit of every drafter over all repeats."""
         drafters = ["none", *self.arms, self.choice]
         for drafter in drafters:
-            self.serve(Load("", places=4), drafter, 0)
+            self.serve(Load("", places=4, most=12), drafter, 0)
         rows = []
         for load in loads:
             out: dict[str, list[Outcome]] = {d: [] for d in drafters}
@@ -205,7 +207,7 @@ def broken(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as where:
         study = Study(args, shuffled(Path(args.draft), Path(where) / "draft"), ("model", "topk"))
         print(study.head())
-        return {"rows": study.run([Load("1 at a time", places=1), Load("8 at a time", places=8)])}
+        return {"rows": study.run([Load("1 at a time", 1, most=12), Load("8 at a time", 8, most=48)])}
 
 
 class Switch:
@@ -286,7 +288,7 @@ def error(args: argparse.Namespace) -> dict[str, Any]:
 
     times.__class__ = Watched
     Watched.observe = staticmethod(watch)  # type: ignore[assignment]
-    for load in (Load("1 at a time", places=1), Load("4", places=4), Load("16", places=16)):
+    for load in (Load("1 at a time", 1, most=12), Load("4", 4, most=24), Load("16", 16)):
         del wrong[:]
         serve(study.llm, study.prompts, load, study.wish(study.choice), 0)
         print(
@@ -301,7 +303,7 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--draft", required=True)
     parser.add_argument("--prompts", required=True, nargs="+")
-    parser.add_argument("--num-prompts", type=int, default=16)
+    parser.add_argument("--num-prompts", type=int, default=48)
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--repeat", type=int, default=7)

@@ -104,5 +104,6 @@ def test_small_drafts_of_a_busy_hour_say_nothing_of_large_ones() -> None:
     before = record.promised(15)
     for _ in range(500):
         record.asked.count(3, 1)
-    assert record.promised(15) == before == pytest.approx(3.0) and record.promised(3) == record.promised(7) == pytest.approx(1.0)
-
+    assert record.promised(15) == before == pytest.approx(3.0) and record.promised(3) == record.promised(
+        7
+    ) == pytest.approx(1.0)

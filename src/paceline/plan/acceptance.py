@@ -26,8 +26,8 @@ text from its first rounds, for every drafter and set of prompts measured."""
 PRIOR, DEEP, WEIGHT = 0.4, 0.7, 4.0
 """Chance of a first draft that nobody has tried; the highest that a deeper one starts at, which is else that of the one
 above; and the rounds that a prior counts for."""
-LONG, TRUST, DOUBT = 0.98, 40.0, 0.2
-"""What was promised is judged by what came: weight of the past at each round, tokens that promises are trusted with at
+LONG, TRUST, DOUBT = 0.95, 20.0, 0.2
+"""What was promised is judged by what came: weight of the past at each EVERYth round, tokens that promises are trusted with at
 first, and the most that they are corrected by."""
 ALARM, SHARE = 10.0, 0.6
 """Log-likelihood ratio at which a change is taken for certain, and the part of it that one request can bring upwards."""
@@ -221,11 +221,13 @@ class Acceptance:
             mean = self._forget(key, DOUBTED if broken else 0.0)
             record = records[key] = mean.join()
         record.rounds += 1
-        mean.judge(brought, sum(self.expected(request, key, asked).kept) / mean.truth)
+        regular = record.rounds % EVERY == 0
+        if regular:
+            mean.judge(brought, sum(self.expected(request, key, asked).kept) / mean.truth)
         record.add(asked, offered, kept, OWN_MEMORY)
         record.tokens = OWN_MEMORY * record.tokens + brought
         record.promised = OWN_MEMORY * record.promised + sum(promised)
-        if record.rounds < EVERY or record.rounds % EVERY == 0:
+        if regular or record.rounds < EVERY:
             mean.take(record)
 
     def _forget(self, key: Key, failures: float) -> Mean:

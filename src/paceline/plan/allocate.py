@@ -40,10 +40,13 @@ Points = Mapping[int, Mapping[str, Sequence[Point]]]
 
 
 class Price:
-    """Seconds of a step that is `base` and so many rows more. Made for one decision: it remembers."""
+    """Seconds of a step that is `base` and so many rows more, less what others' rows in it cost in any case: those bring
+    no tokens, so that drafts would seem cheap beside them. Made for one decision: it remembers."""
 
     def __init__(self, times: StepTimes, base: Work) -> None:
         self.times, self.base = times, base
+        alone = Work(base.requests, base.requests, base.context, base.context, base.requests)
+        self.sunk = times.of_target(base) - times.of_target(alone) if base.rows > base.requests else 0.0
         self.reach = base.pairs / max(base.requests, 1)
         self.known: dict[int, float] = {}
 
@@ -55,7 +58,8 @@ class Price:
             base = self.base
             pairs = base.pairs + round(nodes * self.reach)
             work = Work(max(1, base.rows + nodes), base.requests, base.context, pairs, base.logits + nodes)
-            seconds = self.known[nodes] = self.times.of_target(work) + self.times.of_rest(base.requests, nodes)
+            seconds = self.times.of_target(work) + self.times.of_rest(base.requests, nodes) - self.sunk
+            self.known[nodes] = seconds
         return seconds
 
     def of(self, choice: Choice) -> float:

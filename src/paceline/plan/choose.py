@@ -110,13 +110,18 @@ class Goodput:
     """For steps of decoding requests alone."""
     _filling: Held = field(default_factory=Held)
     """For steps that prompts share."""
+    _asked: int = -1
+    """The latest step that was decided. Requests whose prompts end in it are asked for after the others."""
     _trying: tuple[int, str, float, float, float] | None = None
     """The try of this step: request, drafter, seconds it costs, tokens it is expected to bring, and goodput."""
 
     def share(self, requests: Sequence[Request], spare: int, base: Work) -> dict[int, Share]:
         """The choice for this step, clipped to what each request has left."""
+        if not requests:
+            return {}
         now = self._filling if base.rows > base.requests else self._plain
-        if self.step >= now.until or 4 * abs(base.requests - now.count) > now.count:
+        first, self._asked = self._asked < self.step, self.step
+        if first and (self.step >= now.until or 4 * abs(base.requests - now.count) > now.count):
             self._decide(now, requests, spare, base)
         held = self._present(now, requests)
         choice, worth = self._probe(now, requests, held, base) or (held, now.worth)
