@@ -7,8 +7,9 @@
 
 One engine, in process, two threads; every repeat serves the same prompts at the same recorded arrivals once by each
 drafter, in turns, whoever is first changing; the planner learns from its own steps only. Loads: so many requests at a
-time (closed; 12 prompts or six a place), or Poisson arrivals at a share of what `none` can do (open; up to 72 prompts). A ratio is that of tokens/s (closed) or of
-mean latency (open), by repeat; its 95 % interval is a bootstrap over the repeats. Use an idle machine.
+time (closed; 12 prompts, or six a place), or Poisson arrivals at a share of what `none` can do (open). A ratio is that
+of tokens/s (closed) or of mean latency (open), by repeat; its 95 % interval is a bootstrap over the repeats. Use an
+idle machine.
 """
 
 import argparse

@@ -88,7 +88,7 @@ def test_a_mended_drafter_is_believed_and_a_text_that_repeats_itself_changes_not
 
 
 def test_a_text_counts_for_the_rounds_that_it_takes() -> None:
-    """Half of the texts keep nothing, half keep 8 a round: of as many tokens of each, nine rounds in ten are the former."""
+    """Half of the texts keep nothing, half keep 8 a round: the former take nine rounds in ten."""
     rng, it = random.Random(6), Acceptance()
     for request in range(80):
         rounds(it, [0.0 if request % 2 else 1.0] * 8, 40, rng, request=request)

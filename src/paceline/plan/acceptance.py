@@ -27,10 +27,10 @@ PRIOR, DEEP, WEIGHT = 0.4, 0.7, 4.0
 """Chance of a first draft that nobody has tried; the highest that a deeper one starts at, which is else that of the one
 above; and the rounds that a prior counts for."""
 LONG, TRUST, DOUBT = 0.95, 20.0, 0.2
-"""What was promised is judged by what came: weight of the past at each EVERYth round, tokens that promises are trusted with at
-first, and the most that they are corrected by."""
+"""What was promised is judged by what came: weight of the past at each EVERYth round, tokens that promises are trusted
+with at first, and the most that they are corrected by."""
 ALARM, SHARE = 10.0, 0.6
-"""Log-likelihood ratio at which a change is taken for certain, and the part of it that one request can bring upwards."""
+"""Log-likelihood ratio at which a change is certain, and the part of it that one request can bring upwards."""
 WORST, DOUBTED = 0.02, 8.0
 """Chance of a first draft of a broken drafter, and the rounds of failure that it starts anew with."""
 
@@ -172,8 +172,8 @@ class Mean(Counts):
 
 @dataclass(slots=True)
 class Watch:
-    """Page's cumulative sums (1954) of log-likelihood ratios: is the first draft kept far more often than it was, or never
-    any more? How deep a round went says less, for some texts repeat themselves."""
+    """Page's cumulative sums (1954) of log-likelihood ratios: is the first draft kept far more often than it was, or
+    never any more? How deep a round went says less, for some texts repeat themselves."""
 
     up: float = 0.0
     down: float = 0.0

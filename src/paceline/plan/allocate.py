@@ -40,8 +40,8 @@ Points = Mapping[int, Mapping[str, Sequence[Point]]]
 
 
 class Price:
-    """Seconds of a step that is `base` and so many rows more, less what others' rows in it cost in any case: those bring
-    no tokens, so that drafts would seem cheap beside them. Made for one decision: it remembers."""
+    """Seconds of a step that is `base` and so many rows more, less what the rows of prompts cost in any case: beside
+    them, who bring no tokens, drafts would seem cheap. Made for one decision: it remembers."""
 
     def __init__(self, times: StepTimes, base: Work) -> None:
         self.times, self.base = times, base
