@@ -11,7 +11,7 @@ from paceline import LLM, SamplingParams
 from paceline.cache.lease import TARGET
 from paceline.core.errors import CapacityError, CheckpointError, InputError, PacelineError, RefusalError
 from paceline.engine.desk import lease_of
-from paceline.plan.choose import LAST_GAP, Trial
+from paceline.plan.choose import USELESS, Trial
 from tests.tiny import tiny_checkpoint
 
 PROMPT = "one two three one two three one"
@@ -163,7 +163,7 @@ def test_most_requests_do_without_the_kv_of_drafters_of_no_use(pair: tuple[Path,
     """The first gets it all the same, to see when that changes; the text of all is plain."""
     plain = LLM(pair[0], drafter="none", dtype="float32", blocks=600).generate(PROMPT, GREEDY, progress=False)[0]
     engine = LLM(*pair, "model|topk", dtype="float32", blocks=600).engine
-    engine.chooser.trials = {name: Trial(gap=LAST_GAP, due=10**9) for name in ("model", "topk")}
+    engine.chooser.trials = {name: Trial(wasted=USELESS, due=10**9) for name in ("model", "topk")}
     requests = [engine.submit(plain.prompt_token_ids, GREEDY)[0] for _ in range(3)]
     engine.step()
     assert [lease_of(r).groups > {TARGET} for r in requests] == [True, False, False]
