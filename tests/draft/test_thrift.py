@@ -16,7 +16,7 @@ THRIFTY = sorted(name for name, card in DRAFTERS.items() if card.thrifty)
 
 
 @dataclass
-class Priced:
+class Priced(LengthPolicy):
     """Another policy's shares, at this price."""
 
     other: LengthPolicy

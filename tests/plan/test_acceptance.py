@@ -72,8 +72,10 @@ def test_a_broken_drafter_is_not_believed_for_long() -> None:
     rng, it = random.Random(4), Acceptance()
     for request in range(20):
         rounds(it, [0.85] * 8, 20, rng, request=request)
-    rounds(it, [0.02] * 8, 12, rng, request=20)
-    assert sum(it.expected(20, KEY, 8).kept) < 0.5 and it.changes == 1
+    rounds(it, [0.02] * 8, 12, rng, request=20)  # one hard text says little of the others
+    assert sum(it.expected(20, KEY, 8).kept) < 2 < sum(it.expected(21, KEY, 8).kept) and not it.changes
+    rounds(it, [0.02] * 8, 12, rng, request=21)
+    assert sum(it.expected(21, KEY, 8).kept) < 0.5 and it.changes == 1
     assert sum(it.expected(30, KEY, 8).kept) < 0.5
 
 
@@ -100,8 +102,10 @@ def test_the_watch_weighs_likelihoods() -> None:
     watch = Watch()
     for _ in range(2000):
         hit = rng.random() < 0.6
-        assert not watch.better(hit, 0.6, records[0]) and not watch.broken(hit, 0.6)
+        assert not watch.better(hit, 0.6, records[0]) and not watch.broken(hit, 0.6, Record())
     assert not any(watch.better(True, 0.1, records[1]) for _ in range(50))
     assert any(watch.better(True, 0.1, records[2]) for _ in range(5))
-    assert not any(watch.broken(i % 4 == 0, 0.6) for i in range(400))
-    assert any(watch.broken(False, 0.6) for _ in range(12))
+    assert not any(watch.broken(i % 4 == 0, 0.6, Record()) for i in range(400))
+    assert not any(watch.broken(False, 0.6, records[1]) for _ in range(50))
+    assert any(watch.broken(False, 0.6, records[2]) for _ in range(6))
+    assert not any(Watch().better(True, 0.9, record) for record in records for _ in range(500))

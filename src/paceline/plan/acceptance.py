@@ -30,9 +30,11 @@ LONG, TRUST, DOUBT = 0.95, 20.0, 0.2
 """What was promised is judged by what came: weight of the past at each EVERYth round, tokens that promises are trusted
 with at first, and the most that they are corrected by."""
 ALARM, SHARE = 10.0, 0.6
-"""Log-likelihood ratio at which a change is certain, and the part of it that one request can bring upwards."""
+"""Log-likelihood ratio at which a change is certain, and the part of it that one request can bring."""
 WORST, DOUBTED = 0.02, 8.0
 """Chance of a first draft of a broken drafter, and the rounds of failure that it starts anew with."""
+GOOD = 0.7
+"""Chance of a first draft that cannot become so much better that all it was known for would have to go."""
 
 
 @dataclass(slots=True)
@@ -52,36 +54,46 @@ class Counts:
 
     def reach(self, depth: int) -> None:
         """Make all lists so long."""
-        for mine in self.lists:
-            mine.extend([0.0] * (depth - len(mine)))
+        if more := depth - len(self.tried):
+            for mine in self.lists:
+                mine.extend([0.0] * more)
 
     def add(self, asked: int, offered: Sequence[int], kept: Sequence[int], memory: float) -> None:
         """One round."""
         self.reach(asked)
         tried, hits, wanted, rows = self.lists
-        for d in range(asked):
-            wanted[d] = memory * wanted[d] + 1
-            rows[d] *= memory
-        for d, nodes in enumerate(offered[:asked]):
-            rows[d] += nodes
+        wanted[:asked] = [memory * x + 1.0 for x in wanted[:asked]]
+        rows[:asked] = [memory * x + n for x, n in zip_longest(rows[:asked], offered[:asked], fillvalue=0)]
         for d in range(asked):
             hit = d < len(kept) and kept[d] > 0
-            tried[d] = memory * tried[d] + 1
+            tried[d] = memory * tried[d] + 1.0
             hits[d] = memory * hits[d] + hit
             if not hit:
                 break
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Expected:
     """Per depth: the chance that it is kept once the one above is, that it is reached and kept, and its rows."""
 
     chance: list[float]
     kept: list[float]
     rows: list[float]
+    _per_row: tuple[float, ...] | None = None
+
+    def per_row(self) -> tuple[float, ...]:
+        """The chance that a row is kept once there is one, of each in turn, never rising."""
+        if self._per_row is None:
+            out, least = list[float](), 1.0
+            for kept, rows in zip(self.kept, self.rows):
+                least = min(least, kept / max(rows, kept, 1e-9))
+                out += [least] * max(1, round(rows))
+            self._per_row = tuple(out)
+        return self._per_row
 
 
-Vote = tuple[float, float, float, float]
+Vote = tuple[list[float], list[float], list[float], list[float]]
+"""As `Counts.lists`."""
 
 
 @dataclass(slots=True)
@@ -90,17 +102,18 @@ class Record(Counts):
 
     joined: int = 0
     """How many requests were in the mean when it joined."""
-    voted: list[Vote] = field(default_factory=list)
-    """What it has put there, per depth."""
+    voted: Vote = field(default_factory=lambda: ([], [], [], []))
+    """What it has put there."""
     tokens: float = 0.0
     """Kept in all rounds."""
     promised: float = 0.0
     """By the drafter's mean."""
     rounds: int = 0
     raised: float = 0.0
-    """What it has added to its drafter's watch."""
+    sunk: float = 0.0
+    """What it has added to the sums of its drafter's watch."""
 
-    def vote(self) -> list[Vote]:
+    def vote(self) -> Vote:
         """One weight at all depths: then the product of the mean's chances is the mean of the requests' products. Texts
         on which the drafter brings much need few rounds: each weighs by those that it takes, as the sum of times does.
         """
@@ -108,7 +121,12 @@ class Record(Counts):
         own = (self.tokens + HALF * usual) / (self.asked[0] + HALF)
         rounds = VOTE / (1 + own)
         x, y = rounds / (self.tried[0] + HALF), rounds / (self.asked[0] + HALF)
-        return [(x * t, x * kept, y * asked, y * rows) for t, kept, asked, rows in zip(*self.lists)]
+        return (
+            [x * n for n in self.tried],
+            [x * n for n in self.kept],
+            [y * n for n in self.asked],
+            [y * n for n in self.offered],
+        )
 
 
 @dataclass(slots=True)
@@ -162,10 +180,10 @@ class Mean(Counts):
     def take(self, record: Record) -> None:
         """The record as it is now, in the place of what it was."""
         age, vote = MEMORY ** (self.requests - record.joined), record.vote()
-        self.reach(len(vote))
-        for d, (new, old) in enumerate(zip_longest(vote, record.voted, fillvalue=(0.0,) * 4)):
-            for mine, x, y in zip(self.lists, new, old):
-                mine[d] += age * (x - y)
+        self.reach(len(vote[0]))
+        for mine, new, old in zip(self.lists, vote, record.voted):
+            old += [0.0] * (len(new) - len(old))
+            mine[: len(new)] = [m + age * (x - y) for m, x, y in zip(mine, new, old)]
         record.voted = vote
         self.known = None
 
@@ -179,19 +197,26 @@ class Watch:
     down: float = 0.0
 
     def better(self, hit: bool, chance: float, record: Record) -> bool:
-        """For more than one request: what misses is kept half of the time?"""
+        """For more than one request: what misses is kept half of the time? Of what is good already nobody asks."""
         p = max(chance, WORST)
-        rise = log((1 + p) / (2 * p)) if hit else log(0.5)
+        if p > GOOD:
+            self.up = 0.0
+            return False
+        rise = log((1 + p) / (2 * p)) if hit else -log(2.0)
         if hit:
             rise = min(rise, ALARM * SHARE - record.raised)
             record.raised += rise
         self.up = max(0.0, self.up + rise)
         return self.up >= ALARM
 
-    def broken(self, hit: bool, chance: float) -> bool:
-        """Is next to nothing kept?"""
+    def broken(self, hit: bool, chance: float, record: Record) -> bool:
+        """Is next to nothing kept, by more than one request?"""
         p = max(chance, 2 * WORST)
-        self.down = max(0.0, self.down + (log(WORST / p) if hit else log((1 - WORST) / (1 - p))))
+        rise = log(WORST / p) if hit else log((1 - WORST) / (1 - p))
+        if not hit:
+            rise = min(rise, ALARM * SHARE - record.sunk)
+            record.sunk += rise
+        self.down = max(0.0, self.down + rise)
         return self.down >= ALARM
 
 
@@ -216,7 +241,7 @@ class Acceptance:
             records[key] = mean.join()
         record = records[key]
         watch, hit, chance = self.watches.setdefault(key, Watch()), brought > 0, promised[0]
-        better, broken = watch.better(hit, chance, record), watch.broken(hit, chance)
+        better, broken = watch.better(hit, chance, record), watch.broken(hit, chance, record)
         if better or broken:
             mean = self._forget(key, DOUBTED if broken else 0.0)
             record = records[key] = mean.join()

@@ -5,8 +5,9 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from paceline.core.plan import Work, Worth
-from paceline.plan.cost import Drafting, StepTimes
+from paceline.core.plan import Edge, Work, Worth
+from paceline.plan.acceptance import Expected
+from paceline.plan.cost import OPENINGS, PANEL, Drafting, StepTimes
 
 STAGES = 4
 """Stages that are priced of each round of nodes, one to everybody, at least."""
@@ -27,6 +28,8 @@ class Point:
     depth: int
     tokens: float
     rows: float
+    law: Expected | None = None
+    """Of a draft at least so deep."""
 
 
 NOTHING = Point(0, 0, 0.0, 0.0)
@@ -67,6 +70,17 @@ class Price:
         parts = parts_of(choice)
         return self.rows(sum(point.rows for _, point in choice.values())) + sum(map(self.times.of_draft, parts))
 
+    def edges(self, choice: Choice, goodput: float) -> tuple[Edge, ...]:
+        """The edges among the rows that it may come to."""
+        out, most = [], sum(point.nodes for _, point in choice.values())
+        for rows in OPENINGS:
+            nodes = rows - self.base.rows
+            if 0 <= nodes < most:
+                first, last = self.rows(nodes + 1), self.rows(nodes + PANEL)
+                row = (last - first) / (PANEL - 1)
+                out.append(Edge(rows, goodput * (first - self.rows(nodes) - row), goodput * row))
+        return tuple(out)
+
     def worth(self, choice: Choice, goodput: float) -> dict[str, Worth]:
         """What nodes have to bring: their price in tokens (Huang et al. 2024, SpecDec++, theorem 1, at measured cost).
         A row's is its average: of a staircase the last step says little."""
@@ -98,7 +112,7 @@ def best(points: Points, spare: int, price: Price) -> tuple[Choice, float]:
     nothing = len(points) / price.rows(0)
     found, most = Choice(), nothing * MARGIN
     for drafter in dict.fromkeys(drafter for each in points.values() for drafter in each):
-        choice, goodput = uniform(drafter, points, spare, price)
+        choice, goodput = uniform(drafter, points, spare, price, most)
         if goodput > most:
             found, most = choice, goodput
     if len(points) > 1:
@@ -109,15 +123,17 @@ def best(points: Points, spare: int, price: Price) -> tuple[Choice, float]:
     return (found, most) if found else (found, nothing)
 
 
-def uniform(drafter: str, points: Points, spare: int, price: Price) -> tuple[Choice, float]:
-    """One drafter: the next nodes go where they bring most for a row. Stages are priced to the end, not only up to the
-    first that loses: the step from nothing to something may lose where the next ones gain."""
+def uniform(drafter: str, points: Points, spare: int, price: Price, least: float = 0.0) -> tuple[Choice, float]:
+    """One drafter: the next nodes go where they bring most for a row. Stages are priced as long as all tokens together
+    could be better than what was found and `least`, not only up to the first that loses: the step from nothing to
+    something may lose where the next ones gain."""
     stride = max(1, len(points) // STAGES)
     own = {who: each[drafter] for who, each in points.items() if drafter in each}
     heap = [(-slope(NOTHING, mine[0]), who, 0) for who, mine in own.items()]
     heapq.heapify(heap)
     moves: list[tuple[int, int]] = []
     at, most, good = dict[int, int](), 0.0, 0
+    ceiling = len(points) + sum(max(point.tokens for point in mine) for mine in own.values())
     used, tokens, rows, depth = 0, float(len(points)), 0.0, 0
     while heap:
         _, who, i = heapq.heappop(heap)
@@ -138,6 +154,8 @@ def uniform(drafter: str, points: Points, spare: int, price: Price) -> tuple[Cho
         seconds = price.rows(rows) + price.times.of_draft(Drafting(drafter, len(at), depth, round(rows)))
         if tokens / seconds > most:
             most, good = tokens / seconds, len(moves)
+        if ceiling / seconds < max(most, least):
+            break
     return {who: (drafter, own[who][i]) for who, i in moves[:good]}, most
 
 

@@ -9,20 +9,24 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from math import ceil
 
-from paceline.core.plan import Note, Work, Worth
+from paceline.core.plan import Edge, Note, Work, Worth
 from paceline.core.request import Request
 from paceline.plan import Share
 from paceline.plan.acceptance import Acceptance, Key
-from paceline.plan.allocate import NOTHING, Choice, Pick, Point, Price, best
+from paceline.plan.allocate import Choice, Pick, Point, Price, best
 from paceline.plan.cost import Drafting, StepTimes, Times
 
 PERIOD, FIRST = 16, 4
 """Steps that a choice holds; and one that gives work to a drafter who had none."""
 KNOWN, SELDOM = 300, 4
 """From so many steps on the table of costs learns from every fourth one: learning costs time, too."""
+HEARING = 8
+"""Steps after which acceptance hears of them, at the latest."""
 PROBING, EAGER = 0.015, 0.005
-"""Most of the time that may be lost to trying what is not chosen; and to trying it so soon again."""
+"""Most of the time that may be lost to trying what is not chosen, to each drafter its part; and to trying it so soon
+again."""
 FIRST_GAP, LAST_GAP = 4, 24
 """Steps from one try of a drafter to the next: the more it is expected to lose, the more. One that goes well is
 repeated at once."""
@@ -69,10 +73,17 @@ class Held:
     usual: Pick | None = None
     """What most of them were given, or its least size."""
     worth: dict[str, Worth] = field(default_factory=dict)
+    edges: tuple[Edge, ...] = ()
     goodput: float = 0.0
     count: int = 0
     """Requests that it was made for."""
     until: int = 0
+
+    def pick(self, request: Request) -> Pick | None:
+        """Of one who is here; who came since gets what most have, as far as it may."""
+        pick, wish = self.picks.get(request.id, self.usual), request.params.max_nodes
+        fits = pick is not None and pick[0] in request.arms and (wish is None or pick[1].nodes <= wish)
+        return pick if fits else None
 
 
 @dataclass(slots=True)
@@ -84,6 +95,8 @@ class Trial:
     """Step of the latest."""
     count: int = 0
     """Tries so far: a tree's sizes take turns."""
+    lost: float = 0.0
+    """Seconds that they have cost, less those that they have saved."""
     wasted: int = 0
     """The latest tries, all of which brought less than they cost."""
     banned: int = 0
@@ -101,11 +114,11 @@ class Goodput:
     step: int = 0
     spent: float = 0.0
     """Seconds of all steps."""
-    lost: float = 0.0
-    """Seconds that tries have cost, less those that they have saved."""
     parts: Sequence[Drafting] = ()
     """Of the latest step."""
     trials: dict[str, Trial] = field(default_factory=dict)
+    _unheard: list[Note] = field(default_factory=list)
+    """Of the latest steps."""
     _plain: Held = field(default_factory=Held)
     """For steps of decoding requests alone."""
     _filling: Held = field(default_factory=Held)
@@ -123,16 +136,24 @@ class Goodput:
         first, self._asked = self._asked < self.step, self.step
         if first and (self.step >= now.until or 4 * abs(base.requests - now.count) > now.count):
             self._decide(now, requests, spare, base)
-        held = self._present(now, requests)
-        choice, worth = self._probe(now, requests, held, base) or (held, now.worth)
+        tried, worth = self._probe(now, requests, base) or ({}, now.worth)
         shares: dict[int, Share] = {}
         for request in requests:
-            drafter, point = choice.get(request.id, (NONE, NOTHING))
-            depth = self.limit(request, drafter)
-            nodes = min(point.nodes, spare) if depth else 0
+            pick = tried.get(request.id) or now.pick(request)
+            depth = self.limit(request, pick[0]) if pick else 0
+            if pick is None or not depth:
+                shares[request.id] = Share(NONE, 0, depth)
+                continue
+            drafter, point = pick
+            nodes = min(point.nodes, spare)
             spare -= nodes
-            shares[request.id] = Share(drafter if nodes else NONE, nodes, depth, worth.get(drafter))
+            chances = point.law.per_row() if now.edges and point.law else ()
+            shares[request.id] = Share(drafter if nodes else NONE, nodes, depth, worth.get(drafter), chances)
         return shares
+
+    def edges(self, base: Work) -> tuple[Edge, ...]:
+        """Of the step that was just shared out."""
+        return (self._filling if base.rows > base.requests else self._plain).edges
 
     # -- the choice ------------------------------------------------------------------------------------------------
 
@@ -142,9 +163,11 @@ class Goodput:
 
     def _decide(self, now: Held, requests: Sequence[Request], spare: int, base: Work) -> None:
         """Choose anew: it was held long enough, or a quarter of the requests came or went."""
+        self._hear()
         before = {pick[0] for pick in now.picks.values() if pick}
         choice, now.goodput = self.best(requests, spare, base)
-        now.worth = Price(self.times, base).worth(choice, now.goodput)
+        price = Price(self.times, base)
+        now.worth, now.edges = price.worth(choice, now.goodput), price.edges(choice, now.goodput)
         now.picks = {r.id: choice.get(r.id) for r in requests}
         used = Counter(drafter for drafter, _ in choice.values())
         now.count, now.until = base.requests, self.step + (PERIOD if used.keys() <= before else FIRST)
@@ -152,18 +175,8 @@ class Goodput:
         least = [pick for pick in choice.values() if pick[0] == drafter]
         now.usual = min(least, key=lambda pick: pick[1].nodes) if 2 * count > len(requests) else None
         for drafter in used:
-            self.trials[drafter] = Trial(due=self.step + FIRST_GAP, banned=self._trial(drafter).banned)
-
-    @staticmethod
-    def _present(now: Held, requests: Sequence[Request]) -> Choice:
-        """The held choice of those who are here; who came since gets what most have, as far as it may."""
-        out: Choice = {}
-        for request in requests:
-            pick = now.picks.get(request.id, now.usual)
-            wish = request.params.max_nodes
-            if pick and pick[0] in request.arms and (wish is None or pick[1].nodes <= wish):
-                out[request.id] = pick
-        return out
+            trial = self._trial(drafter)
+            self.trials[drafter] = Trial(now.until, lost=trial.lost, banned=trial.banned)
 
     def _points(self, request: Request, count: int) -> dict[str, list[Point]]:
         """What each drafter could be given for a request, the fewest nodes first."""
@@ -187,14 +200,14 @@ class Goodput:
             tokens, rows = list(accumulate(expected.kept)), list(accumulate(expected.rows))
             deep = list(accumulate(float(r * count >= 0.5) for r in expected.rows))  # of all, the deepest
             reach = [min(n, limit) - 1 for n in sizes]
-            return [Point(n, max(1, round(deep[i])), tokens[i], rows[i]) for n, i in zip(sizes, reach)]
+            return [Point(n, max(1, round(deep[i])), tokens[i], rows[i], expected) for n, i in zip(sizes, reach)]
         points = []
         for n in sizes:
             tried = [size for size in arm.sizes if arm.key(size) in self.acceptance.means]
             near = arm.key(min(tried, key=lambda size: abs(size - n), default=n))
             expected = self.acceptance.expected(request.id, near, min(n, limit))
             rows_of = min(float(n), sum(expected.rows)) if tried else float(n)
-            points.append(Point(n, 0, sum(expected.kept), rows_of))
+            points.append(Point(n, 0, sum(expected.kept), rows_of, expected))
         return points
 
     # -- trying what is not chosen ---------------------------------------------------------------------------------
@@ -202,19 +215,16 @@ class Goodput:
     def _trial(self, drafter: str) -> Trial:
         return self.trials.setdefault(drafter, Trial())
 
-    def _probe(
-        self, now: Held, requests: Sequence[Request], held: Choice, base: Work
-    ) -> tuple[Choice, dict[str, Worth]] | None:
-        """`held` with one request's drafter replaced by one that has not been tried for long, if any is due; and the
-        worth of its nodes."""
-        if not requests:
-            return None
+    def _probe(self, now: Held, requests: Sequence[Request], base: Work) -> tuple[Choice, dict[str, Worth]] | None:
+        """One request's pick that has not been tried for long, if any is due, and the worth of everybody's nodes."""
         request = requests[self.step % len(requests)]
+        due = [drafter for drafter in request.arms if self._trial(drafter).due <= self.step]
+        held = {r.id: pick for r in requests if (pick := now.pick(r))} if due else {}
         used = {drafter for drafter, _ in held.values()}
-        for drafter in request.arms:
-            depth = self.limit(request, drafter)
-            if drafter in used or self._trial(drafter).due > self.step or depth < 1:
+        for drafter in due:
+            if drafter in used:
                 continue
+            depth = self.limit(request, drafter)
             arm, sizes = self.arms[drafter], self._sizes(request, drafter, depth)
             if not sizes:
                 continue
@@ -227,12 +237,15 @@ class Goodput:
             loss = cost - point.tokens / now.goodput
             trial = self._trial(drafter)
             allowed = PROBING if self.step - trial.last >= LAST_GAP else EAGER
-            if self.lost + loss <= allowed * self.spent:
+            wait = ((trial.lost + loss) * len(request.arms) / allowed - self.spent) / usual
+            if wait > 0.0:
+                trial.due = self.step + min(FIRST_GAP, ceil(wait))
+            else:
                 self._trying = (request.id, drafter, cost, point.tokens, now.goodput)
                 gap = loss / (PROBING * usual) * len(request.arms)
                 trial.last, trial.due = self.step, self.step + round(min(LAST_GAP, max(FIRST_GAP, gap)))
                 trial.count += 1
-                return choice, price.worth(choice, now.goodput)
+                return {request.id: choice[request.id]}, price.worth(choice, now.goodput)
         return None
 
     def _tried(self, notes: Sequence[Note]) -> None:
@@ -241,8 +254,8 @@ class Goodput:
             return
         request, drafter, cost, tokens, goodput = self._trying
         kept = sum(sum(n.kept) for n in notes if n.request == request and n.drafter == drafter)
-        self.lost = max(0.0, self.lost + cost - kept / goodput)
         trial = self._trial(drafter)
+        trial.lost = max(0.0, trial.lost + cost - kept / goodput)
         trial.wasted = trial.wasted + 1 if kept < cost * goodput else 0
         if kept > 2 * tokens + 1:
             trial.due, trial.last = self.step, self.step - LAST_GAP
@@ -258,12 +271,18 @@ class Goodput:
         if self.times.seen < KNOWN or self.step % SELDOM == 0 or self._trying:
             self.times.observe(work, parts, times)
         self._tried(notes)
+        self._unheard += notes
+        if self.step % HEARING == 0:
+            self._hear()
+
+    def _hear(self) -> None:
+        """What the latest steps say of acceptance: many at once take half of the time."""
         changes = self.acceptance.changes
-        for note in notes:
-            arm = self.arms.get(note.drafter)
-            if arm is not None and note.nodes:
-                depth = min(note.nodes, note.depth, DEPTH)
+        for note in self._unheard:
+            arm, depth = self.arms.get(note.drafter), min(note.nodes, note.depth, DEPTH)
+            if arm is not None and depth:
                 self.acceptance.observe(note.request, arm.key(note.nodes), depth, note.offered, note.kept)
+        self._unheard.clear()
         if self.acceptance.changes > changes:
             self._plain.until = self._filling.until = self.step
 
@@ -285,4 +304,5 @@ class Goodput:
 
     def drop(self, request: Request) -> None:
         """A request has ended."""
+        self._hear()
         self.acceptance.drop(request.id)

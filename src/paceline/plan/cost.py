@@ -17,6 +17,9 @@ from paceline.core.plan import Work
 
 KNOTS = (1, 2, 4, 8, 16, 17, 24, 32, 33, 48, 49, 64, 65, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Rows; the step from 16 to 17 opens a panel."""
+OPENINGS = tuple(low for low, high in pairwise(KNOTS) if high == low + 1)
+"""Rows that fill their panels."""
+PANEL = 16
 RATE, DRIFT = 0.1, 0.2
 """How far one step moves the terms that it is made of, and `speed`."""
 FLOOR = 1e-9
@@ -115,12 +118,21 @@ class StepTimes:
     """Mean absolute percentage error of the latest predictions, as a fraction."""
 
     def of_target(self, work: Work) -> float:
-        """Seconds of the target's pass."""
-        return self.speed * self.target.predict(_features(work))
+        """Seconds of the target's pass: `Terms.predict` of its features, written out, for choices ask it often."""
+        w, rows = self.target.weights, work.rows
+        i = min(max(bisect_right(KNOTS, rows), 1), len(KNOTS) - 1)
+        low, high = KNOTS[i - 1], KNOTS[i]
+        if rows > high:
+            pass_ = w[high] * rows / high
+        else:
+            part = max(0.0, (rows - low) / (high - low))
+            pass_ = w[low] * (1.0 - part) + w[high] * part
+        read = w["context"] * work.context + w["pairs"] * work.pairs
+        return self.speed * (pass_ + w["requests"] * work.requests + read + w["logits"] * work.logits)
 
     def of_draft(self, part: Drafting) -> float:
         """Seconds of one drafter's part."""
-        w = self.drafter(part.drafter).weights  # `Terms.predict`, which is too slow to be asked for every choice
+        w = self.drafter(part.drafter).weights
         own = w["call"] + w["requests"] * part.requests
         if part.depth:
             own += w["depth"] * part.depth + w["nodes"] * part.nodes
@@ -128,7 +140,8 @@ class StepTimes:
 
     def of_rest(self, requests: int, nodes: int) -> float:
         """Seconds of everything else: planning, judging, book-keeping."""
-        return self.speed * self.rest.predict({"call": 1.0, "requests": requests, "nodes": nodes})
+        w = self.rest.weights
+        return self.speed * (w["call"] + w["requests"] * requests + w["nodes"] * nodes)
 
     def predict(self, work: Work, parts: Iterable[Drafting] = ()) -> float:
         """Seconds of a whole step."""
@@ -145,29 +158,34 @@ class StepTimes:
         """One step, as planned and as it was."""
         if not self.seen:
             self.speed = times.target / self.target.predict(_features(work))
-        wrong = abs(self.predict(work, parts) / times.total - 1.0)
+        nodes = sum(part.nodes for part in parts)
+        target, drafts = self.of_target(work), [self.of_draft(part) for part in parts]
+        wrong = abs((target + sum(drafts) + self.of_rest(work.requests, nodes)) / times.total - 1.0)
         self.error += (wrong - self.error) / min(self.seen + 1, 100)
         self.seen += 1
-        self.speed *= 1.0 + DRIFT * (_ratio(times.target, self.of_target(work)) - 1.0)
-        self.target.learn(_features(work), _ratio(times.target, self.of_target(work)))
+        faster = 1.0 + DRIFT * (_ratio(times.target, target) - 1.0)
+        self.speed *= faster
+        self.target.learn(_features(work), _ratio(times.target, faster * target))
         self._in_order(work.rows)
-        for part in parts:
+        for part, draft in zip(parts, drafts):
             if part.drafter in times.drafts:
-                ratio = _ratio(times.drafts[part.drafter], self.of_draft(part))
+                ratio = _ratio(times.drafts[part.drafter], faster * draft)
                 self.drafter(part.drafter).learn(part.features(), ratio)
-        nodes = sum(part.nodes for part in parts)
         x = {"call": 1.0, "requests": work.requests, "nodes": nodes}
         self.rest.learn(x, _ratio(times.rest, self.of_rest(work.requests, nodes)))
 
     def _in_order(self, rows: int) -> None:
         """Fewer rows never cost more: what was just seen at `rows` bounds the knots on both sides."""
-        weights, near = self.target.weights, hats(rows)
-        least, most = min(weights[k] for k in near), max(weights[k] for k in near)
-        for k in KNOTS:
-            if k < min(near):
-                weights[k] = min(weights[k], most)
-            elif k > max(near):
-                weights[k] = max(weights[k], least)
+        weights, near = self.target.weights, [KNOTS.index(k) for k in hats(rows)]
+        seen = [weights[KNOTS[i]] for i in near]
+        for k in reversed(KNOTS[: min(near)]):
+            if weights[k] <= max(seen):
+                break
+            weights[k] = max(seen)
+        for k in KNOTS[max(near) + 1 :]:
+            if weights[k] >= min(seen):
+                break
+            weights[k] = min(seen)
 
     def fit_target(self, samples: Sequence[tuple[Work, float]]) -> None:
         """The target's terms from passes of it alone. A knot that none of them touches goes on from the ones below in

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.plan import Work
 from paceline.core.request import Request
-from paceline.plan import Share
+from paceline.plan import LengthPolicy, Share
 
 
 @dataclass(slots=True)
-class FixedLength:
+class FixedLength(LengthPolicy):
     """`defaults` {drafter: nodes}; `limits` {drafter: longest text it can draft for}.
 
     `free_rows`: rows that a pass can have at little more than the cost of one (a property of machine and weights;

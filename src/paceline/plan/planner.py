@@ -50,14 +50,16 @@ class Planner:
         shares.update(
             self.length.share(ending, left, Work.of((given[r.id], r.length, 1) for r in [*decoding, *ending]))
         )
+        edges = self.length.edges(replace(base, rows=base.rows + filling))
         items = []
         for request in [*decoding, *prompts]:
             if given[request.id]:
                 share = shares.get(request.id)
                 nodes, depth, worth = (share.nodes, share.depth, share.worth) if share else (0, 0, None)
+                chances = share.chances if share else ()
                 drafter = share.drafter if share else "none" if request.arms else request.drafter
-                items.append(Item(request, given[request.id], nodes, drafter, request.verifier, depth, worth))
-        return fit(items, turn if order is None else order, room)
+                items.append(Item(request, given[request.id], nodes, drafter, request.verifier, depth, worth, chances))
+        return replace(fit(items, turn if order is None else order, room), edges=edges)
 
 
 def fit(items: Sequence[Item], order: Sequence[Request], room: Room) -> Plan:

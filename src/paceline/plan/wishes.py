@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from paceline.core.plan import Work
+from paceline.core.plan import Edge, Work
 from paceline.core.request import Request
-from paceline.plan import Share
+from paceline.plan import LengthPolicy, Share
 from paceline.plan.choose import Goodput
 from paceline.plan.fixed import FixedLength
 
 
 @dataclass(slots=True)
-class Wishes:
+class Wishes(LengthPolicy):
     fixed: FixedLength
     goodput: Goodput
 
@@ -22,3 +22,6 @@ class Wishes:
             used = sum(share.nodes for share in shares.values())
             shares.update(self.goodput.share(free, spare - used, replace(base, rows=base.rows + used)))
         return shares
+
+    def edges(self, base: Work) -> tuple[Edge, ...]:
+        return self.goodput.edges(base)

@@ -128,6 +128,8 @@ class Result:
     kept: list[int] = field(default_factory=list)
     """Nodes at depth 1, 2, ..., as in `Note`."""
     finish: FinishReason | None = None
+    drafted: int = 0
+    """Rows of the draft, before any were cut."""
 
 
 @dataclass(frozen=True, slots=True)

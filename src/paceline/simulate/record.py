@@ -70,6 +70,7 @@ class LogRecorder(Recorder):
         """Of the step in progress."""
         self._step = Step(0.0, Decision([], [], []))
         self._advanced: list[tuple[int, str, int]] = []
+        self._drafted: Sequence[int] = ()
         self._lengths: dict[int, int] = {}
         """Output lengths before the step."""
 
@@ -97,6 +98,9 @@ class LogRecorder(Recorder):
     def failed(self, drafter: str, requests: Sequence[Request]) -> None:
         self._step.failed.append((drafter, [r.id for r in requests]))
 
+    def drafted(self, rows: Sequence[int]) -> None:
+        self._drafted = rows
+
     def advanced(self, request: Request, group: str, length: int) -> None:
         self._advanced.append((request.id, group, length))
 
@@ -107,7 +111,7 @@ class LogRecorder(Recorder):
         assert self._plan is not None
         noted = {note.request: note for note in notes}
         results = []
-        for item, path, last in zip(self._plan.items, verdict.path, verdict.next_token):
+        for item, path, last, drafted in zip(self._plan.items, verdict.path, verdict.next_token, self._drafted):
             request, note = item.request, noted.get(item.request.id)
             if last is None or note is None:
                 results.append(Result())
@@ -115,7 +119,7 @@ class LogRecorder(Recorder):
             tokens = [*(forest.token[n] for n in path), last]
             ranks = [forest.row[n] - item.given for n in path]
             emitted = len(request.output) - self._lengths[request.id]
-            results.append(Result(tokens, ranks, emitted, note.offered, note.kept, request.finish))
+            results.append(Result(tokens, ranks, emitted, note.offered, note.kept, request.finish, drafted))
         outcome = Outcome(results, self._advanced, work, list(parts), times)
         step, self._plan = self._step, None
         self.sink(Step(step.now, step.decision, step.failed, outcome))

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 from paceline.core.errors import CapacityError, IntegrityError
 from paceline.core.noise import SimulationNoise
@@ -11,6 +12,7 @@ from paceline.core.plan import Item, Plan, Work
 from paceline.draft import LAG
 from paceline.engine.desk import lease_of
 from paceline.plan.cost import Drafting, StepTimes, Times
+from paceline.plan.cut import trim
 from paceline.simulate.log import Event, Outcome, Result, Step
 from paceline.simulate.twin import Twin
 from paceline.simulate.workload import Job, Workload
@@ -71,7 +73,9 @@ class Simulator:
 
     def _outcome(self, plan: Plan, twin: Twin) -> Outcome:
         """What the target and the drafters would have made of a plan."""
-        results = [self._result(item) for item in plan.items]
+        draws = [self._draw(item) for item in plan.items]
+        left = trim(plan, [sum(offered) for offered, _ in draws], twin.chain)
+        results = [self._result(item, *draw, rows) for item, draw, rows in zip(plan.items, draws, left)]
         shape, by = [], dict[str, list[Result]]()
         advanced: list[tuple[int, str, int]] = []
         for item, result in zip(plan.items, results):
@@ -83,18 +87,24 @@ class Simulator:
         work = Work.of(shape)
         parts = []
         for name, each in by.items():
-            deepest = max(len(r.offered) for r in each) if self.workload.rates.entries[name].chain else 0
+            deepest = max(len(r.offered) for r in each) if twin.chain(name) else 0
             parts.append(Drafting(name, len(each), deepest, sum(sum(r.offered) for r in each)))
         return Outcome(results, advanced, work, parts, seconds(self.workload.times, work, parts))
 
-    def _result(self, item: Item) -> Result:
-        """The next tokens of the recorded output, as many as the draw says; what follows its end is made up."""
+    def _draw(self, item: Item) -> tuple[list[int], int]:
+        """Rows per depth of a draft, and how deep it is kept."""
+        return self.workload.rates.draw(item, self.noise) if item.completes and item.nodes else ([], 0)
+
+    def _result(self, item: Item, drafted: Sequence[int], kept: int, left: int) -> Result:
+        """The next tokens of the recorded output, as many as the draw says; what follows its end is made up. Of the
+        draft's rows the first ones stay, as many as are `left`."""
         if not item.completes:
             return Result()
         speech, before = self.workload.outputs[item.request.id], len(item.request.output)
         ahead = speech.tokens[before : before + item.nodes + 1]
-        offered, kept = self.workload.rates.draw(item, self.noise) if item.nodes else ([], 0)
-        kept = min(kept, len(ahead))
+        starts = accumulate(drafted, initial=0)
+        offered = [min(rows, left - start) for rows, start in zip(drafted, starts) if start < left]
+        kept = min(kept, len(offered), len(ahead))
         emitted = min(kept + 1, len(ahead))
         return Result(
             [*ahead, 0][: kept + 1],
@@ -103,6 +113,7 @@ class Simulator:
             offered,
             [int(depth < kept) for depth in range(len(offered))],
             speech.finish if before + emitted == len(speech.tokens) else None,
+            sum(drafted),
         )
 
     @staticmethod

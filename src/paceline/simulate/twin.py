@@ -8,6 +8,7 @@ from paceline.core.request import Request
 from paceline.engine.desk import Desk, lease_of
 from paceline.engine.roster import Roster
 from paceline.plan.cost import StepTimes
+from paceline.plan.cut import trim
 from paceline.simulate.log import Arrival, Decision, Outcome, Result, Setup
 
 
@@ -44,12 +45,16 @@ class Twin:
             if not request.arms:
                 request.drafter = "none"
 
+    def chain(self, drafter: str) -> bool:
+        return self.roster.entries[drafter].chain
+
     def begin(self, plan: Plan) -> list[Txn]:
         """Reserve the rows of a step."""
         return [self.desk.begin(item) for item in plan.items]
 
     def end(self, plan: Plan, txns: Sequence[Txn], outcome: Outcome) -> None:
         """A step is done."""
+        trim(plan, [result.drafted for result in outcome.results], self.chain)
         for item, txn, result in zip(plan.items, txns, outcome.results, strict=True):
             self.desk.settle(item, txn, result.ranks, result.tokens[:-1])
             _hear_prompt(item, txn)

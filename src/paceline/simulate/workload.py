@@ -49,8 +49,10 @@ class Rates:
         key = self._key(given.drafter, given.nodes)
         mean = self.acceptance.means.setdefault(key, Mean())
         own = self.acceptance.own.setdefault(given.id, {}).setdefault(key, Record())
+        whole = sum(result.offered) == result.drafted or not self.entries[given.drafter].chain
+        deepest = min(given.nodes, given.depth, DEPTH) if whole else len(result.offered)
         for counts in (mean, own):
-            counts.add(min(given.nodes, given.depth, DEPTH), result.offered, result.kept, 1.0)
+            counts.add(deepest, result.offered, result.kept, 1.0)
 
     def draw(self, item: Item, noise: SimulationNoise) -> tuple[list[int], int]:
         """Rows per depth, and how deep the draft is kept. Of one (request, index) always alike, whatever the load."""
