@@ -15,8 +15,9 @@ from itertools import accumulate, zip_longest
 from math import log
 from operator import mul
 
-OWN_MEMORY, MEMORY = 0.9, 0.9
-"""Weight of the past: at each new round of a request, in its record; at each new request, in the drafter's mean."""
+OWN_MEMORY, MEMORY, ROWS_MEMORY = 0.9, 0.9, 0.98
+"""Weight of the past: at each new round of a request, in its record; at each new request, in the drafter's mean; and at
+each round, in its rows."""
 VOTE, HALF, EVERY = 72.0, 4.0, 4
 """Tokens of text that a request's whole record counts for in the mean, and the rounds that count for half of them; the
 mean hears of the first ones and of every so many."""
@@ -44,30 +45,20 @@ class Counts:
     tried: list[float] = field(default_factory=list)
     """Rounds in which the depth above was kept and this one asked for."""
     kept: list[float] = field(default_factory=list)
-    asked: list[float] = field(default_factory=list)
-    offered: list[float] = field(default_factory=list)
-    """Nodes that had a row there."""
-
-    @property
-    def lists(self) -> tuple[list[float], list[float], list[float], list[float]]:
-        return self.tried, self.kept, self.asked, self.offered
 
     def reach(self, depth: int) -> None:
-        """Make all lists so long."""
+        """Make both lists so long."""
         if more := depth - len(self.tried):
-            for mine in self.lists:
-                mine.extend([0.0] * more)
+            self.tried += [0.0] * more
+            self.kept += [0.0] * more
 
-    def add(self, asked: int, offered: Sequence[int], kept: Sequence[int], memory: float) -> None:
+    def add(self, asked: int, kept: Sequence[int], memory: float) -> None:
         """One round."""
         self.reach(asked)
-        tried, hits, wanted, rows = self.lists
-        wanted[:asked] = [memory * x + 1.0 for x in wanted[:asked]]
-        rows[:asked] = [memory * x + n for x, n in zip_longest(rows[:asked], offered[:asked], fillvalue=0)]
         for d in range(asked):
             hit = d < len(kept) and kept[d] > 0
-            tried[d] = memory * tried[d] + 1.0
-            hits[d] = memory * hits[d] + hit
+            self.tried[d] = memory * self.tried[d] + 1.0
+            self.kept[d] = memory * self.kept[d] + hit
             if not hit:
                 break
 
@@ -92,8 +83,8 @@ class Expected:
         return self._per_row
 
 
-Vote = tuple[list[float], list[float], list[float], list[float]]
-"""As `Counts.lists`."""
+Vote = tuple[list[float], list[float]]
+"""As `Counts.tried` and `Counts.kept`."""
 
 
 @dataclass(slots=True)
@@ -102,37 +93,33 @@ class Record(Counts):
 
     joined: int = 0
     """How many requests were in the mean when it joined."""
-    voted: Vote = field(default_factory=lambda: ([], [], [], []))
+    voted: Vote = field(default_factory=lambda: ([], []))
     """What it has put there."""
     tokens: float = 0.0
     """Kept in all rounds."""
-    promised: float = 0.0
-    """By the drafter's mean."""
     rounds: int = 0
     raised: float = 0.0
     sunk: float = 0.0
     """What it has added to the sums of its drafter's watch."""
 
-    def vote(self) -> Vote:
+    def vote(self, usual: float) -> Vote:
         """One weight at all depths: then the product of the mean's chances is the mean of the requests' products. Texts
-        on which the drafter brings much need few rounds: each weighs by those that it takes, as the sum of times does.
-        """
-        usual = self.promised / self.asked[0]
-        own = (self.tokens + HALF * usual) / (self.asked[0] + HALF)
-        rounds = VOTE / (1 + own)
-        x, y = rounds / (self.tried[0] + HALF), rounds / (self.asked[0] + HALF)
-        return (
-            [x * n for n in self.tried],
-            [x * n for n in self.kept],
-            [y * n for n in self.asked],
-            [y * n for n in self.offered],
-        )
+        on which the drafter brings much, more than the `usual` tokens, need few rounds: each weighs by those that it
+        takes, as the sum of times does."""
+        rounds = self.tried[0]
+        own = (self.tokens + HALF * usual) / (rounds + HALF)
+        weight = VOTE / (1 + own) / (rounds + HALF)
+        return [weight * n for n in self.tried], [weight * n for n in self.kept]
 
 
 @dataclass(slots=True)
 class Mean(Counts):
     """Of a drafter, over requests; the latest count most."""
 
+    asked: list[float] = field(default_factory=list)
+    """Rounds that asked for this depth."""
+    offered: list[float] = field(default_factory=list)
+    """Nodes that had a row there."""
     requests: int = 0
     brought: float = TRUST
     """Tokens kept of late."""
@@ -141,23 +128,29 @@ class Mean(Counts):
     known: Expected | None = None
     """What it says, as deep as was asked for since it has changed."""
 
+    @property
+    def first(self) -> float:
+        """Chance of a first draft."""
+        return (self.kept[0] + WEIGHT * PRIOR) / (self.tried[0] + WEIGHT) if self.tried else PRIOR
+
     def expected(self, depth: int) -> Expected:
         """Of a draft `depth` deep or deeper. A depth that nobody has tried starts at the chance of the one above."""
         if self.known is None:
             self.known = Expected([], [], [])
         chance, kept, rows = self.known.chance, self.known.kept, self.known.rows
         for d in range(len(chance), depth):
-            hits, tried, wanted, offered = 0.0, 0.0, 0.0, 0.0
-            if d < len(self.tried):
-                hits, tried, wanted, offered = self.kept[d], self.tried[d], self.asked[d], self.offered[d]
+            hits, tried = (self.kept[d], self.tried[d]) if d < len(self.tried) else (0.0, 0.0)
             chance.append((hits + WEIGHT * (min(DEEP, chance[-1]) if d else PRIOR)) / (tried + WEIGHT))
             kept.append((kept[-1] if d else 1.0) * chance[-1])
-            rows.append(offered / wanted if wanted > 0 else 1.0)
+            rows.append(self.offered[d] / self.asked[d] if d < len(self.asked) else 1.0)
         return self.known
 
-    def add(self, asked: int, offered: Sequence[int], kept: Sequence[int], memory: float) -> None:
-        Counts.add(self, asked, offered, kept, memory)
-        self.known = None
+    def count(self, asked: int, offered: Sequence[int], memory: float) -> None:
+        """The rows of a round."""
+        self.asked[:asked] = [memory * x + 1.0 for x in self.asked[:asked]] + [1.0] * (asked - len(self.asked))
+        had = self.offered[:asked]
+        self.offered[:asked] = [memory * x + n for x, n in zip_longest(had, offered[:asked], fillvalue=0)]
+        self.offered += [0.0] * (asked - len(self.offered))
 
     @property
     def truth(self) -> float:
@@ -172,18 +165,19 @@ class Mean(Counts):
 
     def join(self) -> Record:
         """The record of one more request."""
-        for mine in self.lists:
-            mine[:] = [MEMORY * x for x in mine]
+        self.tried = [MEMORY * x for x in self.tried]
+        self.kept = [MEMORY * x for x in self.kept]
         self.requests += 1
         return Record(joined=self.requests)
 
     def take(self, record: Record) -> None:
         """The record as it is now, in the place of what it was."""
-        age, vote = MEMORY ** (self.requests - record.joined), record.vote()
-        self.reach(len(vote[0]))
-        for mine, new, old in zip(self.lists, vote, record.voted):
-            old += [0.0] * (len(new) - len(old))
-            mine[: len(new)] = [m + age * (x - y) for m, x, y in zip(mine, new, old)]
+        depth = len(record.tried)
+        age, vote = MEMORY ** (self.requests - record.joined), record.vote(sum(self.expected(depth).kept[:depth]))
+        self.reach(depth)
+        for mine, new, old in zip((self.tried, self.kept), vote, record.voted):
+            old += [0.0] * (depth - len(old))
+            mine[:depth] = [m + age * (x - y) for m, x, y in zip(mine, new, old)]
         record.voted = vote
         self.known = None
 
@@ -235,12 +229,11 @@ class Acceptance:
     def observe(self, request: int, key: Key, asked: int, offered: Sequence[int], kept: Sequence[int]) -> None:
         """One round: a draft `asked` deep; nodes with a row and nodes kept at depth 1, 2, ..."""
         mean, brought = self.means.setdefault(key, Mean()), sum(kept)
-        promised = mean.expected(asked).kept[:asked]
         records = self.own.setdefault(request, {})
         if key not in records:
             records[key] = mean.join()
         record = records[key]
-        watch, hit, chance = self.watches.setdefault(key, Watch()), brought > 0, promised[0]
+        watch, hit, chance = self.watches.setdefault(key, Watch()), brought > 0, mean.first
         better, broken = watch.better(hit, chance, record), watch.broken(hit, chance, record)
         if better or broken:
             mean = self._forget(key, DOUBTED if broken else 0.0)
@@ -249,9 +242,9 @@ class Acceptance:
         regular = record.rounds % EVERY == 0
         if regular:
             mean.judge(brought, sum(self.expected(request, key, asked).kept) / mean.truth)
-        record.add(asked, offered, kept, OWN_MEMORY)
+        record.add(asked, kept, OWN_MEMORY)
         record.tokens = OWN_MEMORY * record.tokens + brought
-        record.promised = OWN_MEMORY * record.promised + sum(promised)
+        mean.count(asked, offered, ROWS_MEMORY)
         if regular or record.rounds < EVERY:
             mean.take(record)
 
@@ -260,7 +253,7 @@ class Acceptance:
         self.changes += 1
         for own in self.own.values():
             own.pop(key, None)
-        self.means[key], self.watches[key] = Mean([failures], [0.0], [0.0], [0.0]), Watch()
+        self.means[key], self.watches[key] = Mean([failures], [0.0]), Watch()
         return self.means[key]
 
     def expected(self, request: int | None, key: Key, depth: int) -> Expected:

@@ -31,10 +31,10 @@ FIRST_GAP, LAST_GAP = 4, 24
 """Steps from one try of a drafter to the next: the more it is expected to lose, the more. One that goes well is
 repeated at once."""
 USELESS = 3
-"""Tries in a row that brought less than they cost."""
+"""Tries in a row that brought less than they cost: the gap may be twice as long then."""
 BANNED = 256
 """Steps that a drafter rests after it has failed; doubled each time."""
-CHAIN = (1, 2, 3, 4, 5, 6, 8, 10, 12)
+CHAIN = (1, 2, 3, 4, 6, 8, 12)
 DEPTH = 16
 """Deepest place of a tree that is counted."""
 NONE = "none"
@@ -77,7 +77,8 @@ class Held:
     goodput: float = 0.0
     count: int = 0
     """Requests that it was made for."""
-    until: int = 0
+    left: int = 0
+    """Steps of its kind that it holds on."""
 
     def pick(self, request: Request) -> Pick | None:
         """Of one who is here; who came since gets what most have, as far as it may."""
@@ -134,8 +135,11 @@ class Goodput:
             return {}
         now = self._filling if base.rows > base.requests else self._plain
         first, self._asked = self._asked < self.step, self.step
-        if first and (self.step >= now.until or 4 * abs(base.requests - now.count) > now.count):
-            self._decide(now, requests, spare, base)
+        if first:
+            new = sum(request.id not in now.picks for request in requests)
+            if not now.left or 4 * abs(base.requests - now.count) > now.count or 2 * new > len(requests):
+                self._decide(now, requests, spare, base)
+            now.left -= 1
         tried, worth = self._probe(now, requests, base) or ({}, now.worth)
         shares: dict[int, Share] = {}
         for request in requests:
@@ -162,7 +166,7 @@ class Goodput:
         return best({r.id: self._points(r, base.requests) for r in requests}, spare, Price(self.times, base))
 
     def _decide(self, now: Held, requests: Sequence[Request], spare: int, base: Work) -> None:
-        """Choose anew: it was held long enough, or a quarter of the requests came or went."""
+        """Choose anew: it was held long enough, a quarter of the requests came or went, or half are others."""
         self._hear()
         before = {pick[0] for pick in now.picks.values() if pick}
         choice, now.goodput = self.best(requests, spare, base)
@@ -170,13 +174,13 @@ class Goodput:
         now.worth, now.edges = price.worth(choice, now.goodput), price.edges(choice, now.goodput)
         now.picks = {r.id: choice.get(r.id) for r in requests}
         used = Counter(drafter for drafter, _ in choice.values())
-        now.count, now.until = base.requests, self.step + (PERIOD if used.keys() <= before else FIRST)
+        now.count, now.left = base.requests, PERIOD if used.keys() <= before else FIRST
         drafter, count = used.most_common(1)[0] if used else (NONE, 0)
         least = [pick for pick in choice.values() if pick[0] == drafter]
         now.usual = min(least, key=lambda pick: pick[1].nodes) if 2 * count > len(requests) else None
         for drafter in used:
             trial = self._trial(drafter)
-            self.trials[drafter] = Trial(now.until, lost=trial.lost, banned=trial.banned)
+            self.trials[drafter] = Trial(self.step + now.left, lost=trial.lost, banned=trial.banned)
 
     def _points(self, request: Request, count: int) -> dict[str, list[Point]]:
         """What each drafter could be given for a request, the fewest nodes first."""
@@ -242,8 +246,11 @@ class Goodput:
                 trial.due = self.step + min(FIRST_GAP, ceil(wait))
             else:
                 self._trying = (request.id, drafter, cost, point.tokens, now.goodput)
-                gap = loss / (PROBING * usual) * len(request.arms)
-                trial.last, trial.due = self.step, self.step + round(min(LAST_GAP, max(FIRST_GAP, gap)))
+                gap, most = (
+                    loss / (PROBING * usual) * len(request.arms),
+                    LAST_GAP * (2 if trial.wasted >= USELESS else 1),
+                )
+                trial.last, trial.due = self.step, self.step + round(min(most, max(FIRST_GAP, gap)))
                 trial.count += 1
                 return {request.id: choice[request.id]}, price.worth(choice, now.goodput)
         return None
@@ -284,7 +291,7 @@ class Goodput:
                 self.acceptance.observe(note.request, arm.key(note.nodes), depth, note.offered, note.kept)
         self._unheard.clear()
         if self.acceptance.changes > changes:
-            self._plain.until = self._filling.until = self.step
+            self._plain.left = self._filling.left = 0
 
     def seconds(self, work: Work) -> float:
         """Of a step whose pass is this work and that drafts as the latest did."""
@@ -300,7 +307,7 @@ class Goodput:
         trial = self._trial(drafter)
         trial.banned = max(BANNED, 2 * trial.banned)
         trial.due = self.step + trial.banned
-        self._plain.until = self._filling.until = self.step
+        self._plain.left = self._filling.left = 0
 
     def drop(self, request: Request) -> None:
         """A request has ended."""

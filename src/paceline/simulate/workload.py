@@ -51,8 +51,10 @@ class Rates:
         own = self.acceptance.own.setdefault(given.id, {}).setdefault(key, Record())
         whole = sum(result.offered) == result.drafted or not self.entries[given.drafter].chain
         deepest = min(given.nodes, given.depth, DEPTH) if whole else len(result.offered)
+        mean.count(deepest, result.offered, 1.0)
+        mean.known = None
         for counts in (mean, own):
-            counts.add(deepest, result.offered, result.kept, 1.0)
+            counts.add(deepest, result.kept, 1.0)
 
     def draw(self, item: Item, noise: SimulationNoise) -> tuple[list[int], int]:
         """Rows per depth, and how deep the draft is kept. Of one (request, index) always alike, whatever the load."""
