@@ -73,7 +73,7 @@ def test_a_broken_drafter_is_not_believed_for_long() -> None:
     for request in range(20):
         rounds(it, [0.85] * 8, 20, rng, request=request)
     rounds(it, [0.0] * 8, 12, rng, request=20)  # one hard text says little of the others
-    assert sum(it.expected(20, KEY, 8).kept) < 2 < sum(it.expected(21, KEY, 8).kept) and not it.changes
+    assert sum(it.expected(20, KEY, 8).kept) < 0.8 and sum(it.expected(21, KEY, 8).kept) > 2 and not it.changes
     rounds(it, [0.0] * 8, 12, rng, request=21)
     assert sum(it.expected(21, KEY, 8).kept) < 0.5 and it.changes == 1
     assert sum(it.expected(30, KEY, 8).kept) < 0.5

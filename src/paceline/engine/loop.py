@@ -2,7 +2,6 @@
 
 import logging
 import secrets
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -326,7 +325,9 @@ class Engine:
                 asks.setdefault(item.drafter, []).append(Ask(place, item, law_for(card, accepts), txn))
                 group = card.group
             others = txn.lease.frontier.keys() - {group}
-            keeper = next((arm for arm in item.request.arms if self.cards[arm].group in others), None)
+            arms = item.request.arms if others else ()
+            arms = item.request.arms if others else ()
+            keeper = next((arm for arm in arms if self.cards[arm].group in others), None)
             if keeper is not None:  # its K/V is kept up while another drafts
                 card = self.cards[keeper]
                 ask = Ask(place, replace(item, nodes=0), law_for(card, accepts), txn)
@@ -355,8 +356,10 @@ class Engine:
 
     def _trim(self, plan: Plan, parts: Sequence[Forest]) -> list[int]:
         """Rows that each item's draft keeps."""
-        rows = Counter(place for part in parts for place, _ in set(zip(part.request, part.row)))
-        drafted = [min(rows[place], item.nodes) for place, item in enumerate(plan.items)]
+        drafted = [0] * len(plan.items)
+        for part in parts:
+            for place, _ in set(zip(part.request, part.row)):
+                drafted[place] = min(drafted[place] + 1, plan.items[place].nodes)
         self.recorder.drafted(drafted)
         return trim(plan, drafted, lambda drafter: self.cards[drafter].shape == "chain")
 

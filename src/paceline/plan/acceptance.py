@@ -34,8 +34,11 @@ ALARM, SHARE = 10.0, 0.6
 """Log-likelihood ratio at which a change is certain, and the part of it that one request can bring."""
 WORST, DOUBTED = 0.02, 8.0
 """Chance of a first draft of a broken drafter, and the rounds of failure that it starts anew with."""
-GOOD = 0.7
-"""Chance of a first draft that cannot become so much better that all it was known for would have to go."""
+SURE = 100.0
+"""Rounds that a text's own record is worth once it is certain to be unlike others."""
+FAIR, GOOD = 0.5, 0.7
+"""Chances of a first draft: below which no text is told from others, and one that cannot become so much better that all
+it was known for would have to go."""
 
 
 @dataclass(slots=True)
@@ -101,6 +104,17 @@ class Record(Counts):
     raised: float = 0.0
     sunk: float = 0.0
     """What it has added to the sums of its drafter's watch."""
+    doubt: float = 0.0
+    """Log-likelihood ratio of its first drafts being kept a quarter as often as those of others."""
+
+    def judge(self, hit: bool, chance: float) -> None:
+        """Once it is certain that what is good for others is not for this text, its own rounds alone count for long."""
+        if chance < FAIR:
+            return
+        self.doubt = max(0.0, self.doubt + (-log(4.0) if hit else log((1 - chance / 4) / (1 - chance))))
+        if self.doubt >= ALARM * SHARE:
+            self.kept[0] *= SURE / self.tried[0]
+            self.tried[0], self.doubt = SURE, 0.0
 
     def vote(self, usual: float) -> Vote:
         """One weight at all depths: then the product of the mean's chances is the mean of the requests' products. Texts
@@ -243,6 +257,7 @@ class Acceptance:
         if regular:
             mean.judge(brought, sum(self.expected(request, key, asked).kept) / mean.truth)
         record.add(asked, kept, OWN_MEMORY)
+        record.judge(hit, chance)
         record.tokens = OWN_MEMORY * record.tokens + brought
         mean.count(asked, offered, ROWS_MEMORY)
         if regular or record.rounds < EVERY:

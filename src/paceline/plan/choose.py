@@ -19,19 +19,18 @@ from paceline.plan.allocate import Choice, Pick, Point, Price, best
 from paceline.plan.cost import Drafting, StepTimes, Times
 
 PERIOD, FIRST = 16, 4
-"""Steps that a choice holds; and one that gives work to a drafter who had none."""
+"""Steps that a choice holds, one of nobody twice as long; and one that gives work to a drafter who had none."""
 KNOWN, SELDOM = 300, 4
 """From so many steps on the table of costs learns from every fourth one: learning costs time, too."""
 HEARING = 8
 """Steps after which acceptance hears of them, at the latest."""
-PROBING, EAGER = 0.015, 0.005
-"""Most of the time that may be lost to trying what is not chosen, to each drafter its part; and to trying it so soon
-again."""
+PROBING = 0.015
+"""Most of the time that may be lost to trying what is not chosen, to each drafter its part."""
 FIRST_GAP, LAST_GAP = 4, 24
 """Steps from one try of a drafter to the next: the more it is expected to lose, the more. One that goes well is
 repeated at once."""
 USELESS = 3
-"""Tries in a row that brought less than they cost: the gap may be twice as long then."""
+"""Tries in a row that brought less than they cost: then a chain of two nodes will do."""
 BANNED = 256
 """Steps that a drafter rests after it has failed; doubled each time."""
 CHAIN = (1, 2, 3, 4, 6, 8, 12)
@@ -92,8 +91,6 @@ class Trial:
     """When an arm that is not chosen is tried."""
 
     due: int = 0
-    last: int = 0
-    """Step of the latest."""
     count: int = 0
     """Tries so far: a tree's sizes take turns."""
     lost: float = 0.0
@@ -174,7 +171,7 @@ class Goodput:
         now.worth, now.edges = price.worth(choice, now.goodput), price.edges(choice, now.goodput)
         now.picks = {r.id: choice.get(r.id) for r in requests}
         used = Counter(drafter for drafter, _ in choice.values())
-        now.count, now.left = base.requests, PERIOD if used.keys() <= before else FIRST
+        now.count, now.left = base.requests, FIRST if used.keys() - before else PERIOD if used else 2 * PERIOD
         drafter, count = used.most_common(1)[0] if used else (NONE, 0)
         least = [pick for pick in choice.values() if pick[0] == drafter]
         now.usual = min(least, key=lambda pick: pick[1].nodes) if 2 * count > len(requests) else None
@@ -217,7 +214,10 @@ class Goodput:
     # -- trying what is not chosen ---------------------------------------------------------------------------------
 
     def _trial(self, drafter: str) -> Trial:
-        return self.trials.setdefault(drafter, Trial())
+        trial = self.trials.get(drafter)
+        if trial is None:
+            trial = self.trials[drafter] = Trial()
+        return trial
 
     def _probe(self, now: Held, requests: Sequence[Request], base: Work) -> tuple[Choice, dict[str, Worth]] | None:
         """One request's pick that has not been tried for long, if any is due, and the worth of everybody's nodes."""
@@ -232,25 +232,22 @@ class Goodput:
             arm, sizes = self.arms[drafter], self._sizes(request, drafter, depth)
             if not sizes:
                 continue
-            size = sizes[min(3, len(sizes) - 1) if arm.chain else self.trials[drafter].count % len(sizes)]
+            trial = self._trial(drafter)
+            place = min(1 if trial.wasted >= USELESS else 3, len(sizes) - 1) if arm.chain else trial.count % len(sizes)
+            size = sizes[place]
             point = self._price(request, arm, [size], min(depth, DEPTH), base.requests)[0]
             choice, price = {**held, request.id: (drafter, point)}, Price(self.times, base)
             given_up = held[request.id][1].tokens if request.id in held else 0.0
             usual = price.of(held)
             cost = price.of(choice) - usual + given_up / now.goodput
             loss = cost - point.tokens / now.goodput
-            trial = self._trial(drafter)
-            allowed = PROBING if self.step - trial.last >= LAST_GAP else EAGER
-            wait = ((trial.lost + loss) * len(request.arms) / allowed - self.spent) / usual
+            wait = ((trial.lost + loss) * len(request.arms) / PROBING - self.spent) / usual
             if wait > 0.0:
-                trial.due = self.step + min(FIRST_GAP, ceil(wait))
+                trial.due = self.step + min(PERIOD, ceil(wait))
             else:
                 self._trying = (request.id, drafter, cost, point.tokens, now.goodput)
-                gap, most = (
-                    loss / (PROBING * usual) * len(request.arms),
-                    LAST_GAP * (2 if trial.wasted >= USELESS else 1),
-                )
-                trial.last, trial.due = self.step, self.step + round(min(most, max(FIRST_GAP, gap)))
+                gap = loss / (PROBING * usual) * len(request.arms)
+                trial.due = self.step + round(min(LAST_GAP, max(FIRST_GAP, gap)))
                 trial.count += 1
                 return {request.id: choice[request.id]}, price.worth(choice, now.goodput)
         return None
@@ -265,7 +262,7 @@ class Goodput:
         trial.lost = max(0.0, trial.lost + cost - kept / goodput)
         trial.wasted = trial.wasted + 1 if kept < cost * goodput else 0
         if kept > 2 * tokens + 1:
-            trial.due, trial.last = self.step, self.step - LAST_GAP
+            trial.due = self.step
         self._trying = None
 
     # -- learning ----------------------------------------------------------------------------------------------------

@@ -17,9 +17,9 @@ from paceline.core.plan import Work
 
 KNOTS = (1, 2, 4, 8, 16, 17, 24, 32, 33, 48, 49, 64, 65, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Rows; the step from 16 to 17 opens a panel."""
-OPENINGS = tuple(low for low, high in pairwise(KNOTS) if high == low + 1)
-"""Rows that fill their panels."""
 PANEL = 16
+OPENINGS = tuple(low for low, high in pairwise(KNOTS) if high == low + 1 and low % PANEL == 0)
+"""Rows that fill their panels, as far as the table knows what one more costs."""
 RATE, DRIFT = 0.1, 0.2
 """How far one step moves the terms that it is made of, and `speed`."""
 FLOOR = 1e-9
