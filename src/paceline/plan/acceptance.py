@@ -33,7 +33,8 @@ with at first, and the most that they are corrected by."""
 ALARM, SHARE = 10.0, 0.6
 """Log-likelihood ratio at which a change is certain, and the part of it that one request can bring."""
 WORST, DOUBTED = 0.02, 8.0
-"""Chance of a first draft of a broken drafter, and the rounds of failure that it starts anew with."""
+"""Chance of a first draft of a broken drafter, and the rounds that what was found of one counts for when it starts
+anew."""
 SURE = 100.0
 """Rounds that a text's own record is worth once it is certain to be unlike others."""
 FAIR, GOOD = 0.5, 0.7
@@ -250,7 +251,7 @@ class Acceptance:
         watch, hit, chance = self.watches.setdefault(key, Watch()), brought > 0, mean.first
         better, broken = watch.better(hit, chance, record), watch.broken(hit, chance, record)
         if better or broken:
-            mean = self._forget(key, DOUBTED if broken else 0.0)
+            mean = self._forget(key, 0.0 if broken else (1 + chance) / 2)
             record = records[key] = mean.join()
         record.rounds += 1
         regular = record.rounds % EVERY == 0
@@ -263,12 +264,12 @@ class Acceptance:
         if regular or record.rounds < EVERY:
             mean.take(record)
 
-    def _forget(self, key: Key, failures: float) -> Mean:
+    def _forget(self, key: Key, chance: float) -> Mean:
         """What was learned is of no use now: a new mean."""
         self.changes += 1
         for own in self.own.values():
             own.pop(key, None)
-        self.means[key], self.watches[key] = Mean([failures], [0.0]), Watch()
+        self.means[key], self.watches[key] = Mean([DOUBTED], [DOUBTED * chance]), Watch()
         return self.means[key]
 
     def expected(self, request: int | None, key: Key, depth: int) -> Expected:

@@ -25,7 +25,10 @@ KNOWN, SELDOM = 300, 4
 HEARING = 8
 """Steps after which acceptance hears of them, at the latest."""
 PROBING = 0.015
-"""Most of the time that may be lost to trying what is not chosen, to each drafter its part."""
+"""Most of the time that may be lost to trying what is not chosen."""
+EARLY, CREDIT = 8, 8
+"""So many tries of a drafter that nobody knows yet come soon, and the time of so many plain steps may be lost
+beforehand."""
 FIRST_GAP, LAST_GAP = 4, 24
 """Steps from one try of a drafter to the next: the more it is expected to lose, the more. One that goes well is
 repeated at once."""
@@ -91,10 +94,10 @@ class Trial:
     """When an arm that is not chosen is tried."""
 
     due: int = 0
+    last: int = 0
+    """Step of the latest try: who has waited longest comes first, so that nobody spends what another saves for."""
     count: int = 0
     """Tries so far: a tree's sizes take turns."""
-    lost: float = 0.0
-    """Seconds that they have cost, less those that they have saved."""
     wasted: int = 0
     """The latest tries, all of which brought less than they cost."""
     banned: int = 0
@@ -112,6 +115,8 @@ class Goodput:
     step: int = 0
     spent: float = 0.0
     """Seconds of all steps."""
+    lost: float = 0.0
+    """Seconds that tries have cost, less those that they have saved."""
     parts: Sequence[Drafting] = ()
     """Of the latest step."""
     trials: dict[str, Trial] = field(default_factory=dict)
@@ -123,6 +128,8 @@ class Goodput:
     """For steps that prompts share."""
     _asked: int = -1
     """The latest step that was decided. Requests whose prompts end in it are asked for after the others."""
+    _saving: int = 0
+    """Step before which nothing can be afforded."""
     _trying: tuple[int, str, float, float, float] | None = None
     """The try of this step: request, drafter, seconds it costs, tokens it is expected to bring, and goodput."""
 
@@ -177,7 +184,7 @@ class Goodput:
         now.usual = min(least, key=lambda pick: pick[1].nodes) if 2 * count > len(requests) else None
         for drafter in used:
             trial = self._trial(drafter)
-            self.trials[drafter] = Trial(self.step + now.left, lost=trial.lost, banned=trial.banned)
+            self.trials[drafter] = Trial(self.step + now.left, trial.last, trial.count, banned=trial.banned)
 
     def _points(self, request: Request, count: int) -> dict[str, list[Point]]:
         """What each drafter could be given for a request, the fewest nodes first."""
@@ -221,36 +228,34 @@ class Goodput:
 
     def _probe(self, now: Held, requests: Sequence[Request], base: Work) -> tuple[Choice, dict[str, Worth]] | None:
         """One request's pick that has not been tried for long, if any is due, and the worth of everybody's nodes."""
+        if self.step < self._saving:
+            return None
         request = requests[self.step % len(requests)]
         due = [drafter for drafter in request.arms if self._trial(drafter).due <= self.step]
         held = {r.id: pick for r in requests if (pick := now.pick(r))} if due else {}
         used = {drafter for drafter, _ in held.values()}
-        for drafter in due:
-            if drafter in used:
-                continue
-            depth = self.limit(request, drafter)
-            arm, sizes = self.arms[drafter], self._sizes(request, drafter, depth)
-            if not sizes:
-                continue
-            trial = self._trial(drafter)
-            place = min(1 if trial.wasted >= USELESS else 3, len(sizes) - 1) if arm.chain else trial.count % len(sizes)
-            size = sizes[place]
-            point = self._price(request, arm, [size], min(depth, DEPTH), base.requests)[0]
-            choice, price = {**held, request.id: (drafter, point)}, Price(self.times, base)
-            given_up = held[request.id][1].tokens if request.id in held else 0.0
-            usual = price.of(held)
-            cost = price.of(choice) - usual + given_up / now.goodput
-            loss = cost - point.tokens / now.goodput
-            wait = ((trial.lost + loss) * len(request.arms) / PROBING - self.spent) / usual
-            if wait > 0.0:
-                trial.due = self.step + min(PERIOD, ceil(wait))
-            else:
-                self._trying = (request.id, drafter, cost, point.tokens, now.goodput)
-                gap = loss / (PROBING * usual) * len(request.arms)
-                trial.due = self.step + round(min(LAST_GAP, max(FIRST_GAP, gap)))
-                trial.count += 1
-                return {request.id: choice[request.id]}, price.worth(choice, now.goodput)
-        return None
+        depths = {drafter: self.limit(request, drafter) for drafter in due if drafter not in used}
+        idle = {drafter: sizes for drafter, depth in depths.items() if (sizes := self._sizes(request, drafter, depth))}
+        if not idle:
+            return None
+        drafter = min(idle, key=lambda name: self.trials[name].last)
+        arm, sizes, trial = self.arms[drafter], idle[drafter], self.trials[drafter]
+        place = min(1 if trial.wasted >= USELESS else 3, len(sizes) - 1) if arm.chain else trial.count % len(sizes)
+        point = self._price(request, arm, [sizes[place]], min(depths[drafter], DEPTH), base.requests)[0]
+        choice, price = {**held, request.id: (drafter, point)}, Price(self.times, base)
+        given_up = held[request.id][1].tokens if request.id in held else 0.0
+        usual = price.of(held)
+        cost = price.of(choice) - usual + given_up / now.goodput
+        loss = cost - point.tokens / now.goodput
+        wait = ((self.lost + loss - CREDIT * price.rows(0)) / PROBING - self.spent) / usual
+        if wait > 0.0:
+            self._saving = self.step + min(PERIOD, ceil(wait))
+            return None
+        self._trying = (request.id, drafter, cost, point.tokens, now.goodput)
+        gap = min(LAST_GAP if trial.count >= EARLY else FIRST_GAP, loss / (PROBING * usual) * len(request.arms))
+        trial.last, trial.due = self.step, self.step + round(max(FIRST_GAP, gap))
+        trial.count += 1
+        return {request.id: choice[request.id]}, price.worth(choice, now.goodput)
 
     def _tried(self, notes: Sequence[Note]) -> None:
         """Book what the step's try has cost, and repeat it at once when it went better than expected."""
@@ -259,10 +264,10 @@ class Goodput:
         request, drafter, cost, tokens, goodput = self._trying
         kept = sum(sum(n.kept) for n in notes if n.request == request and n.drafter == drafter)
         trial = self._trial(drafter)
-        trial.lost = max(0.0, trial.lost + cost - kept / goodput)
+        self.lost = max(0.0, self.lost + cost - kept / goodput)
         trial.wasted = trial.wasted + 1 if kept < cost * goodput else 0
-        if kept > 2 * tokens + 1:
-            trial.due = self.step
+        if not trial.wasted and kept > tokens + 0.5:
+            trial.due = trial.last = self._saving = 0
         self._trying = None
 
     # -- learning ----------------------------------------------------------------------------------------------------
