@@ -100,3 +100,17 @@ def test_knots_that_no_pass_touched_go_on_in_proportion() -> None:
     times.fit_target([(Work(k, 1, 0, 0, 1), stairs(k)) for k in (1, 8, 16, 17, 64)])
     assert times.of_target(Work(16, 1, 0, 0, 1)) == pytest.approx(stairs(16), rel=0.15)
     assert times.of_target(Work(256, 1, 0, 0, 1)) == pytest.approx(4 * times.of_target(Work(64, 1, 0, 0, 1)), rel=0.15)
+
+
+@given(st.integers(1, 3000), st.integers(1, 64), st.integers(0, 4000), st.integers(0, 64))
+def test_what_is_written_out_for_speed_is_the_sum_of_the_terms(rows: int, requests: int, length: int, n: int) -> None:
+    rng = random.Random(rows)
+    times = StepTimes(speed=rng.uniform(0.5, 2))
+    for terms in (times.target, times.rest, times.drafter("m")):
+        terms.weights = {name: rng.random() for name in terms.weights}
+    work, part = Work(rows, requests, requests * length, rows * length, rows), Drafting("m", requests, n % 9, n)
+    slow = {**hats(rows), "requests": requests, "context": work.context, "pairs": work.pairs, "logits": rows}
+    assert times.of_target(work) == pytest.approx(times.speed * times.target.predict(slow))
+    assert times.of_draft(part) == pytest.approx(times.speed * times.drafter("m").predict(part.features()))
+    rest = {"call": 1.0, "requests": requests, "nodes": n}
+    assert times.of_rest(requests, n) == pytest.approx(times.speed * times.rest.predict(rest))

@@ -155,7 +155,8 @@ class Goodput:
             drafter, point = pick
             nodes = min(point.nodes, spare)
             spare -= nodes
-            chances = point.law.per_row() if now.edges and point.law else ()
+            whole = not now.edges or request.id in tried  # who is tried is not cut
+            chances = () if whole or point.law is None else point.law.per_row()
             shares[request.id] = Share(drafter if nodes else NONE, nodes, depth, worth.get(drafter), chances)
         return shares
 
