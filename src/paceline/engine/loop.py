@@ -326,7 +326,6 @@ class Engine:
                 group = card.group
             others = txn.lease.frontier.keys() - {group}
             arms = item.request.arms if others else ()
-            arms = item.request.arms if others else ()
             keeper = next((arm for arm in arms if self.cards[arm].group in others), None)
             if keeper is not None:  # its K/V is kept up while another drafts
                 card = self.cards[keeper]
