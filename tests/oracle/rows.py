@@ -1,7 +1,9 @@
 """Building `Rows` by hand: texts fed chunk by chunk into blocks of one's choice, with trees of candidates."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -59,8 +61,8 @@ def lay_out(
     width = max(len(chunk.table) for chunk in chunks)
     tables = [[*chunk.table, *[0] * (width - len(chunk.table))] for chunk in chunks]
     wanted = range(len(token)) if want is None else want
-    arrays = (torch.tensor(a, dtype=torch.int64) for a in (token, position, slot, word, tables, list(wanted)))
-    return Rows(*arrays, segments, taps=taps)
+    numbers = array("q", [*token, *position, *slot, *word, *chain(*tables), *wanted])
+    return Rows(numbers, width, segments, taps=taps)
 
 
 def feed(model: object, tokens: Sequence[int], table: Sequence[int], block_size: int, cuts: Sequence[int]) -> Tensor:

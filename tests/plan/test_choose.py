@@ -151,13 +151,13 @@ def simulate(pick: Goodput, rs: list[Request], rates: dict[str, float], steps: i
         notes, parts = [], {}
         for r in rs:
             share = shares[r.id]
-            kept = 0
-            while kept < share.nodes and rng.random() < rates.get(share.drafter, 0.0):
+            kept, chain = 0, min(share.nodes, share.depth)
+            while kept < chain and rng.random() < rates.get(share.drafter, 0.0):
                 kept += 1
-            notes.append(Note(r.id, share.drafter, share.nodes, share.depth, [1] * share.nodes, [1] * kept))
-            if share.nodes:
-                parts.setdefault(share.drafter, []).append(share.nodes)
-        work = base(len(rs), sum(s.nodes for s in shares.values()))
+            notes.append(Note(r.id, share.drafter, share.nodes, share.depth, [1] * chain, [1] * kept))
+            if chain:
+                parts.setdefault(share.drafter, []).append(chain)
+        work = base(len(rs), sum(map(sum, parts.values())))
         done = [Drafting(name, len(ns), max(ns), sum(ns)) for name, ns in parts.items()]
         times = pick.times
         spent = Times(times.of_target(work), {p.drafter: times.of_draft(p) for p in done},

@@ -7,7 +7,10 @@ A request's rows are contiguous: first its *given* rows (prompt or committed tok
     a candidate sees     every slot < base + given, and the candidates named in its tree word
 """
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -29,9 +32,9 @@ class Segment:
         return self.given + self.nodes
 
 
-@dataclass(slots=True)
+@dataclass
 class Rows:
-    """Input of one forward pass; T rows over R requests. Integers are int64 on the model's device.
+    """Input of one forward pass; T rows over R requests. As tensors, int64 on `device`, made when first asked for:
 
     token, position  [T]  token id; RoPE position
     slot             [T]  where the row's K/V goes in the pool (block * block_size + offset)
@@ -40,19 +43,57 @@ class Rows:
     want             [L]  rows whose logits are wanted, ascending
     """
 
-    token: Tensor
-    position: Tensor
-    slot: Tensor
-    word: Tensor
-    tables: Tensor
-    want: Tensor
+    numbers: "array[int]"
+    """All of them in this order, one behind the other, as the host has them."""
+    width: int
+    """B"""
     segments: list[Segment]
+    device: torch.device | str = "cpu"
     layers: tuple[int, int] | None = None
     """Layer range [first, last) of the pass; None: all, from embedding to logits."""
     hidden: Tensor | None = None
     """Hidden states [T, H] to enter with when the range does not start at layer 0."""
     taps: tuple[str, ...] = ()
     """Hidden states to return: `input:i` (input of layer i), `pre_norm`, `post_norm`."""
+
+    @property
+    def count(self) -> int:
+        """T"""
+        return self.segments[-1].start + self.segments[-1].rows
+
+    @property
+    def wanted(self) -> int:
+        """L"""
+        return len(self.numbers) - 4 * self.count - len(self.segments) * self.width
+
+    @cached_property
+    def _tensors(self) -> Sequence[Tensor]:
+        lengths = [self.count] * 4 + [len(self.segments) * self.width, self.wanted]
+        return torch.frombuffer(self.numbers, dtype=torch.int64).to(self.device).split_with_sizes(lengths)
+
+    @property
+    def token(self) -> Tensor:
+        return self._tensors[0]
+
+    @property
+    def position(self) -> Tensor:
+        return self._tensors[1]
+
+    @property
+    def slot(self) -> Tensor:
+        return self._tensors[2]
+
+    @property
+    def word(self) -> Tensor:
+        return self._tensors[3]
+
+    @property
+    def tables(self) -> Tensor:
+        return self._tensors[4].view(len(self.segments), self.width)
+
+    @property
+    def want(self) -> Tensor:
+        return self._tensors[5]
 
 
 @dataclass(slots=True)
@@ -85,7 +126,7 @@ class Model(Protocol):
 
 
 class RowsBuilder:
-    """Collects the rows of one pass request by request, then makes the tensors at once."""
+    """Collects the rows of one pass request by request."""
 
     def __init__(self) -> None:
         self._flat: tuple[list[int], ...] = ([], [], [], [])
@@ -118,17 +159,12 @@ class RowsBuilder:
         self._segments.append(Segment(start, given, nodes, base))
 
     def build(self, device: torch.device | str = "cpu", taps: tuple[str, ...] = ()) -> Rows:
-        """The tensors of the pass, on `device`."""
-        width = max(map(len, self._tables))
-        token, position, slot, word = torch.tensor(self._flat, dtype=torch.int64, device=device).unbind(0)
-        tables = [t + [0] * (width - len(t)) for t in self._tables]
-        return Rows(
-            token,
-            position,
-            slot,
-            word,
-            tables=torch.tensor(tables, dtype=torch.int64, device=device),
-            want=torch.tensor(self._want, dtype=torch.int64, device=device),
-            segments=self._segments,
-            taps=taps,
-        )
+        """The pass, for a model on `device`."""
+        width, numbers = max(map(len, self._tables)), array("q")
+        for part in self._flat:
+            numbers.extend(part)
+        for table in self._tables:
+            numbers.extend(table)
+            numbers.extend([0] * (width - len(table)))
+        numbers.extend(self._want)
+        return Rows(numbers, width, self._segments, device, taps=taps)

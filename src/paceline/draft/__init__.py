@@ -27,6 +27,11 @@ LAG = 64
 """Rows by which a drafter's K/V may lag the text while others draft: blocks are shared once it has caught up."""
 
 
+def behind(item: Item, txn: Txn, group: str) -> bool:
+    """As `Ask.behind`."""
+    return item.given > 1 or txn.base - txn.lease.frontier[group] > LAG
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """One request to draft for: its place in the plan, its share of rows, and the law to draw by.
@@ -46,7 +51,7 @@ class Ask:
 
     def behind(self, group: str) -> bool:
         """Is it time to catch up with the text, though nothing may be drafted? At a prompt's end, or now and then."""
-        return self.item.given > 1 or self.txn.base - self.txn.lease.frontier[group] > LAG
+        return behind(self.item, self.txn, group)
 
     def key(self, depth: int, rank: int = 0) -> int:
         """Noise row for a candidate at `depth` (1, 2, ...): the target's own under `exact`, else a private one, one for

@@ -18,7 +18,7 @@ from paceline.core.registry import Offers, law_for, refusal
 from paceline.core.request import FinishReason, Request
 from paceline.core.rows import Model, Out
 from paceline.core.verdict import Verdict
-from paceline.draft import DRAFTERS, Ask, Drafter, Host, UserFn, View
+from paceline.draft import DRAFTERS, Ask, Drafter, Host, UserFn, View, behind
 from paceline.engine.desk import Desk
 from paceline.engine.detokenize import Detokenizer
 from paceline.engine.judge import Judge, add_prompt_logprobs
@@ -324,14 +324,13 @@ class Engine:
                 card = self.cards[item.drafter]
                 asks.setdefault(item.drafter, []).append(Ask(place, item, law_for(card, accepts), txn))
                 group = card.group
-            others = txn.lease.frontier.keys() - {group}
-            arms = item.request.arms if others else ()
-            keeper = next((arm for arm in arms if self.cards[arm].group in others), None)
-            if keeper is not None:  # its K/V is kept up while another drafts
+            for keeper in item.request.arms:  # its K/V is kept up while another drafts
                 card = self.cards[keeper]
-                ask = Ask(place, replace(item, nodes=0), law_for(card, accepts), txn)
-                if ask.behind(card.group):
-                    asks.setdefault(keeper, []).append(ask)
+                if card.group is not None and card.group != group and card.group in txn.lease.frontier:
+                    if behind(item, txn, card.group):
+                        ask = Ask(place, replace(item, nodes=0), law_for(card, accepts), txn)
+                        asks.setdefault(keeper, []).append(ask)
+                    break
         return asks
 
     def _draft(self, plan: Plan, asks: dict[str, list[Ask]]) -> Forest:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from paceline.core.forest import MAX_CANDIDATES
-from paceline.core.noise import keys_tensor
 from paceline.core.rows import Out, Rows
 from paceline.model.blocks import Norm
 from paceline.model.decoder import Decoder, Weights, zeros
@@ -20,6 +19,15 @@ from paceline.native.structs import CLayer, CModel, CPass
 
 LANES = 16
 """Slots that lie side by side in the pool."""
+
+
+def integers(values: Sequence[int]) -> "ctypes.Array[ctypes.c_int64]":
+    """As the library reads them. A tensor takes ten times as long when nothing of torch is in the caches."""
+    return (ctypes.c_int64 * len(values))(*values)
+
+
+def reals(values: Sequence[float]) -> "ctypes.Array[ctypes.c_double]":
+    return (ctypes.c_double * len(values))(*values)
 
 
 class NativeDecoder(Decoder):
@@ -68,14 +76,13 @@ class NativeDecoder(Decoder):
         self.model.block_size, self.model.groups = block_size, groups
 
     def move(self, source: list[int], target: list[int]) -> None:
-        numbers = ctypes.c_int64 * len(source)
-        self.library.paceline_move(self.model, len(source), numbers(*source), numbers(*target))
+        self.library.paceline_move(self.model, len(source), integers(source), integers(target))
 
     @torch.inference_mode()
     def forward(self, rows: Rows) -> Out:
         layers = len(self.spec.layers)
         last = rows.layers[1] if rows.layers else layers
-        taps = {name: torch.empty(len(rows.token), self.spec.hidden) for name in rows.taps if name != "pre_norm"}
+        taps = {name: torch.empty(rows.count, self.spec.hidden) for name in rows.taps if name != "pre_norm"}
         call, x, logits, _ = self.call(rows, taps)
         self.library.paceline_forward(self.model, call)
         if last < layers:
@@ -98,24 +105,15 @@ class NativeDecoder(Decoder):
         """Draft a chain for each segment, whose last row alone is wanted: at most `most[i]` tokens, drawn by
         `keys[i]` at `temperature[i]` (0: greedy). A chain ends early when the chance that all of it is kept falls
         below `worth[i]`. `share`, `sharp`: those of draft/model.py."""
-        steps = max(most)
-        limit, warm, least = torch.tensor(most), *torch.tensor([temperature, worth], dtype=torch.float64)
-        noise = keys_tensor([key for row in keys for key in (row + [0] * steps)[:steps]])
-        tokens = torch.empty(len(most), steps, dtype=torch.int64)
+        steps, tokens = max(most), (ctypes.c_int64 * (len(most) * max(most)))()
+        noise = [key for row in keys for key in (row + [0] * steps)[:steps]]
         call, *_held = self.call(rows, {}, steps)
         self.library.paceline_draft(
-            self.model,
-            call,
-            steps,
-            limit.data_ptr(),
-            warm.data_ptr(),
-            noise.data_ptr(),
-            least.data_ptr(),
-            share,
-            sharp,
-            tokens.data_ptr(),
-        )
-        return [[token for token in row if token >= 0] for row in tokens.tolist()]
+            self.model, call, steps, integers(most), reals(temperature), (ctypes.c_uint64 * len(noise))(*noise),
+            reals(worth), share, sharp, tokens,
+        )  # fmt: skip
+        each = (tokens[start : start + steps] for start in range(0, len(tokens), steps))
+        return [[token for token in row if token >= 0] for row in each]
 
     @torch.inference_mode()
     def tree(
@@ -130,35 +128,37 @@ class NativeDecoder(Decoder):
         them, the first ones, have K/V. `size`: the most nodes, and the depth from which on no law is computed;
         `least`: the least chance of a node; `limits`: children, passes, gain of draft/dyspec.py."""
         count, most = len(size), MAX_CANDIDATES
-        wish, warm, lowest = torch.tensor(size), *torch.tensor([temperature, least], dtype=torch.float64)
-        tokens, parents = torch.empty(2, count, most, dtype=torch.int64)
-        computed = torch.zeros(count, dtype=torch.int64)
+        tokens, parents, computed = ((ctypes.c_int64 * n)() for n in (count * most, count * most, count))
         call, *_held = self.call(rows, {}, most)
         self.library.paceline_tree(
-            self.model, call, wish.data_ptr(), warm.data_ptr(), lowest.data_ptr(), *limits,
-            tokens.data_ptr(), parents.data_ptr(), computed.data_ptr(),
+            self.model, call, integers([n for each in size for n in each]), reals(temperature), reals(least), *limits,
+            tokens, parents, computed,
         )  # fmt: skip
-        sizes = (tokens >= 0).sum(-1).tolist()
-        return [(t[:n], p[:n], c) for t, p, c, n in zip(tokens.tolist(), parents.tolist(), computed.tolist(), sizes)]
+        out = []
+        for i, done in enumerate(computed):
+            drafted = [token for token in tokens[i * most : (i + 1) * most] if token >= 0]
+            out.append((drafted, parents[i * most : i * most + len(drafted)], done))
+        return out
 
     def call(self, rows: Rows, taps: dict[str, Tensor], further: int = 0) -> tuple[CPass, Tensor, Tensor, Any]:
         """The pass as the library takes it, its hidden states, its logits, and what must outlive the call.
         `further`: places that later rows will go beyond these."""
-        spec, count = self.spec, len(rows.token)
+        spec, count = self.spec, rows.count
         first, last = rows.layers or (0, len(spec.layers))
         self.reach(max(s.base + s.rows for s in rows.segments) + further)
         if rows.hidden is None:
             x = torch.empty(count, spec.hidden)
         else:
             x = rows.hidden.to(torch.float32, copy=True).contiguous()
-        wanted = len(rows.want) if last == len(spec.layers) else 0
+        wanted = rows.wanted if last == len(spec.layers) else 0
         logits = torch.empty(wanted, spec.vocab)
-        flat = [number for s in rows.segments for number in (s.start, s.given, s.nodes, s.base)]
-        segments = (ctypes.c_int64 * len(flat))(*flat)
+        segments = integers([number for s in rows.segments for number in (s.start, s.given, s.nodes, s.base)])
+        row, (numbers, _) = 8 * count, rows.numbers.buffer_info()
+        tables = numbers + 4 * row
         call = CPass(
-            count, len(rows.segments), wanted, rows.tables.shape[1], first, last, rows.hidden is None,
-            rows.token.data_ptr(), rows.position.data_ptr(), rows.slot.data_ptr(), rows.word.data_ptr(),
-            rows.want.data_ptr(), rows.tables.data_ptr(), ctypes.addressof(segments),
+            count, len(rows.segments), wanted, rows.width, first, last, rows.hidden is None,
+            numbers, numbers + row, numbers + 2 * row, numbers + 3 * row, tables + 8 * len(rows.segments) * rows.width,
+            tables, ctypes.addressof(segments),
             x.data_ptr(), self.inputs(taps), address(taps.get("post_norm")), logits.data_ptr(), address(self.seconds),
         )  # fmt: skip
         self.model.threads = torch.get_num_threads()
@@ -176,6 +176,8 @@ class NativeDecoder(Decoder):
 
     def inputs(self, taps: dict[str, Tensor]) -> int | None:
         """Where the layers' inputs go, one pointer a layer."""
+        if not taps:
+            return None
         layers = len(self.spec.layers)
         places = [address(taps.get(f"input:{index}")) for index in range(layers)]
         if not any(places):

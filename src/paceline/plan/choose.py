@@ -24,7 +24,7 @@ KNOWN, SELDOM = 300, 4
 """From so many steps on the table of costs learns from every fourth one: learning costs time, too."""
 HEARING = 8
 """Steps after which acceptance hears of them, at the latest."""
-PROBING = 0.015
+PROBING = 0.01
 """Most of the time that may be lost to trying what is not chosen."""
 EARLY, CREDIT = 8, 8
 """So many tries of a drafter that nobody knows yet come soon, and the time of so many plain steps may be lost
@@ -33,7 +33,7 @@ FIRST_GAP, LAST_GAP = 4, 24
 """Steps from one try of a drafter to the next: the more it is expected to lose, the more. One that goes well is
 repeated at once."""
 USELESS = 3
-"""Tries in a row that brought less than they cost: then a chain of two nodes will do."""
+"""Tries in a row that brought less than they cost; and, where they brought nothing, the next ones go one place deep."""
 BANNED = 256
 """Steps that a drafter rests after it has failed; doubled each time."""
 CHAIN = (1, 2, 3, 4, 6, 8, 12)
@@ -100,6 +100,8 @@ class Trial:
     """Tries so far: a tree's sizes take turns."""
     wasted: int = 0
     """The latest tries, all of which brought less than they cost."""
+    missed: int = 0
+    """The latest tries, all of which brought nothing."""
     banned: int = 0
     """Length of its last rest, after a failure; 0: it has never failed."""
 
@@ -144,11 +146,12 @@ class Goodput:
             if not now.left or 4 * abs(base.requests - now.count) > now.count or 2 * new > len(requests):
                 self._decide(now, requests, spare, base)
             now.left -= 1
-        tried, worth = self._probe(now, requests, base) or ({}, now.worth)
+        tried, worth, deep = self._probe(now, requests, base) or ({}, now.worth, 0)
         shares: dict[int, Share] = {}
         for request in requests:
             pick = tried.get(request.id) or now.pick(request)
             depth = self.limit(request, pick[0]) if pick else 0
+            depth = min(depth, deep) if request.id in tried else depth
             if pick is None or not depth:
                 shares[request.id] = Share(NONE, 0, depth)
                 continue
@@ -227,8 +230,9 @@ class Goodput:
             trial = self.trials[drafter] = Trial()
         return trial
 
-    def _probe(self, now: Held, requests: Sequence[Request], base: Work) -> tuple[Choice, dict[str, Worth]] | None:
-        """One request's pick that has not been tried for long, if any is due, and the worth of everybody's nodes."""
+    def _probe(self, now: Held, requests: Sequence[Request], base: Work) -> tuple[Choice, dict[str, Worth], int] | None:
+        """One request's pick that has not been tried for long, if any is due; the worth of everybody's nodes; and how
+        deep the try goes."""
         if self.step < self._saving:
             return None
         request = requests[self.step % len(requests)]
@@ -241,8 +245,9 @@ class Goodput:
             return None
         drafter = min(idle, key=lambda name: self.trials[name].last)
         arm, sizes, trial = self.arms[drafter], idle[drafter], self.trials[drafter]
-        place = min(1 if trial.wasted >= USELESS else 3, len(sizes) - 1) if arm.chain else trial.count % len(sizes)
-        point = self._price(request, arm, [sizes[place]], min(depths[drafter], DEPTH), base.requests)[0]
+        place = min(3, len(sizes) - 1) if arm.chain else trial.count % len(sizes)
+        deep = 1 if trial.missed >= USELESS else min(depths[drafter], DEPTH)
+        point = self._price(request, arm, [sizes[place]], deep, base.requests)[0]
         choice, price = {**held, request.id: (drafter, point)}, Price(self.times, base)
         given_up = held[request.id][1].tokens if request.id in held else 0.0
         usual = price.of(held)
@@ -250,13 +255,13 @@ class Goodput:
         loss = cost - point.tokens / now.goodput
         wait = ((self.lost + loss - CREDIT * price.rows(0)) / PROBING - self.spent) / usual
         if wait > 0.0:
-            self._saving = self.step + min(PERIOD, ceil(wait))
+            self._saving = self.step + min(2 * PERIOD, ceil(wait))
             return None
         self._trying = (request.id, drafter, cost, point.tokens, now.goodput)
         gap = min(LAST_GAP if trial.count >= EARLY else FIRST_GAP, loss / (PROBING * usual) * len(request.arms))
         trial.last, trial.due = self.step, self.step + round(max(FIRST_GAP, gap))
         trial.count += 1
-        return {request.id: choice[request.id]}, price.worth(choice, now.goodput)
+        return {request.id: choice[request.id]}, price.worth(choice, now.goodput), deep
 
     def _tried(self, notes: Sequence[Note]) -> None:
         """Book what the step's try has cost, and repeat it at once when it went better than expected."""
@@ -267,6 +272,7 @@ class Goodput:
         trial = self._trial(drafter)
         self.lost = max(0.0, self.lost + cost - kept / goodput)
         trial.wasted = trial.wasted + 1 if kept < cost * goodput else 0
+        trial.missed = 0 if kept else trial.missed + 1
         if not trial.wasted and kept > tokens + 0.5:
             trial.due = trial.last = self._saving = 0
         self._trying = None

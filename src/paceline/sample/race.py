@@ -5,7 +5,7 @@ from below with neither logarithm nor float64, and only the few tokens whose bou
 computed exactly.
 """
 
-from ctypes import CDLL
+from ctypes import CDLL, c_int64
 
 import torch
 from torch import Tensor
@@ -33,9 +33,9 @@ def winners(scores: Tensor) -> list[int]:
     it = native(scores)
     if it is None:
         return torch_winners(scores)
-    scores, won = scores.contiguous(), torch.empty(len(scores), dtype=torch.int64)
-    it.paceline_winners(scores.data_ptr(), *scores.shape, torch.get_num_threads(), won.data_ptr())
-    return won.tolist()
+    scores, won = scores.contiguous(), (c_int64 * len(scores))()
+    it.paceline_winners(scores.data_ptr(), *scores.shape, torch.get_num_threads(), won)
+    return won[:]
 
 
 def torch_winners(scores: Tensor) -> list[int]:
@@ -53,10 +53,9 @@ def race(scores: Tensor, keys: Tensor, sparse: bool = False) -> list[int]:
     if it is None:
         parts = chunks(scores)
         return [token for part in parts for token in torch_race(scores[part], keys[part], sparse)]
-    scores, won = scores.contiguous(), torch.empty(len(scores), dtype=torch.int64)
-    threads = torch.get_num_threads()
-    it.paceline_race(scores.data_ptr(), *scores.shape, keys.data_ptr(), threads, won.data_ptr())
-    return won.tolist()
+    scores, won = scores.contiguous(), (c_int64 * len(scores))()
+    it.paceline_race(scores.data_ptr(), *scores.shape, keys.data_ptr(), torch.get_num_threads(), won)
+    return won[:]
 
 
 def torch_race(scores: Tensor, keys: Tensor, sparse: bool = False) -> list[int]:
