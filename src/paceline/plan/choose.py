@@ -30,8 +30,9 @@ EARLY, CREDIT = 8, 8
 """So many tries of a drafter that nobody knows yet come soon, and the time of so many plain steps may be lost
 beforehand."""
 FIRST_GAP, LAST_GAP = 4, 24
-"""Steps from one try of a drafter to the next: the more it is expected to lose, the more. One that goes well is
-repeated at once."""
+"""Steps from one try of a drafter to the next: the more it is expected to lose, the more."""
+SURPRISE = 0.2
+"""A try that pays, and brings so much as was expected of one in five, is repeated at once."""
 USELESS = 3
 """Tries in a row that brought less than they cost; and, where they brought nothing, the next ones go one place deep."""
 BANNED = 256
@@ -132,8 +133,8 @@ class Goodput:
     """The latest step that was decided. Requests whose prompts end in it are asked for after the others."""
     _saving: int = 0
     """Step before which nothing can be afforded."""
-    _trying: tuple[int, str, float, float, float] | None = None
-    """The try of this step: request, drafter, seconds it costs, tokens it is expected to bring, and goodput."""
+    _trying: tuple[int, str, float, Sequence[float], float] | None = None
+    """The try of this step: request, drafter, seconds it costs, the chances of so many tokens or more, and goodput."""
 
     def share(self, requests: Sequence[Request], spare: int, base: Work) -> dict[int, Share]:
         """The choice for this step, clipped to what each request has left."""
@@ -142,7 +143,8 @@ class Goodput:
         now = self._filling if base.rows > base.requests else self._plain
         first, self._asked = self._asked < self.step, self.step
         if first:
-            new = sum(request.id not in now.picks for request in requests)
+            alike = now is self._filling  # who has just come, of whom nothing is known
+            new = sum(r.id not in now.picks and not (alike and r.id not in self.acceptance.own) for r in requests)
             if not now.left or 4 * abs(base.requests - now.count) > now.count or 2 * new > len(requests):
                 self._decide(now, requests, spare, base)
             now.left -= 1
@@ -257,23 +259,24 @@ class Goodput:
         if wait > 0.0:
             self._saving = self.step + min(2 * PERIOD, ceil(wait))
             return None
-        self._trying = (request.id, drafter, cost, point.tokens, now.goodput)
+        chances = point.law.kept if point.law else ()
+        self._trying = (request.id, drafter, cost, chances, now.goodput)
         gap = min(LAST_GAP if trial.count >= EARLY else FIRST_GAP, loss / (PROBING * usual) * len(request.arms))
         trial.last, trial.due = self.step, self.step + round(max(FIRST_GAP, gap))
         trial.count += 1
         return {request.id: choice[request.id]}, price.worth(choice, now.goodput), deep
 
     def _tried(self, notes: Sequence[Note]) -> None:
-        """Book what the step's try has cost, and repeat it at once when it went better than expected."""
+        """Book what the step's try has cost, and repeat it at once when it went far better than expected."""
         if self._trying is None:
             return
-        request, drafter, cost, tokens, goodput = self._trying
+        request, drafter, cost, chances, goodput = self._trying
         kept = sum(sum(n.kept) for n in notes if n.request == request and n.drafter == drafter)
         trial = self._trial(drafter)
         self.lost = max(0.0, self.lost + cost - kept / goodput)
         trial.wasted = trial.wasted + 1 if kept < cost * goodput else 0
         trial.missed = 0 if kept else trial.missed + 1
-        if not trial.wasted and kept > tokens + 0.5:
+        if kept and not trial.wasted and min(chances[:kept], default=0.0) < SURPRISE:
             trial.due = trial.last = self._saving = 0
         self._trying = None
 

@@ -40,17 +40,18 @@ class Planner:
         left -= len(decoding)
         filling = min(left, sum(r.pending for r in prompts))
         base = Work.of((1, r.length, 1) for r in decoding)
-        shares = dict(self.length.share(decoding, left - min(CHUNK, filling), replace(base, rows=base.rows + filling)))
+        base = replace(base, rows=base.rows + filling) if filling else base
+        shares = dict(self.length.share(decoding, left - min(CHUNK, filling), base)) if decoding else {}
         left -= sum(share.nodes for share in shares.values())
         given = {r.id: 1 for r in decoding}
         for request in prompts:
             given[request.id] = min(request.pending, left)
             left -= given[request.id]
         ending = [r for r in prompts if given[r.id] == r.pending]
-        shares.update(
-            self.length.share(ending, left, Work.of((given[r.id], r.length, 1) for r in [*decoding, *ending]))
-        )
-        edges = self.length.edges(replace(base, rows=base.rows + filling))
+        if ending:
+            whole = Work.of((given[r.id], r.length, 1) for r in [*decoding, *ending])
+            shares.update(self.length.share(ending, left, whole))
+        edges = self.length.edges(base)
         items = []
         for request in [*decoding, *prompts]:
             if given[request.id]:

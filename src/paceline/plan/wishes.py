@@ -16,8 +16,10 @@ class Wishes(LengthPolicy):
     goodput: Goodput
 
     def share(self, requests: Sequence[Request], spare: int, base: Work) -> dict[int, Share]:
-        shares = self.fixed.share([r for r in requests if not r.arms], spare, base)
-        free = [r for r in requests if r.arms]
+        named, free = [r for r in requests if not r.arms], [r for r in requests if r.arms]
+        if not named:
+            return self.goodput.share(free, spare, base)
+        shares = self.fixed.share(named, spare, base)
         if free:
             used = sum(share.nodes for share in shares.values())
             shares.update(self.goodput.share(free, spare - used, replace(base, rows=base.rows + used)))
