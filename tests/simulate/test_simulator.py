@@ -98,6 +98,20 @@ def test_drafted_throughput_by_hand() -> None:
         assert out.drafters == {drafter: 40}
 
 
+def test_catching_up_takes_its_time() -> None:
+    """A drafter that is too dear to draft still reads the prompt of three tokens, and what is measured of that in one
+    run is spent in the next."""
+    times, made = flat(), workload(2, 4)
+    times.drafter("model").weights = dict.fromkeys(times.drafter("model").weights, 1e6)
+    jobs = [Job(10.0 * i, [replace(a, arms=("model",))]) for i, job in enumerate(made.jobs) for a in job.arrivals]
+    made = replace(made, setup=replace(made.setup, times=times.dump()), jobs=jobs, times=times, catching=0.1)
+    events = simulate(made)
+    out = figures(events)
+    assert out.drafters == {"none": 8} and out.ttft == pytest.approx([STEP + 0.3] * 2)
+    assert out.latency == pytest.approx([4 * STEP + 0.3] * 2)
+    assert Workload.of(events, fit=False).catching == pytest.approx(0.1)
+
+
 def test_arrivals_keep_their_time() -> None:
     made = workload(2, 4)
     late = replace(made, jobs=[made.jobs[0], replace(made.jobs[1], at=10.2)], between=0.1)

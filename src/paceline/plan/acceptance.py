@@ -24,7 +24,7 @@ mean hears of the first ones and of every so many."""
 SHRINK = 6.0
 """Rounds that the drafter's mean counts for in a request's own figure: beside its last ten rounds 3 to 8 were best at
 foretelling the next one, of three drafters and two sets of prompts."""
-PRIOR, DEEP, WEIGHT = 0.4, 0.7, 4.0
+PRIOR, DEEP, WEIGHT = 0.55, 0.7, 4.0
 """Chance of a first draft that nobody has tried; the highest that a deeper one starts at, which is else that of the one
 above; and the rounds that a prior counts for."""
 LONG, TRUST, DOUBT = 0.95, 20.0, 0.2

@@ -103,6 +103,8 @@ class Trial:
     """The latest tries, all of which brought less than they cost."""
     missed: int = 0
     """The latest tries, all of which brought nothing."""
+    again: bool = False
+    """The latest one went far better than expected: the next comes at once, whatever was spent."""
     banned: int = 0
     """Length of its last rest, after a failure; 0: it has never failed."""
 
@@ -119,7 +121,7 @@ class Goodput:
     spent: float = 0.0
     """Seconds of all steps."""
     lost: float = 0.0
-    """Seconds that tries have cost, less those that they have saved."""
+    """Seconds that tries were expected to cost: what one that went well has brought another drafter might have, too."""
     parts: Sequence[Drafting] = ()
     """Of the latest step."""
     trials: dict[str, Trial] = field(default_factory=dict)
@@ -133,8 +135,8 @@ class Goodput:
     """The latest step that was decided. Requests whose prompts end in it are asked for after the others."""
     _saving: int = 0
     """Step before which nothing can be afforded."""
-    _trying: tuple[int, str, float, Sequence[float], float] | None = None
-    """The try of this step: request, drafter, seconds it costs, the chances of so many tokens or more, and goodput."""
+    _trying: tuple[int, str, float, Point, float] | None = None
+    """The try of this step: request, drafter, seconds it costs, what is expected of it, and goodput."""
 
     def share(self, requests: Sequence[Request], spare: int, base: Work) -> dict[int, Share]:
         """The choice for this step, clipped to what each request has left."""
@@ -256,11 +258,10 @@ class Goodput:
         cost = price.of(choice) - usual + given_up / now.goodput
         loss = cost - point.tokens / now.goodput
         wait = ((self.lost + loss - CREDIT * price.rows(0)) / PROBING - self.spent) / usual
-        if wait > 0.0:
+        if wait > 0.0 and not trial.again:
             self._saving = self.step + min(2 * PERIOD, ceil(wait))
             return None
-        chances = point.law.kept if point.law else ()
-        self._trying = (request.id, drafter, cost, chances, now.goodput)
+        self._trying = (request.id, drafter, cost, point, now.goodput)
         gap = min(LAST_GAP if trial.count >= EARLY else FIRST_GAP, loss / (PROBING * usual) * len(request.arms))
         trial.last, trial.due = self.step, self.step + round(max(FIRST_GAP, gap))
         trial.count += 1
@@ -270,13 +271,16 @@ class Goodput:
         """Book what the step's try has cost, and repeat it at once when it went far better than expected."""
         if self._trying is None:
             return
-        request, drafter, cost, chances, goodput = self._trying
+        request, drafter, cost, point, goodput = self._trying
         kept = sum(sum(n.kept) for n in notes if n.request == request and n.drafter == drafter)
         trial = self._trial(drafter)
-        self.lost = max(0.0, self.lost + cost - kept / goodput)
+        surprise = point.law is None or min(point.law.kept[:kept], default=1.0) < SURPRISE
+        trial.again = surprise and kept >= cost * goodput
+        if not trial.again:
+            self.lost = max(0.0, self.lost + cost - point.tokens / goodput)
         trial.wasted = trial.wasted + 1 if kept < cost * goodput else 0
         trial.missed = 0 if kept else trial.missed + 1
-        if kept and not trial.wasted and min(chances[:kept], default=0.0) < SURPRISE:
+        if trial.again:
             trial.due = trial.last = self._saving = 0
         self._trying = None
 

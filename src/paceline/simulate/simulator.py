@@ -89,7 +89,22 @@ class Simulator:
         for name, each in by.items():
             deepest = max(len(r.offered) for r in each) if twin.chain(name) else 0
             parts.append(Drafting(name, len(each), deepest, sum(sum(r.offered) for r in each)))
-        return Outcome(results, advanced, work, parts, seconds(self.workload.times, work, parts))
+        times = seconds(self.workload.times, work, parts)
+        for name, rows in self._catching(plan, advanced, twin).items():
+            times.drafts.setdefault(name, self.workload.catching * rows)
+        return Outcome(results, advanced, work, parts, times)
+
+    @staticmethod
+    def _catching(plan: Plan, advanced: Sequence[tuple[int, str, int]], twin: Twin) -> dict[str, int]:
+        """Rows with which drafters catch up with texts that they do not draft for, by drafter."""
+        rows, items = dict[str, int](), {item.request.id: item for item in plan.items}
+        for number, group, length in advanced:
+            item = items[number]
+            if not item.nodes or twin.roster.entries[item.drafter].group != group:
+                arms = (arm for arm in item.request.arms if twin.roster.entries[arm].group == group)
+                if (keeper := next(arms, None)) is not None:
+                    rows[keeper] = rows.get(keeper, 0) + length - lease_of(item.request).frontier[group]
+        return rows
 
     def _draw(self, item: Item) -> tuple[list[int], int]:
         """Rows per depth of a draft, and how deep it is kept."""

@@ -102,6 +102,8 @@ class Workload:
     """What steps cost."""
     between: float = 0.0
     """Seconds from the end of one step to the start of the next, while there is work."""
+    catching: float = 0.0
+    """Seconds for each row with which a drafter catches up that drafts for nobody in the step."""
 
     @classmethod
     def of(cls, events: Sequence[Event], *, fit: bool = True) -> "Workload":
@@ -130,7 +132,8 @@ class Workload:
         times = done.twin.roster.chooser.times
         if fit:
             scale(times, [step.outcome for step in steps if step.outcome is not None])
-        return cls(replace(setup, entries=entries), jobs, outputs, rates, times, _between(steps))
+        known = replace(setup, entries=entries)
+        return cls(known, jobs, outputs, rates, times, _between(steps), _catching(steps, entries))
 
 
 def _jobs(arrivals: Sequence[Arrival]) -> list[Job]:
@@ -163,6 +166,23 @@ def _ratio(pairs: Iterable[tuple[float, float]]) -> float:
     """Of the sums of measured and predicted seconds."""
     measured, predicted = (sum(side) for side in zip(*pairs)) if (pairs := list(pairs)) else (0.0, 0.0)
     return measured / predicted if measured > 0.0 and predicted > 0.0 else 1.0
+
+
+def _catching(steps: Sequence[Step], entries: Mapping[str, Entry]) -> float:
+    seconds, rows, reached = 0.0, 0, dict[tuple[int, str], int]()
+    for step in steps:
+        if step.outcome is None:
+            continue
+        drafting = {part.drafter for part in step.outcome.parts}
+        alone = [spent for name, spent in step.outcome.times.drafts.items() if name not in drafting]
+        items = {given.id: given for given in step.decision.items}
+        for number, group, length in step.outcome.advanced:
+            given, before = items[number], reached.get((number, group))
+            reached[number, group] = length
+            if alone and not (given.nodes and entries[given.drafter].group == group):
+                rows += given.given if before is None else max(0, length - before)
+        seconds += sum(alone)
+    return seconds / rows if rows else 0.0
 
 
 def _between(steps: Sequence[Step]) -> float:
