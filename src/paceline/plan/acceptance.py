@@ -37,7 +37,7 @@ WORST, DOUBTED = 0.02, 8.0
 anew."""
 SURE = 100.0
 """Rounds that a text's own record is worth once it is certain to be unlike others."""
-FAIR, GOOD = 0.35, 0.7
+FAIR, GOOD = 0.5, 0.7
 """Chances of a first draft: below which no text is told from others, and one that cannot become so much better that all
 it was known for would have to go."""
 
