@@ -28,7 +28,7 @@ LAG = 64
 
 
 def behind(item: Item, txn: Txn, group: str) -> bool:
-    """As `Ask.behind`."""
+    """Is it time to catch up with the text, though nothing may be drafted? At a prompt's end, or now and then."""
     return item.given > 1 or txn.base - txn.lease.frontier[group] > LAG
 
 
@@ -50,7 +50,7 @@ class Ask:
         return self.item.request
 
     def behind(self, group: str) -> bool:
-        """Is it time to catch up with the text, though nothing may be drafted? At a prompt's end, or now and then."""
+        """As the function, for this request."""
         return behind(self.item, self.txn, group)
 
     def key(self, depth: int, rank: int = 0) -> int:

@@ -22,7 +22,7 @@ LANES = 16
 
 
 def integers(values: Sequence[int]) -> "ctypes.Array[ctypes.c_int64]":
-    """As the library reads them. A tensor takes ten times as long when nothing of torch is in the caches."""
+    """As the library reads them, without torch, whose code a pass has driven from the caches."""
     return (ctypes.c_int64 * len(values))(*values)
 
 
