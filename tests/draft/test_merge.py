@@ -1,14 +1,21 @@
 """Several drafters in one tree: lossless, legal under `exact` alone, the cheapest asked first."""
 
 import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from paceline.core.errors import InputError, RefusalError
-from paceline.core.forest import ROOT, Forest, Law, Role
+from paceline.core.forest import NO_ROW, ROOT, Forest, Law, Role
 from paceline.core.params import SamplingParams
-from paceline.draft import DRAFTERS
-from paceline.draft.merge import Merged, Record, card, union
+from paceline.core.plan import Item, Note, Worth
+from paceline.core.request import Request
+from paceline.core.verdict import Verdict
+from paceline.draft import DRAFTERS, Ask, View
+from paceline.draft.merge import TRY, Memory, Merged, Record, card, union
+from paceline.engine.recorder import Recorder
 from paceline.verify import VERIFIERS
 from tests.lossless.cases import FEATURES, Setting, Wish, check, run
 
@@ -57,10 +64,11 @@ def test_union_is_a_trie_in_order_of_first_place() -> None:
     b.add_chain(0, [1, 2, 4], Law.SHARED_NOISE)
     b.add(0, 5, ROOT, law=Law.POINT)
     b.add(0, 1, ROOT, law=Law.POINT, role=Role.PROBE)
-    both = union([a, b])
+    both, places = union([a, b])
     assert both.token == [1, 2, 3, 4, 5, 1]
     assert both.parent == [ROOT, 0, 1, 1, ROOT, ROOT]
     assert both.role[-1] is Role.PROBE
+    assert places == [{ROOT: ROOT, 0: 0, 1: 1, 2: 2}, {ROOT: ROOT, 0: 0, 1: 1, 2: 3, 3: 4, 4: 5}]
 
 
 def test_a_drafter_that_brings_less_is_passed_over_and_tried_again() -> None:
@@ -107,3 +115,72 @@ def test_small_drafts_of_a_busy_hour_say_nothing_of_large_ones() -> None:
     assert record.promised(15) == before == pytest.approx(3.0) and record.promised(3) == record.promised(
         7
     ) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("drafter", ["ngram+model", "ngram+rsd_s"])
+def test_each_round_tells_what_the_first_part_would_have_brought(drafter: str) -> None:
+    """Of the nodes of its chain that had rows, those that the text then went through."""
+    setting = Setting(draft_noise=0.2, nodes={drafter: 5}, row_budget=24)
+    engine = setting.engine()
+    merged = engine.drafters[drafter] = Merged(engine.host, drafter)
+    chains: dict[int, list[int]] = {}
+    places: dict[int, int] = {}
+    look_up = merged.parts["ngram"].draft
+
+    def draft(asks: Sequence[Ask], view: View) -> Forest:
+        forest = look_up(asks, view)
+        for ask in (a for a in asks if a.item.nodes):
+            places[ask.request.id] = ask.place
+            chains[ask.request.id] = [t for place, t in zip(forest.request, forest.token) if place == ask.place]
+        return forest
+
+    class Spy(Recorder):
+        def ran(self, forest: Forest, verdict: Verdict, notes: Sequence[Note], *rest: Any) -> None:
+            paths = forest.paths(range(len(forest)))
+            self.rows = {(forest.request[i], path) for i, path in paths.items() if path and forest.row[i] != NO_ROW}
+            self.notes = [note for note in notes if note.part]
+
+    engine.recorder = spy = Spy()
+    merged.parts["ngram"].draft = draft  # type: ignore[method-assign]
+    wishes = [wish([1, 2, 3, 4 + seed], drafter, seed=seed, max_tokens=60, ignore_eos=True) for seed in range(3)]
+    requests = [engine.submit(w.prompt, w.params)[0] for w in wishes]
+    counts: Counter[str] = Counter()
+    while engine.busy:
+        order, before = [r for r in requests if r.finish is None], {r.id: len(r.output) for r in requests}
+        chains.clear()
+        spy.notes = []
+        engine.step()
+        for note in spy.notes:
+            request = next(r for r in requests if r.id == note.request)
+            chain, text = chains[note.request], request.output[before[note.request] :]
+            had = sum((places[note.request], tuple(chain[:d])) in spy.rows for d in range(1, len(chain) + 1))
+            same = next((i for i, (a, b) in enumerate(zip(chain[:had], text)) if a != b), min(had, len(text)))
+            assert note.drafter == "ngram" and note.offered == [1] * had and sum(note.kept) == same
+            assert note.depth == had if had < len(chain) else note.depth >= had
+            counts.update({"kept": sum(note.kept), "lost": len(chain) - had, "none": not chain, "notes": 1})
+        told = {note.request for note in spy.notes}
+        assert told == {r.id for r in order if r.id in chains and r.finish is None}
+    assert all(counts[what] for what in ("kept", "lost", "none")) and counts["notes"] > 30, counts
+
+
+def test_who_is_asked() -> None:
+    """The first always; the next if it brings more than is expected of the first, and than its rows must; or after
+    some rounds all the same, and again at once while it does better than was expected."""
+    merged = Merged(Setting(nodes={"ngram+model": 8}).engine().host, "ngram+model")
+    request = Request(0, [1], SamplingParams(), 0, max_tokens=99)
+    memory = Memory()
+
+    def asked(part: str, expected: float, row: float = 0.0) -> int:
+        item = Item(request, 1, 8, "ngram+model", "exact", worth=Worth(row))
+        ask = Ask(0, item, Law.POINT, None)  # type: ignore[arg-type]
+        return merged._ask(part, ask, 8, expected, memory).item.nodes
+
+    for _ in range(300):
+        merged.records["ngram"].asked.count(8, 0)
+        merged.records["model"].asked.count(8, 2)
+    memory.beaten["model"] = request.round
+    assert asked("ngram", 0.0) == 8, "though nothing was kept of it so far"
+    assert asked("model", 1.5) == 8 and asked("model", 2.5) == 0
+    assert asked("model", 1.5, row=0.05) == 8 and asked("model", 1.5, row=0.1) == 0
+    request.round += TRY
+    assert asked("model", 2.5) == 8

@@ -61,6 +61,17 @@ def test_a_request_starts_at_the_mean_and_departs_from_it() -> None:
     assert 99 not in it.own
 
 
+def test_a_long_text_is_known_by_itself() -> None:
+    """Also where the mean is too low for a text to be told from others: what it has shown counts for more and more."""
+    it, rng = Acceptance(), random.Random(2)
+    for request in range(8):
+        rounds(it, [0.4] * 3, 30, rng, request)
+    rounds(it, [0.0] * 3, 12, rng, 99)
+    few = it.expected(99, KEY, 3).kept[0]
+    rounds(it, [0.0] * 3, 60, rng, 99)
+    assert not it.unlike and it.expected(99, KEY, 3).kept[0] < 0.03 < few
+
+
 def test_what_a_drafter_ends_early_costs_no_row_and_is_not_kept() -> None:
     it, rng = Acceptance(), random.Random(3)
     rounds(it, [0.9] * 6, 200, rng, drawn=2)

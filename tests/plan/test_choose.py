@@ -14,7 +14,7 @@ from paceline.core.plan import Note, Work, Worth
 from paceline.core.request import Request
 from paceline.plan.acceptance import Acceptance, Expected, Key
 from paceline.plan.allocate import LEAST, MARGIN
-from paceline.plan.choose import BANNED, CREDIT, LAST_GAP, PROBING, Arm, Goodput
+from paceline.plan.choose import BANNED, CREDIT, HEARING, LAST_GAP, PROBING, Arm, Goodput
 from paceline.plan.cost import Drafting, StepTimes, Times
 
 
@@ -195,6 +195,30 @@ def test_what_is_lost_to_trying_stays_small(seed: int) -> None:
     before, steps = pick.spent, 600
     simulate(pick, rs, {}, steps, rng)
     assert pick.spent - before <= (1 + 2 * PROBING) * steps * Frozen().of_target(base(1))
+
+
+def test_a_text_that_turns_out_unlike_others_ends_the_choice() -> None:
+    rng, pick, rs = random.Random(0), chooser(Frozen()), requests(1, "a")
+    simulate(pick, rs, {"a": 0.9}, 100, rng)
+    pick._plain.left = 99
+    simulate(pick, rs, {}, 2 * HEARING, rng)
+    assert pick.acceptance.unlike and not pick.acceptance.changes and pick._plain.left < 99 - 2 * HEARING
+
+
+def test_what_is_part_of_another_needs_no_tries() -> None:
+    """A merged drafter brings at least what its first part does, whose rounds there are as good as tries."""
+    arms = {"a": Arm("a", (2, 4), True), "a+b": Arm.of("a+b", 8, False, sure="a")}
+    pick = Goodput(arms, Frozen(), lambda r, d: 8)
+    request = requests(1, ("a", "a+b"))[0]
+    for _ in range(16):
+        for drafter, kept, part in (("a+b", 0, False), ("a", 3, True)):
+            note = Note(0, drafter, 8, 8, [1] * 4, [1] * kept, part)
+            pick.acceptance.observe(9, arms[drafter].key(8), 8, note.offered, note.kept)
+    one, both = (pick._points(request, 1)[drafter][-1] for drafter in ("a", "a+b"))
+    assert both.tokens >= one.tokens > 1.0
+    pick.learn([Note(0, "a", 8, 8, [1] * 4, [1] * 3, True)], base(1, 4), [], Times(1.0, {}, 0.0))
+    pick._hear()
+    assert pick.trials["a"].due == pick.step + LAST_GAP
 
 
 def test_a_drafter_that_fails_rests_and_comes_back() -> None:

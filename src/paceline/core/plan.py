@@ -125,3 +125,5 @@ class Note:
     depth: int
     offered: list[int]
     kept: list[int]
+    part: bool = False
+    """It was part of a merged drafter, and this is what it proposed there."""

@@ -31,6 +31,8 @@ class Offers:
     """Does it end a draft where more does not pay (`Worth`)? A tree's size need not be chosen for it then."""
     parts: tuple[str, ...] = ()
     """The drafters that a merged one joins in one tree, the cheapest first."""
+    sure: str | None = None
+    """The first of them, which is always asked, if it drafts chains."""
     arms: tuple[str, ...] = ()
     """The drafters that a choice is made from, step by step."""
 

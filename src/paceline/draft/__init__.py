@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.cache.txn import Txn
 from paceline.core.forest import Forest, Law
-from paceline.core.plan import Item
+from paceline.core.plan import Item, Note
 from paceline.core.registry import Registry
 from paceline.core.request import Request
 from paceline.core.rows import Model
@@ -88,6 +88,10 @@ class View:
     probes: Mapping[int, Tensor] = field(default_factory=dict)
     """In `learn`: {place: raw logits [P, V] of the request's probes, in the order they were drafted; those beyond the
     budget of rows have none}."""
+    rows: Mapping[int, int] = field(default_factory=dict)
+    """In `learn`: {place: candidates that had a row}."""
+    found: list[Note] = field(default_factory=list)
+    """What `learn` has to say of others: of the parts of a merged drafter."""
 
     def slot(self, request: Request, make: Callable[[], S]) -> S:
         """This drafter's memory of `request`; made anew when the engine dropped it."""

@@ -1,12 +1,16 @@
 """Several drafters in one tree, named as in `ngram+topk`. Legal where any tree is: under `exact`.
 
-The cheapest is asked first; the next ones get the rows it leaves, but at least half. A later drafter is not asked at
-all while what was proposed before it is expected to bring at least as many tokens as it brings itself with all rows.
-Both numbers are measured over all requests: nodes kept, of the former by how many it drafted, of the latter by how many
-it was asked for, so that small drafts of a busy hour say nothing of large ones.
+The cheapest is asked first, and always; the next ones get the rows it leaves, but at least half. A later drafter is not
+asked at all while what was proposed before it is expected to bring as many tokens as it brings itself with all rows,
+less those that its rows must bring to pay. Both numbers are measured over all requests: nodes kept, of the former by
+how many it drafted, of the latter by how many it was asked for, so that small drafts of a busy hour say nothing of
+large ones. Who is passed over is tried now and then, and again at once while it does better than was expected of the
+others.
 
 The nodes of a drafter with a K/V group come first, so that their rows stay where it wrote them; what is beyond the
 rows granted goes from the end (`join`).
+
+So each round tells what the first part would have brought alone (`View.found`).
 """
 
 from collections.abc import Sequence
@@ -15,6 +19,7 @@ from typing import Any
 
 from paceline.core.errors import InputError
 from paceline.core.forest import ROOT, Forest, Law, Role
+from paceline.core.plan import Note
 from paceline.core.registry import Offers
 from paceline.core.verdict import Verdict
 from paceline.draft import DRAFTERS, Ask, Drafter, Host, View
@@ -22,7 +27,7 @@ from paceline.draft import DRAFTERS, Ask, Drafter, Host, View
 MEMORY = 0.98
 """Weight of the past at each new observation."""
 TRY = 16
-"""A drafter that is passed over is asked every so many rounds all the same."""
+"""A drafter that is passed over is asked every so many rounds of a request all the same."""
 
 LAWS = (Law.SHARED_NOISE, Law.POINT, Law.WITHOUT_REPLACEMENT, Law.SAMPLED)
 """All are legal under `exact`; shared noise agrees most often."""
@@ -39,6 +44,7 @@ def card(name: str) -> Offers:
             f"Drafter {name!r} cannot be merged: name each drafter once, at most one that uses the draft model "
             f"({', '.join(n for n, it in DRAFTERS.items() if it.group)}), and not 'none'."
         )
+    order = sorted(parts, key=lambda part: (len(parts[part].needs), list(parts).index(part)))
     return Offers(
         summary=" and ".join(parts) + " in one tree",
         laws=frozenset({Law.SHARED_NOISE}),
@@ -47,7 +53,8 @@ def card(name: str) -> Offers:
         needs=frozenset().union(*(it.needs for it in parts.values())),
         group=next((parts[part].group for part in grouped), None),
         thrifty=all(it.thrifty for it in parts.values()),
-        parts=tuple(sorted(parts, key=lambda part: (len(parts[part].needs), list(parts).index(part)))),
+        parts=tuple(order),
+        sure=order[0] if parts[order[0]].shape == "chain" else None,
     )
 
 
@@ -74,8 +81,6 @@ class Record:
 
     drafted: Sizes = field(default_factory=Sizes)
     asked: Sizes = field(default_factory=Sizes)
-    passed: int = 0
-    """Rounds since it was asked last."""
 
     def expected(self, drafted: int) -> float:
         """Nodes kept of so many."""
@@ -94,11 +99,17 @@ class Record:
 
 @dataclass(slots=True)
 class Memory:
-    """Of one request: the slots of the parts, and what each was asked for and proposed in this round."""
+    """Of one request: the slots of the parts; and of this round what each was asked for, what was expected of those
+    before it, and what it proposed."""
 
     slots: dict[str, Any] = field(default_factory=dict)
     asked: dict[str, int] = field(default_factory=dict)
+    beside: dict[str, float] = field(default_factory=dict)
     paths: dict[str, set[Path]] = field(default_factory=dict)
+    ranks: list[int] = field(default_factory=list)
+    """Of the first part's chain: the place of each node among those of the request."""
+    beaten: dict[str, int] = field(default_factory=dict)
+    """The latest round in which a part was asked and brought no more than was expected of those before it."""
 
 
 class Merged:
@@ -108,6 +119,8 @@ class Merged:
         self.laws = {part: next(law for law in LAWS if law in DRAFTERS.card(part).laws) for part in parts}
         self.records = {part: Record() for part in parts}
         self.first = sorted(parts, key=lambda part: DRAFTERS.card(part).group is None)
+        self.told = card(name).sure
+        """Whose rounds are told of."""
 
     def draft(self, asks: Sequence[Ask], view: View) -> Forest:
         memories = {ask.place: view.slot(ask.request, Memory) for ask in asks}
@@ -115,9 +128,9 @@ class Merged:
         expected = dict.fromkeys(left, 0.0)
         forests: dict[str, Forest] = {}
         for memory in memories.values():
-            memory.asked, memory.paths = {}, {}
+            memory.asked, memory.beside, memory.paths, memory.ranks = {}, {}, {}, []
         for part, drafter in self.parts.items():
-            mine = [self._ask(part, ask, left[ask.place], expected[ask.place]) for ask in asks]
+            mine = [self._ask(part, ask, left[ask.place], expected[ask.place], memories[ask.place]) for ask in asks]
             with_slots = self._view(part, mine, memories, view)
             forests[part] = forest = drafter.draft(mine, with_slots)
             self._keep(part, mine, memories, with_slots)
@@ -127,17 +140,31 @@ class Merged:
                     memories[place].paths.setdefault(part, set()).add(paths[i])
             for ask in mine:
                 memories[ask.place].asked[part] = ask.item.nodes
+                memories[ask.place].beside[part] = expected[ask.place]
                 drafted = memories[ask.place].paths.get(part, ())
                 left[ask.place] -= len(drafted)
                 expected[ask.place] = max(expected[ask.place], self.records[part].expected(len(drafted)))
-        return union([forests[part] for part in self.first])
+        out, places = union([forests[part] for part in self.first])
+        if self.told is not None:
+            self._rank(forests[self.told], places[self.first.index(self.told)], out, memories)
+        return out
 
-    def _ask(self, part: str, ask: Ask, left: int, expected: float) -> Ask:
+    @staticmethod
+    def _rank(chains: Forest, places: dict[int, int], out: Forest, memories: dict[int, Memory]) -> None:
+        """Where the nodes of these chains stand in the union."""
+        counts, ranks = dict.fromkeys(memories, 0), list[int]()
+        for place, role in zip(out.request, out.role):
+            ranks.append(counts[place])
+            counts[place] += role is Role.CANDIDATE
+        for i, place in enumerate(chains.request):
+            memories[place].ranks.append(ranks[places[i]])
+
+    def _ask(self, part: str, ask: Ask, left: int, expected: float, memory: Memory) -> Ask:
         """What a part is asked; no nodes if the ones before it are expected to do as well."""
-        record, nodes = self.records[part], max(left, ask.item.nodes // 2)
-        wanted = expected < record.promised(ask.item.nodes) or record.passed >= TRY
-        if ask.item.nodes:
-            record.passed = 0 if wanted else record.passed + 1
+        nodes, row = max(left, ask.item.nodes // 2), ask.item.worth.row if ask.item.worth else 0.0
+        brings = self.records[part].promised(ask.item.nodes) - nodes * row
+        first, last = part == next(iter(self.parts)), memory.beaten.get(part, -TRY)
+        wanted = first or expected < brings or ask.request.round - last >= TRY
         return replace(ask, item=replace(ask.item, nodes=nodes if wanted else 0), law=self.laws[part])
 
     def learn(self, view: View, verdict: Verdict) -> None:
@@ -151,13 +178,25 @@ class Merged:
                 record = self.records[part]
                 if asked:
                     record.asked.count(asked, depth)
+                    if depth <= memory.beside[part]:
+                        memory.beaten[part] = ask.request.round
                 if paths:
                     record.drafted.count(len(paths), depth)
+                if asked and part == self.told:
+                    self._tell(view, ask, asked, memory.ranks, depth)
         for part, drafter in self.parts.items():
             mine = [replace(ask, law=self.laws[part]) for ask in view.asks]
             with_slots = self._view(part, mine, memories, view)
             drafter.learn(with_slots, verdict)
             self._keep(part, mine, memories, with_slots)
+
+    def _tell(self, view: View, ask: Ask, asked: int, ranks: Sequence[int], depth: int) -> None:
+        """What the first part's chain has brought. Nodes that lost their rows were not asked for."""
+        had = sum(rank < view.rows[ask.place] for rank in ranks)
+        deep = ask.item.depth if had == len(ranks) else had
+        kept = [int(d < depth) for d in range(had)]
+        if self.told is not None and deep:
+            view.found.append(Note(ask.request.id, self.told, asked, deep, [1] * had, kept, part=True))
 
     @staticmethod
     def _view(part: str, asks: Sequence[Ask], memories: dict[int, Memory], view: View) -> View:
@@ -172,9 +211,10 @@ class Merged:
                 memories[ask.place].slots[part] = view.slots[ask.request.id]
 
 
-def union(forests: Sequence[Forest]) -> Forest:
-    """One prefix trie of several forests: equal paths become one node, at its first place. Probes stay apart."""
-    out = Forest()
+def union(forests: Sequence[Forest]) -> tuple[Forest, list[dict[int, int]]]:
+    """One prefix trie of several forests: equal paths become one node, at its first place. Probes stay apart. And where
+    each node of each forest is in it."""
+    out, places = Forest(), list[dict[int, int]]()
     known: dict[tuple[int, int, int], int] = {}
     for forest in forests:
         place = {ROOT: ROOT}
@@ -184,4 +224,5 @@ def union(forests: Sequence[Forest]) -> Forest:
             place[i] = out.add(request, token, parent, law=forest.law[i], role=forest.role[i]) if same is None else same
             if forest.role[i] is Role.CANDIDATE:
                 known[request, parent, token] = place[i]
-    return out
+        places.append(place)
+    return out, places

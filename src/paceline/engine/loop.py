@@ -219,7 +219,7 @@ class Engine:
         limit = self.draft_model.max_len if card.group and self.draft_model is not None else None
         most = self.config.nodes.get(name)
         nodes = card.nodes if most is None else most
-        entry = Entry(nodes, card.shape == "chain", card.group, limit, card.thrifty, most)
+        entry = Entry(nodes, card.shape == "chain", card.group, limit, card.thrifty, most, card.sure)
         self.roster.enrol(name, entry)
         self.recorder.enrolled(name, entry)
 
@@ -299,8 +299,10 @@ class Engine:
         work, parts = measured(items, txns, layout, forest, self.cards)
         for place, (item, txn) in enumerate(zip(items, txns)):
             self._settle(place, item, txn, forest, verdict)
-        self._learn(asks, verdict, layout, out)
+        found = self._learn(asks, verdict, layout, out)
         notes = [note for place, item in enumerate(items) if (note := self._emit(place, item, forest, layout, verdict))]
+        ended = {item.request.id for item in items if item.request.finish is not None}
+        notes += [note for note in found if note.request not in ended]
         rest = self.clock() - begun - target - sum(self._drafting.values())
         times = Times(target, self._drafting, rest)
         self.recorder.ran(forest, verdict, notes, work, parts, times)
@@ -386,10 +388,13 @@ class Engine:
                 ask.request.drafter = NONE
             self.slots[name].pop(ask.request.id, None)
 
-    def _learn(self, asks: dict[str, list[Ask]], verdict: Verdict, layout: Layout, out: Out) -> None:
+    def _learn(self, asks: dict[str, list[Ask]], verdict: Verdict, layout: Layout, out: Out) -> list[Note]:
+        """Tell the drafters what came of their drafts; what they found beside it."""
+        found: list[Note] = []
         for name, mine in asks.items():
             view = self._view(name, mine)
             view.probes = {a.place: out.logits[layout.probes[a.place]] for a in mine if a.place in layout.probes}
+            view.rows = {a.place: len(layout.candidates[a.place]) for a in mine}
             started = self.clock()
             try:
                 self._drafter(name).learn(view, verdict)
@@ -397,6 +402,8 @@ class Engine:
                 self._disown(name, mine, error)
             self._drafting[name] += self.clock() - started
             self.timer.draft += self.clock() - started
+            found += view.found
+        return found
 
     # -- commit ----------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from paceline.plan.choose import Arm, Goodput
 from paceline.plan.cost import StepTimes
 from paceline.plan.fixed import FixedLength
 
-RETRY = 64
+RETRY = 40
 """Steps after which a request gets a K/V group though its drafters are of no use: so it is seen when that changes."""
 
 
@@ -27,6 +27,8 @@ class Entry:
     """Does it end a draft where more does not pay?"""
     most: int | None = None
     """Most nodes that the chooser may give it; None: as many as pay."""
+    sure: str | None = None
+    """Of a merged one: the drafter of chains that is always asked."""
 
 
 @dataclass(slots=True)
@@ -56,7 +58,7 @@ class Roster:
         self.fixed.defaults[drafter] = entry.nodes
         if entry.limit is not None:
             self.fixed.limits[drafter] = entry.limit
-        self.chooser.arms[drafter] = Arm.of(drafter, entry.nodes, entry.chain, entry.thrifty, entry.most)
+        self.chooser.arms[drafter] = Arm.of(drafter, entry.nodes, entry.chain, entry.thrifty, entry.most, entry.sure)
 
     def groups(self, request: Request) -> tuple[str, ...]:
         """The K/V groups that a request's lease will keep. Keeping one up costs time: while the chooser has no use for

@@ -15,9 +15,9 @@ from itertools import accumulate, zip_longest
 from math import log
 from operator import mul
 
-OWN_MEMORY, MEMORY, ROWS_MEMORY = 0.9, 0.9, 0.98
-"""Weight of the past: at each new round of a request, in its record; at each new request, in the drafter's mean; and at
-each round, in its rows."""
+OWN_MEMORY, TEXT_MEMORY, MEMORY, ROWS_MEMORY = 0.9, 0.98, 0.85, 0.98
+"""Weight of the past: at each new round of a request, in its record and in what its whole text is like; at each new
+request, in the drafter's mean; and at each round, in its rows."""
 VOTE, HALF, EVERY = 72.0, 4.0, 4
 """Tokens of text that a request's whole record counts for in the mean, and the rounds that count for half of them; the
 mean hears of the first ones and of every so many."""
@@ -76,6 +76,10 @@ class Expected:
     rows: list[float]
     _per_row: tuple[float, ...] | None = None
 
+    def beside(self, part: "Expected") -> "Expected":
+        """Of a draft that has this other one in it: it brings at least as much."""
+        return Expected(self.chance, [max(mine, other) for mine, other in zip(self.kept, part.kept)], self.rows)
+
     def per_row(self) -> tuple[float, ...]:
         """The chance that a row is kept once there is one, of each in turn, never rising."""
         if self._per_row is None:
@@ -102,20 +106,27 @@ class Record(Counts):
     tokens: float = 0.0
     """Kept in all rounds."""
     rounds: int = 0
+    drafts: float = 0.0
+    hits: float = 0.0
+    """First drafts of the text, and those that were kept."""
     raised: float = 0.0
     sunk: float = 0.0
     """What it has added to the sums of its drafter's watch."""
     doubt: float = 0.0
     """Log-likelihood ratio of its first drafts being kept a quarter as often as those of others."""
 
-    def judge(self, hit: bool, chance: float) -> None:
-        """Once it is certain that what is good for others is not for this text, its own rounds alone count for long."""
+    def judge(self, hit: bool, chance: float) -> bool:
+        """Once it is certain that what is good for others is not for this text, or not any more, its own rounds alone
+        count for long. Has it just become certain?"""
         if chance < FAIR:
-            return
+            return False
         self.doubt = max(0.0, self.doubt + (-log(4.0) if hit else log((1 - chance / 4) / (1 - chance))))
         if self.doubt >= ALARM * SHARE:
-            self.kept[0] *= SURE / self.tried[0]
+            self.kept[0] = SURE * min(self.kept[0] / self.tried[0], chance / 4)
             self.tried[0], self.doubt = SURE, 0.0
+            self.drafts, self.hits = self.tried[0], self.kept[0]
+            return True
+        return False
 
     def vote(self, usual: float) -> Vote:
         """One weight at all depths: then the product of the mean's chances is the mean of the requests' products. Texts
@@ -240,6 +251,8 @@ class Acceptance:
     watches: dict[Key, Watch] = field(default_factory=dict)
     changes: int = 0
     """How often a drafter was found to have become better, or broken."""
+    unlike: int = 0
+    """How often a text was found to be unlike others."""
 
     def observe(self, request: int, key: Key, asked: int, offered: Sequence[int], kept: Sequence[int]) -> None:
         """One round: a draft `asked` deep; nodes with a row and nodes kept at depth 1, 2, ..."""
@@ -258,8 +271,9 @@ class Acceptance:
         if regular:
             mean.judge(brought, sum(self.expected(request, key, asked).kept) / mean.truth)
         record.add(asked, kept, OWN_MEMORY)
-        record.judge(hit, chance)
+        self.unlike += record.judge(hit, chance)
         record.tokens = OWN_MEMORY * record.tokens + brought
+        record.drafts, record.hits = TEXT_MEMORY * record.drafts + 1.0, TEXT_MEMORY * record.hits + hit
         mean.count(asked, offered, ROWS_MEMORY)
         if regular or record.rounds < EVERY:
             mean.take(record)
@@ -277,7 +291,8 @@ class Acceptance:
         mean = self.means.get(key) or Mean()
         law = mean.expected(depth)
         own, chances = self.own.get(request, {}).get(key) if request is not None else None, law.chance[:depth]
-        if own:
+        if own and chances:
+            chances[0] = (own.hits + SHRINK * chances[0]) / (own.drafts + SHRINK)
             for d, (tried, hits) in enumerate(zip(own.tried[:depth], own.kept)):
                 chances[d] = (hits + SHRINK * chances[d]) / (tried + SHRINK)
         truth = mean.truth

@@ -51,16 +51,21 @@ class Arm:
     drafter: str
     sizes: tuple[int, ...]
     chain: bool
+    sure: str | None = None
+    """A drafter whose chain is always in it."""
 
     @classmethod
-    def of(cls, drafter: str, nodes: int, chain: bool, thrifty: bool = False, limit: int | None = None) -> "Arm":
+    def of(
+        cls, drafter: str, nodes: int, chain: bool, thrifty: bool = False, limit: int | None = None,
+        sure: str | None = None,
+    ) -> "Arm":  # fmt: skip
         """Sizes around a drafter's own number of nodes, none above `limit`. A thrifty tree has one."""
         most = max(8, nodes)
         small = [n for n in CHAIN if n < most] if chain else [nodes // 2] if nodes > 1 and not thrifty else []
         sizes = [*small, most if chain else nodes]
         if limit is not None:
             sizes = [*(n for n in sizes if n < limit), limit]
-        return cls(drafter, tuple(sizes), chain)
+        return cls(drafter, tuple(sizes), chain, sure)
 
     def key(self, size: int) -> Key:
         """Where acceptance keeps it."""
@@ -222,6 +227,8 @@ class Goodput:
             tried = [size for size in arm.sizes if arm.key(size) in self.acceptance.means]
             near = arm.key(min(tried, key=lambda size: abs(size - n), default=n))
             expected = self.acceptance.expected(request.id, near, min(n, limit))
+            if arm.sure in self.arms and (key := self.arms[arm.sure].key(0)) in self.acceptance.means:
+                expected = expected.beside(self.acceptance.expected(request.id, key, min(n, limit)))
             rows_of = min(float(n), sum(expected.rows)) if tried else float(n)
             points.append(Point(n, 0, sum(expected.kept), rows_of, expected))
         return points
@@ -300,13 +307,15 @@ class Goodput:
 
     def _hear(self) -> None:
         """What the latest steps say of acceptance: many at once take half of the time."""
-        changes = self.acceptance.changes
+        found = self.acceptance.changes + self.acceptance.unlike
         for note in self._unheard:
             arm, depth = self.arms.get(note.drafter), min(note.nodes, note.depth, DEPTH)
             if arm is not None and depth:
                 self.acceptance.observe(note.request, arm.key(note.nodes), depth, note.offered, note.kept)
+            if note.part and not (trial := self._trial(note.drafter)).banned:  # as good as tried
+                trial.due = self.step + LAST_GAP
         self._unheard.clear()
-        if self.acceptance.changes > changes:
+        if self.acceptance.changes + self.acceptance.unlike > found:
             self._plain.left = self._filling.left = 0
 
     def seconds(self, work: Work) -> float:

@@ -10,7 +10,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
-from paceline.core.plan import Plan, Work, Worth
+from paceline.core.plan import Note, Plan, Work, Worth
 from paceline.core.request import FinishReason, Request
 from paceline.engine.loop import EngineConfig
 from paceline.engine.roster import Entry
@@ -141,6 +141,8 @@ class Outcome:
     work: Work
     parts: list[Drafting]
     times: Times
+    found: list[Note] = field(default_factory=list)
+    """What merged drafters said of their parts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,7 @@ class LogRecorder(Recorder):
         times: Times,
     ) -> None:  # fmt: skip
         assert self._plan is not None
-        noted = {note.request: note for note in notes}
+        noted = {note.request: note for note in notes if not note.part}
         results = []
         for item, path, last, drafted in zip(self._plan.items, verdict.path, verdict.next_token, self._drafted):
             request, note = item.request, noted.get(item.request.id)
@@ -120,7 +120,8 @@ class LogRecorder(Recorder):
             ranks = [forest.row[n] - item.given for n in path]
             emitted = len(request.output) - self._lengths[request.id]
             results.append(Result(tokens, ranks, emitted, note.offered, note.kept, request.finish, drafted))
-        outcome = Outcome(results, self._advanced, work, list(parts), times)
+        found = [note for note in notes if note.part]
+        outcome = Outcome(results, self._advanced, work, list(parts), times, found)
         step, self._plan = self._step, None
         self.sink(Step(step.now, step.decision, step.failed, outcome))
 

@@ -63,7 +63,7 @@ class Twin:
             self.desk.cache.advance(lease, group, length)
             self.desk.cache.seal(lease)
         notes = [self._emit(item, result) for item, result in zip(plan.items, outcome.results) if result.tokens]
-        self.roster.chooser.learn(notes, outcome.work, outcome.parts, outcome.times)
+        self.roster.chooser.learn([*notes, *outcome.found], outcome.work, outcome.parts, outcome.times)
         for item in plan.items:
             if item.request.finish is not None:
                 self._forget(item.request)
