@@ -116,15 +116,15 @@ class Record(Counts):
     """Log-likelihood ratio of its first drafts being kept a quarter as often as those of others."""
 
     def judge(self, hit: bool, chance: float) -> bool:
-        """Once it is certain that what is good for others is not for this text, or not any more, its own rounds alone
+        """Once it is certain that what is good for others is not for this text, or not any more, its latest rounds alone
         count for long. Has it just become certain?"""
         if chance < FAIR:
             return False
         self.doubt = max(0.0, self.doubt + (-log(4.0) if hit else log((1 - chance / 4) / (1 - chance))))
         if self.doubt >= ALARM * SHARE:
-            self.kept[0] = SURE * min(self.kept[0] / self.tried[0], chance / 4)
-            self.tried[0], self.doubt = SURE, 0.0
             self.drafts, self.hits = self.tried[0], self.kept[0]
+            self.kept[0] *= SURE / self.tried[0]
+            self.tried[0], self.doubt = SURE, 0.0
             return True
         return False
 
