@@ -116,7 +116,7 @@ class Record(Counts):
     """Log-likelihood ratio of its first drafts being kept a quarter as often as those of others."""
 
     def judge(self, hit: bool, chance: float) -> bool:
-        """Once it is certain that what is good for others is not for this text, or not any more, its latest rounds alone
+        """Once it is certain that what is good for others is not for this text, or not any more, its last rounds alone
         count for long. Has it just become certain?"""
         if chance < FAIR:
             return False
