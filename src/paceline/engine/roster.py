@@ -8,8 +8,9 @@ from paceline.plan.choose import Arm, Goodput
 from paceline.plan.cost import StepTimes
 from paceline.plan.fixed import FixedLength
 
-RETRY = 40
-"""Steps after which a request gets a K/V group though its drafters are of no use: so it is seen when that changes."""
+RETRY, FEW = 8, 4
+"""A request gets a K/V group though its drafters are of no use, so that it is seen when that changes, after RETRY steps
+for each of the requests at a time and for FEW more: of many one is enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,5 +70,5 @@ class Roster:
             if self.chooser.step < self.retry:
                 groups = of_use
             else:
-                self.retry = self.chooser.step + RETRY
+                self.retry = self.chooser.step + RETRY * (self.chooser.count + FEW)
         return (TARGET, *sorted(group for group in groups if group))

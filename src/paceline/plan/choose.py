@@ -318,6 +318,11 @@ class Goodput:
         if self.acceptance.changes + self.acceptance.unlike > found:
             self._plain.left = self._filling.left = 0
 
+    @property
+    def count(self) -> int:
+        """Requests of the latest choices."""
+        return max(self._plain.count, self._filling.count)
+
     def seconds(self, work: Work) -> float:
         """Of a step whose pass is this work and that drafts as the latest did."""
         return self.times.predict(work, self.parts)
