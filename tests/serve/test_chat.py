@@ -128,7 +128,7 @@ def test_calls_and_their_results_go_back_into_the_template(tools_client: OpenAI,
 
 
 def test_trace(url: str) -> None:
-    body = {"messages": MESSAGES, "max_tokens": 24, "seed": 1, "speculation": {"trace": True}}
+    body = {"messages": MESSAGES, "max_tokens": 24, "seed": 1, "speculation": {"trace": True, "drafter": "model"}}
     whole = post(url + PATH, body)[1]["choices"][0]
     streamed = [p for c in events(url + PATH, body) for p in c["choices"][0].get("pieces", [])]
     for pieces in (whole["pieces"], streamed):
