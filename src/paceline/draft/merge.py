@@ -5,12 +5,10 @@ asked at all while what was proposed before it is expected to bring as many toke
 less those that its rows must bring to pay. Both numbers are measured over all requests: nodes kept, of the former by
 how many it drafted, of the latter by how many it was asked for, so that small drafts of a busy hour say nothing of
 large ones. Who is passed over is tried now and then, and again at once while it does better than was expected of the
-others.
+others. As the first part is always asked, each round tells what it would have brought alone (`View.found`).
 
 The nodes of a drafter with a K/V group come first, so that their rows stay where it wrote them; what is beyond the
 rows granted goes from the end (`join`).
-
-So each round tells what the first part would have brought alone (`View.found`).
 """
 
 from collections.abc import Sequence
