@@ -88,8 +88,8 @@ class View:
     probes: Mapping[int, Tensor] = field(default_factory=dict)
     """In `learn`: {place: raw logits [P, V] of the request's probes, in the order they were drafted; those beyond the
     budget of rows have none}."""
-    rows: Mapping[int, int] = field(default_factory=dict)
-    """In `learn`: {place: candidates that had a row}."""
+    rows: Sequence[int] = ()
+    """In `learn`, by place: candidates that had a row."""
     found: list[Note] = field(default_factory=list)
     """What `learn` has to say of others: of the parts of a merged drafter."""
 

@@ -5,7 +5,7 @@ asked at all while what was proposed before it is expected to bring as many toke
 less those that its rows must bring to pay. Both numbers are measured over all requests: nodes kept, of the former by
 how many it drafted, of the latter by how many it was asked for, so that small drafts of a busy hour say nothing of
 large ones. Who is passed over is tried now and then, and again at once while it does better than was expected of the
-others. As the first part is always asked, each round tells what it would have brought alone (`View.found`).
+others. As the first part is always asked, rounds can tell what it would have brought alone (`View.found`).
 
 The nodes of a drafter with a K/V group come first, so that their rows stay where it wrote them; what is beyond the
 rows granted goes from the end (`join`).
@@ -26,6 +26,8 @@ MEMORY = 0.98
 """Weight of the past at each new observation."""
 TRY = 16
 """A drafter that is passed over is asked every so many rounds of a request all the same."""
+TELL = 2
+"""What the first part would have brought is told of in every so many rounds of a request: to hear it costs time, too."""
 
 LAWS = (Law.SHARED_NOISE, Law.POINT, Law.WITHOUT_REPLACEMENT, Law.SAMPLED)
 """All are legal under `exact`; shared noise agrees most often."""
@@ -112,13 +114,12 @@ class Memory:
 
 class Merged:
     def __init__(self, host: Host, name: str) -> None:
-        parts = card(name).parts
+        parts, self.sure = card(name).parts, card(name).sure
         self.parts: dict[str, Drafter] = {part: DRAFTERS.get(part)(host) for part in parts}
         self.laws = {part: next(law for law in LAWS if law in DRAFTERS.card(part).laws) for part in parts}
         self.records = {part: Record() for part in parts}
-        self.first = sorted(parts, key=lambda part: DRAFTERS.card(part).group is None)
-        self.told = card(name).sure
-        """Whose rounds are told of."""
+        self.joined = sorted(parts, key=lambda part: DRAFTERS.card(part).group is None)
+        """In the order in which their nodes are laid out."""
 
     def draft(self, asks: Sequence[Ask], view: View) -> Forest:
         memories = {ask.place: view.slot(ask.request, Memory) for ask in asks}
@@ -142,9 +143,9 @@ class Merged:
                 drafted = memories[ask.place].paths.get(part, ())
                 left[ask.place] -= len(drafted)
                 expected[ask.place] = max(expected[ask.place], self.records[part].expected(len(drafted)))
-        out, places = union([forests[part] for part in self.first])
-        if self.told is not None:
-            self._rank(forests[self.told], places[self.first.index(self.told)], out, memories)
+        out, places = union([forests[part] for part in self.joined])
+        if self.sure is not None and any(tells(ask) for ask in asks):
+            self._rank(forests[self.sure], places[self.joined.index(self.sure)], out, memories)
         return out
 
     @staticmethod
@@ -161,8 +162,8 @@ class Merged:
         """What a part is asked; no nodes if the ones before it are expected to do as well."""
         nodes, row = max(left, ask.item.nodes // 2), ask.item.worth.row if ask.item.worth else 0.0
         brings = self.records[part].promised(ask.item.nodes) - nodes * row
-        first, last = part == next(iter(self.parts)), memory.beaten.get(part, -TRY)
-        wanted = first or expected < brings or ask.request.round - last >= TRY
+        waited = ask.request.round - memory.beaten.get(part, -TRY)
+        wanted = expected < brings or waited >= TRY or part == next(iter(self.parts))
         return replace(ask, item=replace(ask.item, nodes=nodes if wanted else 0), law=self.laws[part])
 
     def learn(self, view: View, verdict: Verdict) -> None:
@@ -180,21 +181,22 @@ class Merged:
                         memory.beaten[part] = ask.request.round
                 if paths:
                     record.drafted.count(len(paths), depth)
-                if asked and part == self.told:
-                    self._tell(view, ask, asked, memory.ranks, depth)
+                if asked and part == self.sure and tells(ask):
+                    self._tell(part, view, ask, memory, depth)
         for part, drafter in self.parts.items():
             mine = [replace(ask, law=self.laws[part]) for ask in view.asks]
             with_slots = self._view(part, mine, memories, view)
             drafter.learn(with_slots, verdict)
             self._keep(part, mine, memories, with_slots)
 
-    def _tell(self, view: View, ask: Ask, asked: int, ranks: Sequence[int], depth: int) -> None:
-        """What the first part's chain has brought. Nodes that lost their rows were not asked for."""
-        had = sum(rank < view.rows[ask.place] for rank in ranks)
-        deep = ask.item.depth if had == len(ranks) else had
-        kept = [int(d < depth) for d in range(had)]
-        if self.told is not None and deep:
-            view.found.append(Note(ask.request.id, self.told, asked, deep, [1] * had, kept, part=True))
+    @staticmethod
+    def _tell(part: str, view: View, ask: Ask, memory: Memory, depth: int) -> None:
+        """What this part's chain has brought, `depth` nodes. Nodes that lost their rows were not asked for."""
+        had = sum(rank < view.rows[ask.place] for rank in memory.ranks)
+        deep = ask.item.depth if had == len(memory.ranks) else had
+        if deep:
+            kept = [int(d < depth) for d in range(had)]
+            view.found.append(Note(ask.request.id, part, memory.asked[part], deep, [1] * had, kept, part=True))
 
     @staticmethod
     def _view(part: str, asks: Sequence[Ask], memories: dict[int, Memory], view: View) -> View:
@@ -207,6 +209,11 @@ class Merged:
             memories[ask.place].slots.pop(part, None)
             if ask.request.id in view.slots:
                 memories[ask.place].slots[part] = view.slots[ask.request.id]
+
+
+def tells(ask: Ask) -> bool:
+    """Is this one of the request's rounds that tell of the first part? The same before and after it is committed."""
+    return ask.request.round % TELL == 0
 
 
 def union(forests: Sequence[Forest]) -> tuple[Forest, list[dict[int, int]]]:

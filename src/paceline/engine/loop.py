@@ -301,8 +301,9 @@ class Engine:
             self._settle(place, item, txn, forest, verdict)
         found = self._learn(asks, verdict, layout, out)
         notes = [note for place, item in enumerate(items) if (note := self._emit(place, item, forest, layout, verdict))]
-        ended = {item.request.id for item in items if item.request.finish is not None}
-        notes += [note for note in found if note.request not in ended]
+        if found:
+            ended = {item.request.id for item in items if item.request.finish is not None}
+            notes += [note for note in found if note.request not in ended]
         rest = self.clock() - begun - target - sum(self._drafting.values())
         times = Times(target, self._drafting, rest)
         self.recorder.ran(forest, verdict, notes, work, parts, times)
@@ -390,11 +391,11 @@ class Engine:
 
     def _learn(self, asks: dict[str, list[Ask]], verdict: Verdict, layout: Layout, out: Out) -> list[Note]:
         """Tell the drafters what came of their drafts; what they found beside it."""
-        found: list[Note] = []
+        found, rows = list[Note](), [*map(len, layout.candidates)]
         for name, mine in asks.items():
             view = self._view(name, mine)
             view.probes = {a.place: out.logits[layout.probes[a.place]] for a in mine if a.place in layout.probes}
-            view.rows = {a.place: len(layout.candidates[a.place]) for a in mine}
+            view.rows = rows
             started = self.clock()
             try:
                 self._drafter(name).learn(view, verdict)

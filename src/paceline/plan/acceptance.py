@@ -11,13 +11,13 @@ that so many tokens of it take, few where the drafter brings much, so that the m
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, zip_longest
+from itertools import accumulate
 from math import log
 from operator import mul
 
-OWN_MEMORY, TEXT_MEMORY, MEMORY, ROWS_MEMORY = 0.9, 0.98, 0.85, 0.98
+OWN_MEMORY, TEXT_MEMORY, MEMORY, ROWS_MEMORY = 0.9, 0.98, 0.85, 0.95
 """Weight of the past: at each new round of a request, in its record and in what its whole text is like; at each new
-request, in the drafter's mean; and at each round, in its rows."""
+request, in the drafter's mean; and at each round that the mean hears of, in its rows."""
 VOTE, HALF, EVERY = 72.0, 4.0, 4
 """Tokens of text that a request's whole record counts for in the mean, and the rounds that count for half of them; the
 mean hears of the first ones and of every so many."""
@@ -91,17 +91,13 @@ class Expected:
         return self._per_row
 
 
-Vote = tuple[list[float], list[float]]
-"""As `Counts.tried` and `Counts.kept`."""
-
-
 @dataclass(slots=True)
 class Record(Counts):
     """Of one request."""
 
     joined: int = 0
     """How many requests were in the mean when it joined."""
-    voted: Vote = field(default_factory=lambda: ([], []))
+    voted: Counts = field(default_factory=Counts)
     """What it has put there."""
     tokens: float = 0.0
     """Kept in all rounds."""
@@ -128,14 +124,13 @@ class Record(Counts):
             return True
         return False
 
-    def vote(self, usual: float) -> Vote:
-        """One weight at all depths: then the product of the mean's chances is the mean of the requests' products. Texts
+    def weight(self, usual: float) -> float:
+        """Of its rounds in the mean. One at all depths: then the product of the mean's chances is the mean of the requests' products. Texts
         on which the drafter brings much, more than the `usual` tokens, need few rounds: each weighs by those that it
         takes, as the sum of times does."""
         rounds = self.tried[0]
         own = (self.tokens + HALF * usual) / (rounds + HALF)
-        weight = VOTE / (1 + own) / (rounds + HALF)
-        return [weight * n for n in self.tried], [weight * n for n in self.kept]
+        return VOTE / (1 + own) / (rounds + HALF)
 
 
 @dataclass(slots=True)
@@ -164,19 +159,24 @@ class Mean(Counts):
         if self.known is None:
             self.known = Expected([], [], [])
         chance, kept, rows = self.known.chance, self.known.kept, self.known.rows
+        deep, counted = len(self.tried), len(self.asked)
         for d in range(len(chance), depth):
-            hits, tried = (self.kept[d], self.tried[d]) if d < len(self.tried) else (0.0, 0.0)
-            chance.append((hits + WEIGHT * (min(DEEP, chance[-1]) if d else PRIOR)) / (tried + WEIGHT))
-            kept.append((kept[-1] if d else 1.0) * chance[-1])
-            rows.append(self.offered[d] / self.asked[d] if d < len(self.asked) else 1.0)
+            usual = PRIOR if not d else chance[-1] if chance[-1] < DEEP else DEEP
+            own = (self.kept[d] + WEIGHT * usual) / (self.tried[d] + WEIGHT) if d < deep else usual
+            chance.append(own)
+            kept.append(kept[-1] * own if d else own)
+            rows.append(self.offered[d] / self.asked[d] if d < counted else 1.0)
         return self.known
 
     def count(self, asked: int, offered: Sequence[int], memory: float) -> None:
         """The rows of a round."""
-        self.asked[:asked] = [memory * x + 1.0 for x in self.asked[:asked]] + [1.0] * (asked - len(self.asked))
-        had = self.offered[:asked]
-        self.offered[:asked] = [memory * x + n for x, n in zip_longest(had, offered[:asked], fillvalue=0)]
-        self.offered += [0.0] * (asked - len(self.offered))
+        if more := asked - len(self.asked):
+            self.asked += [0.0] * more
+            self.offered += [0.0] * more
+        had = len(offered)
+        for d in range(asked):
+            self.asked[d] = memory * self.asked[d] + 1.0
+            self.offered[d] = memory * self.offered[d] + (offered[d] if d < had else 0)
 
     @property
     def truth(self) -> float:
@@ -199,12 +199,17 @@ class Mean(Counts):
     def take(self, record: Record) -> None:
         """The record as it is now, in the place of what it was."""
         depth = len(record.tried)
-        age, vote = MEMORY ** (self.requests - record.joined), record.vote(sum(self.expected(depth).kept[:depth]))
+        age, weight = MEMORY ** (self.requests - record.joined), record.weight(sum(self.expected(depth).kept[:depth]))
         self.reach(depth)
-        for mine, new, old in zip((self.tried, self.kept), vote, record.voted):
-            old += [0.0] * (depth - len(old))
-            mine[:depth] = [m + age * (x - y) for m, x, y in zip(mine, new, old)]
-        record.voted = vote
+        record.voted.reach(depth)
+        for mine, own, was in (
+            (self.tried, record.tried, record.voted.tried),
+            (self.kept, record.kept, record.voted.kept),
+        ):
+            for d in range(depth):
+                vote = weight * own[d]
+                mine[d] += age * (vote - was[d])
+                was[d] = vote
         self.known = None
 
 
@@ -256,26 +261,29 @@ class Acceptance:
 
     def observe(self, request: int, key: Key, asked: int, offered: Sequence[int], kept: Sequence[int]) -> None:
         """One round: a draft `asked` deep; nodes with a row and nodes kept at depth 1, 2, ..."""
-        mean, brought = self.means.setdefault(key, Mean()), sum(kept)
+        if key not in self.watches:
+            self.means.setdefault(key, Mean())
+            self.watches[key] = Watch()
+        mean, watch, brought = self.means[key], self.watches[key], sum(kept)
         records = self.own.setdefault(request, {})
         if key not in records:
             records[key] = mean.join()
-        record = records[key]
-        watch, hit, chance = self.watches.setdefault(key, Watch()), brought > 0, mean.first
+        record, hit, chance = records[key], brought > 0, mean.first
         better, broken = watch.better(hit, chance, record), watch.broken(hit, chance, record)
         if better or broken:
             mean = self._forget(key, 0.0 if broken else (1 + chance) / 2)
             record = records[key] = mean.join()
         record.rounds += 1
         regular = record.rounds % EVERY == 0
+        told = regular or record.rounds < EVERY
         if regular:
             mean.judge(brought, sum(self.expected(request, key, asked).kept) / mean.truth)
         record.add(asked, kept, OWN_MEMORY)
         self.unlike += record.judge(hit, chance)
         record.tokens = OWN_MEMORY * record.tokens + brought
         record.drafts, record.hits = TEXT_MEMORY * record.drafts + 1.0, TEXT_MEMORY * record.hits + hit
-        mean.count(asked, offered, ROWS_MEMORY)
-        if regular or record.rounds < EVERY:
+        if told:
+            mean.count(asked, offered, ROWS_MEMORY)
             mean.take(record)
 
     def _forget(self, key: Key, chance: float) -> Mean:

@@ -135,7 +135,11 @@ class Goodput:
     _plain: Held = field(default_factory=Held)
     """For steps of decoding requests alone."""
     _filling: Held = field(default_factory=Held)
-    """For steps that prompts share."""
+    """For steps that prompts share, when there is more than one in a row."""
+    _now: Held = field(default_factory=Held)
+    """Which of them is for the latest step."""
+    _filled: int = -2
+    """The latest step that prompts shared."""
     _asked: int = -1
     """The latest step that was decided. Requests whose prompts end in it are asked for after the others."""
     _saving: int = 0
@@ -147,14 +151,16 @@ class Goodput:
         """The choice for this step, clipped to what each request has left."""
         if not requests:
             return {}
-        now = self._filling if base.rows > base.requests else self._plain
         first, self._asked = self._asked < self.step, self.step
         if first:
-            alike = now is self._filling  # who has just come, of whom nothing is known
-            new = sum(r.id not in now.picks and not (alike and r.id not in self.acceptance.own) for r in requests)
-            if not now.left or 4 * abs(base.requests - now.count) > now.count or 2 * new > len(requests):
-                self._decide(now, requests, spare, base)
-            now.left -= 1
+            filling, alone = base.rows > base.requests, self._filled < self.step - 1
+            self._filled = self.step if filling else self._filled
+            usable = not filling or (alone and self._fits(self._plain, requests, base))
+            self._now = self._plain if usable else self._filling
+            if not self._fits(self._now, requests, base):
+                self._decide(self._now, requests, spare, base)
+            self._now.left -= 1
+        now = self._now
         tried, worth, deep = self._probe(now, requests, base) or ({}, now.worth, 0)
         shares: dict[int, Share] = {}
         for request in requests:
@@ -174,16 +180,23 @@ class Goodput:
 
     def edges(self, base: Work) -> tuple[Edge, ...]:
         """Of the step that was just shared out."""
-        return (self._filling if base.rows > base.requests else self._plain).edges
+        return self._now.edges
 
     # -- the choice ------------------------------------------------------------------------------------------------
+
+    def _fits(self, now: Held, requests: Sequence[Request], base: Work) -> bool:
+        """Does a choice still hold? Not when a quarter of the requests came or went, or half are others: who has just
+        come beside prompts, of whom nothing is known, may have what most have."""
+        alike = now is self._filling
+        new = sum(r.id not in now.picks and not (alike and r.id not in self.acceptance.own) for r in requests)
+        return now.left > 0 and 4 * abs(base.requests - now.count) <= now.count and 2 * new <= len(requests)
 
     def best(self, requests: Sequence[Request], spare: int, base: Work) -> tuple[Choice, float]:
         """The choice of most goodput, and that goodput."""
         return best({r.id: self._points(r, base.requests) for r in requests}, spare, Price(self.times, base))
 
     def _decide(self, now: Held, requests: Sequence[Request], spare: int, base: Work) -> None:
-        """Choose anew: it was held long enough, a quarter of the requests came or went, or half are others."""
+        """Choose anew."""
         self._hear()
         before = {pick[0] for pick in now.picks.values() if pick}
         choice, now.goodput = self.best(requests, spare, base)
