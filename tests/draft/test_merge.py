@@ -97,7 +97,7 @@ def test_a_drafter_that_brings_less_is_passed_over_and_tried_again() -> None:
 
 def test_a_record_expects_what_it_saw() -> None:
     record = Record()
-    assert record.promised(8) == float("inf") and record.expected(3) == 0.0
+    assert record.promised(8, 0.0) == float("inf") and record.expected(3) == 0.0
     for _ in range(200):
         record.drafted.count(3, 2)
         record.drafted.count(8, 1)
@@ -109,12 +109,11 @@ def test_small_drafts_of_a_busy_hour_say_nothing_of_large_ones() -> None:
     record = Record()
     for _ in range(100):
         record.asked.count(15, 3)
-    before = record.promised(15)
+    before = record.promised(15, 0.0)
     for _ in range(500):
         record.asked.count(3, 1)
-    assert record.promised(15) == before == pytest.approx(3.0) and record.promised(3) == record.promised(
-        7
-    ) == pytest.approx(1.0)
+    assert record.promised(15, 0.0) == before == pytest.approx(3.0)
+    assert record.promised(3, 0.0) == record.promised(7, 0.0) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("drafter", ["ngram+model", "ngram+rsd_s"])
@@ -179,6 +178,7 @@ def test_who_is_asked() -> None:
     for _ in range(300):
         merged.records["ngram"].asked.count(8, 0)
         merged.records["model"].asked.count(8, 2)
+        merged.records["model"].used.count(8, 6)
     memory.beaten["model"] = request.round
     assert asked("ngram", 0.0) == 8, "though nothing was kept of it so far"
     assert asked("model", 1.5) == 8 and asked("model", 2.5) == 0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from paceline.core.params import SamplingParams
 from paceline.core.plan import Note, Work, Worth
 from paceline.core.request import Request
-from paceline.plan.acceptance import Acceptance, Expected, Key
+from paceline.plan.acceptance import Acceptance, Expected, Key, Mean
 from paceline.plan.allocate import LEAST, MARGIN
 from paceline.plan.choose import BANNED, CREDIT, HEARING, LAST_GAP, PROBING, Arm, Goodput
 from paceline.plan.cost import Drafting, StepTimes, Times
@@ -131,6 +131,31 @@ def test_to_each_its_own() -> None:
     pick.acceptance = PerRequest()
     choice, _ = pick.best(requests(2, "ab"), 99, base(2))
     assert (choice[0][0], choice[1][0]) == ("a", "b")
+
+
+def test_a_tree_that_ends_itself_is_whole_alone_and_small_where_drafting_it_costs() -> None:
+    """By what its nodes cost to draft, and a row of it by what the pass costs: what to draft it weighs itself."""
+
+    class Trees(Frozen):
+        def of_draft(self, part: Drafting) -> float:
+            return 0.2 * part.nodes
+
+        def of_rest(self, requests: int, nodes: int) -> float:
+            return 0.0
+
+    class Sized(Acceptance):
+        def expected(self, request: int | None, key: Key, depth: int) -> Expected:
+            return Expected([0.5], [2.0 if key[1] == 7 else 2.3], [float(key[1])])
+
+    for count, nodes in ((1, 15), (4, 7)):
+        arm = Arm.of("t", 15, chain=False, thrifty=True)
+        pick = Goodput({"t": arm}, Trees(), lambda r, d: 9, Sized({("t", 7): Mean(), ("t", 15): Mean()}))
+        rs = requests(count, "t")
+        shares = pick.share(rs, 99, base(count))
+        _, goodput = pick.best(rs, 99, base(count))
+        assert {share.nodes for share in shares.values()} == {nodes}
+        worth = shares[0].worth
+        assert worth is not None and worth.row == pytest.approx(max(LEAST, goodput * 1.844e-2))
 
 
 def test_wishes_and_limits_hold() -> None:

@@ -27,7 +27,7 @@ MEMORY = 0.98
 TRY = 16
 """A drafter that is passed over is asked every so many rounds of a request all the same."""
 TELL = 2
-"""What the first part would have brought is told of in every so many rounds of a request: to hear it costs time, too."""
+"""What the first part would have brought is told of every so many rounds of a request: to hear it costs time, too."""
 
 LAWS = (Law.SHARED_NOISE, Law.POINT, Law.WITHOUT_REPLACEMENT, Law.SAMPLED)
 """All are legal under `exact`; shared noise agrees most often."""
@@ -81,18 +81,21 @@ class Record:
 
     drafted: Sizes = field(default_factory=Sizes)
     asked: Sizes = field(default_factory=Sizes)
+    used: Sizes = field(default_factory=Sizes)
+    """Nodes that it drafted, in the place of those kept."""
 
     def expected(self, drafted: int) -> float:
         """Nodes kept of so many."""
         kept, rounds = self.drafted.of(drafted)
         return kept / (rounds + 1.0) if drafted else 0.0
 
-    def promised(self, asked: int) -> float:
-        """Nodes kept when it is asked for so many, or for the most so far; infinite until it was asked for any."""
+    def promised(self, asked: int, row: float) -> float:
+        """Nodes kept when it is asked for so many, or for the most so far, less what its rows have to bring at this
+        price of each; infinite until it was asked for any."""
         while asked:
             kept, rounds = self.asked.of(asked)
             if rounds:
-                return kept / rounds
+                return (kept - row * self.used.of(asked)[0]) / rounds
             asked //= 2
         return float("inf")
 
@@ -161,7 +164,7 @@ class Merged:
     def _ask(self, part: str, ask: Ask, left: int, expected: float, memory: Memory) -> Ask:
         """What a part is asked; no nodes if the ones before it are expected to do as well."""
         nodes, row = max(left, ask.item.nodes // 2), ask.item.worth.row if ask.item.worth else 0.0
-        brings = self.records[part].promised(ask.item.nodes) - nodes * row
+        brings = self.records[part].promised(ask.item.nodes, row)
         waited = ask.request.round - memory.beaten.get(part, -TRY)
         wanted = expected < brings or waited >= TRY or part == next(iter(self.parts))
         return replace(ask, item=replace(ask.item, nodes=nodes if wanted else 0), law=self.laws[part])
@@ -177,6 +180,7 @@ class Merged:
                 record = self.records[part]
                 if asked:
                     record.asked.count(asked, depth)
+                    record.used.count(asked, len(paths))
                     if depth <= memory.beside[part]:
                         memory.beaten[part] = ask.request.round
                 if paths:

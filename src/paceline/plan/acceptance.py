@@ -125,9 +125,9 @@ class Record(Counts):
         return False
 
     def weight(self, usual: float) -> float:
-        """Of its rounds in the mean. One at all depths: then the product of the mean's chances is the mean of the requests' products. Texts
-        on which the drafter brings much, more than the `usual` tokens, need few rounds: each weighs by those that it
-        takes, as the sum of times does."""
+        """Of its rounds in the mean. One at all depths: then the product of the mean's chances is the mean of the
+        requests' products. Texts on which the drafter brings much, more than the `usual` tokens, need few rounds: each
+        weighs by those that it takes, as the sum of times does."""
         rounds = self.tried[0]
         own = (self.tokens + HALF * usual) / (rounds + HALF)
         return VOTE / (1 + own) / (rounds + HALF)

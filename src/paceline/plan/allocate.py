@@ -87,8 +87,10 @@ class Price:
         out, every = {}, max(1, round(sum(point.rows for _, point in choice.values())))
         average = (self.rows(every) - self.rows(0)) / every
         for part in parts_of(choice):
-            fewer = replace(part, nodes=max(0, part.nodes - part.requests))
-            row = average + (self.times.of_draft(part) - self.times.of_draft(fewer)) / part.requests
+            row = average
+            if part.depth:  # a tree pays by passes, which it weighs itself
+                fewer = replace(part, nodes=max(0, part.nodes - part.requests))
+                row += (self.times.of_draft(part) - self.times.of_draft(fewer)) / part.requests
             level = self.times.of_draft(part) - self.times.of_draft(replace(part, depth=max(0, part.depth - 1)))
             level *= goodput / part.requests
             out[part.drafter] = Worth(min(MOST, max(LEAST, goodput * row)), min(MOST, level))

@@ -51,6 +51,8 @@ class Arm:
     drafter: str
     sizes: tuple[int, ...]
     chain: bool
+    thrifty: bool = False
+    """It ends a draft where more does not pay: alone, when rows are cheap, it needs no other size than its largest."""
     sure: str | None = None
     """A drafter whose chain is always in it."""
 
@@ -59,13 +61,13 @@ class Arm:
         cls, drafter: str, nodes: int, chain: bool, thrifty: bool = False, limit: int | None = None,
         sure: str | None = None,
     ) -> "Arm":  # fmt: skip
-        """Sizes around a drafter's own number of nodes, none above `limit`. A thrifty tree has one."""
+        """Sizes around a drafter's own number of nodes, none above `limit`."""
         most = max(8, nodes)
-        small = [n for n in CHAIN if n < most] if chain else [nodes // 2] if nodes > 1 and not thrifty else []
+        small = [n for n in CHAIN if n < most] if chain else [nodes // 2] if nodes > 1 else []
         sizes = [*small, most if chain else nodes]
         if limit is not None:
             sizes = [*(n for n in sizes if n < limit), limit]
-        return cls(drafter, tuple(sizes), chain, sure)
+        return cls(drafter, tuple(sizes), chain, thrifty and not chain, sure)
 
     def key(self, size: int) -> Key:
         """Where acceptance keeps it."""
@@ -217,15 +219,16 @@ class Goodput:
         out: dict[str, list[Point]] = {}
         for drafter in request.arms:
             trial, depth = self._trial(drafter), self.limit(request, drafter)
-            if not (trial.banned and trial.due > self.step) and (sizes := self._sizes(request, drafter, depth)):
+            if not (trial.banned and trial.due > self.step) and (sizes := self._sizes(request, drafter, depth, count)):
                 out[drafter] = self._price(request, self.arms[drafter], sizes, min(depth, DEPTH), count)
         return out
 
-    def _sizes(self, request: Request, drafter: str, depth: int) -> list[int]:
+    def _sizes(self, request: Request, drafter: str, depth: int, count: int) -> list[int]:
+        """Those that a request, one of `count`, could be given."""
         arm, wish = self.arms[drafter], request.params.max_nodes
         most = min(depth if arm.chain else depth * 64, arm.sizes[-1] if wish is None else wish)
-        fitting = [n for n in arm.sizes if n <= most]
-        return fitting or ([most] if most else [])
+        fitting = [n for n in arm.sizes if n <= most] or ([most] if most else [])
+        return fitting[-1:] if arm.thrifty and count == 1 else fitting
 
     def _price(self, request: Request, arm: Arm, sizes: Sequence[int], limit: int, count: int) -> list[Point]:
         """Expected depth, tokens and rows of each size, for one of `count` requests."""
@@ -264,7 +267,11 @@ class Goodput:
         held = {r.id: pick for r in requests if (pick := now.pick(r))} if due else {}
         used = {drafter for drafter, _ in held.values()}
         depths = {drafter: self.limit(request, drafter) for drafter in due if drafter not in used}
-        idle = {drafter: sizes for drafter, depth in depths.items() if (sizes := self._sizes(request, drafter, depth))}
+        idle = {
+            drafter: sizes
+            for drafter, depth in depths.items()
+            if (sizes := self._sizes(request, drafter, depth, base.requests))
+        }
         if not idle:
             return None
         drafter = min(idle, key=lambda name: self.trials[name].last)

@@ -70,7 +70,7 @@ def hats(rows: int, knots: Sequence[int] = KNOTS) -> dict[int, float]:
 @dataclass(frozen=True, slots=True)
 class Drafting:
     """One drafter's part of a step: how many requests it drafts for, its deepest chain, and all its nodes. Of trees no
-    depth is counted: how many passes they take is the drafter's own affair."""
+    depth is counted: how many passes so many nodes take is the drafter's own affair."""
 
     drafter: str
     requests: int
@@ -78,8 +78,7 @@ class Drafting:
     nodes: int
 
     def features(self) -> dict[str, float]:
-        nodes = self.nodes if self.depth else 0
-        return {"call": 1.0, "requests": self.requests, "depth": self.depth, "nodes": nodes}
+        return {"call": 1.0, "requests": self.requests, "depth": self.depth, "nodes": self.nodes}
 
 
 @dataclass(slots=True)
@@ -133,9 +132,7 @@ class StepTimes:
     def of_draft(self, part: Drafting) -> float:
         """Seconds of one drafter's part."""
         w = self.drafter(part.drafter).weights
-        own = w["call"] + w["requests"] * part.requests
-        if part.depth:
-            own += w["depth"] * part.depth + w["nodes"] * part.nodes
+        own = w["call"] + w["requests"] * part.requests + w["depth"] * part.depth + w["nodes"] * part.nodes
         return self.speed * own
 
     def of_rest(self, requests: int, nodes: int) -> float:
