@@ -156,10 +156,12 @@ class Goodput:
         first, self._asked = self._asked < self.step, self.step
         if first:
             filling, alone = base.rows > base.requests, self._filled < self.step - 1
-            self._filled = self.step if filling else self._filled
-            usable = not filling or (alone and self._fits(self._plain, requests, base))
-            self._now = self._plain if usable else self._filling
-            if not self._fits(self._now, requests, base):
+            if filling:
+                self._filled = self.step
+            self._now = self._filling if filling else self._plain
+            if filling and alone and self._fits(self._plain, requests, base):
+                self._now = self._plain
+            elif not self._fits(self._now, requests, base):
                 self._decide(self._now, requests, spare, base)
             self._now.left -= 1
         now = self._now
