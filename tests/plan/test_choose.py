@@ -246,6 +246,35 @@ def test_what_is_part_of_another_needs_no_tries() -> None:
     assert pick.trials["a"].due == pick.step + LAST_GAP
 
 
+def test_a_tree_of_no_use_is_tried_with_one_node() -> None:
+    """What it costs to look again whether anything is kept at all."""
+    arms = {"a": Arm("a", (4,), True), "t": Arm.of("t", 8, False), "a+t": Arm.of("a+t", 8, False, sure="a")}
+    pick, rs, tried = Goodput(arms, Frozen(), lambda r, d: 8), requests(1, tuple(arms)), dict[str, list[int]]()
+    for _ in range(600):
+        share = pick.share(rs, 99, base(1))[0]
+        tried.setdefault(share.drafter, []).append(share.nodes)
+        offered = [1] * min(share.nodes, share.depth)
+        parts = [Drafting(share.drafter, 1, 0, share.nodes)] if share.nodes else []
+        took = Times(7.0, {p.drafter: 0.5 for p in parts}, 0.0)
+        pick.learn([Note(0, share.drafter, share.nodes, share.depth, offered, [])], base(1, share.nodes), parts, took)
+    assert set(tried["t"][-4:]) == {1} and set(tried["a"][-4:]) == {1} and max(tried["t"]) == 8
+    assert set(tried["a+t"][-4:]) == {4}, "its first part would take the only node"
+
+
+def test_a_choice_holds_until_half_of_them_came_or_went() -> None:
+    pick, rs = chooser(Frozen(), {"a": 0.8}), requests(12)
+
+    def again(count: int) -> bool:
+        pick.share(rs[:8], 99, base(8))
+        pick._plain.left, pick.step, made = 99, pick.step + 1, pick._plain.picks
+        pick.share(rs[:count], 99, base(count))
+        pick.step, found = pick.step + 1, pick._plain.picks is not made
+        pick._plain.left = 0
+        return found
+
+    assert [again(n) for n in (3, 4, 8, 12)] == [True, False, False, False]
+
+
 def test_a_drafter_that_fails_rests_and_comes_back() -> None:
     rng, pick, rs = random.Random(0), chooser(Frozen()), requests(1, "a")
     assert simulate(pick, rs, {"a": 0.9}, 50, rng)[-1] == "a"

@@ -3,7 +3,8 @@
 
 import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from paceline.core.plan import Edge, Work, Worth
 from paceline.plan.acceptance import Expected
@@ -19,8 +20,7 @@ APART = 1.02
 """To each its own has to be better than one drafter for all by so much: of many estimates the best is too good."""
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(NamedTuple):
     """A number of nodes for one request: how deep a chain is expected to go (a tree: 0), and its expected tokens and
     rows."""
 

@@ -34,7 +34,8 @@ FIRST_GAP, LAST_GAP = 4, 24
 SURPRISE = 0.2
 """A try that pays, and brings so much as was expected of one in five, is repeated at once."""
 USELESS = 3
-"""Tries in a row that brought less than they cost; and, where they brought nothing, the next ones go one place deep."""
+"""Tries in a row that brought less than they cost; and, where they brought nothing, the next ones are of one node, half
+as often."""
 BANNED = 256
 """Steps that a drafter rests after it has failed; doubled each time."""
 CHAIN = (1, 2, 3, 4, 6, 8, 12)
@@ -189,11 +190,11 @@ class Goodput:
     # -- the choice ------------------------------------------------------------------------------------------------
 
     def _fits(self, now: Held, requests: Sequence[Request], base: Work) -> bool:
-        """Does a choice still hold? Not when a quarter of the requests came or went, or half are others: who has just
-        come beside prompts, of whom nothing is known, may have what most have."""
+        """Does a choice still hold? Not when half of the requests came or went, or half are others: who has just come
+        beside prompts, of whom nothing is known, may have what most have."""
         alike = now is self._filling
         new = sum(r.id not in now.picks and not (alike and r.id not in self.acceptance.own) for r in requests)
-        return now.left > 0 and 4 * abs(base.requests - now.count) <= now.count and 2 * new <= len(requests)
+        return now.left > 0 and 2 * abs(base.requests - now.count) <= now.count and 2 * new <= len(requests)
 
     def best(self, requests: Sequence[Request], spare: int, base: Work) -> tuple[Choice, float]:
         """The choice of most goodput, and that goodput."""
@@ -278,9 +279,12 @@ class Goodput:
             return None
         drafter = min(idle, key=lambda name: self.trials[name].last)
         arm, sizes, trial = self.arms[drafter], idle[drafter], self.trials[drafter]
+        useless = trial.missed >= USELESS
         place = min(3, len(sizes) - 1) if arm.chain else trial.count % len(sizes)
-        deep = 1 if trial.missed >= USELESS else min(depths[drafter], DEPTH)
-        point = self._price(request, arm, [sizes[place]], deep, base.requests)[0]
+        nodes, deep = sizes[place], min(depths[drafter], DEPTH)
+        if useless:
+            nodes, deep = sizes[0] if arm.sure in self.arms else 1, 1
+        point = self._price(request, arm, [nodes], deep, base.requests)[0]
         choice, price = {**held, request.id: (drafter, point)}, Price(self.times, base)
         given_up = held[request.id][1].tokens if request.id in held else 0.0
         usual = price.of(held)
@@ -292,7 +296,8 @@ class Goodput:
             return None
         self._trying = (request.id, drafter, cost, point, now.goodput)
         gap = min(LAST_GAP if trial.count >= EARLY else FIRST_GAP, loss / (PROBING * usual) * len(request.arms))
-        trial.last, trial.due = self.step, self.step + round(max(FIRST_GAP, gap))
+        gap = max(FIRST_GAP, gap) * (2 if useless else 1)
+        trial.last, trial.due = self.step, self.step + round(gap)
         trial.count += 1
         return {request.id: choice[request.id]}, price.worth(choice, now.goodput), deep
 
