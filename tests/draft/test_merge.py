@@ -14,7 +14,7 @@ from paceline.core.plan import Item, Note, Worth
 from paceline.core.request import Request
 from paceline.core.verdict import Verdict
 from paceline.draft import DRAFTERS, Ask, View
-from paceline.draft.merge import TELL, TRY, Memory, Merged, Record, card, union
+from paceline.draft.merge import BROKEN, TELL, TRY, Memory, Merged, Record, card, union
 from paceline.engine.recorder import Recorder
 from paceline.verify import VERIFIERS
 from tests.lossless.cases import FEATURES, Setting, Wish, check, run
@@ -103,6 +103,23 @@ def test_a_record_expects_what_it_saw() -> None:
         record.drafted.count(8, 1)
     assert record.expected(3) == pytest.approx(2.0, rel=0.05) and record.expected(8) == pytest.approx(1.0, rel=0.05)
     assert record.expected(0) == 0.0
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_what_is_broken_promises_nothing_until_it_is_mended(runs: bool) -> None:
+    """Of a model that ran and proposed nothing, too; a look-up that finds nothing has cost nothing."""
+    record = Record()
+    for _ in range(50):
+        record.count(15, 6, 3)
+    for _ in range(BROKEN):
+        assert record.promised(15, 0.05) > 1.5
+        record.count(15, 0, 0, runs)
+    assert (record.promised(15, 0.05) == 0.0) is runs
+    for _ in range(BROKEN):
+        record.count(15, 6, 0)
+    assert record.promised(15, 0.05) == 0.0
+    record.count(15, 6, 2, runs)
+    assert record.promised(15, 0.05) > 1.0
 
 
 def test_small_drafts_of_a_busy_hour_say_nothing_of_large_ones() -> None:

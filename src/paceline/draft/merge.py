@@ -26,6 +26,8 @@ MEMORY = 0.98
 """Weight of the past at each new observation."""
 TRY = 16
 """A drafter that is passed over is asked every so many rounds of a request all the same."""
+BROKEN = 12
+"""A drafter that brought nothing in so many rounds, one after the other, promises nothing until it does."""
 TELL = 2
 """What the first part would have brought is told of every so many rounds of a request: to hear it costs time, too."""
 
@@ -83,6 +85,17 @@ class Record:
     asked: Sizes = field(default_factory=Sizes)
     used: Sizes = field(default_factory=Sizes)
     """Nodes that it drafted, in the place of those kept."""
+    missed: int = 0
+    """The latest rounds that brought nothing, though it drafted, or a model had to run to find nothing worth it."""
+
+    def count(self, asked: int, drafted: int, kept: int, runs: bool = False) -> None:
+        """A round in which it was asked for nodes; `runs`: a model had to."""
+        self.asked.count(asked, kept)
+        self.used.count(asked, drafted)
+        if drafted:
+            self.drafted.count(drafted, kept)
+        if drafted or runs:
+            self.missed = 0 if kept else self.missed + 1
 
     def expected(self, drafted: int) -> float:
         """Nodes kept of so many."""
@@ -92,6 +105,8 @@ class Record:
     def promised(self, asked: int, row: float) -> float:
         """Nodes kept when it is asked for so many, or for the most so far, less what its rows have to bring at this
         price of each; infinite until it was asked for any."""
+        if self.missed >= BROKEN:
+            return 0.0
         while asked:
             kept, rounds = self.asked.of(asked)
             if rounds:
@@ -177,15 +192,12 @@ class Merged:
             for part, asked in memory.asked.items():
                 paths = memory.paths.get(part, set())
                 depth = next((n for n in range(len(path), 0, -1) if path[:n] in paths), 0)
-                record = self.records[part]
-                if asked:
-                    record.asked.count(asked, depth)
-                    record.used.count(asked, len(paths))
-                    if depth <= memory.beside[part]:
-                        memory.beaten[part] = ask.request.round
-                if paths:
-                    record.drafted.count(len(paths), depth)
-                if asked and part == self.sure and tells(ask):
+                if not asked:
+                    continue
+                self.records[part].count(asked, len(paths), depth, DRAFTERS.card(part).group is not None)
+                if depth <= memory.beside[part]:
+                    memory.beaten[part] = ask.request.round
+                if part == self.sure and tells(ask):
                     self._tell(part, view, ask, memory, depth)
         for part, drafter in self.parts.items():
             mine = [replace(ask, law=self.laws[part]) for ask in view.asks]

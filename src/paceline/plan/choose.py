@@ -34,8 +34,7 @@ FIRST_GAP, LAST_GAP = 4, 24
 SURPRISE = 0.2
 """A try that pays, and brings so much as was expected of one in five, is repeated at once."""
 USELESS = 3
-"""Tries in a row that brought less than they cost; and, where they brought nothing, the next ones are of one node, half
-as often."""
+"""Tries in a row that brought less than they cost; and, where they brought nothing, the next ones are of one node."""
 BANNED = 256
 """Steps that a drafter rests after it has failed; doubled each time."""
 CHAIN = (1, 2, 3, 4, 6, 8, 12)
@@ -279,10 +278,9 @@ class Goodput:
             return None
         drafter = min(idle, key=lambda name: self.trials[name].last)
         arm, sizes, trial = self.arms[drafter], idle[drafter], self.trials[drafter]
-        useless = trial.missed >= USELESS
         place = min(3, len(sizes) - 1) if arm.chain else trial.count % len(sizes)
         nodes, deep = sizes[place], min(depths[drafter], DEPTH)
-        if useless:
+        if trial.missed >= USELESS:
             nodes, deep = sizes[0] if arm.sure in self.arms else 1, 1
         point = self._price(request, arm, [nodes], deep, base.requests)[0]
         choice, price = {**held, request.id: (drafter, point)}, Price(self.times, base)
@@ -296,8 +294,7 @@ class Goodput:
             return None
         self._trying = (request.id, drafter, cost, point, now.goodput)
         gap = min(LAST_GAP if trial.count >= EARLY else FIRST_GAP, loss / (PROBING * usual) * len(request.arms))
-        gap = max(FIRST_GAP, gap) * (2 if useless else 1)
-        trial.last, trial.due = self.step, self.step + round(gap)
+        trial.last, trial.due = self.step, self.step + round(max(FIRST_GAP, gap))
         trial.count += 1
         return {request.id: choice[request.id]}, price.worth(choice, now.goodput), deep
 
