@@ -4,11 +4,12 @@ The cheapest is asked first, and always; the next ones get the rows it leaves, b
 asked at all while what was proposed before it is expected to bring as many tokens as it brings itself with all rows,
 less those that its rows must bring to pay. Both numbers are measured over all requests: nodes kept, of the former by
 how many it drafted, of the latter by how many it was asked for, so that small drafts of a busy hour say nothing of
-large ones. Who is passed over is tried now and then, and again at once while it does better than was expected of the
-others. As the first part is always asked, rounds can tell what it would have brought alone (`View.found`).
+large ones. Who has brought nothing for long promises nothing. Who is passed over is tried now and then, and again at
+once while it does better than was expected of the others. As the first part is always asked, rounds can tell what it
+would have brought alone (`View.found`).
 
-The nodes of a drafter with a K/V group come first, so that their rows stay where it wrote them; what is beyond the
-rows granted goes from the end (`join`).
+The nodes of a drafter with a K/V group come first, so that their rows stay where it wrote them; what is beyond the rows
+granted goes from the end (`join`).
 """
 
 from collections.abc import Sequence
@@ -136,7 +137,9 @@ class Merged:
         self.parts: dict[str, Drafter] = {part: DRAFTERS.get(part)(host) for part in parts}
         self.laws = {part: next(law for law in LAWS if law in DRAFTERS.card(part).laws) for part in parts}
         self.records = {part: Record() for part in parts}
-        self.joined = sorted(parts, key=lambda part: DRAFTERS.card(part).group is None)
+        self.models = {part for part in parts if DRAFTERS.card(part).group is not None}
+        """Those that run a draft model."""
+        self.joined = sorted(parts, key=lambda part: part not in self.models)
         """In the order in which their nodes are laid out."""
 
     def draft(self, asks: Sequence[Ask], view: View) -> Forest:
@@ -190,11 +193,11 @@ class Merged:
             path = tuple(ask.txn.lease.tokens[ask.txn.base + ask.item.given :])
             memory = memories[ask.place]
             for part, asked in memory.asked.items():
-                paths = memory.paths.get(part, set())
-                depth = next((n for n in range(len(path), 0, -1) if path[:n] in paths), 0)
                 if not asked:
                     continue
-                self.records[part].count(asked, len(paths), depth, DRAFTERS.card(part).group is not None)
+                paths = memory.paths.get(part, set())
+                depth = next((n for n in range(len(path), 0, -1) if path[:n] in paths), 0)
+                self.records[part].count(asked, len(paths), depth, part in self.models)
                 if depth <= memory.beside[part]:
                     memory.beaten[part] = ask.request.round
                 if part == self.sure and tells(ask):

@@ -34,7 +34,8 @@ FIRST_GAP, LAST_GAP = 4, 24
 SURPRISE = 0.2
 """A try that pays, and brings so much as was expected of one in five, is repeated at once."""
 USELESS = 3
-"""Tries in a row that brought less than they cost; and, where they brought nothing, the next ones are of one node."""
+"""Tries in a row that brought less than they cost; and, where they brought nothing, the next ones are of one node,
+of a merged drafter (whose first part would take it) of its fewest."""
 BANNED = 256
 """Steps that a drafter rests after it has failed; doubled each time."""
 CHAIN = (1, 2, 3, 4, 6, 8, 12)
