@@ -122,6 +122,16 @@ def test_what_is_broken_promises_nothing_until_it_is_mended(runs: bool) -> None:
     assert record.promised(15, 0.05) > 1.0
 
 
+def test_a_model_that_proposes_nothing_has_missed_a_look_up_has_not() -> None:
+    setting = Setting(nodes={"user+model": 8})
+    engine = setting.engine(user=lambda tokens, nodes: [])
+    merged = engine.drafters["user+model"] = Merged(engine.host, "user+model")
+    draft = merged.parts["model"].draft
+    merged.parts["model"].draft = lambda asks, view: (draft(asks, view), Forest())[1]  # type: ignore[method-assign]
+    run(engine, [wish([1, 2, 3], "user+model", max_tokens=40, ignore_eos=True)])
+    assert merged.records["model"].missed > 1 and not merged.records["user"].missed
+
+
 def test_small_drafts_of_a_busy_hour_say_nothing_of_large_ones() -> None:
     record = Record()
     for _ in range(100):
