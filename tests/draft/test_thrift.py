@@ -1,7 +1,7 @@
 """Every drafter that says it is thrifty drafts less where a node has to bring more, and the text stays."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 
@@ -23,7 +23,7 @@ class Priced(LengthPolicy):
     worth: Worth
 
     def share(self, requests: Sequence[Request], spare: int, base: Work) -> dict[int, Share]:
-        return {who: replace(share, worth=self.worth) for who, share in self.other.share(requests, spare, base).items()}
+        return {who: share._replace(worth=self.worth) for who, share in self.other.share(requests, spare, base).items()}
 
 
 def drafted(name: str, worth: Worth) -> tuple[int, list[list[int]]]:

@@ -1,6 +1,5 @@
 """`topk`'s native call and its twin, pass by pass, grow the same trees."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ ROWS = (None, 0.05, 0.3, None, 0.01)
 
 
 def priced(ask: Ask, row: float | None) -> Ask:
-    return replace(ask, item=replace(ask.item, worth=None if row is None else Worth(row)))
+    return ask._replace(item=ask.item._replace(worth=None if row is None else Worth(row)))
 
 
 @pytest.mark.skipif(library() is None, reason="needs the native decoder")

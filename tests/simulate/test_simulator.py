@@ -191,7 +191,7 @@ def test_a_narrow_tree_keeps_its_depth() -> None:
     for i in range(400):
         rows = [[3, 2, 1, 1], [2, 1, 2, 2]][i % 2]
         rates.count(Given(0, 1, 7, "topk", 4, 0.1), Result([0], [], 1, rows, [int(i % 4 > 0)] * 4))
-    wide = replace(item("topk", 7, 0), depth=4)
+    wide = item("topk", 7, 0)._replace(depth=4)
     drawn = []
     for index in range(2000):
         wide.request.output.append(index)

@@ -75,9 +75,10 @@ class Lease:
     def trim(self) -> None:
         """Give back the blocks beyond what committed and reserved rows need, the last one first."""
         keep = self.pool.blocks_for(self.length + self.reserved)
-        surplus = self.blocks[keep:]
-        del self.blocks[keep:]
-        self.pool.release(reversed(surplus))
+        if keep < len(self.blocks):
+            surplus = self.blocks[keep:]
+            del self.blocks[keep:]
+            self.pool.release(reversed(surplus))
 
     def seal(self) -> None:
         """Publish the blocks that have become full, verified and complete in every group."""

@@ -9,7 +9,7 @@ so every device draws the same numbers. The mixing function is the finaliser of 
     accept   uniforms and residual draws of those rules
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -35,12 +35,20 @@ class Stream:
 
     seed: int
     lineage: tuple[int, ...] = ()
+    head: int = field(init=False, repr=False, compare=False)
+    """What all its keys begin with."""
     purpose: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        head = mix(mix(self.seed ^ _MUL1) + self.purpose * _GOLDEN)  # two mixes: no simple seed is another purpose
+        for part in (len(self.lineage), *self.lineage):
+            head = mix(head + (part + 1) * _GOLDEN)
+        object.__setattr__(self, "head", head)
 
     def key(self, *counter: int) -> int:
         """Row key for `counter` (index first). Distinct (purpose, lineage, counter) give independent rows."""
-        h = mix(mix(self.seed ^ _MUL1) + self.purpose * _GOLDEN)  # two mixes: no simple seed is another purpose
-        for part in (len(self.lineage), *self.lineage, *counter):
+        h = self.head
+        for part in counter:
             h = mix(h + (part + 1) * _GOLDEN)
         return h
 

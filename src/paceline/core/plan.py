@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from paceline.core.errors import IntegrityError
 from paceline.core.forest import MAX_CANDIDATES
@@ -36,8 +37,7 @@ class Edge:
     row: float
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """One request's share of a step: `given` of its pending tokens become rows, and at most `nodes` candidates, at most
     `depth` below one another, hang below the last of them (only when that completes the text)."""
 
@@ -81,9 +81,14 @@ class Work:
     @classmethod
     def of(cls, items: Iterable[tuple[int, int, int]]) -> "Work":
         """Of (rows, committed length, wanted logits), one a request."""
-        each = list(items)
-        rows, lengths, logits = zip(*each) if each else ((), (), ())
-        return cls(sum(rows), len(each), sum(lengths), sum(r * n for r, n, _ in each), sum(logits))
+        rows = requests = context = pairs = logits = 0
+        for own, length, wanted in items:
+            rows += own
+            requests += 1
+            context += length
+            pairs += own * length
+            logits += wanted
+        return cls(rows, requests, context, pairs, logits)
 
 
 @dataclass(slots=True)

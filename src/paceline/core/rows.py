@@ -11,15 +11,15 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """One request's rows: `start .. start+given+nodes` of the flat arrays; plain integers, no device sync."""
+class Segment(NamedTuple):
+    """One request's rows: `start .. start+given+nodes` of the flat arrays; plain integers, no device sync. In the order
+    of the native library's."""
 
     start: int
     given: int

@@ -7,7 +7,7 @@ time, never correctness.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -32,8 +32,7 @@ def behind(item: Item, txn: Txn, group: str) -> bool:
     return item.given > 1 or txn.base - txn.lease.frontier[group] > LAG
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     """One request to draft for: its place in the plan, its share of rows, and the law to draw by.
 
     `txn` holds the reserved slots: the root's, then one per node. `item.nodes` may be 0 (a chunk of prompt): a

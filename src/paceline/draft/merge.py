@@ -13,7 +13,7 @@ granted goes from the end (`join`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.core.errors import InputError
@@ -185,7 +185,7 @@ class Merged:
         brings = self.records[part].promised(ask.item.nodes, row)
         waited = ask.request.round - memory.beaten.get(part, -TRY)
         wanted = expected < brings or waited >= TRY or part == next(iter(self.parts))
-        return replace(ask, item=replace(ask.item, nodes=nodes if wanted else 0), law=self.laws[part])
+        return ask._replace(item=ask.item._replace(nodes=nodes if wanted else 0), law=self.laws[part])
 
     def learn(self, view: View, verdict: Verdict) -> None:
         memories = {ask.place: view.slot(ask.request, Memory) for ask in view.asks}
@@ -203,7 +203,7 @@ class Merged:
                 if part == self.sure and tells(ask):
                     self._tell(part, view, ask, memory, depth)
         for part, drafter in self.parts.items():
-            mine = [replace(ask, law=self.laws[part]) for ask in view.asks]
+            mine = [ask._replace(law=self.laws[part]) for ask in view.asks]
             with_slots = self._view(part, mine, memories, view)
             drafter.learn(with_slots, verdict)
             self._keep(part, mine, memories, with_slots)

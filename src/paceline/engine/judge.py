@@ -55,7 +55,7 @@ class Judge:
         paths = forest.paths(range(len(forest))) if len(nodes) > len(layout.roots) else {}
         refs = [(items[forest.request[n]].request, paths.get(n, ())) for n in nodes]
         lines = [layout.line[n] for n in nodes]
-        if lines == list(range(out.logits.shape[0])):  # none shared by twins, none a probe's or a prompt's
+        if lines == list(range(layout.lines)):  # none shared by twins, none a probe's or a prompt's
             return refs, out.logits, layout.line
         picked = torch.tensor(lines, device=out.logits.device, dtype=torch.int64)
         return refs, out.logits[picked], {n: i for i, n in enumerate(nodes)}

@@ -16,7 +16,8 @@ class Layout:
     roots {place: node} of the texts that complete in this step; candidates [place]: its candidates that have rows, one
     per row; children {node: its candidates, also those of nodes that share its row}; line {node: row of the logits
     that judge its children}, for roots and candidates; probes {place: the row of the logits of each of its probes};
-    prompt_lines {place: (given rank, row of the logits) pairs wanted for prompt log-probabilities}.
+    prompt_lines {place: (given rank, row of the logits) pairs wanted for prompt log-probabilities}; lines: all rows of
+    logits.
     """
 
     builder: RowsBuilder
@@ -26,6 +27,7 @@ class Layout:
     line: dict[int, int]
     probes: dict[int, list[int]]
     prompt_lines: dict[int, list[tuple[int, int]]]
+    lines: int = 0
 
 
 def lay_out(forest: Forest, items: Sequence[Item], txns: Sequence[Txn]) -> Layout:
@@ -72,6 +74,7 @@ def lay_out(forest: Forest, items: Sequence[Item], txns: Sequence[Txn]) -> Layou
             words=tree_words(forest, computed),
             want=want,
         )
+    layout.lines = lines
     return layout
 
 

@@ -3,7 +3,7 @@
 import logging
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from time import monotonic, perf_counter
@@ -331,7 +331,7 @@ class Engine:
                 card = self.cards[keeper]
                 if card.group is not None and card.group != group and card.group in txn.lease.frontier:
                     if behind(item, txn, card.group):
-                        ask = Ask(place, replace(item, nodes=0), law_for(card, accepts), txn)
+                        ask = Ask(place, item._replace(nodes=0), law_for(card, accepts), txn)
                         asks.setdefault(keeper, []).append(ask)
                     break
         return asks

@@ -1,7 +1,9 @@
 """The decoder whose pass is one native call. Its slow twin is model/decoder.py."""
 
 import ctypes
+from array import array
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -78,20 +80,14 @@ class NativeDecoder(Decoder):
     def move(self, source: list[int], target: list[int]) -> None:
         self.library.paceline_move(self.model, len(source), integers(source), integers(target))
 
-    @torch.inference_mode()
     def forward(self, rows: Rows) -> Out:
-        layers = len(self.spec.layers)
-        last = rows.layers[1] if rows.layers else layers
-        taps = {name: torch.empty(rows.count, self.spec.hidden) for name in rows.taps if name != "pre_norm"}
+        ended = rows.layers is None or rows.layers[1] == len(self.spec.layers)
+        names = rows.taps if ended else [name for name in rows.taps if name.startswith("input:")]
+        taps = {name: torch.empty(rows.count, self.spec.hidden) for name in names}
         call, x, logits, _ = self.call(rows, taps)
         self.library.paceline_forward(self.model, call)
-        if last < layers:
-            return Out(logits, taps, x)
-        if "pre_norm" in rows.taps:
-            taps["pre_norm"] = x
-        return Out(logits, taps)
+        return Out(logits, taps, None if ended else x)
 
-    @torch.inference_mode()
     def chain(
         self,
         rows: Rows,
@@ -115,7 +111,6 @@ class NativeDecoder(Decoder):
         each = (tokens[start : start + steps] for start in range(0, len(tokens), steps))
         return [[token for token in row if token >= 0] for row in each]
 
-    @torch.inference_mode()
     def tree(
         self,
         rows: Rows,
@@ -140,26 +135,27 @@ class NativeDecoder(Decoder):
             out.append((drafted, parents[i * most : i * most + len(drafted)], done))
         return out
 
-    def call(self, rows: Rows, taps: dict[str, Tensor], further: int = 0) -> tuple[CPass, Tensor, Tensor, Any]:
-        """The pass as the library takes it, its hidden states, its logits, and what must outlive the call.
-        `further`: places that later rows will go beyond these."""
+    def call(self, rows: Rows, taps: dict[str, Tensor], further: int = 0) -> tuple[CPass, Tensor | None, Tensor, Any]:
+        """The pass as the library takes it, its hidden states where somebody wants them, its logits, and what must
+        outlive the call. `further`: places that later rows will go beyond these."""
         spec, count = self.spec, rows.count
         first, last = rows.layers or (0, len(spec.layers))
         self.reach(max(s.base + s.rows for s in rows.segments) + further)
-        if rows.hidden is None:
+        x = taps.get("pre_norm")
+        if x is None and (rows.hidden is not None or last < len(spec.layers)):
             x = torch.empty(count, spec.hidden)
-        else:
-            x = rows.hidden.to(torch.float32, copy=True).contiguous()
+        if x is not None and rows.hidden is not None:
+            x.copy_(rows.hidden)
         wanted = rows.wanted if last == len(spec.layers) else 0
         logits = torch.empty(wanted, spec.vocab)
-        segments = integers([number for s in rows.segments for number in (s.start, s.given, s.nodes, s.base)])
+        segments = array("q", chain.from_iterable(rows.segments))
         row, (numbers, _) = 8 * count, rows.numbers.buffer_info()
         tables = numbers + 4 * row
         call = CPass(
             count, len(rows.segments), wanted, rows.width, first, last, rows.hidden is None,
             numbers, numbers + row, numbers + 2 * row, numbers + 3 * row, tables + 8 * len(rows.segments) * rows.width,
-            tables, ctypes.addressof(segments),
-            x.data_ptr(), self.inputs(taps), address(taps.get("post_norm")), logits.data_ptr(), address(self.seconds),
+            tables, segments.buffer_info()[0],
+            address(x), self.inputs(taps), address(taps.get("post_norm")), logits.data_ptr(), address(self.seconds),
         )  # fmt: skip
         self.model.threads = torch.get_num_threads()
         return call, x, logits, segments

@@ -49,7 +49,7 @@ struct Pass {
   i64 rows, segments, wanted, width, first, last, embed;
   const i64 *token, *position, *slot, *word, *want, *table;
   const Segment* segment;
-  float* hidden;      // [rows][hidden]: in where the pass does not begin with the embedding, and always out
+  float* hidden;      // [rows][hidden]: in where the pass does not begin with the embedding, and out; null: of no interest
   float** inputs;     // of each layer, copied out where not null; or null
   float *post_norm, *logits;
   double* seconds;    // by Part; or null

@@ -127,7 +127,7 @@ static void lay_out(Arena& arena, const Model& m, const Pass& p, Buffers& b) {
     return a;
   };
   arena.used = 64;
-  b.x = p.hidden;
+  b.x = p.hidden ? p.hidden : (float*)arena.take(p.rows * m.hidden * 4);
   b.wide = (float*)arena.take(rows * widest * 4);
   b.query = (bf16*)arena.take((m.kv_heads * p.rows * group + 16) * dims * 2);
   b.parts = (float*)arena.take(m.heads * p.rows * b.spans * (16 + dims) * 4);

@@ -13,7 +13,6 @@ extern "C" void paceline_draft(const Model* m, const Pass* p, i64 steps, const i
   std::vector<i64> live(n), token(n), position(n), slot(n), word(n, 0), want(n), table(n * p->width);
   std::vector<double> chance(n, 1.);
   std::vector<Segment> segment(n);
-  std::vector<float> hidden(n * m->hidden);
   for (i64 i = 0; i < n; i++) live[i] = want[i] = i;
   std::fill(tokens, tokens + n * steps, -1);
   Pass pass = *p;
@@ -53,7 +52,7 @@ extern "C" void paceline_draft(const Model* m, const Pass* p, i64 steps, const i
     live.resize(kept);
     pass.rows = pass.segments = pass.wanted = kept;
     pass.token = token.data(), pass.position = position.data(), pass.slot = slot.data(), pass.word = word.data();
-    pass.want = want.data(), pass.table = table.data(), pass.segment = segment.data(), pass.hidden = hidden.data();
+    pass.want = want.data(), pass.table = table.data(), pass.segment = segment.data();
   }
 }
 
@@ -147,7 +146,7 @@ extern "C" void paceline_tree(const Model* m, const Pass* p, const i64* size, co
   std::vector<i64> token, position, slot, word, want, table;
   std::vector<std::pair<i64, i64>> whose;  // tree and node of each wanted row
   std::vector<Segment> segment;
-  std::vector<float> hidden, logits;
+  std::vector<float> logits;
   for (i64 i = 0; i < n; i++) whose.push_back({i, -1});
   auto known = [&](i64 i) { return p->segment[i].base + p->segment[i].given; };
   Pass pass = *p;
@@ -191,11 +190,11 @@ extern "C" void paceline_tree(const Model* m, const Pass* p, const i64* size, co
       tree.laid = tree.nodes;
     }
     if (whose.empty()) break;
-    room(hidden, (i64)token.size() * m->hidden), room(logits, (i64)want.size() * vocab);
+    room(logits, (i64)want.size() * vocab);
     pass.rows = token.size(), pass.segments = segment.size(), pass.wanted = want.size();
     pass.token = token.data(), pass.position = position.data(), pass.slot = slot.data(), pass.word = word.data();
     pass.want = want.data(), pass.table = table.data(), pass.segment = segment.data();
-    pass.hidden = hidden.data(), pass.logits = logits.data();
+    pass.logits = logits.data();
   }
   std::fill(tokens, tokens + n * MOST, -1);
   for (i64 i = 0; i < n; i++) {

@@ -1,15 +1,13 @@
 """Who gets which rows. Pure decisions: no tensors, no clock (D8)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from paceline.core.plan import Edge, Work, Worth
 from paceline.core.request import Request
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(NamedTuple):
     """Who drafts for one request in this step, and how much: see `Item`."""
 
     drafter: str

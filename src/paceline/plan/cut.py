@@ -2,7 +2,6 @@
 drafts are, since their sum is what counts."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from paceline.core.plan import Edge, Item, Plan
 
@@ -12,7 +11,7 @@ def trim(plan: Plan, drafted: Sequence[int], chain: Callable[[str], bool]) -> li
     left = cut(plan.items, drafted, plan.edges) if plan.edges else list(drafted)
     for place, (item, had, has) in enumerate(zip(plan.items, drafted, left)):
         if has < had and chain(item.drafter):
-            plan.items[place] = replace(item, depth=has)
+            plan.items[place] = item._replace(depth=has)
     return left
 
 

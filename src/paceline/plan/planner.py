@@ -60,7 +60,9 @@ class Planner:
                 chances = share.chances if share else ()
                 drafter = share.drafter if share else "none" if request.arms else request.drafter
                 items.append(Item(request, given[request.id], nodes, drafter, request.verifier, depth, worth, chances))
-        return replace(fit(items, turn if order is None else order, room), edges=edges)
+        plan = fit(items, turn if order is None else order, room)
+        plan.edges = edges
+        return plan
 
 
 def fit(items: Sequence[Item], order: Sequence[Request], room: Room) -> Plan:
@@ -79,11 +81,14 @@ def fit(items: Sequence[Item], order: Sequence[Request], room: Room) -> Plan:
                 break
         else:
             free -= need
-    plan.items = [item for item in items if item.request not in plan.preempt]
+    plan.items = [item for item in items if item.request not in plan.preempt] if plan.preempt else [*items]
     for i, item in enumerate(plan.items):
-        held, nodes = room.need(item.request, item.given), item.nodes
-        while nodes and room.need(item.request, item.given + nodes) - held > free:
+        if not (nodes := item.nodes):
+            continue
+        held = room.need(item.request, item.given)
+        while (more := room.need(item.request, item.given + nodes) - held) > free:
             nodes -= 1
-        free -= room.need(item.request, item.given + nodes) - held
-        plan.items[i] = replace(item, nodes=nodes)
+        free -= more
+        if nodes < item.nodes:
+            plan.items[i] = item._replace(nodes=nodes)
     return plan

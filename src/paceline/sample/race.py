@@ -5,7 +5,8 @@ from below with neither logarithm nor float64, and only the few tokens whose bou
 computed exactly.
 """
 
-from ctypes import CDLL, c_int64
+from array import array
+from ctypes import CDLL
 
 import torch
 from torch import Tensor
@@ -33,9 +34,10 @@ def winners(scores: Tensor) -> list[int]:
     it = native(scores)
     if it is None:
         return torch_winners(scores)
-    scores, won = scores.contiguous(), (c_int64 * len(scores))()
-    it.paceline_winners(scores.data_ptr(), *scores.shape, torch.get_num_threads(), won)
-    return won[:]
+    rows, width = scores.shape
+    scores, won = scores.contiguous(), array("q", bytes(8 * rows))
+    it.paceline_winners(scores.data_ptr(), rows, width, torch.get_num_threads(), won.buffer_info()[0])
+    return won.tolist()
 
 
 def torch_winners(scores: Tensor) -> list[int]:
@@ -53,9 +55,11 @@ def race(scores: Tensor, keys: Tensor, sparse: bool = False) -> list[int]:
     if it is None:
         parts = chunks(scores)
         return [token for part in parts for token in torch_race(scores[part], keys[part], sparse)]
-    scores, won = scores.contiguous(), (c_int64 * len(scores))()
-    it.paceline_race(scores.data_ptr(), *scores.shape, keys.data_ptr(), torch.get_num_threads(), won)
-    return won[:]
+    rows, width = scores.shape
+    scores, won = scores.contiguous(), array("q", bytes(8 * rows))
+    threads, to = torch.get_num_threads(), won.buffer_info()[0]
+    it.paceline_race(scores.data_ptr(), rows, width, keys.data_ptr(), threads, to)
+    return won.tolist()
 
 
 def torch_race(scores: Tensor, keys: Tensor, sparse: bool = False) -> list[int]:

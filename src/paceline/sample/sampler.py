@@ -82,12 +82,12 @@ class Sampler:
         Sampled rows: log p, normalised, -inf where removed. Greedy rows: the processed logits, not divided. A row
         from which everything was removed is all -inf (see `draw`). The result may be `logits` itself.
         """
+        slots = self._of(rows)
+        if all(slot.warp.greedy and not slot.live for slot in slots):
+            return logits
         parts = list(chunks(logits))
         if len(parts) < 2:
             return self._scores(rows, logits)
-        slots = self._of(rows)
-        if not any(slot.live or not slot.warp.greedy for slot in slots):
-            return logits
         scores = torch.empty_like(logits)
         for part in parts:
             scores[part] = self._scores(rows[part], logits[part])
