@@ -12,6 +12,7 @@ from paceline.bench.harness import PLAIN, Cell, Plan, Results, groups, measure
 from paceline.bench.identity import Referee
 from paceline.bench.prompts import encode, read_prompts
 from paceline.bench.report import Report, Row, machine
+from paceline.bench.synthetic import Synthetic
 from paceline.core.errors import InputError, RefusalError
 from paceline.core.params import SamplingParams
 from paceline.core.registry import refusal
@@ -36,6 +37,8 @@ class Bench:
     num_prompts: int = 20
     repeat: int = 3
     seed: int = 0
+    synthetic_acceptance: float | None = None
+    """Adds `user`, a drafter whose tokens are right with this chance (bench/synthetic.py)."""
 
     def __post_init__(self) -> None:
         for name, values in (("batch", self.batches), ("repeat", [self.repeat]), ("num_prompts", [self.num_prompts])):
@@ -50,10 +53,13 @@ def bench(options: Options, wish: Bench, progress: Progress = lambda done, total
     for temperature in wish.temperatures:
         replace(params, temperature=temperature)
     requests = max(options.max_requests, *wish.batches)
-    engine, text = build(replace(options, nodes=None, max_requests=requests, prefix_cache=False))
+    chance = wish.synthetic_acceptance
+    synthetic = None if chance is None else Synthetic(chance, wish.seed)
+    drafter, names = (options.drafter, []) if synthetic is None else (synthetic.propose, ["user"])
+    engine, text = build(replace(options, drafter=drafter, nodes=None, max_requests=requests, prefix_cache=False))
     prompts = [encode(text, prompt) for prompt in texts]
     plan = Plan(
-        methods_of(engine, wish.methods, options.verifier),
+        methods_of(engine, wish.methods, options.verifier, names),
         wish.batches,
         wish.temperatures,
         options.verifier,
@@ -61,6 +67,8 @@ def bench(options: Options, wish: Bench, progress: Progress = lambda done, total
         wish.repeat,
         wish.seed,
     )
+    if synthetic is not None:
+        synthetic.rehearse(engine, prompts, plan)
     watch = Watch()
     warnings = [watch.before()]
     results = _timed(engine, prompts, plan, progress)
@@ -82,13 +90,13 @@ def bench(options: Options, wish: Bench, progress: Progress = lambda done, total
     )
 
 
-def methods_of(engine: Engine, names: Sequence[str], verifier: str) -> list[str]:
-    """The drafters to run, `none` first. `all`: every registered one that can serve here. RefusalError for a named one
-    that cannot."""
+def methods_of(engine: Engine, names: Sequence[str], verifier: str, more: Sequence[str] = ()) -> list[str]:
+    """The drafters to run, `none` first. `all`: every registered one that can serve here; `more` in any case.
+    RefusalError for a named one that cannot."""
     accepts = VERIFIERS.card(verifier)
     every = list(names) == ["all"]
     chosen = [PLAIN]
-    for name in DRAFTERS.names() if every else names:
+    for name in DRAFTERS.names() if every else [*names, *more]:
         reason = refusal(name, DRAFTERS.card(name), verifier, accepts, engine.have)
         if reason and not every:
             raise RefusalError(reason)

@@ -120,6 +120,9 @@ def bench(
     num_prompts: Annotated[int, option("Use the first so many prompts.", "Benchmark", show_default=True)] = 20,
     repeat: Annotated[int, option("Run everything so often; figures are medians.", "Benchmark", show_default=True)] = 3,
     seed: Annotated[int, option("Of the first prompt; the next has the next.", "Benchmark", show_default=True)] = 0,
+    synthetic_acceptance: Annotated[
+        float | None, option("Add user, a draft whose tokens are right with this chance, as 0.8.", "Benchmark")
+    ] = None,
     profile: Annotated[
         bool, option("Time one step by part, for 1 to 64 rows; needs no prompts.", "Benchmark", "--profile")
     ] = False,
@@ -144,6 +147,9 @@ def bench(
     identical when its tokens equal plain decoding's or first differ at a near-tie, where rounding decides (ties counts
     them); law: this verifier keeps only the distribution. Exit code 1 if a text truly differed.
 
+    --synthetic-acceptance says what a draft would bring that is right so often and costs nothing: it knows plain
+    decoding's text. The rest of the step is real, so it serves for models without a draft, random weights among them.
+
     --profile shows the milliseconds of each part of a step, at the first of the temperatures.
 
     --perplexity measures nothing else. It is that of the reference answers, given their prompts, where the lines have
@@ -163,7 +169,7 @@ def bench(
         alone(context)
         quality(engine, prompts, num_prompts, json)
         return
-    check(profile, plot, peers)
+    check(profile, plot, peers, prompts, synthetic_acceptance is not None)
     if peers is not None:
         compare(
             engine, needed(prompts), peers, methods, batch, temperature, json,
@@ -172,7 +178,8 @@ def bench(
         return
     bench(
         engine, prompts, methods, batch, temperature, json,
-        max_tokens=max_tokens, num_prompts=num_prompts, repeat=repeat, seed=seed, profile=profile, plot=plot,
+        max_tokens=max_tokens, num_prompts=num_prompts, repeat=repeat, seed=seed,
+        synthetic_acceptance=synthetic_acceptance, profile=profile, plot=plot,
     )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ def bench(
     num_prompts: int,
     repeat: int,
     seed: int,
+    synthetic_acceptance: float | None,
     profile: bool,
     plot: Path | None,
 ) -> None:
@@ -45,13 +46,17 @@ def bench(
     from paceline.bench.run import Bench
     from paceline.bench.run import bench as measure
 
-    wish = Bench(needed(prompts), names, batches, temperatures, max_tokens, num_prompts, repeat, seed)
+    wish = Bench(
+        needed(prompts), names, batches, temperatures, max_tokens, num_prompts, repeat, seed, synthetic_acceptance
+    )
     with progress() as tell:
         report = measure(engine.options(), wish, tell)
     if json is not None:
         report.write(json)
     Console().print(report.table())
     typer.echo(report.summary())
+    if synthetic_acceptance is not None:
+        typer.echo(f"user: a draft that costs nothing, each token right with chance {synthetic_acceptance:g}.")
     for warning in report.warnings:
         typer.echo(f"paceline: warning: {warning}", err=True)
     if profile:
@@ -172,8 +177,10 @@ def given(context: typer.Context) -> Iterator[str]:
             yield name
 
 
-def check(profile: bool, plot: Path | None, peers: Path | None) -> None:
+def check(profile: bool, plot: Path | None, peers: Path | None, prompts: Path | None, synthetic: bool) -> None:
     """Raise InputError for options that do not go together."""
+    if synthetic and (peers is not None or prompts is None):
+        raise InputError("--synthetic-acceptance adds a drafter to a run over --prompts, and has no part in --peers.")
     if plot is not None and (not profile or plot.suffix != ".svg"):
         raise InputError(f"--plot is {str(plot)!r}, but it draws what --profile measures to a file that ends in .svg.")
     if profile and peers is not None:

@@ -19,19 +19,22 @@ struct Attention : Rows {
       const __mmask16 k = below(half - i);
       const __m512 a = _mm512_maskz_loadu_ps(k, x + i), c = _mm512_maskz_loadu_ps(k, x + half + i);
       const __m512 cos = _mm512_maskz_loadu_ps(k, cosines + i), sin = _mm512_maskz_loadu_ps(k, sines + i);
-      _mm512_mask_storeu_ps(x + i, k, _mm512_fmsub_ps(a, cos, _mm512_mul_ps(c, sin)));
-      _mm512_mask_storeu_ps(x + half + i, k, _mm512_fmadd_ps(c, cos, _mm512_mul_ps(a, sin)));
+      put(x + i, _mm512_fmsub_ps(a, cos, _mm512_mul_ps(c, sin)), k);
+      put(x + half + i, _mm512_fmadd_ps(c, cos, _mm512_mul_ps(a, sin)), k);
     }
   }
 
-  // A head as bfloat16, padded with zeros to whole tiles
-  void narrow(const float* x, bf16* to) const {
-    for (i64 d = 0; d < dims(); d += 16) store_narrow(to + d, _mm512_maskz_loadu_ps(below(m.head_dim - d), x + d));
+  // 32 numbers of a head as bfloat16, zeros beyond its end
+  __m512i narrow(const float* x, i64 d) const {
+    const __m512 low = _mm512_maskz_loadu_ps(below(m.head_dim - d), x + d);
+    const __m512 high = _mm512_maskz_loadu_ps(below(m.head_dim - d - 16), x + d + 16);
+    return (__m512i)_mm512_cvtne2ps_pbh(high, low);
   }
 
   // Head norms and rotation of the rows' q and k; queries to their buffer, keys and values to their slots
   void rope(const Layer& l, i64 layer) {
     const i64 n = m.head_dim, width = (m.heads + 2 * m.kv_heads) * n;
+    const __m512i every16 = _mm512_slli_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), 4);
     i64 first, last;
     share(p.rows * m.kv_heads, first, last);
     for (i64 i = first; i < last; i++) {
@@ -41,20 +44,22 @@ struct Attention : Rows {
         float* q = line + g * n;
         if (l.head_norm) norm(q, l.head_norm + (head * group() + g) * n, n, q);
         turn(q, l, p.position[row]);
-        narrow(q, b.query + ((head * p.rows + row) * group() + g) * dims());
+        bf16* to = b.query + ((head * p.rows + row) * group() + g) * dims();
+        for (i64 d = 0; d < dims(); d += 32) _mm512_storeu_si512(to + d, narrow(q, d));
       }
       float *k = line + group() * n, *v = k + n;
       if (l.head_norm) norm(k, l.head_norm + (m.heads + head) * n, n, k);
       turn(k, l, p.position[row]);
       const i64 at = p.slot[row] / 16, lane = p.slot[row] % 16;
       bf16 *keys = pool(m.keys, layer, head, at), *values = pool(m.values, layer, head, at);
-      bf16* line16 = room(s.gathered, dims());
-      narrow(k, line16);
-      for (i64 d = 0; d < dims(); d += 2) memcpy(keys + (d / 2 * 16 + lane) * 2, line16 + d, 4);
-      narrow(v, line16);
-      for (i64 d = 0; d < dims(); d += 16) {
-        const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(line16 + d)));
-        _mm512_mask_storeu_epi16(values + (lane / 2 * dims() + d) * 2, 0x55555555u << lane % 2, lane % 2 ? _mm512_slli_epi32(wide, 16) : wide);
+      for (i64 d = 0; d < dims(); d += 32) {
+        _mm512_i32scatter_epi32(keys + (d / 2 * 16 + lane) * 2, every16, narrow(k, d), 4);
+        const __m512i all = narrow(v, d);
+        for (i64 part = 0; part < 2; part++) {
+          const __m512i wide = _mm512_cvtepu16_epi32(part ? _mm512_extracti64x4_epi64(all, 1) : _mm512_castsi512_si256(all));
+          bf16* to = values + (lane / 2 * dims() + d + part * 16) * 2;
+          _mm512_mask_storeu_epi16(to, 0x55555555u << lane % 2, lane % 2 ? _mm512_slli_epi32(wide, 16) : wide);
+        }
       }
     }
   }
@@ -63,21 +68,24 @@ struct Attention : Rows {
     return p.table[segment * p.width + position / m.block_size] * m.block_size + position % m.block_size;
   }
 
-  // Sixteen keys and values side by side, from any slots; -1: none. The first `together` lie side by side in the pool
-  void gather(i64 layer, i64 head, const i64* slots, i64 together, bf16* keys, bf16* values) const {
-    const i64 size = 16 * dims();
-    if (together > 0) {
-      memcpy(keys, pool(m.keys, layer, head, slots[0] / 16), size * 2);
-      memcpy(values, pool(m.values, layer, head, slots[0] / 16), size * 2);
-    } else {
-      memset(keys, 0, size * 2), memset(values, 0, size * 2);
+  // Sixteen keys side by side, from any slots; -1: none
+  void gather_keys(i64 layer, i64 head, const i64* slots, bf16* keys) const {
+    memset(keys, 0, 16 * dims() * 2);
+    for (i64 j = 0; j < 16; j++) {
+      if (slots[j] < 0) continue;
+      const bf16* k = pool(m.keys, layer, head, slots[j] / 16) + slots[j] % 16 * 2;
+      for (i64 d = 0; d < dims(); d += 2) memcpy(keys + d * 16 + j * 2, k + d * 16, 4);
     }
+  }
+
+  // The same of values. The first `together` lie side by side in the pool
+  void gather_values(i64 layer, i64 head, const i64* slots, i64 together, bf16* values) const {
+    if (together > 0) memcpy(values, pool(m.values, layer, head, slots[0] / 16), 16 * dims() * 2);
+    else memset(values, 0, 16 * dims() * 2);
     for (i64 j = together; j < 16; j++) {
       if (slots[j] < 0) continue;
       const i64 lane = slots[j] % 16;
-      const bf16 *k = pool(m.keys, layer, head, slots[j] / 16) + lane * 2;
-      const bf16 *v = pool(m.values, layer, head, slots[j] / 16) + lane / 2 * dims() * 2;
-      for (i64 d = 0; d < dims(); d += 2) memcpy(keys + d * 16 + j * 2, k + d * 16, 4);
+      const bf16* v = pool(m.values, layer, head, slots[j] / 16) + lane / 2 * dims() * 2;
       for (i64 d = 0; d < dims(); d += 16) {
         __m512i two = _mm512_loadu_si512(v + d * 2);
         if (lane % 2 == 0) two = _mm512_slli_epi32(two, 16);
@@ -256,8 +264,9 @@ struct Attention : Rows {
     }
   }
 
-  // One span. Keys of a segment up to group `own` (of 16 positions) are the same for all its rows; from there on each
-  // row of a tree that is not a chain gathers its own path, so that its keys too lie by position.
+  // One span. Keys of a segment up to group `own` (of 16 positions) are the same for all its rows. From there on, in a
+  // tree that is not a chain, all queries meet the keys as they lie, by slot, and each row sorts the scores of its path by
+  // position; its values it gathers in that order, too, unless its path is one of slots that follow one another.
   void attend(const Piece& piece, i64 layer, const Layer& l, i64 span, float* fresh, Mixed* all) {
     const Segment& seg = p.segment[piece.segment];
     const i64 count = piece.last - piece.first, size = 16 * dims();
@@ -271,31 +280,44 @@ struct Attention : Rows {
     const i64 origin = lo / 16, groups = up(hi, 16) / 16 - origin;
     const i64 own = b.chain[piece.segment] ? groups : std::max<i64>(0, std::min((seg.base + seg.given) / 16 - origin, groups));
     auto tail = [&](i64 row) { return std::max<i64>(0, up(std::min(position(row) + 1, hi), 16) / 16 - origin - own); };
+    const i64 border = (origin + own) * 16, end = seg.base + seg.given, all_slots = end + seg.nodes;
+    const i64 met = own < groups ? own + up(all_slots - border, 16) / 16 : own;  // groups of keys as they lie
 
     const bool paged = m.block_size % 16 == 0;
-    i64 copies = paged ? 0 : own;
-    for (i64 r = row0; r < row1; r++) copies += tail(r);
-    bf16* copy = room(s.gathered, copies * 2 * size);
-    const bf16 **keys = room(s.keys, own + copies), **values = room(s.values, own + copies);
-    i64 slots[16], n = 0;
-    for (; n < own; n++) {
-      const i64 at = (origin + n) * 16;
+    i64 tails_of_all = 0;
+    for (i64 r = row0; r < row1; r++) tails_of_all += tail(r);
+    bf16* copy = room(s.gathered, (tails_of_all + (paged ? 0 : own + met)) * size);
+    const bf16 **keys = room(s.keys, met), **values = room(s.values, own + tails_of_all);
+    i64 slots[16];
+    for (i64 g = 0; g < met; g++) {
+      const i64 at = (origin + g) * 16;
       if (paged) {
         const i64 place = slot(piece.segment, at) / 16;
-        keys[n] = pool(m.keys, layer, piece.head, place), values[n] = pool(m.values, layer, piece.head, place);
+        keys[g] = pool(m.keys, layer, piece.head, place);
+        if (g < own) values[g] = pool(m.values, layer, piece.head, place);
         continue;
       }
-      for (i64 j = 0; j < 16; j++) slots[j] = at + j < hi ? slot(piece.segment, at + j) : -1;
-      gather(layer, piece.head, slots, 0, copy, copy + size);
-      keys[n] = copy, values[n] = copy + size, copy += 2 * size;
+      for (i64 j = 0; j < 16; j++) slots[j] = at + j < (g < own ? hi : all_slots) ? slot(piece.segment, at + j) : -1;
+      gather_keys(layer, piece.head, slots, copy);
+      keys[g] = copy, copy += size;
+      if (g >= own) continue;
+      gather_values(layer, piece.head, slots, 0, copy);
+      values[g] = copy, copy += size;
     }
-    for (i64 r = row0; r < row1; r++)
-      for (i64 t = 0; t < tail(r); t++, n++, copy += 2 * size) {
-        const i64 at = (origin + own + t) * 16;
-        path(seg, piece.segment, r, at, slots);
-        const i64 prefix = std::min(std::max<i64>(0, seg.base + seg.given - at), position(r) + 1 - at);
-        gather(layer, piece.head, slots, paged ? std::min<i64>(prefix, 16) : 0, copy, copy + size);
-        keys[n] = copy, values[n] = copy + size;
+    for (i64 r = row0, n = own; r < row1; r++)
+      for (i64 t = 0; t < tail(r); t++, n++) {
+        const i64 at = border + t * 16;
+        if (paged && straight(seg, r)) {
+          values[n] = pool(m.values, layer, piece.head, slot(piece.segment, at) / 16);
+          continue;
+        }
+        const i64 prefix = std::max<i64>(0, std::min({end - at, position(r) + 1 - at, (i64)16}));
+        for (i64 j = 0; j < 16; j++) slots[j] = j < prefix && (j == 0 || !paged) ? slot(piece.segment, at + j) : -1;
+        ancestors(seg, r, [&](i64 rank, i64 where) {
+          if (where >= at && where < at + 16) slots[where - at] = p.slot[seg.start + seg.given + rank];
+        });
+        gather_values(layer, piece.head, slots, paged ? prefix : 0, copy);
+        values[n] = copy, copy += size;
       }
 
     const bf16* query = b.query + ((piece.head * p.rows + seg.start) * group() + piece.first) * dims();
@@ -315,17 +337,21 @@ struct Attention : Rows {
         }
       };
       if (m.amx) tiles.set(here, true);
-      for (i64 g = 0; g < own; g++) {
+      for (i64 g = 0; g < met; g++) {
         for (i64 line = 0; line < size && q == 0; line += 32) {
-          _mm_prefetch((const char*)(keys[std::min(g + 3, n - 1)] + line), _MM_HINT_T0);
-          _mm_prefetch((const char*)(values[g] + line), _MM_HINT_T1);
+          _mm_prefetch((const char*)(keys[std::min(g + 3, met - 1)] + line), _MM_HINT_T0);
+          if (g < own) _mm_prefetch((const char*)(values[g] + line), _MM_HINT_T1);
         }
-        score(query + q * dims(), here, keys[g], scores + g * 16);
+        score(query + q * dims(), here, keys[g], scores + (g < own ? g * 16 : SPAN + (g - own) * 16));
       }
-      tails([&](i64 from, i64 rows, i64 first, i64 many) {
-        for (i64 t = 0; t < many; t++)
-          score(query + (q + from) * dims(), rows, keys[first + t], scores + from * LINE + (own + t) * 16);
-      });
+      for (i64 i = 0; i < here && own < met; i++) {
+        const float* lie = scores + i * LINE + SPAN;
+        float* sorted = scores + i * LINE + own * 16;
+        if (border < end) _mm512_storeu_ps(sorted, _mm512_loadu_ps(lie));  // of the prefix slots are positions
+        ancestors(seg, (piece.first + q + i) / group(), [&](i64 rank, i64 where) {
+          if (where >= border && where < (origin + groups) * 16) sorted[where - border] = lie[end + rank - border];
+        });
+      }
       bool none = true;  // none of these queries has met a key before
       for (i64 i = 0; i < here; i++) none &= all[q + i].sum == 0;
       float* to = none ? all[q].out : fresh;
@@ -348,14 +374,19 @@ struct Attention : Rows {
     }
   }
 
-  // Slots of the keys at positions at .. at + 16 on a row's path: its prefix, then its ancestors by depth; -1 beyond it
-  void path(const Segment& seg, i64 segment, i64 row, i64 at, i64* slots) const {
-    const i64 end = seg.base + seg.given, last = p.position[seg.start + row];
-    for (i64 j = 0; j < 16; j++) slots[j] = at + j <= last && at + j < end ? slot(segment, at + j) : -1;
+  // f(rank, position) of each candidate on a row's path, itself included
+  template <class F>
+  void ancestors(const Segment& seg, i64 row, F f) const {
     if (row < seg.given) return;
     for (uint64_t word = (uint64_t)p.word[seg.start + row]; word; word &= word - 1) {
-      const i64 ancestor = seg.start + seg.given + __builtin_ctzll(word), j = p.position[ancestor] - at;
-      if (j >= 0 && j < 16) slots[j] = p.slot[ancestor];
+      const i64 rank = __builtin_ctzll(word);
+      f(rank, p.position[seg.start + seg.given + rank]);
     }
+  }
+
+  // Do the slots of a row's path follow one another?
+  bool straight(const Segment& seg, i64 row) const {
+    const uint64_t word = (uint64_t)p.word[seg.start + row];
+    return row < seg.given || (word & (word + 1)) == 0;
   }
 };

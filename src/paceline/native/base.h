@@ -59,7 +59,7 @@ struct Pass {
 enum Part { EMBED, NORM, LINEAR, ROPE, ATTENTION, HEAD };
 const i64 QUERIES = 64;  // of one piece of attention, at most
 const i64 SPAN = 1024;   // keys of one softmax, by absolute position; a longer text's are merged in their order
-const i64 LINE = SPAN + 16;  // of scores: not a power of two
+const i64 LINE = SPAN + 112;  // of scores: those of a span, then those of a tree as it lies; not a power of two
 
 static i64 up(i64 n, i64 to) { return (n + to - 1) / to * to; }
 static __m512 set(float x) { return _mm512_set1_ps(x); }
@@ -96,6 +96,12 @@ static __m512 activated(__m512 x, bool gelu) {
   const __m512 cube = _mm512_mul_ps(_mm512_mul_ps(x, x), x);
   const __m512 u = _mm512_mul_ps(_mm512_fmadd_ps(cube, set(0.044715f), x), set(1.5957691216f));
   return _mm512_mul_ps(x, sigmoid(u));
+}
+
+// A load soon after gets the numbers from a plain store, and has to wait for a masked one
+static void put(float* to, __m512 x, __mmask16 mask) {
+  if (mask == 0xffff) _mm512_storeu_ps(to, x);
+  else _mm512_mask_storeu_ps(to, mask, x);
 }
 
 static void store_narrow(bf16* to, __m512 x, __mmask16 mask = 0xffff) {
