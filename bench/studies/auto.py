@@ -7,7 +7,9 @@
 
 One engine, in process, two threads; every repeat serves the same prompts at the same recorded arrivals once by each
 drafter, in turns, whoever is first changing; the planner learns from its own steps only. Loads: so many requests at a
-time (closed; 12 prompts, or six a place), or Poisson arrivals at a share of what `none` can do (open). A ratio is that
+time (closed; 12 prompts, or six a place), or Poisson arrivals at a share of what `none` can do (open). Each repeat has
+an order of prompts, and arrivals, of its own, the same for all. The best fixed drafter of a repeat is that of the other
+repeats, for of several that are nearly equal the best of the same one is the luckiest. A ratio is that
 of tokens/s (closed) or of mean latency (open), by repeat; its 95 % interval is a bootstrap over the repeats. Use an
 idle machine.
 """
@@ -124,12 +126,14 @@ class Study:
         return params.resolve(self.llm.text.defaults)
 
     def serve(self, load: Load, drafter: str, seed: int) -> Outcome:
-        """All prompts once. Of a fixed drafter the planner learns nothing: nobody would run it in service."""
+        """As many prompts as the load takes, once, in the order of the seed: who is there together, and whose texts end
+        last, is chance. Of a fixed drafter the planner learns nothing: nobody would run it in service."""
         engine, chooser = self.llm.engine, self.llm.engine.chooser
         if drafter != self.choice:
             engine.chooser = Goodput({}, StepTimes(), chooser.limit)
+        order = np.random.default_rng(seed).permutation(len(self.prompts))[: load.most]
         try:
-            return serve(self.llm, self.prompts[: load.most], load, self.wish(drafter), seed)
+            return serve(self.llm, [self.prompts[i] for i in order], load, self.wish(drafter), seed)
         finally:
             engine.chooser = chooser
 

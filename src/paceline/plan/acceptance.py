@@ -77,7 +77,7 @@ class Expected:
     _per_row: tuple[float, ...] | None = None
 
     def beside(self, part: "Expected") -> "Expected":
-        """Of a draft that has this other one in it: it brings at least as much."""
+        """Of a draft that has this other one, at least as deep, in it: it brings at least as much."""
         return Expected(self.chance, [max(mine, other) for mine, other in zip(self.kept, part.kept)], self.rows)
 
     def per_row(self) -> tuple[float, ...]:

@@ -241,13 +241,15 @@ class Goodput:
             deep = list(accumulate(float(r * count >= 0.5) for r in expected.rows))  # of all, the deepest
             reach = [min(n, limit) - 1 for n in sizes]
             return [Point(n, max(1, round(deep[i])), tokens[i], rows[i], expected) for n, i in zip(sizes, reach)]
-        points = []
+        points, part = [], None
+        if arm.sure in self.arms and (key := self.arms[arm.sure].key(0)) in self.acceptance.means:
+            part = self.acceptance.expected(request.id, key, min(sizes[-1], limit))
         for n in sizes:
             tried = [size for size in arm.sizes if arm.key(size) in self.acceptance.means]
             near = arm.key(min(tried, key=lambda size: abs(size - n), default=n))
             expected = self.acceptance.expected(request.id, near, min(n, limit))
-            if arm.sure in self.arms and (key := self.arms[arm.sure].key(0)) in self.acceptance.means:
-                expected = expected.beside(self.acceptance.expected(request.id, key, min(n, limit)))
+            if part is not None:
+                expected = expected.beside(part)
             rows_of = min(float(n), sum(expected.rows)) if tried else float(n)
             points.append(Point(n, 0, sum(expected.kept), rows_of, expected))
         return points

@@ -1,10 +1,11 @@
 """What a step costs: a table per model and machine, measured at start-up, refined by every step since.
 
-    seconds = speed * (target(rows, requests, context, pairs, logits) + draft(drafter, requests, depth, nodes), ...
-                       + rest(requests, nodes))
+    seconds = speed * (target(rows, requests, context, pairs, logits) + rest(requests, nodes))
+              + draft(drafter, requests, depth, nodes) + ...
 
 `target` is a staircase: one value at each of `KNOTS` rows (panels of 16 rows share a read of the weights), straight
-between them; reading K/V is linear. `speed` follows the machine as a whole, which others may share.
+between them; reading K/V is linear. `speed` follows the machine's memory, which others may share: what reads much, or
+finds its caches emptied, takes a third longer in one hour than in the next, and a draft model that fits them does not.
 """
 
 from bisect import bisect_right
@@ -35,6 +36,9 @@ class Terms:
 
     def predict(self, x: Features) -> float:
         return sum((self.weights[k] * v for k, v in x.items()), 0.0)
+
+    def scaled(self, factor: float) -> "Terms":
+        return Terms({k: factor * w for k, w in self.weights.items()})
 
     def learn(self, x: Features, ratio: float) -> None:
         """A step took `ratio` times what was predicted: each term moves by its share in the prediction."""
@@ -132,8 +136,7 @@ class StepTimes:
     def of_draft(self, part: Drafting) -> float:
         """Seconds of one drafter's part."""
         w = self.drafter(part.drafter).weights
-        own = w["call"] + w["requests"] * part.requests + w["depth"] * part.depth + w["nodes"] * part.nodes
-        return self.speed * own
+        return w["call"] + w["requests"] * part.requests + w["depth"] * part.depth + w["nodes"] * part.nodes
 
     def of_rest(self, requests: int, nodes: int) -> float:
         """Seconds of everything else: planning, judging, book-keeping."""
@@ -148,13 +151,14 @@ class StepTimes:
 
     def drafter(self, name: str) -> Terms:
         if name not in self.drafts:
-            self.drafts[name] = _draft()
+            self.drafts[name] = _draft().scaled(self.speed)
         return self.drafts[name]
 
     def observe(self, work: Work, parts: Sequence[Drafting], times: Times) -> None:
         """One step, as planned and as it was."""
         if not self.seen:
             self.speed = times.target / self.target.predict(_features(work))
+            self.drafts = {name: terms.scaled(self.speed) for name, terms in self.drafts.items()}
         nodes = sum(part.nodes for part in parts)
         target, drafts = self.of_target(work), [self.of_draft(part) for part in parts]
         wrong = abs((target + sum(drafts) + self.of_rest(work.requests, nodes)) / times.total - 1.0)
@@ -166,7 +170,7 @@ class StepTimes:
         self._in_order(work.rows)
         for part, draft in zip(parts, drafts):
             if part.drafter in times.drafts:
-                ratio = _ratio(times.drafts[part.drafter], faster * draft)
+                ratio = _ratio(times.drafts[part.drafter], draft)
                 self.drafter(part.drafter).learn(part.features(), ratio)
         x = {"call": 1.0, "requests": work.requests, "nodes": nodes}
         self.rest.learn(x, _ratio(times.rest, self.of_rest(work.requests, nodes)))
@@ -191,7 +195,7 @@ class StepTimes:
             return
         self.speed, self.seen = 1.0, len(samples)
         scale = samples[0][1] / self.target.predict(_features(samples[0][0]))
-        self.target = Terms({k: w * scale for k, w in self.target.weights.items()})
+        self.target = self.target.scaled(scale)
         self.target.fit([(_features(work), seconds) for work, seconds in samples])
         touched = {k for work, _ in samples for k in hats(work.rows)}
         known = [k for k in KNOTS if k in touched]

@@ -125,6 +125,10 @@ class Sampler:
             tokens[i] = token
         return tokens
 
+    def greedy(self, request: Request) -> bool:
+        """Does it draw without noise?"""
+        return self._slots[request.id].warp.greedy
+
     def temperature(self, request: Request) -> float | None:
         """The request's temperature if it alone makes the law from the logits; None where anything else does too."""
         slot = self._slots[request.id]

@@ -20,7 +20,8 @@ class Exact:
         nodes = [n for place in case.places for n in self._rows_of(case, case.roots[place])]
         lines = [case.line[n] for n in nodes]
         refs = [case.refs[line] for line in lines]
-        keys = [request.target_noise.key(request.index(len(path))) for request, path in refs]
+        greedy = {request.id: case.sampler.greedy(request) for request, _ in refs}
+        keys = [0 if greedy[r.id] else r.target_noise.key(r.index(len(path))) for r, path in refs]
         scores = case.scores if len(lines) == case.scores.shape[0] else case.scores[lines]
         drawn = dict(zip(nodes, case.sampler.draw(refs, scores, keys)))
         for place in case.places:
