@@ -11,9 +11,7 @@ that so many tokens of it take, few where the drafter brings much, so that the m
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from math import log
-from operator import mul
 
 OWN_MEMORY, TEXT_MEMORY, MEMORY, ROWS_MEMORY = 0.9, 0.98, 0.85, 0.95
 """Weight of the past: at each new round of a request, in its record and in what its whole text is like; at each new
@@ -303,8 +301,11 @@ class Acceptance:
             chances[0] = (own.hits + SHRINK * chances[0]) / (own.drafts + SHRINK)
             for d, (tried, hits) in enumerate(zip(own.tried[:depth], own.kept)):
                 chances[d] = (hits + SHRINK * chances[d]) / (tried + SHRINK)
-        truth = mean.truth
-        return Expected(chances, [min(1.0, truth * x) for x in accumulate(chances, mul)], law.rows[:depth])
+        reached, kept = mean.truth, list[float]()
+        for chance in chances:
+            reached *= chance
+            kept.append(reached if reached < 1.0 else 1.0)
+        return Expected(chances, kept, law.rows[:depth])
 
     def drop(self, request: int) -> None:
         """A request has ended."""

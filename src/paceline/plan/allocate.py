@@ -10,7 +10,7 @@ from paceline.core.plan import Edge, Work, Worth
 from paceline.plan.acceptance import Expected
 from paceline.plan.cost import OPENINGS, PANEL, Drafting, StepTimes
 
-STAGES = 4
+STAGES = 2
 """Stages that are priced of each round of nodes, one to everybody, at least."""
 LEAST, MOST = 0.01, 0.6
 """Bounds of what a row, or a level, has to bring."""

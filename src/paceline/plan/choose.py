@@ -8,7 +8,6 @@ inputs are the table of costs and the acceptance; equal inputs make equal choice
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from math import ceil
 
 from paceline.core.plan import Edge, Note, Work, Worth
@@ -18,8 +17,9 @@ from paceline.plan.acceptance import Acceptance, Key
 from paceline.plan.allocate import Choice, Pick, Point, Price, best
 from paceline.plan.cost import Drafting, StepTimes, Times
 
-PERIOD, FIRST = 16, 4
-"""Steps that a choice holds, one of nobody twice as long; and one that gives work to a drafter who had none."""
+PERIOD, FIRST, RECENT = 24, 4, 64
+"""Steps that a choice holds, one of nobody twice as long; one that gives work to a drafter who had none for so many
+steps."""
 KNOWN, SELDOM = 300, 4
 """From so many steps on the table of costs learns from every fourth one: learning costs time, too."""
 HEARING = 8
@@ -115,6 +115,8 @@ class Trial:
     """The latest one went far better than expected: the next comes at once, whatever was spent."""
     banned: int = 0
     """Length of its last rest, after a failure; 0: it has never failed."""
+    chosen: int = -RECENT
+    """Step up to which it was last in a choice."""
 
 
 @dataclass(slots=True)
@@ -203,19 +205,19 @@ class Goodput:
     def _decide(self, now: Held, requests: Sequence[Request], spare: int, base: Work) -> None:
         """Choose anew."""
         self._hear()
-        before = {pick[0] for pick in now.picks.values() if pick}
         choice, now.goodput = self.best(requests, spare, base)
         price = Price(self.times, base)
         now.worth, now.edges = price.worth(choice, now.goodput), price.edges(choice, now.goodput)
         now.picks = {r.id: choice.get(r.id) for r in requests}
         used = Counter(drafter for drafter, _ in choice.values())
-        now.count, now.left = base.requests, FIRST if used.keys() - before else PERIOD if used else 2 * PERIOD
+        fresh = any(self.step - self._trial(drafter).chosen >= RECENT for drafter in used)
+        now.count, now.left = base.requests, FIRST if fresh else PERIOD if used else 2 * PERIOD
         drafter, count = used.most_common(1)[0] if used else (NONE, 0)
         least = [pick for pick in choice.values() if pick[0] == drafter]
         now.usual = min(least, key=lambda pick: pick[1].nodes) if 2 * count > len(requests) else None
         for drafter in used:
-            trial = self._trial(drafter)
-            self.trials[drafter] = Trial(self.step + now.left, trial.last, trial.count, banned=trial.banned)
+            trial, end = self._trial(drafter), self.step + now.left
+            self.trials[drafter] = Trial(end, trial.last, trial.count, banned=trial.banned, chosen=end)
 
     def _points(self, request: Request, count: int) -> dict[str, list[Point]]:
         """What each drafter could be given for a request, the fewest nodes first."""
@@ -237,10 +239,15 @@ class Goodput:
         """Expected depth, tokens and rows of each size, for one of `count` requests."""
         if arm.chain:
             expected = self.acceptance.expected(request.id, arm.key(0), min(sizes[-1], limit))
-            tokens, rows = list(accumulate(expected.kept)), list(accumulate(expected.rows))
-            deep = list(accumulate(float(r * count >= 0.5) for r in expected.rows))  # of all, the deepest
-            reach = [min(n, limit) - 1 for n in sizes]
-            return [Point(n, max(1, round(deep[i])), tokens[i], rows[i], expected) for n, i in zip(sizes, reach)]
+            points, done, deep, tokens, rows = list[Point](), 0, 0, 0.0, 0.0
+            for n in sizes:
+                for d in range(done, min(n, limit)):
+                    tokens += expected.kept[d]
+                    rows += expected.rows[d]
+                    deep += expected.rows[d] * count >= 0.5  # of all, the deepest
+                done = min(n, limit)
+                points.append(Point(n, deep or 1, tokens, rows, expected))
+            return points
         points, part = [], None
         if arm.sure in self.arms and (key := self.arms[arm.sure].key(0)) in self.acceptance.means:
             part = self.acceptance.expected(request.id, key, min(sizes[-1], limit))
