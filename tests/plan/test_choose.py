@@ -226,8 +226,8 @@ def test_a_text_that_turns_out_unlike_others_ends_the_choice() -> None:
     rng, pick, rs = random.Random(0), chooser(Frozen()), requests(1, "a")
     simulate(pick, rs, {"a": 0.9}, 100, rng)
     pick._plain.left = 99
-    simulate(pick, rs, {}, 2 * HEARING, rng)
-    assert pick.acceptance.unlike and not pick.acceptance.changes and pick._plain.left < 99 - 2 * HEARING
+    simulate(pick, rs, {}, 3 * HEARING, rng)
+    assert pick.acceptance.unlike and not pick.acceptance.changes and pick._plain.left < 99 - 3 * HEARING
 
 
 def test_what_is_part_of_another_needs_no_tries() -> None:

@@ -17,9 +17,10 @@ from paceline.plan.acceptance import Acceptance, Key
 from paceline.plan.allocate import Choice, Pick, Point, Price, best
 from paceline.plan.cost import Drafting, StepTimes, Times
 
-PERIOD, FIRST, RECENT = 24, 4, 64
-"""Steps that a choice holds, one of nobody twice as long; one that gives work to a drafter who had none for so many
-steps."""
+PERIOD, FIRST = 16, 4
+"""Steps that a choice holds, one of nobody twice as long; and one that gives work to a drafter who had none."""
+MANY, LONGER, RECENT = 4, 24, 64
+"""From so many requests on a choice costs a tenth of a step: it holds longer, and nobody is new who had work of late."""
 KNOWN, SELDOM = 300, 4
 """From so many steps on the table of costs learns from every fourth one: learning costs time, too."""
 HEARING = 8
@@ -210,8 +211,9 @@ class Goodput:
         now.worth, now.edges = price.worth(choice, now.goodput), price.edges(choice, now.goodput)
         now.picks = {r.id: choice.get(r.id) for r in requests}
         used = Counter(drafter for drafter, _ in choice.values())
-        fresh = any(self.step - self._trial(drafter).chosen >= RECENT for drafter in used)
-        now.count, now.left = base.requests, FIRST if fresh else PERIOD if used else 2 * PERIOD
+        period, recent = (LONGER, RECENT) if base.requests >= MANY else (PERIOD, 1)
+        fresh = any(self.step - self._trial(drafter).chosen >= recent for drafter in used)
+        now.count, now.left = base.requests, FIRST if fresh else period if used else 2 * period
         drafter, count = used.most_common(1)[0] if used else (NONE, 0)
         least = [pick for pick in choice.values() if pick[0] == drafter]
         now.usual = min(least, key=lambda pick: pick[1].nodes) if 2 * count > len(requests) else None

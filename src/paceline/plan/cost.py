@@ -22,7 +22,7 @@ PANEL = 16
 OPENINGS = tuple(low for low, high in pairwise(KNOTS) if high == low + 1 and low % PANEL == 0)
 """Rows that fill their panels, as far as the table knows what one more costs."""
 RATE, DRIFT = 0.1, 0.2
-"""How far one step moves the terms that it is made of, and `speed`."""
+"""How far one step moves the terms that it is made of; and `speed`, or all terms of a drafter."""
 FLOOR = 1e-9
 
 Features = Mapping[Any, float]
@@ -171,7 +171,9 @@ class StepTimes:
         for part, draft in zip(parts, drafts):
             if part.drafter in times.drafts:
                 ratio = _ratio(times.drafts[part.drafter], draft)
-                self.drafter(part.drafter).learn(part.features(), ratio)
+                faster = 1.0 + DRIFT * (ratio - 1.0)
+                self.drafts[part.drafter] = self.drafts[part.drafter].scaled(faster)
+                self.drafts[part.drafter].learn(part.features(), ratio / faster)
         x = {"call": 1.0, "requests": work.requests, "nodes": nodes}
         self.rest.learn(x, _ratio(times.rest, self.of_rest(work.requests, nodes)))
 
