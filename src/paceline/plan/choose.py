@@ -20,7 +20,7 @@ from paceline.plan.cost import Drafting, StepTimes, Times
 PERIOD, FIRST = 16, 4
 """Steps that a choice holds, one of nobody twice as long; and one that gives work to a drafter who had none."""
 MANY, LONGER, RECENT = 4, 24, 64
-"""From so many requests on a choice costs a tenth of a step: it holds longer, and nobody is new who had work of late."""
+"""From so many requests on a choice takes a tenth of a step: it holds longer, and who had work of late is not new."""
 KNOWN, SELDOM = 300, 4
 """From so many steps on the table of costs learns from every fourth one: learning costs time, too."""
 HEARING = 8
