@@ -78,7 +78,7 @@ async def test_a_thousand_connections_at_once(busy: str, engine: AsyncLLM, llm: 
 
 def test_a_slow_reader_stalls_nobody_and_is_cut(engine: AsyncLLM) -> None:
     """It asks for much and reads nothing: memory stays bounded, others are served, its time ends."""
-    body = json.dumps({**LONG, "n": 3, "stream": True, "logprobs": 5, "speculation": {"trace": True}}).encode()
+    body = json.dumps({**LONG, "n": 6, "stream": True, "logprobs": 10, "speculation": {"trace": True}}).encode()
     with (
         running(engine, Settings(request_timeout=5)) as url,
         connect(url, receive=4096) as sock,
