@@ -1,8 +1,6 @@
 """bench/studies/acceptance.py: its bootstrap, and the chance that it computes for k-SEQ, by enumeration."""
 
-import importlib.util
 import itertools
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -10,17 +8,12 @@ import pytest
 import torch
 
 from paceline.verify import kseq
-
-PATH = Path(__file__).parents[2] / "bench" / "studies" / "acceptance.py"
+from tests.bench.studies import load
 
 
 @pytest.fixture(scope="module")
 def study() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("acceptance", PATH)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("acceptance")
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])

@@ -1,23 +1,16 @@
 """bench/studies/auto.py: whom the planner's choice is held against."""
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-PATH = Path(__file__).parents[2] / "bench" / "studies" / "auto.py"
+from tests.bench.studies import load
 
 
 @pytest.fixture(scope="module")
 def study() -> Any:
-    spec = importlib.util.spec_from_file_location("auto_study", PATH)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("auto")
 
 
 def test_the_best_of_a_repeat_is_that_of_the_others(study: Any) -> None:

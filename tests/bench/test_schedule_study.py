@@ -1,6 +1,5 @@
 """bench/studies/schedule.py: its arithmetic, and one short run on the demo pair."""
 
-import importlib.util
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,16 +7,12 @@ from typing import Any
 
 import pytest
 
-PATH = Path(__file__).parents[2] / "bench" / "studies" / "schedule.py"
+from tests.bench.studies import load
 
 
 @pytest.fixture(scope="module")
 def study() -> Any:
-    spec = importlib.util.spec_from_file_location("schedule_study", PATH)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("schedule")
 
 
 @pytest.mark.parametrize("most", [0.5, 3.3, 47.0])
@@ -46,7 +41,7 @@ def test_groups_give_the_same_texts(
     prompts.write_text("".join(f'{{"prompt": "Tom has {i} apples and buys {2 * i} more."}}\n' for i in range(30)))
     argv = ["grouping", "--prompts", str(prompts), "--dtype", "float32", "--memory", "64M", "--long", "50"]
     monkeypatch.setattr(
-        sys, "argv", [str(PATH), *argv, "--requests", "12", "--output", "8", "--batch", "2", "--slo-ms", "50"]
+        sys, "argv", [study.__file__, *argv, "--requests", "12", "--output", "8", "--batch", "2", "--slo-ms", "50"]
     )
     study.main()
     rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")][2:]

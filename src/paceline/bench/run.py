@@ -44,6 +44,8 @@ class Bench:
         for name, values in (("batch", self.batches), ("repeat", [self.repeat]), ("num_prompts", [self.num_prompts])):
             if not values or min(values) < 1:
                 raise InputError(f"{name} is {min(values, default='empty')}, but it must be at least 1.")
+        if self.synthetic_acceptance is not None and len(self.temperatures) > 1:
+            raise InputError("--synthetic-acceptance knows the texts of one temperature; give one.")
 
 
 def bench(options: Options, wish: Bench, progress: Progress = lambda done, total, what: None) -> Report:

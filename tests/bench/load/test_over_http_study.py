@@ -1,22 +1,16 @@
 """bench/studies/over_http.py: its arithmetic, and one short run against the real server."""
 
-import importlib.util
 from argparse import Namespace
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-PATH = Path(__file__).parents[3] / "bench" / "studies" / "over_http.py"
+from tests.bench.studies import load
 
 
 @pytest.fixture(scope="module")
 def study() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("over_http", PATH)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("over_http")
 
 
 def test_medians_of_ratios(study: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
