@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.attend import Make
 from paceline.attend.fused import Fused
-from paceline.attend.reference import Reference
 from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.rows import Out, Rows
 from paceline.model.blocks import Block, Norm, Rotary
@@ -31,7 +31,7 @@ class Weights:
 class Decoder:
     """Implements `Model` (core/rows.py). Not thread-safe: the pool and the attention's plan are shared."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, packing: Packing, attend: type[Reference] = Fused) -> None:
+    def __init__(self, spec: ModelSpec, weights: Weights, packing: Packing, attend: Make = Fused) -> None:
         self.spec, self.weights, self.packing, self.attend_type = spec, weights, packing, attend
         self.dtype, self.compute = packing.dtype, packing.compute
         self.device = weights.embedding.device

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from paceline.attend.fused import Fused
+from paceline.attend import quickest
 from paceline.attend.reference import Reference
 from paceline.core.errors import CheckpointError
 from paceline.model.blocks import Block, Norm
@@ -52,7 +52,7 @@ def load_model(
         )
     if packing.native:
         return NativeDecoder(spec, weights, packing)
-    return Decoder(spec, weights, packing, Fused if fast else Reference)
+    return Decoder(spec, weights, packing, quickest(target, packing.dtype) if fast else Reference)
 
 
 def form(dtype: str, quantize: str | None, device: str, fast: bool = True) -> Packing:

@@ -1,0 +1,125 @@
+"""The GPU's kernels against one dense softmax per row, by Triton's interpreter where there is no GPU."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline import LLM, SamplingParams
+from paceline.attend.fused import Fused
+from paceline.attend.reference import Reference
+from paceline.model.decoder import Decoder
+from tests.attend.test_attention import DIM, Setting, build, chunk, dense, settings_
+from tests.tiny import tiny_checkpoint
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+pytest.importorskip("triton", reason="Triton is not installed; it comes with torch for CUDA")
+
+from paceline.attend import triton as kernels  # noqa: E402
+
+
+@given(
+    setting=settings_.filter(lambda it: it.dtype is not torch.float64),
+    chunks=st.lists(chunk(), min_size=1, max_size=4),
+    seed=st.integers(0, 1000),
+    span=st.sampled_from([4, 256]),
+)
+@settings(max_examples=60, deadline=None)
+def test_equals_dense(setting: Setting, chunks: list[tuple[int, int, list[int]]], seed: int, span: int) -> None:
+    """Cut into spans or not, in tiles of 16 and of more."""
+    torch.manual_seed(seed)
+    rows, blocks = build(setting, chunks, seed)
+    rows.device = DEVICE
+    heads = setting.kv_heads * setting.group
+    pool = torch.randn(len(setting.windows), 2, setting.kv_heads, blocks, setting.block_size, DIM, device=DEVICE)
+    pool = pool.to(setting.dtype)
+    attend = kernels.Triton(pool, setting.windows, heads, 0.7, setting.softcap)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "SPAN", span)
+        patch.setattr(kernels, "KEYS", 16)
+        attend.prepare(rows)
+        assert (attend.spans > 1) == (span == 4 and max(s.base + s.rows for s in rows.segments) > 4)
+        for layer in range(len(setting.windows)):
+            q = torch.randn(rows.count, heads, DIM, device=DEVICE)
+            kv = torch.randn(rows.count, 2, setting.kv_heads, DIM, device=DEVICE)
+            out = attend.forward(layer, q, kv)
+            expected = dense(setting, pool, layer, rows, q, 0.7)
+            torch.testing.assert_close(out.double(), expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("nodes", [1, 64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_trees_up_to_the_last_bit_in_half_precision(nodes: int, dtype: torch.dtype) -> None:
+    """A comb and its teeth; q is a view of the fused projection, as in the decoder."""
+    if dtype is torch.bfloat16 and DEVICE == "cpu":
+        pytest.skip("Triton's interpreter multiplies the bits of bfloat16 as integers")
+    setting = Setting(16, 2, 2, (None,), None, dtype)
+    rows, blocks = build(setting, [(70, 1, [max(-1, n - 2) for n in range(nodes)]), (5, 20, [])], 3)
+    rows.device, heads = DEVICE, 4
+    pool = torch.randn(1, 2, 2, blocks, 16, DIM, device=DEVICE).to(dtype)
+    fused = torch.randn(rows.count, heads + 4, DIM, device=DEVICE).to(dtype)
+    q, kv = fused.narrow(1, 0, heads), fused.narrow(1, heads, 4).view(rows.count, 2, 2, DIM)
+    outs = []
+    for form in (kernels.Triton, Fused):
+        attend = form(pool.clone(), setting.windows, heads, 0.5, None)
+        attend.prepare(rows)
+        outs.append(attend.forward(0, q, kv).float())
+    torch.testing.assert_close(*outs, rtol=0.02, atol=0.02)
+
+
+def test_an_engine_says_the_same(tmp_path: Path) -> None:
+    """Prompts, decodes and trees of several requests; windows and soft caps."""
+    model = tiny_checkpoint(tmp_path, "gemma2")
+    texts, greedy = [], SamplingParams(temperature=0, max_tokens=6)
+    for form in (kernels.Triton, Reference):
+        llm = LLM(model, model, drafter="topk", dtype="float32", device=DEVICE, blocks=64, block_size=4)
+        for decoder in (llm.engine.model, llm.engine.draft_model):
+            assert isinstance(decoder, Decoder)
+            decoder.attend_type = form
+            decoder.allocate(64, 4)
+        prompts = ["Tom has 3 apples", "def add(a, b):\n"]
+        texts.append([o.token_ids for o in llm.generate(prompts, greedy)])
+    assert texts[0] == texts[1]
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from paceline.attend import triton as kernels
+
+def compiled(kernel, types, fixed):
+    source = ASTSource(kernel, {**types, **dict.fromkeys(fixed, "constexpr")}, fixed)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
+
+numbers = dict.fromkeys(["pieces", "tables", "word", "position"], "*i64")
+sizes = dict.fromkeys(["stride", "width", "slots", "window", "span", "heads"], "i32")
+shape = dict(GROUP=4, DIM=80, LANES=128, KEYS=64, SIZE=16)
+for half, capped, windowed, parts, queries in (
+    ("bf16", False, False, True, 16),
+    ("bf16", True, True, False, 64),
+    ("fp16", False, True, True, 16),
+    ("fp32", False, False, False, 16),
+):
+    floats = dict.fromkeys(["q", "keys", "values"], f"*{half}")
+    outs = dict.fromkeys(["out", "levels"], "*fp32" if parts else f"*{half}")
+    how = dict(QUERIES=queries, CAPPED=capped, WINDOWED=windowed, PARTS=parts)
+    types = {**floats, **outs, **numbers, **sizes, "scale": "fp32", "softcap": "fp32"}
+    assert "mma" in compiled(kernels._attend, types, shape | how) or half == "fp32"
+types = {"parts": "*fp32", "levels": "*fp32", "out": "*bf16", "spans": "i32"}
+compiled(kernels._join, types, dict(DIM=80, LANES=128))
+print("compiled")
+"""
+
+
+def test_compiles_for_a_gpu_that_is_not_here() -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "compiled", done.stderr[-2000:]
