@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline import LLM, SamplingParams
+from paceline.attend import agree
 from paceline.attend.fused import Fused
 from paceline.attend.reference import Reference
 from paceline.model.decoder import Decoder
@@ -72,6 +73,18 @@ def test_trees_up_to_the_last_bit_in_half_precision(nodes: int, dtype: torch.dty
         attend.prepare(rows)
         outs.append(attend.forward(0, q, kv).float())
     torch.testing.assert_close(*outs, rtol=0.02, atol=0.02)
+
+
+def test_a_device_on_which_kernels_are_wrong_is_found_out() -> None:
+    class Wrong(kernels.Triton):
+        def forward(self, layer: int, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+            out = super().forward(layer, q, kv)
+            out[3] = out[2]  # a candidate that does not see its parent
+            return out
+
+    device = torch.device(DEVICE)
+    assert agree(kernels.Triton, Fused, device, torch.float16)
+    assert not agree(Wrong, Fused, device, torch.float16)
 
 
 def test_an_engine_says_the_same(tmp_path: Path) -> None:

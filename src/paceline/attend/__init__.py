@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from paceline.core.rows import Rows
+from paceline.core.rows import Rows, RowsBuilder
 
 log = logging.getLogger("paceline")
 
@@ -39,14 +39,35 @@ Make = Callable[[Tensor, Sequence[int | None], int, float, float | None], Attend
 
 
 def quickest(device: torch.device, dtype: torch.dtype) -> Make:
-    """What there is for a pool of this dtype on this device."""
+    """What there is for a pool of this dtype on this device, and works there."""
     from paceline.attend.fused import Fused
 
     if device.type != "cuda" or dtype is torch.float64:
         return Fused
     try:
         from paceline.attend.triton import Triton
+
+        if agree(Triton, Fused, device, dtype):
+            return Triton
+        log.warning("Attention's kernels are wrong on this device; it runs in PyTorch, slower. Please report it.")
     except ImportError:
-        log.warning("Attention runs without a kernel of its own: Triton is not installed (pip install triton).")
-        return Fused
-    return Triton
+        log.warning("Attention runs in PyTorch, slower than its kernels: Triton is not installed (pip install triton).")
+    except Exception as error:  # what a compiler raises is not foreseen
+        log.warning("Attention's kernels do not run on this device (%r); it runs in PyTorch, slower.", error)
+    return Fused
+
+
+def agree(one: Make, other: Make, device: torch.device, dtype: torch.dtype) -> bool:
+    """Do both say the same of a prompt and of a tree behind a text?"""
+    builder, stream = RowsBuilder(), torch.Generator().manual_seed(0)
+    builder.add([0] * 4, [25, 26, 27, 28], [0, 2, 1], 41, depths=[1, 1, 2], words=[1, 2, 6])
+    builder.add([0] * 20, [*range(48, 68)], [3, 4], 0)
+    rows = builder.build(device)
+    pool = torch.randn(1, 2, 2, 8, 16, 64, generator=stream).to(device, dtype)
+    fused = torch.randn(rows.count, 8, 64, generator=stream).to(device, dtype)
+    outs = []
+    for make in (one, other):
+        attend = make(pool.clone(), (None,), 4, 0.125, None)
+        attend.prepare(rows)
+        outs.append(attend.forward(0, fused.narrow(1, 0, 4), fused.narrow(1, 4, 4).view(-1, 2, 2, 64)).float())
+    return torch.allclose(outs[0], outs[1], rtol=0.02, atol=0.02)

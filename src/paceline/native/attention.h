@@ -95,29 +95,42 @@ struct Attention : Rows {
     }
   }
 
-  // scores [rows][LINE], 16 keys wide, of `rows` <= 16 queries
-  void score(const bf16* query, i64 rows, const bf16* keys, float* scores) const {
-    if (m.amx) {
-      FENCE;
+  // scores [rows][LINE] of `rows` <= 16 queries with `groups` of 16 keys; ahead(g) before each
+  template <class F>
+  void score(const bf16* query, i64 rows, const bf16* const* keys, i64 groups, float* scores, F ahead) const {
+    for (i64 g = 0; g < groups && !m.amx; g++) {
+      ahead(g);
+      for (i64 r = 0; r < rows; r++) {
+        __m512 sum = _mm512_setzero_ps();
+        for (i64 d = 0; d < dims(); d += 2) {
+          int32_t two;
+          memcpy(&two, query + r * dims() + d, 4);
+          sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(two), (__m512bh)_mm512_loadu_si512(keys[g] + d * 16));
+        }
+        _mm512_storeu_ps(scores + r * LINE + g * 16, sum);
+      }
+    }
+    if (!m.amx) return;
+    FENCE;
+    _tile_loadd(2, query, dims() * 2);  // these stay
+    if (dims() > 32) _tile_loadd(3, query + 32, dims() * 2);
+    for (i64 g = 0; g < groups; g++) {
+      ahead(g);
       _tile_zero(0);
-      for (i64 d = 0; d < dims(); d += 32) {
+      _tile_loadd(6, keys[g], 64);
+      _tile_dpbf16ps(0, 2, 6);
+      if (dims() > 32) {
+        _tile_loadd(6, keys[g] + 512, 64);
+        _tile_dpbf16ps(0, 3, 6);
+      }
+      for (i64 d = 64; d < dims(); d += 32) {
         _tile_loadd(4, query + d, dims() * 2);
-        _tile_loadd(6, keys + d * 16, 64);
+        _tile_loadd(6, keys[g] + d * 16, 64);
         _tile_dpbf16ps(0, 4, 6);
       }
-      _tile_stored(0, scores, LINE * 4);
-      FENCE;
-      return;
+      _tile_stored(0, scores + g * 16, LINE * 4);
     }
-    for (i64 r = 0; r < rows; r++) {
-      __m512 sum = _mm512_setzero_ps();
-      for (i64 d = 0; d < dims(); d += 2) {
-        int32_t two;
-        memcpy(&two, query + r * dims() + d, 4);
-        sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(two), (__m512bh)_mm512_loadu_si512(keys + d * 16));
-      }
-      _mm512_storeu_ps(scores + r * LINE, sum);
-    }
+    FENCE;
   }
 
   // out [rows][dims] += shares [rows][LINE] of 16 slots a group times their values
@@ -184,15 +197,17 @@ struct Attention : Rows {
         _mm512_storeu_ps(scores + i, capped(_mm512_mul_ps(_mm512_loadu_ps(scores + i), set(scale)), (float)m.attention_cap));
       scale = 1;
     }
-    __m512 most = set(-INFINITY), sum = _mm512_setzero_ps();
-    for (i64 i = first; i < last; i += 16) most = _mm512_mask_max_ps(most, seen(i), most, _mm512_loadu_ps(scores + i));
-    top = _mm512_reduce_max_ps(most) * scale;
+    __m512 some[4] = {set(-INFINITY), some[0], some[0], some[0]}, sum = _mm512_setzero_ps();
+    for (i64 i = first; i < last; i += 64)
+      for (i64 j = 0; j < 4; j++)
+        if (i + j * 16 < last) some[j] = _mm512_mask_max_ps(some[j], seen(i + j * 16), some[j], _mm512_loadu_ps(scores + i + j * 16));
+    top = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(some[0], some[1]), _mm512_max_ps(some[2], some[3]))) * scale;
     if (first > 0) memset(shares, 0, first * 2);
     for (i64 i = first; i < last; i += 16) {
       const __m512 x = _mm512_fmsub_ps(_mm512_loadu_ps(scores + i), set(scale), set(top));
       const __m512 e = _mm512_maskz_mov_ps(seen(i), exponential(x));
       sum = _mm512_add_ps(sum, e);
-      store_narrow(shares + i, e);
+      _mm256_storeu_si256((__m256i*)(shares + i), (__m256i)_mm512_cvtneps_pbh(e));
     }
     if (last < width) memset(shares + last, 0, (width - last) * 2);
     return _mm512_reduce_add_ps(sum);
@@ -337,13 +352,14 @@ struct Attention : Rows {
         }
       };
       if (m.amx) tiles.set(here, true);
-      for (i64 g = 0; g < met; g++) {
+      auto ahead = [&](i64 g) {
         for (i64 line = 0; line < size && q == 0; line += 32) {
           _mm_prefetch((const char*)(keys[std::min(g + 3, met - 1)] + line), _MM_HINT_T0);
           if (g < own) _mm_prefetch((const char*)(values[g] + line), _MM_HINT_T1);
         }
-        score(query + q * dims(), here, keys[g], scores + (g < own ? g * 16 : SPAN + (g - own) * 16));
-      }
+      };
+      score(query + q * dims(), here, keys, own, scores, ahead);
+      score(query + q * dims(), here, keys + own, met - own, scores + SPAN, [&](i64 g) { ahead(own + g); });
       for (i64 i = 0; i < here && own < met; i++) {
         const float* lie = scores + i * LINE + SPAN;
         float* sorted = scores + i * LINE + own * 16;

@@ -73,6 +73,17 @@ static inline void each(i64 n, F f) {
   if (i < n) f(i, below(n - i));
 }
 
+// f(what it was, i, mask) over n numbers in four strands, as one alone waits for itself; then g of them
+template <class F, class G>
+static inline __m512 strands(i64 n, F f, G g) {
+  __m512 a = set(0), b = a, c = a, d = a;
+  i64 i = 0;
+  for (; i + 64 <= n; i += 64)
+    a = f(a, i, 0xffff), b = f(b, i + 16, 0xffff), c = f(c, i + 32, 0xffff), d = f(d, i + 48, 0xffff);
+  for (; i < n; i += 16) a = f(a, i, below(n - i));
+  return g(g(a, b), g(c, d));
+}
+
 static __m512 exponential(__m512 x) {  // stops at e^-87
   const __m512 t = _mm512_max_ps(_mm512_mul_ps(x, set(1.44269504f)), set(-126.f));
   const __m512 f = _mm512_reduce_ps(t, 1);  // t - floor(t); 2^f to 1e-7:

@@ -8,15 +8,14 @@ struct Rows : Linears {
 
   // RMS norm of x into y; they may be the same
   void norm(const float* x, const float* weight, i64 n, float* y) const {
-    __m512 sum = _mm512_setzero_ps();
-    each(n, [&](i64 i, __mmask16 k) {
+    const __m512 sum = strands(n, [&](__m512 sum, i64 i, __mmask16 k) {
       const __m512 v = _mm512_maskz_loadu_ps(k, x + i);
-      sum = _mm512_fmadd_ps(v, v, sum);
-    });
+      return _mm512_fmadd_ps(v, v, sum);
+    }, [](__m512 a, __m512 b) { return _mm512_add_ps(a, b); });
     const __m512 factor = set(1.f / std::sqrt(_mm512_reduce_add_ps(sum) + n * (float)m.eps));
     each(n, [&](i64 i, __mmask16 k) {
       const __m512 v = _mm512_mul_ps(_mm512_maskz_loadu_ps(k, x + i), _mm512_maskz_loadu_ps(k, weight + i));
-      _mm512_mask_storeu_ps(y + i, k, _mm512_mul_ps(v, factor));
+      put(y + i, _mm512_mul_ps(v, factor), k);
     });
   }
 
@@ -26,8 +25,9 @@ struct Rows : Linears {
       each(n, [&](i64 i, __mmask16 k) { store_narrow((bf16*)to + i, _mm512_maskz_loadu_ps(k, x + i), k); });
       return;
     }
-    __m512 most = _mm512_setzero_ps();
-    each(n, [&](i64 i, __mmask16 k) { most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_maskz_loadu_ps(k, x + i))); });
+    const __m512 most = strands(n, [&](__m512 most, i64 i, __mmask16 k) {
+      return _mm512_max_ps(most, _mm512_abs_ps(_mm512_maskz_loadu_ps(k, x + i)));
+    }, [](__m512 a, __m512 b) { return _mm512_max_ps(a, b); });
     const float scale = _mm512_reduce_max_ps(most) / 127.f;
     a.scale[row] = scale;
     const __m512 inverse = set(scale > 0 ? 1.f / scale : 0.f);

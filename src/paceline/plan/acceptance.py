@@ -112,7 +112,7 @@ class Record(Counts):
     def judge(self, hit: bool, chance: float) -> bool:
         """Once it is certain that what is good for others is not for this text, or not any more, its last rounds alone
         count for long. Has it just become certain?"""
-        if chance < FAIR:
+        if chance < FAIR or (hit and not self.doubt):
             return False
         self.doubt = max(0.0, self.doubt + (-log(4.0) if hit else log((1 - chance / 4) / (1 - chance))))
         if self.doubt >= ALARM * SHARE:
@@ -222,7 +222,7 @@ class Watch:
     def better(self, hit: bool, chance: float, record: Record) -> bool:
         """For more than one request: what misses is kept half of the time? Of what is good already nobody asks."""
         p = max(chance, WORST)
-        if p > GOOD:
+        if p > GOOD or not (hit or self.up):
             self.up = 0.0
             return False
         rise = log((1 + p) / (2 * p)) if hit else -log(2.0)
@@ -234,6 +234,8 @@ class Watch:
 
     def broken(self, hit: bool, chance: float, record: Record) -> bool:
         """Is next to nothing kept, by more than one request?"""
+        if hit and not self.down:
+            return False
         p = max(chance, 2 * WORST)
         rise = log(WORST / p) if hit else log((1 - WORST) / (1 - p))
         if not hit:
