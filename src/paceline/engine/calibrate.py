@@ -20,7 +20,7 @@ from paceline.core.rows import RowsBuilder
 from paceline.draft import DRAFTERS
 from paceline.engine.loop import AUTO, NONE, Engine
 from paceline.engine.totals import Totals
-from paceline.native.build import home
+from paceline.native.build import home, library
 from paceline.plan import Share
 from paceline.plan.choose import Goodput
 from paceline.plan.cost import KNOTS, Drafting, StepTimes, Times
@@ -59,7 +59,9 @@ class Recorder(Goodput):
 
 def calibrated(engine: Engine, facts: dict[str, Any]) -> StepTimes:
     """The table for this engine: from disk where one with equal `facts` was kept, else measured, and kept."""
-    facts = {**facts, "paceline": __version__, "table": VERSION, "machine": platform.processor() or platform.machine()}
+    native = getattr(library(), "_name", None)  # its file's name tells one build from another
+    facts = {**facts, "paceline": __version__, "table": VERSION, "native": native}
+    facts["machine"] = platform.processor() or platform.machine()
     seal = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
     path = home() / f"times-{seal}.json"
     try:
