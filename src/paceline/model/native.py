@@ -19,8 +19,8 @@ from paceline.model.spec import ModelSpec
 from paceline.native.build import has_amx, library
 from paceline.native.structs import CLayer, CModel, CPass
 
-LANES = 16
-"""Slots that lie side by side in the pool."""
+LANES, NEAR = 16, 8
+"""Slots that lie side by side in the pool, and groups of so many."""
 
 
 def integers(values: Sequence[int]) -> "ctypes.Array[ctypes.c_int64]":
@@ -70,12 +70,12 @@ class NativeDecoder(Decoder):
 
     def allocate(self, blocks: int, block_size: int) -> None:
         spec = self.spec
-        groups, dims = -(-blocks * block_size // LANES), -(-spec.head_dim // 32) * 32
-        shape = (len(spec.layers), spec.kv_heads, groups)
+        dims, slots = -(-spec.head_dim // 32) * 32, NEAR * LANES
+        shape = (-(-blocks * block_size // slots), len(spec.layers), spec.kv_heads, NEAR)
         self.keys = zeros((*shape, dims // 2, LANES, 2), self.dtype, self.device)
         self.values = zeros((*shape, LANES // 2, dims, 2), self.dtype, self.device)
         self.model.keys, self.model.values = self.keys.data_ptr(), self.values.data_ptr()
-        self.model.block_size, self.model.groups = block_size, groups
+        self.model.block_size = block_size
 
     def move(self, source: list[int], target: list[int]) -> None:
         self.library.paceline_move(self.model, len(source), integers(source), integers(target))

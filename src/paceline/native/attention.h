@@ -9,7 +9,7 @@ struct Attention : Rows {
   i64 dims() const { return up(m.head_dim, 32); }
   i64 group() const { return m.heads / m.kv_heads; }
   bf16* pool(bf16* all, i64 layer, i64 head, i64 at) const {
-    return all + ((layer * m.kv_heads + head) * m.groups + at) * 16 * dims();
+    return all + place(at, layer * m.kv_heads + head, m.layers * m.kv_heads) * 16 * dims();
   }
 
   void turn(float* x, const Layer& l, i64 position) const {

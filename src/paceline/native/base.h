@@ -32,7 +32,7 @@ struct Layer {
 };
 
 struct Model {
-  i64 layers, hidden, heads, kv_heads, head_dim, ffn, vocab, gelu, int8, block_size, groups, threads, amx;
+  i64 layers, hidden, heads, kv_heads, head_dim, ffn, vocab, gelu, int8, block_size, threads, amx;
   double eps, attention_scale, attention_cap, logit_cap, embedding_scale;  // cap: 0 for none
   const bf16* embedding;
   const float* norm;
@@ -61,6 +61,10 @@ const i64 QUERIES = 64;  // of one piece of attention, at most
 const i64 SPAN = 1024;   // keys of one softmax, by absolute position; a longer text's are merged in their order
 const i64 LINE = SPAN + 112;  // of scores: those of a span, then those of a tree as it lies; not a power of two
 
+const i64 NEAR = 8;  // groups of 16 slots that lie side by side, of each layer and head in turn
+
+// Where a group of slots lies, of one head of those of all layers
+static i64 place(i64 group, i64 head, i64 heads) { return (group / NEAR * heads + head) * NEAR + group % NEAR; }
 static i64 up(i64 n, i64 to) { return (n + to - 1) / to * to; }
 static __m512 set(float x) { return _mm512_set1_ps(x); }
 static __mmask16 below(i64 n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : (__mmask16)((1 << n) - 1); }

@@ -7,8 +7,8 @@
 //
 //   linear weights  [out/32][in/step][2][16][16][e]   step = 32 bfloat16 (e = 2) or 64 int8 (e = 4): one tile of 16 outputs
 //                                                     is 1 KB, read once for all rows
-//   keys            [layer][kv head][slot/16][dim/2][16 slots][2]
-//   values          [layer][kv head][slot/16][8 pairs of slots][dim][2]
+//   keys            [slot/128][layer][kv head][8][dim/2][16 slots][2]         a text's K/V lie together: memory is taken
+//   values          [slot/128][layer][kv head][8][8 pairs of slots][dim][2]   in huge pages, not one a layer and head
 //
 // base.h, linear.h, rows.h, attention.h: a thread's part of a pass, from the bottom up; draw.h: tokens;
 // draft.h: whole drafts.
@@ -204,11 +204,10 @@ extern "C" void paceline_move(const Model* m, i64 count, const i64* source, cons
   const i64 dims = up(m->head_dim, 32), heads = m->layers * m->kv_heads, size = 16 * dims;
   std::vector<bf16> held(count * dims * 2);
   for (i64 head = 0; head < heads; head++) {
-    bf16 *keys = m->keys + head * m->groups * size, *values = m->values + head * m->groups * size;
     auto each = [&](const i64* slots, auto f) {
       for (i64 i = 0; i < count; i++) {
-        const i64 lane = slots[i] % 16;
-        bf16 *k = keys + slots[i] / 16 * size + lane * 2, *v = values + slots[i] / 16 * size + lane / 2 * dims * 2 + lane % 2;
+        const i64 lane = slots[i] % 16, at = place(slots[i] / 16, head, heads) * size;
+        bf16 *k = m->keys + at + lane * 2, *v = m->values + at + lane / 2 * dims * 2 + lane % 2;
         for (i64 d = 0; d < dims; d++) f(held[i * 2 * dims + d], k[d / 2 * 32 + d % 2]), f(held[(i * 2 + 1) * dims + d], v[d * 2]);
       }
     };

@@ -27,7 +27,7 @@ class CLayer(Structure):
 class CModel(Structure):
     _fields_ = [
         *integers("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "gelu", "int8"),
-        *integers("block_size", "groups", "threads", "amx"),
+        *integers("block_size", "threads", "amx"),
         *((name, c_double) for name in ("eps", "attention_scale", "attention_cap", "logit_cap", "embedding_scale")),
         *pointers("embedding", "norm"),
         ("head", CLinear),
