@@ -16,7 +16,7 @@ PIECE = 64
 """Queries of one piece of it, at most."""
 GATHERED = 65 + 6 * PIECE
 """Groups of 16 keys that a thread may copy for one piece: of a span, and of the path of each row of a tree."""
-LANES = 128
+UNIT = 128
 """Slots that the native pool is made of: 16 lie side by side, and 8 times as many of each layer and head (base.h)."""
 FEW = 16
 """Rows up to which a request is padded (attend/batches.py)."""
@@ -44,7 +44,7 @@ class Footprint:
     """Most that is taken beside them while they are loaded."""
     slot: int
     """Keys and values of one slot of the pool."""
-    lanes: int
+    unit: int
     """Slots that the pool is rounded up to."""
     vocab: int
     fixed: int
@@ -62,7 +62,7 @@ class Footprint:
     pairs: int
 
     def kv(self, blocks: int, block_size: int) -> int:
-        return -(-blocks * block_size // self.lanes) * self.lanes * self.slot
+        return -(-blocks * block_size // self.unit) * self.unit * self.slot
 
     def scratch(self, rows: int, requests: int, length: int) -> int:
         """Most that a pass takes beside logits, where no text is longer than `length`."""
@@ -89,7 +89,7 @@ def footprint(spec: ModelSpec, form: Form, itemsize: int, stored: int, threads: 
     turned = 3 * 2 * 4 * sum({layer.rope: len(layer.rope.inverse) for layer in spec.layers}.values())
     weights = layers * (packed + norms) + norms + head + embedding
     fixed, row, *of_keys = native_scratch(spec, threads) if form.native else torch_scratch(spec, itemsize)
-    return Footprint(weights, loading, slot, LANES if form.native else 1, spec.vocab, fixed, row, turned, *of_keys)
+    return Footprint(weights, loading, slot, UNIT if form.native else 1, spec.vocab, fixed, row, turned, *of_keys)
 
 
 def layer_matrices(spec: ModelSpec) -> Iterator[tuple[int, int]]:

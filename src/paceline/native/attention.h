@@ -197,11 +197,11 @@ struct Attention : Rows {
         _mm512_storeu_ps(scores + i, capped(_mm512_mul_ps(_mm512_loadu_ps(scores + i), set(scale)), (float)m.attention_cap));
       scale = 1;
     }
-    __m512 some[4] = {set(-INFINITY), some[0], some[0], some[0]}, sum = _mm512_setzero_ps();
-    for (i64 i = first; i < last; i += 64)
-      for (i64 j = 0; j < 4; j++)
-        if (i + j * 16 < last) some[j] = _mm512_mask_max_ps(some[j], seen(i + j * 16), some[j], _mm512_loadu_ps(scores + i + j * 16));
-    top = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(some[0], some[1]), _mm512_max_ps(some[2], some[3]))) * scale;
+    const __m512 most = strands(last - first, set(-INFINITY), [&](__m512 most, i64 i, __mmask16) {
+      return _mm512_mask_max_ps(most, seen(first + i), most, _mm512_loadu_ps(scores + first + i));
+    }, larger);
+    __m512 sum = _mm512_setzero_ps();
+    top = _mm512_reduce_max_ps(most) * scale;
     if (first > 0) memset(shares, 0, first * 2);
     for (i64 i = first; i < last; i += 16) {
       const __m512 x = _mm512_fmsub_ps(_mm512_loadu_ps(scores + i), set(scale), set(top));

@@ -67,6 +67,7 @@ const i64 NEAR = 8;  // groups of 16 slots that lie side by side, of each layer 
 static i64 place(i64 group, i64 head, i64 heads) { return (group / NEAR * heads + head) * NEAR + group % NEAR; }
 static i64 up(i64 n, i64 to) { return (n + to - 1) / to * to; }
 static __m512 set(float x) { return _mm512_set1_ps(x); }
+static __m512 larger(__m512 a, __m512 b) { return _mm512_max_ps(a, b); }
 static __mmask16 below(i64 n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : (__mmask16)((1 << n) - 1); }
 
 // f(i, mask of the numbers that are there) for every 16 of n
@@ -77,10 +78,10 @@ static inline void each(i64 n, F f) {
   if (i < n) f(i, below(n - i));
 }
 
-// f(what it was, i, mask) over n numbers in four strands, as one alone waits for itself; then g of them
+// f(what it was, i, mask) over n numbers, from `a` on, in four strands, as one alone waits for itself; then g of them
 template <class F, class G>
-static inline __m512 strands(i64 n, F f, G g) {
-  __m512 a = set(0), b = a, c = a, d = a;
+static inline __m512 strands(i64 n, __m512 a, F f, G g) {
+  __m512 b = a, c = a, d = a;
   i64 i = 0;
   for (; i + 64 <= n; i += 64)
     a = f(a, i, 0xffff), b = f(b, i + 16, 0xffff), c = f(c, i + 32, 0xffff), d = f(d, i + 48, 0xffff);

@@ -8,7 +8,7 @@ struct Rows : Linears {
 
   // RMS norm of x into y; they may be the same
   void norm(const float* x, const float* weight, i64 n, float* y) const {
-    const __m512 sum = strands(n, [&](__m512 sum, i64 i, __mmask16 k) {
+    const __m512 sum = strands(n, set(0), [&](__m512 sum, i64 i, __mmask16 k) {
       const __m512 v = _mm512_maskz_loadu_ps(k, x + i);
       return _mm512_fmadd_ps(v, v, sum);
     }, [](__m512 a, __m512 b) { return _mm512_add_ps(a, b); });
@@ -25,9 +25,9 @@ struct Rows : Linears {
       each(n, [&](i64 i, __mmask16 k) { store_narrow((bf16*)to + i, _mm512_maskz_loadu_ps(k, x + i), k); });
       return;
     }
-    const __m512 most = strands(n, [&](__m512 most, i64 i, __mmask16 k) {
+    const __m512 most = strands(n, set(0), [&](__m512 most, i64 i, __mmask16 k) {
       return _mm512_max_ps(most, _mm512_abs_ps(_mm512_maskz_loadu_ps(k, x + i)));
-    }, [](__m512 a, __m512 b) { return _mm512_max_ps(a, b); });
+    }, larger);
     const float scale = _mm512_reduce_max_ps(most) / 127.f;
     a.scale[row] = scale;
     const __m512 inverse = set(scale > 0 ? 1.f / scale : 0.f);
