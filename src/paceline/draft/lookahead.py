@@ -17,7 +17,7 @@ got right, offered or not. Rows are spent while they pay; the window has to pay 
 from collections.abc import Sequence
 from functools import partial
 
-from paceline.core.forest import ROOT, Forest, Law, Role
+from paceline.core.forest import PROBE, ROOT, Forest, Law
 from paceline.core.registry import Offers
 from paceline.core.verdict import Verdict
 from paceline.draft import DRAFTERS, Ask, Host, View
@@ -99,10 +99,10 @@ class Lookahead:
         above = ROOT
         for i, column in enumerate(self.columns[:width]):
             if i:
-                above = forest.add(place, column[0], above, law=Law.POINT, role=Role.PROBE)
+                above = forest.add(place, column[0], above, law=Law.POINT, role=PROBE)
             node = above
             for token in column[1:]:
-                node = forest.add(place, token, node, law=Law.POINT, role=Role.PROBE)
+                node = forest.add(place, token, node, law=Law.POINT, role=PROBE)
 
     def learn(self, root: int, accepted: Sequence[int], last: int, new: Sequence[int]) -> None:
         """`accepted`, `last`: the round's tokens after the root; `new`: the target's token after each column it saw."""

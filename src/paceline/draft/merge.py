@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.core.errors import InputError
-from paceline.core.forest import ROOT, Forest, Law, Role
+from paceline.core.forest import CANDIDATE, ROOT, Forest, Law
 from paceline.core.plan import Note
 from paceline.core.registry import Offers
 from paceline.core.verdict import Verdict
@@ -156,7 +156,7 @@ class Merged:
             self._keep(part, mine, memories, with_slots)
             paths = forest.paths(range(len(forest)))
             for i, place in enumerate(forest.request):
-                if forest.role[i] is Role.CANDIDATE:
+                if forest.role[i] is CANDIDATE:
                     memories[place].paths.setdefault(part, set()).add(paths[i])
             for ask in mine:
                 memories[ask.place].asked[part] = ask.item.nodes
@@ -175,7 +175,7 @@ class Merged:
         counts, ranks = dict.fromkeys(memories, 0), list[int]()
         for place, role in zip(out.request, out.role):
             ranks.append(counts[place])
-            counts[place] += role is Role.CANDIDATE
+            counts[place] += role is CANDIDATE
         for i, place in enumerate(chains.request):
             memories[place].ranks.append(ranks[places[i]])
 
@@ -244,9 +244,9 @@ def union(forests: Sequence[Forest]) -> tuple[Forest, list[dict[int, int]]]:
         place = {ROOT: ROOT}
         for i, request in enumerate(forest.request):
             parent, token = place[forest.parent[i]], forest.token[i]
-            same = known.get((request, parent, token)) if forest.role[i] is Role.CANDIDATE else None
+            same = known.get((request, parent, token)) if forest.role[i] is CANDIDATE else None
             place[i] = out.add(request, token, parent, law=forest.law[i], role=forest.role[i]) if same is None else same
-            if forest.role[i] is Role.CANDIDATE:
+            if forest.role[i] is CANDIDATE:
                 known[request, parent, token] = place[i]
         places.append(place)
     return out, places

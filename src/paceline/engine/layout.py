@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.cache.txn import Txn
-from paceline.core.forest import NO_ROW, ROOT, Forest, Role
+from paceline.core.forest import CANDIDATE, NO_ROW, PROBE, Forest
 from paceline.core.plan import Item
 from paceline.core.rows import RowsBuilder
 
@@ -34,17 +34,19 @@ def lay_out(forest: Forest, items: Sequence[Item], txns: Sequence[Txn]) -> Layou
     """Rows of every item in plan order; each item's given rows first, then one for each of its nodes that needs one,
     in forest order."""
     layout = Layout(RowsBuilder(), {}, [], {}, {}, {}, {})
+    parent, row, role = forest.parent, forest.row, forest.role
     lines = 0
     for place, (item, txn, nodes) in enumerate(zip(items, txns, forest.by_request(len(items)))):
-        drafted = [n for n in nodes[item.given :] if forest.row[n] != NO_ROW]
-        by_role = sorted(drafted, key=lambda n: forest.role[n])
-        first = {forest.row[n]: n for n in reversed(by_role)}  # of the nodes that share a row: a candidate, if any is
+        drafted = [n for n in nodes[item.given :] if row[n] != NO_ROW]
+        first: dict[int, int] = {}  # of the nodes that share a row: a candidate, if any is
+        for node in drafted:
+            if role[first.setdefault(row[node], node)] is PROBE and role[node] is CANDIDATE:
+                first[row[node]] = node
         computed = [first[rank] for rank in sorted(first)]
-        layout.candidates.append([n for n in computed if forest.role[n] is Role.CANDIDATE])
+        layout.candidates.append([n for n in computed if role[n] is CANDIDATE])
         for node in nodes[item.given :]:
-            if forest.role[node] is Role.CANDIDATE:
-                parent = forest.parent[node]
-                layout.children.setdefault(first.get(forest.row[parent], parent), []).append(node)
+            if role[node] is CANDIDATE:
+                layout.children.setdefault(first.get(row[parent[node]], parent[node]), []).append(node)
         want: list[int] = []
         if wants_prompt(item):
             want = list(range(item.given - 1))
@@ -55,10 +57,10 @@ def lay_out(forest: Forest, items: Sequence[Item], txns: Sequence[Txn]) -> Layou
             shift = lines + len(want) - root  # of the line of a rank
             layout.line[nodes[root]] = root + shift
             for node in drafted:
-                if forest.role[node] is Role.PROBE:
-                    layout.probes.setdefault(place, []).append(forest.row[node] + shift)
+                if role[node] is PROBE:
+                    layout.probes.setdefault(place, []).append(row[node] + shift)
                 else:
-                    layout.line[node] = forest.row[node] + shift
+                    layout.line[node] = row[node] + shift
             want.extend(range(root, item.given + len(computed)))
         elif wants_prompt(item):
             layout.prompt_lines[place].append((item.given - 1, lines + len(want)))
@@ -86,11 +88,8 @@ def wants_prompt(item: Item) -> bool:
 
 def tree_words(forest: Forest, candidates: Sequence[int]) -> list[int]:
     """Ancestor-or-self bits of each candidate row among its request's candidate rows (Miao et al. 2024, SpecInfer:
-    the tree attention mask)."""
-    place = {forest.row[node]: j for j, node in enumerate(candidates)}
-    words: list[int] = []
+    the tree attention mask), in a joined forest."""
+    words: dict[int, int] = {}  # by row; given rows have none
     for j, node in enumerate(candidates):
-        parent = forest.parent[node]
-        above = 0 if parent == ROOT or forest.role[parent] is Role.GIVEN else words[place[forest.row[parent]]]
-        words.append(above | (1 << j))
-    return words
+        words[forest.row[node]] = words.get(forest.row[forest.parent[node]], 0) | 1 << j
+    return [*words.values()]

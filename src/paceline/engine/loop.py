@@ -144,7 +144,7 @@ class Engine:
         CapacityError when it cannot be served; nothing is queued then."""
         seed = secrets.randbits(64) if params.seed is None else params.seed
         drafter, verifier = params.drafter or self.config.drafter, params.verifier or self.config.verifier
-        self._check(prompt, params, drafter, verifier)
+        arms = self._check(prompt, params, drafter, verifier)
         room, now = self.model.max_len - len(prompt), self.now()
         requests = []
         for sample in range(params.n):
@@ -157,7 +157,7 @@ class Engine:
                 lineage=(*lineage, sample) if params.n > 1 else lineage,
                 group=self._next_id,
                 drafter=drafter,
-                arms=self._arms(drafter, verifier),
+                arms=arms,
                 verifier=verifier,
                 max_tokens=min(room, params.max_tokens or room),
                 arrival=now,
@@ -179,7 +179,8 @@ class Engine:
     def _detokenizer(self, params: SamplingParams) -> Detokenizer | None:
         return Detokenizer(self.tokenizer, params.skip_special_tokens) if self.tokenizer is not None else None
 
-    def _check(self, prompt: Sequence[int], params: SamplingParams, drafter: str, verifier: str) -> None:
+    def _check(self, prompt: Sequence[int], params: SamplingParams, drafter: str, verifier: str) -> tuple[str, ...]:
+        """The drafters that a choice is made from, once all is known to be in order."""
         if not prompt:
             raise InputError("The prompt is empty; give at least one token.")
         if len(prompt) >= self.model.max_len:
@@ -195,8 +196,10 @@ class Engine:
         reason = refusal(drafter, card, verifier, VERIFIERS.card(verifier), self.have)
         if reason:
             raise RefusalError(reason)
-        for name in (drafter, *self._arms(drafter, verifier)):
+        arms = self._arms(drafter, verifier)
+        for name in (drafter, *arms):
             self._enrol(name)
+        return arms
 
     def _arms(self, drafter: str, verifier: str) -> tuple[str, ...]:
         """The drafters that a choice is made from: of `auto` those that can serve, of a user's own all, or

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from paceline.core.forest import ROOT, Forest, Law, Role
+from paceline.core.forest import PROBE, ROOT, Forest, Law
 from paceline.core.plan import Item
 from paceline.sample.sampler import Path, Sampler
 from paceline.verify import VERIFIERS
@@ -33,4 +33,4 @@ def stays(part: Forest, node: int, items: Sequence[Item]) -> bool:
     """Is this node kept without a look at its token?"""
     item = items[part.request[node]]
     drawn = part.law[node] is not Law.POINT and VERIFIERS.card(item.verifier).guarantee != "text"
-    return drawn or part.role[node] is Role.PROBE or item.request.params.grammar is None
+    return drawn or part.role[node] is PROBE or item.request.params.grammar is None

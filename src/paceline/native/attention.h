@@ -202,10 +202,11 @@ struct Attention : Rows {
     }, larger);
     __m512 sum = _mm512_setzero_ps();
     top = _mm512_reduce_max_ps(most) * scale;
+    const __m512 scale2 = set(scale * TO_2), top2 = set(top * TO_2);
     if (first > 0) memset(shares, 0, first * 2);
     for (i64 i = first; i < last; i += 16) {
-      const __m512 x = _mm512_fmsub_ps(_mm512_loadu_ps(scores + i), set(scale), set(top));
-      const __m512 e = _mm512_maskz_mov_ps(seen(i), exponential(x));
+      const __m512 t = _mm512_fmsub_ps(_mm512_loadu_ps(scores + i), scale2, top2);
+      const __m512 e = _mm512_maskz_mov_ps(seen(i), exponential2(t));
       sum = _mm512_add_ps(sum, e);
       _mm256_storeu_si256((__m256i*)(shares + i), (__m256i)_mm512_cvtneps_pbh(e));
     }
@@ -354,8 +355,8 @@ struct Attention : Rows {
       if (m.amx) tiles.set(here, true);
       auto ahead = [&](i64 g) {
         for (i64 line = 0; line < size && q == 0; line += 32) {
-          _mm_prefetch((const char*)(keys[std::min(g + 3, met - 1)] + line), _MM_HINT_T0);
-          if (g < own) _mm_prefetch((const char*)(values[g] + line), _MM_HINT_T1);
+          prefetch(keys[std::min(g + 3, met - 1)] + line);
+          if (g < own) prefetch(values[g] + line);
         }
       };
       score(query + q * dims(), here, keys, own, scores, ahead);

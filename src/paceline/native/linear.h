@@ -39,7 +39,7 @@ static void block_amx(const uint8_t* w, const uint8_t* w2, const uint8_t* x, con
 #define STEP(a, b, c) \
   if (INT8) { _tile_dpbssd(c, a, b); } else { _tile_dpbf16ps(c, a, b); }
 #define AHEAD(w) \
-  for (int q = 0; q < 2048; q += 64) _mm_prefetch((const char*)w + ahead + q, _MM_HINT_T1);
+  for (int q = 0; q < 2048; q += 64) prefetch(w + ahead + q);
   FENCE;
   _tile_zero(0);
   _tile_zero(1);

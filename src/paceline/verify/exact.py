@@ -17,25 +17,16 @@ from paceline.verify import VERIFIERS, Case
 )
 class Exact:
     def judge(self, case: Case) -> None:
-        nodes = [n for place in case.places for n in self._rows_of(case, case.roots[place])]
-        lines = [case.line[n] for n in nodes]
+        places = set(case.places)
+        nodes = [node for node in case.line if case.forest.request[node] in places]
+        lines = [case.line[node] for node in nodes]
         refs = [case.refs[line] for line in lines]
-        greedy = {request.id: case.sampler.greedy(request) for request, _ in refs}
+        greedy = {(request := case.items[p].request).id: case.sampler.greedy(request) for p in places}
         keys = [0 if greedy[r.id] else r.target_noise.key(r.index(len(path))) for r, path in refs]
-        scores = case.scores if len(lines) == case.scores.shape[0] else case.scores[lines]
+        scores = case.scores if lines == [*range(len(case.scores))] else case.scores[lines]
         drawn = dict(zip(nodes, case.sampler.draw(refs, scores, keys)))
         for place in case.places:
             self._descend(case, place, drawn)
-
-    def _rows_of(self, case: Case, root: int) -> list[int]:
-        """The root and all candidates below it that have logits, in forest order."""
-        out, seen = [root], {case.line[root]}
-        for node in out:
-            for child in case.children.get(node, ()):
-                if case.has_row(child) and case.line[child] not in seen:  # of i.i.d. twins, the first
-                    out.append(child)
-                    seen.add(case.line[child])
-        return sorted(out, key=case.line.__getitem__)
 
     def _descend(self, case: Case, place: int, drawn: dict[int, int]) -> None:
         node, verdict = case.roots[place], case.verdict
