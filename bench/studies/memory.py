@@ -22,7 +22,7 @@ from paceline.core.errors import InputError
 from paceline.engine.build import Options, memory_of
 from paceline.plan.memory import Memory, Shape
 
-SIZES = (0, 2, 3, 4, 6, 8, 12, 16, 32, 64)
+SIZES = (0, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 16, 32, 64)
 BATCHES = (1, 4)
 Point = tuple[int, float, float]
 """Nodes, transient bytes, tokens per second."""
