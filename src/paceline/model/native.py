@@ -13,14 +13,15 @@ from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.rows import Out, Rows
 from paceline.model.blocks import Norm
 from paceline.model.decoder import Decoder, Weights, zeros
+from paceline.model.footprint import UNIT
 from paceline.model.linear import Packing
 from paceline.model.packed import address
 from paceline.model.spec import ModelSpec
 from paceline.native.build import has_amx, library
 from paceline.native.structs import CLayer, CModel, CPass
 
-LANES, NEAR = 16, 8
-"""Slots that lie side by side in the pool, and groups of so many."""
+LANES = 16
+"""Slots that lie side by side in the pool; UNIT // LANES groups of them follow one another."""
 
 
 def integers(values: Sequence[int]) -> "ctypes.Array[ctypes.c_int64]":
@@ -70,8 +71,8 @@ class NativeDecoder(Decoder):
 
     def allocate(self, blocks: int, block_size: int) -> None:
         spec = self.spec
-        dims, slots = -(-spec.head_dim // 32) * 32, NEAR * LANES
-        shape = (-(-blocks * block_size // slots), len(spec.layers), spec.kv_heads, NEAR)
+        dims = -(-spec.head_dim // 32) * 32
+        shape = (-(-blocks * block_size // UNIT), len(spec.layers), spec.kv_heads, UNIT // LANES)
         self.keys = zeros((*shape, dims // 2, LANES, 2), self.dtype, self.device)
         self.values = zeros((*shape, LANES // 2, dims, 2), self.dtype, self.device)
         self.model.keys, self.model.values = self.keys.data_ptr(), self.values.data_ptr()
