@@ -15,50 +15,77 @@ struct Attention : Rows {
   void turn(float* x, const Layer& l, i64 position) const {
     const i64 half = l.rotated / 2;
     const float *cosines = l.turn + position * 2 * l.rotated, *sines = cosines + l.rotated + half;
-    for (i64 i = 0; i < half; i += 16) {
-      const __mmask16 k = below(half - i);
+    each(half, [=](i64 i, __mmask16 k) {
       const __m512 a = _mm512_maskz_loadu_ps(k, x + i), c = _mm512_maskz_loadu_ps(k, x + half + i);
       const __m512 cos = _mm512_maskz_loadu_ps(k, cosines + i), sin = _mm512_maskz_loadu_ps(k, sines + i);
       put(x + i, _mm512_fmsub_ps(a, cos, _mm512_mul_ps(c, sin)), k);
       put(x + half + i, _mm512_fmadd_ps(c, cos, _mm512_mul_ps(a, sin)), k);
+    });
+  }
+
+  // A head's numbers as bfloat16, zeros beyond their end
+  void narrow(const float* x, bf16* to) const {
+    for (i64 d = 0; d < dims(); d += 32) {
+      const __m512 low = _mm512_maskz_loadu_ps(below(m.head_dim - d), x + d);
+      const __m512 high = _mm512_maskz_loadu_ps(below(m.head_dim - d - 16), x + d + 16);
+      _mm512_storeu_si512(to + d, (__m512i)_mm512_cvtne2ps_pbh(high, low));
     }
   }
 
-  // 32 numbers of a head as bfloat16, zeros beyond its end
-  __m512i narrow(const float* x, i64 d) const {
-    const __m512 low = _mm512_maskz_loadu_ps(below(m.head_dim - d), x + d);
-    const __m512 high = _mm512_maskz_loadu_ps(below(m.head_dim - d - 16), x + d + 16);
-    return (__m512i)_mm512_cvtne2ps_pbh(high, low);
-  }
-
-  // Head norms and rotation of the rows' q and k; queries to their buffer, keys and values to their slots
-  void rope(const Layer& l, i64 layer) {
-    const i64 n = m.head_dim, width = (m.heads + 2 * m.kv_heads) * n;
-    const __m512i every16 = _mm512_slli_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), 4);
-    i64 first, last;
+  // Where `rope` will write: few cache lines of each row, far apart
+  void expect(i64 layer) const {
+    i64 first, last, group = -1;
     share(p.rows * m.kv_heads, first, last);
     for (i64 i = first; i < last; i++) {
-      const i64 row = i % p.rows, head = i / p.rows;
-      float* line = b.wide + row * width + head * (group() + 2) * n;
-      for (i64 g = 0; g < group(); g++) {
-        float* q = line + g * n;
-        if (l.head_norm) norm(q, l.head_norm + (head * group() + g) * n, n, q);
-        turn(q, l, p.position[row]);
-        bf16* to = b.query + ((head * p.rows + row) * group() + g) * dims();
-        for (i64 d = 0; d < dims(); d += 32) _mm512_storeu_si512(to + d, narrow(q, d));
+      const i64 at = p.slot[i % p.rows] / 16, head = i / p.rows;
+      const bf16* values = pool(m.values, layer, head, at) + p.slot[i % p.rows] % 16 / 2 * dims() * 2;
+      for (i64 d = 0; d < dims(); d += 16) prefetchw(values + d * 2);
+      if (i % p.rows == 0 || at != group)
+        for (i64 line = 0; line < 16 * dims(); line += 32) prefetchw(pool(m.keys, layer, head, at) + line);
+      group = at;
+    }
+  }
+
+  // Head norms and rotation of the rows' q and k; queries to their buffer, keys and values to their slots. Rows that share a
+  // group of slots write there together, by whole cache lines: each of many small stores holds up the loads after it
+  void rope(const Layer& l, i64 layer) {
+    const i64 n = m.head_dim, width = (m.heads + 2 * m.kv_heads) * n;
+    bf16 *turned = room<bf16>(s.gathered, 32 * dims()), *plain = turned + 16 * dims();  // keys, values by lane
+    i64 first, last;
+    share(p.rows * m.kv_heads, first, last);
+    while (first < last) {
+      const i64 head = first / p.rows, at = p.slot[first % p.rows] / 16;
+      __mmask16 lanes = 0;
+      for (; first < last && first / p.rows == head && p.slot[first % p.rows] / 16 == at; first++) {
+        const i64 row = first % p.rows, lane = p.slot[row] % 16;
+        float* line = b.wide + row * width + head * (group() + 2) * n;
+        for (i64 g = 0; g < group(); g++) {
+          float* q = line + g * n;
+          if (l.head_norm) norm(q, l.head_norm + (head * group() + g) * n, n, q);
+          turn(q, l, p.position[row]);
+          narrow(q, b.query + ((head * p.rows + row) * group() + g) * dims());
+        }
+        float* k = line + group() * n;
+        if (l.head_norm) norm(k, l.head_norm + (m.heads + head) * n, n, k);
+        turn(k, l, p.position[row]);
+        narrow(k, turned + lane * dims());
+        narrow(k + n, plain + lane * dims());
+        lanes |= 1 << lane;
       }
-      float *k = line + group() * n, *v = k + n;
-      if (l.head_norm) norm(k, l.head_norm + (m.heads + head) * n, n, k);
-      turn(k, l, p.position[row]);
-      const i64 at = p.slot[row] / 16, lane = p.slot[row] % 16;
       bf16 *keys = pool(m.keys, layer, head, at), *values = pool(m.values, layer, head, at);
       for (i64 d = 0; d < dims(); d += 32) {
-        _mm512_i32scatter_epi32(keys + (d / 2 * 16 + lane) * 2, every16, narrow(k, d), 4);
-        const __m512i all = narrow(v, d);
-        for (i64 part = 0; part < 2; part++) {
-          const __m512i wide = _mm512_cvtepu16_epi32(part ? _mm512_extracti64x4_epi64(all, 1) : _mm512_castsi512_si256(all));
-          bf16* to = values + (lane / 2 * dims() + d + part * 16) * 2;
-          _mm512_mask_storeu_epi16(to, 0x55555555u << lane % 2, lane % 2 ? _mm512_slli_epi32(wide, 16) : wide);
+        __m512i square[16];
+        for (i64 j = 0; j < 16; j++) square[j] = _mm512_loadu_si512(turned + j * dims() + d);
+        transpose(square);
+        for (i64 j = 0; j < 16; j++) _mm512_mask_storeu_epi32(keys + (d / 2 + j) * 32, lanes, square[j]);
+      }
+      for (i64 j = 0; j < 16; j += 2) {
+        const __mmask32 there = (lanes >> j & 1) * 0x55555555u | (lanes >> j & 2) * 0x55555555u;
+        for (i64 d = 0; there && d < dims(); d += 16) {
+          const bf16* two = plain + j * dims() + d;
+          const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)two));
+          const __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(two + dims())));
+          _mm512_mask_storeu_epi16(values + (j / 2 * dims() + d) * 2, there, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
         }
       }
     }
@@ -239,7 +266,7 @@ struct Attention : Rows {
 
   void attend(const Piece& piece, i64 layer, const Layer& l) {
     const i64 count = piece.last - piece.first;
-    float* out = room(s.out, (QUERIES + 16) * dims());
+    float* out = room<float>(s.out, (QUERIES + 16) * dims());
     float *fresh = out + QUERIES * dims(), *where = out;
     Mixed all[QUERIES];
     for (i64 q = 0; q < count; q++, where += dims()) all[q] = {0, 0, where};
@@ -260,7 +287,7 @@ struct Attention : Rows {
 
   void join(const Piece& piece) {  // the spans of its queries, in order
     for (i64 q = 0; q < piece.last - piece.first; q++) {
-      Mixed all = {0, 0, room(s.out, dims())};
+      Mixed all = {0, 0, room<float>(s.out, dims())};
       for (i64 span = piece.span; span < piece.span + piece.join; span++) {
         float* from = part(piece, q, span);
         merge(all, {from[0], from[1], from + 16});
@@ -302,8 +329,8 @@ struct Attention : Rows {
     const bool paged = m.block_size % 16 == 0;
     i64 tails_of_all = 0;
     for (i64 r = row0; r < row1; r++) tails_of_all += tail(r);
-    bf16* copy = room(s.gathered, (tails_of_all + (paged ? 0 : own + met)) * size);
-    const bf16 **keys = room(s.keys, met), **values = room(s.values, own + tails_of_all);
+    bf16* copy = room<bf16>(s.gathered, (tails_of_all + (paged ? 0 : own + met)) * size);
+    const bf16 **keys = room<const bf16*>(s.keys, met), **values = room<const bf16*>(s.values, own + tails_of_all);
     i64 slots[16];
     for (i64 g = 0; g < met; g++) {
       const i64 at = (origin + g) * 16;

@@ -3,8 +3,10 @@
 
 #include <immintrin.h>
 #include <omp.h>
+#include <sched.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -61,6 +63,16 @@ const i64 QUERIES = 64;  // of one piece of attention, at most
 const i64 SPAN = 1024;   // keys of one softmax, by absolute position; a longer text's are merged in their order
 const i64 LINE = SPAN + 112;  // of scores: those of a span, then those of a tree as it lies; not a power of two
 
+struct alignas(64) CacheLine { uint8_t bytes[64]; };
+typedef std::vector<CacheLine> Room;  // memory that begins with a cache line
+
+template <class T>
+static T* room(Room& v, i64 n) {
+  const size_t lines = (n * sizeof(T) + 63) / 64;
+  if (v.size() < lines) Room().swap(v), v.resize(lines);  // what was there is not kept: never two at once
+  return (T*)v.data();
+}
+
 const i64 NEAR = 8;  // groups of 16 slots that lie side by side, of each layer and head in turn
 
 // Where a group of slots lies, of one head of those of all layers
@@ -68,6 +80,8 @@ static i64 place(i64 group, i64 head, i64 heads) { return (group / NEAR * heads 
 static i64 up(i64 n, i64 to) { return (n + to - 1) / to * to; }
 // To the second cache. A loop of _mm_prefetch does nothing in the compiler's eyes: GCC 12 leaves it out
 static inline void prefetch(const void* at) { asm volatile("prefetcht1 (%0)" ::"r"(at)); }
+// To be written soon
+static inline void prefetchw(const void* at) { asm volatile("prefetchw (%0)" ::"r"(at)); }
 static __m512 set(float x) { return _mm512_set1_ps(x); }
 static __m512 larger(__m512 a, __m512 b) { return _mm512_max_ps(a, b); }
 static __mmask16 below(i64 n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : (__mmask16)((1 << n) - 1); }
@@ -89,6 +103,22 @@ static inline __m512 strands(i64 n, __m512 a, F f, G g) {
     a = f(a, i, 0xffff), b = f(b, i + 16, 0xffff), c = f(c, i + 32, 0xffff), d = f(d, i + 48, 0xffff);
   for (; i < n; i += 16) a = f(a, i, below(n - i));
   return g(g(a, b), g(c, d));
+}
+
+static inline void transpose(__m512i x[16]) {  // 16 x 16 words of 32 bits
+  const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+#pragma GCC unroll 4
+  for (int size = 1; size < 16; size *= 2) {  // swaps squares of this size on both sides of the diagonal
+    const __mmask16 right = _mm512_test_epi32_mask(lane, _mm512_set1_epi32(size));
+    const __m512i low = _mm512_mask_add_epi32(lane, right, lane, _mm512_set1_epi32(16 - size));
+    const __m512i high = _mm512_mask_add_epi32(_mm512_add_epi32(lane, _mm512_set1_epi32(size)), right, lane, _mm512_set1_epi32(16));
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) {
+      if (i & size) continue;
+      const __m512i a = x[i], b = x[i + size];
+      x[i] = _mm512_permutex2var_epi32(a, low, b), x[i + size] = _mm512_permutex2var_epi32(a, high, b);
+    }
+  }
 }
 
 const float TO_2 = 1.44269504f;  // e^x = 2^(x * this)

@@ -26,6 +26,7 @@ struct Worker : Attention {
     const i64 rows = p.rows;
     norm_rows(b.x, l.attention_norm, rows, nullptr, nullptr);
     done(NORM);
+    expect(index);
     store(l.qkv, b.normed, rows, b.wide, l.qkv.out);
     done(LINEAR);
     rope(l, index);
@@ -106,12 +107,11 @@ struct Worker : Attention {
 // -- doors ------------------------------------------------------------------------------------------------------------------
 
 struct Arena {  // one per calling thread; grows to the largest pass
-  std::vector<uint8_t> memory;
-  size_t used = 0;
+  Room memory;
+  size_t used = 0;  // lines
   uint8_t* take(size_t bytes) {
-    used = (used + 63) / 64 * 64;
-    uint8_t* at = memory.empty() ? nullptr : memory.data() + used;
-    used += bytes;
+    uint8_t* at = memory.empty() ? nullptr : memory.data()->bytes + used * 64;
+    used += (bytes + 63) / 64;
     return at;
   }
 };
@@ -126,7 +126,7 @@ static void lay_out(Arena& arena, const Model& m, const Pass& p, Buffers& b) {
     a.scale = (float*)arena.take(rows * 4);
     return a;
   };
-  arena.used = 64;
+  arena.used = 0;
   b.x = p.hidden ? p.hidden : (float*)arena.take(p.rows * m.hidden * 4);
   b.wide = (float*)arena.take(rows * widest * 4);
   b.query = (bf16*)arena.take((m.kv_heads * p.rows * group + 16) * dims * 2);
@@ -144,10 +144,7 @@ static thread_local Arena arena;
 
 static void make_room(const Model& m, const Pass& p, Buffers& b) {
   lay_out(arena, m, p, b);
-  if (arena.used + 64 > arena.memory.size()) {
-    std::vector<uint8_t>().swap(arena.memory);  // first, so that there are never two
-    arena.memory.resize(arena.used + 64);
-  }
+  room<CacheLine>(arena.memory, arena.used);
   lay_out(arena, m, p, b);
 }
 

@@ -21,7 +21,7 @@ extern "C" void paceline_draft(const Model* m, const Pass* p, i64 steps, const i
     const i64 count = live.size();
 #pragma omp parallel for schedule(static) num_threads(std::min(m->threads, count))
     for (i64 r = 0; r < count; r++) {
-      static thread_local std::vector<float> bounds;
+      static thread_local Room bounds;
       const i64 i = live[r];
       const float* z = p->logits + r * vocab;
       if (temperature[i] > 0) {
@@ -146,7 +146,7 @@ extern "C" void paceline_tree(const Model* m, const Pass* p, const i64* size, co
   std::vector<i64> token, position, slot, word, want, table;
   std::vector<std::pair<i64, i64>> whose;  // tree and node of each wanted row
   std::vector<Segment> segment;
-  std::vector<float> logits;
+  Room logits;
   for (i64 i = 0; i < n; i++) whose.push_back({i, -1});
   auto known = [&](i64 i) { return p->segment[i].base + p->segment[i].given; };
   Pass pass = *p;
@@ -190,11 +190,10 @@ extern "C" void paceline_tree(const Model* m, const Pass* p, const i64* size, co
       tree.laid = tree.nodes;
     }
     if (whose.empty()) break;
-    room(logits, (i64)want.size() * vocab);
     pass.rows = token.size(), pass.segments = segment.size(), pass.wanted = want.size();
     pass.token = token.data(), pass.position = position.data(), pass.slot = slot.data(), pass.word = word.data();
     pass.want = want.data(), pass.table = table.data(), pass.segment = segment.data();
-    pass.logits = logits.data();
+    pass.logits = room<float>(logits, (i64)want.size() * vocab);
   }
   std::fill(tokens, tokens + n * MOST, -1);
   for (i64 i = 0; i < n; i++) {

@@ -39,10 +39,10 @@ static i64 largest(const float* x, i64 n, float& top) {
 
 // argmax of x / temperature + Gumbel(key), the lowest at ties; -1 where nothing is finite. sample/race.py says why few
 // tokens need their exact value; here 8 at a time are bounded.
-static i64 race(const float* x, i64 n, double temperature, uint64_t key, std::vector<float>& bounds) {
+static i64 race(const float* x, i64 n, double temperature, uint64_t key, Room& bounds) {
   float top;
   if (largest(x, n, top) < 0 || top == INFINITY) return -1;
-  float* bound = room(bounds, up(n, 16));
+  float* bound = room<float>(bounds, up(n, 16));
   const __m512i ones = _mm512_set1_epi64((1ll << 52) - 1);
   const __m512 inverse = set((float)(1 / temperature));
   __m512 smallest = set(INFINITY);
@@ -85,7 +85,7 @@ extern "C" void paceline_winners(const float* x, i64 rows, i64 width, i64 thread
 extern "C" void paceline_race(const float* x, i64 rows, i64 width, const i64* keys, i64 threads, i64* winners) {
 #pragma omp parallel for schedule(static) num_threads(std::min(threads, rows))
   for (i64 r = 0; r < rows; r++) {
-    static thread_local std::vector<float> bounds;
+    static thread_local Room bounds;
     winners[r] = race(x + r * width, width, 1, keys[r], bounds);
   }
 }

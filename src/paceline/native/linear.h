@@ -129,19 +129,12 @@ struct Buffers {
   Activations normed, mixed, gated;
   std::vector<Piece> pieces;
   std::vector<char> chain;  // of each segment: do its candidates follow one another?
+  alignas(64) std::atomic<i64> arrived{0};  // threads, at all barriers
 };
 
 struct Scratch {  // of one thread
-  std::vector<float> out, row;
-  std::vector<bf16> gathered;
-  std::vector<const bf16*> keys, values;
+  Room out, row, gathered, keys, values;
 };
-
-template <class T>
-static T* room(std::vector<T>& v, i64 n) {
-  if ((i64)v.size() < n) std::vector<T>().swap(v), v.resize(n);  // what was there is not kept: never two at once
-  return v.data();
-}
 
 struct Thread {
   const Model& m;
@@ -162,8 +155,17 @@ struct Thread {
 
   void share(i64 total, i64& first, i64& last) const { first = total * me / all, last = total * (me + 1) / all; }
 
+  // A barrier, as there are ten in a layer. OpenMP's own takes longer, and very long where another process wants a core
+  void meet() {
+    const i64 before = b.arrived.fetch_add(1, std::memory_order_acq_rel), until = before / all * all + all;
+    for (i64 spins = 0; b.arrived.load(std::memory_order_acquire) < until; spins++) {
+      if (spins < 10000) _mm_pause();
+      else sched_yield();  // somebody else wants this core
+    }
+  }
+
   void done(Part part) {  // everybody has finished this part
-#pragma omp barrier
+    meet();
     if (p.seconds && me == 0) {
       const auto now = std::chrono::steady_clock::now();
       p.seconds[part] += std::chrono::duration<double>(now - since).count();
@@ -181,7 +183,8 @@ struct Linears : Thread {
     if (rows == 0) return;
     const i64 steps = up(l.in, m.int8 ? 64 : 32) / (m.int8 ? 64 : 32);
     alignas(64) float sums[32 * 32];
-    auto finish = [&](i64 block, i64 row, i64 count, const float* from) {
+    // beyond: weights to fetch meanwhile, so that the memory never waits
+    auto finish = [&](i64 block, i64 row, i64 count, const float* from, const uint8_t* beyond = nullptr) {
       __m512 scale[2] = {}, bias[2] = {};
       for (int t = 0; t < 2; t++) {
         if (m.int8) scale[t] = _mm512_loadu_ps(l.scale + block * 32 + t * 16);
@@ -195,6 +198,7 @@ struct Linears : Thread {
             y[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_castps_si512(y[t])), by, bias[t]);
           } else if (l.bias) y[t] = _mm512_add_ps(y[t], bias[t]);
         sink(row + r, block * 32, y[0], y[1]);
+        if (beyond) prefetch(beyond + r * 128), prefetch(beyond + r * 128 + 64);
       }
     };
     const auto amx = m.int8 ? block_amx<true> : block_amx<false>;
@@ -210,8 +214,9 @@ struct Linears : Thread {
           const i64 count = std::min<i64>(rows - row, 32);
           if (m.amx && rows <= 16 && block + 1 < last) {
             amx(w, w + steps * 2048, x, nullptr, a.stride, steps, true, sums);
-            finish(block, 0, rows, sums);
-            finish(++block, 0, rows, sums + 16 * 32);
+            const uint8_t* beyond = w + (2 * steps + 4) * 2048;
+            finish(block, 0, rows, sums, beyond);
+            finish(++block, 0, rows, sums + 16 * 32, beyond + steps * 2048);
             continue;
           }
           if (m.amx) amx(w, nullptr, x, count > 16 ? x + 16 * a.stride : nullptr, a.stride, steps, row == 0, sums);

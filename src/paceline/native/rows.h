@@ -39,7 +39,7 @@ struct Rows : Linears {
 
   void norm_rows(const float* x, const float* weight, i64 rows, const i64* which, float* copy) {
     const i64 n = m.hidden;
-    float* y = room(s.row, up(n, 16));
+    float* y = room<float>(s.row, up(n, 16));
     i64 first, last;
     share(rows, first, last);
     for (i64 r = first; r < last; r++) {
@@ -57,7 +57,7 @@ struct Rows : Linears {
 
   void add_normed(const float* y, const float* weight) {  // x += norm(y)
     const i64 n = m.hidden;
-    float* z = room(s.row, up(n, 16));
+    float* z = room<float>(s.row, up(n, 16));
     i64 first, last;
     share(p.rows, first, last);
     for (i64 r = first; r < last; r++) {
