@@ -57,6 +57,7 @@ struct Attention : Rows {
       const i64 head = first / p.rows, at = p.slot[first % p.rows] / 16;
       __mmask16 lanes = 0;
       for (; first < last && first / p.rows == head && p.slot[first % p.rows] / 16 == at; first++) {
+        stir();
         const i64 row = first % p.rows, lane = p.slot[row] % 16;
         float* line = b.wide + row * width + head * (group() + 2) * n;
         for (i64 g = 0; g < group(); g++) {
@@ -218,6 +219,7 @@ struct Attention : Rows {
       const i64 at = origin + i;
       return at >= lo && at + 16 <= hi ? 0xffff : below(hi - at) & ~below(lo - at);
     };
+    stir();
     float scale = (float)m.attention_scale;
     if (m.attention_cap > 0) {
       for (i64 i = first; i < last; i += 16)
@@ -329,6 +331,7 @@ struct Attention : Rows {
     const bool paged = m.block_size % 16 == 0;
     i64 tails_of_all = 0;
     for (i64 r = row0; r < row1; r++) tails_of_all += tail(r);
+    stir();
     bf16* copy = room<bf16>(s.gathered, (tails_of_all + (paged ? 0 : own + met)) * size);
     const bf16 **keys = room<const bf16*>(s.keys, met), **values = room<const bf16*>(s.values, own + tails_of_all);
     i64 slots[16];
@@ -363,6 +366,7 @@ struct Attention : Rows {
         values[n] = copy, copy += size;
       }
 
+    stir();
     const bf16* query = b.query + ((piece.head * p.rows + seg.start) * group() + piece.first) * dims();
     alignas(64) float scores[16 * LINE];
     alignas(64) bf16 shares[16 * LINE];

@@ -100,7 +100,6 @@ struct Worker : Attention {
       store(m.head, b.normed, p.wanted, p.logits, m.vocab, (float)m.logit_cap);
       done(HEAD);
     }
-    if (m.amx) _tile_release();
   }
 };
 
@@ -229,6 +228,5 @@ extern "C" void paceline_linear(const Model* m, const float* x, i64 rows, float*
     w.pack_rows(x, m->head.in, b.normed);
     w.done(NORM);
     w.store(m->head, b.normed, rows, y, m->head.out);
-    if (m->amx) _tile_release();
   }
 }

@@ -146,7 +146,18 @@ struct Thread {
   i64 mine[2] = {0, 0};  // pieces of attention
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
 
-  Thread(const Model& m, const Pass& p, Buffers& b) : m(m), p(p), b(b), s(own()) {}
+  Thread(const Model& m, const Pass& p, Buffers& b) : m(m), p(p), b(b), s(own()) {
+    if (m.amx) tiles.set(1, false);
+  }
+  ~Thread() {
+    if (m.amx) _tile_release();
+  }
+
+  // The matrix unit sleeps after a third of a microsecond without work, and takes as long to wake: a product of nothing,
+  // wherever it would wait (and tile 0 is not in use)
+  void stir() const {
+    if (m.amx) _tile_dpbf16ps(0, 4, 6);
+  }
 
   static Scratch& own() {
     static thread_local Scratch scratch;
@@ -155,10 +166,17 @@ struct Thread {
 
   void share(i64 total, i64& first, i64& last) const { first = total * me / all, last = total * (me + 1) / all; }
 
+  // To the second cache: `rows` <= 16 rows of `bytes`, much of which others have just written
+  void fetch(const void* x, i64 rows, i64 stride, i64 bytes) const {
+    for (i64 r = 0; r < rows; r++)
+      for (i64 i = 0; i < bytes; i += 64) prefetch((const uint8_t*)x + r * stride + i);
+  }
+
   // A barrier, as there are ten in a layer. OpenMP's own takes longer, and very long where another process wants a core
   void meet() {
     const i64 before = b.arrived.fetch_add(1, std::memory_order_acq_rel), until = before / all * all + all;
     for (i64 spins = 0; b.arrived.load(std::memory_order_acquire) < until; spins++) {
+      stir();
       if (spins < 10000) _mm_pause();
       else sched_yield();  // somebody else wants this core
     }
@@ -185,6 +203,7 @@ struct Linears : Thread {
     alignas(64) float sums[32 * 32];
     // beyond: weights to fetch meanwhile, so that the memory never waits
     auto finish = [&](i64 block, i64 row, i64 count, const float* from, const uint8_t* beyond = nullptr) {
+      stir();
       __m512 scale[2] = {}, bias[2] = {};
       for (int t = 0; t < 2; t++) {
         if (m.int8) scale[t] = _mm512_loadu_ps(l.scale + block * 32 + t * 16);
@@ -205,6 +224,7 @@ struct Linears : Thread {
     i64 first, last;
     share(up(l.out, 32) / 32, first, last);
     if (m.amx) tiles.set(std::min<i64>(rows, 16), false);
+    if (rows <= 16) fetch(a.data, rows, a.stride, a.stride);
     // 512 KB of weights for all panels of 32 rows: the weights stay in the second cache, a panel in the first
     const i64 group = std::max<i64>(2, (512 << 10) / (steps * 2048) / 2 * 2);
     for (; first < last; first += group)

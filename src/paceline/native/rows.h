@@ -8,6 +8,7 @@ struct Rows : Linears {
 
   // RMS norm of x into y; they may be the same
   void norm(const float* x, const float* weight, i64 n, float* y) const {
+    stir();
     const __m512 sum = strands(n, set(0), [&](__m512 sum, i64 i, __mmask16 k) {
       const __m512 v = _mm512_maskz_loadu_ps(k, x + i);
       return _mm512_fmadd_ps(v, v, sum);
@@ -20,6 +21,7 @@ struct Rows : Linears {
   }
 
   void pack(const float* x, i64 n, const Activations& a, i64 row) const {
+    stir();
     uint8_t* to = a.data + row * a.stride;
     if (!m.int8) {
       each(n, [&](i64 i, __mmask16 k) { store_narrow((bf16*)to + i, _mm512_maskz_loadu_ps(k, x + i), k); });
@@ -30,6 +32,7 @@ struct Rows : Linears {
     }, larger);
     const float scale = _mm512_reduce_max_ps(most) / 127.f;
     a.scale[row] = scale;
+    stir();
     const __m512 inverse = set(scale > 0 ? 1.f / scale : 0.f);
     each(n, [&](i64 i, __mmask16 k) {
       const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(k, x + i), inverse));
@@ -42,6 +45,7 @@ struct Rows : Linears {
     float* y = room<float>(s.row, up(n, 16));
     i64 first, last;
     share(rows, first, last);
+    if (!which && last - first <= 16) fetch(x + first * n, last - first, n * 4, n * 4);
     for (i64 r = first; r < last; r++) {
       norm(x + (which ? which[r] : r) * n, weight, n, y);
       if (copy) memcpy(copy + r * n, y, n * 4);
@@ -52,6 +56,7 @@ struct Rows : Linears {
   void pack_rows(const float* x, i64 width, const Activations& a) {
     i64 first, last;
     share(p.rows, first, last);
+    if (last - first <= 16) fetch(x + first * width, last - first, width * 4, width * 4);
     for (i64 r = first; r < last; r++) pack(x + r * width, width, a, r);
   }
 
