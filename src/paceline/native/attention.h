@@ -215,10 +215,9 @@ struct Attention : Rows {
   // Shares elsewhere: 0
   float softmax(float* scores, bf16* shares, i64 width, i64 origin, i64 lo, i64 hi, float& top) const {
     const i64 first = std::min(lo / 16 * 16 - origin, width), last = lo < hi ? up(hi, 16) - origin : first;
-    auto seen = [=](i64 i) -> __mmask16 {
-      const i64 at = origin + i;
-      return at >= lo && at + 16 <= hi ? 0xffff : below(hi - at) & ~below(lo - at);
-    };
+    const i64 whole_from = up(lo, 16) - origin, whole_to = hi / 16 * 16 - origin;
+    auto whole = [=](i64 i) { return i >= whole_from && i < whole_to; };  // as nearly all are: they need no mask
+    auto seen = [=](i64 i) -> __mmask16 { return below(hi - origin - i) & ~below(lo - origin - i); };
     stir();
     float scale = (float)m.attention_scale;
     if (m.attention_cap > 0) {
@@ -227,7 +226,8 @@ struct Attention : Rows {
       scale = 1;
     }
     const __m512 most = strands(last - first, set(-INFINITY), [&](__m512 most, i64 i, __mmask16) {
-      return _mm512_mask_max_ps(most, seen(first + i), most, _mm512_loadu_ps(scores + first + i));
+      const __m512 x = _mm512_loadu_ps(scores + first + i);
+      return whole(first + i) ? larger(most, x) : _mm512_mask_max_ps(most, seen(first + i), most, x);
     }, larger);
     __m512 sum = _mm512_setzero_ps();
     top = _mm512_reduce_max_ps(most) * scale;
@@ -235,7 +235,8 @@ struct Attention : Rows {
     if (first > 0) memset(shares, 0, first * 2);
     for (i64 i = first; i < last; i += 16) {
       const __m512 t = _mm512_fmsub_ps(_mm512_loadu_ps(scores + i), scale2, top2);
-      const __m512 e = _mm512_maskz_mov_ps(seen(i), exponential2(t));
+      __m512 e = exponential2(t);
+      if (!whole(i)) e = _mm512_maskz_mov_ps(seen(i), e);
       sum = _mm512_add_ps(sum, e);
       _mm256_storeu_si256((__m256i*)(shares + i), (__m256i)_mm512_cvtneps_pbh(e));
     }
