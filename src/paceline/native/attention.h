@@ -161,8 +161,9 @@ struct Attention : Rows {
     FENCE;
   }
 
-  // out [rows][dims] += shares [rows][LINE] of 16 slots a group times their values
-  void mix(const bf16* shares, i64 rows, const bf16* const* values, i64 groups, float* out) const {
+  // out [rows][dims] += shares [rows][LINE] of 16 slots a group times their values; ahead(g) before each
+  template <class F>
+  void mix(const bf16* shares, i64 rows, const bf16* const* values, i64 groups, float* out, F ahead) const {
     for (i64 d = 0; m.amx && d < dims(); d += 64) {
       const bool four = d + 32 < dims();
       float* to = out + d;
@@ -175,6 +176,7 @@ struct Attention : Rows {
       }
       for (i64 g = 0; g < groups; g++) {
         const bf16* v = values[g] + d * 2;
+        if (d == 0) ahead(g);
         _tile_loadd(5, shares + g * 16, LINE * 2);
         _tile_loadd(7, v, dims() * 4);
         _tile_dpbf16ps(0, 5, 7);
@@ -336,14 +338,16 @@ struct Attention : Rows {
     bf16* copy = room<bf16>(s.gathered, (tails_of_all + (paged ? 0 : own + met)) * size);
     const bf16 **keys = room<const bf16*>(s.keys, met), **values = room<const bf16*>(s.values, own + tails_of_all);
     i64 slots[16];
-    for (i64 g = 0; g < met; g++) {
+    const i64* table = p.table + piece.segment * p.width;
+    const i64 whole = std::max<i64>(1, m.block_size / 16);  // groups of a block
+    for (i64 g = 0, block = origin / whole, of = origin % whole; paged && g < met; g++) {
+      const i64 place = table[block] * whole + of;
+      keys[g] = pool(m.keys, layer, piece.head, place);
+      if (g < own) values[g] = pool(m.values, layer, piece.head, place);
+      if (++of == whole) of = 0, block++;
+    }
+    for (i64 g = 0; !paged && g < met; g++) {
       const i64 at = (origin + g) * 16;
-      if (paged) {
-        const i64 place = slot(piece.segment, at) / 16;
-        keys[g] = pool(m.keys, layer, piece.head, place);
-        if (g < own) values[g] = pool(m.values, layer, piece.head, place);
-        continue;
-      }
       for (i64 j = 0; j < 16; j++) slots[j] = at + j < (g < own ? hi : all_slots) ? slot(piece.segment, at + j) : -1;
       gather_keys(layer, piece.head, slots, copy);
       keys[g] = copy, copy += size;
@@ -385,11 +389,13 @@ struct Attention : Rows {
         }
       };
       if (m.amx) tiles.set(here, true);
+      const i64 far = 3;  // groups ahead, of the keys while scores are computed, then of the values
+      auto fetch = [&](const bf16* from) {
+        for (i64 line = 0; line < size && q == 0; line += 32) prefetch(from + line);
+      };
       auto ahead = [&](i64 g) {
-        for (i64 line = 0; line < size && q == 0; line += 32) {
-          prefetch(keys[std::min(g + 3, met - 1)] + line);
-          if (g < own) prefetch(values[g] + line);
-        }
+        fetch(keys[std::min(g + far, met - 1)]);
+        if (g < std::min(far, own)) fetch(values[g]);
       };
       score(query + q * dims(), here, keys, own, scores, ahead);
       score(query + q * dims(), here, keys + own, met - own, scores + SPAN, [&](i64 g) { ahead(own + g); });
@@ -412,9 +418,11 @@ struct Attention : Rows {
       }
       memset(to, 0, here * dims() * 4);
       if (m.amx) tiles.set(here, true);
-      mix(shares, here, values, own, to);
+      mix(shares, here, values, own, to, [&](i64 g) {
+        if (g + far < own) fetch(values[g + far]);
+      });
       tails([&](i64 from, i64 rows, i64 first, i64 many) {
-        mix(shares + from * LINE + own * 16, rows, values + first, many, to + from * dims());
+        mix(shares + from * LINE + own * 16, rows, values + first, many, to + from * dims(), [](i64) {});
       });
       for (i64 i = 0; i < here; i++) {
         if (none) all[q + i] = some[i];
