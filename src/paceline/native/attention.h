@@ -34,15 +34,15 @@ struct Attention : Rows {
 
   // Where `rope` will write: few cache lines of each row, far apart
   void expect(i64 layer) const {
-    i64 first, last, group = -1;
+    i64 first, last, before = -1;
     share(p.rows * m.kv_heads, first, last);
     for (i64 i = first; i < last; i++) {
       const i64 at = p.slot[i % p.rows] / 16, head = i / p.rows;
       const bf16* values = pool(m.values, layer, head, at) + p.slot[i % p.rows] % 16 / 2 * dims() * 2;
       for (i64 d = 0; d < dims(); d += 16) prefetchw(values + d * 2);
-      if (i % p.rows == 0 || at != group)
+      if (i % p.rows == 0 || at != before)
         for (i64 line = 0; line < 16 * dims(); line += 32) prefetchw(pool(m.keys, layer, head, at) + line);
-      group = at;
+      before = at;
     }
   }
 
@@ -200,7 +200,8 @@ struct Attention : Rows {
       for (i64 r = 0; r < rows; r++) {
         float* to = out + r * dims() + d;
         __m512 y0 = _mm512_loadu_ps(to), y1 = _mm512_loadu_ps(to + 16);
-        for (i64 g = 0; g < groups; g++)
+        for (i64 g = 0; g < groups; g++) {
+          if (d == 0 && r == 0) ahead(g);
           for (i64 pair = 0; pair < 8; pair++) {
             int32_t two;
             memcpy(&two, shares + r * LINE + g * 16 + pair * 2, 4);
@@ -209,6 +210,7 @@ struct Attention : Rows {
             y0 = _mm512_dpbf16_ps(y0, a, (__m512bh)_mm512_loadu_si512(v));
             y1 = _mm512_dpbf16_ps(y1, a, (__m512bh)_mm512_loadu_si512(v + 32));
           }
+        }
         _mm512_storeu_ps(to, y0), _mm512_storeu_ps(to + 16, y1);
       }
   }
@@ -390,12 +392,9 @@ struct Attention : Rows {
       };
       if (m.amx) tiles.set(here, true);
       const i64 far = 3;  // groups ahead, of the keys while scores are computed, then of the values
-      auto fetch = [&](const bf16* from) {
-        for (i64 line = 0; line < size && q == 0; line += 32) prefetch(from + line);
-      };
       auto ahead = [&](i64 g) {
-        fetch(keys[std::min(g + far, met - 1)]);
-        if (g < std::min(far, own)) fetch(values[g]);
+        if (q == 0) fetch(keys[std::min(g + far, met - 1)], size * 2);
+        if (q == 0 && g < std::min(far, own)) fetch(values[g], size * 2);
       };
       score(query + q * dims(), here, keys, own, scores, ahead);
       score(query + q * dims(), here, keys + own, met - own, scores + SPAN, [&](i64 g) { ahead(own + g); });
@@ -419,7 +418,7 @@ struct Attention : Rows {
       memset(to, 0, here * dims() * 4);
       if (m.amx) tiles.set(here, true);
       mix(shares, here, values, own, to, [&](i64 g) {
-        if (g + far < own) fetch(values[g + far]);
+        if (q == 0 && g + far < own) fetch(values[g + far], size * 2);
       });
       tails([&](i64 from, i64 rows, i64 first, i64 many) {
         mix(shares + from * LINE + own * 16, rows, values + first, many, to + from * dims(), [](i64) {});

@@ -80,6 +80,9 @@ static i64 place(i64 group, i64 head, i64 heads) { return (group / NEAR * heads 
 static i64 up(i64 n, i64 to) { return (n + to - 1) / to * to; }
 // To the second cache. A loop of _mm_prefetch does nothing in the compiler's eyes: GCC 12 leaves it out
 static inline void prefetch(const void* at) { asm volatile("prefetcht1 (%0)" ::"r"(at)); }
+static inline void fetch(const void* from, i64 bytes) {
+  for (i64 i = 0; i < bytes; i += 64) prefetch((const uint8_t*)from + i);
+}
 // To be written soon
 static inline void prefetchw(const void* at) { asm volatile("prefetchw (%0)" ::"r"(at)); }
 static __m512 set(float x) { return _mm512_set1_ps(x); }

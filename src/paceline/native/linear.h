@@ -33,13 +33,11 @@ struct Activations {  // rows of bfloat16, or of int8 with a scale each; columns
 };
 
 // sums (float or int32) [16 rows][32 outputs of the block w], and another such square after it: of rows 16 to 31 where
-// x2 is given, of the same rows and the block w2 where that is
+// x2 is given, of the same rows and the block w2 where that is. first: these weights are not in a cache yet
 template <bool INT8>
-static void block_amx(const uint8_t* w, const uint8_t* w2, const uint8_t* x, const uint8_t* x2, i64 stride, i64 steps, bool fetch, float* sums) {
+static void block_amx(const uint8_t* w, const uint8_t* w2, const uint8_t* x, const uint8_t* x2, i64 stride, i64 steps, bool first, float* sums) {
 #define STEP(a, b, c) \
   if (INT8) { _tile_dpbssd(c, a, b); } else { _tile_dpbf16ps(c, a, b); }
-#define AHEAD(w) \
-  for (int q = 0; q < 2048; q += 64) prefetch(w + ahead + q);
   FENCE;
   _tile_zero(0);
   _tile_zero(1);
@@ -50,7 +48,7 @@ static void block_amx(const uint8_t* w, const uint8_t* w2, const uint8_t* x, con
     _tile_loadd(4, x + k * 64, stride);
     _tile_stream_loadd(6, w + k * 2048, 64);
     _tile_stream_loadd(7, w + k * 2048 + 1024, 64);
-    if (fetch) { AHEAD(w + k * 2048) }
+    if (first) fetch(w + k * 2048 + ahead, 2048);
     STEP(4, 6, 0)
     STEP(4, 7, 1)
     if (x2) {
@@ -60,7 +58,7 @@ static void block_amx(const uint8_t* w, const uint8_t* w2, const uint8_t* x, con
     } else if (w2) {
       _tile_stream_loadd(6, w2 + k * 2048, 64);
       _tile_stream_loadd(7, w2 + k * 2048 + 1024, 64);
-      AHEAD(w2 + k * 2048)
+      fetch(w2 + k * 2048 + ahead, 2048);
       STEP(4, 6, 2)
       STEP(4, 7, 3)
     }
@@ -73,7 +71,6 @@ static void block_amx(const uint8_t* w, const uint8_t* w2, const uint8_t* x, con
   }
   FENCE;
 #undef STEP
-#undef AHEAD
 }
 
 template <bool INT8, int ROWS>
@@ -166,12 +163,6 @@ struct Thread {
 
   void share(i64 total, i64& first, i64& last) const { first = total * me / all, last = total * (me + 1) / all; }
 
-  // To the second cache: `rows` <= 16 rows of `bytes`, much of which others have just written
-  void fetch(const void* x, i64 rows, i64 stride, i64 bytes) const {
-    for (i64 r = 0; r < rows; r++)
-      for (i64 i = 0; i < bytes; i += 64) prefetch((const uint8_t*)x + r * stride + i);
-  }
-
   // A barrier, as there are ten in a layer. OpenMP's own takes longer, and very long where another process wants a core
   void meet() {
     const i64 before = b.arrived.fetch_add(1, std::memory_order_acq_rel), until = before / all * all + all;
@@ -217,14 +208,14 @@ struct Linears : Thread {
             y[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_castps_si512(y[t])), by, bias[t]);
           } else if (l.bias) y[t] = _mm512_add_ps(y[t], bias[t]);
         sink(row + r, block * 32, y[0], y[1]);
-        if (beyond) prefetch(beyond + r * 128), prefetch(beyond + r * 128 + 64);
+        if (beyond) fetch(beyond + r * 128, 128);
       }
     };
     const auto amx = m.int8 ? block_amx<true> : block_amx<false>;
     i64 first, last;
     share(up(l.out, 32) / 32, first, last);
     if (m.amx) tiles.set(std::min<i64>(rows, 16), false);
-    if (rows <= 16) fetch(a.data, rows, a.stride, a.stride);
+    if (rows <= 16) fetch(a.data, rows * a.stride);  // others have just written much of it
     // 512 KB of weights for all panels of 32 rows: the weights stay in the second cache, a panel in the first
     const i64 group = std::max<i64>(2, (512 << 10) / (steps * 2048) / 2 * 2);
     for (; first < last; first += group)

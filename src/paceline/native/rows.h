@@ -45,7 +45,7 @@ struct Rows : Linears {
     float* y = room<float>(s.row, up(n, 16));
     i64 first, last;
     share(rows, first, last);
-    if (!which && last - first <= 16) fetch(x + first * n, last - first, n * 4, n * 4);
+    if (!which && last - first <= 16) fetch(x + first * n, (last - first) * n * 4);
     for (i64 r = first; r < last; r++) {
       norm(x + (which ? which[r] : r) * n, weight, n, y);
       if (copy) memcpy(copy + r * n, y, n * 4);
@@ -56,7 +56,7 @@ struct Rows : Linears {
   void pack_rows(const float* x, i64 width, const Activations& a) {
     i64 first, last;
     share(p.rows, first, last);
-    if (last - first <= 16) fetch(x + first * width, last - first, width * 4, width * 4);
+    if (last - first <= 16) fetch(x + first * width, (last - first) * width * 4);
     for (i64 r = first; r < last; r++) pack(x + r * width, width, a, r);
   }
 
