@@ -73,42 +73,65 @@ static void block_amx(const uint8_t* w, const uint8_t* w2, const uint8_t* x, con
 #undef STEP
 }
 
-template <bool INT8, int ROWS>
-static void rows_avx(const uint8_t* w, const uint8_t* x, i64 stride, i64 steps, const int32_t* sums, __m512i* out) {
-  __m512i c[ROWS][2];
-  for (int r = 0; r < ROWS; r++) {
-    c[r][0] = c[r][1] = _mm512_setzero_si512();
-    if (INT8)  // x is offset to be unsigned
-      for (int t = 0; t < 2; t++) c[r][t] = _mm512_slli_epi32(_mm512_sub_epi32(c[r][t], _mm512_loadu_si512(sums + 16 * t)), 7);
-  }
-  for (i64 k = 0; k < steps; k++, w += 2048)
-    for (int pair = 0; pair < 16; pair++) {
-      const __m512i w0 = _mm512_loadu_si512(w + pair * 64), w1 = _mm512_loadu_si512(w + 1024 + pair * 64);
-      _mm_prefetch((const char*)w + 4096 + pair * 64, _MM_HINT_T0);
-      _mm_prefetch((const char*)w + 5120 + pair * 64, _MM_HINT_T0);
-      for (int r = 0; r < ROWS; r++) {
-        uint32_t four;
-        memcpy(&four, x + r * stride + k * 64 + pair * 4, 4);
-        if (INT8) {
-          const __m512i a = _mm512_set1_epi32(four ^ 0x80808080u);
-          c[r][0] = _mm512_dpbusd_epi32(c[r][0], a, w0), c[r][1] = _mm512_dpbusd_epi32(c[r][1], a, w1);
-        } else {
-          const __m512bh a = (__m512bh)_mm512_set1_epi32(four);
-          c[r][0] = (__m512i)_mm512_dpbf16_ps((__m512)c[r][0], a, (__m512bh)w0);
-          c[r][1] = (__m512i)_mm512_dpbf16_ps((__m512)c[r][1], a, (__m512bh)w1);
-        }
-      }
-    }
-  for (int r = 0; r < ROWS; r++) out[2 * r] = c[r][0], out[2 * r + 1] = c[r][1];
+template <bool INT8>
+static inline void multiply(__m512i& c, __m512i a, __m512i w) {  // pairs of bfloat16, or fours of int8, those of `a` plus 128
+  if (INT8) c = _mm512_dpbusd_epi32(c, a, w);
+  else c = (__m512i)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)w);
 }
 
+// sums [ROWS][2] += some steps of a block; of each of their lines another is fetched, from `next` on, `apart` bytes apart
+template <bool INT8, int ROWS>
+static void rows_avx(const uint8_t* w, const uint8_t* x, i64 stride, i64 steps, const uint8_t* next, i64 apart, __m512i* sums) {
+  __m512i c[ROWS][2];
+#pragma GCC unroll 12
+  for (int r = 0; r < ROWS; r++) c[r][0] = sums[2 * r], c[r][1] = sums[2 * r + 1];
+  auto left = [&](int r, int pair) {
+    int32_t four;
+    memcpy(&four, x + r * stride + pair * 4, 4);
+    return _mm512_set1_epi32(four);
+  };
+  for (i64 k = 0; k < steps; k++, w += 2048, x += 64) {
+#pragma GCC unroll 32
+    for (int i = 0; i < 32 && ROWS <= 2; i++, next += apart) {  // lines as they lie, which memory serves best
+      const __m512i w0 = _mm512_loadu_si512(w + i * 64);
+      prefetch(next);
+      for (int r = 0; r < ROWS; r++) multiply<INT8>(c[r][i / 16], left(r, i % 16), w0);
+    }
+#pragma GCC unroll 16
+    for (int pair = 0; pair < 16 && ROWS > 2; pair++, next += 2 * apart) {  // each number from the left is loaded once
+      const __m512i w0 = _mm512_loadu_si512(w + pair * 64), w1 = _mm512_loadu_si512(w + 1024 + pair * 64);
+      prefetch(next), prefetch(next + apart);
+#pragma GCC unroll 12
+      for (int r = 0; r < ROWS; r++) {
+        const __m512i a = left(r, pair);
+        multiply<INT8>(c[r][0], a, w0), multiply<INT8>(c[r][1], a, w1);
+      }
+    }
+  }
+#pragma GCC unroll 12
+  for (int r = 0; r < ROWS; r++) sums[2 * r] = c[r][0], sums[2 * r + 1] = c[r][1];
+}
+
+// The block w of x [rows], as in block_amx. 16 KB of it at a time, which stay in the first cache for all panels of rows;
+// meanwhile these fetch the next 16 KB, evenly, so that memory never waits
 template <bool INT8>
-static void block_avx(const uint8_t* w, const uint8_t* x, i64 stride, i64 steps, i64 rows, const int32_t* sums, __m512i* out) {
-  i64 r = 0;
+static void block_avx(const uint8_t* w, const uint8_t* x, i64 stride, i64 steps, i64 rows, const int32_t* of_weights, __m512i* sums) {
+  const i64 most = 12, panels = (rows + most - 1) / most, apart = (64 + panels - 1) / panels;
+  for (i64 i = 0; i < 2 * rows; i++) {
+    sums[i] = _mm512_setzero_si512();
+    if (INT8) sums[i] = _mm512_slli_epi32(_mm512_sub_epi32(sums[i], _mm512_loadu_si512(of_weights + i % 2 * 16)), 7);
+  }
+  for (i64 k = 0; k < steps; k += 8, w += 8 * 2048, x += 8 * 64)
+    for (i64 p = 0; p < panels; p++) {
+      const i64 first = rows * p / panels, here = std::min<i64>(8, steps - k);
+      const uint8_t* next = w + 8 * 2048 + p * here * 32 * apart;
+      switch (rows * (p + 1) / panels - first) {
 #define ROWS(n) \
-  for (; rows - r >= n; r += n) rows_avx<INT8, n>(w, x + r * stride, stride, steps, sums, out + 2 * r);
-  ROWS(8) ROWS(4) ROWS(2) ROWS(1)
+  case n: rows_avx<INT8, n>(w, x + first * stride, stride, here, next, apart, sums + 2 * first); break;
+        ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12)
 #undef ROWS
+      }
+    }
 }
 
 // Of attention: queries [first, last) of a segment under one kv head, over some spans. Where other spans of theirs are
