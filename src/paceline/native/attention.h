@@ -123,22 +123,50 @@ struct Attention : Rows {
     }
   }
 
+  // Of two groups of keys at a time, or of values
+  template <class F>
+  void score_avx(const bf16* query, i64 rows, const bf16* const* keys, i64 groups, float* scores, F ahead) const {
+    for (i64 g = 0; g < groups; g += 2) {
+      const bool two = g + 1 < groups;
+      ahead(g);
+      if (two) ahead(g + 1);
+      panels(rows, [&](i64, i64 r, auto n) {
+        __m512i c[n][2] = {};
+        for (i64 d = 0; d < dims(); d += 32)
+          product<false, n, 16>(c, query + r * dims() + d, dims() * 2, keys[g] + d * 16, keys[g + two] + d * 16, 64, [] {});
+        for (i64 i = 0; i < n; i++) {
+          _mm512_storeu_si512(scores + (r + i) * LINE + g * 16, c[i][0]);
+          if (two) _mm512_storeu_si512(scores + (r + i) * LINE + g * 16 + 16, c[i][1]);
+        }
+      });
+    }
+  }
+
+  template <class F>
+  void mix_avx(const bf16* shares, i64 rows, const bf16* const* values, i64 groups, float* out, F ahead) const {
+    const i64 few = 8;  // groups, which stay in the first cache for all panels of rows
+    for (i64 g = 0; g < groups; g += few) {
+      const i64 last = std::min(g + few, groups);
+      for (i64 i = g; i < last; i++) ahead(i);
+      panels(rows, [&](i64, i64 r, auto n) {
+        for (i64 d = 0; d < dims(); d += 32) {
+          float* to = out + r * dims() + d;
+          __m512i c[n][2];
+          for (i64 i = 0; i < n; i++) c[i][0] = _mm512_loadu_si512(to + i * dims()), c[i][1] = _mm512_loadu_si512(to + i * dims() + 16);
+          for (i64 i = g; i < last; i++) {
+            const bf16* v = values[i] + d * 2;
+            product<false, n, 8>(c, shares + r * LINE + i * 16, LINE * 2, v, v + 32, dims() * 4, [] {});
+          }
+          for (i64 i = 0; i < n; i++) _mm512_storeu_si512(to + i * dims(), c[i][0]), _mm512_storeu_si512(to + i * dims() + 16, c[i][1]);
+        }
+      });
+    }
+  }
+
   // scores [rows][LINE] of `rows` <= 16 queries with `groups` of 16 keys; ahead(g) before each
   template <class F>
   void score(const bf16* query, i64 rows, const bf16* const* keys, i64 groups, float* scores, F ahead) const {
-    for (i64 g = 0; g < groups && !m.amx; g++) {
-      ahead(g);
-      for (i64 r = 0; r < rows; r++) {
-        __m512 sum = _mm512_setzero_ps();
-        for (i64 d = 0; d < dims(); d += 2) {
-          int32_t two;
-          memcpy(&two, query + r * dims() + d, 4);
-          sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(two), (__m512bh)_mm512_loadu_si512(keys[g] + d * 16));
-        }
-        _mm512_storeu_ps(scores + r * LINE + g * 16, sum);
-      }
-    }
-    if (!m.amx) return;
+    if (!m.amx) return score_avx(query, rows, keys, groups, scores, ahead);
     FENCE;
     _tile_loadd(2, query, dims() * 2);  // these stay
     if (dims() > 32) _tile_loadd(3, query + 32, dims() * 2);
@@ -164,7 +192,8 @@ struct Attention : Rows {
   // out [rows][dims] += shares [rows][LINE] of 16 slots a group times their values; ahead(g) before each
   template <class F>
   void mix(const bf16* shares, i64 rows, const bf16* const* values, i64 groups, float* out, F ahead) const {
-    for (i64 d = 0; m.amx && d < dims(); d += 64) {
+    if (!m.amx) return mix_avx(shares, rows, values, groups, out, ahead);
+    for (i64 d = 0; d < dims(); d += 64) {
       const bool four = d + 32 < dims();
       float* to = out + d;
       FENCE;
@@ -196,23 +225,6 @@ struct Attention : Rows {
       }
       FENCE;
     }
-    for (i64 d = 0; !m.amx && d < dims(); d += 32)
-      for (i64 r = 0; r < rows; r++) {
-        float* to = out + r * dims() + d;
-        __m512 y0 = _mm512_loadu_ps(to), y1 = _mm512_loadu_ps(to + 16);
-        for (i64 g = 0; g < groups; g++) {
-          if (d == 0 && r == 0) ahead(g);
-          for (i64 pair = 0; pair < 8; pair++) {
-            int32_t two;
-            memcpy(&two, shares + r * LINE + g * 16 + pair * 2, 4);
-            const __m512bh a = (__m512bh)_mm512_set1_epi32(two);
-            const bf16* v = values[g] + (pair * dims() + d) * 2;
-            y0 = _mm512_dpbf16_ps(y0, a, (__m512bh)_mm512_loadu_si512(v));
-            y1 = _mm512_dpbf16_ps(y1, a, (__m512bh)_mm512_loadu_si512(v + 32));
-          }
-        }
-        _mm512_storeu_ps(to, y0), _mm512_storeu_ps(to + 16, y1);
-      }
   }
 
   // Softmax over positions [lo, hi) of a query's scores, which begin at `origin`: its sum, and what it is relative to.

@@ -79,35 +79,60 @@ static inline void multiply(__m512i& c, __m512i a, __m512i w) {  // pairs of bfl
   else c = (__m512i)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)w);
 }
 
+// c += x [ROWS] times two columns of 16, WORDS words of 32 bits deep: those of a row of x follow one another, the columns'
+// lie `pitch` bytes apart. ahead() before each, twice
+template <bool INT8, int ROWS, int WORDS, class F>
+static inline __attribute__((always_inline)) void product(__m512i (&c)[ROWS][2], const void* x, i64 stride, const void* w0, const void* w1, i64 pitch, F ahead) {
+  auto left = [=](int r, int word) {
+    int32_t four;
+    memcpy(&four, (const uint8_t*)x + r * stride + word * 4, 4);
+    return _mm512_set1_epi32(four);
+  };
+  auto right = [=](int column, int word) { return _mm512_loadu_si512((const uint8_t*)(column ? w1 : w0) + word * pitch); };
+#pragma GCC unroll 32
+  for (int i = 0; i < 2 * WORDS && ROWS <= 2; i++) {  // a column after the other, as they lie: memory serves that best
+    const __m512i w = right(i / WORDS, i % WORDS);
+    ahead();
+#pragma GCC unroll 2
+    for (int r = 0; r < ROWS; r++) multiply<INT8>(c[r][i / WORDS], left(r, i % WORDS), w);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < WORDS && ROWS > 2; i++) {  // what is on the left is loaded once
+    const __m512i first = right(0, i), second = right(1, i);
+    ahead(), ahead();
+#pragma GCC unroll 12
+    for (int r = 0; r < ROWS; r++) {
+      const __m512i a = left(r, i);
+      multiply<INT8>(c[r][0], a, first), multiply<INT8>(c[r][1], a, second);
+    }
+  }
+}
+
+const i64 PANEL = 12;  // rows whose sums in two columns fit into the registers
+
+// f(panel, its first row, how many as a constant), in panels of about the same size
+template <class F>
+static inline void panels(i64 rows, F f) {
+  const i64 count = (rows + PANEL - 1) / PANEL;
+  for (i64 p = 0; p < count; p++) {
+    const i64 first = rows * p / count;
+    switch (rows * (p + 1) / count - first) {
+#define ROWS(n) \
+  case n: f(p, first, std::integral_constant<int, n>()); break;
+      ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12)
+#undef ROWS
+    }
+  }
+}
+
 // sums [ROWS][2] += some steps of a block; of each of their lines another is fetched, from `next` on, `apart` bytes apart
 template <bool INT8, int ROWS>
 static void rows_avx(const uint8_t* w, const uint8_t* x, i64 stride, i64 steps, const uint8_t* next, i64 apart, __m512i* sums) {
   __m512i c[ROWS][2];
 #pragma GCC unroll 12
   for (int r = 0; r < ROWS; r++) c[r][0] = sums[2 * r], c[r][1] = sums[2 * r + 1];
-  auto left = [&](int r, int pair) {
-    int32_t four;
-    memcpy(&four, x + r * stride + pair * 4, 4);
-    return _mm512_set1_epi32(four);
-  };
-  for (i64 k = 0; k < steps; k++, w += 2048, x += 64) {
-#pragma GCC unroll 32
-    for (int i = 0; i < 32 && ROWS <= 2; i++, next += apart) {  // lines as they lie, which memory serves best
-      const __m512i w0 = _mm512_loadu_si512(w + i * 64);
-      prefetch(next);
-      for (int r = 0; r < ROWS; r++) multiply<INT8>(c[r][i / 16], left(r, i % 16), w0);
-    }
-#pragma GCC unroll 16
-    for (int pair = 0; pair < 16 && ROWS > 2; pair++, next += 2 * apart) {  // each number from the left is loaded once
-      const __m512i w0 = _mm512_loadu_si512(w + pair * 64), w1 = _mm512_loadu_si512(w + 1024 + pair * 64);
-      prefetch(next), prefetch(next + apart);
-#pragma GCC unroll 12
-      for (int r = 0; r < ROWS; r++) {
-        const __m512i a = left(r, pair);
-        multiply<INT8>(c[r][0], a, w0), multiply<INT8>(c[r][1], a, w1);
-      }
-    }
-  }
+  for (i64 k = 0; k < steps; k++, w += 2048, x += 64)
+    product<INT8, ROWS, 16>(c, x, stride, w, w + 1024, 64, [&] { prefetch(next), next += apart; });
 #pragma GCC unroll 12
   for (int r = 0; r < ROWS; r++) sums[2 * r] = c[r][0], sums[2 * r + 1] = c[r][1];
 }
@@ -116,22 +141,17 @@ static void rows_avx(const uint8_t* w, const uint8_t* x, i64 stride, i64 steps, 
 // meanwhile these fetch the next 16 KB, evenly, so that memory never waits
 template <bool INT8>
 static void block_avx(const uint8_t* w, const uint8_t* x, i64 stride, i64 steps, i64 rows, const int32_t* of_weights, __m512i* sums) {
-  const i64 most = 12, panels = (rows + most - 1) / most, apart = (64 + panels - 1) / panels;
+  const i64 count = (rows + PANEL - 1) / PANEL, apart = (64 + count - 1) / count;
   for (i64 i = 0; i < 2 * rows; i++) {
     sums[i] = _mm512_setzero_si512();
     if (INT8) sums[i] = _mm512_slli_epi32(_mm512_sub_epi32(sums[i], _mm512_loadu_si512(of_weights + i % 2 * 16)), 7);
   }
-  for (i64 k = 0; k < steps; k += 8, w += 8 * 2048, x += 8 * 64)
-    for (i64 p = 0; p < panels; p++) {
-      const i64 first = rows * p / panels, here = std::min<i64>(8, steps - k);
-      const uint8_t* next = w + 8 * 2048 + p * here * 32 * apart;
-      switch (rows * (p + 1) / panels - first) {
-#define ROWS(n) \
-  case n: rows_avx<INT8, n>(w, x + first * stride, stride, here, next, apart, sums + 2 * first); break;
-        ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12)
-#undef ROWS
-      }
-    }
+  for (i64 k = 0; k < steps; k += 8, w += 8 * 2048, x += 8 * 64) {
+    const i64 here = std::min<i64>(8, steps - k);
+    panels(rows, [&](i64 p, i64 r, auto n) {
+      rows_avx<INT8, n>(w, x + r * stride, stride, here, w + 8 * 2048 + p * here * 32 * apart, apart, sums + 2 * r);
+    });
+  }
 }
 
 // Of attention: queries [first, last) of a segment under one kv head, over some spans. Where other spans of theirs are
