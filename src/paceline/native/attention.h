@@ -123,20 +123,23 @@ struct Attention : Rows {
     }
   }
 
-  // Of two groups of keys at a time, or of values
+  // `score` and `mix` without AMX: two groups of keys, or parts of values, at a time for a panel of queries, while
+  // the panels fetch evenly what comes next
   template <class F>
   void score_avx(const bf16* query, i64 rows, const bf16* const* keys, i64 groups, float* scores, F ahead) const {
     for (i64 g = 0; g < groups; g += 2) {
-      const bool two = g + 1 < groups;
-      ahead(g);
-      if (two) ahead(g + 1);
-      panels(rows, [&](i64, i64 r, auto n) {
+      const i64 other = std::min(g + 1, groups - 1);
+      const bf16 *next = ahead(g), *after = ahead(other);
+      panels(rows, [&](i64 p, i64 step, i64 r, auto n) {
         __m512i c[n][2] = {};
+        auto part = [&](const bf16* group) { return (const uint8_t*)group + p * step * dims() / 2; };
+        Ahead lines = {part(next ? next : keys[g]), part(after ? after : keys[other]), step};
         for (i64 d = 0; d < dims(); d += 32)
-          product<false, n, 16>(c, query + r * dims() + d, dims() * 2, keys[g] + d * 16, keys[g + two] + d * 16, 64, [] {});
+          product<false, n, 16>(c, query + r * dims() + d, dims() * 2, keys[g] + d * 16, keys[other] + d * 16, 64, lines);
         for (i64 i = 0; i < n; i++) {
-          _mm512_storeu_si512(scores + (r + i) * LINE + g * 16, c[i][0]);
-          if (two) _mm512_storeu_si512(scores + (r + i) * LINE + g * 16 + 16, c[i][1]);
+          float* to = scores + (r + i) * LINE + g * 16;
+          _mm512_storeu_si512(to, c[i][0]);
+          if (other > g) _mm512_storeu_si512(to + 16, c[i][1]);
         }
       });
     }
@@ -144,26 +147,32 @@ struct Attention : Rows {
 
   template <class F>
   void mix_avx(const bf16* shares, i64 rows, const bf16* const* values, i64 groups, float* out, F ahead) const {
-    const i64 few = 8;  // groups, which stay in the first cache for all panels of rows
-    for (i64 g = 0; g < groups; g += few) {
-      const i64 last = std::min(g + few, groups);
-      for (i64 i = g; i < last; i++) ahead(i);
-      panels(rows, [&](i64, i64 r, auto n) {
+    const i64 few = 8;  // groups, which stay in the first cache for all panels
+    for (i64 from = 0; from < groups; from += few) {
+      const i64 to = std::min(from + few, groups);
+      const bf16* next[few];
+      for (i64 g = from; g < to; g++) {
+        const bf16* it = ahead(g);
+        next[g - from] = it ? it : values[g];
+      }
+      panels(rows, [&](i64 p, i64 step, i64 r, auto n) {
         for (i64 d = 0; d < dims(); d += 32) {
-          float* to = out + r * dims() + d;
+          float* y = out + r * dims() + d;
           __m512i c[n][2];
-          for (i64 i = 0; i < n; i++) c[i][0] = _mm512_loadu_si512(to + i * dims()), c[i][1] = _mm512_loadu_si512(to + i * dims() + 16);
-          for (i64 i = g; i < last; i++) {
-            const bf16* v = values[i] + d * 2;
-            product<false, n, 8>(c, shares + r * LINE + i * 16, LINE * 2, v, v + 32, dims() * 4, [] {});
+          for (i64 i = 0; i < n; i++) c[i][0] = _mm512_loadu_si512(y + i * dims()), c[i][1] = _mm512_loadu_si512(y + i * dims() + 16);
+          for (i64 g = from; g < to; g++) {
+            const uint8_t* at = (const uint8_t*)next[g - from] + (p * dims() / 2 + d / 2) * step;
+            Ahead lines = {at, at + step, 2 * step};
+            const bf16* v = values[g] + d * 2;
+            product<false, n, 8>(c, shares + r * LINE + g * 16, LINE * 2, v, v + 32, dims() * 4, lines);
           }
-          for (i64 i = 0; i < n; i++) _mm512_storeu_si512(to + i * dims(), c[i][0]), _mm512_storeu_si512(to + i * dims() + 16, c[i][1]);
+          for (i64 i = 0; i < n; i++) _mm512_storeu_si512(y + i * dims(), c[i][0]), _mm512_storeu_si512(y + i * dims() + 16, c[i][1]);
         }
       });
     }
   }
 
-  // scores [rows][LINE] of `rows` <= 16 queries with `groups` of 16 keys; ahead(g) before each
+  // scores [rows][LINE] of `rows` <= 16 queries with `groups` of 16 keys. ahead(g): the group to fetch meanwhile, or null
   template <class F>
   void score(const bf16* query, i64 rows, const bf16* const* keys, i64 groups, float* scores, F ahead) const {
     if (!m.amx) return score_avx(query, rows, keys, groups, scores, ahead);
@@ -171,7 +180,7 @@ struct Attention : Rows {
     _tile_loadd(2, query, dims() * 2);  // these stay
     if (dims() > 32) _tile_loadd(3, query + 32, dims() * 2);
     for (i64 g = 0; g < groups; g++) {
-      ahead(g);
+      if (const bf16* next = ahead(g)) fetch(next, dims() * 32);
       _tile_zero(0);
       _tile_loadd(6, keys[g], 64);
       _tile_dpbf16ps(0, 2, 6);
@@ -189,7 +198,7 @@ struct Attention : Rows {
     FENCE;
   }
 
-  // out [rows][dims] += shares [rows][LINE] of 16 slots a group times their values; ahead(g) before each
+  // out [rows][dims] += shares [rows][LINE] of 16 slots a group times their values; ahead as above
   template <class F>
   void mix(const bf16* shares, i64 rows, const bf16* const* values, i64 groups, float* out, F ahead) const {
     if (!m.amx) return mix_avx(shares, rows, values, groups, out, ahead);
@@ -205,7 +214,8 @@ struct Attention : Rows {
       }
       for (i64 g = 0; g < groups; g++) {
         const bf16* v = values[g] + d * 2;
-        if (d == 0) ahead(g);
+        const bf16* next = d == 0 ? ahead(g) : nullptr;
+        if (next) fetch(next, dims() * 32);
         _tile_loadd(5, shares + g * 16, LINE * 2);
         _tile_loadd(7, v, dims() * 4);
         _tile_dpbf16ps(0, 5, 7);
@@ -403,13 +413,13 @@ struct Attention : Rows {
         }
       };
       if (m.amx) tiles.set(here, true);
-      const i64 far = 3;  // groups ahead, of the keys while scores are computed, then of the values
+      const i64 far = m.amx ? 3 : 8;  // groups ahead, of the keys while scores are computed, then of the values
       auto ahead = [&](i64 g) {
-        if (q == 0) fetch(keys[std::min(g + far, met - 1)], size * 2);
         if (q == 0 && g < std::min(far, own)) fetch(values[g], size * 2);
+        return q == 0 ? keys[std::min(g + far, met - 1)] : nullptr;
       };
       score(query + q * dims(), here, keys, own, scores, ahead);
-      score(query + q * dims(), here, keys + own, met - own, scores + SPAN, [&](i64 g) { ahead(own + g); });
+      score(query + q * dims(), here, keys + own, met - own, scores + SPAN, [&](i64 g) { return ahead(own + g); });
       for (i64 i = 0; i < here && own < met; i++) {
         const float* lie = scores + i * LINE + SPAN;
         float* sorted = scores + i * LINE + own * 16;
@@ -429,11 +439,9 @@ struct Attention : Rows {
       }
       memset(to, 0, here * dims() * 4);
       if (m.amx) tiles.set(here, true);
-      mix(shares, here, values, own, to, [&](i64 g) {
-        if (q == 0 && g + far < own) fetch(values[g + far], size * 2);
-      });
+      mix(shares, here, values, own, to, [&](i64 g) { return q == 0 && g + far < own ? values[g + far] : nullptr; });
       tails([&](i64 from, i64 rows, i64 first, i64 many) {
-        mix(shares + from * LINE + own * 16, rows, values + first, many, to + from * dims(), [](i64) {});
+        mix(shares + from * LINE + own * 16, rows, values + first, many, to + from * dims(), [](i64) { return nullptr; });
       });
       for (i64 i = 0; i < here; i++) {
         if (none) all[q + i] = some[i];

@@ -79,10 +79,21 @@ static inline void multiply(__m512i& c, __m512i a, __m512i w) {  // pairs of bfl
   else c = (__m512i)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)w);
 }
 
+// What to fetch while something is computed, a line a call, or part of one: from two places in turn
+struct Ahead {
+  const uint8_t *at, *other;
+  i64 step;
+  void operator()() {
+    prefetch(at), at += step;
+    std::swap(at, other);
+  }
+};
+
 // c += x [ROWS] times two columns of 16, WORDS words of 32 bits deep: those of a row of x follow one another, the columns'
-// lie `pitch` bytes apart. ahead() before each, twice
-template <bool INT8, int ROWS, int WORDS, class F>
-static inline __attribute__((always_inline)) void product(__m512i (&c)[ROWS][2], const void* x, i64 stride, const void* w0, const void* w1, i64 pitch, F ahead) {
+// lie `pitch` bytes apart. ahead() twice a word
+template <bool INT8, int ROWS, int WORDS>
+static inline __attribute__((always_inline)) void product(__m512i (&c)[ROWS][2], const void* x, i64 stride, const void* w0,
+                                                          const void* w1, i64 pitch, Ahead& ahead) {
   auto left = [=](int r, int word) {
     int32_t four;
     memcpy(&four, (const uint8_t*)x + r * stride + word * 4, 4);
@@ -100,7 +111,7 @@ static inline __attribute__((always_inline)) void product(__m512i (&c)[ROWS][2],
   for (int i = 0; i < WORDS && ROWS > 2; i++) {  // what is on the left is loaded once
     const __m512i first = right(0, i), second = right(1, i);
     ahead(), ahead();
-#pragma GCC unroll 12
+#pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++) {
       const __m512i a = left(r, i);
       multiply<INT8>(c[r][0], a, first), multiply<INT8>(c[r][1], a, second);
@@ -108,32 +119,31 @@ static inline __attribute__((always_inline)) void product(__m512i (&c)[ROWS][2],
   }
 }
 
-const i64 PANEL = 12;  // rows whose sums in two columns fit into the registers
+const i64 PANEL = 8;  // rows whose sums in two columns fit into the registers
 
-// f(panel, its first row, how many as a constant), in panels of about the same size
+// f(panel, its share of the 64 bytes of a line, its first row, how many as a constant), in panels of about the same size
 template <class F>
 static inline void panels(i64 rows, F f) {
-  const i64 count = (rows + PANEL - 1) / PANEL;
+  const i64 count = (rows + PANEL - 1) / PANEL, share = (64 + count - 1) / count;
   for (i64 p = 0; p < count; p++) {
     const i64 first = rows * p / count;
     switch (rows * (p + 1) / count - first) {
 #define ROWS(n) \
-  case n: f(p, first, std::integral_constant<int, n>()); break;
-      ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12)
+  case n: f(p, share, first, std::integral_constant<int, n>()); break;
+      ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8)
 #undef ROWS
     }
   }
 }
 
-// sums [ROWS][2] += some steps of a block; of each of their lines another is fetched, from `next` on, `apart` bytes apart
+// sums [ROWS][2] += some steps of a block
 template <bool INT8, int ROWS>
-static void rows_avx(const uint8_t* w, const uint8_t* x, i64 stride, i64 steps, const uint8_t* next, i64 apart, __m512i* sums) {
+static void rows_avx(const uint8_t* w, const uint8_t* x, i64 stride, i64 steps, Ahead ahead, __m512i* sums) {
   __m512i c[ROWS][2];
-#pragma GCC unroll 12
+#pragma GCC unroll 8
   for (int r = 0; r < ROWS; r++) c[r][0] = sums[2 * r], c[r][1] = sums[2 * r + 1];
-  for (i64 k = 0; k < steps; k++, w += 2048, x += 64)
-    product<INT8, ROWS, 16>(c, x, stride, w, w + 1024, 64, [&] { prefetch(next), next += apart; });
-#pragma GCC unroll 12
+  for (i64 k = 0; k < steps; k++, w += 2048, x += 64) product<INT8, ROWS, 16>(c, x, stride, w, w + 1024, 64, ahead);
+#pragma GCC unroll 8
   for (int r = 0; r < ROWS; r++) sums[2 * r] = c[r][0], sums[2 * r + 1] = c[r][1];
 }
 
@@ -141,15 +151,15 @@ static void rows_avx(const uint8_t* w, const uint8_t* x, i64 stride, i64 steps, 
 // meanwhile these fetch the next 16 KB, evenly, so that memory never waits
 template <bool INT8>
 static void block_avx(const uint8_t* w, const uint8_t* x, i64 stride, i64 steps, i64 rows, const int32_t* of_weights, __m512i* sums) {
-  const i64 count = (rows + PANEL - 1) / PANEL, apart = (64 + count - 1) / count;
   for (i64 i = 0; i < 2 * rows; i++) {
     sums[i] = _mm512_setzero_si512();
     if (INT8) sums[i] = _mm512_slli_epi32(_mm512_sub_epi32(sums[i], _mm512_loadu_si512(of_weights + i % 2 * 16)), 7);
   }
   for (i64 k = 0; k < steps; k += 8, w += 8 * 2048, x += 8 * 64) {
     const i64 here = std::min<i64>(8, steps - k);
-    panels(rows, [&](i64 p, i64 r, auto n) {
-      rows_avx<INT8, n>(w, x + r * stride, stride, here, w + 8 * 2048 + p * here * 32 * apart, apart, sums + 2 * r);
+    panels(rows, [&](i64 p, i64 step, i64 r, auto n) {
+      const uint8_t* next = w + 8 * 2048 + p * here * 32 * step;
+      rows_avx<INT8, n>(w, x + r * stride, stride, here, {next, next + step, 2 * step}, sums + 2 * r);
     });
   }
 }
