@@ -79,6 +79,10 @@ static inline void multiply(__m512i& c, __m512i a, __m512i w) {  // pairs of bfl
   else c = (__m512i)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)w);
 }
 
+// Up to so many rows a column after the other: lines as they lie, which memory serves best
+template <bool INT8>
+constexpr int FEW = INT8 ? 2 : 4;
+
 // What to fetch while something is computed, a line a call, or part of one: from two places in turn
 struct Ahead {
   const uint8_t *at, *other;
@@ -101,14 +105,14 @@ static inline __attribute__((always_inline)) void product(__m512i (&c)[ROWS][2],
   };
   auto right = [=](int column, int word) { return _mm512_loadu_si512((const uint8_t*)(column ? w1 : w0) + word * pitch); };
 #pragma GCC unroll 32
-  for (int i = 0; i < 2 * WORDS && ROWS <= 2; i++) {  // a column after the other, as they lie: memory serves that best
+  for (int i = 0; i < 2 * WORDS && ROWS <= FEW<INT8>; i++) {
     const __m512i w = right(i / WORDS, i % WORDS);
     ahead();
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int r = 0; r < ROWS; r++) multiply<INT8>(c[r][i / WORDS], left(r, i % WORDS), w);
   }
 #pragma GCC unroll 16
-  for (int i = 0; i < WORDS && ROWS > 2; i++) {  // what is on the left is loaded once
+  for (int i = 0; i < WORDS && ROWS > FEW<INT8>; i++) {  // what is on the left is loaded once
     const __m512i first = right(0, i), second = right(1, i);
     ahead(), ahead();
 #pragma GCC unroll 8
@@ -151,6 +155,7 @@ static void rows_avx(const uint8_t* w, const uint8_t* x, i64 stride, i64 steps, 
 // meanwhile these fetch the next 16 KB, evenly, so that memory never waits
 template <bool INT8>
 static void block_avx(const uint8_t* w, const uint8_t* x, i64 stride, i64 steps, i64 rows, const int32_t* of_weights, __m512i* sums) {
+  rows = std::max<i64>(rows, FEW<INT8>);  // one alone asks for lines faster than they come, and takes longer
   for (i64 i = 0; i < 2 * rows; i++) {
     sums[i] = _mm512_setzero_si512();
     if (INT8) sums[i] = _mm512_slli_epi32(_mm512_sub_epi32(sums[i], _mm512_loadu_si512(of_weights + i % 2 * 16)), 7);
