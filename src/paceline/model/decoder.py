@@ -15,6 +15,9 @@ from paceline.model.blocks import Block, Norm, Rotary
 from paceline.model.linear import Linear, Packing
 from paceline.model.spec import ModelSpec
 
+LINE = 64
+"""Bytes of a cache line."""
+
 
 @dataclass(slots=True)
 class Weights:
@@ -103,8 +106,11 @@ class Decoder:
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros, not garbage: a masked key has weight 0, and 0 times a stray NaN would be NaN. On a CPU the pages are
-    the system's own zero pages: memory is taken as blocks are first used, not all of the budget at start."""
+    the system's own zero pages: memory is taken as blocks are first used, not all of the budget at start. They begin
+    with a cache line; NumPy's large arrays begin 16 bytes after one."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    pages = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(pages).view(dtype).view(shape)
+    size = math.prod(shape) * dtype.itemsize
+    pages = np.zeros(size + LINE, dtype=np.uint8)
+    first = -pages.ctypes.data % LINE
+    return torch.from_numpy(pages[first : first + size]).view(dtype).view(shape)

@@ -127,6 +127,7 @@ struct Attention : Rows {
   // the panels fetch evenly what comes next
   template <class F>
   void score_avx(const bf16* query, i64 rows, const bf16* const* keys, i64 groups, float* scores, F ahead) const {
+    rows = std::max<i64>(rows, FEW<false>);  // as block_avx does
     for (i64 g = 0; g < groups; g += 2) {
       const i64 other = std::min(g + 1, groups - 1);
       const bf16 *next = ahead(g), *after = ahead(other);
@@ -293,13 +294,19 @@ struct Attention : Rows {
     from = std::max(row * group() - piece.first, low), to = std::min((row + 1) * group() - piece.first, high);
   }
 
-  void attend(const Piece& piece, i64 layer, const Layer& l) {
+  // The first keys of a piece, where they lie in the pool
+  const bf16* first_keys(const Piece& piece, i64 layer) const {
+    return pool(m.keys, layer, piece.head, slot(piece.segment, piece.span * SPAN) / 16);
+  }
+
+  // after: what this thread will attend to next, or null
+  void attend(const Piece& piece, i64 layer, const Layer& l, const bf16* after) {
     const i64 count = piece.last - piece.first;
     float* out = room<float>(s.out, (QUERIES + 16) * dims());
     float *fresh = out + QUERIES * dims(), *where = out;
     Mixed all[QUERIES];
     for (i64 q = 0; q < count; q++, where += dims()) all[q] = {0, 0, where};
-    for (i64 span = piece.span; span < piece.span + piece.spans; span++) attend(piece, layer, l, span, fresh, all);
+    for (i64 span = piece.span; span < piece.span + piece.spans; span++) attend(piece, layer, l, span, after, fresh, all);
     for (i64 q = 0; q < count; q++) {
       if (!piece.part) finish(piece, q, all[q]);
       else {
@@ -339,7 +346,7 @@ struct Attention : Rows {
   // One span. Keys of a segment up to group `own` (of 16 positions) are the same for all its rows. From there on, in a
   // tree that is not a chain, all queries meet the keys as they lie, by slot, and each row sorts the scores of its path by
   // position; its values it gathers in that order, too, unless its path is one of slots that follow one another.
-  void attend(const Piece& piece, i64 layer, const Layer& l, i64 span, float* fresh, Mixed* all) {
+  void attend(const Piece& piece, i64 layer, const Layer& l, i64 span, const bf16* after, float* fresh, Mixed* all) {
     const Segment& seg = p.segment[piece.segment];
     const i64 count = piece.last - piece.first, size = 16 * dims();
     const i64 row0 = piece.first / group(), row1 = (piece.last - 1) / group() + 1;
@@ -413,10 +420,18 @@ struct Attention : Rows {
         }
       };
       if (m.amx) tiles.set(here, true);
-      const i64 far = m.amx ? 3 : 8;  // groups ahead, of the keys while scores are computed, then of the values
-      auto ahead = [&](i64 g) {
-        if (q == 0 && g < std::min(far, own)) fetch(values[g], size * 2);
-        return q == 0 ? keys[std::min(g + far, met - 1)] : nullptr;
+      const i64 far = m.amx ? 3 : 8;  // groups
+      // While scores are computed the keys, then the values; while these are mixed the values, then the next piece's keys
+      auto ahead = [&](i64 g) -> const bf16* {
+        if (q > 0) return nullptr;
+        if (m.amx && g < std::min(far, own)) fetch(values[g], size * 2);
+        if (m.amx || g + far < met || own == 0) return keys[std::min(g + far, met - 1)];
+        return values[std::min(g + far - met, own - 1)];
+      };
+      auto beyond = [&](i64 g) -> const bf16* {
+        if (q > 0) return nullptr;
+        if (g + far < own) return values[g + far];
+        return m.amx || !after ? nullptr : after + (g + far - own) * size;
       };
       score(query + q * dims(), here, keys, own, scores, ahead);
       score(query + q * dims(), here, keys + own, met - own, scores + SPAN, [&](i64 g) { return ahead(own + g); });
@@ -439,7 +454,7 @@ struct Attention : Rows {
       }
       memset(to, 0, here * dims() * 4);
       if (m.amx) tiles.set(here, true);
-      mix(shares, here, values, own, to, [&](i64 g) { return q == 0 && g + far < own ? values[g + far] : nullptr; });
+      mix(shares, m.amx ? here : std::max<i64>(here, FEW<false>), values, own, to, beyond);  // as block_avx does
       tails([&](i64 from, i64 rows, i64 first, i64 many) {
         mix(shares + from * LINE + own * 16, rows, values + first, many, to + from * dims(), [](i64) { return nullptr; });
       });

@@ -31,7 +31,8 @@ struct Worker : Attention {
     done(LINEAR);
     rope(l, index);
     done(ROPE);
-    for (i64 i = mine[0]; i < mine[1]; i++) attend(b.pieces[i], index, l);
+    for (i64 i = mine[0]; i < mine[1]; i++)
+      attend(b.pieces[i], index, l, i + 1 < mine[1] ? first_keys(b.pieces[i + 1], index) : nullptr);
     done(ATTENTION);
     if (b.spans > 0) {
       for (i64 i = mine[0]; i < mine[1]; i++)
