@@ -273,6 +273,10 @@ struct Linears : Thread {
     i64 first, last;
     share(up(l.out, 32) / 32, first, last);
     if (m.amx) tiles.set(std::min<i64>(rows, 16), false);
+    auto of_outputs = [&](i64 block) {  // its scales and sums: nobody else fetches them in time
+      if (m.int8) fetch(l.scale + block * 32, 128), fetch(l.sums + block * 32, 128);
+    };
+    if (!m.amx) of_outputs(first);
     if (rows <= 16) fetch(a.data, rows * a.stride);  // others have just written much of it
     // 512 KB of weights for all panels of 32 rows: the weights stay in the second cache, a panel in the first
     const i64 group = std::max<i64>(2, (512 << 10) / (steps * 2048) / 2 * 2);
@@ -288,6 +292,7 @@ struct Linears : Thread {
             finish(++block, 0, rows, sums + 16 * 32, beyond + steps * 2048);
             continue;
           }
+          if (!m.amx) of_outputs(block + 1);
           if (m.amx) amx(w, nullptr, x, count > 16 ? x + 16 * a.stride : nullptr, a.stride, steps, row == 0, sums);
           else if (m.int8) block_avx<true>(w, x, a.stride, steps, count, l.sums + block * 32, (__m512i*)sums);
           else block_avx<false>(w, x, a.stride, steps, count, nullptr, (__m512i*)sums);
