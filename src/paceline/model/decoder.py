@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,12 +10,10 @@ from paceline.attend import Make
 from paceline.attend.fused import Fused
 from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.rows import Out, Rows
+from paceline.model import pages
 from paceline.model.blocks import Block, Norm, Rotary
 from paceline.model.linear import Linear, Packing
 from paceline.model.spec import ModelSpec
-
-LINE = 64
-"""Bytes of a cache line."""
 
 
 @dataclass(slots=True)
@@ -105,12 +102,8 @@ class Decoder:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros, not garbage: a masked key has weight 0, and 0 times a stray NaN would be NaN. On a CPU the pages are
-    the system's own zero pages: memory is taken as blocks are first used, not all of the budget at start. They begin
-    with a cache line; NumPy's large arrays begin 16 bytes after one."""
+    """Zeros, not garbage: a masked key has weight 0, and 0 times a stray NaN would be NaN. On a CPU memory is taken as
+    blocks are first used, not all of the budget at start."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    size = math.prod(shape) * dtype.itemsize
-    pages = np.zeros(size + LINE, dtype=np.uint8)
-    first = -pages.ctypes.data % LINE
-    return torch.from_numpy(pages[first : first + size]).view(dtype).view(shape)
+    return pages.zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)

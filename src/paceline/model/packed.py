@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from paceline.model import pages
 from paceline.native.build import has_amx, library
 from paceline.native.structs import CLinear, CModel
 
@@ -67,7 +68,7 @@ def packed(weight: Tensor, bias: Tensor | None, scale: Tensor | None) -> Packed:
     weight = torch.nn.functional.pad(weight, (0, -inputs % step, 0, missing))
     sums = None if scale is None else weight.sum(1, dtype=torch.int32)
     blocks = weight.view(len(weight) // OUTPUTS, 2, 16, -1, 16, each)
-    tiles = torch.empty(*(blocks.shape[i] for i in (0, 3, 1, 4, 2, 5)), dtype=weight.dtype)
+    tiles = pages.take(weight.nbytes).view(weight.dtype).view(*(blocks.shape[i] for i in (0, 3, 1, 4, 2, 5)))
     tiles.copy_(blocks.permute(0, 3, 1, 4, 2, 5))
     bias = None if bias is None else torch.nn.functional.pad(bias.float(), (0, missing))
     scale = None if scale is None else torch.nn.functional.pad(scale, (0, missing))
