@@ -7,12 +7,13 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 from urllib.request import ProxyHandler, Request, build_opener
 
 from protocol import Generate, Ids, serve
+
+from paceline.native.build import abilities
 
 NGRAM = 3
 """Length of the run of tokens that ngram-map-k looks for."""
@@ -28,7 +29,7 @@ def load(spec: dict[str, Any]) -> tuple[Generate, dict[str, str]]:
     server, batch, threads = spec["options"]["server"], spec["batch"], str(spec["threads"])
     command = [server, "-m", spec["model"], "--host", "127.0.0.1", "--port", str(port), "-t", threads, "-tb", threads]
     command += ["-c", str(batch * context(spec)), "-np", str(batch), "--no-webui"]
-    if "amx_tile" in Path("/proc/cpuinfo").read_text():
+    if "amx_tile" in abilities():
         command += ["--no-repack"]  # repacked quantised weights crash the AMX back end (llama.cpp#20824)
     process = subprocess.Popen([*command, *speculation(spec)], stdout=sys.stderr, stderr=sys.stderr)
     atexit.register(end, process)

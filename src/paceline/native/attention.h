@@ -294,7 +294,7 @@ struct Attention : Rows {
     from = std::max(row * group() - piece.first, low), to = std::min((row + 1) * group() - piece.first, high);
   }
 
-  // The first keys of a piece, where they lie in the pool
+  // The first keys of a piece. What lies behind them is fetched as if its pages were neighbours: if not, for nothing
   const bf16* first_keys(const Piece& piece, i64 layer) const {
     return pool(m.keys, layer, piece.head, slot(piece.segment, piece.span * SPAN) / 16);
   }
