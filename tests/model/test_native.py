@@ -1,5 +1,8 @@
-"""The native decoder: bit for bit the same row whatever its pass, and close to its slow twin. Tiles on and off."""
+"""The native decoder: bit for bit the same row whatever its pass, and close to its slow twin. Tiles on and off; where
+the CPU has none, they are those of tests/native/tiles.h."""
 
+from ctypes import CDLL
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,27 +16,48 @@ from paceline.core.rows import Rows
 from paceline.model import packed
 from paceline.model.load import load_model
 from paceline.model.native import NativeDecoder
-from paceline.native.build import has_amx, library
-from tests.oracle.cases import CASES, VOCAB, text, write
+from paceline.native.build import built, has_amx, library
+from paceline.native.structs import declare
+from tests.oracle.cases import CASES, VOCAB, Case, text, write
 from tests.oracle.rows import Chunk, feed, lay_out
 
 pytestmark = pytest.mark.skipif(library() is None, reason="this machine has no AVX-512 BF16 or no compiler")
-FORMS = ["llama-biases", "mistral", "qwen3", "phi3-partial", "gemma2", "gemma3"]
-"""Biases and odd sizes, windows, head norms, partial rotation, caps and post norms, two rotations."""
-TILES = [False, True] if has_amx() else [False]
+FORMS = {
+    "llama-biases": CASES["llama-biases"],
+    "mistral": Case("mistral", {"head_dim": 64}),
+    "qwen3": Case("qwen3", {"head_dim": 128}),
+    "phi3-partial": CASES["phi3-partial"],
+    "gemma2": Case("gemma2", {"head_dim": 96}),
+    "gemma3": Case("gemma3", {"head_dim": 40}),
+}
+"""Biases and odd sizes, windows, head norms, partial rotation, caps and post norms, two rotations; heads of 6 to 128
+dimensions."""
+TILES = [False, True]
+SOFTWARE = Path(__file__).parents[1] / "native" / "tiles.h"
 BYTES = 4096
 """Slots of the pool."""
 
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {name: write(tmp_path_factory.mktemp(name), CASES[name]) for name in FORMS}
+    return {name: write(tmp_path_factory.mktemp(name), case) for name, case in FORMS.items()}
+
+
+@cache
+def in_software() -> CDLL:
+    return declare(CDLL(str(built(SOFTWARE))))
+
+
+def compiled(tiles: bool) -> CDLL:
+    found = in_software() if tiles and not has_amx() else library()
+    assert found is not None
+    return found
 
 
 def native(path: Path, tiles: bool, quantize: str | None = None) -> NativeDecoder:
     decoder = load_model(path, quantize=quantize)
     assert isinstance(decoder, NativeDecoder)
-    decoder.model.amx = tiles
+    decoder.model.amx, decoder.library = tiles, compiled(tiles)
     return decoder
 
 
@@ -122,6 +146,17 @@ def test_a_long_text_has_the_same_bits_however_it_is_shared_out(
         torch.set_num_threads(before)
 
 
+@pytest.mark.skipif(not has_amx(), reason="this CPU has no AMX to compare with")
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_tiles_in_software_are_those_of_the_cpu(checkpoints: dict[str, Path], quantize: str | None) -> None:
+    decoder = native(checkpoints["llama-biases"], True, quantize)
+    decoder.allocate(160, 16)
+    rows = lay_out([Chunk(range(160), 0, text(13, 1060), text(14, 30), [n - 1 - n % 2 for n in range(30)])], 16)
+    ours = decoder.forward(rows).logits
+    decoder.library = in_software()
+    assert torch.equal(decoder.forward(rows).logits, ours)
+
+
 @pytest.mark.parametrize("length", [90, 1100])
 @pytest.mark.parametrize("tiles", TILES)
 @pytest.mark.parametrize("form", FORMS)
@@ -145,6 +180,7 @@ def test_slow_twin(checkpoints: dict[str, Path], form: str, tiles: bool, length:
 def test_int8_layer(monkeypatch: pytest.MonkeyPatch, tiles: bool) -> None:
     """Exactly the product of the rounded matrices: integers add up without rounding."""
     monkeypatch.setattr(packed, "has_amx", lambda: tiles)
+    monkeypatch.setattr(packed, "library", lambda: compiled(tiles))
     stream = torch.Generator().manual_seed(3)
     for outputs, inputs in (200, 96), (33, 130), (640, 1728):
         weight, bias = torch.randn(outputs, inputs, generator=stream), torch.randn(outputs, generator=stream)

@@ -64,13 +64,15 @@ def has_amx() -> bool:
     return it is not None and abilities() >= AMX and it.paceline_permit_tiles() == 0
 
 
-def built() -> Path:
-    """The shared library, compiled if these sources, these flags and this runtime were not seen before."""
+def built(first: Path | None = None) -> Path:
+    """The shared library, compiled if these sources, these flags and this runtime were not seen before. `first`: a
+    header that is read before them."""
     runtime = openmp()
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise OSError("There is neither g++ nor clang++.")
-    text = b"".join(path.read_bytes() for path in (SOURCE, *sorted(SOURCE.parent.glob("*.h"))))
+    before = [] if first is None else [first]
+    text = b"".join(path.read_bytes() for path in (*before, SOURCE, *sorted(SOURCE.parent.glob("*.h"))))
     seal = hashlib.sha256(text + repr((compiler, FLAGS, runtime)).encode()).hexdigest()[:16]
     target = home() / f"decoder-{seal}.so"
     if not target.exists():
@@ -78,7 +80,8 @@ def built() -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as work:
             made = Path(work) / target.name
-            command = [compiler, *FLAGS, str(SOURCE), "-o", str(made), "-nodefaultlibs", str(runtime)]
+            command = [compiler, *FLAGS, *(f"-include{path}" for path in before), str(SOURCE), "-o", str(made)]
+            command += ["-nodefaultlibs", str(runtime)]
             command += ["-lstdc++", "-lm", "-lgcc_s", "-lgcc", "-lc"]
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
             made.replace(target)
