@@ -16,8 +16,8 @@ PIECE = 64
 """Queries of one piece of it, at most."""
 GATHERED = 65 + 6 * PIECE
 """Groups of 16 keys that a thread may copy for one piece: of a span, and of the path of each row of a tree."""
-UNIT = 128
-"""Slots that the native pool is made of: 16 lie side by side, and 8 times as many of each layer and head (base.h)."""
+UNIT = 512
+"""Slots that the native pool is made of: 16 lie side by side, and 32 times as many of each layer and head (base.h)."""
 FEW = 16
 """Rows up to which a request is padded (attend/batches.py)."""
 PAIRS = 1 << 22

@@ -73,7 +73,7 @@ static T* room(Room& v, i64 n) {
   return (T*)v.data();
 }
 
-const i64 NEAR = 8;  // groups of 16 slots that lie side by side, of each layer and head in turn
+const i64 NEAR = 32;  // groups of 16 slots that lie side by side, of each layer and head in turn
 
 // Where a group of slots lies, of one head of those of all layers
 static i64 place(i64 group, i64 head, i64 heads) { return (group / NEAR * heads + head) * NEAR + group % NEAR; }
