@@ -200,3 +200,9 @@ def test_bad_input(target: Path, tmp_path: Path, short: None) -> None:
 
 def test_a_short_context_is_said(tmp_path: Path, short: None) -> None:
     assert profile(options(tiny_checkpoint(tmp_path / "tiny", max_position_embeddings=256)), GREEDY).context == 65
+
+
+def test_a_long_context_is_told_of(tmp_path: Path, short: None) -> None:
+    found = profile(options(tiny_checkpoint(tmp_path / "tiny", max_position_embeddings=700)), GREEDY)
+    assert found.long is not None and found.long.tokens == 694
+    assert found.summary().endswith(found.long.summary(found.read_gb_s))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 
+from paceline.bench import context as contexts
 from paceline.bench.busy import Watch
 from paceline.bench.files import save, save_json
 from paceline.bench.limit import read_speed
@@ -79,6 +80,8 @@ class Profile:
     read_gb_s: float
     floor_ms: float
     steps: list[Steps]
+    long: contexts.Context | None = None
+    """None where the context is too short to tell."""
     warnings: list[str] = field(default_factory=list)
 
     def table(self) -> "Table":
@@ -95,16 +98,17 @@ class Profile:
         return table
 
     def summary(self) -> str:
-        """The read floor, and the linear layers beside it."""
+        """The read floor, the linear layers beside it, and what a long text costs."""
         ratios = []
         for it in self.steps:
             linear, head = it.parts_ms[LINEAR] / self.floor_ms, it.parts_ms[HEAD] / self.floor_ms
             if it.rows in (1, 16):
                 ratios.append(f"{linear:.2f} ({linear + head:.2f} with the head) at {it.rows} row{'s' * (it.rows > 1)}")
+        long = "" if self.long is None else f"\n{self.long.summary(self.read_gb_s)}"
         return (
             f"Medians of {self.steps[0].count} steps at {self.context} tokens of context; {self.model}.\n"
             f"Reading {self.weight_bytes / 1e6:,.1f} MB of weights at {self.read_gb_s:.1f} GB/s takes "
-            f"{self.floor_ms:.3f} ms; linear layers / floor: {', '.join(ratios)}."
+            f"{self.floor_ms:.3f} ms; linear layers / floor: {', '.join(ratios)}.{long}"
         )
 
     def plot(self, path: Path) -> None:
@@ -200,13 +204,15 @@ def profile(options: Options, params: SamplingParams, progress: Progress = lambd
     )
     watch = Watch()
     warnings = [watch.before()]
-    context, steps = measure(engine, params.resolve(text.defaults), progress=progress)
+    wish = params.resolve(text.defaults)
+    context, steps = measure(engine, wish, progress=progress)
+    long = contexts.measure(engine, wish)
     size, model = engine.model.weight_bytes, engine.model
     speed = read_speed(size, model.device)
     warnings.append(watch.during())
     name = model.describe() if isinstance(model, Decoder) else type(model).__name__
     told = [warning for warning in warnings if warning]
-    return Profile(name, context, size, speed / 1e9, size / speed * 1e3, steps, told)
+    return Profile(name, context, size, speed / 1e9, size / speed * 1e3, steps, long, told)
 
 
 def measure(

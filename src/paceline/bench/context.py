@@ -1,0 +1,69 @@
+"""What a long text costs a step: its keys and values are read once more than the weights are."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from statistics import median, quantiles
+from time import perf_counter
+
+from paceline.core.params import SamplingParams
+from paceline.engine.loop import Engine
+
+SHORT, LONG = 300, 3900
+"""Tokens of the two texts; of the longer as many as the model and the pool hold."""
+STEPS = 4
+"""Timed steps of a turn; one more is a warm-up."""
+TURNS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """A plain step behind `tokens` takes `slower_ms` longer than behind `short` (quartiles `low_ms`, `high_ms` over the
+    turns). The tokens between have `kv_bytes` of keys and values; windows, if layers have them, are not counted."""
+
+    short: int
+    tokens: int
+    slower_ms: float
+    low_ms: float
+    high_ms: float
+    kv_bytes: int
+
+    def summary(self, read_gb_s: float) -> str:
+        times = self.slower_ms / (self.kv_bytes / read_gb_s / 1e6)
+        return (
+            f"Behind {self.tokens:,} tokens a plain step takes {self.slower_ms:.2f} ms longer than behind {self.short} "
+            f"(quartiles {self.low_ms:.2f}-{self.high_ms:.2f}): {times:.2f} times what reading their "
+            f"{self.kv_bytes / 1e6:,.1f} MB takes at {read_gb_s:.1f} GB/s."
+        )
+
+
+def measure(engine: Engine, params: SamplingParams, turns: int = TURNS) -> Context | None:
+    """The two texts in turns; None where the longer cannot be twice the shorter. The engine must be idle; its prefix
+    cache spares the turns most of their prompts."""
+    most = STEPS + 2
+    long = min(LONG, engine.model.max_len - most, engine.config.blocks * engine.config.block_size - most)
+    if long < 2 * SHORT:
+        return None
+    text = Random(1).choices(range(engine.model.vocab_size), k=long)
+    wish = replace(params, drafter="none", verifier="exact", ignore_eos=True, min_tokens=0, max_tokens=most)
+    taken = []
+    for turn in range(turns + 1):
+        short_s, long_s = steps(engine, text[:SHORT], wish), steps(engine, text, wish)
+        if turn > 0:
+            taken.append((long_s - short_s) * 1e3)
+    low, middle, high = quantiles(taken, n=4) if len(taken) > 1 else [median(taken)] * 3
+    return Context(SHORT, long, middle, low, high, (long - SHORT) * engine.model.kv_bytes_per_token)
+
+
+def steps(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> float:
+    """Median seconds of a few plain steps behind `prompt`."""
+    (request,) = engine.submit(prompt, params)
+    while len(request.output) < 2:
+        engine.step()
+    taken = []
+    for _ in range(STEPS):
+        started = perf_counter()
+        engine.step()
+        taken.append(perf_counter() - started)
+    engine.abort(request)
+    return median(taken)

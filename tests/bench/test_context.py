@@ -1,0 +1,38 @@
+import pytest
+
+from paceline.bench.context import LONG, SHORT, STEPS, Context, measure
+from paceline.core.params import SamplingParams
+from paceline.engine.loop import Engine, EngineConfig
+from tests.toy import Toy, table
+
+GREEDY = SamplingParams(temperature=0.0, seed=0).resolve({})
+
+
+def machine(max_len: int, blocks: int) -> Engine:
+    model = Toy(table(0))
+    model.max_len = max_len
+    return Engine(model, EngineConfig(blocks, 16, max_requests=1, row_budget=512))
+
+
+def test_steps_behind_both_texts_are_timed() -> None:
+    engine, seen = machine(8192, 400), list[int]()
+    forward = engine.model.forward
+    engine.model.forward = lambda rows: seen.append(rows.segments[0].base) or forward(rows)  # type: ignore[method-assign,func-returns-value]
+    found = measure(engine, GREEDY, turns=2)
+    assert found is not None and (found.short, found.tokens) == (SHORT, LONG)
+    assert found.kv_bytes == (LONG - SHORT) * engine.model.kv_bytes_per_token
+    for length in SHORT, LONG:
+        assert all(seen.count(length + i) >= 3 for i in range(1, STEPS + 1)), "the warm-up and two turns"
+    assert not engine.busy
+    engine.cache.check_integrity()
+
+
+@pytest.mark.parametrize("max_len, blocks, tokens", [(1000, 400, 994), (8192, 50, 794), (400, 400, None)])
+def test_the_longer_text_is_as_long_as_it_can_be(max_len: int, blocks: int, tokens: int | None) -> None:
+    found = measure(machine(max_len, blocks), GREEDY, turns=1)
+    assert (found.tokens if found else None) == tokens
+
+
+def test_what_is_said() -> None:
+    told = Context(300, 3900, 2.0, 1.5, 2.5, 50_000_000).summary(50.0)
+    assert "3,900 tokens" in told and "2.00 times what reading their 50.0 MB takes at 50.0 GB/s" in told
