@@ -57,6 +57,8 @@ class Desk:
 
     def admit(self, now: float) -> list[Request]:
         """Give leases to waiting requests, in order, while places and blocks last; return who got one."""
+        if not self.waiting:
+            return []
         filling = sum(self.cache.blocks_for(len(r.tokens)) - len(lease_of(r).blocks) for r in self.running)
         new: list[Request] = []
         for request in self.schedule.order(self.waiting, now):

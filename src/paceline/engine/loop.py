@@ -280,7 +280,8 @@ class Engine:
         return self._changed
 
     def _run(self, plan: Plan, begun: float) -> None:
-        items, txns = plan.items, list[Txn]()
+        items: list[Item] = plan.items
+        txns: list[Txn] = []
         try:
             for item in items:
                 txns.append(self.desk.begin(item))
@@ -325,6 +326,8 @@ class Engine:
     def _asks(self, items: Sequence[Item], txns: Sequence[Txn]) -> dict[str, list[Ask]]:
         asks: dict[str, list[Ask]] = {}
         for place, (item, txn) in enumerate(zip(items, txns)):
+            if item.drafter == NONE and not item.request.arms:
+                continue
             accepts, group = VERIFIERS.card(item.verifier), None
             if item.drafter != NONE:
                 card = self.cards[item.drafter]
@@ -394,7 +397,8 @@ class Engine:
 
     def _learn(self, asks: dict[str, list[Ask]], verdict: Verdict, layout: Layout, out: Out) -> list[Note]:
         """Tell the drafters what came of their drafts; what they found beside it."""
-        found, rows = list[Note](), [*map(len, layout.candidates)]
+        found: list[Note] = []
+        rows = [*map(len, layout.candidates)] if asks else []
         for name, mine in asks.items():
             view = self._view(name, mine)
             view.probes = {a.place: out.logits[layout.probes[a.place]] for a in mine if a.place in layout.probes}

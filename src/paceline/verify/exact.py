@@ -23,7 +23,7 @@ class Exact:
         refs = [case.refs[line] for line in lines]
         greedy = {(request := case.items[p].request).id: case.sampler.greedy(request) for p in places}
         keys = [0 if greedy[r.id] else r.target_noise.key(r.index(len(path))) for r, path in refs]
-        scores = case.scores if lines == [*range(len(case.scores))] else case.scores[lines]
+        scores = case.scores if lines == [*range(len(case.refs))] else case.scores[lines]
         drawn = dict(zip(nodes, case.sampler.draw(refs, scores, keys)))
         for place in case.places:
             self._descend(case, place, drawn)
