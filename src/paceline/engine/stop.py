@@ -17,7 +17,7 @@ class Stopper:
         p = request.params
         if p.stops and detokenizer is None:
             raise InputError(f"stop is {p.stop!r}, but there is no tokenizer to make text with: use stop_token_ids.")
-        self.params, self.max_tokens, self.detokenizer = p, request.max_tokens, detokenizer
+        self.params, self.stops, self.max_tokens, self.detokenizer = p, p.stops, request.max_tokens, detokenizer
         self.ids = frozenset(p.stop_token_ids) | (frozenset() if p.ignore_eos else request.eos)
         self.count = 0
         self._text = ""
@@ -38,12 +38,12 @@ class Stopper:
             return "stop"
         scanned = len(self._text)
         self._decode(token)
-        if may_stop and self._cut(scanned):
+        if may_stop and self.stops and self._cut(scanned):
             return "stop"
         if self.count >= self.max_tokens:
             self.finish()
             return "length"
-        self._shown = len(self._text) - self._undecided()
+        self._shown = len(self._text) - (self._undecided() if self.stops else 0)
         return None
 
     def text(self) -> str:
@@ -65,7 +65,7 @@ class Stopper:
         """End the text at the stop string that is complete first, reading on from character `scanned`; of two that
         end at one place the longer counts."""
         matches = []
-        for stop in self.params.stops:
+        for stop in self.stops:
             start = self._text.find(stop, max(0, scanned - len(stop) + 1))
             if start >= 0:
                 matches.append((start + len(stop), start))
@@ -79,7 +79,7 @@ class Stopper:
 
     def _undecided(self) -> int:
         """Length of the longest end of the text that begins a stop string."""
-        return max((overlap(self._text, stop) for stop in self.params.stops), default=0)
+        return max(overlap(self._text, stop) for stop in self.stops)
 
 
 def overlap(text: str, stop: str) -> int:

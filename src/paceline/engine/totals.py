@@ -31,7 +31,9 @@ class Totals:
 
     def passed(self, note: Note, generated: int) -> None:
         """Count one request's part of a pass."""
-        stats = self.drafters.setdefault(note.drafter, SpecStats())
+        stats = self.drafters.get(note.drafter)
+        if stats is None:
+            stats = self.drafters[note.drafter] = SpecStats()
         stats.count(note.offered, note.kept)
         stats.passes += 1
         stats.generated += generated
