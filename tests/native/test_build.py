@@ -1,17 +1,32 @@
 """Building the native library: it must succeed where it can, and be missed gracefully where it cannot."""
 
 import shutil
+from array import array
+from ctypes import CDLL
 from pathlib import Path
 
 import pytest
 
 from paceline.native import build
+from paceline.native.structs import declare
 
 
 def test_it_builds_wherever_the_machine_allows_it() -> None:
     if not build.abilities() >= build.NEEDED or shutil.which("g++") is None:
         pytest.skip("this machine has no AVX-512 BF16 or no g++")
     assert build.library() is not None
+
+
+@pytest.mark.parametrize("compiler", ["clang++", "clang++-15", "clang++-16", "clang++-19"])
+def test_clang_builds_it_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: str) -> None:
+    """For the runtime of torch, whatever clang's own is."""
+    if not build.abilities() >= build.NEEDED or shutil.which(compiler) is None:
+        pytest.skip(f"this machine has no AVX-512 BF16 or no {compiler}")
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    monkeypatch.setenv("CXX", compiler)
+    won, scores = array("q", [0, 0]), array("f", [0, 2, 1, 5, 4, 3])
+    declare(CDLL(str(build.built()))).paceline_winners(scores.buffer_info()[0], 2, 3, 2, won.buffer_info()[0])
+    assert won.tolist() == [1, 0]
 
 
 def test_without_a_compiler_pytorch_serves_with_one_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

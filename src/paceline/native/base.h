@@ -2,7 +2,6 @@
 #pragma once
 
 #include <immintrin.h>
-#include <omp.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -56,6 +55,28 @@ struct Pass {
   float *post_norm, *logits;
   double* seconds;    // by Part; or null
 };
+}
+
+// The OpenMP runtime that torch has loaded, GNU's or LLVM's: both have these, whatever the compiler's own is
+extern "C" {
+int omp_get_thread_num();
+int omp_get_num_threads();
+void GOMP_parallel(void (*)(void*), void*, unsigned threads, unsigned flags);
+}
+
+// f() by each of so many threads
+template <class F>
+static void parallel(i64 threads, F f) {
+  GOMP_parallel([](void* it) { (*(F*)it)(); }, &f, (unsigned)threads, 0);
+}
+
+// f(i) for every i below n, by at most so many threads
+template <class F>
+static void parallel(i64 threads, i64 n, F f) {
+  parallel(std::max<i64>(1, std::min(threads, n)), [&] {
+    const i64 me = omp_get_thread_num(), all = omp_get_num_threads();
+    for (i64 i = n * me / all; i < n * (me + 1) / all; i++) f(i);
+  });
 }
 
 enum Part { EMBED, NORM, LINEAR, ROPE, ATTENTION, HEAD };

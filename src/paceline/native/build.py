@@ -17,10 +17,12 @@ from paceline.native.structs import declare
 
 SOURCE = Path(__file__).with_name("decoder.cpp")
 FLAGS = (
-    *("-O3", "-std=c++17", "-shared", "-fPIC", "-fopenmp", "-mfma", "-mprefer-vector-width=512"),
+    *("-O3", "-std=c++17", "-shared", "-fPIC", "-mfma", "-mprefer-vector-width=512"),
     *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mavx512bf16"),
     *("-mamx-tile", "-mamx-bf16", "-mamx-int8"),
 )
+CLANG = ("-mllvm", "-disable-vector-combine")
+"""That pass of clang 16 does not come to an end here."""
 NEEDED = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16", "fma"}
 AMX = {"amx_tile", "amx_bf16", "amx_int8"}
 
@@ -72,17 +74,17 @@ def built(first: Path | None = None) -> Path:
     if compiler is None:
         raise OSError("There is neither g++ nor clang++.")
     before = [] if first is None else [first]
+    flags = (*FLAGS, *(CLANG if "clang" in Path(compiler).name else ()))
     text = b"".join(path.read_bytes() for path in (*before, SOURCE, *sorted(SOURCE.parent.glob("*.h"))))
-    seal = hashlib.sha256(text + repr((compiler, FLAGS, runtime)).encode()).hexdigest()[:16]
+    seal = hashlib.sha256(text + repr((compiler, flags, runtime)).encode()).hexdigest()[:16]
     target = home() / f"decoder-{seal}.so"
     if not target.exists():
         started = perf_counter()
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as work:
             made = Path(work) / target.name
-            command = [compiler, *FLAGS, *(f"-include{path}" for path in before), str(SOURCE), "-o", str(made)]
-            command += ["-nodefaultlibs", str(runtime)]
-            command += ["-lstdc++", "-lm", "-lgcc_s", "-lgcc", "-lc"]
+            command = [compiler, *flags, *(f"-include{path}" for path in before), str(SOURCE), "-o", str(made)]
+            command += ["-nodefaultlibs", str(runtime), "-lstdc++", "-lm", "-lgcc_s", "-lgcc", "-lc"]
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
             made.replace(target)
         log.info("Built the native decoder in %.1f s: %s", perf_counter() - started, target)

@@ -190,8 +190,7 @@ static void forward(const Model& m, const Pass& p) {
   Buffers b;
   plan(m, p, b);
   make_room(m, p, b);
-#pragma omp parallel num_threads(m.threads)
-  Worker(m, p, b).run();
+  parallel(m.threads, [&] { Worker(m, p, b).run(); });
 }
 
 extern "C" void paceline_forward(const Model* m, const Pass* p) { forward(*m, *p); }
@@ -223,11 +222,10 @@ extern "C" void paceline_linear(const Model* m, const float* x, i64 rows, float*
   p.rows = rows;
   Buffers b;
   make_room(alone, p, b);
-#pragma omp parallel num_threads(m->threads)
-  {
+  parallel(m->threads, [&] {
     Worker w(alone, p, b);
     w.pack_rows(x, m->head.in, b.normed);
     w.done(NORM);
     w.store(m->head, b.normed, rows, y, m->head.out);
-  }
+  });
 }

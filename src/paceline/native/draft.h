@@ -19,15 +19,14 @@ extern "C" void paceline_draft(const Model* m, const Pass* p, i64 steps, const i
   for (i64 step = 0; step < steps && !live.empty(); step++) {
     forward(*m, pass);
     const i64 count = live.size();
-#pragma omp parallel for schedule(static) num_threads(std::min(m->threads, count))
-    for (i64 r = 0; r < count; r++) {
+    parallel(m->threads, count, [&](i64 r) {
       static thread_local Room bounds;
       const i64 i = live[r];
       const float* z = p->logits + r * vocab;
       if (temperature[i] > 0) {
         tokens[i * steps + step] = race(z, vocab, temperature[i], keys[i * steps + step], bounds);
         chance[i] *= share;
-        continue;
+        return;
       }
       float top;
       tokens[i * steps + step] = largest(z, vocab, top);
@@ -37,7 +36,7 @@ extern "C" void paceline_draft(const Model* m, const Pass* p, i64 steps, const i
         sum = _mm512_mask_add_ps(sum, k, sum, exponential(x));
       });
       chance[i] /= _mm512_reduce_add_ps(sum);
-    }
+    });
     i64 kept = 0;
     for (i64 r = 0; r < count; r++) {
       const i64 i = live[r], drawn = tokens[i * steps + step];

@@ -74,18 +74,16 @@ static i64 race(const float* x, i64 n, double temperature, uint64_t key, Room& b
 }
 
 extern "C" void paceline_winners(const float* x, i64 rows, i64 width, i64 threads, i64* winners) {
-#pragma omp parallel for schedule(static) num_threads(std::min(threads, (rows + 3) / 4))
-  for (i64 r = 0; r < rows; r++) {
+  parallel(std::min(threads, (rows + 3) / 4), rows, [=](i64 r) {
     float top;
     winners[r] = largest(x + r * width, width, top);
-  }
+  });
 }
 
 // Winners of rows of log-probabilities x [rows][width]
 extern "C" void paceline_race(const float* x, i64 rows, i64 width, const i64* keys, i64 threads, i64* winners) {
-#pragma omp parallel for schedule(static) num_threads(std::min(threads, rows))
-  for (i64 r = 0; r < rows; r++) {
+  parallel(threads, rows, [=](i64 r) {
     static thread_local Room bounds;
     winners[r] = race(x + r * width, width, 1, keys[r], bounds);
-  }
+  });
 }
