@@ -69,7 +69,7 @@ class Desk:
             need = self.cache.blocks_for(len(request.tokens) + 1)
             if self.running and need + filling > self.cache.room():
                 break
-            lease = self.cache.open(matchable(request), self.groups(request))
+            lease = self.cache.open(matchable(request), self._groups(request))
             request.lease = lease
             request.stats.cached = max(request.stats.cached, lease.length)
             if request.admitted is None:
@@ -85,6 +85,11 @@ class Desk:
         return self.cache.pool.prefix and any(
             r.group == request.group and r.pending > 1 and not r.output for r in self.running
         )
+
+    def _groups(self, request: Request) -> Iterable[str]:
+        """A later sample keeps what its like keep: else it could not share their prompt."""
+        like = next((r for r in self.running if r.group == request.group), None)
+        return self.groups(request) if like is None else lease_of(like).groups
 
     def plan(self, now: float) -> Plan:
         """The next step. Who is pre-empted in it has given up the lease and waits again."""
