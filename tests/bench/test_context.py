@@ -34,5 +34,5 @@ def test_the_longer_text_is_as_long_as_it_can_be(max_len: int, blocks: int, toke
 
 
 def test_what_is_said() -> None:
-    told = Context(300, 3900, 2.0, 1.5, 2.5, 50_000_000).summary(50.0)
+    told = Context(300, 3900, 2.0, 1.5, 2.5, 50_000_000, 50.0).summary()
     assert "3,900 tokens" in told and "2.00 times what reading their 50.0 MB takes at 50.0 GB/s" in told

@@ -6,6 +6,7 @@ from random import Random
 from statistics import median, quantiles
 from time import perf_counter
 
+from paceline.bench.limit import read_speed
 from paceline.core.params import SamplingParams
 from paceline.engine.loop import Engine
 
@@ -14,12 +15,16 @@ SHORT, LONG = 300, 3900
 STEPS = 4
 """Timed steps of a turn; one more is a warm-up."""
 TURNS = 24
+READING = 0.02
+"""Seconds of a turn that go to reading a buffer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
     """A plain step behind `tokens` takes `slower_ms` longer than behind `short` (quartiles `low_ms`, `high_ms` over the
-    turns). The tokens between have `kv_bytes` of keys and values; windows, if layers have them, are not counted."""
+    turns). The tokens between have `kv_bytes` of keys and values; windows, if layers have them, are not counted.
+    `read_gb_s`: of a buffer as large as these and the weights, as caches may hold a part of either; read in every turn,
+    as a shared memory's speed changes by the second."""
 
     short: int
     tokens: int
@@ -27,13 +32,14 @@ class Context:
     low_ms: float
     high_ms: float
     kv_bytes: int
+    read_gb_s: float
 
-    def summary(self, read_gb_s: float) -> str:
-        times = self.slower_ms / (self.kv_bytes / read_gb_s / 1e6)
+    def summary(self) -> str:
+        times = self.slower_ms / (self.kv_bytes / self.read_gb_s / 1e6)
         return (
             f"Behind {self.tokens:,} tokens a plain step takes {self.slower_ms:.2f} ms longer than behind {self.short} "
             f"(quartiles {self.low_ms:.2f}-{self.high_ms:.2f}): {times:.2f} times what reading their "
-            f"{self.kv_bytes / 1e6:,.1f} MB takes at {read_gb_s:.1f} GB/s."
+            f"{self.kv_bytes / 1e6:,.1f} MB takes at {self.read_gb_s:.1f} GB/s."
         )
 
 
@@ -46,13 +52,15 @@ def measure(engine: Engine, params: SamplingParams, turns: int = TURNS) -> Conte
         return None
     text = Random(1).choices(range(engine.model.vocab_size), k=long)
     wish = replace(params, drafter="none", verifier="exact", ignore_eos=True, min_tokens=0, max_tokens=most)
-    taken = []
+    size = (long - SHORT) * engine.model.kv_bytes_per_token
+    taken, speeds = [], []
     for turn in range(turns + 1):
         short_s, long_s = steps(engine, text[:SHORT], wish), steps(engine, text, wish)
         if turn > 0:
             taken.append((long_s - short_s) * 1e3)
+            speeds.append(read_speed(engine.model.weight_bytes + size, engine.model.device, READING))
     low, middle, high = quantiles(taken, n=4) if len(taken) > 1 else [median(taken)] * 3
-    return Context(SHORT, long, middle, low, high, (long - SHORT) * engine.model.kv_bytes_per_token)
+    return Context(SHORT, long, middle, low, high, size, median(speeds) / 1e9)
 
 
 def steps(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> float:

@@ -104,7 +104,7 @@ class Profile:
             linear, head = it.parts_ms[LINEAR] / self.floor_ms, it.parts_ms[HEAD] / self.floor_ms
             if it.rows in (1, 16):
                 ratios.append(f"{linear:.2f} ({linear + head:.2f} with the head) at {it.rows} row{'s' * (it.rows > 1)}")
-        long = "" if self.long is None else f"\n{self.long.summary(self.read_gb_s)}"
+        long = "" if self.long is None else f"\n{self.long.summary()}"
         return (
             f"Medians of {self.steps[0].count} steps at {self.context} tokens of context; {self.model}.\n"
             f"Reading {self.weight_bytes / 1e6:,.1f} MB of weights at {self.read_gb_s:.1f} GB/s takes "
