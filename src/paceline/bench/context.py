@@ -1,4 +1,4 @@
-"""What a long text costs a step: its keys and values are read once more than the weights are."""
+"""What a long text costs a step, which reads its keys and values beside the weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -66,7 +66,7 @@ def measure(engine: Engine, params: SamplingParams, turns: int = TURNS) -> Conte
 def steps(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> float:
     """Median seconds of a few plain steps behind `prompt`."""
     (request,) = engine.submit(prompt, params)
-    while len(request.output) < 2:
+    while len(request.output) < 2 and request.finish is None:
         engine.step()
     taken = []
     for _ in range(STEPS):
