@@ -1,19 +1,17 @@
 """What a long text costs a step, which reads its keys and values beside the weights."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from statistics import median, quantiles
-from time import perf_counter
 
-from paceline.bench.limit import read_speed
+from paceline.bench.limit import plain_steps, read_speed
 from paceline.core.params import SamplingParams
 from paceline.engine.loop import Engine
 
 SHORT, LONG = 300, 3900
 """Tokens of the two texts; of the longer as many as the model and the pool hold."""
-STEPS = 4
-"""Timed steps of a turn; one more is a warm-up."""
+STEPS = 5
+"""Of a text in a turn; their median counts."""
 TURNS = 24
 READING = 0.02
 """Seconds of a turn that go to reading a buffer."""
@@ -46,32 +44,17 @@ class Context:
 def measure(engine: Engine, params: SamplingParams, turns: int = TURNS) -> Context | None:
     """The two texts in turns; None where the longer cannot be twice the shorter. The engine must be idle; its prefix
     cache spares the turns most of their prompts."""
-    most = STEPS + 2
-    long = min(LONG, engine.model.max_len - most, engine.config.blocks * engine.config.block_size - most)
+    room = min(engine.model.max_len, engine.config.blocks * engine.config.block_size)
+    long = min(LONG, room - STEPS - 1)
     if long < 2 * SHORT:
         return None
     text = Random(1).choices(range(engine.model.vocab_size), k=long)
-    wish = replace(params, drafter="none", verifier="exact", ignore_eos=True, min_tokens=0, max_tokens=most)
     size = (long - SHORT) * engine.model.kv_bytes_per_token
     taken, speeds = [], []
     for turn in range(turns + 1):
-        short_s, long_s = steps(engine, text[:SHORT], wish), steps(engine, text, wish)
+        (short_ms, _), (long_ms, _) = (plain_steps(engine, text[:n], params, STEPS) for n in (SHORT, long))
         if turn > 0:
-            taken.append((long_s - short_s) * 1e3)
+            taken.append(long_ms - short_ms)
             speeds.append(read_speed(engine.model.weight_bytes + size, engine.model.device, READING))
     low, middle, high = quantiles(taken, n=4) if len(taken) > 1 else [median(taken)] * 3
     return Context(SHORT, long, middle, low, high, size, median(speeds) / 1e9)
-
-
-def steps(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> float:
-    """Median seconds of a few plain steps behind `prompt`."""
-    (request,) = engine.submit(prompt, params)
-    while len(request.output) < 2 and request.finish is None:
-        engine.step()
-    taken = []
-    for _ in range(STEPS):
-        started = perf_counter()
-        engine.step()
-        taken.append(perf_counter() - started)
-    engine.abort(request)
-    return median(taken)

@@ -55,10 +55,12 @@ def read_speed(size: int, device: torch.device, seconds: float = 0.5) -> float:
     return buffer.nbytes / best
 
 
-def plain_steps(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> tuple[float, float]:
-    """(median milliseconds, host share) of decode steps of one plain request."""
-    prompt = prompt[: max(1, engine.model.max_len - STEPS - 1)]
-    wish = replace(params, drafter="none", verifier="exact", ignore_eos=True, max_tokens=STEPS + 1)
+def plain_steps(
+    engine: Engine, prompt: Sequence[int], params: SamplingParams, steps: int = STEPS
+) -> tuple[float, float]:
+    """(median milliseconds, host share) of so many decode steps of one plain request."""
+    prompt = prompt[: max(1, engine.model.max_len - steps - 1)]
+    wish = replace(params, drafter="none", verifier="exact", ignore_eos=True, max_tokens=steps + 1)
     (request,) = engine.submit(prompt, wish)
     while not request.output and request.finish is None:
         engine.step()

@@ -280,7 +280,7 @@ class Engine:
         return self._changed
 
     def _run(self, plan: Plan, begun: float) -> None:
-        items: list[Item] = plan.items
+        items = plan.items
         txns: list[Txn] = []
         try:
             for item in items:
