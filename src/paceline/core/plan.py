@@ -77,6 +77,8 @@ class Work:
     context: int
     pairs: int
     logits: int
+    passes: int = 1
+    """As many of them, one after the other."""
 
     @classmethod
     def of(cls, items: Iterable[tuple[int, int, int]]) -> "Work":
@@ -96,6 +98,8 @@ class Plan:
     items: list[Item] = field(default_factory=list)
     preempt: list[Request] = field(default_factory=list)
     edges: tuple[Edge, ...] = ()
+    passes: int = 1
+    """Of the target, in one call: more than one only where nobody drafts and every item's request is `straight`."""
 
     @property
     def rows(self) -> int:
@@ -115,6 +119,8 @@ class Plan:
             if bad:
                 raise IntegrityError(f"Plan item {item} breaks the plan's invariants.")
             seen.add(item.request.id)
+            if self.passes > 1 and not (item.request.straight and item.given == item.request.pending == 1 > item.nodes):
+                raise IntegrityError(f"A plan of {self.passes} passes has {item}, which needs a pass of its own.")
         if self.rows > row_budget:
             raise IntegrityError(f"Plan has {self.rows} rows, the budget is {row_budget}.")
 

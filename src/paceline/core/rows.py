@@ -8,7 +8,7 @@ A request's rows are contiguous: first its *given* rows (prompt or committed tok
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -99,11 +99,13 @@ class Rows:
 @dataclass(slots=True)
 class Out:
     """logits: raw, float32 or float64 [L, V] for the wanted rows; taps {name: [T, H]}; leave: hidden states
-    [T, H] when the layer range ends before the last layer (logits are then empty)."""
+    [T, H] when the layer range ends before the last layer (logits are then empty); drawn: the tokens of each segment
+    after a `run` of several passes (logits are then empty, too)."""
 
     logits: Tensor
     taps: dict[str, Tensor] = field(default_factory=dict)
     leave: Tensor | None = None
+    drawn: list[list[int]] | None = None
 
 
 class Model(Protocol):
@@ -123,6 +125,12 @@ class Model(Protocol):
 
     def move(self, source: list[int], target: list[int]) -> None:
         """Copy pool slots source[i] -> target[i], all read before any is written."""
+
+
+Run = Callable[[Rows, int, Sequence[Collection[int]]], Out]
+"""What a model may have as `run` beside `forward`: at most so many passes in one call. Each draws the likeliest token
+of each segment, the lowest at ties, -1 where there is none; its row, in the next slot, is the next pass's. One of the
+segment's ends, or -1, is its last token."""
 
 
 class RowsBuilder:

@@ -53,6 +53,9 @@ class Recorder(Goodput):
         each = min(self.nodes, spare // max(len(requests), 1))
         return {r.id: Share(self.drafter if each else NONE, each, each, Worth(0.0)) for r in requests}
 
+    def passes(self, base: Work) -> int:
+        return 1
+
     def learn(self, notes: Any, work: Work, parts: Sequence[Drafting], times: Times) -> None:
         self.samples.append((work, parts, times))
 

@@ -11,6 +11,7 @@ from paceline.cache.txn import Move, Txn
 from paceline.core.plan import Item, Plan
 from paceline.core.request import Request
 from paceline.engine.roster import Roster
+from paceline.plan.choose import PATIENCE
 from paceline.plan.planner import Planner, Room
 from paceline.plan.wishes import Wishes
 from paceline.schedule import SchedulePolicy, policies
@@ -37,6 +38,8 @@ class Desk:
     @classmethod
     def of(cls, config: "EngineConfig", roster: Roster, groups: Iterable[str]) -> "Desk":
         """As an engine of this configuration has it; `groups` are those beside the target's."""
+        if config.tbt_target_ms is not None:
+            roster.chooser.patience = min(PATIENCE, config.tbt_target_ms / 1e3)
         forget = policy(config.eviction)(config.blocks)
         cache = Cache(config.blocks, config.block_size, groups=groups, prefix=config.prefix_cache, eviction=forget)
         planner = Planner(Wishes(roster.fixed, roster.chooser), config.row_budget)
@@ -111,9 +114,9 @@ class Desk:
             lambda r: self.cache.gain(lease_of(r)),
         )
 
-    def begin(self, item: Item) -> Txn:
-        """Reserve the rows of an item."""
-        return self.cache.begin(lease_of(item.request), item.given, item.nodes)
+    def begin(self, item: Item, passes: int = 1) -> Txn:
+        """Reserve the rows of an item, in a step of so many passes."""
+        return self.cache.begin(lease_of(item.request), item.given, item.nodes + passes - 1)
 
     @staticmethod
     def settle(item: Item, txn: Txn, ranks: Sequence[int], drafted: Sequence[int]) -> list[Move]:

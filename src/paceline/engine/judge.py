@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paceline.core.forest import Forest
+from paceline.core.forest import Forest, Law
 from paceline.core.plan import Item
 from paceline.core.request import Request, TokenLogprob
 from paceline.core.rows import Out
@@ -23,11 +23,27 @@ class Judge:
         self.sampler = sampler
         self._verifiers: dict[str, Verifier] = {}
 
+    def straight(self, request: Request) -> bool:
+        """Can several passes in a row do without a judge?"""
+        p = request.params
+        plain = request.verifier == "exact" and self.sampler.likeliest(request)
+        return plain and p.logprobs is None and p.prompt_logprobs is None
+
     def judge(self, items: Sequence[Item], forest: Forest, layout: Layout, out: Out) -> Verdict:
         """The verdict on every item; next_token None where the text is not complete, -1 where every token was
-        masked or the request's own processor failed (its `error` says so)."""
+        masked or the request's own processor failed (its `error` says so). What was drawn by several passes in a row
+        joins the forest, all but the last token below one another."""
         count = len(items)
         verdict = Verdict([[] for _ in range(count)], [None] * count, [[] for _ in range(count)])
+        if out.drawn is not None:
+            for place, tokens in enumerate(out.drawn):
+                node = layout.roots[place]
+                for rank, token in enumerate(tokens[:-1], items[place].given):
+                    node = forest.add(place, token, node, law=Law.POINT)
+                    forest.row[node] = rank
+                    verdict.path[place].append(node)
+                verdict.next_token[place] = tokens[-1]
+            return verdict
         refs, logits, line = self._refs(items, forest, layout, out)
         if not refs:
             return verdict

@@ -2,10 +2,9 @@
 
 import logging
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -13,22 +12,22 @@ from paceline.cache.txn import Txn
 from paceline.core.errors import CapacityError, InputError, IntegrityError, RefusalError
 from paceline.core.forest import Forest, join
 from paceline.core.params import SamplingParams
-from paceline.core.plan import Item, Note, Plan, Work
-from paceline.core.registry import Offers, law_for, refusal
+from paceline.core.plan import Item, Note, Plan
+from paceline.core.registry import law_for, refusal
 from paceline.core.request import FinishReason, Request
-from paceline.core.rows import Model, Out
+from paceline.core.rows import Model, Out, Run
 from paceline.core.verdict import Verdict
 from paceline.draft import DRAFTERS, Ask, Drafter, Host, UserFn, View, behind
 from paceline.engine.desk import Desk
 from paceline.engine.detokenize import Detokenizer
 from paceline.engine.judge import Judge, add_prompt_logprobs
-from paceline.engine.layout import Layout, lay_out
+from paceline.engine.layout import Layout, lay_out, measured
 from paceline.engine.prune import prune
 from paceline.engine.recorder import Recorder
 from paceline.engine.roster import Entry, Roster
 from paceline.engine.stop import Stopper
 from paceline.engine.totals import Totals
-from paceline.plan.cost import Drafting, StepTimes, Times
+from paceline.plan.cost import StepTimes, Times
 from paceline.plan.cut import trim
 from paceline.sample.grammar import Grammars, vocabulary
 from paceline.sample.sampler import Sampler
@@ -112,6 +111,7 @@ class Engine:
         spell = partial(vocabulary, tokenizer, model.vocab_size, sorted(self.eos)) if tokenizer is not None else None
         self.sampler = Sampler(model.vocab_size, encode=encode, grammars=Grammars(spell, model.vocab_size))
         self.judge = Judge(self.sampler)
+        self.run: Run | None = getattr(model, "run", None)
         self.host = Host(self.sampler, model.vocab_size, draft, callable, min(512, config.row_budget), config.remember)
         self.cards = {name: card for name, card in DRAFTERS.items() if not card.needs - self.have}
         model.allocate(config.blocks, config.block_size)
@@ -169,6 +169,7 @@ class Engine:
         stoppers = {r.id: Stopper(r, d) for r, d in zip(requests, detokenizers)}
         for request in requests:
             self.sampler.admit(request)
+            request.straight = self.run is not None and self.judge.straight(request)
         self.stoppers.update(stoppers)
         self._next_id += params.n
         self.desk.waiting.extend(requests)
@@ -284,12 +285,16 @@ class Engine:
         txns: list[Txn] = []
         try:
             for item in items:
-                txns.append(self.desk.begin(item))
+                txns.append(self.desk.begin(item, plan.passes))
             asks = self._asks(items, txns)
             forest = self._draft(plan, asks)
             layout = lay_out(forest, items, txns)
+            rows = layout.builder.build(self.model.device)
             started = self.clock()
-            out = self.model.forward(layout.builder.build(self.model.device))
+            if plan.passes > 1 and self.run is not None:
+                out = self.run(rows, plan.passes, [self.stoppers[item.request.id].ids for item in items])
+            else:
+                out = self.model.forward(rows)
             target = self.clock() - started
             self.timer.target += target
             started = self.clock()
@@ -300,7 +305,7 @@ class Engine:
             for txn in txns:
                 txn.abort()
             raise
-        work, parts = measured(items, txns, layout, forest, self.cards)
+        work, parts = measured(items, txns, layout, forest, self.cards, out)
         for place, (item, txn) in enumerate(zip(items, txns)):
             self._settle(place, item, txn, forest, verdict)
         found = self._learn(asks, verdict, layout, out)
@@ -431,13 +436,12 @@ class Engine:
         request, last = item.request, verdict.next_token[place]
         if last is None:
             return None
-        request.stats.passes += 1
-        request.round += 1
         self._changed.append(request)
         emitted: list[int] = []
         finish: FinishReason | None = None
         stopper = self.stoppers[request.id]
-        tokens = [(forest.token[n], item.drafter) for n in verdict.path[place]] + [(last, None)]
+        author = item.drafter if item.nodes else None
+        tokens = [*((forest.token[n], author) for n in verdict.path[place]), (last, None)]
         for token, author in tokens:
             if token < 0:
                 finish = "error"
@@ -450,11 +454,14 @@ class Engine:
             if finish:
                 break
         request.text = stopper.text()
+        passes = 1 if item.nodes else max(1, len(emitted))
+        request.round += passes
+        request.stats.passes += passes
         request.stats.generated += len(emitted)
         depths = [forest.depth[n] for n in layout.candidates[place]]
         note = self._note(item, depths, min(len(verdict.path[place]), len(emitted)))  # what follows the end counts not
         request.stats.count(note.offered, note.kept)
-        self.totals.passed(note, len(emitted))
+        self.totals.passed(note, passes, len(emitted))
         del request.logprobs[len(request.output) :]
         self.sampler.commit(request, emitted)
         if finish:
@@ -479,22 +486,3 @@ class Engine:
         self.sampler.drop(request)
         if request not in self._changed:
             self._changed.append(request)
-
-
-def measured(
-    items: Sequence[Item], txns: Sequence[Txn], layout: Layout, forest: Forest, cards: Mapping[str, Offers]
-) -> tuple[Work, list[Drafting]]:
-    """What a step did in the end, as the table of costs counts it."""
-    by: dict[str, list[Sequence[int]]] = {}
-    shape = []
-    for place, (item, txn) in enumerate(zip(items, txns)):
-        nodes = layout.candidates[place]
-        judged = len(nodes) + len(layout.probes.get(place, ()))
-        shape.append((item.given + judged, txn.base, judged + item.completes))
-        if item.nodes:
-            by.setdefault(item.drafter, []).append(nodes)
-    parts = []
-    for name, each in by.items():
-        deepest = max((forest.depth[n] for n in chain(*each)), default=0) if cards[name].shape == "chain" else 0
-        parts.append(Drafting(name, len(each), deepest, sum(map(len, each))))
-    return Work.of(shape), parts

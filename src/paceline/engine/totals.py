@@ -29,13 +29,13 @@ class Totals:
         self.prompt += len(request.prompt)
         self.cached += request.length
 
-    def passed(self, note: Note, generated: int) -> None:
-        """Count one request's part of a pass."""
+    def passed(self, note: Note, passes: int, generated: int) -> None:
+        """Count one request's part of a step."""
         stats = self.drafters.get(note.drafter)
         if stats is None:
             stats = self.drafters[note.drafter] = SpecStats()
         stats.count(note.offered, note.kept)
-        stats.passes += 1
+        stats.passes += passes
         stats.generated += generated
 
     def failed(self, drafter: str) -> None:

@@ -2,7 +2,7 @@
 
 import ctypes
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -102,15 +102,32 @@ class NativeDecoder(Decoder):
         """Draft a chain for each segment, whose last row alone is wanted: at most `most[i]` tokens, drawn by
         `keys[i]` at `temperature[i]` (0: greedy). A chain ends early when the chance that all of it is kept falls
         below `worth[i]`. `share`, `sharp`: those of draft/model.py."""
-        steps, tokens = max(most), (ctypes.c_int64 * (len(most) * max(most)))()
+        steps = max(most)
         noise = [key for row in keys for key in (row + [0] * steps)[:steps]]
+        drawn = self.chains(rows, most, temperature, noise, worth, share, sharp, [()] * len(most))
+        return [[token for token in row if token >= 0] for row in drawn]
+
+    def run(self, rows: Rows, passes: int, ends: Sequence[Collection[int]]) -> Out:
+        """`core.rows.Run`; the last row alone of each segment is wanted."""
+        count = len(ends)
+        zeros = [0.0] * count
+        drawn = self.chains(rows, [passes] * count, zeros, [0] * (count * passes), zeros, 1.0, 1.0, ends)
+        return Out(torch.empty(0, self.spec.vocab), drawn=[[token for token in row if token > -2] for row in drawn])
+
+    def chains(
+        self, rows: Rows, most: list[int], temperature: list[float], noise: list[int], worth: list[float], share: float,
+        sharp: float, ends: Sequence[Collection[int]],
+    ) -> Iterator[list[int]]:  # fmt: skip
+        """The tokens of each segment, -2 beyond their end."""
+        steps, count, each = max(most), len(most), max(map(len, ends))
         call, *_held = self.call(rows, {}, steps)
+        tokens = (ctypes.c_int64 * (count * steps))()
+        last = [token for mine in ends for token in (*mine, *[-1] * (each - len(mine)))]
         self.library.paceline_draft(
             self.model, call, steps, integers(most), reals(temperature), (ctypes.c_uint64 * len(noise))(*noise),
-            reals(worth), share, sharp, tokens,
+            reals(worth), share, sharp, integers(last), each, tokens,
         )  # fmt: skip
-        each = (tokens[start : start + steps] for start in range(0, len(tokens), steps))
-        return [[token for token in row if token >= 0] for row in each]
+        return (tokens[start : start + steps] for start in range(0, len(tokens), steps))
 
     def tree(
         self,

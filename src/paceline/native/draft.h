@@ -5,16 +5,17 @@
 
 // A chain of drafts for each request: the pass `p`, which wants one row of each segment, then up to `steps` - 1 passes of
 // one row each. keys, tokens [requests][steps]; temperature 0: greedy. A chain ends when the chance that all of it is
-// kept falls below its `worth`; a greedy token's chance is its probability at temperature `sharp`, another's is `share`.
-// `tokens` beyond its end: -1.
+// kept falls below its `worth` (0: never); a greedy token's chance is its probability at temperature `sharp`, another's is
+// `share`. It ends, too, behind a token of its `end` [requests][ends]. tokens: -1 where none can be drawn, -2 beyond the end.
 extern "C" void paceline_draft(const Model* m, const Pass* p, i64 steps, const i64* most, const double* temperature,
-                               const i64* keys, const double* worth, double share, double sharp, i64* tokens) {
+                               const i64* keys, const double* worth, double share, double sharp, const i64* end, i64 ends,
+                               i64* tokens) {
   const i64 n = p->segments, vocab = m->vocab;
   std::vector<i64> live(n), token(n), position(n), slot(n), word(n, 0), want(n), table(n * p->width);
   std::vector<double> chance(n, 1.);
   std::vector<Segment> segment(n);
   for (i64 i = 0; i < n; i++) live[i] = want[i] = i;
-  std::fill(tokens, tokens + n * steps, -1);
+  std::fill(tokens, tokens + n * steps, -2);
   Pass pass = *p;
   for (i64 step = 0; step < steps && !live.empty(); step++) {
     forward(*m, pass);
@@ -30,6 +31,7 @@ extern "C" void paceline_draft(const Model* m, const Pass* p, i64 steps, const i
       }
       float top;
       tokens[i * steps + step] = largest(z, vocab, top);
+      if (!worth[i]) return;
       __m512 sum = _mm512_setzero_ps();
       each(vocab, [&](i64 c, __mmask16 k) {
         const __m512 x = _mm512_mul_ps(_mm512_sub_ps(_mm512_maskz_loadu_ps(k, z + c), set(top)), set((float)(1 / sharp)));
@@ -41,6 +43,7 @@ extern "C" void paceline_draft(const Model* m, const Pass* p, i64 steps, const i
     for (i64 r = 0; r < count; r++) {
       const i64 i = live[r], drawn = tokens[i * steps + step];
       if (drawn < 0 || chance[i] < worth[i] || step + 1 >= most[i]) continue;
+      if (std::find(end + i * ends, end + (i + 1) * ends, drawn) != end + (i + 1) * ends) continue;
       const Segment& first = p->segment[i];
       const i64 at = first.base + first.given + step;
       live[kept] = i, token[kept] = drawn, position[kept] = at, segment[kept] = {kept, 1, 0, at};

@@ -61,7 +61,7 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.paceline_race.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p]
     library.paceline_race.restype = None
     library.paceline_draft.argtypes = [POINTER(CModel), POINTER(CPass), c_int64, c_void_p, c_void_p, c_void_p]
-    library.paceline_draft.argtypes += [c_void_p, c_double, c_double, c_void_p]
+    library.paceline_draft.argtypes += [c_void_p, c_double, c_double, c_void_p, c_int64, c_void_p]
     library.paceline_draft.restype = None
     library.paceline_tree.argtypes = [POINTER(CModel), POINTER(CPass), c_void_p, c_void_p, c_void_p, c_int64]
     library.paceline_tree.argtypes += [c_int64, c_double, c_void_p, c_void_p, c_void_p]

@@ -27,3 +27,7 @@ class LengthPolicy(Protocol):
     def edges(self, base: Work) -> tuple[Edge, ...]:
         """Where drafts may be cut in the step that was just shared out, fewest rows first."""
         return ()
+
+    def passes(self, base: Work) -> int:
+        """Of the target in one step in which nobody drafts, at most."""
+        return 1

@@ -44,10 +44,11 @@ Points = Mapping[int, Mapping[str, Sequence[Point]]]
 
 class Price:
     """Seconds of a step that is `base` and so many rows more, less what the rows of prompts cost in any case: beside
-    them, who bring no tokens, drafts would seem cheap. Made for one decision: it remembers."""
+    them, who bring no tokens, drafts would seem cheap. Steps in which nobody drafts have so many `passes`, and each its
+    part. Made for one decision: it remembers."""
 
-    def __init__(self, times: StepTimes, base: Work) -> None:
-        self.times, self.base = times, base
+    def __init__(self, times: StepTimes, base: Work, passes: int = 1) -> None:
+        self.times, self.base, self.passes = times, base, passes
         alone = Work(base.requests, base.requests, base.context, base.context, base.requests)
         self.sunk = times.of_target(base) - times.of_target(alone) if base.rows > base.requests else 0.0
         self.reach = base.pairs / max(base.requests, 1)
@@ -67,6 +68,8 @@ class Price:
 
     def of(self, choice: Choice) -> float:
         """With it."""
+        if not choice:
+            return self.rows(0) - (1 - 1 / self.passes) * self.times.of_rest(self.base.requests, 0)
         parts = parts_of(choice)
         return self.rows(sum(point.rows for _, point in choice.values())) + sum(map(self.times.of_draft, parts))
 
@@ -111,7 +114,7 @@ def parts_of(choice: Choice) -> list[Drafting]:
 def best(points: Points, spare: int, price: Price) -> tuple[Choice, float]:
     """The choice of most goodput among: nothing; one drafter for all, with nodes where they bring most; to each request
     what is best for it at the price so found. At most `spare` nodes. And its goodput."""
-    nothing = len(points) / price.rows(0)
+    nothing = len(points) / price.of({})
     found, most = Choice(), nothing * MARGIN
     for drafter in dict.fromkeys(drafter for each in points.values() for drafter in each):
         choice, goodput = uniform(drafter, points, spare, price, most)

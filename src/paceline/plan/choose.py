@@ -40,6 +40,8 @@ of a merged drafter (whose first part would take it) of its fewest."""
 BANNED = 256
 """Steps that a drafter rests after it has failed; doubled each time."""
 CHAIN = (1, 2, 3, 4, 6, 8, 12)
+PATIENCE, PASSES = 0.02, 8
+"""Seconds, and passes, that one step may take where nobody drafts."""
 DEPTH = 16
 """Deepest place of a tree that is counted."""
 NONE = "none"
@@ -129,6 +131,9 @@ class Goodput:
     limit: Callable[[Request, str], int]
     acceptance: Acceptance = field(default_factory=Acceptance)
     step: int = 0
+    """Passes of the target so far."""
+    patience: float = PATIENCE
+    """Seconds that a step may take in which nobody drafts, if it has more than one pass."""
     spent: float = 0.0
     """Seconds of all steps."""
     lost: float = 0.0
@@ -190,6 +195,10 @@ class Goodput:
         """Of the step that was just shared out."""
         return self._now.edges
 
+    def passes(self, base: Work) -> int:
+        """As many as `patience` allows: what is not the target's is then paid for once."""
+        return max(1, min(PASSES, int(self.patience / self.times.of_target(base))))
+
     # -- the choice ------------------------------------------------------------------------------------------------
 
     def _fits(self, now: Held, requests: Sequence[Request], base: Work) -> bool:
@@ -201,13 +210,17 @@ class Goodput:
 
     def best(self, requests: Sequence[Request], spare: int, base: Work) -> tuple[Choice, float]:
         """The choice of most goodput, and that goodput."""
-        return best({r.id: self._points(r, base.requests) for r in requests}, spare, Price(self.times, base))
+        return best({r.id: self._points(r, base.requests) for r in requests}, spare, self._prices(requests, base))
+
+    def _prices(self, requests: Sequence[Request], base: Work) -> Price:
+        straight = base.rows == len(requests) and all(r.straight for r in requests)
+        return Price(self.times, base, self.passes(base) if straight else 1)
 
     def _decide(self, now: Held, requests: Sequence[Request], spare: int, base: Work) -> None:
         """Choose anew."""
         self._hear()
         choice, now.goodput = self.best(requests, spare, base)
-        price = Price(self.times, base)
+        price = self._prices(requests, base)
         now.worth, now.edges = price.worth(choice, now.goodput), price.edges(choice, now.goodput)
         now.picks = {r.id: choice.get(r.id) for r in requests}
         used = Counter(drafter for drafter, _ in choice.values())
@@ -295,7 +308,7 @@ class Goodput:
         if trial.missed >= USELESS:
             nodes, deep = sizes[0] if arm.sure in self.arms else 1, 1
         point = self._price(request, arm, [nodes], deep, base.requests)[0]
-        choice, price = {**held, request.id: (drafter, point)}, Price(self.times, base)
+        choice, price = {**held, request.id: (drafter, point)}, self._prices(requests, base)
         given_up = held[request.id][1].tokens if request.id in held else 0.0
         usual = price.of(held)
         cost = price.of(choice) - usual + given_up / now.goodput
@@ -331,14 +344,15 @@ class Goodput:
 
     def learn(self, notes: Sequence[Note], work: Work, parts: Sequence[Drafting], times: Times) -> None:
         """What a step taught."""
-        self.step += 1
+        before, self.step = self.step, self.step + work.passes
+        self._now.left -= work.passes - 1
         self.spent += times.total
         self.parts = parts
-        if self.times.seen < KNOWN or self.step % SELDOM == 0 or self._trying:
+        if self.times.seen < KNOWN or self.step // SELDOM > before // SELDOM or self._trying:
             self.times.observe(work, parts, times)
         self._tried(notes)
         self._unheard += notes
-        if self.step % HEARING == 0:
+        if self.step // HEARING > before // HEARING:
             self._hear()
 
     def _hear(self) -> None:

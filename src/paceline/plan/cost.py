@@ -131,7 +131,7 @@ class StepTimes:
             part = max(0.0, (rows - low) / (high - low))
             pass_ = w[low] * (1.0 - part) + w[high] * part
         read = w["context"] * work.context + w["pairs"] * work.pairs
-        return self.speed * (pass_ + w["requests"] * work.requests + read + w["logits"] * work.logits)
+        return self.speed * work.passes * (pass_ + w["requests"] * work.requests + read + w["logits"] * work.logits)
 
     def of_draft(self, part: Drafting) -> float:
         """Seconds of one drafter's part."""
@@ -234,13 +234,14 @@ class StepTimes:
 
 
 def _features(work: Work) -> dict[Any, float]:
-    return {
-        **hats(work.rows),
+    one: dict[Any, float] = {
         "requests": work.requests,
         "context": work.context,
         "pairs": work.pairs,
         "logits": work.logits,
     }
+    one.update(hats(work.rows))
+    return one if work.passes == 1 else {name: work.passes * x for name, x in one.items()}
 
 
 def _ratio(seconds: float, expected: float) -> float:

@@ -12,6 +12,8 @@ from paceline.core.plan import CHUNK, Item, Plan, Work
 from paceline.core.request import Request
 from paceline.plan import LengthPolicy
 
+NONE = "none"
+
 
 @dataclass(frozen=True, slots=True)
 class Room:
@@ -58,11 +60,23 @@ class Planner:
                 share = shares.get(request.id)
                 nodes, depth, worth = (share.nodes, share.depth, share.worth) if share else (0, 0, None)
                 chances = share.chances if share else ()
-                drafter = share.drafter if share else "none" if request.arms else request.drafter
+                drafter = share.drafter if share else NONE if request.arms else request.drafter
                 items.append(Item(request, given[request.id], nodes, drafter, request.verifier, depth, worth, chances))
         plan = fit(items, turn if order is None else order, room)
         plan.edges = edges
+        if not prompts:
+            plan.passes = self._passes(plan.items, base, room)
         return plan
+
+    def _passes(self, items: Sequence[Item], base: Work, room: Room) -> int:
+        """Of the target in this step, where nobody drafts: no more than anybody has tokens left, or the cache has room
+        for."""
+        if not all(item.drafter == NONE and item.request.straight for item in items):
+            return 1
+        most = min([self.length.passes(base), *(item.request.left for item in items)])
+        while most > 1 and sum(room.need(item.request, most) for item in items) > room.free:
+            most -= 1
+        return max(1, most)
 
 
 def fit(items: Sequence[Item], order: Sequence[Request], room: Room) -> Plan:

@@ -27,3 +27,6 @@ class Wishes(LengthPolicy):
 
     def edges(self, base: Work) -> tuple[Edge, ...]:
         return self.goodput.edges(base)
+
+    def passes(self, base: Work) -> int:
+        return self.goodput.passes(base)

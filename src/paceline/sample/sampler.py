@@ -129,6 +129,11 @@ class Sampler:
         """Does it draw without noise?"""
         return self._slots[request.id].warp.greedy
 
+    def likeliest(self, request: Request) -> bool:
+        """Is its next token the likeliest one by the model's logits?"""
+        slot = self._slots[request.id]
+        return slot.warp.greedy and not slot.live
+
     def temperature(self, request: Request) -> float | None:
         """The request's temperature if it alone makes the law from the logits; None where anything else does too."""
         slot = self._slots[request.id]

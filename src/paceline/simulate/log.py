@@ -56,6 +56,7 @@ class Arrival:
     arms: tuple[str, ...]
     verifier: str
     max_tokens: int
+    straight: bool = False
     key: str = ""
     """Among whom `fair` shares."""
     params: dict[str, Any] = field(default_factory=dict)
@@ -66,7 +67,9 @@ class Arrival:
     def of(cls, request: Request) -> "Arrival":
         r = request
         params = {name: value for name in DECIDING if (value := getattr(r.params, name)) != getattr(_DEFAULT, name)}
-        return cls(r.arrival, r.id, r.group, r.prompt, r.drafter, r.arms, r.verifier, r.max_tokens, r.key, params)
+        return cls(
+            r.arrival, r.id, r.group, r.prompt, r.drafter, r.arms, r.verifier, r.max_tokens, r.straight, r.key, params
+        )
 
     def request(self) -> Request:
         return Request(
@@ -78,6 +81,7 @@ class Arrival:
             drafter=self.drafter,
             arms=self.arms,
             verifier=self.verifier,
+            straight=self.straight,
             max_tokens=self.max_tokens,
             arrival=self.now,
             key=self.key,
@@ -109,11 +113,12 @@ class Decision:
     admitted: list[int]
     preempted: list[int]
     items: list[Given]
+    passes: int = 1
 
     @classmethod
     def of(cls, admitted: Iterable[Request], plan: Plan) -> "Decision":
         items = [Given(i.request.id, i.given, i.nodes, i.drafter, i.depth, i.worth) for i in plan.items]
-        return cls([r.id for r in admitted], [r.id for r in plan.preempt], items)
+        return cls([r.id for r in admitted], [r.id for r in plan.preempt], items, plan.passes)
 
 
 @dataclass(frozen=True, slots=True)

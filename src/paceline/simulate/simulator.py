@@ -75,7 +75,7 @@ class Simulator:
         """What the target and the drafters would have made of a plan."""
         draws = [self._draw(item) for item in plan.items]
         left = trim(plan, [sum(offered) for offered, _ in draws], twin.chain)
-        results = [self._result(item, *draw, rows) for item, draw, rows in zip(plan.items, draws, left)]
+        results = [self._result(item, *draw, rows, plan.passes) for item, draw, rows in zip(plan.items, draws, left)]
         shape, by = [], dict[str, list[Result]]()
         advanced: list[tuple[int, str, int]] = []
         for item, result in zip(plan.items, results):
@@ -84,7 +84,7 @@ class Simulator:
             if item.nodes:
                 by.setdefault(item.drafter, []).append(result)
             advanced += self._advances(item, result, twin)
-        work = Work.of(shape)
+        work = replace(Work.of(shape), passes=max(len(result.tokens) for result in results) if plan.passes > 1 else 1)
         parts = []
         for name, each in by.items():
             deepest = max(len(r.offered) for r in each) if twin.chain(name) else 0
@@ -110,13 +110,16 @@ class Simulator:
         """Rows per depth of a draft, and how deep it is kept."""
         return self.workload.rates.draw(item, self.noise) if item.completes and item.nodes else ([], 0)
 
-    def _result(self, item: Item, drafted: Sequence[int], kept: int, left: int) -> Result:
-        """The next tokens of the recorded output, as many as the draw says; what follows its end is made up. Of the
-        draft's rows the first ones stay, as many as are `left`."""
+    def _result(self, item: Item, drafted: Sequence[int], kept: int, left: int, passes: int) -> Result:
+        """The next tokens of the recorded output, as many as the draw says, or one a pass; what follows its end is made
+        up. Of the draft's rows the first ones stay, as many as are `left`."""
         if not item.completes:
             return Result()
         speech, before = self.workload.outputs[item.request.id], len(item.request.output)
-        ahead = speech.tokens[before : before + item.nodes + 1]
+        ahead = speech.tokens[before : before + item.nodes + passes]
+        if passes > 1:
+            finish = speech.finish if before + len(ahead) == len(speech.tokens) else None
+            return Result(ahead, list(range(len(ahead) - 1)), len(ahead), finish=finish)
         starts = accumulate(drafted, initial=0)
         offered = [min(rows, left - start) for rows, start in zip(drafted, starts) if start < left]
         kept = min(kept, len(offered), len(ahead))

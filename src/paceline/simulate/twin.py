@@ -50,7 +50,7 @@ class Twin:
 
     def begin(self, plan: Plan) -> list[Txn]:
         """Reserve the rows of a step."""
-        return [self.desk.begin(item) for item in plan.items]
+        return [self.desk.begin(item, plan.passes) for item in plan.items]
 
     def end(self, plan: Plan, txns: Sequence[Txn], outcome: Outcome) -> None:
         """A step is done."""
