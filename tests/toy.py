@@ -5,9 +5,14 @@ read back from the slots the block table names, those of candidates through the 
 position or move therefore changes the text.
 """
 
+from collections.abc import Sequence
+
 import torch
 
-from paceline.core.rows import Out, Rows
+from paceline.core.noise import keys_tensor
+from paceline.core.rows import Out, Rows, RowsBuilder, Straight
+from paceline.sample.filters import Warp, law
+from paceline.sample.race import race, winners
 
 VOCAB = 7
 ORDER = 3
@@ -60,6 +65,31 @@ class Toy:
                 logits[row] = self.next_logits(context)
         want = rows.want.tolist()
         return Out(torch.stack([logits[i] for i in want]) if want else torch.empty(0, VOCAB, dtype=torch.float64))
+
+    def run(self, rows: Rows, passes: int, texts: Sequence[Straight]) -> Out:
+        """Passes one by one, tokens drawn by the sampler's own parts."""
+        drawn: list[list[int]] = [[] for _ in texts]
+        live = list(range(len(texts)))
+        logits, tables = self.forward(rows).logits, rows.tables.tolist()
+        while live:
+            builder, going = RowsBuilder(), []
+            for i, x in zip(live, logits):
+                text, segment = texts[i], rows.segments[i]
+                if text.temperature:
+                    key = keys_tensor([text.keys[len(drawn[i])]])
+                    [token] = race(law(x[None], [Warp(text.temperature, 0, 1.0, 0.0)]), key)
+                else:
+                    [token] = winners(x[None])
+                drawn[i].append(token)
+                if token >= 0 and token not in text.ends and len(drawn[i]) < passes:
+                    at = segment.base + segment.given + len(drawn[i]) - 1
+                    slot = tables[i][at // self.block_size] * self.block_size + at % self.block_size
+                    builder.add([token], [slot], tables[i], at)
+                    going.append(i)
+            live = going
+            if live:
+                logits = self.forward(builder.build()).logits
+        return Out(torch.empty(0, VOCAB), drawn=drawn)
 
     def move(self, source: list[int], target: list[int]) -> None:
         values = [self.pool[s] for s in source]

@@ -116,6 +116,7 @@ class Setting:
     order: str = "fcfs"
     tbt_target_ms: float | None = None
     group_size: int | None = None
+    patience_ms: float = 0.0
     check: bool = True
     clock: int = 0
     """Seed of the times that parts of a step seem to take: the planner's choice is arbitrary, and repeats."""
@@ -131,7 +132,7 @@ class Setting:
             blocks=blocks, block_size=self.block_size, max_requests=self.max_requests,
             row_budget=max(self.row_budget, self.max_requests), nodes=self.nodes,
             prefix_cache=self.prefix_cache, schedule=self.schedule, order=self.order, group_size=self.group_size,
-            tbt_target_ms=self.tbt_target_ms, check=self.check,
+            tbt_target_ms=self.tbt_target_ms, patience_ms=self.patience_ms, check=self.check,
         )  # fmt: skip
         return Engine(self.target(), config, draft=draft, callable=user, tokenizer=TOKENIZER, eos=(EOS,),
                       clock=clock(self.clock))  # fmt: skip
@@ -218,6 +219,7 @@ settings_st = st.builds(
     schedule=st.sampled_from(SCHEDULES),
     order=st.sampled_from(list(ORDERS)),
     group_size=st.sampled_from([None, None, 1, 2]),
+    patience_ms=st.sampled_from([0.0, 1e9]),
     clock=st.integers(0, 2**16),
 )
 

@@ -97,6 +97,7 @@ settings_st = st.builds(
     order=st.sampled_from(["fcfs", "priority", "deadline", "fair"]),
     tbt_target_ms=st.sampled_from([None, None, 1.0, 1e6]),
     group_size=st.sampled_from([None, None, 2]),
+    patience_ms=st.sampled_from([0.0, 1e9]),
     clock=st.integers(0, 2**16),
 )
 

@@ -127,10 +127,18 @@ class Model(Protocol):
         """Copy pool slots source[i] -> target[i], all read before any is written."""
 
 
-Run = Callable[[Rows, int, Sequence[Collection[int]]], Out]
-"""What a model may have as `run` beside `forward`: at most so many passes in one call. Each draws the likeliest token
-of each segment, the lowest at ties, -1 where there is none; its row, in the next slot, is the next pass's. One of the
-segment's ends, or -1, is its last token."""
+class Straight(NamedTuple):
+    """How a text goes on: drawn at this temperature by `keys[i]` in pass i (0: greedy, without keys), to one of its
+    `ends` at most."""
+
+    temperature: float
+    keys: list[int]
+    ends: Collection[int]
+
+
+Run = Callable[[Rows, int, Sequence[Straight]], Out]
+"""What a model may have as `run` beside `forward`: at most so many passes in one call. Each draws a token for each
+segment as the engine would, -1 where none can be drawn; its row, in the next slot, is the next pass's."""
 
 
 class RowsBuilder:

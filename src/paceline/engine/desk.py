@@ -11,7 +11,6 @@ from paceline.cache.txn import Move, Txn
 from paceline.core.plan import Item, Plan
 from paceline.core.request import Request
 from paceline.engine.roster import Roster
-from paceline.plan.choose import PATIENCE
 from paceline.plan.planner import Planner, Room
 from paceline.plan.wishes import Wishes
 from paceline.schedule import SchedulePolicy, policies
@@ -38,8 +37,7 @@ class Desk:
     @classmethod
     def of(cls, config: "EngineConfig", roster: Roster, groups: Iterable[str]) -> "Desk":
         """As an engine of this configuration has it; `groups` are those beside the target's."""
-        if config.tbt_target_ms is not None:
-            roster.chooser.patience = min(PATIENCE, config.tbt_target_ms / 1e3)
+        roster.chooser.patience = min(config.patience_ms, config.tbt_target_ms or config.patience_ms) / 1e3
         forget = policy(config.eviction)(config.blocks)
         cache = Cache(config.blocks, config.block_size, groups=groups, prefix=config.prefix_cache, eviction=forget)
         planner = Planner(Wishes(roster.fixed, roster.chooser), config.row_budget)

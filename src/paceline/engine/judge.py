@@ -26,8 +26,8 @@ class Judge:
     def straight(self, request: Request) -> bool:
         """Can several passes in a row do without a judge?"""
         p = request.params
-        plain = request.verifier == "exact" and self.sampler.likeliest(request)
-        return plain and p.logprobs is None and p.prompt_logprobs is None
+        told = p.logprobs is not None or p.prompt_logprobs is not None
+        return request.verifier == "exact" and not told and self.sampler.temperature(request) is not None
 
     def judge(self, items: Sequence[Item], forest: Forest, layout: Layout, out: Out) -> Verdict:
         """The verdict on every item; next_token None where the text is not complete, -1 where every token was

@@ -15,7 +15,7 @@ from paceline.core.params import SamplingParams
 from paceline.core.plan import Item, Note, Plan
 from paceline.core.registry import law_for, refusal
 from paceline.core.request import FinishReason, Request
-from paceline.core.rows import Model, Out, Run
+from paceline.core.rows import Model, Out, Run, Straight
 from paceline.core.verdict import Verdict
 from paceline.draft import DRAFTERS, Ask, Drafter, Host, UserFn, View, behind
 from paceline.engine.desk import Desk
@@ -69,6 +69,8 @@ class EngineConfig:
     order: str = "fcfs"
     tbt_target_ms: float | None = None
     """Longest step while somebody decodes, as predicted; None: `row_budget` alone limits it."""
+    patience_ms: float = 20.0
+    """Longest step of several passes, which may be made where nobody drafts; 0: each pass is a step."""
     group_size: int | None = None
     """Most requests that decode in a step, of one shape where possible (EXSPEC); None: all."""
     remember: int = 1 << 28
@@ -290,11 +292,9 @@ class Engine:
             forest = self._draft(plan, asks)
             layout = lay_out(forest, items, txns)
             rows = layout.builder.build(self.model.device)
+            texts = [self._straight(item.request, plan.passes) for item in items] if plan.passes > 1 else []
             started = self.clock()
-            if plan.passes > 1 and self.run is not None:
-                out = self.run(rows, plan.passes, [self.stoppers[item.request.id].ids for item in items])
-            else:
-                out = self.model.forward(rows)
+            out = self.run(rows, plan.passes, texts) if self.run and texts else self.model.forward(rows)
             target = self.clock() - started
             self.timer.target += target
             started = self.clock()
@@ -320,6 +320,12 @@ class Engine:
         for item in items:
             if item.request.finish is not None:
                 self.chooser.drop(item.request)
+
+    def _straight(self, request: Request, passes: int) -> Straight:
+        """How a text goes on in so many passes."""
+        temperature, noise = self.sampler.temperature(request) or 0.0, request.target_noise
+        keys = [noise.key(request.index(depth)) for depth in range(passes)] if temperature else []
+        return Straight(temperature, keys, self.stoppers[request.id].ids)
 
     def _forget(self, request: Request) -> None:
         """Drop what drafters remember of a request that gave up its lease."""

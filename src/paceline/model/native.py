@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.forest import MAX_CANDIDATES
-from paceline.core.rows import Out, Rows
+from paceline.core.rows import Out, Rows, Straight
 from paceline.model.blocks import Norm
 from paceline.model.decoder import Decoder, Weights, zeros
 from paceline.model.footprint import UNIT
@@ -107,11 +107,12 @@ class NativeDecoder(Decoder):
         drawn = self.chains(rows, most, temperature, noise, worth, share, sharp, [()] * len(most))
         return [[token for token in row if token >= 0] for row in drawn]
 
-    def run(self, rows: Rows, passes: int, ends: Sequence[Collection[int]]) -> Out:
+    def run(self, rows: Rows, passes: int, texts: Sequence[Straight]) -> Out:
         """`core.rows.Run`; the last row alone of each segment is wanted."""
-        count = len(ends)
-        zeros = [0.0] * count
-        drawn = self.chains(rows, [passes] * count, zeros, [0] * (count * passes), zeros, 1.0, 1.0, ends)
+        count = len(texts)
+        temperature, ends = [text.temperature for text in texts], [text.ends for text in texts]
+        noise = [key for text in texts for key in text.keys or [0] * passes]
+        drawn = self.chains(rows, [passes] * count, temperature, noise, [0.0] * count, 1.0, 1.0, ends)
         return Out(torch.empty(0, self.spec.vocab), drawn=[[token for token in row if token > -2] for row in drawn])
 
     def chains(

@@ -73,6 +73,26 @@ static i64 race(const float* x, i64 n, double temperature, uint64_t key, Room& b
   return winner;
 }
 
+// log p of the law with logits x / temperature; NaN where all of them are -inf, or one is inf or NaN
+static void log_law(const float* x, i64 n, double temperature, float* to) {
+  float top;
+  const bool some = largest(x, n, top) >= 0 && top < INFINITY;
+  const __m512 inverse = set((float)(1 / std::max(temperature, 1e-30))), most = set(top);
+  __m512 sum = _mm512_setzero_ps();
+  each(n, [&](i64 i, __mmask16 k) {
+    const __m512 z = _mm512_mul_ps(_mm512_sub_ps(_mm512_maskz_loadu_ps(k, x + i), most), inverse);
+    sum = _mm512_mask_add_ps(sum, k, sum, exponential(z));
+    _mm512_mask_storeu_ps(to + i, k, z);
+  });
+  const __m512 all = set(some ? std::log(_mm512_reduce_add_ps(sum)) : NAN);
+  each(n, [&](i64 i, __mmask16 k) { put(to + i, _mm512_sub_ps(_mm512_maskz_loadu_ps(k, to + i), all), k); });
+}
+
+// Rows of logits x [rows][width] to log p of the law at the row's temperature: sample/filters.py is the slow twin
+extern "C" void paceline_law(const float* x, i64 rows, i64 width, const double* temperature, i64 threads, float* to) {
+  parallel(threads, rows, [=](i64 r) { log_law(x + r * width, width, temperature[r], to + r * width); });
+}
+
 extern "C" void paceline_winners(const float* x, i64 rows, i64 width, i64 threads, i64* winners) {
   parallel(std::min(threads, (rows + 3) / 4), rows, [=](i64 r) {
     float top;

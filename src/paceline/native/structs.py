@@ -60,6 +60,8 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.paceline_winners.restype = None
     library.paceline_race.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p]
     library.paceline_race.restype = None
+    library.paceline_law.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p]
+    library.paceline_law.restype = None
     library.paceline_draft.argtypes = [POINTER(CModel), POINTER(CPass), c_int64, c_void_p, c_void_p, c_void_p]
     library.paceline_draft.argtypes += [c_void_p, c_double, c_double, c_void_p, c_int64, c_void_p]
     library.paceline_draft.restype = None

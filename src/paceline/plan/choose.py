@@ -40,8 +40,8 @@ of a merged drafter (whose first part would take it) of its fewest."""
 BANNED = 256
 """Steps that a drafter rests after it has failed; doubled each time."""
 CHAIN = (1, 2, 3, 4, 6, 8, 12)
-PATIENCE, PASSES = 0.02, 8
-"""Seconds, and passes, that one step may take where nobody drafts."""
+PASSES = 8
+"""Of the target in one step, at most, where nobody drafts."""
 DEPTH = 16
 """Deepest place of a tree that is counted."""
 NONE = "none"
@@ -132,7 +132,7 @@ class Goodput:
     acceptance: Acceptance = field(default_factory=Acceptance)
     step: int = 0
     """Passes of the target so far."""
-    patience: float = PATIENCE
+    patience: float = 0.0
     """Seconds that a step may take in which nobody drafts, if it has more than one pass."""
     spent: float = 0.0
     """Seconds of all steps."""

@@ -5,13 +5,16 @@ boundary are kept together, whatever their order in memory, and no result depend
 Every operation treats rows independently, so a row's law does not depend on its batch mates, bit for bit.
 """
 
+from array import array
 from collections.abc import Sequence
+from ctypes import CDLL
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from paceline.core.params import SamplingParams
+from paceline.sample.race import native
 
 NUCLEUS = (64, 1024)
 """How many of the likeliest tokens top-p looks through for its boundary before it sorts a row."""
@@ -113,6 +116,30 @@ def narrow(z: Tensor, warps: Sequence[Warp]) -> Tensor:
 
 def law(logits: Tensor, warps: Sequence[Warp]) -> Tensor:
     """log p [L, V] of sampled rows. A row without any finite logit comes back as NaN."""
+    it = native(logits)
+    bare = [i for i, warp in enumerate(warps) if not warp.filters] if it else []
+    if it is None or not bare:
+        return torch_law(logits, warps)
+    if len(bare) == len(warps):
+        return bare_law(it, logits, warps)
+    rest = [i for i, warp in enumerate(warps) if warp.filters]
+    log_p = torch.empty_like(logits)
+    log_p[bare] = bare_law(it, logits[bare], [warps[i] for i in bare])
+    log_p[rest] = torch_law(logits[rest], [warps[i] for i in rest])
+    return log_p
+
+
+def bare_law(it: CDLL, logits: Tensor, warps: Sequence[Warp]) -> Tensor:
+    """`law` of rows without filters, by the native library: as its own runs of passes have it, bit for bit."""
+    rows, width = logits.shape
+    logits, temperatures = logits.contiguous(), array("d", (w.temperature for w in warps))
+    log_p, threads = torch.empty_like(logits), torch.get_num_threads()
+    it.paceline_law(logits.data_ptr(), rows, width, temperatures.buffer_info()[0], threads, log_p.data_ptr())
+    return log_p
+
+
+def torch_law(logits: Tensor, warps: Sequence[Warp]) -> Tensor:
+    """`law` without the native library, on any device: its slow twin."""
     return narrow(temper(logits, warps), warps).log_softmax(-1)
 
 

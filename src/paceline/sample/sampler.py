@@ -129,15 +129,10 @@ class Sampler:
         """Does it draw without noise?"""
         return self._slots[request.id].warp.greedy
 
-    def likeliest(self, request: Request) -> bool:
-        """Is its next token the likeliest one by the model's logits?"""
-        slot = self._slots[request.id]
-        return slot.warp.greedy and not slot.live
-
     def temperature(self, request: Request) -> float | None:
         """The request's temperature if it alone makes the law from the logits; None where anything else does too."""
         slot = self._slots[request.id]
-        return None if slot.live or slot.warp.filters else slot.warp.temperature
+        return None if slot.live or (slot.warp.filters and not slot.warp.greedy) else slot.warp.temperature
 
     def possible(self, request: Request, path: Path, token: int) -> bool:
         """Does the request's grammar, if it has one, allow `token` after the candidates `path`?"""
