@@ -10,7 +10,7 @@ PROMPT = [1, 2, 3, 4, 5]
 
 
 def engine(logits: torch.Tensor) -> Engine:
-    return Engine(Toy(logits), EngineConfig(blocks=64, block_size=4, max_requests=4, row_budget=4))
+    return Engine(Toy(logits), EngineConfig(blocks=64, block_size=4, max_requests=4, row_budget=4, patience_ms=0))
 
 
 def everywhere(row: list[float]) -> torch.Tensor:

@@ -339,6 +339,28 @@ def siblings_share_a_parse(patch: MonkeyPatch) -> None:
     patch.setattr(Parse, "_go", go)
 
 
+def one_noise_for_all_passes(patch: MonkeyPatch) -> None:
+    """Every token of several passes in one call is drawn with the noise of the first."""
+    original = Engine._straight
+
+    def straight(self: Engine, request: Any, passes: int) -> Any:
+        text = original(self, request, passes)
+        return text._replace(keys=text.keys[:1] * passes)
+
+    patch.setattr(Engine, "_straight", straight)
+
+
+def everybody_straight(patch: MonkeyPatch) -> None:
+    """Requests whose law is not temperature's alone go without a judge."""
+    patch.setattr(Judge, "straight", lambda self, request: True)
+    patch.setattr(Engine, "_straight", lambda self, r, n, make=Engine._straight: _at_its_own(make(self, r, n), r, n))
+
+
+def _at_its_own(text: Any, request: Any, passes: int) -> Any:
+    keys = [request.target_noise.key(request.index(depth)) for depth in range(passes)]
+    return text._replace(temperature=request.params.temperature, keys=keys)
+
+
 TEXT: list[tuple[Callable[[MonkeyPatch], None], str, str]] = [
     (penalties_frozen, "greedy penalties", "model"),
     (emit_something_else, "temperature", "ngram"),
@@ -349,6 +371,10 @@ TEXT: list[tuple[Callable[[MonkeyPatch], None], str, str]] = [
     (moves_forgotten, "greedy", "user"),
     (penalties_frozen, "grammar", "model"),
     (siblings_share_a_parse, "grammar", "topk"),
+    (one_noise_for_all_passes, "temperature", "none"),
+    (everybody_straight, "top-k", "none"),
+    (everybody_straight, "bias", "none"),
+    (everybody_straight, "greedy penalties", "none"),
 ]
 
 
@@ -356,7 +382,8 @@ def fixed_cases(feature: str, drafter: str) -> None:
     """Forty seeded cases of one cell."""
     rng = random.Random(0)
     for case in range(40):
-        setting = Setting(model_seed=case % 5, draft_noise=0.3, nodes={"ngram": 4, "model": 4, "user": 8})
+        nodes = {"ngram": 4, "model": 4, "user": 8}
+        setting = Setting(model_seed=case % 5, draft_noise=0.3, nodes=nodes, patience_ms=1e9 * (case % 2))
         params = {
             "top_p": 1.0,
             "top_k": 0,

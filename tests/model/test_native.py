@@ -12,12 +12,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paceline.core.errors import RefusalError
-from paceline.core.rows import Rows
+from paceline.core.params import SamplingParams
+from paceline.core.request import Request
+from paceline.core.rows import Rows, Straight
 from paceline.model import packed
 from paceline.model.load import load_model
 from paceline.model.native import NativeDecoder
 from paceline.native.build import built, has_amx, library
 from paceline.native.structs import declare
+from paceline.sample.sampler import Sampler
 from tests.oracle.cases import CASES, VOCAB, Case, text, write
 from tests.oracle.rows import Chunk, feed, lay_out
 
@@ -252,6 +255,48 @@ def test_a_chain_is_its_passes_one_by_one(checkpoints: dict[str, Path], worth: l
     together = decoder.chain(lay_out(chunks, 16, want=ends), most, [0.0] * 3, [[]] * 3, worth, 0.5, 0.7)
     for chunk, n, least, drawn in zip(chunks, most, worth, together):
         assert drawn == one_by_one(decoder, lay_out([chunk], 16, want=[len(chunk.given) - 1]), n, least)
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_run_is_its_passes_one_by_one(checkpoints: dict[str, Path], temperature: float, quantize: str | None) -> None:
+    """Tokens to the bit, the keys and values of all but the last, and the ends: of the texts one ends early; nothing is
+    drawn from what is not finite."""
+    decoder = native(checkpoints["qwen3"], TILES[-1], quantize)
+    sampler, passes, size = Sampler(VOCAB), 7, 8
+    chunks = [Chunk([5 - n, 8 + n], 0, text(20 + n, 2 + 3 * n)) for n in range(2)]
+    params = SamplingParams(temperature=temperature, top_k=0, seed=3).resolve({})
+
+    def rows() -> Rows:
+        return lay_out(chunks, size, want=[1, 6])
+
+    decoder.allocate(16, size)
+    logits, expected, nexts = list(decoder.forward(rows()).logits), [], []
+    requests = [Request(n, chunk.given, params, 3) for n, chunk in enumerate(chunks)]
+    for request, chunk, z in zip(requests, chunks, logits):
+        sampler.admit(request)
+        drawn: list[int] = []
+        for index in range(passes):
+            row = [(request, tuple(drawn))]
+            drawn += sampler.draw(row, sampler.scores(row, z[None]), [request.target_noise.key(index)])
+            z = decoder.forward(lay_out([Chunk(chunk.table, len(chunk.given) + index, drawn[-1:])], size)).logits[0]
+        expected.append(drawn)
+        nexts.append(z)
+    assert len({*expected[0]}) > 1
+    keys = [[request.target_noise.key(index) for index in range(passes)] for request in requests]
+    for ends in ([()] * 2, [(VOCAB + 1, expected[0][2]), ()]):
+        decoder.allocate(16, size)
+        out = decoder.run(rows(), passes, [Straight(temperature, *it) for it in zip(keys, ends)])
+        stop = expected[0].index(ends[0][1]) + 1 if ends[0] else passes
+        assert out.drawn == [expected[0][:stop], expected[1]] and not out.logits.numel()
+        for chunk, drawn, z in list(zip(chunks, expected, nexts))[stop < passes :]:
+            at = len(chunk.given) + passes - 1
+            after = decoder.forward(lay_out([Chunk(chunk.table, at, drawn[-1:])], size)).logits[0]
+            torch.testing.assert_close(after, z, rtol=0, atol=0)
+    if quantize is None:  # in int8 what is no number is rounded to one
+        decoder.weights.norm.weight.fill_(float("nan"))
+        texts = [Straight(temperature, mine, ()) for mine in keys]
+        assert decoder.run(rows(), passes, texts).drawn == [[-1], [-1]]
 
 
 def test_int8_is_refused_where_it_cannot_run(checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,31 @@ def uniform(times: StepTimes, batch: int, rate: float, k: int) -> float:
     return tokens / (times.of_target(work) + drafts + times.of_rest(batch, batch * k))
 
 
+def test_not_drafting_is_priced_by_steps_of_several_passes() -> None:
+    """At a pass of 4 ms and 6 ms beside it 20 ms have room for five passes: 26 ms, 5.2 a token, which a draft has to
+    beat; it beats 10 ms a token if requests cannot go straight. Its own step has the 6 ms."""
+
+    class Slow(StepTimes):
+        def of_target(self, work: Work) -> float:
+            return work.passes * 4e-3
+
+        def of_draft(self, part: Drafting) -> float:
+            return 0.0
+
+        def of_rest(self, requests: int, nodes: int) -> float:
+            return 6e-3
+
+    for rate, straight, drafts in ((0.6, False, True), (0.6, True, False), (0.96, True, True)):
+        pick = chooser(Slow(), {"a": rate, "b": 0.0}, most=1)
+        pick.patience = 0.02
+        (request,) = requests(1)
+        request.straight = straight
+        choice, goodput = pick.best([request], 8, base(1))
+        assert bool(choice) == drafts
+        assert goodput == pytest.approx((1 + rate) / 10e-3 if drafts else 5 / 26e-3)
+        assert pick.passes(base(1)) == 5
+
+
 @pytest.mark.parametrize("batch", GOLDEN)
 def test_golden_table(batch: int) -> None:
     times = H100()

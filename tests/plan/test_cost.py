@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -111,6 +112,8 @@ def test_what_is_written_out_for_speed_is_the_sum_of_the_terms(rows: int, reques
     work, part = Work(rows, requests, requests * length, rows * length, rows), Drafting("m", requests, n % 9, n)
     slow = {**hats(rows), "requests": requests, "context": work.context, "pairs": work.pairs, "logits": rows}
     assert times.of_target(work) == pytest.approx(times.speed * times.target.predict(slow))
+    several = replace(work, passes=1 + n)
+    assert times.of_target(several) == pytest.approx((1 + n) * times.of_target(work))
     assert times.of_draft(part) == pytest.approx(times.drafter("m").predict(part.features()))
     rest = {"call": 1.0, "requests": requests, "nodes": n}
     assert times.of_rest(requests, n) == pytest.approx(times.speed * times.rest.predict(rest))

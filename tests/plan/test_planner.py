@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.params import SamplingParams
+from paceline.core.plan import Work
 from paceline.core.request import Request
 from paceline.plan.fixed import FixedLength
 from paceline.plan.planner import Planner, Room
@@ -93,6 +94,33 @@ def test_every_plan_is_valid_and_somebody_moves(
     assert used <= free + sum(space.gain(r) for r in plan.preempt)
     assert plan.items or plan.preempt
     assert len(plan.items) + len(plan.preempt) <= len(rs)
+
+
+class Patient(FixedLength):
+    def passes(self, base: Work) -> int:
+        return 5
+
+
+def test_several_passes_where_nobody_drafts() -> None:
+    """As many as everybody has tokens left and the cache has room for; one where somebody drafts, reads a prompt, or
+    needs more of a pass than the next token."""
+
+    def passes(rs: list[Request], free: int = 100) -> int:
+        plan = Planner(Patient({"ngram": 3}), 32).plan(rs, room(rs, free))
+        plan.validate(32)
+        return plan.passes
+
+    def plain(i: int, tokens: int = 9, computed: int = 8, left: int = 50, straight: bool = True) -> Request:
+        r = request(i, tokens, computed, "none", left)
+        r.straight = straight
+        return r
+
+    assert passes([plain(0), plain(1)]) == 5
+    assert passes([plain(0), plain(1, left=3)]) == 3 and passes([plain(0, left=1)]) == 1
+    assert [passes([plain(0), plain(1)], free) for free in (2, 3, 4)] == [4, 4, 5]
+    assert passes([plain(0), plain(1, straight=False)]) == 1
+    assert passes([plain(0), plain(1, tokens=12)]) == 1
+    assert passes([plain(0), request(1, 9, 8, "ngram")]) == 1
 
 
 def test_depth_follows_what_is_left_and_nodes_do_not() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from paceline.core.errors import InputError
 from paceline.core.noise import TargetNoise, keys_tensor, mix
+from paceline.sample.filters import Warp, law, torch_law
 from paceline.sample.race import perturbed, race, torch_race, torch_winners, winners
 from paceline.sample.sampler import Sampler
 from tests.sample import slow
@@ -91,6 +92,19 @@ def test_race_equals_full_computation(seed, scale, vocab):
     expected = winners(perturbed(scores, keys))
     for form in race, torch_race:
         assert form(scores, keys) == expected and form(scores, keys, sparse=True) == expected
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 1000), st.sampled_from([0.01, 1.0, 60.0]), st.sampled_from([1, 7, 33, 1000]), st.integers(0, 31))
+def test_law_equals_its_slow_twin(seed, scale, vocab, filtered):
+    """Rows with and without filters mixed, and each the same alone, bit for bit; empty ones and broken ones are NaN."""
+    warps = [Warp(t, 5 if filtered >> i & 1 else 0, 1.0, 0.0) for i, t in enumerate((1.0, 0.3, 1e-40, 2.0, 1.0))]
+    z = logits(5, seed, vocab=vocab).float() * scale
+    z[1, ::2], z[3], z[4, -1] = float("-inf"), float("-inf"), (float("nan"), float("inf"))[seed % 2]
+    got, expected = law(z, warps), torch_law(z, warps)
+    torch.testing.assert_close(got, expected, rtol=2e-6, atol=2e-6 * max(1.0, scale), equal_nan=True)
+    for i, warp in enumerate(warps):
+        assert torch.equal(got[i : i + 1].view(torch.int32), law(z[i : i + 1], [warp]).view(torch.int32))
 
 
 @pytest.mark.parametrize("form", [winners, torch_winners])

@@ -47,6 +47,10 @@ def test_the_run_has_what_the_property_is_about() -> None:
     assert any(step.failed for step in steps)
     assert any(step.outcome is None and step.decision.items for step in steps)
     assert any(step.outcome and step.outcome.advanced for step in steps)
+    patient = Setting(blocks=14, block_size=2, clock=5, patience_ms=1e9)
+    steps += [e for e in recorded(patient, some(3, 8, drafter="none"), 1) if isinstance(e, Step)]
+    several = [step for step in steps if step.decision.passes > 1]
+    assert several and all(step.outcome and len(step.outcome.results[0].tokens) > 1 for step in several)
     drafters = {item.drafter for step in steps for item in step.decision.items if item.nodes}
     assert len(drafters) > 1
 

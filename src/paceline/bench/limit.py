@@ -17,7 +17,7 @@ STEPS = 64
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """`floor_ms` = weight_bytes / read_gb_s; `step_ms` the median plain step at batch 1; `fraction_of_limit` =
+    """`floor_ms` = weight_bytes / read_gb_s; `step_ms` the median of a plain token at batch 1; `fraction_of_limit` =
     floor_ms / step_ms; `host_share` = 1 - (time in the target's forward, drafters and sampling) / step time."""
 
     weight_bytes: int
@@ -58,7 +58,7 @@ def read_speed(size: int, device: torch.device, seconds: float = 0.5) -> float:
 def plain_steps(
     engine: Engine, prompt: Sequence[int], params: SamplingParams, steps: int = STEPS
 ) -> tuple[float, float]:
-    """(median milliseconds, host share) of so many decode steps of one plain request."""
+    """(median milliseconds a token, host share) of so many tokens of one plain request."""
     prompt = prompt[: max(1, engine.model.max_len - steps - 1)]
     wish = replace(params, drafter="none", verifier="exact", ignore_eos=True, max_tokens=steps + 1)
     (request,) = engine.submit(prompt, wish)
@@ -66,9 +66,9 @@ def plain_steps(
         engine.step()
     engine.timer, taken = Timer(), []
     while request.finish is None:
-        started = perf_counter()
+        started, before = perf_counter(), len(request.output)
         engine.step()
-        taken.append(perf_counter() - started)
+        taken.append((perf_counter() - started) / (len(request.output) - before))
     if not taken:
         raise InputError(f"A context of {engine.model.max_len} tokens is too short to measure a step; raise it.")
     timer = engine.timer
