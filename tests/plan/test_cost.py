@@ -75,6 +75,18 @@ def test_the_machine_slows_down_as_a_whole() -> None:
     assert times.predict(big, []) == pytest.approx(2 * before, rel=0.15)
 
 
+def test_what_is_beside_several_passes_is_learnt_apart() -> None:
+    """Half of what is beside one; a pass takes as long in either."""
+    times, one = StepTimes(), Work(1, 1, 100, 100, 1)
+    for n in range(600):
+        work = replace(one, passes=1 + n % 2 * 4)
+        times.observe(work, [], Times(work.passes * 4e-3, {}, 1e-3 if work.passes == 1 else 5e-4))
+    assert times.of_rest(1, 0, 5) == pytest.approx(5e-4, rel=0.05) and times.of_rest(1, 0) == pytest.approx(
+        1e-3, rel=0.05
+    )
+    assert times.predict(replace(one, passes=3)) == pytest.approx(12.5e-3, rel=0.02) and times.error < 0.05
+
+
 def test_one_interrupted_step_teaches_little() -> None:
     rng, times = random.Random(3), StepTimes()
     for _ in range(1000):
@@ -115,5 +127,6 @@ def test_what_is_written_out_for_speed_is_the_sum_of_the_terms(rows: int, reques
     several = replace(work, passes=1 + n)
     assert times.of_target(several) == pytest.approx((1 + n) * times.of_target(work))
     assert times.of_draft(part) == pytest.approx(times.drafter("m").predict(part.features()))
-    rest = {"call": 1.0, "requests": requests, "nodes": n}
-    assert times.of_rest(requests, n) == pytest.approx(times.speed * times.rest.predict(rest))
+    for call, passes in (("call", 1), ("several", 2)):
+        rest = {call: 1.0, "requests": requests, "nodes": n}
+        assert times.of_rest(requests, n, passes) == pytest.approx(times.speed * times.rest.predict(rest))

@@ -26,7 +26,7 @@ from paceline.plan.choose import Goodput
 from paceline.plan.cost import KNOTS, Drafting, StepTimes, Times
 
 log = logging.getLogger("paceline")
-VERSION = 4
+VERSION = 5
 """Of what the table's terms mean."""
 BUDGET_S = 8.0
 """Seconds of a calibration, half of them for the target alone: what would take longer is left to the first steps of
@@ -46,7 +46,7 @@ class Recorder(Goodput):
 
     def __init__(self, other: Goodput) -> None:
         super().__init__(other.arms, StepTimes(), other.limit)
-        self.drafter, self.nodes = NONE, 0
+        self.drafter, self.nodes, self.several = NONE, 0, 1
         self.samples: list[Sample] = []
 
     def share(self, requests: Sequence[Request], spare: int, base: Work) -> dict[int, Share]:
@@ -54,7 +54,7 @@ class Recorder(Goodput):
         return {r.id: Share(self.drafter if each else NONE, each, each, Worth(0.0)) for r in requests}
 
     def passes(self, base: Work) -> int:
-        return 1
+        return self.several
 
     def learn(self, notes: Any, work: Work, parts: Sequence[Drafting], times: Times) -> None:
         self.samples.append((work, parts, times))
@@ -165,7 +165,7 @@ def renamed(times: Times, drafter: str) -> Times:
 
 
 def rounds(engine: Engine, recorder: Recorder, batch: int, end: float) -> None:
-    """Steps of `batch` requests with each drafter at some sizes, after one that is not counted."""
+    """Steps of `batch` requests: of one pass, of two, with each drafter at some sizes; the first is not counted."""
     vocab, need = engine.model.vocab_size, SHORT + 256
     if engine.cache.blocks_for(need) * batch > engine.cache.room() or need > engine.model.max_len:
         return
@@ -178,19 +178,19 @@ def rounds(engine: Engine, recorder: Recorder, batch: int, end: float) -> None:
         while any(not r.output for r in requests) and perf_counter() < end:
             engine.step()
         recorder.samples = [s for s in recorder.samples if s[0].rows == s[0].requests or s[1]]
-        for drafter in (NONE, *requests[0].arms):
-            for nodes in NODES if drafter != NONE else (0,):
-                if perf_counter() > end:
-                    return
-                recorder.drafter, recorder.nodes = dearest(drafter), nodes
-                before = len(recorder.samples)
-                for _ in range(STEPS):
-                    engine.step()
-                new = sorted(recorder.samples[before + 1 :], key=lambda sample: sample[2].total)
-                recorder.samples[before:] = [
-                    (work, [replace(part, drafter=drafter) for part in parts], renamed(took, drafter))
-                    for work, parts, took in new[: STEPS // 2]
-                ]
+        kinds = [(NONE, 0, 1), (NONE, 0, 2), *((arm, nodes, 1) for arm in requests[0].arms for nodes in NODES)]
+        for drafter, nodes, several in kinds:
+            if perf_counter() > end:
+                return
+            recorder.drafter, recorder.nodes, recorder.several = dearest(drafter), nodes, several
+            before = len(recorder.samples)
+            for _ in range(STEPS):
+                engine.step()
+            new = sorted(recorder.samples[before + 1 :], key=lambda sample: sample[2].total)
+            recorder.samples[before:] = [
+                (work, [replace(part, drafter=drafter) for part in parts], renamed(took, drafter))
+                for work, parts, took in new[: STEPS // 2]
+            ]
     finally:
         for request in requests:
             engine.abort(request)

@@ -69,7 +69,8 @@ class Price:
     def of(self, choice: Choice) -> float:
         """With it."""
         if not choice:
-            return self.rows(0) - (1 - 1 / self.passes) * self.times.of_rest(self.base.requests, 0)
+            alone, several = (self.times.of_rest(self.base.requests, 0, n) for n in (1, self.passes))
+            return self.rows(0) - alone + several / self.passes
         parts = parts_of(choice)
         return self.rows(sum(point.rows for _, point in choice.values())) + sum(map(self.times.of_draft, parts))
 

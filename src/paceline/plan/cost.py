@@ -1,6 +1,6 @@
 """What a step costs: a table per model and machine, measured at start-up, refined by every step since.
 
-    seconds = speed * (target(rows, requests, context, pairs, logits) + rest(requests, nodes))
+    seconds = speed * (passes * target(rows, requests, context, pairs, logits) + rest(requests, nodes))
               + draft(drafter, requests, depth, nodes) + ...
 
 `target` is a staircase: one value at each of `KNOTS` rows (panels of 16 rows share a read of the weights), straight
@@ -113,7 +113,7 @@ class StepTimes:
     """The table. Before it has seen a step its figures are only a shape, and the first step sets the scale."""
 
     target: Terms = field(default_factory=_target)
-    rest: Terms = field(default_factory=lambda: Terms({"call": 1e-4, "requests": 5e-5, "nodes": 1e-6}))
+    rest: Terms = field(default_factory=lambda: Terms({"call": 1e-4, "several": 1e-4, "requests": 5e-5, "nodes": 1e-6}))
     drafts: dict[str, Terms] = field(default_factory=dict)
     speed: float = 1.0
     seen: int = 0
@@ -138,16 +138,18 @@ class StepTimes:
         w = self.drafter(part.drafter).weights
         return w["call"] + w["requests"] * part.requests + w["depth"] * part.depth + w["nodes"] * part.nodes
 
-    def of_rest(self, requests: int, nodes: int) -> float:
-        """Seconds of everything else: planning, judging, book-keeping."""
+    def of_rest(self, requests: int, nodes: int, passes: int = 1) -> float:
+        """Seconds of everything else: planning, judging, book-keeping. Beside several passes it is less, as they draw
+        their tokens."""
         w = self.rest.weights
-        return self.speed * (w["call"] + w["requests"] * requests + w["nodes"] * nodes)
+        call = w["call" if passes == 1 else "several"]
+        return self.speed * (call + w["requests"] * requests + w["nodes"] * nodes)
 
     def predict(self, work: Work, parts: Iterable[Drafting] = ()) -> float:
         """Seconds of a whole step."""
         each = list(parts)
         nodes = sum(part.nodes for part in each)
-        return self.of_target(work) + sum(map(self.of_draft, each)) + self.of_rest(work.requests, nodes)
+        return self.of_target(work) + sum(map(self.of_draft, each)) + self.of_rest(work.requests, nodes, work.passes)
 
     def drafter(self, name: str) -> Terms:
         if name not in self.drafts:
@@ -161,7 +163,8 @@ class StepTimes:
             self.drafts = {name: terms.scaled(self.speed) for name, terms in self.drafts.items()}
         nodes = sum(part.nodes for part in parts)
         target, drafts = self.of_target(work), [self.of_draft(part) for part in parts]
-        wrong = abs((target + sum(drafts) + self.of_rest(work.requests, nodes)) / times.total - 1.0)
+        rest = self.of_rest(work.requests, nodes, work.passes)
+        wrong = abs((target + sum(drafts) + rest) / times.total - 1.0)
         self.error += (wrong - self.error) / min(self.seen + 1, 100)
         self.seen += 1
         faster = 1.0 + DRIFT * (_ratio(times.target, target) - 1.0)
@@ -174,8 +177,7 @@ class StepTimes:
                 faster = 1.0 + DRIFT * (ratio - 1.0)
                 self.drafts[part.drafter] = self.drafts[part.drafter].scaled(faster)
                 self.drafts[part.drafter].learn(part.features(), ratio / faster)
-        x = {"call": 1.0, "requests": work.requests, "nodes": nodes}
-        self.rest.learn(x, _ratio(times.rest, self.of_rest(work.requests, nodes)))
+        self.rest.learn(_others(work, nodes), _ratio(times.rest, self.of_rest(work.requests, nodes, work.passes)))
 
     def _in_order(self, rows: int) -> None:
         """Fewer rows never cost more: what was just seen at `rows` bounds the knots on both sides."""
@@ -213,7 +215,7 @@ class StepTimes:
         rest = []
         for work, parts, times in samples:
             nodes = sum(part.nodes for part in parts)
-            rest.append(({"call": 1.0, "requests": work.requests, "nodes": nodes}, max(times.rest, FLOOR)))
+            rest.append((_others(work, nodes), max(times.rest, FLOOR)))
         self.rest.fit(rest)
         for name in {part.drafter for _, parts, _ in samples for part in parts}:
             mine = [(p, t.drafts[name]) for _, ps, t in samples for p in ps if p.drafter == name]
@@ -242,6 +244,10 @@ def _features(work: Work) -> dict[Any, float]:
     }
     one.update(hats(work.rows))
     return one if work.passes == 1 else {name: work.passes * x for name, x in one.items()}
+
+
+def _others(work: Work, nodes: int) -> dict[str, float]:
+    return {"call" if work.passes == 1 else "several": 1.0, "requests": work.requests, "nodes": nodes}
 
 
 def _ratio(seconds: float, expected: float) -> float:

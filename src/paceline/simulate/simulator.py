@@ -162,4 +162,4 @@ def seconds(times: StepTimes, work: Work, parts: Sequence[Drafting]) -> Times:
     """A step's time by part, as predicted."""
     nodes = sum(part.nodes for part in parts)
     drafts = {part.drafter: times.of_draft(part) for part in parts}
-    return Times(times.of_target(work), drafts, times.of_rest(work.requests, nodes))
+    return Times(times.of_target(work), drafts, times.of_rest(work.requests, nodes, work.passes))

@@ -150,7 +150,9 @@ def scale(times: StepTimes, outcomes: Sequence[Outcome]) -> None:
     """Make the table's predictions of these steps add up to what they took, part by part: a table follows the latest
     steps, and another load on the machine may have been another one's doing."""
     target = _ratio((o.times.target, times.of_target(o.work)) for o in outcomes)
-    rest = _ratio((o.times.rest, times.of_rest(o.work.requests, sum(p.nodes for p in o.parts))) for o in outcomes)
+    rest = _ratio(
+        (o.times.rest, times.of_rest(o.work.requests, sum(p.nodes for p in o.parts), o.work.passes)) for o in outcomes
+    )
     drafted: dict[str, list[tuple[float, float]]] = {}
     for outcome in outcomes:
         for part in outcome.parts:
