@@ -71,8 +71,8 @@ def uniform(times: StepTimes, batch: int, rate: float, k: int) -> float:
 
 
 def test_not_drafting_is_priced_by_steps_of_several_passes() -> None:
-    """At a pass of 4 ms and 6 ms beside it, or 5.5 beside several, 20 ms have room for five passes: 25.5 ms, 5.1 a token,
-    which a draft has to beat; it beats 10 ms a token if requests cannot go straight. Its own step has the 6 ms."""
+    """Beside passes of 4 ms there are 6 ms, 5.5 beside several. 20 ms have room for five: 25.5 ms, 5.1 a token, which a
+    draft has to beat; it beats 10 ms a token if requests cannot go straight. Its own step has the 6 ms."""
 
     class Slow(StepTimes):
         def of_target(self, work: Work) -> float:
