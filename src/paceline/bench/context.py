@@ -10,8 +10,8 @@ from paceline.engine.loop import Engine
 
 SHORT, LONG = 300, 3900
 """Tokens of the two texts; of the longer as many as the model and the pool hold."""
-STEPS = 5
-"""Of a text in a turn; their median counts."""
+STEPS = 24
+"""Tokens of a text in a turn, in some calls; the median call's counts."""
 TURNS = 24
 READING = 0.02
 """Seconds of a turn that go to reading a buffer."""
