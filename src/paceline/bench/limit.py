@@ -68,7 +68,7 @@ def plain_steps(
     while request.finish is None:
         started, before = perf_counter(), len(request.output)
         engine.step()
-        taken.append((perf_counter() - started) / (len(request.output) - before))
+        taken.append((perf_counter() - started) / max(1, len(request.output) - before))
     if not taken:
         raise InputError(f"A context of {engine.model.max_len} tokens is too short to measure a step; raise it.")
     timer = engine.timer

@@ -6,7 +6,8 @@
 // A chain of drafts for each request: the pass `p`, which wants one row of each segment, then up to `steps` - 1 passes of
 // one row each. keys, tokens [requests][steps]; temperature 0: greedy. A chain ends when the chance that all of it is
 // kept falls below its `worth`; a greedy token's chance is its probability at temperature `sharp`, another's is `share`.
-// At `worth` 0 it is no draft: tokens are drawn from the law as float32 has it, as the engine does. It ends, too, behind a token of its `end` [requests][ends]. tokens: -1 where none can be drawn, -2 beyond the end.
+// At `worth` 0 it is no draft: tokens are drawn from the law as float32 has it, as the engine does. It ends, too,
+// behind a token of its `end` [requests][ends]. tokens: -1 where none can be drawn, -2 beyond the end.
 extern "C" void paceline_draft(const Model* m, const Pass* p, i64 steps, const i64* most, const double* temperature,
                                const i64* keys, const double* worth, double share, double sharp, const i64* end, i64 ends,
                                i64* tokens) {

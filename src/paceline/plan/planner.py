@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from paceline.core.plan import CHUNK, Item, Plan, Work
 from paceline.core.request import Request
 from paceline.plan import LengthPolicy
-
-NONE = "none"
+from paceline.plan.choose import NONE
 
 
 @dataclass(frozen=True, slots=True)

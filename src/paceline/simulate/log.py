@@ -57,6 +57,7 @@ class Arrival:
     verifier: str
     max_tokens: int
     straight: bool = False
+    """May several of its tokens be drawn in one call?"""
     key: str = ""
     """Among whom `fair` shares."""
     params: dict[str, Any] = field(default_factory=dict)
