@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from paceline.core.noise import keys_tensor
-from paceline.core.rows import Out, Rows, RowsBuilder, Straight
+from paceline.core.rows import Chains, Drawn, Out, Rows, RowsBuilder, Straight
 from paceline.sample.filters import Warp, law
 from paceline.sample.race import race, winners
 
@@ -66,32 +66,82 @@ class Toy:
         want = rows.want.tolist()
         return Out(torch.stack([logits[i] for i in want]) if want else torch.empty(0, VOCAB, dtype=torch.float64))
 
-    def run(self, rows: Rows, passes: int, texts: Sequence[Straight]) -> Out:
-        """Passes one by one, tokens drawn by the sampler's own parts."""
-        drawn: list[list[int]] = [[] for _ in texts]
-        live = list(range(len(texts)))
-        logits, tables = self.forward(rows).logits, rows.tables.tolist()
-        while live:
-            builder, going = RowsBuilder(), []
-            for i, x in zip(live, logits):
-                text, segment = texts[i], rows.segments[i]
-                if text.temperature:
-                    key = keys_tensor([text.keys[len(drawn[i])]])
-                    [token] = race(law(x[None], [Warp(text.temperature, 0, 1.0, 0.0)]), key)
-                else:
-                    [token] = winners(x[None])
-                drawn[i].append(token)
-                if token >= 0 and token not in text.ends and len(drawn[i]) < passes:
-                    at = segment.base + segment.given + len(drawn[i]) - 1
-                    slot = tables[i][at // self.block_size] * self.block_size + at % self.block_size
-                    builder.add([token], [slot], tables[i], at)
-                    going.append(i)
-            live = going
-            if live:
-                logits = self.forward(builder.build()).logits
-        return Out(torch.empty(0, VOCAB), drawn=drawn)
+    def run(self, rows: Rows, passes: int, texts: Sequence[Straight], chains: Chains | None = None) -> Out:
+        """Text by text and pass by pass, each token drawn by the sampler's own parts."""
+        out = Drawn([], [])
+        for i, (text, segment, table) in enumerate(zip(texts, rows.segments, rows.tables.tolist())):
+            said = [int(rows.token[segment.start])]
+            draft = None
+            if chains is not None and i in chains.texts:
+                draft = ToyDraft(chains, chains.texts.index(i), segment.base)
+            done: list[tuple[int, int]] = []
+            while len(done) < passes:
+                nodes = draft.propose(text, said, table) if draft is not None else []
+                drawn = [
+                    self.draw(x, text, len(said) - 1 + j)
+                    for j, x in enumerate(self._judge(said, nodes, segment.base, table))
+                ]
+                kept = next((j for j, (a, b) in enumerate(zip(drawn, nodes)) if a != b), len(nodes))
+                stop = next((j for j, token in enumerate(drawn[: kept + 1]) if token < 0 or token in text.ends), kept)
+                said += drawn[: min(stop, kept) + 1]
+                ended = stop < kept or said[-1] < 0 or said[-1] in text.ends or len(said) > text.most
+                done.append((len(nodes), min(kept, stop + 1)))
+                if draft is not None and nodes:
+                    draft.reach -= max(0, len(nodes) - 1 - min(kept, stop + 1))
+                if ended:
+                    break
+            out.tokens.append(said[1:])
+            out.passes.append(done)
+            if draft is not None:
+                out.reach[i] = draft.reach
+        return Out(torch.empty(0, VOCAB), drawn=out)
+
+    def _judge(self, said: list[int], nodes: list[int], base: int, table: list[int]) -> torch.Tensor:
+        """Logits behind the last token of a text and behind each of its draft."""
+        count, root = 1 + len(nodes), base + len(said) - 1
+        words = [(2 << j) - 1 for j in range(len(nodes))]
+        builder = RowsBuilder()
+        builder.add(
+            [said[-1], *nodes], self.slots(table, root, count), table, root,
+            depths=[*range(1, count)], words=words, want=[*range(count)],
+        )  # fmt: skip
+        return self.forward(builder.build()).logits
+
+    def slots(self, table: list[int], start: int, count: int) -> list[int]:
+        places = range(start, start + count)
+        return [table[place // self.block_size] * self.block_size + place % self.block_size for place in places]
+
+    @staticmethod
+    def draw(x: torch.Tensor, text: Straight, index: int) -> int:
+        if not text.temperature:
+            return winners(x[None])[0]
+        scores = law(x[None], [Warp(text.temperature, 0, 1.0, 0.0)])
+        return race(scores, keys_tensor([text.keys[index]]))[0]
 
     def move(self, source: list[int], target: list[int]) -> None:
         values = [self.pool[s] for s in source]
         for t, value in zip(target, values):
             self.pool[t] = value
+
+
+class ToyDraft:
+    """Drafts one text's chains in a run. `reach`: rows of it that the draft model has."""
+
+    def __init__(self, chains: Chains, place: int, base: int) -> None:
+        assert isinstance(chains.model, Toy)
+        self.model, self.most, self.base = chains.model, chains.most[place], base
+        segment = chains.rows.segments[place]
+        self.reach, self.lacks = segment.base, chains.rows.token[segment.start :][: segment.given].tolist()
+
+    def propose(self, text: Straight, said: list[int], table: list[int]) -> list[int]:
+        nodes: list[int] = []
+        known, deep = self.base + len(said), min(self.most, text.most - len(said))
+        lacks, self.lacks = self.lacks or said[self.reach - known :], []
+        while len(nodes) < deep:
+            tokens = nodes[-1:] or lacks
+            start = known + len(nodes) - len(tokens)
+            builder = RowsBuilder()
+            builder.add(tokens, self.model.slots(table, start, len(tokens)), table, start)
+            nodes.append(Toy.draw(self.model.forward(builder.build()).logits[0], text, len(said) - 1 + len(nodes)))
+            self.reach = start + len(tokens)
+        return nodes

@@ -2,7 +2,8 @@ import pytest
 
 from paceline.bench.context import LONG, SHORT, STEPS, Context, measure
 from paceline.core.params import SamplingParams
-from paceline.engine.loop import Engine, EngineConfig
+from paceline.engine.config import EngineConfig
+from paceline.engine.loop import Engine
 from tests.toy import Toy, table
 
 GREEDY = SamplingParams(temperature=0.0, seed=0).resolve({})

@@ -6,7 +6,8 @@ from paceline.bench import limit
 from paceline.bench.harness import Cell, Plan, Run, groups, measure, rotated, time_batch
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
-from paceline.engine.loop import Engine, EngineConfig
+from paceline.engine.config import EngineConfig
+from paceline.engine.loop import Engine
 from tests.toy import Toy, table
 
 PROMPTS = [[1, 2, 3], [4, 5], [1, 1, 2, 2, 3]]

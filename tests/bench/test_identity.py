@@ -3,7 +3,8 @@ import torch
 
 from paceline.bench.identity import Difference, Referee, first_difference, next_logits
 from paceline.core.params import SamplingParams
-from paceline.engine.loop import Engine, EngineConfig
+from paceline.engine.config import EngineConfig
+from paceline.engine.loop import Engine
 from tests.toy import ORDER, PHASES, VOCAB, Toy, table
 
 PROMPT = [1, 2, 3, 4, 5]

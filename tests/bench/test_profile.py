@@ -13,7 +13,8 @@ from paceline.bench.svg import Chart, tick
 from paceline.core.errors import InputError, RefusalError
 from paceline.core.params import SamplingParams
 from paceline.engine.build import Options, build
-from paceline.engine.loop import Engine, EngineConfig
+from paceline.engine.config import EngineConfig
+from paceline.engine.loop import Engine
 from paceline.model import blocks
 from paceline.model.native import NativeDecoder
 from paceline.native.build import library

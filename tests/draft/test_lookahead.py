@@ -14,8 +14,9 @@ from paceline.core.plan import Item
 from paceline.core.request import Request
 from paceline.core.rows import Out
 from paceline.draft.lookahead import REST, Lookahead, Pool
+from paceline.engine.config import EngineConfig
 from paceline.engine.layout import Layout, lay_out, tree_words
-from paceline.engine.loop import Engine, EngineConfig
+from paceline.engine.loop import Engine
 from tests.lossless.cases import FEATURES, Setting, Wish, check
 from tests.toy import Toy, table
 

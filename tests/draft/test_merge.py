@@ -161,7 +161,7 @@ def test_rounds_tell_what_the_first_part_would_have_brought(drafter: str) -> Non
         return forest
 
     class Spy(Recorder):
-        def ran(self, forest: Forest, verdict: Verdict, notes: Sequence[Note], *rest: Any) -> None:
+        def ran(self, forest: Forest, verdict: Verdict, drawn: Any, notes: Sequence[Note], *rest: Any) -> None:
             paths = forest.paths(range(len(forest)))
             self.rows = {(forest.request[i], path) for i, path in paths.items() if path and forest.row[i] != NO_ROW}
             self.notes = [note for note in notes if note.part]

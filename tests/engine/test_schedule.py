@@ -11,7 +11,8 @@ from paceline.core.errors import InputError, RefusalError
 from paceline.core.params import SamplingParams
 from paceline.core.plan import Work
 from paceline.core.rows import Out, Rows
-from paceline.engine.loop import Engine, EngineConfig
+from paceline.engine.config import EngineConfig
+from paceline.engine.loop import Engine
 from paceline.plan.cost import KNOTS, StepTimes
 from paceline.schedule.exspec import Grouped
 from paceline.schedule.policies import ORDERS, SCHEDULES

@@ -14,7 +14,8 @@ from paceline.core.noise import TargetNoise
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.draft import DRAFTERS
-from paceline.engine.loop import Engine, EngineConfig
+from paceline.engine.config import EngineConfig
+from paceline.engine.loop import Engine
 from paceline.sample.grammar import Grammars, vocabulary
 from paceline.sample.sampler import Sampler
 from paceline.schedule.policies import ORDERS, SCHEDULES

@@ -17,7 +17,7 @@ from paceline.core.params import SamplingParams
 from paceline.draft import Ask, tree
 from paceline.draft.model import ModelDrafter
 from paceline.draft.tree import TreeDrafter
-from paceline.engine import layout, loop, prune
+from paceline.engine import layout, loop, prune, runs
 from paceline.engine.judge import Judge
 from paceline.engine.loop import Engine
 from paceline.engine.stop import Stopper
@@ -343,9 +343,9 @@ def one_noise_for_all_passes(patch: MonkeyPatch) -> None:
     """Every token of several passes in one call is drawn with the noise of the first."""
     original = Engine._straight
 
-    def straight(self: Engine, request: Any, passes: int) -> Any:
-        text = original(self, request, passes)
-        return text._replace(keys=text.keys[:1] * passes)
+    def straight(self: Engine, item: Any, passes: int) -> Any:
+        text = original(self, item, passes)
+        return text._replace(keys=text.keys[:1] * text.most)
 
     patch.setattr(Engine, "_straight", straight)
 
@@ -353,12 +353,11 @@ def one_noise_for_all_passes(patch: MonkeyPatch) -> None:
 def everybody_straight(patch: MonkeyPatch) -> None:
     """Requests whose law is not temperature's alone go without a judge."""
     patch.setattr(Judge, "straight", lambda self, request: True)
-    patch.setattr(Engine, "_straight", lambda self, r, n, make=Engine._straight: _at_its_own(make(self, r, n), r, n))
+    patch.setattr(Engine, "_straight", lambda self, item, n: _at_its_own(self, item, n))
 
 
-def _at_its_own(text: Any, request: Any, passes: int) -> Any:
-    keys = [request.target_noise.key(request.index(depth)) for depth in range(passes)]
-    return text._replace(temperature=request.params.temperature, keys=keys)
+def _at_its_own(engine: Engine, item: Any, passes: int) -> Any:
+    return runs.straight(item, passes, item.request.params.temperature, engine.stoppers[item.request.id].ids)
 
 
 TEXT: list[tuple[Callable[[MonkeyPatch], None], str, str]] = [
@@ -372,7 +371,9 @@ TEXT: list[tuple[Callable[[MonkeyPatch], None], str, str]] = [
     (penalties_frozen, "grammar", "model"),
     (siblings_share_a_parse, "grammar", "topk"),
     (one_noise_for_all_passes, "temperature", "none"),
+    (one_noise_for_all_passes, "temperature", "model"),
     (everybody_straight, "top-k", "none"),
+    (everybody_straight, "top-k", "model"),
     (everybody_straight, "bias", "none"),
     (everybody_straight, "greedy penalties", "none"),
 ]

@@ -267,11 +267,13 @@ def test_a_run_is_its_passes_one_by_one(checkpoints: dict[str, Path], temperatur
     chunks = [Chunk([5 - n, 8 + n], 0, text(20 + n, 2 + 3 * n)) for n in range(2)]
     params = SamplingParams(temperature=temperature, top_k=0, seed=3).resolve({})
 
-    def rows() -> Rows:
-        return lay_out(chunks, size, want=[1, 6])
+    def last() -> Rows:
+        """The last row of each, behind the others."""
+        decoder.allocate(16, size)
+        decoder.forward(lay_out([Chunk(c.table, 0, c.given[:-1]) for c in chunks], size))
+        return lay_out([Chunk(c.table, len(c.given) - 1, c.given[-1:]) for c in chunks], size)
 
-    decoder.allocate(16, size)
-    logits, expected, nexts = list(decoder.forward(rows()).logits), [], []
+    logits, expected, nexts = list(decoder.forward(last()).logits), [], []
     requests = [Request(n, chunk.given, params, 3) for n, chunk in enumerate(chunks)]
     for request, chunk, z in zip(requests, chunks, logits):
         sampler.admit(request)
@@ -285,18 +287,21 @@ def test_a_run_is_its_passes_one_by_one(checkpoints: dict[str, Path], temperatur
     assert len({*expected[0]}) > 1
     keys = [[request.target_noise.key(index) for index in range(passes)] for request in requests]
     for ends in ([()] * 2, [(VOCAB + 1, expected[0][2]), ()]):
-        decoder.allocate(16, size)
-        out = decoder.run(rows(), passes, [Straight(temperature, *it) for it in zip(keys, ends)])
+        drawn_by = [Straight(temperature, mine if temperature else [], last, passes) for mine, last in zip(keys, ends)]
+        out = decoder.run(last(), passes, drawn_by).drawn
+        assert out is not None
         stop = expected[0].index(ends[0][1]) + 1 if ends[0] else passes
-        assert out.drawn == [expected[0][:stop], expected[1]] and not out.logits.numel()
+        assert out.tokens == [expected[0][:stop], expected[1]]
+        assert out.passes == [[(0, 0)] * len(tokens) for tokens in out.tokens]
         for chunk, drawn, z in list(zip(chunks, expected, nexts))[stop < passes :]:
             at = len(chunk.given) + passes - 1
             after = decoder.forward(lay_out([Chunk(chunk.table, at, drawn[-1:])], size)).logits[0]
             torch.testing.assert_close(after, z, rtol=0, atol=0)
     if quantize is None:  # in int8 what is no number is rounded to one
         decoder.weights.norm.weight.fill_(float("nan"))
-        texts = [Straight(temperature, mine, ()) for mine in keys]
-        assert decoder.run(rows(), passes, texts).drawn == [[-1], [-1]]
+        texts = [Straight(temperature, mine, (), passes) for mine in keys]
+        nothing = decoder.run(last(), passes, texts).drawn
+        assert nothing is not None and nothing.tokens == [[-1], [-1]]
 
 
 def test_int8_is_refused_where_it_cannot_run(checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

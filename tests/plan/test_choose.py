@@ -92,7 +92,7 @@ def test_not_drafting_is_priced_by_steps_of_several_passes() -> None:
         choice, goodput = pick.best([request], 8, base(1))
         assert bool(choice) == drafts
         assert goodput == pytest.approx((1 + rate) / 10e-3 if drafts else 5 / 25.5e-3)
-        assert pick.passes(base(1)) == 5
+        assert pick.passes([], base(1)) == 5
 
 
 @pytest.mark.parametrize("batch", GOLDEN)

@@ -1,12 +1,13 @@
 """Rows and blocks: decoding first, prompts in order, nodes shed before requests, the last in order pre-empted."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.params import SamplingParams
-from paceline.core.plan import Work
+from paceline.core.plan import Item, Work
 from paceline.core.request import Request
 from paceline.plan.fixed import FixedLength
 from paceline.plan.planner import Planner, Room
@@ -97,21 +98,23 @@ def test_every_plan_is_valid_and_somebody_moves(
 
 
 class Patient(FixedLength):
-    def passes(self, base: Work) -> int:
-        return 5
+    def passes(self, items: Sequence[Item], base: Work) -> int:
+        return 5 if all(item.drafter in ("none", "ngram") for item in items) else 1
 
 
-def test_several_passes_where_nobody_drafts() -> None:
-    """As many as everybody has tokens left and the cache has room for; one where somebody drafts, reads a prompt, or
-    needs more of a pass than the next token."""
+def test_several_passes_in_a_step() -> None:
+    """As many as everybody has tokens left and the cache has room for, and no more than a draft may be deep; one where
+    somebody reads a prompt, needs more of a pass than the next token, or drafts and cannot do so in a run."""
 
     def passes(rs: list[Request], free: int = 100) -> int:
         plan = Planner(Patient({"ngram": 3}), 32).plan(rs, room(rs, free))
         plan.validate(32)
         return plan.passes
 
-    def plain(i: int, tokens: int = 9, computed: int = 8, left: int = 50, straight: bool = True) -> Request:
-        r = request(i, tokens, computed, "none", left)
+    def plain(
+        i: int, tokens: int = 9, computed: int = 8, left: int = 50, straight: bool = True, drafter: str = "none"
+    ) -> Request:
+        r = request(i, tokens, computed, drafter, left)
         r.straight = straight
         return r
 
@@ -120,7 +123,13 @@ def test_several_passes_where_nobody_drafts() -> None:
     assert [passes([plain(0), plain(1)], free) for free in (2, 3, 4)] == [4, 4, 5]
     assert passes([plain(0), plain(1, straight=False)]) == 1
     assert passes([plain(0), plain(1, tokens=12)]) == 1
-    assert passes([plain(0), request(1, 9, 8, "ngram")]) == 1
+    drafting = plain(1, drafter="ngram")
+    assert passes([plain(0), drafting]) == 5 and passes([plain(0), request(1, 9, 8, "ngram")]) == 1
+    assert [passes([drafting], free) for free in (2, 3, 4, 5)] == [2, 3, 4, 5]  # of 4 slots; 4 rows and a token each
+    assert passes([plain(0, left=2, drafter="ngram")]) == 2
+    limited = Planner(Patient({"ngram": 3}, {"ngram": 9 + 13}), 32).plan([drafting], room([drafting], 100))
+    assert limited.passes == 3  # 12 tokens, where the draft model has room for 13 more
+    assert passes([plain(0, drafter="suffix")]) == 1
 
 
 def test_depth_follows_what_is_left_and_nodes_do_not() -> None:

@@ -11,7 +11,7 @@ from paceline.core.noise import SimulationNoise
 from paceline.core.params import SamplingParams
 from paceline.core.plan import Item
 from paceline.core.request import Request
-from paceline.engine.loop import EngineConfig
+from paceline.engine.config import EngineConfig
 from paceline.engine.roster import Entry
 from paceline.plan.cost import StepTimes
 from paceline.simulate.figures import figures

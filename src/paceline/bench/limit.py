@@ -9,7 +9,8 @@ import torch
 
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
-from paceline.engine.loop import Engine, Timer
+from paceline.engine.config import Timer
+from paceline.engine.loop import Engine
 
 WIDTH = 1024
 STEPS = 64

@@ -40,7 +40,7 @@ class ChangeArgs:
 
     def config(self) -> dict[str, Any]:
         """Those that an engine's configuration has."""
-        from paceline.engine.loop import EngineConfig
+        from paceline.engine.config import EngineConfig
 
         known = {f.name for f in fields(EngineConfig)}
         return {f.name: value for f in fields(self) if f.name in known and (value := getattr(self, f.name)) is not None}

@@ -61,6 +61,10 @@ class Item(NamedTuple):
     def rows(self) -> int:
         return self.given + self.nodes
 
+    def ahead(self, passes: int) -> int:
+        """Rows that so many passes may come to, beside the given ones."""
+        return self.nodes if passes == 1 else min(passes * (1 + self.chain), self.request.left) - 1
+
     @property
     def completes(self) -> bool:
         """Will this step draw a new token?"""
@@ -92,6 +96,11 @@ class Work:
             logits += wanted
         return cls(rows, requests, context, pairs, logits)
 
+    def more(self, nodes: int) -> "Work":
+        """With so many nodes, which read what its requests' rows do."""
+        pairs = self.pairs + round(nodes * self.pairs / max(self.requests, 1))
+        return Work(max(1, self.rows + nodes), self.requests, self.context, pairs, self.logits + nodes)
+
 
 @dataclass(slots=True)
 class Plan:
@@ -99,11 +108,17 @@ class Plan:
     preempt: list[Request] = field(default_factory=list)
     edges: tuple[Edge, ...] = ()
     passes: int = 1
-    """Of the target, in one call: more than one only where nobody drafts and every item's request is `straight`."""
+    """Of the target, in one call: more than one only where every item's request is `straight`, and who drafts, if
+    anybody does, can do so in a run."""
 
     @property
     def rows(self) -> int:
         return sum(item.rows for item in self.items)
+
+    @property
+    def drafter(self) -> str | None:
+        """The first who drafts: in a run the only one."""
+        return next((item.drafter for item in self.items if item.nodes), None)
 
     def validate(self, row_budget: int) -> None:
         """Raise IntegrityError when a policy broke its contract."""
@@ -119,7 +134,8 @@ class Plan:
             if bad:
                 raise IntegrityError(f"Plan item {item} breaks the plan's invariants.")
             seen.add(item.request.id)
-            if self.passes > 1 and not (item.request.straight and item.given == item.request.pending == 1 > item.nodes):
+            deep = item.nodes > 0 and item.ahead(self.passes) > item.depth
+            if self.passes > 1 and (deep or item.request.pending > 1 or not item.request.straight):
                 raise IntegrityError(f"A plan of {self.passes} passes has {item}, which needs a pass of its own.")
         if self.rows > row_budget:
             raise IntegrityError(f"Plan has {self.rows} rows, the budget is {row_budget}.")

@@ -29,6 +29,8 @@ class Offers:
     """Name of its own K/V group in the shared block table, if it has one."""
     thrifty: bool = False
     """Does it end a draft where more does not pay (`Worth`)? A tree's size need not be chosen for it then."""
+    runs: bool = False
+    """Can its chains be drafted within a run of several passes (`draft.Running`)?"""
     parts: tuple[str, ...] = ()
     """The drafters that a merged one joins in one tree, the cheapest first."""
     sure: str | None = None

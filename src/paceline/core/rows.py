@@ -97,15 +97,26 @@ class Rows:
 
 
 @dataclass(slots=True)
+class Drawn:
+    """What a run of several passes brought: the tokens of each segment; of each of its passes (nodes drafted, nodes
+    kept); rows with K/V in the draft model, by text of `Chains`; seconds spent drafting."""
+
+    tokens: list[list[int]]
+    passes: list[list[tuple[int, int]]]
+    reach: dict[int, int] = field(default_factory=dict)
+    drafting: float = 0.0
+
+
+@dataclass(slots=True)
 class Out:
     """logits: raw, float32 or float64 [L, V] for the wanted rows; taps {name: [T, H]}; leave: hidden states
-    [T, H] when the layer range ends before the last layer (logits are then empty); drawn: the tokens of each segment
-    after a `run` of several passes (logits are then empty, too)."""
+    [T, H] when the layer range ends before the last layer (logits are then empty); drawn: of a run (logits are then
+    empty, too)."""
 
     logits: Tensor
     taps: dict[str, Tensor] = field(default_factory=dict)
     leave: Tensor | None = None
-    drawn: list[list[int]] | None = None
+    drawn: Drawn | None = None
 
 
 class Model(Protocol):
@@ -128,17 +139,38 @@ class Model(Protocol):
 
 
 class Straight(NamedTuple):
-    """How a text goes on: drawn at this temperature by `keys[i]` in pass i (0: greedy, without keys), to one of its
-    `ends` at most."""
+    """How a text goes on: at most `most` tokens, to one of its `ends` at most, drawn at this temperature, each by the
+    next of `keys` (0: greedy, without keys)."""
 
     temperature: float
     keys: list[int]
     ends: Collection[int]
+    most: int
 
 
-Run = Callable[[Rows, int, Sequence[Straight]], Out]
-"""What a model may have as `run` beside `forward`: at most so many passes in one call. Each draws a token for each
-segment as the engine would, -1 where none can be drawn; its row, in the next slot, is the next pass's."""
+@dataclass(slots=True)
+class Chains:
+    """How a draft model drafts in a run: a chain before each pass, for some of its texts, with their noise."""
+
+    model: Model
+    rows: Rows
+    """What it lacks of these texts, a segment each."""
+    texts: list[int]
+    """Which of the run's they are."""
+    most: list[int]
+    """Their longest chains."""
+    worth: list[float]
+    """A chain ends when the chance that all of it is kept falls below this: a greedy token's chance is its probability
+    at temperature `sharp`, another's is `share`."""
+    share: float
+    sharp: float
+
+
+Run = Callable[[Rows, int, Sequence[Straight], Chains | None], Out]
+"""What a model may have as `run` beside `forward`: at most so many passes in one call, over texts with one row each.
+What is drawn from a row, as the engine would, is its text's next token, -1 where none can be; if that is the one that
+was drafted, it is kept, and the next row counts, too. The last token has a row, in the next slot, in the next pass. A
+model that has this can draft for another one's."""
 
 
 class RowsBuilder:

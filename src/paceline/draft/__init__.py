@@ -16,7 +16,7 @@ from paceline.core.forest import Forest, Law
 from paceline.core.plan import Item, Note
 from paceline.core.registry import Registry
 from paceline.core.request import Request
-from paceline.core.rows import Model
+from paceline.core.rows import Chains, Model
 from paceline.core.verdict import Verdict
 from paceline.sample.sampler import Sampler
 
@@ -89,6 +89,8 @@ class View:
     budget of rows have none}."""
     rows: Sequence[int] = ()
     """In `learn`, by place: candidates that had a row."""
+    reach: Mapping[int, int] = field(default_factory=dict)
+    """In `learn`, after a run: {place: rows of the drafter's own K/V that are complete}."""
     found: list[Note] = field(default_factory=list)
     """What `learn` has to say of others: of the parts of a merged drafter."""
 
@@ -109,6 +111,13 @@ class Drafter(Protocol):
     def draft(self, asks: Sequence[Ask], view: View) -> Forest: ...
 
     def learn(self, view: View, verdict: Verdict) -> None: ...
+
+
+class Running(Drafter, Protocol):
+    """One whose card says `runs`: it may be asked for `chains` in place of drafts. Its `learn` finds `view.reach`."""
+
+    def chains(self, asks: Sequence[Ask], view: View) -> Chains | None:
+        """How a run is to draft for these requests, one text each; None: it has to be asked for drafts."""
 
 
 class Drafters(Registry[Callable[[Host], Drafter]]):

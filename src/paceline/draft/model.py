@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.core.forest import Forest, Law
 from paceline.core.plan import Worth
 from paceline.core.registry import Offers
-from paceline.core.rows import RowsBuilder
+from paceline.core.rows import Chains, Rows, RowsBuilder
 from paceline.core.verdict import Verdict
 from paceline.draft import DRAFTERS, Ask, Host, View
 
@@ -67,6 +67,7 @@ class Growing:
         needs=frozenset({"draft"}),
         group=GROUP,
         thrifty=True,
+        runs=True,
     ),
 )
 class ModelDrafter:
@@ -74,6 +75,15 @@ class ModelDrafter:
         assert host.draft is not None
         self.model, self.sampler, self.chunk = host.draft, host.sampler, host.chunk
         self.chain = getattr(host.draft, "chain", None)
+
+    def chains(self, asks: Sequence[Ask], view: View) -> Chains | None:
+        growing = [Growing(ask, ask.txn.lease.frontier[GROUP]) for ask in asks]
+        if sum(g.known - g.reach for g in growing) > self.chunk:
+            return None
+        for g in growing:
+            view.slots[g.ask.request.id] = g
+        most, worth = [ask.item.chain for ask in asks], [(ask.item.worth or WORTH).node for ask in asks]
+        return Chains(self.model, lacking(growing), [ask.place for ask in asks], most, worth, SHARE, SHARP)
 
     def draft(self, asks: Sequence[Ask], view: View) -> Forest:
         for ask in asks:
@@ -99,14 +109,11 @@ class ModelDrafter:
                 warm.append((g, t))
         if self.chain is None or not warm:
             return
-        builder = RowsBuilder()
-        for g, _ in warm:
-            text = g.ask.request.tokens[g.reach : g.known]
-            builder.add(text, g.ask.txn.lease.slots(g.reach, g.known), g.ask.txn.table, g.reach)
+        rows = lacking([g for g, _ in warm])
         most = [g.ask.item.chain for g, _ in warm]
         keys = [[g.ask.key(depth + 1) for depth in range(n)] if t else [] for (g, t), n in zip(warm, most)]
         worth = [(g.ask.item.worth or WORTH).node for g, _ in warm]
-        drawn = self.chain(builder.build(), most, [t for _, t in warm], keys, worth, SHARE, SHARP)
+        drawn = self.chain(rows, most, [t for _, t in warm], keys, worth, SHARE, SHARP)
         for (g, _), tokens in zip(warm, drawn):
             g.tokens, g.reach, g.chance = tokens, g.known + max(0, len(tokens) - 1), 0.0
 
@@ -161,4 +168,14 @@ class ModelDrafter:
             if g is not None:
                 accepted = ask.txn.lease.tokens[g.known :]
                 kept = next((i for i, (a, b) in enumerate(zip(g.tokens, accepted)) if a != b), len(accepted))
-                view.advance(ask, GROUP, min(g.reach, g.known + kept, ask.txn.lease.length))
+                reach = view.reach.get(ask.place, min(g.reach, g.known + kept))
+                view.advance(ask, GROUP, min(reach, ask.txn.lease.length))
+
+
+def lacking(growing: Sequence[Growing]) -> Rows:
+    """A pass over what is missing of these texts."""
+    builder = RowsBuilder()
+    for g in growing:
+        text = g.ask.request.tokens[g.reach : g.known]
+        builder.add(text, g.ask.txn.lease.slots(g.reach, g.known), g.ask.txn.table, g.reach)
+    return builder.build()

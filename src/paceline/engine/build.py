@@ -73,7 +73,8 @@ def build(options: Options) -> "tuple[Engine, Text]":
 
     from paceline.cache.policies import policy
     from paceline.draft import DRAFTERS
-    from paceline.engine.loop import Engine, EngineConfig
+    from paceline.engine.config import EngineConfig
+    from paceline.engine.loop import Engine
     from paceline.engine.text import Text
     from paceline.model.checkpoint import resolve
     from paceline.model.load import load_model

@@ -14,7 +14,7 @@ from typing import Any
 
 from paceline import __version__
 from paceline.core.params import SamplingParams
-from paceline.core.plan import Work, Worth
+from paceline.core.plan import Item, Work, Worth
 from paceline.core.request import Request
 from paceline.core.rows import RowsBuilder
 from paceline.draft import DRAFTERS
@@ -26,7 +26,7 @@ from paceline.plan.choose import Goodput
 from paceline.plan.cost import KNOTS, Drafting, StepTimes, Times
 
 log = logging.getLogger("paceline")
-VERSION = 5
+VERSION = 6
 """Of what the table's terms mean."""
 BUDGET_S = 8.0
 """Seconds of a calibration, half of them for the target alone: what would take longer is left to the first steps of
@@ -53,7 +53,7 @@ class Recorder(Goodput):
         each = min(self.nodes, spare // max(len(requests), 1))
         return {r.id: Share(self.drafter if each else NONE, each, each, Worth(0.0)) for r in requests}
 
-    def passes(self, base: Work) -> int:
+    def passes(self, items: Sequence[Item], base: Work) -> int:
         return self.several
 
     def learn(self, notes: Any, work: Work, parts: Sequence[Drafting], times: Times) -> None:
@@ -165,7 +165,8 @@ def renamed(times: Times, drafter: str) -> Times:
 
 
 def rounds(engine: Engine, recorder: Recorder, batch: int, end: float) -> None:
-    """Steps of `batch` requests: of one pass, of two, with each drafter at some sizes; the first is not counted."""
+    """Steps of `batch` requests: plain ones of one pass, and of two; with each drafter at some sizes, of one pass, and
+    of two where it can. The first of a kind is not counted."""
     vocab, need = engine.model.vocab_size, SHORT + 256
     if engine.cache.blocks_for(need) * batch > engine.cache.room() or need > engine.model.max_len:
         return
@@ -179,6 +180,7 @@ def rounds(engine: Engine, recorder: Recorder, batch: int, end: float) -> None:
             engine.step()
         recorder.samples = [s for s in recorder.samples if s[0].rows == s[0].requests or s[1]]
         kinds = [(NONE, 0, 1), (NONE, 0, 2), *((arm, nodes, 1) for arm in requests[0].arms for nodes in NODES)]
+        kinds += [(arm, nodes, 2) for arm in requests[0].arms if recorder.arms[arm].runs for nodes in NODES]
         for drafter, nodes, several in kinds:
             if perf_counter() > end:
                 return

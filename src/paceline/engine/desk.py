@@ -17,7 +17,7 @@ from paceline.schedule import SchedulePolicy, policies
 from paceline.schedule.exspec import shape
 
 if TYPE_CHECKING:
-    from paceline.engine.loop import EngineConfig
+    from paceline.engine.config import EngineConfig
 
 Groups = Callable[[Request], tuple[str, ...]]
 """The K/V groups that a request's lease keeps."""
@@ -114,7 +114,7 @@ class Desk:
 
     def begin(self, item: Item, passes: int = 1) -> Txn:
         """Reserve the rows of an item, in a step of so many passes."""
-        return self.cache.begin(lease_of(item.request), item.given, item.nodes + passes - 1)
+        return self.cache.begin(lease_of(item.request), item.given, item.ahead(passes))
 
     @staticmethod
     def settle(item: Item, txn: Txn, ranks: Sequence[int], drafted: Sequence[int]) -> list[Move]:

@@ -36,7 +36,7 @@ class Judge:
         count = len(items)
         verdict = Verdict([[] for _ in range(count)], [None] * count, [[] for _ in range(count)])
         if out.drawn is not None:
-            for place, tokens in enumerate(out.drawn):
+            for place, tokens in enumerate(out.drawn.tokens):
                 node = layout.roots[place]
                 for rank, token in enumerate(tokens[:-1], items[place].given):
                     node = forest.add(place, token, node, law=Law.POINT)

@@ -1,14 +1,14 @@
 """From forest to rows: a pure function of plan, forest and reserved slots."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 
 from paceline.cache.txn import Txn
 from paceline.core.forest import CANDIDATE, NO_ROW, PROBE, Forest
 from paceline.core.plan import Item, Work
 from paceline.core.registry import Offers
-from paceline.core.rows import Out, RowsBuilder
+from paceline.core.rows import RowsBuilder
 from paceline.plan.cost import Drafting
 
 
@@ -99,9 +99,9 @@ def tree_words(forest: Forest, candidates: Sequence[int]) -> list[int]:
 
 
 def measured(
-    items: Sequence[Item], txns: Sequence[Txn], layout: Layout, forest: Forest, cards: Mapping[str, Offers], out: Out
+    items: Sequence[Item], txns: Sequence[Txn], layout: Layout, forest: Forest, cards: Mapping[str, Offers]
 ) -> tuple[Work, list[Drafting]]:
-    """What a step did in the end, as the table of costs counts it."""
+    """What a step of one pass did in the end, as the table of costs counts it."""
     by: dict[str, list[Sequence[int]]] = {}
     shape = []
     for place, (item, txn) in enumerate(zip(items, txns)):
@@ -114,4 +114,4 @@ def measured(
     for name, each in by.items():
         deepest = max((forest.depth[n] for n in chain(*each)), default=0) if cards[name].shape == "chain" else 0
         parts.append(Drafting(name, len(each), deepest, sum(map(len, each))))
-    return replace(Work.of(shape), passes=max(map(len, out.drawn or [[0]]))), parts
+    return Work.of(shape), parts

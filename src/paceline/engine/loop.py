@@ -3,7 +3,6 @@
 import logging
 import secrets
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic, perf_counter
 from typing import Any
@@ -15,9 +14,11 @@ from paceline.core.params import SamplingParams
 from paceline.core.plan import Item, Note, Plan
 from paceline.core.registry import law_for, refusal
 from paceline.core.request import FinishReason, Request
-from paceline.core.rows import Model, Out, Run, Straight
+from paceline.core.rows import Chains, Model, Out, Run, Straight
 from paceline.core.verdict import Verdict
 from paceline.draft import DRAFTERS, Ask, Drafter, Host, UserFn, View, behind
+from paceline.engine import runs
+from paceline.engine.config import EngineConfig, Timer
 from paceline.engine.desk import Desk
 from paceline.engine.detokenize import Detokenizer
 from paceline.engine.judge import Judge, add_prompt_logprobs
@@ -36,47 +37,6 @@ from paceline.verify import VERIFIERS
 
 log = logging.getLogger("paceline")
 AUTO, NONE = "auto", "none"
-
-
-@dataclass(slots=True)
-class Timer:
-    """Seconds spent, by part; `step` is the whole."""
-
-    step: float = 0.0
-    target: float = 0.0
-    draft: float = 0.0
-    sample: float = 0.0
-    steps: int = 0
-
-
-@dataclass(slots=True)
-class EngineConfig:
-    """What an engine is made of besides models. Bytes, rows and tokens."""
-
-    blocks: int
-    block_size: int = 16
-    max_requests: int = 64
-    """Most requests running at once."""
-    row_budget: int = 512
-    drafter: str = "none"
-    verifier: str = "exact"
-    nodes: dict[str, int] = field(default_factory=dict)
-    """Default nodes per drafter; missing: the drafter's own."""
-    free_rows: int | None = None
-    prefix_cache: bool = True
-    eviction: str = "lru"
-    schedule: str = "chunked"
-    order: str = "fcfs"
-    tbt_target_ms: float | None = None
-    """Longest step while somebody decodes, as predicted; None: `row_budget` alone limits it."""
-    patience_ms: float = 20.0
-    """Longest step of several passes, which may be made where nobody drafts; 0: each pass is a step."""
-    group_size: int | None = None
-    """Most requests that decode in a step, of one shape where possible (EXSPEC); None: all."""
-    remember: int = 1 << 28
-    """Bytes for what drafters remember of past texts."""
-    check: bool = False
-    """Run `check_integrity` after every step."""
 
 
 class Engine:
@@ -225,7 +185,8 @@ class Engine:
         limit = self.draft_model.max_len if card.group and self.draft_model is not None else None
         most = self.config.nodes.get(name)
         nodes = card.nodes if most is None else most
-        entry = Entry(nodes, card.shape == "chain", card.group, limit, card.thrifty, most, card.sure)
+        able = card.runs and self.run is not None and hasattr(self.draft_model, "run")
+        entry = Entry(nodes, card.shape == "chain", card.group, limit, card.thrifty, most, card.sure, able)
         self.roster.enrol(name, entry)
         self.recorder.enrolled(name, entry)
 
@@ -289,13 +250,14 @@ class Engine:
             for item in items:
                 txns.append(self.desk.begin(item, plan.passes))
             asks = self._asks(items, txns)
-            forest = self._draft(plan, asks)
+            several, chains = self._chains(plan, asks)
+            forest = self._draft(plan, asks, several)
             layout = lay_out(forest, items, txns)
             rows = layout.builder.build(self.model.device)
-            texts = [self._straight(item.request, plan.passes) for item in items] if plan.passes > 1 else []
+            texts = [self._straight(item, plan.passes) for item in items] if several else []
             started = self.clock()
-            out = self.run(rows, plan.passes, texts) if self.run and texts else self.model.forward(rows)
-            target = self.clock() - started
+            out = self.run(rows, plan.passes, texts, chains) if self.run and texts else self.model.forward(rows)
+            target = self.clock() - started - self._drafted(plan, out)
             self.timer.target += target
             started = self.clock()
             add_prompt_logprobs(items, layout, out)
@@ -305,27 +267,28 @@ class Engine:
             for txn in txns:
                 txn.abort()
             raise
-        work, parts = measured(items, txns, layout, forest, self.cards, out)
+        if out.drawn is None:
+            work, parts = measured(items, txns, layout, forest, self.cards)
+        else:
+            work, parts = runs.measured(items, [txn.base for txn in txns], out.drawn.passes)
         for place, (item, txn) in enumerate(zip(items, txns)):
             self._settle(place, item, txn, forest, verdict)
         found = self._learn(asks, verdict, layout, out)
-        notes = [note for place, item in enumerate(items) if (note := self._emit(place, item, forest, layout, verdict))]
+        notes = [n for place in range(len(items)) for n in self._emit(place, plan, forest, layout, verdict, out)]
         if found:
             ended = {item.request.id for item in items if item.request.finish is not None}
             notes += [note for note in found if note.request not in ended]
         rest = self.clock() - begun - target - sum(self._drafting.values())
         times = Times(target, self._drafting, rest)
-        self.recorder.ran(forest, verdict, notes, work, parts, times)
+        self.recorder.ran(forest, verdict, out.drawn, notes, work, parts, times)
         self.chooser.learn(notes, work, parts, times)
         for item in items:
             if item.request.finish is not None:
                 self.chooser.drop(item.request)
 
-    def _straight(self, request: Request, passes: int) -> Straight:
-        """How a text goes on in so many passes."""
-        temperature, noise = self.sampler.temperature(request) or 0.0, request.target_noise
-        keys = [noise.key(request.index(depth)) for depth in range(passes)] if temperature else []
-        return Straight(temperature, keys, self.stoppers[request.id].ids)
+    def _straight(self, item: Item, passes: int) -> Straight:
+        temperature = self.sampler.temperature(item.request) or 0.0
+        return runs.straight(item, passes, temperature, self.stoppers[item.request.id].ids)
 
     def _forget(self, request: Request) -> None:
         """Drop what drafters remember of a request that gave up its lease."""
@@ -353,12 +316,39 @@ class Engine:
                     break
         return asks
 
-    def _draft(self, plan: Plan, asks: dict[str, list[Ask]]) -> Forest:
+    def _chains(self, plan: Plan, asks: dict[str, list[Ask]]) -> tuple[bool, Chains | None]:
+        """Is the step a run, and how is drafted in it?"""
+        name = plan.drafter
+        if plan.passes == 1 or name is None:
+            return plan.passes > 1, None
+        mine = [ask for ask in asks[name] if ask.item.nodes]
+        try:
+            drafter: Any = self._drafter(name)
+            chains: Chains | None = drafter.chains(mine, self._view(name, mine))
+        except Exception as error:
+            self._disown(name, asks.pop(name), error)
+            return True, None
+        return chains is not None, chains
+
+    def _drafted(self, plan: Plan, out: Out) -> float:
+        """Seconds that a run's drafts took, booked."""
+        if out.drawn is None or plan.drafter is None:
+            return 0.0
+        seconds = out.drawn.drafting
+        self._drafting[plan.drafter] = self._drafting.get(plan.drafter, 0.0) + seconds
+        self.timer.draft += seconds
+        return seconds
+
+    def _draft(self, plan: Plan, asks: dict[str, list[Ask]], several: bool) -> Forest:
+        """The drafts of a step; in a run, of those alone that only catch up."""
         items = plan.items
         given = [item.request.tokens[item.request.length :][: item.given] for item in items]
         parts: list[Forest] = []
         self._drafting = {}
-        for name, mine in list(asks.items()):
+        for name, each in list(asks.items()):
+            mine = [ask for ask in each if not (several and ask.item.nodes)]
+            if not mine:
+                continue
             started = self.clock()
             try:
                 forest = self._drafter(name).draft(mine, self._view(name, mine))
@@ -366,7 +356,7 @@ class Engine:
                 parts.append(prune(forest, items, self.sampler))
             except Exception as error:
                 del asks[name]  # who has failed has nothing to learn
-                self._disown(name, mine, error)
+                self._disown(name, each, error)
             self._drafting[name] = self.clock() - started
             self.timer.draft += self._drafting[name]
         depth = [item.depth for item in items]
@@ -413,13 +403,13 @@ class Engine:
         for name, mine in asks.items():
             view = self._view(name, mine)
             view.probes = {a.place: out.logits[layout.probes[a.place]] for a in mine if a.place in layout.probes}
-            view.rows = rows
+            view.rows, view.reach = rows, out.drawn.reach if out.drawn is not None else {}
             started = self.clock()
             try:
                 self._drafter(name).learn(view, verdict)
             except Exception as error:
                 self._disown(name, mine, error)
-            self._drafting[name] += self.clock() - started
+            self._drafting[name] = self._drafting.get(name, 0.0) + self.clock() - started
             self.timer.draft += self.clock() - started
             found += view.found
         return found
@@ -437,18 +427,19 @@ class Engine:
             if self.draft_model is not None:
                 self.draft_model.move(source, target)
 
-    def _emit(self, place: int, item: Item, forest: Forest, layout: Layout, verdict: Verdict) -> Note | None:
-        """Append what the pass produced, token by token, up to the first that ends the request."""
-        request, last = item.request, verdict.next_token[place]
+    def _emit(self, place: int, plan: Plan, forest: Forest, layout: Layout, verdict: Verdict, out: Out) -> list[Note]:
+        """Append what the step produced, token by token, up to the first that ends the request."""
+        item, last = plan.items[place], verdict.next_token[place]
         if last is None:
-            return None
+            return []
+        request = item.request
         self._changed.append(request)
         emitted: list[int] = []
         finish: FinishReason | None = None
         stopper = self.stoppers[request.id]
-        author = item.drafter if item.nodes else None
-        tokens = [*((forest.token[n], author) for n in verdict.path[place]), (last, None)]
-        for token, author in tokens:
+        path, passes = verdict.path[place], out.drawn.passes[place] if out.drawn is not None else [(0, 0)]
+        authors = runs.authors(item, passes) if out.drawn is not None else [item.drafter] * len(path) + [None]
+        for token, author in zip([*(forest.token[n] for n in path), last], authors):
             if token < 0:
                 finish = "error"
                 request.error = request.error or self.sampler.empty_message(request)
@@ -460,19 +451,23 @@ class Engine:
             if finish:
                 break
         request.text = stopper.text()
-        passes = 1 if item.nodes else max(1, len(emitted))
-        request.round += passes
-        request.stats.passes += passes
+        if out.drawn is None:
+            depths = [forest.depth[n] for n in layout.candidates[place]]
+            notes = [self._note(item, depths, min(len(path), len(emitted)))]  # what follows the end counts not
+        else:
+            notes = runs.notes(item, plan.passes, passes, len(emitted))
+        count = len(notes) if item.nodes else max(1, len(emitted))
+        request.round += count
+        request.stats.passes += count
         request.stats.generated += len(emitted)
-        depths = [forest.depth[n] for n in layout.candidates[place]]
-        note = self._note(item, depths, min(len(verdict.path[place]), len(emitted)))  # what follows the end counts not
-        request.stats.count(note.offered, note.kept)
-        self.totals.passed(note, passes, len(emitted))
+        for note in notes:
+            request.stats.count(note.offered, note.kept)
+        self.totals.passed(notes, count, len(emitted))
         del request.logprobs[len(request.output) :]
         self.sampler.commit(request, emitted)
         if finish:
             self._finish(request, finish)
-        return note
+        return notes
 
     @staticmethod
     def _note(item: Item, depths: Sequence[int], kept: int) -> Note:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from paceline.core.forest import Forest
 from paceline.core.plan import Note, Plan, Work
 from paceline.core.request import Request
+from paceline.core.rows import Drawn
 from paceline.core.verdict import Verdict
 from paceline.engine.roster import Entry
 from paceline.plan.cost import Drafting, Times
@@ -35,7 +36,7 @@ class Recorder:
         """A drafter has so many rows of a request complete; after the step's commits, before its tokens."""
 
     def ran(
-        self, forest: Forest, verdict: Verdict, notes: Sequence[Note], work: Work, parts: Sequence[Drafting],
-        times: Times,
+        self, forest: Forest, verdict: Verdict, drawn: Drawn | None, notes: Sequence[Note], work: Work,
+        parts: Sequence[Drafting], times: Times,
     ) -> None:  # fmt: skip
-        """The step is done: outputs have grown, the finished have left."""
+        """The step, a run if anything is `drawn`, is done: outputs have grown, the finished have left."""

@@ -30,6 +30,8 @@ class Entry:
     """Most nodes that the chooser may give it; None: as many as pay."""
     sure: str | None = None
     """Of a merged one: the drafter of chains that is always asked."""
+    runs: bool = False
+    """Can it draft in steps of several passes?"""
 
 
 @dataclass(slots=True)
@@ -59,7 +61,8 @@ class Roster:
         self.fixed.defaults[drafter] = entry.nodes
         if entry.limit is not None:
             self.fixed.limits[drafter] = entry.limit
-        self.chooser.arms[drafter] = Arm.of(drafter, entry.nodes, entry.chain, entry.thrifty, entry.most, entry.sure)
+        e = entry
+        self.chooser.arms[drafter] = Arm.of(drafter, e.nodes, e.chain, e.thrifty, e.most, e.sure, e.runs)
 
     def groups(self, request: Request) -> tuple[str, ...]:
         """The K/V groups that a request's lease will keep. Keeping one up costs time: while the chooser has no use for

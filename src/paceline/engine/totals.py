@@ -1,6 +1,6 @@
 """What an engine has done so far: written by its thread alone, read by others as a frozen `Snapshot`."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -29,12 +29,14 @@ class Totals:
         self.prompt += len(request.prompt)
         self.cached += request.length
 
-    def passed(self, note: Note, passes: int, generated: int) -> None:
+    def passed(self, notes: Sequence[Note], passes: int, generated: int) -> None:
         """Count one request's part of a step."""
-        stats = self.drafters.get(note.drafter)
+        drafter = notes[0].drafter
+        stats = self.drafters.get(drafter)
         if stats is None:
-            stats = self.drafters[note.drafter] = SpecStats()
-        stats.count(note.offered, note.kept)
+            stats = self.drafters[drafter] = SpecStats()
+        for note in notes:
+            stats.count(note.offered, note.kept)
         stats.passes += passes
         stats.generated += generated
 

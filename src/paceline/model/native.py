@@ -2,7 +2,7 @@
 
 import ctypes
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.forest import MAX_CANDIDATES
-from paceline.core.rows import Out, Rows, Straight
+from paceline.core.rows import Chains, Drawn, Out, Rows, Straight
 from paceline.model.blocks import Norm
 from paceline.model.decoder import Decoder, Weights, zeros
 from paceline.model.footprint import UNIT
@@ -18,7 +18,7 @@ from paceline.model.linear import Packing
 from paceline.model.packed import address
 from paceline.model.spec import ModelSpec
 from paceline.native.build import has_amx, library
-from paceline.native.structs import CLayer, CModel, CPass
+from paceline.native.structs import CLayer, CModel, CPass, CRun
 
 LANES = 16
 """Slots that lie side by side in the pool; UNIT // LANES groups of them follow one another."""
@@ -31,6 +31,14 @@ def integers(values: Sequence[int]) -> "ctypes.Array[ctypes.c_int64]":
 
 def reals(values: Sequence[float]) -> "ctypes.Array[ctypes.c_double]":
     return (ctypes.c_double * len(values))(*values)
+
+
+def unsigned(values: Sequence[int]) -> "ctypes.Array[ctypes.c_uint64]":
+    return (ctypes.c_uint64 * len(values))(*values)
+
+
+def addresses(*arrays: "ctypes.Array[Any]") -> list[int]:
+    return [ctypes.addressof(it) for it in arrays]
 
 
 class NativeDecoder(Decoder):
@@ -102,33 +110,50 @@ class NativeDecoder(Decoder):
         """Draft a chain for each segment, whose last row alone is wanted: at most `most[i]` tokens, drawn by
         `keys[i]` at `temperature[i]` (0: greedy). A chain ends early when the chance that all of it is kept falls
         below `worth[i]`. `share`, `sharp`: those of draft/model.py."""
-        steps = max(most)
+        steps, count = max(most), len(most)
         noise = [key for row in keys for key in (row + [0] * steps)[:steps]]
-        drawn = self.chains(rows, most, temperature, noise, worth, share, sharp, [()] * len(most))
-        return [[token for token in row if token >= 0] for row in drawn]
-
-    def run(self, rows: Rows, passes: int, texts: Sequence[Straight]) -> Out:
-        """`core.rows.Run`; the last row alone of each segment is wanted."""
-        count = len(texts)
-        temperature, ends = [text.temperature for text in texts], [text.ends for text in texts]
-        noise = [key for text in texts for key in text.keys or [0] * passes]
-        drawn = self.chains(rows, [passes] * count, temperature, noise, [0.0] * count, 1.0, 1.0, ends)
-        return Out(torch.empty(0, self.spec.vocab), drawn=[[token for token in row if token > -2] for row in drawn])
-
-    def chains(
-        self, rows: Rows, most: list[int], temperature: list[float], noise: list[int], worth: list[float], share: float,
-        sharp: float, ends: Sequence[Collection[int]],
-    ) -> Iterator[list[int]]:  # fmt: skip
-        """The tokens of each segment, -2 beyond their end."""
-        steps, count, each = max(most), len(most), max(map(len, ends))
         call, *_held = self.call(rows, {}, steps)
-        tokens = (ctypes.c_int64 * (count * steps))()
-        last = [token for mine in ends for token in (*mine, *[-1] * (each - len(mine)))]
+        tokens, lengths = (ctypes.c_int64 * (count * steps))(), (ctypes.c_int64 * count)()
         self.library.paceline_draft(
-            self.model, call, steps, integers(most), reals(temperature), (ctypes.c_uint64 * len(noise))(*noise),
-            reals(worth), share, sharp, integers(last), each, tokens,
+            self.model, call, steps, integers(most), reals(temperature), unsigned(noise), reals(worth), share, sharp,
+            tokens, lengths,
         )  # fmt: skip
-        return (tokens[start : start + steps] for start in range(0, len(tokens), steps))
+        return [tokens[i * steps : i * steps + length] for i, length in enumerate(lengths)]
+
+    def run(self, rows: Rows, passes: int, texts: Sequence[Straight], chains: Chains | None = None) -> Out:
+        """`core.rows.Run`."""
+        count, room, each = len(texts), max(text.most for text in texts), max(len(text.ends) for text in texts)
+        call, *_held = self.call(rows, {}, room)
+        given = (
+            integers([text.most for text in texts]),
+            reals([text.temperature for text in texts]),
+            unsigned([key for text in texts for key in (text.keys or [0] * room)]),
+            integers([token for text in texts for token in (*text.ends, *[-1] * (each - len(text.ends)))]),
+        )
+        run = CRun(passes, room, each, *addresses(*given))
+        if chains is not None:
+            assert isinstance(chains.model, NativeDecoder)
+            behind, *_lacked = chains.model.call(chains.rows, {}, room)
+            drafts = integers(chains.texts), integers(chains.most), reals(chains.worth)
+            run.drafter, run.behind = ctypes.pointer(chains.model.model), ctypes.pointer(behind)
+            run.whose, run.chain, run.worth = addresses(*drafts)
+            run.share, run.sharp = chains.share, chains.sharp
+        tokens, drafted, kept, length, reach = (
+            (ctypes.c_int64 * n)() for n in (count * room, count * passes, count * passes, count, count)
+        )
+        run.tokens, run.length, run.drafted, run.kept, run.reach = addresses(tokens, length, drafted, kept, reach)
+        self.library.paceline_run(self.model, call, run)
+        texts_of = chains.texts if chains is not None else []
+        drawn = Drawn(
+            [tokens[i * room : i * room + n] for i, n in enumerate(length)],
+            [
+                [pair for pair in zip(drafted[at : at + passes], kept[at : at + passes]) if pair[0] >= 0]
+                for at in range(0, count * passes, passes)
+            ],
+            dict(zip(texts_of, reach)),
+            run.seconds,
+        )
+        return Out(torch.empty(0, self.spec.vocab), drawn=drawn)
 
     def tree(
         self,

@@ -11,7 +11,7 @@
 //   values          [slot/128][layer][kv head][8][8 pairs of slots][dim][2]   in huge pages, not one a layer and head
 //
 // base.h, linear.h, rows.h, attention.h: a thread's part of a pass, from the bottom up; draw.h: tokens;
-// draft.h: whole drafts.
+// draft.h: whole drafts; run.h: several passes in one call.
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -212,7 +212,7 @@ extern "C" void paceline_move(const Model* m, i64 count, const i64* source, cons
   }
 }
 
-#include "draft.h"
+#include "run.h"
 
 // One layer alone: `head` of a model that has nothing else, from x [rows][in] to y [rows][out]
 extern "C" void paceline_linear(const Model* m, const float* x, i64 rows, float* y) {

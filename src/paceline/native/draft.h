@@ -3,65 +3,97 @@
 
 #include "draw.h"
 
-// A chain of drafts for each request: the pass `p`, which wants one row of each segment, then up to `steps` - 1 passes of
-// one row each. keys, tokens [requests][steps]; temperature 0: greedy. A chain ends when the chance that all of it is
-// kept falls below its `worth`; a greedy token's chance is its probability at temperature `sharp`, another's is `share`.
-// At `worth` 0 it is no draft: tokens are drawn from the law as float32 has it, as the engine does. It ends, too,
-// behind a token of its `end` [requests][ends]. tokens: -1 where none can be drawn, -2 beyond the end.
-extern "C" void paceline_draft(const Model* m, const Pass* p, i64 steps, const i64* most, const double* temperature,
-                               const i64* keys, const double* worth, double share, double sharp, const i64* end, i64 ends,
-                               i64* tokens) {
-  const i64 n = p->segments, vocab = m->vocab;
-  std::vector<i64> live(n), token(n), position(n), slot(n), word(n, 0), want(n), table(n * p->width);
-  std::vector<double> chance(n, 1.);
-  std::vector<Segment> segment(n);
-  for (i64 i = 0; i < n; i++) live[i] = want[i] = i;
-  std::fill(tokens, tokens + n * steps, -2);
-  Pass pass = *p;
-  for (i64 step = 0; step < steps && !live.empty(); step++) {
-    forward(*m, pass);
-    const i64 count = live.size();
-    parallel(m->threads, count, [&](i64 r) {
-      static thread_local Room bounds, law;
-      const i64 i = live[r];
-      const float* z = p->logits + r * vocab;
-      if (temperature[i] > 0 && !worth[i]) {
-        log_law(z, vocab, temperature[i], room<float>(law, vocab));
-        tokens[i * steps + step] = race((float*)law.data(), vocab, 1, keys[i * steps + step], bounds);
-        return;
-      }
-      if (temperature[i] > 0) {
-        tokens[i * steps + step] = race(z, vocab, temperature[i], keys[i * steps + step], bounds);
-        chance[i] *= share;
-        return;
-      }
-      float top;
-      tokens[i * steps + step] = largest(z, vocab, top);
-      if (!worth[i]) return;
-      __m512 sum = _mm512_setzero_ps();
-      each(vocab, [&](i64 c, __mmask16 k) {
-        const __m512 x = _mm512_mul_ps(_mm512_sub_ps(_mm512_maskz_loadu_ps(k, z + c), set(top)), set((float)(1 / sharp)));
-        sum = _mm512_mask_add_ps(sum, k, sum, exponential(x));
-      });
-      chance[i] /= _mm512_reduce_add_ps(sum);
-    });
-    i64 kept = 0;
-    for (i64 r = 0; r < count; r++) {
-      const i64 i = live[r], drawn = tokens[i * steps + step];
-      if (drawn < 0 || chance[i] < worth[i] || step + 1 >= most[i]) continue;
-      if (std::find(end + i * ends, end + (i + 1) * ends, drawn) != end + (i + 1) * ends) continue;
-      const Segment& first = p->segment[i];
-      const i64 at = first.base + first.given + step;
-      live[kept] = i, token[kept] = drawn, position[kept] = at, segment[kept] = {kept, 1, 0, at};
-      slot[kept] = p->table[i * p->width + at / m->block_size] * m->block_size + at % m->block_size;
-      memcpy(&table[kept * p->width], p->table + i * p->width, p->width * 8);
-      kept++;
-    }
-    live.resize(kept);
-    pass.rows = pass.segments = pass.wanted = kept;
-    pass.token = token.data(), pass.position = position.data(), pass.slot = slot.data(), pass.word = word.data();
-    pass.want = want.data(), pass.table = table.data(), pass.segment = segment.data();
+struct Laid {  // a pass in the making, its slots from block tables of `width`
+  const i64 block_size, width;
+  double* const seconds;
+  std::vector<i64> token, position, slot, word, want, table;
+  std::vector<Segment> segment;
+  Room logits;
+
+  void clear() {
+    for (auto* v : {&token, &position, &slot, &word, &want, &table}) v->clear();
+    segment.clear();
   }
+  void text(i64 base, const i64* blocks) {  // whose rows come next
+    segment.push_back({(i64)token.size(), 0, 0, base});
+    table.insert(table.end(), blocks, blocks + width);
+  }
+  void row(i64 id, i64 place, i64 at, uint64_t bits, bool wanted) {  // in the slot of position `at`; bits: a candidate's
+    if (wanted) want.push_back(token.size());
+    token.push_back(id), position.push_back(place), word.push_back(bits);
+    slot.push_back(table[table.size() - width + at / block_size] * block_size + at % block_size);
+    (bits ? segment.back().nodes : segment.back().given)++;
+  }
+  Pass pass(const Model& m) {
+    Pass p = {(i64)token.size(), (i64)segment.size(), (i64)want.size(), width, 0, m.layers, 1};
+    p.token = token.data(), p.position = position.data(), p.slot = slot.data(), p.word = word.data();
+    p.want = want.data(), p.table = table.data(), p.segment = segment.data();
+    p.logits = room<float>(logits, p.wanted * m.vocab), p.seconds = seconds;
+    return p;
+  }
+};
+
+struct Chain {  // a draft in the making
+  i64 most;  // tokens
+  double temperature, worth;
+  const i64* keys;  // of each token
+  i64* tokens;
+  i64 count = 0;
+  double chance = 1;
+};
+
+// A chain for each segment: the pass `p`, which wants one row of each, then passes of one row each. Temperature 0: greedy. A
+// chain ends when the chance that all of it is kept falls below its `worth`; a greedy token's chance is its probability at
+// temperature `sharp`, another's is `share`. And where no token can be drawn.
+static void draft(const Model& m, const Pass& p, std::vector<Chain>& chains, double share, double sharp) {
+  std::vector<i64> live(chains.size());
+  for (size_t i = 0; i < live.size(); i++) live[i] = i;
+  Laid laid{m.block_size, p.width, p.seconds};
+  Pass pass = p;
+  for (i64 step = 0; !live.empty(); step++) {
+    forward(m, pass);
+    parallel(m.threads, live.size(), [&](i64 r) {
+      static thread_local Room bounds;
+      Chain& chain = chains[live[r]];
+      const float* z = pass.logits + r * m.vocab;
+      float top;
+      i64& token = chain.tokens[chain.count];
+      if (chain.temperature > 0) {
+        token = race(z, m.vocab, chain.temperature, chain.keys[chain.count], bounds);
+        chain.chance *= share;
+      } else if ((token = largest(z, m.vocab, top)) >= 0) {
+        __m512 sum = _mm512_setzero_ps();
+        each(m.vocab, [&](i64 c, __mmask16 k) {
+          const __m512 x = _mm512_mul_ps(_mm512_sub_ps(_mm512_maskz_loadu_ps(k, z + c), set(top)), set((float)(1 / sharp)));
+          sum = _mm512_mask_add_ps(sum, k, sum, exponential(x));
+        });
+        chain.chance /= _mm512_reduce_add_ps(sum);
+      }
+      chain.count += token >= 0;
+    });
+    laid.clear();
+    std::vector<i64> going;
+    for (i64 i : live) {
+      const Chain& chain = chains[i];
+      const i64 at = p.segment[i].base + p.segment[i].given + step;
+      if (chain.count == step || chain.count == chain.most || chain.chance < chain.worth) continue;
+      laid.text(at, p.table + i * p.width);
+      laid.row(chain.tokens[step], at, at, 0, true);
+      going.push_back(i);
+    }
+    live = going;
+    pass = laid.pass(m);
+  }
+}
+
+// keys, tokens [segments][steps]; count [segments]: of tokens
+extern "C" void paceline_draft(const Model* m, const Pass* p, i64 steps, const i64* most, const double* temperature,
+                               const i64* keys, const double* worth, double share, double sharp, i64* tokens, i64* count) {
+  std::vector<Chain> chains;
+  for (i64 i = 0; i < p->segments; i++)
+    chains.push_back({most[i], temperature[i], worth[i], keys + i * steps, tokens + i * steps});
+  draft(*m, *p, chains, share, sharp);
+  for (i64 i = 0; i < p->segments; i++) count[i] = chains[i].count;
 }
 
 // -- trees --------------------------------------------------------------------------------------------------------------
@@ -151,14 +183,11 @@ extern "C" void paceline_tree(const Model* m, const Pass* p, const i64* size, co
                               i64* computed) {
   const i64 n = p->segments, vocab = m->vocab;
   std::vector<Tree> trees(n);
-  std::vector<i64> token, position, slot, word, want, table;
   std::vector<std::pair<i64, i64>> whose;  // tree and node of each wanted row
-  std::vector<Segment> segment;
-  Room logits;
+  Laid laid{m->block_size, p->width, p->seconds};
   for (i64 i = 0; i < n; i++) whose.push_back({i, -1});
-  auto known = [&](i64 i) { return p->segment[i].base + p->segment[i].given; };
   Pass pass = *p;
-  for (i64 step = 0;; step++) {
+  for (i64 step = 0; !whose.empty(); step++) {
     forward(*m, pass);
     for (size_t r = 0; r < whose.size(); r++) {
       Tree& tree = trees[whose[r].first];
@@ -167,41 +196,31 @@ extern "C" void paceline_tree(const Model* m, const Pass* p, const i64* size, co
       if (node >= 0) tree.places[tree.nodes[node].place].below[tree.nodes[node].rank] = tree.places.size();
       tree.places.push_back(law(pass.logits + r * vocab, vocab, (float)temperature[whose[r].first], children, chance));
     }
-    for (auto* v : {&token, &position, &slot, &word, &want, &table}) v->clear();
-    segment.clear(), whose.clear();
+    laid.clear(), whose.clear();
     for (i64 i = 0; i < n; i++) {
       Tree& tree = trees[i];
       if (tree.ended) continue;
-      const i64 nodes = size[2 * i], depth = size[2 * i + 1];
+      const i64 nodes = size[2 * i], depth = size[2 * i + 1], known = p->segment[i].base + p->segment[i].given;
       tree.regrow(nodes, least[i]);
       const float last = (i64)tree.nodes.size() == nodes ? tree.nodes.back().chance : (float)least[i];
-      const i64 start = token.size(), wanted = want.size(), count = tree.nodes.size();
+      const i64 count = tree.nodes.size();
       float expected = 0;
+      std::vector<bool> wanted(count);
       for (i64 j = 0; j < count; j++)
         if (tree.places[tree.nodes[j].place].below[tree.nodes[j].rank] < 0 && tree.nodes[j].chance > last) {
           expected += tree.nodes[j].chance;
-          if (tree.nodes[j].depth < depth) want.push_back(start + j), whose.push_back({i, j});
+          wanted[j] = tree.nodes[j].depth < depth;
         }
-      tree.ended = step == passes || (i64)want.size() == wanted || expected < gain;
-      if (tree.ended) {
-        want.resize(wanted), whose.resize(wanted);
-        continue;
-      }
+      tree.ended = step == passes || expected < gain || std::find(wanted.begin(), wanted.end(), true) == wanted.end();
+      if (tree.ended) continue;
+      laid.text(known, p->table + i * p->width);
       for (i64 j = 0; j < count; j++) {
-        const i64 at = known(i) + j;
-        token.push_back(tree.nodes[j].token), word.push_back(tree.nodes[j].word);
-        position.push_back(known(i) - 1 + tree.nodes[j].depth);
-        slot.push_back(p->table[i * p->width + at / m->block_size] * m->block_size + at % m->block_size);
+        laid.row(tree.nodes[j].token, known - 1 + tree.nodes[j].depth, known + j, tree.nodes[j].word, wanted[j]);
+        if (wanted[j]) whose.push_back({i, j});
       }
-      segment.push_back({start, 0, count, known(i)});
-      table.insert(table.end(), p->table + i * p->width, p->table + (i + 1) * p->width);
       tree.laid = tree.nodes;
     }
-    if (whose.empty()) break;
-    pass.rows = token.size(), pass.segments = segment.size(), pass.wanted = want.size();
-    pass.token = token.data(), pass.position = position.data(), pass.slot = slot.data(), pass.word = word.data();
-    pass.want = want.data(), pass.table = table.data(), pass.segment = segment.data();
-    pass.logits = room<float>(logits, (i64)want.size() * vocab);
+    pass = laid.pass(*m);
   }
   std::fill(tokens, tokens + n * MOST, -1);
   for (i64 i = 0; i < n; i++) {

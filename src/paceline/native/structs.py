@@ -44,6 +44,19 @@ class CPass(Structure):
     ]
 
 
+class CRun(Structure):
+    _fields_ = [
+        *integers("passes", "room", "ends"),
+        *pointers("most", "temperature", "keys", "end"),
+        ("drafter", POINTER(CModel)),
+        ("behind", POINTER(CPass)),
+        *pointers("whose", "chain", "worth"),
+        *((name, c_double) for name in ("share", "sharp")),
+        *pointers("tokens", "length", "drafted", "kept", "reach"),
+        ("seconds", c_double),
+    ]
+
+
 PARTS = ("embedding", "norms", "linear layers", "rope", "attention", "head")
 """What `seconds` counts, in order."""
 
@@ -63,8 +76,10 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.paceline_law.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p]
     library.paceline_law.restype = None
     library.paceline_draft.argtypes = [POINTER(CModel), POINTER(CPass), c_int64, c_void_p, c_void_p, c_void_p]
-    library.paceline_draft.argtypes += [c_void_p, c_double, c_double, c_void_p, c_int64, c_void_p]
+    library.paceline_draft.argtypes += [c_void_p, c_double, c_double, c_void_p, c_void_p]
     library.paceline_draft.restype = None
+    library.paceline_run.argtypes = [POINTER(CModel), POINTER(CPass), POINTER(CRun)]
+    library.paceline_run.restype = None
     library.paceline_tree.argtypes = [POINTER(CModel), POINTER(CPass), c_void_p, c_void_p, c_void_p, c_int64]
     library.paceline_tree.argtypes += [c_int64, c_double, c_void_p, c_void_p, c_void_p]
     library.paceline_tree.restype = None

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from paceline.core.plan import Edge, Work, Worth
+from paceline.core.plan import Edge, Item, Work, Worth
 from paceline.core.request import Request
 
 
@@ -28,6 +28,6 @@ class LengthPolicy(Protocol):
         """Where drafts may be cut in the step that was just shared out, fewest rows first."""
         return ()
 
-    def passes(self, base: Work) -> int:
-        """Of the target in one step in which nobody drafts, at most."""
+    def passes(self, items: Sequence[Item], base: Work) -> int:
+        """Of the target in one step of these items, who decode one token each, at most."""
         return 1

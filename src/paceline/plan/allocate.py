@@ -2,7 +2,7 @@
 2024, SmartSpec, in its per-request form). Pure arithmetic over expected tokens and seconds."""
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -32,6 +32,8 @@ class Point(NamedTuple):
     """Of a draft at least so deep."""
 
 
+PASSES = 8
+"""Of the target in one step, at most."""
 NOTHING = Point(0, 0, 0.0, 0.0)
 
 Pick = tuple[str, Point]
@@ -42,16 +44,20 @@ Points = Mapping[int, Mapping[str, Sequence[Point]]]
 """{request id: {drafter: what it could be given, the fewest nodes first}}"""
 
 
+def fitting(patience: float, seconds: float) -> int:
+    """Passes of so many seconds each that a step may have."""
+    return max(1, min(PASSES, int(patience / seconds)))
+
+
 class Price:
     """Seconds of a step that is `base` and so many rows more, less what the rows of prompts cost in any case: beside
-    them, who bring no tokens, drafts would seem cheap. Steps in which nobody drafts have so many `passes`, and each its
-    part. Made for one decision: it remembers."""
+    them, who bring no tokens, drafts would seem cheap. Where all who draft are among `runs`, a step may have as many
+    passes as `patience` allows, and each its part is counted. Made for one decision: it remembers."""
 
-    def __init__(self, times: StepTimes, base: Work, passes: int = 1) -> None:
-        self.times, self.base, self.passes = times, base, passes
+    def __init__(self, times: StepTimes, base: Work, patience: float = 0.0, runs: Collection[str] = ()) -> None:
+        self.times, self.base, self.patience, self.runs = times, base, patience, runs
         alone = Work(base.requests, base.requests, base.context, base.context, base.requests)
         self.sunk = times.of_target(base) - times.of_target(alone) if base.rows > base.requests else 0.0
-        self.reach = base.pairs / max(base.requests, 1)
         self.known: dict[int, float] = {}
 
     def rows(self, more: float) -> float:
@@ -59,20 +65,24 @@ class Price:
         nodes = round(more)
         seconds = self.known.get(nodes)
         if seconds is None:
-            base = self.base
-            pairs = base.pairs + round(nodes * self.reach)
-            work = Work(max(1, base.rows + nodes), base.requests, base.context, pairs, base.logits + nodes)
-            seconds = self.times.of_target(work) + self.times.of_rest(base.requests, nodes) - self.sunk
+            rest = self.times.of_rest(self.base.requests, nodes)
+            seconds = self.times.of_target(self.base.more(nodes)) + rest - self.sunk
             self.known[nodes] = seconds
         return seconds
 
     def of(self, choice: Choice) -> float:
         """With it."""
-        if not choice:
-            alone, several = (self.times.of_rest(self.base.requests, 0, n) for n in (1, self.passes))
-            return self.rows(0) - alone + several / self.passes
-        parts = parts_of(choice)
-        return self.rows(sum(point.rows for _, point in choice.values())) + sum(map(self.times.of_draft, parts))
+        return self.drafted(sum(point.rows for _, point in choice.values()), parts_of(choice))
+
+    def drafted(self, rows: float, parts: Sequence[Drafting]) -> float:
+        """With so many rows that these draft."""
+        of_draft, of_rest, requests = self.times.of_draft, self.times.of_rest, self.base.requests
+        if self.patience and all(part.drafter in self.runs for part in parts):
+            alone = self.rows(rows) - of_rest(requests, round(rows))
+            alone += sum(of_draft(part.within(1)) for part in parts)
+            if (passes := fitting(self.patience, alone)) > 1:
+                return alone + of_rest(requests, 0, passes) / passes
+        return self.rows(rows) + sum(map(of_draft, parts))
 
     def edges(self, choice: Choice, goodput: float) -> tuple[Edge, ...]:
         """The edges among the rows that it may come to."""
@@ -157,7 +167,7 @@ def uniform(drafter: str, points: Points, spare: int, price: Price, least: float
             heapq.heappush(heap, (-slope(point, mine[i + 1]), who, i + 1))
         if len(moves) % stride and heap:
             continue
-        seconds = price.rows(rows) + price.times.of_draft(Drafting(drafter, len(at), depth, round(rows)))
+        seconds = price.drafted(rows, [Drafting(drafter, len(at), depth, round(rows))])
         if tokens / seconds > most:
             most, good = tokens / seconds, len(moves)
         if ceiling / seconds < max(most, least):

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
-from paceline.core.plan import Edge, Note, Work, Worth
+from paceline.core.plan import Edge, Item, Note, Work, Worth
 from paceline.core.request import Request
 from paceline.plan import Share
 from paceline.plan.acceptance import Acceptance, Key
-from paceline.plan.allocate import Choice, Pick, Point, Price, best
+from paceline.plan.allocate import Choice, Pick, Point, Price, best, fitting
 from paceline.plan.cost import Drafting, StepTimes, Times
 
 PERIOD, FIRST = 16, 4
@@ -40,8 +40,6 @@ of a merged drafter (whose first part would take it) of its fewest."""
 BANNED = 256
 """Steps that a drafter rests after it has failed; doubled each time."""
 CHAIN = (1, 2, 3, 4, 6, 8, 12)
-PASSES = 8
-"""Of the target in one step, at most, where nobody drafts."""
 DEPTH = 16
 """Deepest place of a tree that is counted."""
 NONE = "none"
@@ -59,11 +57,13 @@ class Arm:
     """It ends a draft where more does not pay: alone, when rows are cheap, it needs no other size than its largest."""
     sure: str | None = None
     """A drafter whose chain is always in it."""
+    runs: bool = False
+    """It can draft in steps of several passes."""
 
     @classmethod
     def of(
         cls, drafter: str, nodes: int, chain: bool, thrifty: bool = False, limit: int | None = None,
-        sure: str | None = None,
+        sure: str | None = None, runs: bool = False,
     ) -> "Arm":  # fmt: skip
         """Sizes around a drafter's own number of nodes, none above `limit`."""
         most = max(8, nodes)
@@ -71,7 +71,7 @@ class Arm:
         sizes = [*small, most if chain else nodes]
         if limit is not None:
             sizes = [*(n for n in sizes if n < limit), limit]
-        return cls(drafter, tuple(sizes), chain, thrifty and not chain, sure)
+        return cls(drafter, tuple(sizes), chain, thrifty and not chain, sure, runs)
 
     def key(self, size: int) -> Key:
         """Where acceptance keeps it."""
@@ -133,7 +133,7 @@ class Goodput:
     step: int = 0
     """Passes of the target so far."""
     patience: float = 0.0
-    """Seconds that a step may take in which nobody drafts, if it has more than one pass."""
+    """Seconds that a step of more than one pass may take."""
     spent: float = 0.0
     """Seconds of all steps."""
     lost: float = 0.0
@@ -195,9 +195,16 @@ class Goodput:
         """Of the step that was just shared out."""
         return self._now.edges
 
-    def passes(self, base: Work) -> int:
-        """As many as `patience` allows: what is not the target's is then paid for once."""
-        return max(1, min(PASSES, int(self.patience / self.times.of_target(base))))
+    def passes(self, items: Sequence[Item], base: Work) -> int:
+        """As many as `patience` allows, if who drafts can do so in a run: the rest of a step is then paid for once. A
+        try is a step of its own, and so is one whose drafts may be cut."""
+        drafting = [item for item in items if item.nodes]
+        names, nodes = {item.drafter for item in drafting}, sum(item.nodes for item in drafting)
+        runs = len(names) < 2 and all(name in self.arms and self.arms[name].runs for name in names)
+        if not runs or self._trying or any(edge.rows < base.rows + nodes for edge in self._now.edges):
+            return 1
+        parts = [Drafting(name, len(drafting), max(i.chain for i in drafting), nodes, 1) for name in names]
+        return fitting(self.patience, self.times.of_target(base.more(nodes)) + sum(map(self.times.of_draft, parts)))
 
     # -- the choice ------------------------------------------------------------------------------------------------
 
@@ -214,7 +221,8 @@ class Goodput:
 
     def _prices(self, requests: Sequence[Request], base: Work) -> Price:
         straight = base.rows == len(requests) and all(r.straight for r in requests)
-        return Price(self.times, base, self.passes(base) if straight else 1)
+        runs = {name for name, arm in self.arms.items() if arm.runs}
+        return Price(self.times, base, self.patience if straight else 0.0, runs)
 
     def _decide(self, now: Held, requests: Sequence[Request], spare: int, base: Work) -> None:
         """Choose anew."""

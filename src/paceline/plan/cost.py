@@ -10,7 +10,7 @@ finds its caches emptied, takes a third longer in one hour than in the next, and
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -80,9 +80,21 @@ class Drafting:
     requests: int
     depth: int
     nodes: int
+    passes: int = 0
+    """Of the run that it is a part of, all that it drafts there; 0: of a step of one pass."""
 
     def features(self) -> dict[str, float]:
-        return {"call": 1.0, "requests": self.requests, "depth": self.depth, "nodes": self.nodes}
+        call = ("several", self.passes) if self.passes else ("call", 1.0)
+        return {call[0]: call[1], "requests": self.requests, "depth": self.depth, "nodes": self.nodes}
+
+    def within(self, passes: int) -> "Drafting":
+        """The same in a run."""
+        return replace(self, passes=passes)
+
+
+def judged(parts: Iterable[Drafting]) -> int:
+    """The nodes of a step that are judged one by one: not those of a run."""
+    return sum(part.nodes for part in parts if not part.passes)
 
 
 @dataclass(slots=True)
@@ -105,7 +117,7 @@ def _target() -> Terms:
 
 
 def _draft() -> Terms:
-    return Terms({"call": 1e-5, "requests": 1e-5, "depth": 1e-4, "nodes": 1e-6})
+    return Terms({"call": 1e-5, "several": 1e-5, "requests": 1e-5, "depth": 1e-4, "nodes": 1e-6})
 
 
 @dataclass(slots=True)
@@ -136,7 +148,8 @@ class StepTimes:
     def of_draft(self, part: Drafting) -> float:
         """Seconds of one drafter's part."""
         w = self.drafter(part.drafter).weights
-        return w["call"] + w["requests"] * part.requests + w["depth"] * part.depth + w["nodes"] * part.nodes
+        call = w["several"] * part.passes if part.passes else w["call"]
+        return call + w["requests"] * part.requests + w["depth"] * part.depth + w["nodes"] * part.nodes
 
     def of_rest(self, requests: int, nodes: int, passes: int = 1) -> float:
         """Seconds of everything else: planning, judging, book-keeping. Beside several passes it is less, as they draw
@@ -148,7 +161,7 @@ class StepTimes:
     def predict(self, work: Work, parts: Iterable[Drafting] = ()) -> float:
         """Seconds of a whole step."""
         each = list(parts)
-        nodes = sum(part.nodes for part in each)
+        nodes = judged(each)
         return self.of_target(work) + sum(map(self.of_draft, each)) + self.of_rest(work.requests, nodes, work.passes)
 
     def drafter(self, name: str) -> Terms:
@@ -161,7 +174,7 @@ class StepTimes:
         if not self.seen:
             self.speed = times.target / self.target.predict(_features(work))
             self.drafts = {name: terms.scaled(self.speed) for name, terms in self.drafts.items()}
-        nodes = sum(part.nodes for part in parts)
+        nodes = judged(parts)
         target, drafts = self.of_target(work), [self.of_draft(part) for part in parts]
         rest = self.of_rest(work.requests, nodes, work.passes)
         wrong = abs((target + sum(drafts) + rest) / times.total - 1.0)
@@ -214,7 +227,7 @@ class StepTimes:
         """What drafting and the rest take, from steps of an engine."""
         rest = []
         for work, parts, times in samples:
-            nodes = sum(part.nodes for part in parts)
+            nodes = judged(parts)
             rest.append((_others(work, nodes), max(times.rest, FLOOR)))
         self.rest.fit(rest)
         for name in {part.drafter for _, parts, _ in samples for part in parts}:

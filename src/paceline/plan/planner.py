@@ -68,14 +68,18 @@ class Planner:
         return plan
 
     def _passes(self, items: Sequence[Item], base: Work, room: Room) -> int:
-        """Of the target in this step, where nobody drafts: no more than anybody has tokens left, or the cache has room
+        """Of the target in this step: no more than anybody has tokens left, a draft may be deep, or the cache has room
         for."""
-        if not all(item.drafter == NONE and item.request.straight for item in items):
+        if not all(item.request.straight for item in items):
             return 1
-        most = min([self.length.passes(base), *(item.request.left for item in items)])
-        while most > 1 and sum(room.need(item.request, most) for item in items) > room.free:
+        most = min([self.length.passes(items, base), *(item.request.left for item in items)])
+        while most > 1:
+            ahead = [item.ahead(most) for item in items]
+            deep = any(rows > item.depth for item, rows in zip(items, ahead) if item.nodes)
+            if not deep and sum(room.need(item.request, 1 + rows) for item, rows in zip(items, ahead)) <= room.free:
+                return most
             most -= 1
-        return max(1, most)
+        return 1
 
 
 def fit(items: Sequence[Item], order: Sequence[Request], room: Room) -> Plan:

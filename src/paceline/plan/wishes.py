@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from paceline.core.plan import Edge, Work
+from paceline.core.plan import Edge, Item, Work
 from paceline.core.request import Request
 from paceline.plan import LengthPolicy, Share
 from paceline.plan.choose import Goodput
@@ -28,5 +28,5 @@ class Wishes(LengthPolicy):
     def edges(self, base: Work) -> tuple[Edge, ...]:
         return self.goodput.edges(base)
 
-    def passes(self, base: Work) -> int:
-        return self.goodput.passes(base)
+    def passes(self, items: Sequence[Item], base: Work) -> int:
+        return self.goodput.passes(items, base)

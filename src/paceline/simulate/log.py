@@ -12,7 +12,7 @@ from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.core.plan import Note, Plan, Work, Worth
 from paceline.core.request import FinishReason, Request
-from paceline.engine.loop import EngineConfig
+from paceline.engine.config import EngineConfig
 from paceline.engine.roster import Entry
 from paceline.plan.cost import Drafting, Times
 
@@ -136,6 +136,8 @@ class Result:
     finish: FinishReason | None = None
     drafted: int = 0
     """Rows of the draft, before any were cut."""
+    passes: list[tuple[int, int]] = field(default_factory=list)
+    """Of a run: nodes (drafted, kept) in each pass."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from paceline.core.errors import InputError
 from paceline.core.forest import Forest
 from paceline.core.plan import Note, Plan, Work
 from paceline.core.request import Request
+from paceline.core.rows import Drawn
 from paceline.core.verdict import Verdict
 from paceline.engine.loop import Engine
 from paceline.engine.recorder import Recorder
@@ -105,13 +106,15 @@ class LogRecorder(Recorder):
         self._advanced.append((request.id, group, length))
 
     def ran(
-        self, forest: Forest, verdict: Verdict, notes: Sequence[Note], work: Work, parts: Sequence[Drafting],
-        times: Times,
+        self, forest: Forest, verdict: Verdict, drawn: Drawn | None, notes: Sequence[Note], work: Work,
+        parts: Sequence[Drafting], times: Times,
     ) -> None:  # fmt: skip
         assert self._plan is not None
         noted = {note.request: note for note in notes if not note.part}
         results = []
-        for item, path, last, drafted in zip(self._plan.items, verdict.path, verdict.next_token, self._drafted):
+        passes = [[]] * len(self._plan.items) if drawn is None else drawn.passes
+        each = zip(self._plan.items, verdict.path, verdict.next_token, self._drafted, passes)
+        for item, path, last, drafted, mine in each:
             request, note = item.request, noted.get(item.request.id)
             if last is None or note is None:
                 results.append(Result())
@@ -119,7 +122,8 @@ class LogRecorder(Recorder):
             tokens = [*(forest.token[n] for n in path), last]
             ranks = [forest.row[n] - item.given for n in path]
             emitted = len(request.output) - self._lengths[request.id]
-            results.append(Result(tokens, ranks, emitted, note.offered, note.kept, request.finish, drafted))
+            told = ([], []) if mine else (note.offered, note.kept)
+            results.append(Result(tokens, ranks, emitted, *told, request.finish, drafted, list(mine)))
         found = [note for note in notes if note.part]
         outcome = Outcome(results, self._advanced, work, list(parts), times, found)
         step, self._plan = self._step, None

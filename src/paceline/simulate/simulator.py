@@ -10,8 +10,9 @@ from paceline.core.errors import CapacityError, IntegrityError
 from paceline.core.noise import SimulationNoise
 from paceline.core.plan import Item, Plan, Work
 from paceline.draft import LAG
+from paceline.engine import runs
 from paceline.engine.desk import lease_of
-from paceline.plan.cost import Drafting, StepTimes, Times
+from paceline.plan.cost import Drafting, StepTimes, Times, judged
 from paceline.plan.cut import trim
 from paceline.simulate.log import Event, Outcome, Result, Step
 from paceline.simulate.twin import Twin
@@ -73,9 +74,11 @@ class Simulator:
 
     def _outcome(self, plan: Plan, twin: Twin) -> Outcome:
         """What the target and the drafters would have made of a plan."""
+        if plan.passes > 1:
+            return self._run(plan, twin)
         draws = [self._draw(item) for item in plan.items]
         left = trim(plan, [sum(offered) for offered, _ in draws], twin.chain)
-        results = [self._result(item, *draw, rows, plan.passes) for item, draw, rows in zip(plan.items, draws, left)]
+        results = [self._result(item, *draw, rows) for item, draw, rows in zip(plan.items, draws, left)]
         shape, by = [], dict[str, list[Result]]()
         advanced: list[tuple[int, str, int]] = []
         for item, result in zip(plan.items, results):
@@ -84,15 +87,44 @@ class Simulator:
             if item.nodes:
                 by.setdefault(item.drafter, []).append(result)
             advanced += self._advances(item, result, twin)
-        work = replace(Work.of(shape), passes=max(len(result.tokens) for result in results) if plan.passes > 1 else 1)
         parts = []
         for name, each in by.items():
             deepest = max(len(r.offered) for r in each) if twin.chain(name) else 0
             parts.append(Drafting(name, len(each), deepest, sum(sum(r.offered) for r in each)))
-        times = seconds(self.workload.times, work, parts)
+        return self._taken(plan, twin, results, advanced, (Work.of(shape), parts))
+
+    def _run(self, plan: Plan, twin: Twin) -> Outcome:
+        """The same of a plan of several passes."""
+        results = [self._drawn(item, plan.passes) for item in plan.items]
+        advanced = [each for item, result in zip(plan.items, results) for each in self._advances(item, result, twin)]
+        bases = [item.request.length for item in plan.items]
+        done = runs.measured(plan.items, bases, [result.passes for result in results])
+        return self._taken(plan, twin, results, advanced, done)
+
+    def _taken(
+        self, plan: Plan, twin: Twin, results: list[Result], advanced: list[tuple[int, str, int]],
+        done: tuple[Work, list[Drafting]],
+    ) -> Outcome:  # fmt: skip
+        """And how long it took."""
+        times = seconds(self.workload.times, *done)
         for name, rows in self._catching(plan, advanced, twin).items():
             times.drafts.setdefault(name, self.workload.catching * rows)
-        return Outcome(results, advanced, work, parts, times)
+        return Outcome(results, advanced, *done, times)
+
+    def _drawn(self, item: Item, most: int) -> Result:
+        """Of a run: the next tokens of the recorded output, pass by pass, as many as the draws say."""
+        speech, before = self.workload.outputs[item.request.id], len(item.request.output)
+        ahead = speech.tokens[before : before + 1 + item.ahead(most)]
+        passes: list[tuple[int, int]] = []
+        count = 0
+        while len(passes) < most and count < len(ahead):
+            deep = min(item.chain, item.ahead(most) - count)
+            offered, kept = self.workload.rates.draw(item, self.noise, count) if deep > 0 else ([], 0)
+            kept = min(kept, len(ahead) - count)
+            passes.append((len(offered), kept))
+            count = min(count + kept + 1, len(ahead))
+        finish = speech.finish if before + count == len(speech.tokens) else None
+        return Result(ahead[:count], list(range(count - 1)), count, finish=finish, passes=passes)
 
     @staticmethod
     def _catching(plan: Plan, advanced: Sequence[tuple[int, str, int]], twin: Twin) -> dict[str, int]:
@@ -110,16 +142,13 @@ class Simulator:
         """Rows per depth of a draft, and how deep it is kept."""
         return self.workload.rates.draw(item, self.noise) if item.completes and item.nodes else ([], 0)
 
-    def _result(self, item: Item, drafted: Sequence[int], kept: int, left: int, passes: int) -> Result:
-        """The next tokens of the recorded output, as many as the draw says, or one a pass; what follows its end is made
-        up. Of the draft's rows the first ones stay, as many as are `left`."""
+    def _result(self, item: Item, drafted: Sequence[int], kept: int, left: int) -> Result:
+        """The next tokens of the recorded output, as many as the draw says; what follows its end is made up. Of the
+        draft's rows the first ones stay, as many as are `left`."""
         if not item.completes:
             return Result()
         speech, before = self.workload.outputs[item.request.id], len(item.request.output)
-        ahead = speech.tokens[before : before + item.nodes + passes]
-        if passes > 1:
-            finish = speech.finish if before + len(ahead) == len(speech.tokens) else None
-            return Result(ahead, list(range(len(ahead) - 1)), len(ahead), finish=finish)
+        ahead = speech.tokens[before : before + item.nodes + 1]
         starts = accumulate(drafted, initial=0)
         offered = [min(rows, left - start) for rows, start in zip(drafted, starts) if start < left]
         kept = min(kept, len(offered), len(ahead))
@@ -143,7 +172,9 @@ class Simulator:
         drafting = twin.roster.entries[item.drafter].group if item.nodes else None
         for group, frontier in lease.frontier.items():
             if group == drafting:
-                out.append((item.request.id, group, known + min(max(0, len(result.offered) - 1), len(result.ranks))))
+                count, kept = result.passes[-1] if result.passes else (len(result.offered), len(result.ranks))
+                last = known + len(result.ranks) - kept  # before the last draft
+                out.append((item.request.id, group, last + min(max(0, count - 1), kept)))
             elif item.given > 1 or lease.length - frontier > LAG:
                 out.append((item.request.id, group, known))
         return out
@@ -160,6 +191,6 @@ class Simulator:
 
 def seconds(times: StepTimes, work: Work, parts: Sequence[Drafting]) -> Times:
     """A step's time by part, as predicted."""
-    nodes = sum(part.nodes for part in parts)
+    nodes = judged(parts)
     drafts = {part.drafter: times.of_draft(part) for part in parts}
     return Times(times.of_target(work), drafts, times.of_rest(work.requests, nodes, work.passes))

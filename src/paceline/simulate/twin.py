@@ -1,10 +1,12 @@
 """The deciding half of an engine, run by events in place of models: `Desk`, planner, chooser and cache are its own."""
 
 from collections.abc import Sequence
+from itertools import chain
 
 from paceline.cache.txn import Txn
 from paceline.core.plan import Item, Note, Plan
 from paceline.core.request import Request
+from paceline.engine import runs
 from paceline.engine.desk import Desk, lease_of
 from paceline.engine.roster import Roster
 from paceline.plan.cost import StepTimes
@@ -62,20 +64,24 @@ class Twin:
             lease = lease_of(self.requests[number])
             self.desk.cache.advance(lease, group, length)
             self.desk.cache.seal(lease)
-        notes = [self._emit(item, result) for item, result in zip(plan.items, outcome.results) if result.tokens]
-        self.roster.chooser.learn([*notes, *outcome.found], outcome.work, outcome.parts, outcome.times)
+        told = [self._emit(item, plan.passes, result) for item, result in zip(plan.items, outcome.results)]
+        self.roster.chooser.learn([*chain(*told), *outcome.found], outcome.work, outcome.parts, outcome.times)
         for item in plan.items:
             if item.request.finish is not None:
                 self._forget(item.request)
 
-    def _emit(self, item: Item, result: Result) -> Note:
+    def _emit(self, item: Item, planned: int, result: Result) -> list[Note]:
         request = item.request
+        if not result.tokens:
+            return []
         for token in result.tokens[: result.emitted]:
             request.append(token)
         request.finish = result.finish
         if request.finish is not None:
             self.desk.leave(request)
-        return Note(request.id, item.drafter, item.nodes, item.depth, result.offered, result.kept)
+        if result.passes:
+            return runs.notes(item, planned, result.passes, result.emitted)
+        return [Note(request.id, item.drafter, item.nodes, item.depth, result.offered, result.kept)]
 
     def _forget(self, request: Request) -> None:
         self.roster.chooser.drop(request)

@@ -12,7 +12,7 @@ from paceline.core.request import FinishReason
 from paceline.engine.roster import Entry
 from paceline.plan.acceptance import Acceptance, Expected, Key, Mean, Record
 from paceline.plan.choose import DEPTH
-from paceline.plan.cost import StepTimes
+from paceline.plan.cost import StepTimes, judged
 from paceline.simulate.log import Abort, Arrival, Enrolled, Event, Given, Outcome, Result, Setup, Step
 from paceline.simulate.replay import replay
 
@@ -51,15 +51,19 @@ class Rates:
         own = self.acceptance.own.setdefault(given.id, {}).setdefault(key, Record())
         whole = sum(result.offered) == result.drafted or not self.entries[given.drafter].chain
         deepest = min(given.nodes, given.depth, DEPTH) if whole else len(result.offered)
-        mean.count(deepest, result.offered, 1.0)
+        rounds = [([1] * n, [int(i < kept) for i in range(n)]) for n, kept in result.passes]
+        for offered, told in rounds or [(result.offered, result.kept)]:
+            mean.count(deepest, offered, 1.0)
+            for counts in (mean, own):
+                counts.add(deepest, told, 1.0)
         mean.known = None
-        for counts in (mean, own):
-            counts.add(deepest, result.kept, 1.0)
 
-    def draw(self, item: Item, noise: SimulationNoise) -> tuple[list[int], int]:
-        """Rows per depth, and how deep the draft is kept. Of one (request, index) always alike, whatever the load."""
-        number, index = item.request.id, len(item.request.output)
-        expected = self.acceptance.expected(number, self._nearest(item), min(item.nodes, item.depth, DEPTH))
+    def draw(self, item: Item, noise: SimulationNoise, ahead: int = 0) -> tuple[list[int], int]:
+        """Rows per depth, and how deep the draft is kept, so many tokens on. Of one (request, index) always alike,
+        whatever the load."""
+        number, index = item.request.id, len(item.request.output) + ahead
+        deepest = min(item.nodes, item.depth - ahead, DEPTH)
+        expected = self.acceptance.expected(number, self._nearest(item), deepest)
         chance, more = (uniform(noise.key(number, index, which)) for which in (0, 1))
         kept = sum(chance < alive for alive in expected.kept)
         drawn = _chain if self.entries[item.drafter].chain else _tree
@@ -150,9 +154,7 @@ def scale(times: StepTimes, outcomes: Sequence[Outcome]) -> None:
     """Make the table's predictions of these steps add up to what they took, part by part: a table follows the latest
     steps, and another load on the machine may have been another one's doing."""
     target = _ratio((o.times.target, times.of_target(o.work)) for o in outcomes)
-    rest = _ratio(
-        (o.times.rest, times.of_rest(o.work.requests, sum(p.nodes for p in o.parts), o.work.passes)) for o in outcomes
-    )
+    rest = _ratio((o.times.rest, times.of_rest(o.work.requests, judged(o.parts), o.work.passes)) for o in outcomes)
     drafted: dict[str, list[tuple[float, float]]] = {}
     for outcome in outcomes:
         for part in outcome.parts:

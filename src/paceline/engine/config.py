@@ -1,0 +1,44 @@
+"""What an engine is made of, and where its time goes."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Timer:
+    """Seconds spent, by part; `step` is the whole."""
+
+    step: float = 0.0
+    target: float = 0.0
+    draft: float = 0.0
+    sample: float = 0.0
+    steps: int = 0
+
+
+@dataclass(slots=True)
+class EngineConfig:
+    """What an engine is made of besides models. Bytes, rows and tokens."""
+
+    blocks: int
+    block_size: int = 16
+    max_requests: int = 64
+    """Most requests running at once."""
+    row_budget: int = 512
+    drafter: str = "none"
+    verifier: str = "exact"
+    nodes: dict[str, int] = field(default_factory=dict)
+    """Default nodes per drafter; missing: the drafter's own."""
+    free_rows: int | None = None
+    prefix_cache: bool = True
+    eviction: str = "lru"
+    schedule: str = "chunked"
+    order: str = "fcfs"
+    tbt_target_ms: float | None = None
+    """Longest step while somebody decodes, as predicted; None: `row_budget` alone limits it."""
+    patience_ms: float = 20.0
+    """Longest step of several passes, which may be made where nobody drafts; 0: each pass is a step."""
+    group_size: int | None = None
+    """Most requests that decode in a step, of one shape where possible (EXSPEC); None: all."""
+    remember: int = 1 << 28
+    """Bytes for what drafters remember of past texts."""
+    check: bool = False
+    """Run `check_integrity` after every step."""

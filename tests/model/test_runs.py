@@ -1,0 +1,95 @@
+"""Runs with drafts, natively: the tokens of a run without, chains as they are drafted alone, keys and values of both
+models as passes of one row leave them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.core.noise import TargetNoise
+from paceline.core.rows import Chains, Drawn, Straight
+from paceline.model.native import NativeDecoder
+from paceline.native.build import library
+from tests.model.test_native import TILES, checkpoints, native
+from tests.oracle.cases import text
+from tests.oracle.rows import Chunk, lay_out
+
+__all__ = ["checkpoints"]
+pytestmark = pytest.mark.skipif(library() is None, reason="this machine has no AVX-512 BF16 or no compiler")
+SIZE, PASSES, ROOM = 8, 5, 14
+GIVEN = [text(20 + n, 4 + 3 * n) for n in range(3)]
+TABLES = [[3 * n + 2, 3 * n, 3 * n + 1] for n in range(3)]
+SHARE, SHARP = 0.5, 0.6
+DRAFTING, MOST, WORTH = (0, 2), (3, 4), (0.05, 0.0)
+"""The second text drafts nothing."""
+
+
+def fill(model: NativeDecoder, lengths: Sequence[int]) -> None:
+    """A pool with so many rows of each text."""
+    model.allocate(9, SIZE)
+    for table, tokens, length in zip(TABLES, GIVEN, lengths):
+        if length:
+            model.forward(lay_out([Chunk(table, 0, tokens[:length])], SIZE))
+
+
+def run(target: NativeDecoder, texts: list[Straight], passes: int, chains: Chains | None = None) -> Drawn:
+    fill(target, [len(tokens) - 1 for tokens in GIVEN])
+    last = [Chunk(table, len(tokens) - 1, tokens[-1:]) for table, tokens in zip(TABLES, GIVEN)]
+    drawn = target.run(lay_out(last, SIZE, want=[0, 1, 2]), passes, texts, chains).drawn
+    assert drawn is not None
+    return drawn
+
+
+def chain(drafter: NativeDecoder, known: list[int], how: Straight, most: int, worth: float, said: int) -> list[int]:
+    """Drafted behind a text that nothing is known of."""
+    if not most:
+        return []
+    drafter.allocate(9, SIZE)
+    rows = lay_out([Chunk([*range(9)], 0, known)], SIZE, want=[len(known) - 1])
+    [tokens] = drafter.chain(rows, [most], [how.temperature], [how.keys[said:]], [worth], SHARE, SHARP)
+    return tokens
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("tiles", TILES)
+def test_a_run_with_drafts(checkpoints: dict[str, Path], tiles: bool, temperature: float, quantize: str | None) -> None:
+    """Three texts; of the first the draft model lacks one row, of the third, which ends before the others, all."""
+    target, drafter = native(checkpoints["qwen3"], tiles, quantize), native(checkpoints["qwen3"], tiles)
+    weight = drafter.weights.norm.weight
+    weight.mul_(1 + 0.55 * torch.randn(len(weight), generator=torch.Generator().manual_seed(4)))
+    keys = [[TargetNoise(n).key(index) for index in range(ROOM)] if temperature else [] for n in range(3)]
+    plain = run(target, [Straight(temperature, mine, (), ROOM) for mine in keys], ROOM)
+    texts = [Straight(temperature, mine, (), most) for mine, most in zip(keys, (ROOM, ROOM, 6))]
+    lacks = [len(GIVEN[0]) - 1, 0, 0]
+    fill(drafter, lacks)
+    behind = [Chunk(TABLES[n], lacks[n], GIVEN[n][lacks[n] :]) for n in DRAFTING]
+    rows = lay_out(behind, SIZE, want=[0, len(GIVEN[2])])
+    out = run(target, texts, PASSES, Chains(drafter, rows, [*DRAFTING], [*MOST], [*WORTH], SHARE, SHARP))
+    for tokens, passes, how, alone in zip(out.tokens, out.passes, texts, plain.tokens):
+        assert tokens == alone[: len(tokens)] and len(tokens) == sum(kept + 1 for _, kept in passes)
+        assert len(passes) == PASSES or len(tokens) == how.most
+    assert out.passes[1] == [(0, 0)] * PASSES
+    whole = [mine + tokens for mine, tokens in zip(GIVEN, out.tokens)]
+    reached = [(target, n, len(whole[n]) - 1) for n in range(3)] + [(drafter, n, out.reach[n]) for n in DRAFTING]
+    logits = [
+        model.forward(lay_out([Chunk(TABLES[n], reach, whole[n][reach:])], SIZE)).logits[-1]
+        for model, n, reach in reached
+    ]
+    for (model, n, reach), z in zip(reached, logits):
+        assert len(GIVEN[n]) < reach < len(whole[n])
+        model.allocate(9, SIZE)
+        assert torch.equal(z, model.forward(lay_out([Chunk([*range(9)], 0, whole[n])], SIZE)).logits[-1])
+    kept_ever = set()
+    for n, most, worth in zip(DRAFTING, MOST, WORTH):
+        said = 0
+        for drafted, kept in out.passes[n]:
+            tokens = chain(
+                drafter, GIVEN[n] + out.tokens[n][:said], texts[n], min(most, texts[n].most - said - 1), worth, said
+            )
+            agreed = next((i for i, (a, b) in enumerate(zip(tokens, plain.tokens[n][said:])) if a != b), len(tokens))
+            assert (drafted, kept) == (len(tokens), agreed)
+            said += kept + 1
+            kept_ever.add(kept)
+    assert {0} < kept_ever
