@@ -2,7 +2,11 @@
 
 import dataclasses
 
+import pytest
+
 from paceline.core.params import SamplingParams
+from paceline.core.request import SpecStats
+from paceline.draft.model import ModelDrafter
 from tests.lossless.cases import Setting, Wish, run
 
 
@@ -58,3 +62,56 @@ def test_a_masked_out_place_is_not_drafted() -> None:
         [[request]] = run(engine, [Wish([1, 2, 3], dataclasses.replace(wish, drafter=drafter))])
         assert engine.drafter_errors == [] and request.finish == "error"
         assert "allowed_tokens and bad_words" in str(request.error)
+
+
+PATIENT = Setting(nodes={"model": 3}, draft_noise=0.5, patience_ms=1e9)
+
+
+@dataclasses.dataclass
+class Told:
+    """What a request tells of itself, and the most passes of a step."""
+
+    output: list[int]
+    authors: list[str | None]
+    finish: str | None
+    stats: SpecStats
+    most: int
+
+
+def told(setting: Setting, **changes: object) -> Told:
+    engine, passes = setting.engine(), list[int]()
+    engine.recorder.ran = lambda *step: passes.append(step[4].passes)  # type: ignore[method-assign]
+    [[request]] = run(engine, [Wish([1, 2, 3, 4, 5], params(**changes))])
+    return Told(request.output, request.authors, request.finish, request.stats, max(passes))
+
+
+def test_a_run_tells_what_its_passes_would() -> None:
+    """Tokens, who drafted them, how many were kept, in how many passes: also where a stop ends it."""
+    for changes in ({}, {"temperature": 1.0}, {"stop_token_ids": (3,)}, {"max_tokens": 7}):
+        single = told(dataclasses.replace(PATIENT, patience_ms=0.0), **changes)
+        several = told(PATIENT, **changes)
+        assert several.output == single.output and several.finish == single.finish
+        assert several.most > 1 == single.most
+        drafted = several.authors.count("model")
+        assert (
+            several.stats.accepted == drafted and len(several.authors) == len(several.output) == several.stats.generated
+        )
+        ends = several.authors[-1] == "model"  # then its pass has drawn nothing else
+        assert several.stats.passes == several.authors.count(None) + ends and drafted
+
+
+def test_a_draft_model_that_fails_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run goes on without it, and so does the request."""
+    plain = told(PATIENT, drafter="none")
+
+    def fail(self: ModelDrafter, asks: object, view: object) -> None:
+        raise RuntimeError("no draft today")
+
+    monkeypatch.setattr(ModelDrafter, "chains", fail)
+    failed = told(PATIENT)
+    assert failed.output == plain.output and failed.stats.drafted <= 3  # in the prompt's own step
+
+
+def test_who_lags_too_far_for_a_run_drafts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelDrafter, "chains", lambda self, asks, view: None)
+    assert told(PATIENT) == told(dataclasses.replace(PATIENT, patience_ms=0.0))

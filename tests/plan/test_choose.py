@@ -3,7 +3,7 @@
 import itertools
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
@@ -72,7 +72,8 @@ def uniform(times: StepTimes, batch: int, rate: float, k: int) -> float:
 
 def test_not_drafting_is_priced_by_steps_of_several_passes() -> None:
     """Beside passes of 4 ms there are 6 ms, 5.5 beside several. 20 ms have room for five: 25.5 ms, 5.1 a token, which a
-    draft has to beat; it beats 10 ms a token if requests cannot go straight. Its own step has the 6 ms."""
+    draft has to beat; it beats 10 ms a token if requests cannot go straight. Its own step has the 6 ms, unless it is
+    made in a run."""
 
     class Slow(StepTimes):
         def of_target(self, work: Work) -> float:
@@ -84,14 +85,18 @@ def test_not_drafting_is_priced_by_steps_of_several_passes() -> None:
         def of_rest(self, requests: int, nodes: int, passes: int = 1) -> float:
             return 6e-3 if passes == 1 else 5.5e-3
 
-    for rate, straight, drafts in ((0.6, False, True), (0.6, True, False), (1.0, True, True)):
+    for rate, straight, drafts, runs in (
+        (0.6, False, True, False), (0.6, True, False, False), (1.0, True, True, False), (0.6, True, True, True),
+    ):  # fmt: skip
         pick = chooser(Slow(), {"a": rate, "b": 0.0}, most=1)
+        pick.arms["a"] = replace(pick.arms["a"], runs=runs)
         pick.patience = 0.02
         (request,) = requests(1)
         request.straight = straight
         choice, goodput = pick.best([request], 8, base(1))
         assert bool(choice) == drafts
-        assert goodput == pytest.approx((1 + rate) / 10e-3 if drafts else 5 / 25.5e-3)
+        seconds = 25.5e-3 / 5 if runs or not drafts else 10e-3
+        assert goodput == pytest.approx((1 + rate * drafts) / seconds)
         assert pick.passes([], base(1)) == 5
 
 

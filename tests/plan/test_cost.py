@@ -86,6 +86,22 @@ def test_what_is_beside_several_passes_is_learnt_apart() -> None:
     assert times.predict(replace(one, passes=3)) == pytest.approx(12.5e-3, rel=0.02) and times.error < 0.05
 
 
+def test_a_draft_in_a_run_has_its_own_price() -> None:
+    """Half a millisecond by itself, a tenth for each pass of a run, and a tenth for each level in either."""
+    times, one = StepTimes(), Work(1, 1, 100, 100, 1)
+    for n in range(900):
+        depth = 2 + n % 3
+        if n % 2:
+            part, seconds = Drafting("model", 4, 4 * depth, 4 * depth, 4), 4 * (1e-4 + depth * 1e-4)
+            times.observe(replace(one, passes=4), [part], Times(16e-3, {"model": seconds}, 1e-3))
+        else:
+            part, seconds = Drafting("model", 1, depth, depth), 5e-4 + depth * 1e-4
+            times.observe(one, [part], Times(4e-3, {"model": seconds}, 1e-3))
+    assert times.of_draft(Drafting("model", 1, 3, 3)) == pytest.approx(8e-4, rel=0.1)
+    assert times.of_draft(Drafting("model", 1, 3, 3).within(1)) == pytest.approx(4e-4, rel=0.1)
+    assert times.of_draft(Drafting("model", 5, 15, 15, 5)) == pytest.approx(20e-4, rel=0.1)
+
+
 def test_one_interrupted_step_teaches_little() -> None:
     rng, times = random.Random(3), StepTimes()
     for _ in range(1000):

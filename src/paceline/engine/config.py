@@ -35,7 +35,8 @@ class EngineConfig:
     tbt_target_ms: float | None = None
     """Longest step while somebody decodes, as predicted; None: `row_budget` alone limits it."""
     patience_ms: float = 20.0
-    """Longest step of several passes, which may be made where nobody drafts; 0: each pass is a step."""
+    """Longest step of several passes, which may be made where nobody drafts or drafts need no Python; 0: each pass is a
+    step."""
     group_size: int | None = None
     """Most requests that decode in a step, of one shape where possible (EXSPEC); None: all."""
     remember: int = 1 << 28

@@ -31,7 +31,7 @@ class Judge:
 
     def judge(self, items: Sequence[Item], forest: Forest, layout: Layout, out: Out) -> Verdict:
         """The verdict on every item; next_token None where the text is not complete, -1 where every token was
-        masked or the request's own processor failed (its `error` says so). What was drawn by several passes in a row
+        masked or the request's own processor failed (its `error` says so). What was drawn by a run
         joins the forest, all but the last token below one another."""
         count = len(items)
         verdict = Verdict([[] for _ in range(count)], [None] * count, [[] for _ in range(count)])
