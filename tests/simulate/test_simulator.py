@@ -98,6 +98,20 @@ def test_drafted_throughput_by_hand() -> None:
         assert out.drafters == {drafter: 40}
 
 
+def test_a_run_by_hand() -> None:
+    """Behind the prompt's own step, which brings five tokens, four passes of five in one step."""
+    made = workload(2, 25, "model", patience_ms=10**9)
+    made.setup.entries["model"] = replace(made.setup.entries["model"], runs=True)
+    made.jobs[:] = [Job(0.0, [replace(a, straight=True) for a in job.arrivals]) for job in made.jobs]
+    events = simulate(made)
+    out = figures(events)
+    assert out.steps == 2 and out.latency == pytest.approx([5 * STEP] * 2) and out.drafters == {"model": 50}
+    last = events[-1]
+    assert isinstance(last, Step) and last.outcome and last.outcome.work.passes == 4
+    assert [result.passes for result in last.outcome.results] == [[(4, 4)] * 4] * 2
+    assert replay(events).difference is None
+
+
 def test_catching_up_takes_its_time() -> None:
     """A drafter that is too dear to draft still reads the prompt of three tokens, and what is measured of that in one
     run is spent in the next."""

@@ -31,8 +31,8 @@ class Judge:
 
     def judge(self, items: Sequence[Item], forest: Forest, layout: Layout, out: Out) -> Verdict:
         """The verdict on every item; next_token None where the text is not complete, -1 where every token was
-        masked or the request's own processor failed (its `error` says so). What was drawn by a run
-        joins the forest, all but the last token below one another."""
+        masked or the request's own processor failed (its `error` says so). What a run has drawn joins the
+        forest, all but the last token below one another."""
         count = len(items)
         verdict = Verdict([[] for _ in range(count)], [None] * count, [[] for _ in range(count)])
         if out.drawn is not None:
