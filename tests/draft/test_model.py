@@ -112,6 +112,18 @@ def test_a_draft_model_that_fails_in_a_run(monkeypatch: pytest.MonkeyPatch) -> N
     assert failed.output == plain.output and failed.stats.drafted <= 3  # in the prompt's own step
 
 
+@pytest.mark.parametrize("patience", [0.0, 1e9])
+def test_a_drafter_that_cannot_be_made(patience: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It costs its requests their speed, no more."""
+
+    def fail(self: ModelDrafter, host: object) -> None:
+        raise RuntimeError("not today")
+
+    plain = told(PATIENT, drafter="none")
+    monkeypatch.setattr(ModelDrafter, "__init__", fail)
+    assert told(dataclasses.replace(PATIENT, patience_ms=patience)).output == plain.output
+
+
 def test_who_lags_too_far_for_a_run_drafts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ModelDrafter, "chains", lambda self, asks, view: None)
     assert told(PATIENT) == told(dataclasses.replace(PATIENT, patience_ms=0.0))

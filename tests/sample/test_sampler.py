@@ -102,7 +102,9 @@ def test_law_equals_its_slow_twin(seed, scale, vocab, filtered):
     z = logits(5, seed, vocab=vocab).float() * scale
     z[1, ::2], z[3], z[4, -1] = float("-inf"), float("-inf"), (float("nan"), float("inf"))[seed % 2]
     got, expected = law(z, warps), torch_law(z, warps)
-    torch.testing.assert_close(got, expected, rtol=2e-6, atol=2e-6 * max(1.0, scale), equal_nan=True)
+    for mine, other, warp in zip(got, expected, warps):  # a difference of large numbers is as exact as they are
+        atol = 2e-6 * max(1.0, scale / max(warp.temperature, 1e-30))
+        torch.testing.assert_close(mine, other, rtol=2e-6, atol=atol, equal_nan=True)
     for i, warp in enumerate(warps):
         assert torch.equal(got[i : i + 1].view(torch.int32), law(z[i : i + 1], [warp]).view(torch.int32))
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from paceline.core.forest import Forest
 from paceline.core.params import SamplingParams
+from paceline.core.rows import Chains
 from paceline.core.verdict import Verdict
 from paceline.draft import Ask, Drafter, View
 from paceline.engine.loop import Engine
@@ -29,6 +30,12 @@ class Flaky:
     def draft(self, asks: Sequence[Ask], view: View) -> Forest:
         self.fail()
         return self.inner.draft(asks, view)
+
+    def chains(self, asks: Sequence[Ask], view: View) -> Chains | None:
+        self.fail()
+        inner: Any = self.inner
+        chains: Chains | None = inner.chains(asks, view)
+        return chains
 
     def learn(self, view: View, verdict: Verdict) -> None:
         self.inner.learn(view, verdict)

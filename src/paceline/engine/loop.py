@@ -394,7 +394,7 @@ class Engine:
         for ask in asks:
             if not ask.request.arms:
                 ask.request.drafter = NONE
-            self.slots[name].pop(ask.request.id, None)
+            self.slots.get(name, {}).pop(ask.request.id, None)
 
     def _learn(self, asks: dict[str, list[Ask]], verdict: Verdict, layout: Layout, out: Out) -> list[Note]:
         """Tell the drafters what came of their drafts; what they found beside it."""

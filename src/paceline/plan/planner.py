@@ -69,8 +69,8 @@ class Planner:
 
     def _passes(self, items: Sequence[Item], base: Work, room: Room) -> int:
         """Of the target in this step: no more than anybody has tokens left, a draft may be deep, or the cache has room
-        for."""
-        if not all(item.request.straight for item in items):
+        for; one where a drafter is only to look on."""
+        if not all(item.request.straight and (item.nodes or item.drafter == NONE) for item in items):
             return 1
         most = min([self.length.passes(items, base), *(item.request.left for item in items)])
         while most > 1:
