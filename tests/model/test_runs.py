@@ -55,13 +55,13 @@ def chain(drafter: NativeDecoder, known: list[int], how: Straight, most: int, wo
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("tiles", TILES)
 def test_a_run_with_drafts(checkpoints: dict[str, Path], tiles: bool, temperature: float, quantize: str | None) -> None:
-    """Three texts; of the first the draft model lacks one row, of the third, which ends before the others, all."""
+    """Three texts; of the first the draft model lacks one row, of the third all. The first ends before the others."""
     target, drafter = native(checkpoints["qwen3"], tiles, quantize), native(checkpoints["qwen3"], tiles)
     weight = drafter.weights.norm.weight
     weight.mul_(1 + 0.55 * torch.randn(len(weight), generator=torch.Generator().manual_seed(4)))
     keys = [[TargetNoise(n).key(index) for index in range(ROOM)] if temperature else [] for n in range(3)]
     plain = run(target, [Straight(temperature, mine, (), ROOM) for mine in keys], ROOM)
-    texts = [Straight(temperature, mine, (), most) for mine, most in zip(keys, (ROOM, ROOM, 6))]
+    texts = [Straight(temperature, mine[:most], (), most) for mine, most in zip(keys, (6, ROOM, ROOM))]
     lacks = [len(GIVEN[0]) - 1, 0, 0]
     fill(drafter, lacks)
     behind = [Chunk(TABLES[n], lacks[n], GIVEN[n][lacks[n] :]) for n in DRAFTING]

@@ -127,7 +127,7 @@ class NativeDecoder(Decoder):
         given = (
             integers([text.most for text in texts]),
             reals([text.temperature for text in texts]),
-            unsigned([key for text in texts for key in (text.keys or [0] * room)]),
+            unsigned([key for text in texts for key in (text.keys + [0] * room)[:room]]),
             integers([token for text in texts for token in (*text.ends, *[-1] * (each - len(text.ends)))]),
         )
         run = CRun(passes, room, each, *addresses(*given))
@@ -143,14 +143,13 @@ class NativeDecoder(Decoder):
         )
         run.tokens, run.length, run.drafted, run.kept, run.reach = addresses(tokens, length, drafted, kept, reach)
         self.library.paceline_run(self.model, call, run)
-        texts_of = chains.texts if chains is not None else []
         drawn = Drawn(
             [tokens[i * room : i * room + n] for i, n in enumerate(length)],
             [
                 [pair for pair in zip(drafted[at : at + passes], kept[at : at + passes]) if pair[0] >= 0]
                 for at in range(0, count * passes, passes)
             ],
-            dict(zip(texts_of, reach)),
+            dict(zip(chains.texts, reach)) if chains is not None else {},
             run.seconds,
         )
         return Out(torch.empty(0, self.spec.vocab), drawn=drawn)
