@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import torch
 
 from paceline.core.noise import keys_tensor
-from paceline.core.rows import Chains, Drawn, Out, Rows, RowsBuilder, Straight
+from paceline.core.rows import Chains, Drawn, Lookups, Out, Rows, RowsBuilder, Straight
+from paceline.draft.ngram import Index
 from paceline.sample.filters import Warp, law
 from paceline.sample.race import race, winners
 
@@ -66,14 +67,18 @@ class Toy:
         want = rows.want.tolist()
         return Out(torch.stack([logits[i] for i in want]) if want else torch.empty(0, VOCAB, dtype=torch.float64))
 
-    def run(self, rows: Rows, passes: int, texts: Sequence[Straight], chains: Chains | None = None) -> Out:
+    def run(self, rows: Rows, passes: int, texts: Sequence[Straight], chains: Chains | Lookups | None = None) -> Out:
         """Text by text and pass by pass, each token drawn by the sampler's own parts."""
         out = Drawn([], [])
         for i, (text, segment, table) in enumerate(zip(texts, rows.segments, rows.tables.tolist())):
             said = [int(rows.token[segment.start])]
-            draft = None
+            draft: ToyDraft | ToyLookup | None = None
             if chains is not None and i in chains.texts:
-                draft = ToyDraft(chains, chains.texts.index(i), segment.base)
+                place = chains.texts.index(i)
+                if isinstance(chains, Lookups):
+                    draft = ToyLookup(chains, place)
+                else:
+                    draft = ToyDraft(chains, place, segment.base)
             done: list[tuple[int, int]] = []
             while len(done) < passes:
                 nodes = draft.propose(text, said, table) if draft is not None else []
@@ -86,13 +91,13 @@ class Toy:
                 said += drawn[: min(stop, kept) + 1]
                 ended = stop < kept or said[-1] < 0 or said[-1] in text.ends or len(said) > text.most
                 done.append((len(nodes), min(kept, stop + 1)))
-                if draft is not None and nodes:
+                if isinstance(draft, ToyDraft) and nodes:
                     draft.reach -= max(0, len(nodes) - 1 - min(kept, stop + 1))
                 if ended:
                     break
             out.tokens.append(said[1:])
             out.passes.append(done)
-            if draft is not None:
+            if isinstance(draft, ToyDraft):
                 out.reach[i] = draft.reach
         return Out(torch.empty(0, VOCAB), drawn=out)
 
@@ -122,6 +127,20 @@ class Toy:
         values = [self.pool[s] for s in source]
         for t, value in zip(target, values):
             self.pool[t] = value
+
+
+class ToyLookup:
+    """Looks one text up in a run, by the index of `ngram`."""
+
+    def __init__(self, lookups: Lookups, place: int) -> None:
+        self.most, self.worth = lookups.most[place], lookups.worth[place]
+        self.tokens, self.index = lookups.tokens[place][:-1], Index(len(lookups.tokens[place]))
+        rates = lookups.rates[place]
+        self.index.extend(lookups.tokens[place])
+        self.index.hits, self.index.tries = rates[::2], rates[1::2]
+
+    def propose(self, text: Straight, said: list[int], table: list[int]) -> list[int]:
+        return self.index.draft(self.tokens + said, min(self.most, text.most - len(said)), self.worth)
 
 
 class ToyDraft:

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from paceline.core.noise import TargetNoise
-from paceline.core.rows import Chains, Drawn, Straight
+from paceline.core.rows import Chains, Drawn, Lookups, Straight
+from paceline.draft.ngram import MEMORY, STAMINA, Index
 from paceline.model.native import NativeDecoder
 from paceline.native.build import library
 from tests.model.test_native import TILES, checkpoints, native
@@ -33,7 +34,7 @@ def fill(model: NativeDecoder, lengths: Sequence[int]) -> None:
             model.forward(lay_out([Chunk(table, 0, tokens[:length])], SIZE))
 
 
-def run(target: NativeDecoder, texts: list[Straight], passes: int, chains: Chains | None = None) -> Drawn:
+def run(target: NativeDecoder, texts: list[Straight], passes: int, chains: Chains | Lookups | None = None) -> Drawn:
     fill(target, [len(tokens) - 1 for tokens in GIVEN])
     last = [Chunk(table, len(tokens) - 1, tokens[-1:]) for table, tokens in zip(TABLES, GIVEN)]
     drawn = target.run(lay_out(last, SIZE, want=[0, 1, 2]), passes, texts, chains).drawn
@@ -93,3 +94,50 @@ def test_a_run_with_drafts(checkpoints: dict[str, Path], tiles: bool, temperatur
             said += kept + 1
             kept_ever.add(kept)
     assert {0} < kept_ever
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3])
+def test_a_run_with_lookups(checkpoints: dict[str, Path], temperature: float) -> None:
+    """The third text is told what it will say twice over, then other things; the second looks nothing up."""
+    target = native(checkpoints["qwen3"], False)
+    keys = [[TargetNoise(n).key(index) for index in range(ROOM)] if temperature else [] for n in range(3)]
+    texts = [Straight(temperature, mine, (), ROOM) for mine in keys]
+    plain = run(target, texts, ROOM)
+    indices = {n: Index(len(GIVEN[n]) - 3) for n in DRAFTING}
+    known = {0: plain.tokens[0][:5] + GIVEN[0], 2: GIVEN[2] + plain.tokens[2] + GIVEN[2][:7] + GIVEN[2]}
+    for n, index in indices.items():
+        index.extend(known[n])
+    rates = [[x for pair in zip(index.hits, index.tries) for x in pair] for index in indices.values()]
+    lookups = Lookups([*DRAFTING], [*MOST], [0.2, 0.06], [known[n] for n in DRAFTING], rates, STAMINA, MEMORY)
+    out = run(target, texts, PASSES, lookups)
+    assert out.passes[1] == [(0, 0)] * PASSES and out.reach == {}
+    for n, most, worth in zip(DRAFTING, MOST, lookups.worth):
+        said = 0
+        for drafted, kept in out.passes[n]:
+            tokens = indices[n].draft(known[n] + out.tokens[n][:said], min(most, ROOM - said - 1), worth)
+            agreed = next((i for i, (a, b) in enumerate(zip(tokens, plain.tokens[n][said:])) if a != b), len(tokens))
+            assert (drafted, kept) == (len(tokens), agreed)
+            said += kept + 1
+        assert out.tokens[n] == plain.tokens[n][:said]
+    assert (4, 4) in out.passes[2] and {drafted for drafted, _ in out.passes[0]} > {0}
+
+
+def test_a_lookup_is_the_index_of_ngram(checkpoints: dict[str, Path]) -> None:
+    """Over texts of few tokens, where ends of every length are found, and right or wrong by chance; the drafts of a
+    run of one pass, which the target need not agree with."""
+    target = native(checkpoints["qwen3"], False)
+    sizes = set()
+    for seed in range(40):
+        g = torch.Generator().manual_seed(seed)
+        tokens = [torch.randint(2 + seed % 3, (40,), generator=g).tolist() for _ in range(2)]
+        indices = [Index(10 * i) for i in range(2)]
+        for index, mine in zip(indices, tokens):
+            index.extend(mine)
+        rates = [[x for pair in zip(index.hits, index.tries) for x in pair] for index in indices]
+        worth = [0.3, 0.05]
+        lookups = Lookups([2, 0], [6, 6], worth, tokens, rates, STAMINA, MEMORY)
+        out = run(target, [Straight(0.0, [], (), 30)] * 3, 1, lookups)
+        drafts = [index.draft(mine, 6, least) for index, mine, least in zip(indices, tokens, worth)]
+        assert [out.passes[2][0][0], out.passes[0][0][0]] == [*map(len, drafts)]
+        sizes |= {*map(len, drafts)}
+    assert sizes >= {0, 1, 2, 6}

@@ -63,7 +63,10 @@ class Item(NamedTuple):
 
     def ahead(self, passes: int) -> int:
         """Rows that so many passes may come to, beside the given ones."""
-        return self.nodes if passes == 1 else min(passes * (1 + self.chain), self.request.left) - 1
+        if passes == 1:
+            return self.nodes
+        rows = min(passes * (1 + self.chain), self.request.left) - 1
+        return min(rows, self.depth) if self.nodes else rows
 
     @property
     def completes(self) -> bool:

@@ -166,7 +166,25 @@ class Chains:
     sharp: float
 
 
-Run = Callable[[Rows, int, Sequence[Straight], Chains | None], Out]
+@dataclass(slots=True)
+class Lookups:
+    """How prompt lookup drafts in a run: before each pass the end of a text is looked up in what is before it
+    (draft/ngram.py)."""
+
+    texts: list[int]
+    most: list[int]
+    """Their longest chains."""
+    worth: list[float]
+    """A chain ends when the chance that all of it is kept falls below this."""
+    tokens: list[list[int]]
+    """All of each text, the one that has a row last."""
+    rates: list[list[float]]
+    """Of each text hits and tries, in turns, of matches of 0, 1, .. tokens; no match is longer."""
+    stamina: float
+    memory: float
+
+
+Run = Callable[[Rows, int, Sequence[Straight], Chains | Lookups | None], Out]
 """What a model may have as `run` beside `forward`: at most so many passes in one call, over texts with one row each.
 What is drawn from a row, as the engine would, is its text's next token, -1 where none can be; if that is the one that
 was drafted, it is kept, and the next row counts, too. The last token has a row, in the next slot, in the next pass. A

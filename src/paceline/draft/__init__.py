@@ -16,7 +16,7 @@ from paceline.core.forest import Forest, Law
 from paceline.core.plan import Item, Note
 from paceline.core.registry import Registry
 from paceline.core.request import Request
-from paceline.core.rows import Chains, Model
+from paceline.core.rows import Chains, Lookups, Model
 from paceline.core.verdict import Verdict
 from paceline.sample.sampler import Sampler
 
@@ -116,7 +116,7 @@ class Drafter(Protocol):
 class Running(Drafter, Protocol):
     """One whose card says `runs`: it may be asked for `chains` in place of drafts. Its `learn` finds `view.reach`."""
 
-    def chains(self, asks: Sequence[Ask], view: View) -> Chains | None:
+    def chains(self, asks: Sequence[Ask], view: View) -> Chains | Lookups | None:
         """How a run is to draft for these requests, one text each; None: it has to be asked for drafts."""
 
 

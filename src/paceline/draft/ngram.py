@@ -14,6 +14,7 @@ from functools import partial
 from paceline.core.forest import Forest, Law
 from paceline.core.plan import Worth
 from paceline.core.registry import Offers
+from paceline.core.rows import Lookups
 from paceline.core.verdict import Verdict
 from paceline.draft import DRAFTERS, Ask, Host, View
 
@@ -99,6 +100,7 @@ class Index:
         shape="chain",
         nodes=15,
         thrifty=True,
+        runs=True,
     ),
 )
 class NgramDrafter:
@@ -109,11 +111,27 @@ class NgramDrafter:
         forest = Forest()
         for ask in asks:
             if ask.item.nodes:
-                start = partial(Index, len(ask.request.prompt), ask.request.params.greedy)
-                index = view.slot(ask.request, start)
-                tokens = index.draft(ask.request.tokens, ask.item.chain, (ask.item.worth or WORTH).node)
+                tokens = self._index(ask, view).draft(ask.request.tokens, ask.item.chain, _worth(ask))
                 forest.add_chain(ask.place, tokens, ask.law)
         return forest
 
+    def chains(self, asks: Sequence[Ask], view: View) -> Lookups:
+        """The library looks up without an index; it is told how often matches were right."""
+        texts, rates = [ask.request.tokens for ask in asks], []
+        for ask, tokens in zip(asks, texts):
+            index = self._index(ask, view)
+            index.extend(tokens)
+            rates.append([x for pair in zip(index.hits, index.tries) for x in pair])
+        most = [ask.item.chain for ask in asks]
+        return Lookups([a.place for a in asks], most, [*map(_worth, asks)], texts, rates, STAMINA, MEMORY)
+
+    @staticmethod
+    def _index(ask: Ask, view: View) -> Index:
+        return view.slot(ask.request, partial(Index, len(ask.request.prompt), ask.request.params.greedy))
+
     def learn(self, view: View, verdict: Verdict) -> None:
         pass
+
+
+def _worth(ask: Ask) -> float:
+    return (ask.item.worth or WORTH).node

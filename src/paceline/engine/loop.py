@@ -14,7 +14,7 @@ from paceline.core.params import SamplingParams
 from paceline.core.plan import Item, Note, Plan
 from paceline.core.registry import law_for, refusal
 from paceline.core.request import FinishReason, Request
-from paceline.core.rows import Chains, Model, Out, Run, Straight
+from paceline.core.rows import Chains, Lookups, Model, Out, Run, Straight
 from paceline.core.verdict import Verdict
 from paceline.draft import DRAFTERS, Ask, Drafter, Host, UserFn, View, behind
 from paceline.engine import runs
@@ -185,7 +185,7 @@ class Engine:
         limit = self.draft_model.max_len if card.group and self.draft_model is not None else None
         most = self.config.nodes.get(name)
         nodes = card.nodes if most is None else most
-        able = card.runs and self.run is not None and hasattr(self.draft_model, "run")
+        able = card.runs and self.run is not None and (card.group is None or hasattr(self.draft_model, "run"))
         entry = Entry(nodes, card.shape == "chain", card.group, limit, card.thrifty, most, card.sure, able)
         self.roster.enrol(name, entry)
         self.recorder.enrolled(name, entry)
@@ -316,7 +316,7 @@ class Engine:
                     break
         return asks
 
-    def _chains(self, plan: Plan, asks: dict[str, list[Ask]]) -> tuple[bool, Chains | None]:
+    def _chains(self, plan: Plan, asks: dict[str, list[Ask]]) -> tuple[bool, Chains | Lookups | None]:
         """Is the step a run, and how is drafted in it?"""
         name = plan.drafter
         if plan.passes == 1 or name is None:
@@ -324,7 +324,7 @@ class Engine:
         mine = [ask for ask in asks[name] if ask.item.nodes]
         try:
             drafter: Any = self._drafter(name)
-            chains: Chains | None = drafter.chains(mine, self._view(name, mine))
+            chains: Chains | Lookups | None = drafter.chains(mine, self._view(name, mine))
         except Exception as error:
             self._disown(name, asks.pop(name), error)
             return True, None

@@ -28,7 +28,7 @@ def notes(item: Item, planned: int, passes: Sequence[Pass], emitted: int) -> lis
     if not item.nodes:
         return [Note(item.request.id, item.drafter, 0, item.depth, [], [])]
     found: list[Note] = []
-    left = min(planned * (1 + item.chain), item.request.left + emitted)
+    left = min(planned * (1 + item.chain), item.request.left + emitted, 1 + item.depth)
     for drafted, kept in passes:
         if found and emitted <= 0:
             break

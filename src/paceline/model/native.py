@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.forest import MAX_CANDIDATES
-from paceline.core.rows import Chains, Drawn, Out, Rows, Straight
+from paceline.core.rows import Chains, Drawn, Lookups, Out, Rows, Straight
 from paceline.model.blocks import Norm
 from paceline.model.decoder import Decoder, Weights, zeros
 from paceline.model.footprint import UNIT
@@ -120,7 +120,7 @@ class NativeDecoder(Decoder):
         )  # fmt: skip
         return [tokens[i * steps : i * steps + length] for i, length in enumerate(lengths)]
 
-    def run(self, rows: Rows, passes: int, texts: Sequence[Straight], chains: Chains | None = None) -> Out:
+    def run(self, rows: Rows, passes: int, texts: Sequence[Straight], chains: Chains | Lookups | None = None) -> Out:
         """`core.rows.Run`."""
         count, room, each = len(texts), max(text.most for text in texts), max(len(text.ends) for text in texts)
         call, *_held = self.call(rows, {}, room)
@@ -132,12 +132,22 @@ class NativeDecoder(Decoder):
         )
         run = CRun(passes, room, each, *addresses(*given))
         if chains is not None:
+            drafts = integers(chains.texts), integers(chains.most), reals(chains.worth)
+            run.drafts, (run.whose, run.chain, run.worth) = len(chains.texts), addresses(*drafts)
+        if isinstance(chains, Chains):
             assert isinstance(chains.model, NativeDecoder)
             behind, *_lacked = chains.model.call(chains.rows, {}, room)
-            drafts = integers(chains.texts), integers(chains.most), reals(chains.worth)
             run.drafter, run.behind = ctypes.pointer(chains.model.model), ctypes.pointer(behind)
-            run.whose, run.chain, run.worth = addresses(*drafts)
             run.share, run.sharp = chains.share, chains.sharp
+        elif chains is not None:
+            known = [token for tokens in chains.tokens for token in tokens]
+            said = (
+                integers(known),
+                integers([*map(len, chains.tokens)]),
+                reals([x for rate in chains.rates for x in rate]),
+            )
+            run.longest, (run.history, run.size, run.rate) = len(chains.rates[0]) // 2 - 1, addresses(*said)
+            run.stamina, run.memory = chains.stamina, chains.memory
         tokens, drafted, kept, length, reach = (
             (ctypes.c_int64 * n)() for n in (count * room, count * passes, count * passes, count, count)
         )
@@ -149,7 +159,7 @@ class NativeDecoder(Decoder):
                 [pair for pair in zip(drafted[at : at + passes], kept[at : at + passes]) if pair[0] >= 0]
                 for at in range(0, count * passes, passes)
             ],
-            dict(zip(chains.texts, reach)) if chains is not None else {},
+            dict(zip(chains.texts, reach)) if isinstance(chains, Chains) else {},
             run.seconds,
         )
         return Out(torch.empty(0, self.spec.vocab), drawn=drawn)

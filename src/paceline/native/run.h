@@ -2,27 +2,33 @@
 #pragma once
 
 #include "draft.h"
+#include "lookup.h"
 
 struct Run {  // of passes over the texts of a pass that has one row of each. Behind a token of its `end` a text has ended
   i64 passes, room, ends;
   const i64* most;            // [texts] tokens
   const double* temperature;  // [texts]
   const i64 *keys, *end;      // [texts][room], [texts][ends]
-  const Model* drafter;       // or null
-  const Pass* behind;         // what it lacks of the texts that it drafts for
-  const i64 *whose, *chain;   // [segments of `behind`]: text; longest chain
-  const double* worth;        // [segments of `behind`]
+  i64 drafts;                 // texts that are drafted for
+  const i64 *whose, *chain;   // [drafts]: text; longest chain
+  const double* worth;        // [drafts]
+  const Model* drafter;       // who drafts, or null
+  const Pass* behind;         // what it lacks of them, a segment each
   double share, sharp;
+  i64 longest;                // match of prompt lookup, which drafts if there is no drafter
+  const i64 *history, *size;  // [drafts]: all tokens, text behind text; how many
+  const double* rate;         // [drafts][longest + 1][hits, tries]
+  double stamina, memory;
   i64 *tokens, *length;       // [texts][room], [texts]
   i64 *drafted, *kept;        // [texts][passes]; -1 where none was made
-  i64* reach;                 // [segments of `behind`]: rows that the drafter has in the end
+  i64* reach;                 // [drafts]: rows that the drafter has in the end
   double seconds;             // of drafting
 };
 
 struct Text {
-  i64 drawn = 0;     // tokens
-  i64 segment = -1;  // of `behind`
-  i64 first = 0;     // row
+  i64 drawn = 0;   // tokens
+  i64 place = -1;  // among those that are drafted for
+  i64 first = 0;   // row
   std::vector<i64> draft;
 };
 
@@ -33,6 +39,7 @@ struct Runner {
   std::vector<Text> texts = std::vector<Text>(p.segments);
   std::vector<i64> live, whose, won;  // texts; of each chain, or row; tokens
   std::vector<Chain> chains;
+  std::vector<Lookup> lookups;  // one for each that is drafted for
   Laid rows{m.block_size, p.width, p.seconds}, lacking{m.block_size, run.drafter ? run.behind->width : 0, nullptr};
 
   i64 length(i64 i) const { return p.segment[i].base + 1 + texts[i].drawn; }
@@ -44,11 +51,20 @@ struct Runner {
 
   void go() {
     for (i64 i = 0; i < p.segments; i++) live.push_back(i);
-    for (i64 s = 0; run.drafter && s < run.behind->segments; s++)
-      texts[run.whose[s]].segment = s, run.reach[s] = run.behind->segment[s].base;
+    const i64* history = run.history;
+    for (i64 d = 0; d < run.drafts; d++) {
+      texts[run.whose[d]].place = d;
+      if (run.drafter) {
+        run.reach[d] = run.behind->segment[d].base;
+      } else {
+        const double* rate = run.rate + d * 2 * (run.longest + 1);
+        lookups.push_back({{history, history + run.size[d]}, {rate, rate + 2 * (run.longest + 1)}, run.stamina, run.memory});
+        history += run.size[d];
+      }
+    }
     std::fill(run.drafted, run.drafted + p.segments * run.passes, -1);
     for (i64 step = 0; step < run.passes && !live.empty(); step++) {
-      if (run.drafter) propose(step == 0);
+      if (run.drafts) propose(step == 0);
       verify();
       settle(step);
     }
@@ -57,24 +73,43 @@ struct Runner {
 
   void propose(bool begins) {
     const auto start = std::chrono::steady_clock::now();
+    run.drafter ? ask(begins) : look();
+    run.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+
+  i64 deep(i64 i) const {  // the longest chain that a text may have now
+    const i64 d = texts[i].place;
+    return d < 0 ? 0 : std::min(run.chain[d], run.most[i] - texts[i].drawn - 1);
+  }
+
+  void look() {
+    for (i64 i : live) {
+      const i64 d = texts[i].place;
+      if (d < 0) continue;
+      for (i64 j = lookups[d].tokens.size() - run.size[d]; j < texts[i].drawn; j++)
+        lookups[d].append(run.tokens[i * run.room + j]);
+      lookups[d].draft(deep(i), run.worth[d], texts[i].draft);
+    }
+  }
+
+  void ask(bool begins) {
     const Pass& behind = *run.behind;
     lacking.clear(), chains.clear(), whose.clear();
     for (i64 i : live) {
       Text& text = texts[i];
-      const i64 s = text.segment, deep = s < 0 ? 0 : std::min(run.chain[s], run.most[i] - text.drawn - 1);
-      text.draft.resize(deep);
-      if (!deep) continue;
+      const i64 s = text.place;
+      text.draft.resize(deep(i));
+      if (text.draft.empty()) continue;
       const i64 first = run.reach[s], last = length(i) - 1;
       lacking.text(first, behind.table + s * behind.width);
       for (i64 j = first; j <= last; j++)
         lacking.row(begins ? behind.token[behind.segment[s].start + j - first] : token(i, j), j, j, 0, j == last);
-      chains.push_back({deep, run.temperature[i], run.worth[s], keys(i), text.draft.data()});
+      chains.push_back({(i64)text.draft.size(), run.temperature[i], run.worth[s], keys(i), text.draft.data()});
       whose.push_back(i);
       run.reach[s] = last + 1;
     }
     if (!chains.empty()) draft(*run.drafter, lacking.pass(*run.drafter), chains, run.share, run.sharp);
     for (size_t c = 0; c < chains.size(); c++) texts[whose[c]].draft.resize(chains[c].count);
-    run.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
 
   void verify() {
@@ -119,7 +154,7 @@ struct Runner {
         kept += good;
       } while (good && !ended);
       run.drafted[i * run.passes + step] = count, run.kept[i * run.passes + step] = kept;
-      if (count) run.reach[text.segment] += std::min(kept, count - 1);
+      if (count && run.drafter) run.reach[text.place] += std::min(kept, count - 1);
       if (!ended) going.push_back(i);
     }
     live = going;

@@ -12,6 +12,10 @@ def pointers(*names: str) -> list[tuple[str, type]]:
     return [(name, c_void_p) for name in names]
 
 
+def doubles(*names: str) -> list[tuple[str, type]]:
+    return [(name, c_double) for name in names]
+
+
 class CLinear(Structure):
     _fields_ = [*pointers("weight", "scale", "sums", "bias"), *integers("inputs", "outputs")]
 
@@ -28,7 +32,7 @@ class CModel(Structure):
     _fields_ = [
         *integers("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "gelu", "int8"),
         *integers("block_size", "threads", "amx"),
-        *((name, c_double) for name in ("eps", "attention_scale", "attention_cap", "logit_cap", "embedding_scale")),
+        *doubles("eps", "attention_scale", "attention_cap", "logit_cap", "embedding_scale"),
         *pointers("embedding", "norm"),
         ("head", CLinear),
         ("layer", POINTER(CLayer)),
@@ -48,12 +52,16 @@ class CRun(Structure):
     _fields_ = [
         *integers("passes", "room", "ends"),
         *pointers("most", "temperature", "keys", "end"),
+        *integers("drafts"),
+        *pointers("whose", "chain", "worth"),
         ("drafter", POINTER(CModel)),
         ("behind", POINTER(CPass)),
-        *pointers("whose", "chain", "worth"),
-        *((name, c_double) for name in ("share", "sharp")),
+        *doubles("share", "sharp"),
+        *integers("longest"),
+        *pointers("history", "size", "rate"),
+        *doubles("stamina", "memory"),
         *pointers("tokens", "length", "drafted", "kept", "reach"),
-        ("seconds", c_double),
+        *doubles("seconds"),
     ]
 
 

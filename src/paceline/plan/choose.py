@@ -203,8 +203,13 @@ class Goodput:
         runs = len(names) < 2 and all(name in self.arms and self.arms[name].runs for name in names)
         if not runs or self._trying or any(edge.rows < base.rows + nodes for edge in self._now.edges):
             return 1
-        parts = [Drafting(name, len(drafting), max(i.chain for i in drafting), nodes, 1) for name in names]
-        return fitting(self.patience, self.times.of_target(base.more(nodes)) + sum(map(self.times.of_draft, parts)))
+        points = [
+            self._price(i.request, self.arms[i.drafter], [i.nodes], min(i.depth, DEPTH), len(drafting))[0]
+            for i in drafting
+        ]
+        rows, deep = round(sum(point.rows for point in points)), max((point.depth for point in points), default=0)
+        parts = [Drafting(name, len(drafting), deep, rows, 1) for name in names]
+        return fitting(self.patience, self.times.of_target(base.more(rows)) + sum(map(self.times.of_draft, parts)))
 
     # -- the choice ------------------------------------------------------------------------------------------------
 

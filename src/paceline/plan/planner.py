@@ -68,15 +68,13 @@ class Planner:
         return plan
 
     def _passes(self, items: Sequence[Item], base: Work, room: Room) -> int:
-        """Of the target in this step: no more than anybody has tokens left, a draft may be deep, or the cache has room
-        for; one where a drafter is only to look on."""
+        """Of the target in this step: no more than anybody has tokens left, or the cache has room for; one where a
+        drafter is only to look on."""
         if not all(item.request.straight and (item.nodes or item.drafter == NONE) for item in items):
             return 1
         most = min([self.length.passes(items, base), *(item.request.left for item in items)])
         while most > 1:
-            ahead = [item.ahead(most) for item in items]
-            deep = any(rows > item.depth for item, rows in zip(items, ahead) if item.nodes)
-            if not deep and sum(room.need(item.request, 1 + rows) for item, rows in zip(items, ahead)) <= room.free:
+            if sum(room.need(item.request, 1 + item.ahead(most)) for item in items) <= room.free:
                 return most
             most -= 1
         return 1
