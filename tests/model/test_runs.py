@@ -141,3 +141,23 @@ def test_a_lookup_is_the_index_of_ngram(checkpoints: dict[str, Path]) -> None:
         assert [out.passes[2][0][0], out.passes[0][0][0]] == [*map(len, drafts)]
         sizes |= {*map(len, drafts)}
     assert sizes >= {0, 1, 2, 6}
+
+
+def test_what_a_lookup_copies(checkpoints: dict[str, Path]) -> None:
+    """The latest of two matches; and a match that reaches the end of the text goes on into what it has drafted."""
+    target = native(checkpoints["qwen3"], False)
+    for seed in range(60):
+        texts = [Straight(0.3, [TargetNoise(3 * seed + n).key(i) for i in range(ROOM)], (), ROOM) for n in range(3)]
+        said = run(target, texts, ROOM).tokens[0]
+        period = next((n for n in range(2, 6) if said[n] == said[0] and len({*said[:n]}) == n), 0)
+        if period:
+            break
+    assert period
+    other = max(said) + 1
+    for tokens, most in (([other, 0, other, *said[:2], other], 2), ([said[period - 1], *said[:period]], period + 1)):
+        index = Index(len(tokens))
+        index.extend(tokens)
+        rates = [x for pair in zip(index.hits, index.tries) for x in pair]
+        lookups = Lookups([0], [most], [0.0], [tokens], [rates], STAMINA, MEMORY)
+        assert index.draft(tokens, most, 0.0) == said[:most]
+        assert run(target, texts, 1, lookups).passes[0] == [(most, most)]
