@@ -51,8 +51,8 @@ def fitting(patience: float, seconds: float) -> int:
 
 class Price:
     """Seconds of a step that is `base` and so many rows more, less what the rows of prompts cost in any case: beside
-    them, who bring no tokens, drafts would seem cheap. Where all who draft are among `runs`, a step may have as many
-    passes as `patience` allows, and each its part is counted. Made for one decision: it remembers."""
+    them, who bring no tokens, drafts would seem cheap. Where one of `runs` drafts for all who draft, a step may have
+    as many passes as `patience` allows, and each its part is counted. Made for one decision: it remembers."""
 
     def __init__(self, times: StepTimes, base: Work, patience: float = 0.0, runs: Collection[str] = ()) -> None:
         self.times, self.base, self.patience, self.runs = times, base, patience, runs
@@ -77,7 +77,7 @@ class Price:
     def drafted(self, rows: float, parts: Sequence[Drafting]) -> float:
         """With so many rows that these draft."""
         of_draft, of_rest, requests = self.times.of_draft, self.times.of_rest, self.base.requests
-        if self.patience and all(part.drafter in self.runs for part in parts):
+        if self.patience and len(parts) < 2 and all(part.drafter in self.runs for part in parts):
             alone = self.rows(rows) - of_rest(requests, round(rows))
             alone += sum(of_draft(part.within(1)) for part in parts)
             if (passes := fitting(self.patience, alone)) > 1:

@@ -156,7 +156,7 @@ class Goodput:
     _saving: int = 0
     """Step before which nothing can be afforded."""
     _trying: tuple[int, str, float, Point, float] | None = None
-    """The try of this step: request, drafter, seconds it costs, what is expected of it, and goodput."""
+    """The try of this step: request, drafter, seconds that a pass of it costs, what is expected of it, and goodput."""
 
     def share(self, requests: Sequence[Request], spare: int, base: Work) -> dict[int, Share]:
         """The choice for this step, clipped to what each request has left."""
@@ -196,12 +196,12 @@ class Goodput:
         return self._now.edges
 
     def passes(self, items: Sequence[Item], base: Work) -> int:
-        """As many as `patience` allows, if who drafts can do so in a run: the rest of a step is then paid for once. A
-        try is a step of its own, and so is one whose drafts may be cut."""
+        """As many as `patience` allows, if who drafts can do so in a run: the rest of a step is then paid for once. Not
+        where drafts may be cut."""
         drafting = [item for item in items if item.nodes]
         names, nodes = {item.drafter for item in drafting}, sum(item.nodes for item in drafting)
         runs = len(names) < 2 and all(name in self.arms and self.arms[name].runs for name in names)
-        if not runs or self._trying or any(edge.rows < base.rows + nodes for edge in self._now.edges):
+        if not runs or any(edge.rows < base.rows + nodes for edge in self._now.edges):
             return 1
         points = [
             self._price(i.request, self.arms[i.drafter], [i.nodes], min(i.depth, DEPTH), len(drafting))[0]
@@ -334,19 +334,21 @@ class Goodput:
         gap = min(LAST_GAP if trial.count >= EARLY else FIRST_GAP, loss / (PROBING * usual) * len(request.arms))
         trial.last, trial.due = self.step, self.step + round(max(FIRST_GAP, gap))
         trial.count += 1
+        deep = depths[drafter] if arm.chain else deep  # a chain is as deep as it is long
         return {request.id: choice[request.id]}, price.worth(choice, now.goodput), deep
 
-    def _tried(self, notes: Sequence[Note]) -> None:
+    def _tried(self, notes: Sequence[Note], passes: int) -> None:
         """Book what the step's try has cost, and repeat it at once when it went far better than expected."""
         if self._trying is None:
             return
         request, drafter, cost, point, goodput = self._trying
-        kept = sum(sum(n.kept) for n in notes if n.request == request and n.drafter == drafter)
+        each = [sum(n.kept) for n in notes if n.request == request and n.drafter == drafter]
+        kept, best, cost = sum(each), max(each, default=0), passes * cost
         trial = self._trial(drafter)
-        surprise = point.law is None or min(point.law.kept[:kept], default=1.0) < SURPRISE
+        surprise = point.law is None or min(point.law.kept[:best], default=1.0) < SURPRISE
         trial.again = surprise and kept >= cost * goodput
         if not trial.again:
-            self.lost = max(0.0, self.lost + cost - point.tokens / goodput)
+            self.lost = max(0.0, self.lost + cost - passes * point.tokens / goodput)
         trial.wasted = trial.wasted + 1 if kept < cost * goodput else 0
         trial.missed = 0 if kept else trial.missed + 1
         if trial.again:
@@ -363,7 +365,7 @@ class Goodput:
         self.parts = parts
         if self.times.seen < KNOWN or self.step // SELDOM > before // SELDOM or self._trying:
             self.times.observe(work, parts, times)
-        self._tried(notes)
+        self._tried(notes, work.passes)
         self._unheard += notes
         if self.step // HEARING > before // HEARING:
             self._hear()
