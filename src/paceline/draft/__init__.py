@@ -114,7 +114,8 @@ class Drafter(Protocol):
 
 
 class Running(Drafter, Protocol):
-    """One whose card says `runs`: it may be asked for `chains` in place of drafts. Its `learn` finds `view.reach`."""
+    """One whose card says `runs`: it may be asked for `chains` in place of drafts. Its `learn` finds `view.reach`, of a
+    draft model."""
 
     def chains(self, asks: Sequence[Ask], view: View) -> Chains | Lookups | None:
         """How a run is to draft for these requests, one text each; None: it has to be asked for drafts."""
