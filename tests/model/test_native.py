@@ -1,5 +1,5 @@
-"""The native decoder: bit for bit the same row whatever its pass, and close to its slow twin. Tiles on and off; where
-the CPU has none, they are those of tests/native/tiles.h."""
+"""The native decoder: bit for bit the same row whatever its pass, and close to its slow twin. Whatever it multiplies
+with; where the CPU has no tiles, they are those of tests/native/tiles.h."""
 
 from ctypes import CDLL
 from functools import cache
@@ -18,7 +18,7 @@ from paceline.core.rows import Rows, Straight
 from paceline.model import packed
 from paceline.model.load import load_model
 from paceline.model.native import NativeDecoder
-from paceline.native.build import built, has_amx, library
+from paceline.native.build import Unit, built, has_amx, library, unit
 from paceline.native.structs import declare
 from paceline.sample.sampler import Sampler
 from tests.oracle.cases import CASES, VOCAB, Case, text, write
@@ -35,7 +35,6 @@ FORMS = {
 }
 """Biases and odd sizes, windows, head norms, partial rotation, caps and post norms, two rotations; heads of 6 to 128
 dimensions."""
-TILES = [False, True]
 SOFTWARE = Path(__file__).parents[1] / "native" / "tiles.h"
 BYTES = 4096
 """Slots of the pool."""
@@ -51,16 +50,16 @@ def in_software() -> CDLL:
     return declare(CDLL(str(built(SOFTWARE))))
 
 
-def compiled(tiles: bool) -> CDLL:
-    found = in_software() if tiles and not has_amx() else library()
+def compiled(unit: Unit) -> CDLL:
+    found = in_software() if unit == Unit.TILES and not has_amx() else library()
     assert found is not None
     return found
 
 
-def native(path: Path, tiles: bool, quantize: str | None = None) -> NativeDecoder:
+def native(path: Path, unit: Unit, quantize: str | None = None) -> NativeDecoder:
     decoder = load_model(path, quantize=quantize)
     assert isinstance(decoder, NativeDecoder)
-    decoder.model.amx, decoder.library = tiles, compiled(tiles)
+    decoder.model.unit, decoder.library = unit, compiled(unit)
     return decoder
 
 
@@ -80,16 +79,16 @@ def trees(draw: st.DrawFn) -> tuple[int, int, list[int]]:
 
 
 @pytest.mark.parametrize("quantize", [None, "int8"])
-@pytest.mark.parametrize("tiles", TILES)
+@pytest.mark.parametrize("unit", Unit)
 @pytest.mark.parametrize("form", FORMS)
 @given(data=st.data())
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_row_has_the_same_bits_in_any_pass(
-    checkpoints: dict[str, Path], form: str, tiles: bool, quantize: str | None, data: st.DataObject
+    checkpoints: dict[str, Path], form: str, unit: Unit, quantize: str | None, data: st.DataObject
 ) -> None:
     """Random trees of several requests, prefixes cut at random, scattered pages of any size: every row equals, to the
     bit, the last of its own path fed token by token."""
-    decoder = native(checkpoints[form], tiles, quantize)
+    decoder = native(checkpoints[form], unit, quantize)
     size = data.draw(st.sampled_from([1, 3, 5, 16, 32]), "block size")
     shapes = data.draw(st.lists(trees(), min_size=1, max_size=2), "requests")
     free = torch.randperm(BYTES // size, generator=torch.Generator().manual_seed(1)).tolist()
@@ -118,14 +117,14 @@ def test_a_row_has_the_same_bits_in_any_pass(
 
 
 @pytest.mark.parametrize("quantize", [None, "int8"])
-@pytest.mark.parametrize("tiles", TILES)
+@pytest.mark.parametrize("unit", Unit)
 @pytest.mark.parametrize("form", ["llama-biases", "gemma3"])
 def test_a_long_text_has_the_same_bits_however_it_is_shared_out(
-    checkpoints: dict[str, Path], form: str, tiles: bool, quantize: str | None
+    checkpoints: dict[str, Path], form: str, unit: Unit, quantize: str | None
 ) -> None:
     """Keys are merged every 1,024 positions: by one thread for many rows, span by span for few. A tree lies across the
     border, and every thread count shares the work out in its own way."""
-    decoder = native(checkpoints[form], tiles, quantize)
+    decoder = native(checkpoints[form], unit, quantize)
     tokens, nodes = text(11, 2042), 24
     parents = [max(-1, n - 1 - (n % 5 == 4)) for n in range(nodes)]
     tree = text(12, nodes)
@@ -152,7 +151,7 @@ def test_a_long_text_has_the_same_bits_however_it_is_shared_out(
 @pytest.mark.skipif(not has_amx(), reason="this CPU has no AMX to compare with")
 @pytest.mark.parametrize("quantize", [None, "int8"])
 def test_tiles_in_software_are_those_of_the_cpu(checkpoints: dict[str, Path], quantize: str | None) -> None:
-    decoder = native(checkpoints["llama-biases"], True, quantize)
+    decoder = native(checkpoints["llama-biases"], Unit.TILES, quantize)
     decoder.allocate(160, 16)
     rows = lay_out([Chunk(range(160), 0, text(13, 1060), text(14, 30), [n - 1 - n % 2 for n in range(30)])], 16)
     ours = decoder.forward(rows).logits
@@ -161,9 +160,9 @@ def test_tiles_in_software_are_those_of_the_cpu(checkpoints: dict[str, Path], qu
 
 
 @pytest.mark.parametrize("length", [90, 1100])
-@pytest.mark.parametrize("tiles", TILES)
+@pytest.mark.parametrize("unit", Unit)
 @pytest.mark.parametrize("form", FORMS)
-def test_slow_twin(checkpoints: dict[str, Path], form: str, tiles: bool, length: int) -> None:
+def test_slow_twin(checkpoints: dict[str, Path], form: str, unit: Unit, length: int) -> None:
     """No further from float32 than the PyTorch decoder in bfloat16 is."""
     tokens = text(5, length + 60)
     parents = [max(-1, n - 1 - n % 3) for n in range(60)]
@@ -175,15 +174,15 @@ def test_slow_twin(checkpoints: dict[str, Path], form: str, tiles: bool, length:
 
     exact = logits(load_model(checkpoints[form], dtype="float32"))
     twin = (logits(load_model(checkpoints[form], fast=False)) - exact).abs()
-    ours = (logits(native(checkpoints[form], tiles)) - exact).abs()
+    ours = (logits(native(checkpoints[form], unit)) - exact).abs()
     assert ours.mean() < 1.2 * twin.mean() and ours.max() < 3 * twin.max()
 
 
-@pytest.mark.parametrize("tiles", TILES)
-def test_int8_layer(monkeypatch: pytest.MonkeyPatch, tiles: bool) -> None:
+@pytest.mark.parametrize("unit", Unit)
+def test_int8_layer(monkeypatch: pytest.MonkeyPatch, unit: Unit) -> None:
     """Exactly the product of the rounded matrices: integers add up without rounding."""
-    monkeypatch.setattr(packed, "has_amx", lambda: tiles)
-    monkeypatch.setattr(packed, "library", lambda: compiled(tiles))
+    monkeypatch.setattr(packed, "unit", lambda: unit)
+    monkeypatch.setattr(packed, "library", lambda: compiled(unit))
     stream = torch.Generator().manual_seed(3)
     for outputs, inputs in (200, 96), (33, 130), (640, 1728):
         weight, bias = torch.randn(outputs, inputs, generator=stream), torch.randn(outputs, generator=stream)
@@ -195,7 +194,7 @@ def test_int8_layer(monkeypatch: pytest.MonkeyPatch, tiles: bool) -> None:
 
 
 def test_moved_slots_are_read_where_they_went(checkpoints: dict[str, Path]) -> None:
-    decoder = native(checkpoints["llama-biases"], TILES[-1])
+    decoder = native(checkpoints["llama-biases"], Unit.TILES)
     decoder.allocate(40, 4)
     tokens = text(6, 30)
     feed(decoder, tokens[:29], range(8), 4, [])
@@ -205,7 +204,7 @@ def test_moved_slots_are_read_where_they_went(checkpoints: dict[str, Path]) -> N
 
 
 def test_layer_ranges_and_taps(checkpoints: dict[str, Path]) -> None:
-    decoder = native(checkpoints["gemma2"], TILES[-1])
+    decoder = native(checkpoints["gemma2"], unit())
     decoder.allocate(16, 16)
     tokens = text(7, 21)
     taps = ("input:0", "input:2", "pre_norm", "post_norm")
@@ -223,7 +222,7 @@ def test_layer_ranges_and_taps(checkpoints: dict[str, Path]) -> None:
 
 
 def test_a_pass_may_want_nothing(checkpoints: dict[str, Path]) -> None:
-    decoder = native(checkpoints["qwen3"], TILES[-1])
+    decoder = native(checkpoints["qwen3"], Unit.TILES)
     decoder.allocate(16, 16)
     tokens = text(8, 40)
     assert decoder.forward(lay_out([Chunk(range(3), 0, tokens[:39])], 16, want=[])).logits.shape == (0, VOCAB)
@@ -247,7 +246,7 @@ def one_by_one(decoder: NativeDecoder, rows: Rows, most: int, worth: float) -> l
 
 @pytest.mark.parametrize("worth", [[0.0] * 3, [0.02, 0.0, 0.001], [0.0, 0.5, 0.02]])
 def test_a_chain_is_its_passes_one_by_one(checkpoints: dict[str, Path], worth: list[float]) -> None:
-    decoder = native(checkpoints["llama-biases"], TILES[-1])
+    decoder = native(checkpoints["llama-biases"], Unit.TILES)
     decoder.allocate(32, 16)
     chunks = [Chunk(range(4 * n, 4 * n + 4), 0, text(20 + n, 5 + 9 * n)) for n in range(3)]
     most = [6, 1, 4]
@@ -262,7 +261,7 @@ def test_a_chain_is_its_passes_one_by_one(checkpoints: dict[str, Path], worth: l
 def test_a_run_is_its_passes_one_by_one(checkpoints: dict[str, Path], temperature: float, quantize: str | None) -> None:
     """Tokens to the bit, the keys and values of all but the last, and the ends: of the texts one ends early; nothing is
     drawn from what is not finite."""
-    decoder = native(checkpoints["qwen3"], TILES[-1], quantize)
+    decoder = native(checkpoints["qwen3"], Unit.TILES, quantize)
     sampler, passes, size = Sampler(VOCAB), 7, 8
     chunks = [Chunk([5 - n, 8 + n], 0, text(20 + n, 2 + 3 * n)) for n in range(2)]
     params = SamplingParams(temperature=temperature, top_k=0, seed=3).resolve({})

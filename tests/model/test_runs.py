@@ -11,8 +11,8 @@ from paceline.core.noise import TargetNoise
 from paceline.core.rows import Chains, Drawn, Lookups, Straight
 from paceline.draft.ngram import MEMORY, STAMINA, Index
 from paceline.model.native import NativeDecoder
-from paceline.native.build import library
-from tests.model.test_native import TILES, checkpoints, native
+from paceline.native.build import Unit, library
+from tests.model.test_native import checkpoints, native
 from tests.oracle.cases import text
 from tests.oracle.rows import Chunk, lay_out
 
@@ -54,10 +54,10 @@ def chain(drafter: NativeDecoder, known: list[int], how: Straight, most: int, wo
 
 @pytest.mark.parametrize("quantize", [None, "int8"])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize("tiles", TILES)
-def test_a_run_with_drafts(checkpoints: dict[str, Path], tiles: bool, temperature: float, quantize: str | None) -> None:
+@pytest.mark.parametrize("unit", Unit)
+def test_a_run_with_drafts(checkpoints: dict[str, Path], unit: Unit, temperature: float, quantize: str | None) -> None:
     """Three texts; of the first the draft model lacks one row, of the third all. The first ends before the others."""
-    target, drafter = native(checkpoints["qwen3"], tiles, quantize), native(checkpoints["qwen3"], tiles)
+    target, drafter = native(checkpoints["qwen3"], unit, quantize), native(checkpoints["qwen3"], unit)
     weight = drafter.weights.norm.weight
     weight.mul_(1 + 0.55 * torch.randn(len(weight), generator=torch.Generator().manual_seed(4)))
     keys = [[TargetNoise(n).key(index) for index in range(ROOM)] if temperature else [] for n in range(3)]
@@ -99,7 +99,7 @@ def test_a_run_with_drafts(checkpoints: dict[str, Path], tiles: bool, temperatur
 @pytest.mark.parametrize("temperature", [0.0, 0.3])
 def test_a_run_with_lookups(checkpoints: dict[str, Path], temperature: float) -> None:
     """The third text is told what it will say twice over, then other things; the second looks nothing up."""
-    target = native(checkpoints["qwen3"], False)
+    target = native(checkpoints["qwen3"], Unit.DOT)
     keys = [[TargetNoise(n).key(index) for index in range(ROOM)] if temperature else [] for n in range(3)]
     texts = [Straight(temperature, mine, (), ROOM) for mine in keys]
     plain = run(target, texts, ROOM)
@@ -125,7 +125,7 @@ def test_a_run_with_lookups(checkpoints: dict[str, Path], temperature: float) ->
 def test_a_lookup_is_the_index_of_ngram(checkpoints: dict[str, Path]) -> None:
     """Over texts of few tokens, where ends of every length are found, and right or wrong by chance; the drafts of a
     run of one pass, which the target need not agree with."""
-    target = native(checkpoints["qwen3"], False)
+    target = native(checkpoints["qwen3"], Unit.DOT)
     sizes = set()
     for seed in range(40):
         g = torch.Generator().manual_seed(seed)
@@ -145,7 +145,7 @@ def test_a_lookup_is_the_index_of_ngram(checkpoints: dict[str, Path]) -> None:
 
 def test_what_a_lookup_copies(checkpoints: dict[str, Path]) -> None:
     """The latest of two matches; and a match that reaches the end of the text goes on into what it has drafted."""
-    target = native(checkpoints["qwen3"], False)
+    target = native(checkpoints["qwen3"], Unit.DOT)
     for seed in range(60):
         texts = [Straight(0.3, [TargetNoise(3 * seed + n).key(i) for i in range(ROOM)], (), ROOM) for n in range(3)]
         said = run(target, texts, ROOM).tokens[0]

@@ -109,10 +109,10 @@ def native_scratch(spec: ModelSpec, threads: int) -> Scratch:
     """decoder.cpp: lay_out, and what each thread keeps (`Scratch`, the bounds of two races, its stack)."""
     dims, mixed = -(-spec.head_dim // 32) * 32, spec.heads * spec.head_dim
     widest = max((spec.heads + 2 * spec.kv_heads) * spec.head_dim, spec.hidden, spec.ffn)
-    activations = 2 * (spec.hidden + mixed + spec.ffn) + 3 * (64 + 4)
+    activations = 4 * (spec.hidden + mixed + spec.ffn) + 3 * (128 + 4)
     spans = -(-spec.max_len // SPAN) if spec.max_len > SPAN else 0
     parts = 4 * (16 + dims) * spans
-    rows = 4 * (2 * spec.hidden + widest) + activations + 2 * spec.heads * dims
+    rows = 4 * (2 * spec.hidden + widest) + activations + 4 * spec.heads * dims
     each = 4 * (80 * dims + 2 * widest) + 2 * 2 * 16 * dims * GATHERED + 8 * spec.vocab + (1 << 18)
     apart = 4 * PIECE * threads  # heads of rows up to which a text's spans are shared out to the threads
     fixed = threads * each + 32 * (4 * widest + activations) + max(apart, spec.heads) * parts

@@ -17,7 +17,7 @@ from paceline.model.footprint import UNIT
 from paceline.model.linear import Packing
 from paceline.model.packed import address
 from paceline.model.spec import ModelSpec
-from paceline.native.build import has_amx, library
+from paceline.native.build import Unit, library, unit
 from paceline.native.structs import CLayer, CModel, CPass, CRun
 
 LANES = 16
@@ -55,7 +55,7 @@ class NativeDecoder(Decoder):
         self.model = CModel(
             layers=len(spec.layers), hidden=spec.hidden, heads=spec.heads, kv_heads=spec.kv_heads,
             head_dim=spec.head_dim, ffn=spec.ffn, vocab=spec.vocab, gelu=spec.activation == "gelu_tanh",
-            int8=packing.name == "native int8", amx=has_amx(), eps=spec.norm_eps, attention_scale=spec.attention_scale,
+            int8=packing.name == "native int8", unit=unit(), eps=spec.norm_eps, attention_scale=spec.attention_scale,
             attention_cap=spec.attention_softcap or 0.0, logit_cap=spec.logit_softcap or 0.0,
             embedding_scale=self.embedding_scale, embedding=weights.embedding.data_ptr(),
             norm=weights.norm.weight.data_ptr(), head=head.c, layer=self.layers,
@@ -235,4 +235,4 @@ class NativeDecoder(Decoder):
         return ctypes.addressof(self.places)
 
     def describe(self) -> str:
-        return f"{super().describe()}{' with AMX' if self.model.amx else ''}"
+        return f"{super().describe()}{' with AMX' if self.model.unit == Unit.TILES else ''}"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from paceline.model import pages
-from paceline.native.build import has_amx, library
+from paceline.native.build import library, unit
 from paceline.native.structs import CLinear, CModel
 
 OUTPUTS = 32
@@ -35,7 +35,7 @@ class Packed:
         assert it is not None
         x = x.float().contiguous()
         out = torch.empty(len(x), self.c.outputs)
-        model = CModel(int8=self.scale is not None, threads=torch.get_num_threads(), amx=has_amx(), head=self.c)
+        model = CModel(int8=self.scale is not None, threads=torch.get_num_threads(), unit=unit(), head=self.c)
         it.paceline_linear(model, x.data_ptr(), len(x), out.data_ptr())
         return out
 

@@ -8,6 +8,7 @@ struct Attention : Rows {
 
   i64 dims() const { return up(m.head_dim, 32); }
   i64 group() const { return m.heads / m.kv_heads; }
+  i64 bytes() const { return m.fused() ? 4 : 2; }  // bytes of a number of queries, and of shares
   bf16* pool(bf16* all, i64 layer, i64 head, i64 at) const {
     return all + place(at, layer * m.kv_heads + head, m.layers * m.kv_heads) * 16 * dims();
   }
@@ -64,7 +65,9 @@ struct Attention : Rows {
           float* q = line + g * n;
           if (l.head_norm) norm(q, l.head_norm + (head * group() + g) * n, n, q);
           turn(q, l, p.position[row]);
-          narrow(q, b.query + ((head * p.rows + row) * group() + g) * dims());
+          uint8_t* to = b.query + ((head * p.rows + row) * group() + g) * dims() * bytes();
+          if (m.fused()) memset(to, 0, dims() * 4), memcpy(to, q, n * 4);
+          else narrow(q, (bf16*)to);
         }
         float* k = line + group() * n;
         if (l.head_norm) norm(k, l.head_norm + (m.heads + head) * n, n, k);
@@ -125,9 +128,10 @@ struct Attention : Rows {
 
   // `score` and `mix` without AMX: two groups of keys, or parts of values, at a time for a panel of queries, while
   // the panels fetch evenly what comes next
-  template <class F>
-  void score_avx(const bf16* query, i64 rows, const bf16* const* keys, i64 groups, float* scores, F ahead) const {
-    rows = std::max<i64>(rows, FEW<false>);  // as block_avx does
+  template <Left LEFT, class F>
+  void score_avx(const uint8_t* query, i64 rows, const bf16* const* keys, i64 groups, float* scores, F ahead) const {
+    rows = std::max<i64>(rows, FEW<LEFT>);  // as block_avx does
+    const i64 stride = dims() / 2 * MEETS<LEFT>;
     for (i64 g = 0; g < groups; g += 2) {
       const i64 other = std::min(g + 1, groups - 1);
       const bf16 *next = ahead(g), *after = ahead(other);
@@ -136,7 +140,7 @@ struct Attention : Rows {
         auto part = [&](const bf16* group) { return (const uint8_t*)group + p * step * dims() / 2; };
         Ahead lines = {part(next ? next : keys[g]), part(after ? after : keys[other]), step};
         for (i64 d = 0; d < dims(); d += 32)
-          product<false, n, 16>(c, query + r * dims() + d, dims() * 2, keys[g] + d * 16, keys[other] + d * 16, 64, lines);
+          product<LEFT, n, 16>(c, query + r * stride + d / 2 * MEETS<LEFT>, stride, keys[g] + d * 16, keys[other] + d * 16, 64, lines);
         for (i64 i = 0; i < n; i++) {
           float* to = scores + (r + i) * LINE + g * 16;
           _mm512_storeu_si512(to, c[i][0]);
@@ -146,8 +150,8 @@ struct Attention : Rows {
     }
   }
 
-  template <class F>
-  void mix_avx(const bf16* shares, i64 rows, const bf16* const* values, i64 groups, float* out, F ahead) const {
+  template <Left LEFT, class F>
+  void mix_avx(const uint8_t* shares, i64 rows, const bf16* const* values, i64 groups, float* out, F ahead) const {
     const i64 few = 8;  // groups, which stay in the first cache for all panels
     for (i64 from = 0; from < groups; from += few) {
       const i64 to = std::min(from + few, groups);
@@ -165,7 +169,7 @@ struct Attention : Rows {
             const uint8_t* at = (const uint8_t*)next[g - from] + (p * dims() / 2 + d / 2) * step;
             Ahead lines = {at, at + step, 2 * step};
             const bf16* v = values[g] + d * 2;
-            product<false, n, 8>(c, shares + r * LINE + g * 16, LINE * 2, v, v + 32, dims() * 4, lines);
+            product<LEFT, n, 8>(c, shares + (r * LINE / 2 + g * 8) * MEETS<LEFT>, LINE / 2 * MEETS<LEFT>, v, v + 32, dims() * 4, lines);
           }
           for (i64 i = 0; i < n; i++) _mm512_storeu_si512(y + i * dims(), c[i][0]), _mm512_storeu_si512(y + i * dims() + 16, c[i][1]);
         }
@@ -175,11 +179,12 @@ struct Attention : Rows {
 
   // scores [rows][LINE] of `rows` <= 16 queries with `groups` of 16 keys. ahead(g): the group to fetch meanwhile, or null
   template <class F>
-  void score(const bf16* query, i64 rows, const bf16* const* keys, i64 groups, float* scores, F ahead) const {
-    if (!m.amx) return score_avx(query, rows, keys, groups, scores, ahead);
+  void score(const uint8_t* query, i64 rows, const bf16* const* keys, i64 groups, float* scores, F ahead) const {
+    if (m.fused()) return score_avx<FLOATS>(query, rows, keys, groups, scores, ahead);
+    if (!m.tiles()) return score_avx<HALVES>(query, rows, keys, groups, scores, ahead);
     FENCE;
     _tile_loadd(2, query, dims() * 2);  // these stay
-    if (dims() > 32) _tile_loadd(3, query + 32, dims() * 2);
+    if (dims() > 32) _tile_loadd(3, query + 64, dims() * 2);
     for (i64 g = 0; g < groups; g++) {
       if (const bf16* next = ahead(g)) fetch(next, dims() * 32);
       _tile_zero(0);
@@ -190,7 +195,7 @@ struct Attention : Rows {
         _tile_dpbf16ps(0, 3, 6);
       }
       for (i64 d = 64; d < dims(); d += 32) {
-        _tile_loadd(4, query + d, dims() * 2);
+        _tile_loadd(4, query + d * 2, dims() * 2);
         _tile_loadd(6, keys[g] + d * 16, 64);
         _tile_dpbf16ps(0, 4, 6);
       }
@@ -201,8 +206,9 @@ struct Attention : Rows {
 
   // out [rows][dims] += shares [rows][LINE] of 16 slots a group times their values; ahead as above
   template <class F>
-  void mix(const bf16* shares, i64 rows, const bf16* const* values, i64 groups, float* out, F ahead) const {
-    if (!m.amx) return mix_avx(shares, rows, values, groups, out, ahead);
+  void mix(const uint8_t* shares, i64 rows, const bf16* const* values, i64 groups, float* out, F ahead) const {
+    if (m.fused()) return mix_avx<FLOATS>(shares, rows, values, groups, out, ahead);
+    if (!m.tiles()) return mix_avx<HALVES>(shares, rows, values, groups, out, ahead);
     for (i64 d = 0; d < dims(); d += 64) {
       const bool four = d + 32 < dims();
       float* to = out + d;
@@ -217,7 +223,7 @@ struct Attention : Rows {
         const bf16* v = values[g] + d * 2;
         const bf16* next = d == 0 ? ahead(g) : nullptr;
         if (next) fetch(next, dims() * 32);
-        _tile_loadd(5, shares + g * 16, LINE * 2);
+        _tile_loadd(5, shares + g * 32, LINE * 2);
         _tile_loadd(7, v, dims() * 4);
         _tile_dpbf16ps(0, 5, 7);
         _tile_loadd(7, v + 32, dims() * 4);
@@ -240,7 +246,7 @@ struct Attention : Rows {
 
   // Softmax over positions [lo, hi) of a query's scores, which begin at `origin`: its sum, and what it is relative to.
   // Shares elsewhere: 0
-  float softmax(float* scores, bf16* shares, i64 width, i64 origin, i64 lo, i64 hi, float& top) const {
+  float softmax(float* scores, uint8_t* shares, i64 width, i64 origin, i64 lo, i64 hi, float& top) const {
     const i64 first = std::min(lo / 16 * 16 - origin, width), last = lo < hi ? up(hi, 16) - origin : first;
     const i64 whole_from = up(lo, 16) - origin, whole_to = hi / 16 * 16 - origin;
     auto whole = [=](i64 i) { return i >= whole_from && i < whole_to; };  // as nearly all are: they need no mask
@@ -256,18 +262,19 @@ struct Attention : Rows {
       const __m512 x = _mm512_loadu_ps(scores + first + i);
       return whole(first + i) ? larger(most, x) : _mm512_mask_max_ps(most, seen(first + i), most, x);
     }, larger);
+    const bool floats = m.fused();
     __m512 sum = _mm512_setzero_ps();
     top = _mm512_reduce_max_ps(most) * scale;
     const __m512 scale2 = set(scale * TO_2), top2 = set(top * TO_2);
-    if (first > 0) memset(shares, 0, first * 2);
+    if (first > 0) memset(shares, 0, first * bytes());
     for (i64 i = first; i < last; i += 16) {
       const __m512 t = _mm512_fmsub_ps(_mm512_loadu_ps(scores + i), scale2, top2);
       __m512 e = exponential2(t);
       if (!whole(i)) e = _mm512_maskz_mov_ps(seen(i), e);
       sum = _mm512_add_ps(sum, e);
-      _mm256_storeu_si256((__m256i*)(shares + i), (__m256i)_mm512_cvtneps_pbh(e));
+      keep(shares, i, floats, e);
     }
-    if (last < width) memset(shares + last, 0, (width - last) * 2);
+    if (last < width) memset(shares + last * bytes(), 0, (width - last) * bytes());
     return _mm512_reduce_add_ps(sum);
   }
 
@@ -339,7 +346,7 @@ struct Attention : Rows {
       const __m512 y = _mm512_mul_ps(_mm512_loadu_ps(it.out + d), set(1.f / it.sum));
       const __mmask16 k = below(m.head_dim - d);
       if (m.int8) _mm512_mask_storeu_ps(b.wide + row * m.heads * m.head_dim + column + d, k, y);
-      else store_narrow((bf16*)(b.mixed.data + row * b.mixed.stride) + column + d, y, k);
+      else keep(b.mixed.data + row * b.mixed.stride, column + d, m.fused(), y, k);
     }
   }
 
@@ -403,9 +410,10 @@ struct Attention : Rows {
       }
 
     stir();
-    const bf16* query = b.query + ((piece.head * p.rows + seg.start) * group() + piece.first) * dims();
+    const uint8_t* query = b.query + ((piece.head * p.rows + seg.start) * group() + piece.first) * dims() * bytes();
     alignas(64) float scores[16 * LINE];
-    alignas(64) bf16 shares[16 * LINE];
+    alignas(64) bf16 halves[16 * LINE];
+    uint8_t* shares = m.fused() ? (uint8_t*)scores : (uint8_t*)halves;  // in the place of scores, where they take as much
     Mixed some[16];
     for (i64 q = 0; q < count; q += 16) {
       const i64 here = std::min<i64>(count - q, 16);
@@ -415,26 +423,26 @@ struct Attention : Rows {
         for (i64 r = row0; r < row1; first += tail(r), r++) {
           of(piece, r, q, q + here, from, to);
           if (from >= to || !tail(r)) continue;
-          if (m.amx) tiles.set(to - from, true);
+          if (m.tiles()) tiles.set(to - from, true);
           f(from - q, to - from, first, tail(r));
         }
       };
-      if (m.amx) tiles.set(here, true);
-      const i64 far = m.amx ? 3 : 8;  // groups
+      if (m.tiles()) tiles.set(here, true);
+      const i64 far = m.tiles() ? 3 : 8;  // groups
       // While scores are computed the keys, then the values; while these are mixed the values, then the next piece's keys
       auto ahead = [&](i64 g) -> const bf16* {
         if (q > 0) return nullptr;
-        if (m.amx && g < std::min(far, own)) fetch(values[g], size * 2);
-        if (m.amx || g + far < met || own == 0) return keys[std::min(g + far, met - 1)];
+        if (m.tiles() && g < std::min(far, own)) fetch(values[g], size * 2);
+        if (m.tiles() || g + far < met || own == 0) return keys[std::min(g + far, met - 1)];
         return values[std::min(g + far - met, own - 1)];
       };
       auto beyond = [&](i64 g) -> const bf16* {
         if (q > 0) return nullptr;
         if (g + far < own) return values[g + far];
-        return m.amx || !after ? nullptr : after + (g + far - own) * size;
+        return m.tiles() || !after ? nullptr : after + (g + far - own) * size;
       };
-      score(query + q * dims(), here, keys, own, scores, ahead);
-      score(query + q * dims(), here, keys + own, met - own, scores + SPAN, [&](i64 g) { return ahead(own + g); });
+      score(query + q * dims() * bytes(), here, keys, own, scores, ahead);
+      score(query + q * dims() * bytes(), here, keys + own, met - own, scores + SPAN, [&](i64 g) { return ahead(own + g); });
       for (i64 i = 0; i < here && own < met; i++) {
         const float* lie = scores + i * LINE + SPAN;
         float* sorted = scores + i * LINE + own * 16;
@@ -449,14 +457,14 @@ struct Attention : Rows {
       for (i64 i = 0; i < here; i++) {
         const i64 r = (piece.first + q + i) / group();
         some[i].out = to + i * dims();
-        some[i].sum = softmax(scores + i * LINE, shares + i * LINE, groups * 16, origin * 16, std::max(begin(r), lo),
+        some[i].sum = softmax(scores + i * LINE, shares + i * LINE * bytes(), groups * 16, origin * 16, std::max(begin(r), lo),
                               std::min(position(r) + 1, hi), some[i].top);
       }
       memset(to, 0, here * dims() * 4);
-      if (m.amx) tiles.set(here, true);
-      mix(shares, m.amx ? here : std::max<i64>(here, FEW<false>), values, own, to, beyond);  // as block_avx does
+      if (m.tiles()) tiles.set(here, true);
+      mix(shares, m.tiles() || m.fused() ? here : std::max<i64>(here, FEW<HALVES>), values, own, to, beyond);  // as block_avx does
       tails([&](i64 from, i64 rows, i64 first, i64 many) {
-        mix(shares + from * LINE + own * 16, rows, values + first, many, to + from * dims(), [](i64) { return nullptr; });
+        mix(shares + (from * LINE + own * 16) * bytes(), rows, values + first, many, to + from * dims(), [](i64) { return nullptr; });
       });
       for (i64 i = 0; i < here; i++) {
         if (none) all[q + i] = some[i];

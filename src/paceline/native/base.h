@@ -15,6 +15,9 @@
 typedef uint16_t bf16;
 typedef int64_t i64;
 
+// What multiplies rows by weights, and queries by keys: AVX-512 BF16, AMX, or, where the first takes longer, float32 products
+enum Unit { DOT, TILES, FUSED };
+
 extern "C" {
 
 struct Linear {  // int8: `scale` of each output, `sums` of its weights
@@ -33,13 +36,15 @@ struct Layer {
 };
 
 struct Model {
-  i64 layers, hidden, heads, kv_heads, head_dim, ffn, vocab, gelu, int8, block_size, threads, amx;
+  i64 layers, hidden, heads, kv_heads, head_dim, ffn, vocab, gelu, int8, block_size, threads, unit;
   double eps, attention_scale, attention_cap, logit_cap, embedding_scale;  // cap: 0 for none
   const bf16* embedding;
   const float* norm;
   Linear head;
   const Layer* layer;
   bf16 *keys, *values;
+  bool tiles() const { return unit == TILES; }
+  bool fused() const { return unit == FUSED; }
 };
 
 struct Segment {
@@ -181,6 +186,8 @@ static void put(float* to, __m512 x, __mmask16 mask) {
   else _mm512_mask_storeu_ps(to, mask, x);
 }
 
-static void store_narrow(bf16* to, __m512 x, __mmask16 mask = 0xffff) {
-  _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(x));
+// Numbers i to i + 15 of a row that will be multiplied: as float32, or rounded to bfloat16
+static void keep(void* row, i64 i, bool floats, __m512 x, __mmask16 mask = 0xffff) {
+  if (floats) _mm512_mask_storeu_ps((float*)row + i, mask, x);
+  else _mm256_mask_storeu_epi16((bf16*)row + i, mask, (__m256i)_mm512_cvtneps_pbh(x));
 }

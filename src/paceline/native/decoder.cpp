@@ -46,7 +46,7 @@ struct Worker : Attention {
     contribute(l.out, b.mixed, l.attention_post);
     norm_rows(b.x, l.ffn_norm, rows, nullptr, nullptr);
     done(NORM);
-    const bool gelu = m.gelu, int8 = m.int8;  // copies, so that the loops below keep them in registers
+    const bool gelu = m.gelu, int8 = m.int8, floats = m.fused();  // copies, so that the loops below keep them in registers
     const i64 width = m.ffn;
     const Activations a = b.gated;
     float* y = b.wide;
@@ -54,7 +54,7 @@ struct Worker : Attention {
       const __m512 h = _mm512_mul_ps(activated(gate, gelu), raised);
       const __mmask16 k = below(width - column / 2);
       if (int8) _mm512_mask_storeu_ps(y + row * width + column / 2, k, h);
-      else store_narrow((bf16*)(a.data + row * a.stride) + column / 2, h, k);
+      else keep(a.data + row * a.stride, column / 2, floats, h, k);
     });
     done(LINEAR);
     if (int8) {
@@ -119,9 +119,10 @@ struct Arena {  // one per calling thread; grows to the largest pass
 static void lay_out(Arena& arena, const Model& m, const Pass& p, Buffers& b) {
   const i64 rows = up(p.rows, 32), dims = up(m.head_dim, 32), group = m.heads / m.kv_heads;
   const i64 mixed = m.heads * m.head_dim, widest = std::max({(m.heads + 2 * m.kv_heads) * m.head_dim, m.hidden, m.ffn});
+  const i64 step = m.fused() && !m.int8 ? 128 : 64;  // bytes that meet one of weights
   auto activations = [&](i64 width) {
     Activations a;
-    a.stride = m.int8 ? up(width, 64) : up(width, 32) * 2;
+    a.stride = m.int8 ? up(width, 64) : up(width, 32) * (m.fused() ? 4 : 2);
     a.data = arena.take(rows * a.stride);
     a.scale = (float*)arena.take(rows * 4);
     return a;
@@ -129,12 +130,12 @@ static void lay_out(Arena& arena, const Model& m, const Pass& p, Buffers& b) {
   arena.used = 0;
   b.x = p.hidden ? p.hidden : (float*)arena.take(p.rows * m.hidden * 4);
   b.wide = (float*)arena.take(rows * widest * 4);
-  b.query = (bf16*)arena.take((m.kv_heads * p.rows * group + 16) * dims * 2);
+  b.query = arena.take((m.kv_heads * p.rows * group + 16) * dims * (m.fused() ? 4 : 2));
   b.parts = (float*)arena.take(m.heads * p.rows * b.spans * (16 + dims) * 4);
   b.normed = activations(m.hidden), b.mixed = activations(mixed), b.gated = activations(m.ffn);
   if (arena.memory.size() >= arena.used)  // padding that nobody writes must be finite
     for (const Activations& a : {b.normed, b.mixed, b.gated})
-      for (i64 r = 0; r < rows; r++) memset(a.data + (r + 1) * a.stride - 64, 0, 64);
+      for (i64 r = 0; r < rows; r++) memset(a.data + (r + 1) * a.stride - step, 0, step);
 }
 
 // Asks the system for tiles: ARCH_REQ_XCOMP_PERM, tile data. 0: granted.

@@ -26,7 +26,7 @@ struct Tiles {  // this thread's configuration; set again only when it changes
   }
 };
 
-struct Activations {  // rows of bfloat16, or of int8 with a scale each; columns padded with zeros to whole steps
+struct Activations {  // rows of bfloat16, float32, or int8 with a scale each; columns padded with zeros to whole steps
   uint8_t* data;
   float* scale;
   i64 stride;  // bytes
@@ -73,15 +73,22 @@ static void block_amx(const uint8_t* w, const uint8_t* w2, const uint8_t* x, con
 #undef STEP
 }
 
-template <bool INT8>
-static inline void multiply(__m512i& c, __m512i a, __m512i w) {  // pairs of bfloat16, or fours of int8, those of `a` plus 128
-  if (INT8) c = _mm512_dpbusd_epi32(c, a, w);
-  else c = (__m512i)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)w);
+// What rows are multiplied as without AMX: int8 plus 128, bfloat16, or float32, which takes bfloat16 weights apart. A
+// word of weights, 32 bits, meets so many bytes of a row
+enum Left { BYTES, HALVES, FLOATS };
+template <Left LEFT>
+constexpr i64 MEETS = LEFT == FLOATS ? 8 : 4;
+
+template <Left LEFT>
+static inline void multiply(__m512i& c, __m512i a, __m512i w) {
+  if (LEFT == BYTES) c = _mm512_dpbusd_epi32(c, a, w);
+  else if (LEFT == HALVES) c = (__m512i)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)w);
+  else c = (__m512i)_mm512_fmadd_ps((__m512)a, (__m512)w, (__m512)c);
 }
 
 // Up to so many rows a column after the other: lines as they lie, which memory serves best
-template <bool INT8>
-constexpr int FEW = INT8 ? 2 : 4;
+template <Left LEFT>
+constexpr int FEW = LEFT == BYTES ? 2 : LEFT == HALVES ? 4 : 0;
 
 // What to fetch while something is computed, a line a call, or part of one: from two places in turn
 struct Ahead {
@@ -95,30 +102,37 @@ struct Ahead {
 
 // c += x [ROWS] times two columns of 16, WORDS words of 32 bits deep: those of a row of x follow one another, the columns'
 // lie `pitch` bytes apart. ahead() twice a word
-template <bool INT8, int ROWS, int WORDS>
+template <Left LEFT, int ROWS, int WORDS>
 static inline __attribute__((always_inline)) void product(__m512i (&c)[ROWS][2], const void* x, i64 stride, const void* w0,
                                                           const void* w1, i64 pitch, Ahead& ahead) {
-  auto left = [=](int r, int word) {
+  auto left = [=](int r, int word, int half = 0) {
     int32_t four;
-    memcpy(&four, (const uint8_t*)x + r * stride + word * 4, 4);
+    memcpy(&four, (const uint8_t*)x + r * stride + word * MEETS<LEFT> + half * 4, 4);
     return _mm512_set1_epi32(four);
   };
   auto right = [=](int column, int word) { return _mm512_loadu_si512((const uint8_t*)(column ? w1 : w0) + word * pitch); };
 #pragma GCC unroll 32
-  for (int i = 0; i < 2 * WORDS && ROWS <= FEW<INT8>; i++) {
+  for (int i = 0; i < 2 * WORDS && ROWS <= FEW<LEFT>; i++) {
     const __m512i w = right(i / WORDS, i % WORDS);
     ahead();
 #pragma GCC unroll 4
-    for (int r = 0; r < ROWS; r++) multiply<INT8>(c[r][i / WORDS], left(r, i % WORDS), w);
+    for (int r = 0; r < ROWS; r++) multiply<LEFT>(c[r][i / WORDS], left(r, i % WORDS), w);
   }
 #pragma GCC unroll 16
-  for (int i = 0; i < WORDS && ROWS > FEW<INT8>; i++) {  // what is on the left is loaded once
+  for (int i = 0; i < WORDS && ROWS > FEW<LEFT>; i++) {  // what is on the left is loaded once
     const __m512i first = right(0, i), second = right(1, i);
     ahead(), ahead();
+#pragma GCC unroll 2
+    for (int half = 0; half < (LEFT == FLOATS ? 2 : 1); half++) {
+      auto part = [=](__m512i pair) {  // one bfloat16 of each word, as float32
+        return half == 0 ? _mm512_slli_epi32(pair, 16) : _mm512_and_si512(pair, _mm512_set1_epi32(-65536));
+      };
+      const __m512i w = LEFT == FLOATS ? part(first) : first, other = LEFT == FLOATS ? part(second) : second;
 #pragma GCC unroll 8
-    for (int r = 0; r < ROWS; r++) {
-      const __m512i a = left(r, i);
-      multiply<INT8>(c[r][0], a, first), multiply<INT8>(c[r][1], a, second);
+      for (int r = 0; r < ROWS; r++) {
+        const __m512i a = left(r, i, half);
+        multiply<LEFT>(c[r][0], a, w), multiply<LEFT>(c[r][1], a, other);
+      }
     }
   }
 }
@@ -141,30 +155,30 @@ static inline void panels(i64 rows, F f) {
 }
 
 // sums [ROWS][2] += some steps of a block
-template <bool INT8, int ROWS>
+template <Left LEFT, int ROWS>
 static void rows_avx(const uint8_t* w, const uint8_t* x, i64 stride, i64 steps, Ahead ahead, __m512i* sums) {
   __m512i c[ROWS][2];
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; r++) c[r][0] = sums[2 * r], c[r][1] = sums[2 * r + 1];
-  for (i64 k = 0; k < steps; k++, w += 2048, x += 64) product<INT8, ROWS, 16>(c, x, stride, w, w + 1024, 64, ahead);
+  for (i64 k = 0; k < steps; k++, w += 2048, x += 16 * MEETS<LEFT>) product<LEFT, ROWS, 16>(c, x, stride, w, w + 1024, 64, ahead);
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; r++) sums[2 * r] = c[r][0], sums[2 * r + 1] = c[r][1];
 }
 
 // The block w of x [rows], as in block_amx. 16 KB of it at a time, which stay in the first cache for all panels of rows;
 // meanwhile these fetch the next 16 KB, evenly, so that memory never waits
-template <bool INT8>
+template <Left LEFT>
 static void block_avx(const uint8_t* w, const uint8_t* x, i64 stride, i64 steps, i64 rows, const int32_t* of_weights, __m512i* sums) {
-  rows = std::max<i64>(rows, FEW<INT8>);  // one alone asks for lines faster than they come, and takes longer
+  rows = std::max<i64>(rows, FEW<LEFT>);  // one alone asks for lines faster than they come, and takes longer
   for (i64 i = 0; i < 2 * rows; i++) {
     sums[i] = _mm512_setzero_si512();
-    if (INT8) sums[i] = _mm512_slli_epi32(_mm512_sub_epi32(sums[i], _mm512_loadu_si512(of_weights + i % 2 * 16)), 7);
+    if (LEFT == BYTES) sums[i] = _mm512_slli_epi32(_mm512_sub_epi32(sums[i], _mm512_loadu_si512(of_weights + i % 2 * 16)), 7);
   }
-  for (i64 k = 0; k < steps; k += 8, w += 8 * 2048, x += 8 * 64) {
+  for (i64 k = 0; k < steps; k += 8, w += 8 * 2048, x += 8 * 16 * MEETS<LEFT>) {
     const i64 here = std::min<i64>(8, steps - k);
     panels(rows, [&](i64 p, i64 step, i64 r, auto n) {
       const uint8_t* next = w + 8 * 2048 + p * here * 32 * step;
-      rows_avx<INT8, n>(w, x + r * stride, stride, here, {next, next + step, 2 * step}, sums + 2 * r);
+      rows_avx<LEFT, n>(w, x + r * stride, stride, here, {next, next + step, 2 * step}, sums + 2 * r);
     });
   }
 }
@@ -178,7 +192,7 @@ struct Piece {
 
 struct Buffers {
   float *x, *wide;
-  bf16* query;
+  uint8_t* query;  // bfloat16 or float32
   float* parts;  // [queries][spans][top, sum, .., 16 + dims]
   i64 spans = 0;
   Activations normed, mixed, gated;
@@ -202,16 +216,16 @@ struct Thread {
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
 
   Thread(const Model& m, const Pass& p, Buffers& b) : m(m), p(p), b(b), s(own()) {
-    if (m.amx) tiles.set(1, false);
+    if (m.tiles()) tiles.set(1, false);
   }
   ~Thread() {
-    if (m.amx) _tile_release();
+    if (m.tiles()) _tile_release();
   }
 
   // The matrix unit sleeps after a third of a microsecond without work, and takes as long to wake: a product of nothing,
   // wherever it would wait (and tile 0 is not in use)
   void stir() const {
-    if (m.amx) _tile_dpbf16ps(0, 4, 6);
+    if (m.tiles()) _tile_dpbf16ps(0, 4, 6);
   }
 
   static Scratch& own() {
@@ -270,13 +284,14 @@ struct Linears : Thread {
       }
     };
     const auto amx = m.int8 ? block_amx<true> : block_amx<false>;
+    const auto avx = m.int8 ? block_avx<BYTES> : m.fused() ? block_avx<FLOATS> : block_avx<HALVES>;
     i64 first, last;
     share(up(l.out, 32) / 32, first, last);
-    if (m.amx) tiles.set(std::min<i64>(rows, 16), false);
+    if (m.tiles()) tiles.set(std::min<i64>(rows, 16), false);
     auto of_outputs = [&](i64 block) {  // its scales and sums: nobody else fetches them in time
       if (m.int8) fetch(l.scale + block * 32, 128), fetch(l.sums + block * 32, 128);
     };
-    if (!m.amx) of_outputs(first);
+    if (!m.tiles()) of_outputs(first);
     if (rows <= 16) fetch(a.data, rows * a.stride);  // others have just written much of it
     // 512 KB of weights for all panels of 32 rows: the weights stay in the second cache, a panel in the first
     const i64 group = std::max<i64>(2, (512 << 10) / (steps * 2048) / 2 * 2);
@@ -285,17 +300,16 @@ struct Linears : Thread {
         for (i64 block = first; block < std::min(first + group, last); block++) {
           const uint8_t *w = l.weight + block * steps * 2048, *x = a.data + row * a.stride;
           const i64 count = std::min<i64>(rows - row, 32);
-          if (m.amx && rows <= 16 && block + 1 < last) {
+          if (m.tiles() && rows <= 16 && block + 1 < last) {
             amx(w, w + steps * 2048, x, nullptr, a.stride, steps, true, sums);
             const uint8_t* beyond = w + (2 * steps + 4) * 2048;
             finish(block, 0, rows, sums, beyond);
             finish(++block, 0, rows, sums + 16 * 32, beyond + steps * 2048);
             continue;
           }
-          if (!m.amx) of_outputs(block + 1);
-          if (m.amx) amx(w, nullptr, x, count > 16 ? x + 16 * a.stride : nullptr, a.stride, steps, row == 0, sums);
-          else if (m.int8) block_avx<true>(w, x, a.stride, steps, count, l.sums + block * 32, (__m512i*)sums);
-          else block_avx<false>(w, x, a.stride, steps, count, nullptr, (__m512i*)sums);
+          if (!m.tiles()) of_outputs(block + 1);
+          if (m.tiles()) amx(w, nullptr, x, count > 16 ? x + 16 * a.stride : nullptr, a.stride, steps, row == 0, sums);
+          else avx(w, x, a.stride, steps, count, m.int8 ? l.sums + block * 32 : nullptr, (__m512i*)sums);
           finish(block, row, count, sums);
         }
   }

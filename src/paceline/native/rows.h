@@ -24,7 +24,7 @@ struct Rows : Linears {
     stir();
     uint8_t* to = a.data + row * a.stride;
     if (!m.int8) {
-      each(n, [&](i64 i, __mmask16 k) { store_narrow((bf16*)to + i, _mm512_maskz_loadu_ps(k, x + i), k); });
+      each(n, [&](i64 i, __mmask16 k) { keep(to, i, m.fused(), _mm512_maskz_loadu_ps(k, x + i), k); });
       return;
     }
     const __m512 most = strands(n, set(0), [&](__m512 most, i64 i, __mmask16 k) {
@@ -34,7 +34,7 @@ struct Rows : Linears {
     a.scale[row] = scale;
     stir();
     const __m512 inverse = set(scale > 0 ? 1.f / scale : 0.f);
-    const __m128i offset = _mm_set1_epi8(m.amx ? 0 : -128);
+    const __m128i offset = _mm_set1_epi8(m.tiles() ? 0 : -128);
     each(n, [&](i64 i, __mmask16 k) {
       const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(k, x + i), inverse));
       _mm_mask_storeu_epi8(to + i, k, _mm_xor_si128(_mm512_cvtsepi32_epi8(q), offset));

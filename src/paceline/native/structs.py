@@ -31,7 +31,7 @@ class CLayer(Structure):
 class CModel(Structure):
     _fields_ = [
         *integers("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "gelu", "int8"),
-        *integers("block_size", "threads", "amx"),
+        *integers("block_size", "threads", "unit"),
         *doubles("eps", "attention_scale", "attention_cap", "logit_cap", "embedding_scale"),
         *pointers("embedding", "norm"),
         ("head", CLinear),
