@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.params import SamplingParams
-from paceline.core.plan import Item, Work
+from paceline.core.plan import Item, Work, Worth
 from paceline.core.request import Request
 from paceline.plan.fixed import FixedLength
 from paceline.plan.planner import Planner, Room
@@ -77,6 +78,22 @@ def test_nodes_are_shared_when_many_run() -> None:
     assert [policy.nodes(r, running) for running in (1, 2, 3, 6, 12, 40)] == [5, 5, 3, 1, 0, 0]
     wish = Request(0, [0], SamplingParams(max_nodes=2), 0, drafter="ngram", max_tokens=9)
     assert policy.nodes(wish, 40) == 2
+
+
+def test_rows_that_cost_have_to_bring_something() -> None:
+    """The price of a row in tokens, where the machine has one: the more requests share a pass, the more a row adds to
+    it. Who asks for a number of nodes gets them."""
+    mine, wish = request(0, 9, 8), Request(1, [0], SamplingParams(max_nodes=2), 0, drafter="ngram", max_tokens=9)
+    free, dear = FixedLength({"ngram": 5}), FixedLength({"ngram": 5}, row=0.1)
+
+    def worth(policy: FixedLength, running: int) -> list[Worth | None]:
+        base = Work(running, running, 9, 9, running)
+        return [share.worth for share in policy.share([mine, wish], 99, base).values()]
+
+    assert worth(free, 1) == [None, None]
+    (alone, asked), (among, _), (most, _) = worth(dear, 1), worth(dear, 4), worth(dear, 60)
+    assert alone is not None and among is not None and most is not None and asked is None
+    assert alone.node == pytest.approx(0.1 * 2.5 / 1.2) and alone.node < among.node < most.node < 1
 
 
 @settings(max_examples=300, deadline=None)

@@ -128,6 +128,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
         verifier=options.verifier,
         nodes={} if options.nodes is None else dict.fromkeys((name, *DRAFTERS.card(name).arms), options.nodes),
         free_rows=model.packing.free_rows if options.nodes is None else None,
+        row=model.packing.row if options.nodes is None else 0.0,
         prefix_cache=options.prefix_cache,
         eviction=options.eviction,
         schedule=options.schedule,

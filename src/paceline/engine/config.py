@@ -28,6 +28,8 @@ class EngineConfig:
     nodes: dict[str, int] = field(default_factory=dict)
     """Default nodes per drafter; missing: the drafter's own."""
     free_rows: int | None = None
+    row: float = 0.0
+    """These two are of `FixedLength`."""
     prefix_cache: bool = True
     eviction: str = "lru"
     schedule: str = "chunked"

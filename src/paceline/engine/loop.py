@@ -79,7 +79,7 @@ class Engine:
         model.allocate(config.blocks, config.block_size)
         if draft is not None:
             draft.allocate(config.blocks, config.block_size)
-        self.roster = Roster.of(times or StepTimes(), config.free_rows)
+        self.roster = Roster.of(times or StepTimes(), config.free_rows, config.row)
         self.chooser = self.roster.chooser
         self.recorder = Recorder()
         for name in [*self.cards, *DRAFTERS.card(AUTO).arms]:

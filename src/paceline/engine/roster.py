@@ -43,8 +43,8 @@ class Roster:
     """Step from which on the next request gets such a group."""
 
     @classmethod
-    def of(cls, times: StepTimes, free_rows: int | None) -> "Roster":
-        fixed = FixedLength({}, {}, free_rows)
+    def of(cls, times: StepTimes, free_rows: int | None, row: float) -> "Roster":
+        fixed = FixedLength({}, {}, free_rows, row)
         roster = cls(fixed, Goodput({}, times, fixed.depth))
         roster.chooser.limit = roster.depth
         return roster

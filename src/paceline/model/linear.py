@@ -25,7 +25,7 @@ from torch import Tensor
 
 from paceline.core.errors import RefusalError
 from paceline.model.packed import pack_bfloat16, pack_int8, size
-from paceline.native.build import library
+from paceline.native.build import Unit, library, unit
 
 Linear = Callable[[Tensor], Tensor]
 """[T, in] -> [T, out], both in the packing's compute dtype; T >= 1."""
@@ -49,6 +49,8 @@ class Packing:
     """Most bytes for each of its weights while a matrix is fused, converted and packed, beside file and result."""
     free_rows: int
     """Rows up to which a pass costs little more than one of a single row: draft nodes within it are cheap."""
+    row: float = 0.0
+    """What each row beyond the first costs, in passes of one row, where that is not little."""
     native: bool = False
     """Whether `pack` gives `packed.Packed`, for the decoder that is one native call."""
 
@@ -65,21 +67,10 @@ def available(dtype: torch.dtype, device: torch.device) -> Iterator[Packing]:
     """Every packing that works here, the preferred first; `plain` is always among them and comes last."""
     if device.type == "cpu":
         if dtype is torch.bfloat16 and library() is not None:
-            yield from filter(
-                works,
-                [
-                    Packing(
-                        "native",
-                        dtype,
-                        torch.float32,
-                        pack_bfloat16,
-                        partial(size, quantised=False),
-                        8,
-                        16,
-                        native=True,
-                    )
-                ],
-            )
+            whole = partial(size, quantised=False)
+            row = 0.09 if unit() == Unit.FUSED else 0.0
+            native = Packing("native", dtype, torch.float32, pack_bfloat16, whole, 8, 16, row, native=True)
+            yield from filter(works, [native])
         if dtype in (torch.float32, *HALF):
             free = 16 if dtype in HALF else 8
             yield from filter(
@@ -110,9 +101,9 @@ def quantised(method: str, dtype: torch.dtype, device: torch.device) -> Packing:
         raise RefusalError(f"quantize is {method!r}, which is not known; use int8.")
     if dtype is not torch.bfloat16:
         raise RefusalError(f"quantize int8 keeps everything else in bfloat16; use dtype bfloat16, not {short(dtype)}.")
-    packing = Packing(
-        "native int8", dtype, torch.float32, pack_int8, partial(size, quantised=True), 14, 16, native=True
-    )
+    whole = partial(size, quantised=True)
+    row = 0.075 if unit() == Unit.FUSED else 0.0
+    packing = Packing("native int8", dtype, torch.float32, pack_int8, whole, 14, 16, row, native=True)
     if device.type != "cpu" or library() is None or not works(packing, 0.3):
         raise RefusalError(
             "quantize int8 needs Linux, a CPU with AVX-512 VNNI and BF16, and a C++ compiler, which are not all here; "

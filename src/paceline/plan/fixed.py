@@ -4,9 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.core.forest import MAX_CANDIDATES
-from paceline.core.plan import Work
+from paceline.core.plan import Work, Worth
 from paceline.core.request import Request
 from paceline.plan import LengthPolicy, Share
+from paceline.plan.allocate import MOST
+
+TOKENS, ROWS = 2.5, 3
+"""Tokens and rows that a request has in a usual step."""
 
 
 @dataclass(slots=True)
@@ -15,11 +19,13 @@ class FixedLength(LengthPolicy):
 
     `free_rows`: rows that a pass can have at little more than the cost of one (a property of machine and weights;
     None: no limit). The nodes of all requests together stay within it, and a request keeps at least `least`.
+    `row`: what a row beyond the first costs, in passes of one row (0: too little to tell drafters).
     """
 
     defaults: dict[str, int]
     limits: dict[str, int] = field(default_factory=dict)
     free_rows: int | None = None
+    row: float = 0.0
     least: int = 0
 
     def share(self, requests: Sequence[Request], spare: int, base: Work) -> dict[int, Share]:
@@ -28,7 +34,8 @@ class FixedLength(LengthPolicy):
             depth = self.depth(request, request.drafter)
             nodes = min(self.nodes(request, base.requests), spare) if depth and request.drafter != "none" else 0
             spare -= nodes
-            shares[request.id] = Share(request.drafter, nodes, depth)
+            worth = self.worth(base.requests) if request.params.max_nodes is None else None
+            shares[request.id] = Share(request.drafter, nodes, depth, worth)
         return shares
 
     def nodes(self, request: Request, running: int) -> int:
@@ -38,6 +45,12 @@ class FixedLength(LengthPolicy):
         if self.free_rows is not None and wish is None:
             nodes = min(nodes, max(self.least, (self.free_rows - running) // max(running, 1)))
         return max(0, min(nodes, MAX_CANDIDATES))
+
+    def worth(self, running: int) -> Worth | None:
+        """What a node has to bring where `running` requests decode: its row's price in the tokens of a usual step."""
+        if not self.row:
+            return None
+        return Worth(min(MOST, self.row * TOKENS * running / (1 + self.row * (ROWS * running - 1))))
 
     def depth(self, request: Request, drafter: str) -> int:
         """How deep a tree may be: no accepted path may run beyond the request's end."""

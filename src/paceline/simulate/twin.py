@@ -18,7 +18,7 @@ class Twin:
     """Decides as the engine of a `Setup` does, given the same events."""
 
     def __init__(self, setup: Setup) -> None:
-        self.roster = Roster.of(StepTimes.load(setup.times), setup.config.free_rows)
+        self.roster = Roster.of(StepTimes.load(setup.times), setup.config.free_rows, setup.config.row)
         for drafter, entry in setup.entries.items():
             self.roster.enrol(drafter, entry)
         self.desk = Desk.of(setup.config, self.roster, setup.groups)
