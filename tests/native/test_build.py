@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.native import build
+from paceline.native.build import Unit
 from paceline.native.structs import declare
 
 
@@ -50,6 +51,18 @@ def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
         assert build.library() is None
     finally:
         build.library.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("vendor", "tiles", "expected"),
+    [("GenuineIntel", True, Unit.TILES), ("GenuineIntel", False, Unit.FUSED), ("AuthenticAMD", False, Unit.DOT)],
+)
+def test_what_bfloat16_is_multiplied_with(
+    monkeypatch: pytest.MonkeyPatch, vendor: str, tiles: bool, expected: Unit
+) -> None:
+    monkeypatch.setattr(build, "cpu", lambda: {"vendor_id": vendor})
+    monkeypatch.setattr(build, "has_amx", lambda: tiles)
+    assert build.unit.__wrapped__() == expected
 
 
 def test_its_openmp_is_that_of_torch() -> None:

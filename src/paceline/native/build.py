@@ -86,7 +86,7 @@ def has_amx() -> bool:
 @cache
 def unit() -> Unit:
     """The quickest here. Intel's CPUs start a product of AVX-512 BF16 every second cycle, and two float32 ones in each
-    (AMD's: one a cycle of either), so there the latter take half the time."""
+    (AMD's: one a cycle of the former), so there the latter take half the time."""
     if has_amx():
         return Unit.TILES
     return Unit.FUSED if cpu().get("vendor_id") == "GenuineIntel" else Unit.DOT
