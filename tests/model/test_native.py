@@ -3,6 +3,7 @@ with; where the CPU has no tiles, they are those of tests/native/tiles.h."""
 
 from ctypes import CDLL
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,7 @@ def trees(draw: st.DrawFn) -> tuple[int, int, list[int]]:
 
 
 @pytest.mark.parametrize("quantize", [None, "int8"])
-@pytest.mark.parametrize("unit", Unit)
+@pytest.mark.parametrize("unit", Unit, ids=attrgetter("name"))
 @pytest.mark.parametrize("form", FORMS)
 @given(data=st.data())
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -117,7 +118,7 @@ def test_a_row_has_the_same_bits_in_any_pass(
 
 
 @pytest.mark.parametrize("quantize", [None, "int8"])
-@pytest.mark.parametrize("unit", Unit)
+@pytest.mark.parametrize("unit", Unit, ids=attrgetter("name"))
 @pytest.mark.parametrize("form", ["llama-biases", "gemma3"])
 def test_a_long_text_has_the_same_bits_however_it_is_shared_out(
     checkpoints: dict[str, Path], form: str, unit: Unit, quantize: str | None
@@ -160,7 +161,7 @@ def test_tiles_in_software_are_those_of_the_cpu(checkpoints: dict[str, Path], qu
 
 
 @pytest.mark.parametrize("length", [90, 1100])
-@pytest.mark.parametrize("unit", Unit)
+@pytest.mark.parametrize("unit", Unit, ids=attrgetter("name"))
 @pytest.mark.parametrize("form", FORMS)
 def test_slow_twin(checkpoints: dict[str, Path], form: str, unit: Unit, length: int) -> None:
     """No further from float32 than the PyTorch decoder in bfloat16 is."""
@@ -178,7 +179,7 @@ def test_slow_twin(checkpoints: dict[str, Path], form: str, unit: Unit, length: 
     assert ours.mean() < 1.2 * twin.mean() and ours.max() < 3 * twin.max()
 
 
-@pytest.mark.parametrize("unit", Unit)
+@pytest.mark.parametrize("unit", Unit, ids=attrgetter("name"))
 def test_int8_layer(monkeypatch: pytest.MonkeyPatch, unit: Unit) -> None:
     """Exactly the product of the rounded matrices: integers add up without rounding."""
     monkeypatch.setattr(packed, "unit", lambda: unit)

@@ -2,6 +2,7 @@
 models as passes of one row leave them."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def chain(drafter: NativeDecoder, known: list[int], how: Straight, most: int, wo
 
 @pytest.mark.parametrize("quantize", [None, "int8"])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize("unit", Unit)
+@pytest.mark.parametrize("unit", Unit, ids=attrgetter("name"))
 def test_a_run_with_drafts(checkpoints: dict[str, Path], unit: Unit, temperature: float, quantize: str | None) -> None:
     """Three texts; of the first the draft model lacks one row, of the third all. The first ends before the others."""
     target, drafter = native(checkpoints["qwen3"], unit, quantize), native(checkpoints["qwen3"], unit)
