@@ -1,4 +1,4 @@
-// The decoder's forward pass on a CPU with AVX-512 BF16, or AMX where it is: one call a pass, no Python between layers.
+// The decoder's forward pass on a CPU with AVX-512 BF16, or AMX where it is (`Unit`): one call a pass, no Python between layers.
 // model/decoder.py is its slow twin.
 //
 // A row's result has the same bits whatever other rows are in the pass and however its text is cut into passes: linear
@@ -7,8 +7,8 @@
 //
 //   linear weights  [out/32][in/step][2][16][16][e]   step = 32 bfloat16 (e = 2) or 64 int8 (e = 4): one tile of 16 outputs
 //                                                     is 1 KB, read once for all rows
-//   keys            [slot/128][layer][kv head][8][dim/2][16 slots][2]         a text's K/V lie together: memory is taken
-//   values          [slot/128][layer][kv head][8][8 pairs of slots][dim][2]   in huge pages, not one a layer and head
+//   keys            [slot/512][layer][kv head][32][dim/2][16 slots][2]        a text's K/V lie together: memory is taken
+//   values          [slot/512][layer][kv head][32][8 pairs of slots][dim][2]  in huge pages, not one a layer and head
 //
 // base.h, linear.h, rows.h, attention.h: a thread's part of a pass, from the bottom up; draw.h: tokens;
 // draft.h: whole drafts; run.h: several passes in one call.
