@@ -8,7 +8,6 @@ struct Attention : Rows {
 
   i64 dims() const { return up(m.head_dim, 32); }
   i64 group() const { return m.heads / m.kv_heads; }
-  i64 bytes() const { return m.fused() ? 4 : 2; }  // bytes of a number of queries, and of shares
   bf16* pool(bf16* all, i64 layer, i64 head, i64 at) const {
     return all + place(at, layer * m.kv_heads + head, m.layers * m.kv_heads) * 16 * dims();
   }
@@ -65,7 +64,7 @@ struct Attention : Rows {
           float* q = line + g * n;
           if (l.head_norm) norm(q, l.head_norm + (head * group() + g) * n, n, q);
           turn(q, l, p.position[row]);
-          uint8_t* to = b.query + ((head * p.rows + row) * group() + g) * dims() * bytes();
+          uint8_t* to = b.query + ((head * p.rows + row) * group() + g) * dims() * m.wide();
           if (m.fused()) memset(to, 0, dims() * 4), memcpy(to, q, n * 4);
           else narrow(q, (bf16*)to);
         }
@@ -266,7 +265,7 @@ struct Attention : Rows {
     __m512 sum = _mm512_setzero_ps();
     top = _mm512_reduce_max_ps(most) * scale;
     const __m512 scale2 = set(scale * TO_2), top2 = set(top * TO_2);
-    if (first > 0) memset(shares, 0, first * bytes());
+    if (first > 0) memset(shares, 0, first * m.wide());
     for (i64 i = first; i < last; i += 16) {
       const __m512 t = _mm512_fmsub_ps(_mm512_loadu_ps(scores + i), scale2, top2);
       __m512 e = exponential2(t);
@@ -274,7 +273,7 @@ struct Attention : Rows {
       sum = _mm512_add_ps(sum, e);
       keep(shares, i, floats, e);
     }
-    if (last < width) memset(shares + last * bytes(), 0, (width - last) * bytes());
+    if (last < width) memset(shares + last * m.wide(), 0, (width - last) * m.wide());
     return _mm512_reduce_add_ps(sum);
   }
 
@@ -410,7 +409,7 @@ struct Attention : Rows {
       }
 
     stir();
-    const uint8_t* query = b.query + ((piece.head * p.rows + seg.start) * group() + piece.first) * dims() * bytes();
+    const uint8_t* query = b.query + ((piece.head * p.rows + seg.start) * group() + piece.first) * dims() * m.wide();
     alignas(64) float scores[16 * LINE];
     alignas(64) bf16 halves[16 * LINE];
     uint8_t* shares = m.fused() ? (uint8_t*)scores : (uint8_t*)halves;  // in the place of scores, where they take as much
@@ -441,8 +440,8 @@ struct Attention : Rows {
         if (g + far < own) return values[g + far];
         return m.tiles() || !after ? nullptr : after + (g + far - own) * size;
       };
-      score(query + q * dims() * bytes(), here, keys, own, scores, ahead);
-      score(query + q * dims() * bytes(), here, keys + own, met - own, scores + SPAN, [&](i64 g) { return ahead(own + g); });
+      score(query + q * dims() * m.wide(), here, keys, own, scores, ahead);
+      score(query + q * dims() * m.wide(), here, keys + own, met - own, scores + SPAN, [&](i64 g) { return ahead(own + g); });
       for (i64 i = 0; i < here && own < met; i++) {
         const float* lie = scores + i * LINE + SPAN;
         float* sorted = scores + i * LINE + own * 16;
@@ -457,14 +456,14 @@ struct Attention : Rows {
       for (i64 i = 0; i < here; i++) {
         const i64 r = (piece.first + q + i) / group();
         some[i].out = to + i * dims();
-        some[i].sum = softmax(scores + i * LINE, shares + i * LINE * bytes(), groups * 16, origin * 16, std::max(begin(r), lo),
+        some[i].sum = softmax(scores + i * LINE, shares + i * LINE * m.wide(), groups * 16, origin * 16, std::max(begin(r), lo),
                               std::min(position(r) + 1, hi), some[i].top);
       }
       memset(to, 0, here * dims() * 4);
       if (m.tiles()) tiles.set(here, true);
       mix(shares, m.tiles() || m.fused() ? here : std::max<i64>(here, FEW<HALVES>), values, own, to, beyond);  // as block_avx does
       tails([&](i64 from, i64 rows, i64 first, i64 many) {
-        mix(shares + (from * LINE + own * 16) * bytes(), rows, values + first, many, to + from * dims(), [](i64) { return nullptr; });
+        mix(shares + (from * LINE + own * 16) * m.wide(), rows, values + first, many, to + from * dims(), [](i64) { return nullptr; });
       });
       for (i64 i = 0; i < here; i++) {
         if (none) all[q + i] = some[i];

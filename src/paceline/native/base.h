@@ -45,6 +45,7 @@ struct Model {
   bf16 *keys, *values;
   bool tiles() const { return unit == TILES; }
   bool fused() const { return unit == FUSED; }
+  i64 wide() const { return fused() ? 4 : 2; }  // bytes of a number that is multiplied, but for int8
 };
 
 struct Segment {
@@ -188,6 +189,8 @@ static void put(float* to, __m512 x, __mmask16 mask) {
 
 // Numbers i to i + 15 of a row that will be multiplied: as float32, or rounded to bfloat16
 static void keep(void* row, i64 i, bool floats, __m512 x, __mmask16 mask = 0xffff) {
-  if (floats) _mm512_mask_storeu_ps((float*)row + i, mask, x);
-  else _mm256_mask_storeu_epi16((bf16*)row + i, mask, (__m256i)_mm512_cvtneps_pbh(x));
+  const __m256i narrow = (__m256i)_mm512_cvtneps_pbh(x);
+  if (floats) put((float*)row + i, x, mask);
+  else if (mask == 0xffff) _mm256_storeu_si256((__m256i*)((bf16*)row + i), narrow);
+  else _mm256_mask_storeu_epi16((bf16*)row + i, mask, narrow);
 }

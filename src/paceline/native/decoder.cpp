@@ -119,10 +119,10 @@ struct Arena {  // one per calling thread; grows to the largest pass
 static void lay_out(Arena& arena, const Model& m, const Pass& p, Buffers& b) {
   const i64 rows = up(p.rows, 32), dims = up(m.head_dim, 32), group = m.heads / m.kv_heads;
   const i64 mixed = m.heads * m.head_dim, widest = std::max({(m.heads + 2 * m.kv_heads) * m.head_dim, m.hidden, m.ffn});
-  const i64 step = m.fused() && !m.int8 ? 128 : 64;  // bytes that meet one of weights
+  const i64 each = m.int8 ? 1 : m.wide(), step = (m.int8 ? 64 : 32) * each;  // bytes: of a number, and of a whole step
   auto activations = [&](i64 width) {
     Activations a;
-    a.stride = m.int8 ? up(width, 64) : up(width, 32) * (m.fused() ? 4 : 2);
+    a.stride = up(width * each, step);
     a.data = arena.take(rows * a.stride);
     a.scale = (float*)arena.take(rows * 4);
     return a;
@@ -130,7 +130,7 @@ static void lay_out(Arena& arena, const Model& m, const Pass& p, Buffers& b) {
   arena.used = 0;
   b.x = p.hidden ? p.hidden : (float*)arena.take(p.rows * m.hidden * 4);
   b.wide = (float*)arena.take(rows * widest * 4);
-  b.query = arena.take((m.kv_heads * p.rows * group + 16) * dims * (m.fused() ? 4 : 2));
+  b.query = arena.take((m.kv_heads * p.rows * group + 16) * dims * m.wide());
   b.parts = (float*)arena.take(m.heads * p.rows * b.spans * (16 + dims) * 4);
   b.normed = activations(m.hidden), b.mixed = activations(mixed), b.gated = activations(m.ffn);
   if (arena.memory.size() >= arena.used)  // padding that nobody writes must be finite

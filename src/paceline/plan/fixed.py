@@ -30,12 +30,13 @@ class FixedLength(LengthPolicy):
 
     def share(self, requests: Sequence[Request], spare: int, base: Work) -> dict[int, Share]:
         shares: dict[int, Share] = {}
+        worth = self.worth(base.requests)
         for request in requests:
             depth = self.depth(request, request.drafter)
             nodes = min(self.nodes(request, base.requests), spare) if depth and request.drafter != "none" else 0
             spare -= nodes
-            worth = self.worth(base.requests) if request.params.max_nodes is None else None
-            shares[request.id] = Share(request.drafter, nodes, depth, worth)
+            told = worth if request.params.max_nodes is None else None
+            shares[request.id] = Share(request.drafter, nodes, depth, told)
         return shares
 
     def nodes(self, request: Request, running: int) -> int:
