@@ -73,6 +73,7 @@ class Toy:
         for s, t in zip(slot, token):
             self.pool[s] = t
         states: list[list[float]] = [[]] * len(token)
+        logits: list[torch.Tensor] = [torch.empty(0)] * len(token)
         for segment, blocks in zip(rows.segments, tables):
             size = self.block_size
             for rank in range(segment.rows):
@@ -82,9 +83,11 @@ class Toy:
                 first = segment.start + segment.given
                 context += [token[first + j] for j in range(segment.nodes) if word[row] >> j & 1]
                 assert position[row] == len(context) - 1, "position is not the depth of the row in its text"
-                states[row] = self.state(context)
+                states[row], logits[row] = self.state(context), self.next_logits(context)
+        want = [logits[i] for i in rows.want.tolist()]
         hidden = torch.tensor(states, dtype=torch.float64)
-        return Out(self.head(hidden[rows.want]), dict.fromkeys(rows.taps, hidden))
+        empty = torch.empty(0, VOCAB, dtype=torch.float64)
+        return Out(torch.stack(want) if want else empty, dict.fromkeys(rows.taps, hidden))
 
     def run(self, rows: Rows, passes: int, texts: Sequence[Continuation], proposer: Proposer | None = None) -> Out:
         """Text by text and pass by pass, each token drawn by the sampler's own parts."""

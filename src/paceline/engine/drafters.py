@@ -53,10 +53,8 @@ class DrafterPool:
         self, host: Host, config: EngineConfig, table: DrafterTable, cache: Cache, clock: Callable[[], float]
     ) -> None:
         self.host, self.config, self.table, self.cache, self.clock = host, config, table, cache, clock
-        self.have: Collection[str] = {
-            *(name for name in host.components if name != TARGET),
-            *(("callable",) if host.callable is not None else ()),
-        }
+        given = ("callable",) if host.callable is not None else ()
+        self.have: Collection[str] = {*(name for name in host.components if name != TARGET), *given}
         self.cards: dict[str, Offers] = {}
         self.drafters: dict[str, Drafter] = {}
         self.slots: dict[str, dict[int, Any]] = {}
@@ -170,12 +168,18 @@ class DrafterPool:
                 self._disown(name, mine, error)
             self.book(name, self.clock() - started)
             found += view.found
+        self._recompute()
         return found
 
     def keep(self, plan: Plan, txns: Sequence[Txn], computed: Computed) -> None:
         """After the commit: hold the hidden states that drafters will still need."""
         for place, states in computed.hidden.items():
-            self.hidden.keep(plan.items[place].request.id, txns[place], states)
+            self.hidden.keep(plan.items[place].request, txns[place], states)
+
+    def _recompute(self) -> None:
+        """Let the rows whose hidden states were dropped be computed again: they become given rows."""
+        for txn, request, length in self.hidden.take_lost():
+            self.recorder.advanced(request, TARGET, self.cache.rewind(txn.lease, length))
 
     def forget(self, request: Request) -> None:
         """Drop what drafters remember of a request that ended or gave up its lease."""

@@ -7,13 +7,14 @@ from torch import Tensor
 
 from paceline.cache.txn import Txn
 from paceline.core.component import Component
+from paceline.core.request import Request
 
 
 class HiddenStates:
     """{request: {tap: hidden states [N, H]}} of the last N committed rows of each text, within a budget of bytes.
 
     They are held as far as the group that lags most still needs them, and at least of the last row. What is dropped
-    costs its drafter a recomputation (`lost`), never a text.
+    costs a recomputation of those rows (`take_lost`), never a text.
     """
 
     def __init__(self, components: Mapping[str, Component], budget: int) -> None:
@@ -21,13 +22,12 @@ class HiddenStates:
         self.groups = [name for name, it in components.items() if it.taps and it.kv_bytes_per_token]
         """Components with K/V of their own that is made from hidden states."""
         self.budget, self.bytes = budget, 0
-        self.lost: dict[int, int] = {}
-        """{request: rows from which on hidden states are missing} since this was last looked at."""
+        self._lost: list[tuple[Txn, Request]] = []
         self._held: dict[int, dict[str, Tensor]] = {}
 
-    def keep(self, number: int, txn: Txn, new: Mapping[str, Tensor]) -> None:
+    def keep(self, request: Request, txn: Txn, new: Mapping[str, Tensor]) -> None:
         """Add the rows that a step has committed. `new`: [rows, H] of each tap; after the commit."""
-        before = self._held.get(number, {})
+        number, before = request.id, self._held.get(request.id, {})
         self.drop(number)
         rows = txn.lease.length - txn.base
         joined = {
@@ -38,7 +38,13 @@ class HiddenStates:
         self.bytes += size(self._held[number])
         if self.bytes > self.budget and need > rows:  # its own rows would not fit beside what others hold
             self.drop(number)
-            self.lost[number] = self._frontier(txn, self.groups)
+            self._lost.append((txn, request))
+
+    def take_lost(self) -> list[tuple[Txn, Request, int]]:
+        """Requests whose hidden states were dropped since this was last asked, with the rows that they still have."""
+        lost, self._lost = self._lost, []
+        found = [(txn, request, self._frontier(txn, self.groups)) for txn, request in lost]
+        return [(txn, request, length) for txn, request, length in found if length < txn.lease.length]
 
     def of(self, request: int, txn: Txn, group: str | None) -> dict[str, Tensor]:
         """Of the committed rows that `group` lacks; None: of the last one. Fewer rows where some were dropped."""

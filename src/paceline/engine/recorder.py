@@ -28,7 +28,8 @@ class Recorder:
         """A drafter failed in this step."""
 
     def advanced(self, request: Request, group: str, length: int) -> None:
-        """A drafter has so many rows of a request complete; after the step's commits, before its tokens."""
+        """A drafter has so many rows of a request complete; or, of the target's group, the text was rewound to so many
+        rows. After the step's commits, before its tokens."""
 
     def ran(
         self, results: Sequence[Result], found: Sequence[Note], work: Work, parts: Sequence[Drafting], times: Times

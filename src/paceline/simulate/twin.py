@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from paceline.cache.lease import TARGET
 from paceline.cache.txn import Txn
 from paceline.core.plan import Item, Plan
 from paceline.core.request import Request
@@ -52,8 +53,11 @@ class Twin:
             _hear_prompt(item, txn)
         for number, group, length in outcome.advanced:
             lease = lease_of(self.requests[number])
-            self.desk.cache.advance(lease, group, length)
-            self.desk.cache.seal(lease)
+            if group == TARGET:
+                self.desk.cache.rewind(lease, length)
+            else:
+                self.desk.cache.advance(lease, group, length)
+                self.desk.cache.seal(lease)
         notes = self.desk.emit(plan, outcome.results)
         self.desk.policy.learn([*notes, *outcome.found], outcome.work, outcome.parts, outcome.times)
         for item in plan.items:
