@@ -2,6 +2,7 @@
 target's hidden states, drafts in steps and in runs; and a verifier that reads hidden states. No file of the package
 knows it."""
 
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,7 +44,15 @@ class Heads:
         for slot, state in zip(target, [self.pool[slot] for slot in source]):
             self.pool[slot] = state
 
-    def write(self, slots: Sequence[int], states: torch.Tensor) -> None:
+    def read(self, slots: list[int]) -> bytes:
+        return array("d", [x for slot in slots for x in self.pool[slot]]).tobytes()
+
+    def write(self, slots: list[int], packed: bytes) -> None:
+        numbers = array("d", packed)
+        for slot, state in zip(slots, zip(numbers[::2], numbers[1::2]), strict=True):
+            self.pool[slot] = state
+
+    def keep(self, slots: Sequence[int], states: torch.Tensor) -> None:
         for slot, state in zip(slots, states.tolist(), strict=True):
             self.pool[slot] = (state[0], state[1])
 
@@ -71,7 +80,7 @@ class HeadsDrafter:
             lease, states = ask.txn.lease, view.hidden[ask.place]["post_norm"]
             if lease.frontier["heads"] < ask.txn.base and not view.slots.get(ask.request.id):
                 continue
-            self.heads.write(lease.slots(ask.txn.base, lease.length), states)
+            self.heads.keep(lease.slots(ask.txn.base, lease.length), states)
             view.advance(ask, "heads", lease.length)
 
     def catch_up(self, ask: Ask, view: View) -> bool:
@@ -80,7 +89,7 @@ class HeadsDrafter:
         complete = ask.txn.base - lease.frontier["heads"] <= len(held)
         if complete:
             start = lease.frontier["heads"]
-            self.heads.write(lease.slots(start, ask.txn.base), held[len(held) - (ask.txn.base - start) :])
+            self.heads.keep(lease.slots(start, ask.txn.base), held[len(held) - (ask.txn.base - start) :])
         view.slots[ask.request.id] = complete
         return complete
 

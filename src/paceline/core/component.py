@@ -37,6 +37,12 @@ class Component(Protocol):
     def move(self, source: list[int], target: list[int]) -> None:
         """Copy pool slots source[i] -> target[i], all read before any is written."""
 
+    def read(self, slots: list[int]) -> bytes:
+        """What it keeps in these slots, packed. Only one of the same weights, dtype and layout can `write` it."""
+
+    def write(self, slots: list[int], packed: bytes) -> None:
+        """Put what `read` gave into these slots. InputError when the bytes are not of so many slots."""
+
 
 class Model(Component, Protocol):
     """What computes tokens: a decoder, or a table in tests."""
@@ -47,12 +53,6 @@ class Model(Component, Protocol):
 
     def forward(self, rows: "Rows") -> "Out":
         """Write the rows' K/V to their slots, attend, return what `rows` asks for."""
-
-    def read(self, slots: list[int]) -> bytes:
-        """K/V of these slots, packed; only a model of the same weights, dtype and layout can `write` it."""
-
-    def write(self, slots: list[int], packed: bytes) -> None:
-        """Put what `read` gave into these slots. InputError when the bytes are not of so many slots."""
 
 
 class Runs(Model, Protocol):

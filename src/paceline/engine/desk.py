@@ -175,6 +175,44 @@ class Desk:
             self.leave(request)
         return notes if item.nodes else notes[:1]
 
+    # -- operations --------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def extend(request: Request, tokens: Sequence[int]) -> None:
+        """Tokens join the output that nobody has drawn."""
+        for token in tokens:
+            request.append(token)
+
+    def rewound(self, request: Request) -> None:
+        """A text has become shorter: its cache follows, with one row left to compute."""
+        if request.lease is not None:
+            lease = lease_of(request)
+            self.cache.rewind(lease, min(lease.length, len(request.tokens) - 1))
+
+    def restart(self, request: Request) -> None:
+        """A text has changed from its beginning: it waits again."""
+        self.release(request)
+        if request in self.running:
+            self.running.remove(request)
+            self.waiting.append(request)
+
+    def adopt(self, tokens: Sequence[int], groups: Sequence[str]) -> Txn | None:
+        """Room for rows whose K/V comes from elsewhere; None where there is none, or it would not be kept."""
+        if not tokens or not self.cache.pool.prefix or self.cache.blocks_for(len(tokens)) > self.cache.room():
+            return None
+        return self.cache.begin(self.cache.open([], groups), len(tokens), 0)
+
+    def adopted(self, txn: Txn, tokens: Sequence[int]) -> None:
+        """Those rows are written: they enter the prefix cache."""
+        lease = txn.lease
+        txn.commit([], tokens)
+        for group in lease.frontier:
+            self.cache.advance(lease, group, len(tokens))
+        self.cache.seal(lease)
+        self.cache.close(lease)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
     def release(self, request: Request) -> None:
         """Give up the lease, if there is one."""
         if request.lease is not None:

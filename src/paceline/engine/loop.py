@@ -9,6 +9,7 @@ from paceline.cache.cache import Cache
 from paceline.cache.txn import Txn
 from paceline.core.component import TARGET, Component, Model
 from paceline.core.errors import InputError, IntegrityError
+from paceline.core.operations import Abort, Operation, Submit
 from paceline.core.params import SamplingParams
 from paceline.core.plan import Note, Plan
 from paceline.core.request import Request
@@ -21,6 +22,7 @@ from paceline.engine.drafter_table import DrafterTable
 from paceline.engine.drafters import DrafterPool
 from paceline.engine.judge import Judge
 from paceline.engine.measured import measured
+from paceline.engine.operations import Operations
 from paceline.engine.recorder import Recorder
 from paceline.engine.session import Session
 from paceline.engine.totals import Snapshot, snapshot
@@ -69,6 +71,7 @@ class Engine:
         self.judge = Judge(sampler, self.components)
         self.drafters = DrafterPool(host, config, self.table, self.desk.cache, clock)
         self.session = Session(model, config, self.judge, self.drafters, self.desk.cache, tokenizer=tokenizer, eos=eos)
+        self.operations = Operations(self.session, self.desk, self.drafters, self.components)
         self.compute = Compute(model, self.judge, Timer(), clock, self.session.ends)
 
     @property
@@ -104,20 +107,17 @@ class Engine:
     def submit(self, prompt: Sequence[int], params: SamplingParams, *, lineage: tuple[int, ...] = ()) -> list[Request]:
         """Queue one prompt (token ids) and return its `params.n` requests. Raises InputError, RefusalError or
         CapacityError when it cannot be served; nothing is queued then."""
-        requests = self.session.submit(prompt, params, self.now(), lineage)
-        self.desk.waiting.extend(requests)
-        for request in requests:
-            self.recorder.arrived(request)
-        return requests
+        made: list[Request] = self.apply(Submit(list(prompt), params, lineage))
+        return made
 
     def abort(self, request: Request) -> None:
         """End a request where it stands; its output so far stays."""
-        if request.finish is None:
-            self.recorder.aborted(request)
-            request.finish = "abort"
-            self.desk.leave(request)
-            self.session.leave(request)
-            self.desk.policy.drop(request)
+        if request.finish is None and request.id in self.session.requests:
+            self.apply(Abort(request.id))
+
+    def apply(self, operation: Operation) -> Any:
+        """Do what an operation says (core/operations.py): the requests that it made, or of `Park` bytes."""
+        return self.operations.apply(operation, self.now())
 
     # -- one step ------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from paceline.core.operations import Operation
 from paceline.core.plan import Note, Plan, Work
 from paceline.core.request import Request
 from paceline.core.result import Result
@@ -18,8 +19,11 @@ class Recorder:
     def arrived(self, request: Request) -> None:
         """A request was queued."""
 
-    def aborted(self, request: Request) -> None:
-        """A request ends between two steps."""
+    def operated(self, operation: Operation) -> None:
+        """A request is changed, or leaves, between two steps."""
+
+    def adopted(self, tokens: Sequence[int], groups: Sequence[str]) -> None:
+        """Rows whose K/V came from elsewhere enter the prefix cache."""
 
     def planned(self, now: float, admitted: Sequence[Request], plan: Plan) -> None:
         """A step begins. Without a `ran` before the next event it had no items, or failed: its rows were dropped."""

@@ -30,15 +30,18 @@ class Session:
         self.model, self.config, self.judge, self.drafters, self.cache = model, config, judge, drafters, cache
         self.tokenizer, self.eos = tokenizer, frozenset(eos)
         self.stoppers: dict[int, Stopper] = {}
+        self.requests: dict[int, Request] = {}
+        """Those that have not ended."""
         self._next_id = 0
 
     def submit(
-        self, prompt: Sequence[int], params: SamplingParams, now: float, lineage: tuple[int, ...] = ()
+        self, prompt: Sequence[int], params: SamplingParams, now: float, lineage: tuple[int, ...] = (), offset: int = 0
     ) -> list[Request]:
         """The `params.n` requests of one prompt (token ids). Raises InputError, RefusalError or CapacityError when it
         cannot be served; nothing is kept then."""
         drafter, verifier = params.drafter or self.config.drafter, params.verifier or self.config.verifier
-        self._check(prompt, params)
+        self.check_prompt(prompt)
+        schedules.check_wishes(params, self.config.order)
         arms = self.drafters.arms(drafter, verifier)
         seed = secrets.randbits(64) if params.seed is None else params.seed
         room = self.model.max_len - len(prompt)
@@ -50,6 +53,7 @@ class Session:
                 seed,
                 eos=self.eos,
                 lineage=(*lineage, sample) if params.n > 1 else lineage,
+                offset=offset,
                 group=self._next_id,
                 drafter=drafter,
                 arms=arms,
@@ -67,13 +71,40 @@ class Session:
     def admit(self, requests: Sequence[Request]) -> None:
         """Take requests in, with whatever output they have; raises as `submit`."""
         for request in requests:
-            self._check_capacity(request)
+            self.check_capacity(len(request.prompt), request.max_tokens)
         stoppers = {r.id: Stopper(r, self._detokenizer(r.params)) for r in requests}
         for request in requests:
             self.judge.sampler.admit(request)
             runs = "run" in self.model.abilities
             request.judge_free = runs and self.judge.judge_free(request)
         self.stoppers.update(stoppers)
+        self.requests.update({request.id: request for request in requests})
+
+    def number(self) -> int:
+        """The id of one more request."""
+        self._next_id += 1
+        return self._next_id - 1
+
+    def live(self, number: int) -> Request:
+        """The request of this id. InputError when it is not known, or has ended."""
+        if number not in self.requests:
+            raise InputError(f"There is no request {number} here, or it has ended.")
+        return self.requests[number]
+
+    def extend(self, request: Request, tokens: Sequence[int]) -> None:
+        """Tokens have joined the output that the model has not drawn."""
+        stopper = self.stoppers[request.id]
+        stopper.extend(tokens)
+        request.text = stopper.text()
+        request.marks += [len(request.text)] * len(tokens)
+        self.judge.sampler.commit(request, tokens)
+
+    def again(self, request: Request) -> None:
+        """A text has changed: follow it from its beginning."""
+        self.judge.sampler.drop(request)
+        self.judge.sampler.admit(request)
+        self.stoppers[request.id] = Stopper(request, self._detokenizer(request.params))
+        request.text = self.stoppers[request.id].text()
 
     def ends(self, number: int) -> frozenset[int]:
         """Tokens that end a request."""
@@ -113,6 +144,7 @@ class Session:
     def leave(self, request: Request) -> None:
         """A request has ended, for whatever reason."""
         stopper = self.stoppers.pop(request.id)
+        del self.requests[request.id]
         stopper.finish()
         request.text = stopper.text()
         self.judge.sampler.drop(request)
@@ -121,7 +153,8 @@ class Session:
     def _detokenizer(self, params: SamplingParams) -> Detokenizer | None:
         return Detokenizer(self.tokenizer, params.skip_special_tokens) if self.tokenizer is not None else None
 
-    def _check(self, prompt: Sequence[int], params: SamplingParams) -> None:
+    def check_prompt(self, prompt: Sequence[int]) -> None:
+        """InputError for a prompt that cannot be served."""
         if not prompt:
             raise InputError("The prompt is empty; give at least one token.")
         if len(prompt) >= self.model.max_len:
@@ -129,20 +162,27 @@ class Session:
                 f"The prompt has {len(prompt)} tokens, but the context holds {self.model.max_len} with at least one "
                 "to generate; shorten it or raise max_model_len."
             )
-        bad = next((t for t in prompt if not 0 <= t < self.model.vocab_size), None)
+        self.check_tokens(prompt)
+
+    def check_tokens(self, tokens: Sequence[int]) -> None:
+        """InputError for a token id outside the vocabulary."""
+        bad = next((t for t in tokens if not 0 <= t < self.model.vocab_size), None)
         if bad is not None:
             raise InputError(f"Token id {bad} is outside the vocabulary [0, {self.model.vocab_size}).")
-        schedules.check_wishes(params, self.config.order)
 
-    def _check_capacity(self, request: Request) -> None:
-        """The request alone, at its longest, must fit the cache: then pre-emption can always make room."""
-        most = self.cache.blocks_for(len(request.prompt) + request.max_tokens)
+    def check_capacity(self, prompt: int, output: int) -> None:
+        """A request alone, at its longest, must fit the context and the cache: then pre-emption can make room."""
+        if prompt + output > self.model.max_len:
+            raise InputError(
+                f"{prompt} tokens of prompt and {output} of output are more than the context of {self.model.max_len}; "
+                "shorten the prompt or lower max_tokens."
+            )
+        most = self.cache.blocks_for(prompt + output)
         if most > self.config.blocks:
             per_block = self.config.block_size * bytes_per_token(self.drafters.host.components)
             raise CapacityError(
-                f"The request can grow to {len(request.prompt) + request.max_tokens} tokens, which needs "
-                f"{most * per_block:,} bytes of K/V cache, but the budget is {self.config.blocks * per_block:,}; "
-                "lower max_tokens or raise memory."
+                f"The request can grow to {prompt + output} tokens, which needs {most * per_block:,} bytes of K/V "
+                f"cache, but the budget is {self.config.blocks * per_block:,}; lower max_tokens or raise memory."
             )
 
 

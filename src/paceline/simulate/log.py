@@ -63,6 +63,8 @@ class Arrival:
     """Among whom `fair` shares."""
     params: dict[str, Any] = field(default_factory=dict)
     """Those of `DECIDING` that are set."""
+    output: list[int] = field(default_factory=list)
+    """Of one that was forked or parked: its output so far."""
     event: Literal["arrival"] = "arrival"
 
     @classmethod
@@ -70,7 +72,18 @@ class Arrival:
         r = request
         params = {name: value for name in DECIDING if (value := getattr(r.params, name)) != getattr(_DEFAULT, name)}
         return cls(
-            r.arrival, r.id, r.group, r.prompt, r.drafter, r.arms, r.verifier, r.max_tokens, r.judge_free, r.key, params
+            r.arrival,
+            r.id,
+            r.group,
+            r.prompt,
+            r.drafter,
+            r.arms,
+            r.verifier,
+            r.max_tokens,
+            r.judge_free,
+            r.key,
+            params,
+            r.output[:],
         )
 
     def request(self) -> Request:
@@ -87,13 +100,37 @@ class Arrival:
             max_tokens=self.max_tokens,
             arrival=self.now,
             key=self.key,
+            output=list(self.output),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
+    """A request leaves between two steps: it was aborted, or parked."""
+
     id: int
     event: Literal["abort"] = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A request's text is changed between two steps. `extend`: tokens that joined its output; `rewind`: the length that
+    its output was cut to; `prompt`: what took its prompt's place."""
+
+    id: int
+    extend: list[int] | None = None
+    rewind: int | None = None
+    prompt: list[int] | None = None
+    event: Literal["changed"] = "changed"
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """Rows whose K/V came from elsewhere enter the prefix cache."""
+
+    tokens: list[int]
+    groups: list[str]
+    event: Literal["adopted"] = "adopted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +184,7 @@ class Step:
     event: Literal["step"] = "step"
 
 
-Event = Setup | Enrolled | Arrival | Abort | Step
+Event = Setup | Enrolled | Arrival | Abort | Changed | Adopted | Step
 _EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 
 

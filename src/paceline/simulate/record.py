@@ -9,14 +9,28 @@ from typing import TYPE_CHECKING
 from paceline.cache.blocks import BlockPool
 from paceline.cache.lease import TARGET
 from paceline.cache.policies import policy
+from paceline.core import operations
 from paceline.core.errors import InputError
+from paceline.core.operations import Operation
 from paceline.core.plan import Note, Plan, Work
 from paceline.core.request import Request
 from paceline.core.result import Result
 from paceline.engine.recorder import Recorder
 from paceline.plan import DrafterFacts
 from paceline.plan.cost import Drafting, StepTimes, Times
-from paceline.simulate.log import Abort, Arrival, Decision, Enrolled, Event, Outcome, Setup, Step, dump
+from paceline.simulate.log import (
+    Abort,
+    Adopted,
+    Arrival,
+    Changed,
+    Decision,
+    Enrolled,
+    Event,
+    Outcome,
+    Setup,
+    Step,
+    dump,
+)
 
 if TYPE_CHECKING:
     from paceline.engine.loop import Engine
@@ -82,9 +96,21 @@ class LogRecorder(Recorder):
         self._end()
         self.sink(Arrival.of(request))
 
-    def aborted(self, request: Request) -> None:
+    def operated(self, operation: Operation) -> None:
         self._end()
-        self.sink(Abort(request.id))
+        match operation:
+            case operations.Abort() | operations.Park():
+                self.sink(Abort(operation.id))
+            case operations.Extend():
+                self.sink(Changed(operation.id, extend=[*operation.tokens]))
+            case operations.Rewind():
+                self.sink(Changed(operation.id, rewind=operation.length))
+            case operations.Replace():
+                self.sink(Changed(operation.id, prompt=[*operation.prompt]))
+
+    def adopted(self, tokens: Sequence[int], groups: Sequence[str]) -> None:
+        self._end()
+        self.sink(Adopted([*tokens], [*groups]))
 
     def planned(self, now: float, admitted: Sequence[Request], plan: Plan) -> None:
         self._end()

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from paceline.core.errors import IntegrityError, PacelineError
-from paceline.simulate.log import Abort, Arrival, Decision, Enrolled, Event, Setup, Step
+from paceline.simulate.log import Abort, Adopted, Arrival, Changed, Decision, Enrolled, Event, Setup, Step
 from paceline.simulate.twin import Twin
 
 
@@ -45,6 +45,10 @@ def _follow(twin: Twin, event: Event) -> str | None:
             twin.arrive(event)
         case Abort():
             twin.abort(twin.requests[event.id])
+        case Changed():
+            twin.change(event)
+        case Adopted():
+            twin.adopt(event)
         case Step():
             return _step(twin, event)
     return None

@@ -9,7 +9,7 @@ from paceline.core.request import Request
 from paceline.engine.desk import Desk, lease_of
 from paceline.engine.drafter_table import DrafterTable
 from paceline.plan.cost import StepTimes
-from paceline.simulate.log import Arrival, Decision, Outcome, Setup
+from paceline.simulate.log import Adopted, Arrival, Changed, Decision, Outcome, Setup
 
 
 class Twin:
@@ -32,6 +32,24 @@ class Twin:
         request.finish = "abort"
         self.desk.leave(request)
         self._forget(request)
+
+    def change(self, changed: Changed) -> None:
+        """A text is changed between two steps."""
+        request = self.requests[changed.id]
+        if changed.extend is not None:
+            self.desk.extend(request, changed.extend)
+        if changed.rewind is not None:
+            request.rewind(changed.rewind)
+            self.desk.rewound(request)
+        if changed.prompt is not None:
+            request.replace_prompt(changed.prompt)
+            self.desk.restart(request)
+
+    def adopt(self, adopted: Adopted) -> None:
+        """Rows whose K/V came from elsewhere enter the prefix cache."""
+        txn = self.desk.adopt(adopted.tokens, adopted.groups)
+        assert txn is not None, "the engine had room for these rows"
+        self.desk.adopted(txn, adopted.tokens)
 
     def decide(self, now: float) -> tuple[Decision, Plan]:
         """The next step; who is pre-empted in it has lost the lease."""
