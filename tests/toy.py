@@ -7,6 +7,7 @@ position or move therefore changes the text.
 
 from array import array
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 
@@ -91,14 +92,19 @@ class Toy:
 
     def run(self, rows: Rows, passes: int, texts: Sequence[Continuation], proposer: Proposer | None = None) -> Out:
         """Text by text and pass by pass, each token drawn by the sampler's own parts."""
-        out, states = list[Drawn](), list[torch.Tensor]()
+        out, states, error = list[Drawn](), list[torch.Tensor](), cast(Exception | None, None)
         for i, (text, segment, table) in enumerate(zip(texts, rows.segments, rows.tables.tolist())):
             place = proposer.texts.index(i) if proposer is not None and i in proposer.texts else None
             said, rounds = list[int](), list[Round]()
             while len(rounds) < passes:
                 turn = Turn(place or 0, list(said), text, text.most - len(said) - 1)
                 drafts = proposer is not None and place is not None and turn.room > 0
-                tokens, parents = proposer.propose([turn])[0] if drafts and proposer is not None else ([], [])
+                tokens, parents = list[int](), list[int]()
+                if drafts and proposer is not None and error is None:
+                    try:
+                        tokens, parents = map(list, proposer.propose([turn])[0])
+                    except Exception as raised:
+                        error = raised
                 root = int(rows.token[segment.start]) if not said else said[-1]
                 start = segment.base + len(said)
                 judged = self._judge(root, tokens, parents, start, table)
@@ -113,7 +119,7 @@ class Toy:
                         break
                 drafted = self.slots(table, start + 1, len(tokens))
                 self.move([drafted[j] for j in path], drafted[: len(path)])
-                if drafts and proposer is not None:
+                if drafts and proposer is not None and error is None:
                     proposer.kept([turn], [path])
                 depths = list[int]()
                 for parent in parents:
@@ -122,7 +128,7 @@ class Toy:
                 if ended:
                     break
             out.append(Drawn(said, rounds))
-        return Out(torch.empty(0, VOCAB), {tap: torch.stack(states) for tap in rows.taps}, drawn=out)
+        return Out(torch.empty(0, VOCAB), {tap: torch.stack(states) for tap in rows.taps}, drawn=out, error=error)
 
     def _judge(self, root: int, nodes: Sequence[int], parents: Sequence[int], start: int, table: list[int]) -> Out:
         """The pass over the last token of a text, which has the row `start`, and its draft."""

@@ -13,7 +13,7 @@ from paceline.engine.loop import Engine
 from paceline.simulate.log import Event, Step
 from paceline.simulate.record import record
 from paceline.simulate.replay import replay
-from tests.draft.heads import Heads, HeadsDrafter, WithHeads, Witness, fold, registered
+from tests.draft.heads import Heads, HeadsDrafter, HeadsProposer, WithHeads, Witness, fold, registered
 from tests.lossless.cases import FEATURES, Wish, check, plain, run, wish_st
 from tests.toy import Toy, table
 
@@ -73,6 +73,18 @@ def test_it_drafts_well_in_steps_and_in_runs(patience: float) -> None:
     assert request.stats.acceptance_rate > 0.4 and request.authors.count("heads") > 8
     several = [e for e in events if isinstance(e, Step) and e.decision.passes > 1]
     assert bool(several) == (patience > 0)
+
+
+def test_a_proposer_that_fails_in_a_run_costs_its_drafts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: HeadsProposer, turns: object) -> None:
+        raise RuntimeError("no draft today")
+
+    monkeypatch.setattr(HeadsProposer, "propose", fail)
+    engine = WithHeads(patience_ms=1e9).engine()
+    [[request]] = run(engine, [wish([1, 2, 3, 4, 5])])
+    assert request.output == plain(Toy(table(0), 48), [1, 2, 3, 4, 5], wish([0]).params)
+    assert [str(error) for error in engine.drafters.errors] == ["no draft today"] and request.drafter == "none"
+    assert engine.desk.totals.drafter_errors == {"heads": 1}
 
 
 def test_its_pool_holds_the_states_of_the_text() -> None:

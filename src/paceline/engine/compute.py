@@ -42,6 +42,8 @@ class Computed:
     """Seconds of the target's passes."""
     drafting: float = 0.0
     """Seconds of the drafts of a run."""
+    error: Exception | None = None
+    """What a run's proposer raised."""
 
 
 class Compute:
@@ -66,7 +68,7 @@ class Compute:
             out = cast(Runs, self.model).run(rows, plan.passes, texts, drafts.proposer)
         else:
             out = self.model.forward(rows)
-        done = Computed([], target=self.clock() - started - out.drafting, drafting=out.drafting)
+        done = Computed([], target=self.clock() - started - out.drafting, drafting=out.drafting, error=out.error)
         self.timer.target += done.target
         started = self.clock()
         add_prompt_logprobs(plan.items, layout, out)

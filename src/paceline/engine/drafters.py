@@ -44,6 +44,8 @@ class Drafts:
     """Depth to which each item's chain was cut; None: it was not."""
     run: bool = False
     proposer: Proposer | None = None
+    drafter: str | None = None
+    """Whose proposer it is."""
 
 
 class DrafterPool:
@@ -152,11 +154,13 @@ class DrafterPool:
         left, depths = trim(plan, drafted, lambda name: self.cards[name].shape == "chain")
         deep = [item.depth if depth is None else depth for item, depth in zip(plan.items, depths)]
         forest = join(given, [*parts.values()], left, deep)
-        return Drafts(asks, forest, [*parts], drafted, depths, run, proposer)
+        return Drafts(asks, forest, [*parts], drafted, depths, run, proposer, plan.drafter)
 
     def learn(self, drafts: Drafts, computed: Computed) -> list[Note]:
         """Tell the drafters what came of their drafts; what they found beside it."""
         found: list[Note] = []
+        if computed.error is not None and drafts.drafter is not None:
+            self._disown(drafts.drafter, drafts.asks.pop(drafts.drafter), computed.error)
         for name, mine in drafts.asks.items():
             view = self._view(name, mine)
             view.results, view.rows = computed.results, computed.rows
