@@ -118,7 +118,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
         if draft.vocab_size != size or text.vocabulary(size) != Text(draft_path).vocabulary(size):
             raise RefusalError(
                 f"The draft {draft_at} has another vocabulary ({draft.vocab_size} entries) than the model "
-                f"({model.vocab_size}); use a draft made for this tokenizer, or drafter='ngram'."
+                f"({model.vocab_size}); use a draft made for this tokenizer, or none."
             )
     user = options.drafter if callable(options.drafter) else None
     name = options.drafter if isinstance(options.drafter, str) else "user" if user else "auto"

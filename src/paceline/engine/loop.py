@@ -1,7 +1,6 @@
 """The loop: propose cheaply, verify exactly, commit or roll back. There are no phases (D1)."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -15,6 +14,7 @@ from paceline.core.plan import Note, Plan
 from paceline.core.request import Request
 from paceline.core.result import Result
 from paceline.draft import Host, UserFn
+from paceline.engine.components import check_component, reading
 from paceline.engine.compute import Compute, Computed
 from paceline.engine.config import EngineConfig, Timer
 from paceline.engine.desk import Desk
@@ -27,7 +27,6 @@ from paceline.engine.recorder import Recorder
 from paceline.engine.session import Session
 from paceline.engine.totals import Snapshot, snapshot
 from paceline.plan.cost import StepTimes, Times
-from paceline.sample.grammar import Grammars, vocabulary
 from paceline.sample.sampler import Sampler
 from paceline.verify import VERIFIERS
 
@@ -188,31 +187,3 @@ class Engine:
             self.desk.totals.failed(name, count)
         self.drafters.failed.clear()
         return Times(computed.target, drafting, self.clock() - begun - computed.target - sum(drafting.values()))
-
-
-def reading(tokenizer: Any, size: int, eos: Collection[int]) -> tuple[Any, Grammars]:
-    """How text becomes ids without special tokens, if it can, and the grammars over this vocabulary."""
-    if tokenizer is None:
-        return None, Grammars(None, size)
-    spell = partial(vocabulary, tokenizer, size, sorted(eos))
-    return partial(tokenizer.encode, add_special_tokens=False), Grammars(spell, size)
-
-
-def check_component(name: str, component: Component, model: Model) -> None:
-    """InputError unless a component fits its target."""
-    if component.vocab_size != model.vocab_size:
-        raise InputError(
-            f"Component {name!r} has a vocabulary of {component.vocab_size} entries, but the target has "
-            f"{model.vocab_size}; use one that was made for this model."
-        )
-    missing = [tap for tap in component.taps if tap not in model.places]
-    if missing:
-        raise InputError(
-            f"Component {name!r} reads the hidden state {missing[0]!r}, which the target does not have; it has "
-            f"{', '.join(sorted(model.places))}."
-        )
-    if component.taps and component.width != model.width:
-        raise InputError(
-            f"Component {name!r} reads hidden states of {component.width} numbers, but the target's have "
-            f"{model.width}; use one that was made for this model."
-        )

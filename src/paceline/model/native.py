@@ -119,7 +119,7 @@ class NativeDecoder(Decoder):
         return Out(logits, taps, None if rows.program.head else x)
 
     def drafting(self, rows: Rows, further: int) -> tuple[CModel, CPass, Any]:
-        """`draft.model.Chains`."""
+        """The model and a pass over `rows` as the library takes them, for a proposer; and what must outlive them."""
         call, *held = self.call(rows, {}, further)
         return self.model, call, (rows, held)
 
