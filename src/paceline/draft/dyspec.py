@@ -209,7 +209,7 @@ class DySpec(TreeDrafter):
             builder = RowsBuilder()
             for tree, _ in warm:
                 ask, start, tree.reach = tree.ask, tree.reach, tree.known
-                text, slots = ask.request.tokens[start : tree.known], ask.txn.lease.slots(start, tree.known)
+                text, slots = tree.text(start, tree.known), tree.slots(start, tree.known)
                 builder.add(text, slots, ask.txn.table, start)
             items = [tree.ask.item for tree, _ in warm]
             sizes, least = (

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from paceline.core.component import DRAFT
 from paceline.core.forest import ROOT, Forest, Law
+from paceline.core.plan import Item
+from paceline.core.proposer import Draft, Turn
 from paceline.core.registry import Offers
 from paceline.core.rows import RowsBuilder
 from paceline.draft import NEED_DRAFT, Ask, Host, View
@@ -25,10 +27,12 @@ from paceline.sample.race import perturbed
 NODES = 15
 
 
-def offers(summary: str, *laws: Law, stops_early: bool = False, auto: tuple[str, ...] = ()) -> Offers:
+def offers(
+    summary: str, *laws: Law, stops_early: bool = False, runs: bool = False, auto: tuple[str, ...] = ()
+) -> Offers:
     """The card of a tree method that grows on a draft model."""
     needs = frozenset({NEED_DRAFT})
-    return Offers(summary, frozenset(laws), "tree", NODES, needs, DRAFT, stops_early=stops_early, auto=auto)
+    return Offers(summary, frozenset(laws), "tree", NODES, needs, DRAFT, stops_early=stops_early, runs=runs, auto=auto)
 
 
 @dataclass(slots=True)
@@ -69,12 +73,22 @@ class Tree:
     """Rows whose K/V the draft's group has."""
     places: dict[int, int] = field(default_factory=dict)
     """{node of the forest: place}"""
+    said: Sequence[int] = ()
+    """In a run: the tokens that it has brought the text so far."""
     memo: Any = None
     """The rule's own."""
 
     @property
     def known(self) -> int:
-        return self.ask.known
+        return self.ask.known + len(self.said)
+
+    def text(self, start: int, stop: int) -> list[int]:
+        """Tokens start .. stop of the text."""
+        return [*self.ask.request.tokens[: self.ask.known], *self.said][start:stop]
+
+    def slots(self, start: int, stop: int) -> list[int]:
+        """Slots of the rows start .. stop, those of the nodes behind those of the text."""
+        return self.ask.txn.lease.slots(start, stop)
 
     @property
     def lagging(self) -> bool:
@@ -169,6 +183,18 @@ class TreeDrafter:
     def observe(self, tree: Tree, path: list[int]) -> None:
         """After the step: the places that were accepted."""
 
+    def propose(self, asks: Sequence[Ask], view: View) -> "TreeProposer | None":
+        """Deterministic trees can be drafted in a run: nothing is owed to what was drawn before."""
+        lacks = sum(ask.known - ask.txn.lease.frontier[DRAFT] for ask in asks)
+        laws = {Law.POINT if ask.request.params.greedy and ask.law is not Law.SAMPLED else ask.law for ask in asks}
+        if laws != {Law.POINT} or lacks > self.chunk:
+            return None
+        trees = [Tree(ask, ask.txn.lease.frontier[DRAFT], Law.POINT) for ask in asks]
+        proposer = TreeProposer(self, trees, [ask.item for ask in asks])
+        for place, ask in enumerate(asks):
+            view.slots[ask.request.id] = (proposer, place)
+        return proposer
+
     def draft(self, asks: Sequence[Ask], view: View) -> Forest:
         trees = []
         for ask in asks:
@@ -217,11 +243,11 @@ class TreeDrafter:
         if tree.lagging:
             start, tree.reach = tree.reach, min(tree.known, tree.reach + share)
             ready = bool(tree.fresh) and not tree.lagging
-            text, slots = ask.request.tokens[start : tree.reach], ask.txn.lease.slots(start, tree.reach)
+            text, slots = tree.text(start, tree.reach), tree.slots(start, tree.reach)
             builder.add(text, slots, ask.txn.table, start, want=None if ready else [])
             return [ROOT] if ready else []
         rows = tree.first
-        slots = ask.txn.slots[ask.item.given :][: len(rows)]
+        slots = tree.slots(tree.known, tree.known + len(rows))
         depths, fresh = [tree.depth[i] for i in rows], sorted(tree.fresh, key=tree.rank.__getitem__)
         want = [tree.rank[place] for place in fresh]
         builder.add(
@@ -265,6 +291,10 @@ class TreeDrafter:
         """Keep the K/V of accepted nodes that were computed, and let the method see what was accepted."""
         for ask in view.asks:
             tree = view.slots.pop(ask.request.id, None)
+            if isinstance(tree, tuple):  # a run's proposer has followed what was accepted
+                proposer, place = tree
+                view.advance(ask, DRAFT, min(proposer.trees[place].reach, ask.txn.lease.length))
+                continue
             if tree is None:
                 continue
             path = [tree.places[node] for node in view.accepted(ask)]
@@ -272,6 +302,59 @@ class TreeDrafter:
             view.advance(ask, DRAFT, min(tree.reach + kept, ask.txn.lease.length))
             if tree.ask.item.nodes:  # one of several drafters may have been asked for none
                 self.observe(tree, path)
+
+
+@dataclass(slots=True)
+class TreeProposer:
+    """A method's deterministic trees between the passes of a run. Python makes them, with the draft model's passes (or
+    whole trees) as native calls."""
+
+    drafter: TreeDrafter
+    trees: list[Tree]
+    """The latest of each text."""
+    items: list[Item]
+
+    @property
+    def texts(self) -> list[int]:
+        return [tree.ask.place for tree in self.trees]
+
+    @property
+    def nodes(self) -> list[int]:
+        return [item.nodes for item in self.items]
+
+    def propose(self, turns: Sequence[Turn]) -> list[Draft]:
+        grown = []
+        for place, said, _, room in turns:
+            last = self.trees[place]
+            item, slots = self.items[place], last.ask.txn.nodes - len(said)  # those that the run still has
+            item = item._replace(nodes=min(item.nodes, slots), depth=min(item.depth, room))
+            tree = Tree(last.ask._replace(item=item), last.reach, last.law, said=said)
+            if item.chain > 0:
+                tree.fresh = [ROOT]
+                self.drafter.plant(tree)
+                grown.append(tree)
+            self.trees[place] = tree
+        self.drafter.grow(grown)
+        mine = [self.trees[turn.place] for turn in turns]
+        return [(tree.token, tree.parent) for tree in mine]
+
+    def kept(self, turns: Sequence[Turn], paths: Sequence[Sequence[int]]) -> None:
+        source, target = list[int](), list[int]()
+        for turn, path in zip(turns, paths):
+            tree = self.trees[turn.place]
+            computed = next((n for n, node in enumerate(path) if node >= tree.computed), len(path))
+            slots = tree.slots(tree.known, tree.known + len(tree.token))
+            source += [slots[node] for node in path[:computed]]
+            target += slots[:computed]
+            tree.reach += computed
+        self.move(source, target)
+
+    def move(self, source: list[int], target: list[int]) -> None:
+        """Make the draft model's rows of accepted nodes contiguous."""
+        self.drafter.model.move(source, target)
+
+    def native(self) -> None:
+        return None
 
 
 def cut(token: list[int], log_q: list[float], score: list[float]) -> tuple[list[int], list[float], list[float]]:
