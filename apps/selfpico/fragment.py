@@ -17,7 +17,7 @@ from .instrument import FragmentError, Program, instrument
 from .predict import Guess, Hole, Model, Predictor
 
 BOX = Path(__file__).parent / "box"
-LIMITS = Limits(wall_s=15, cpu_s=8, memory_mb=512, processes=16, disk_mb=16)
+LIMITS = Limits(wall_s=30, cpu_s=8, memory_mb=512, processes=16, disk_mb=16)
 MENDED = frozenset({"TypeError", "AttributeError", "ValueError", "IndexError", "KeyError", "UnboundLocalError",
                     "ZeroDivisionError", "AssertionError", "NotImplementedError"})  # fmt: skip
 
