@@ -1,0 +1,1 @@
+"""Programs on top of an OpenAI-compatible HTTP API; they import nothing of the engine."""
