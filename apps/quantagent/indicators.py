@@ -21,7 +21,7 @@ def sma(values: Floats, period: int) -> Floats:
 
 
 def ema(values: Floats, period: int, first: int | None = None) -> Floats:
-    """Exponential moving average, factor 2 / (period + 1), seeded with the plain mean of the window ending at `first`."""
+    """Exponential average, factor 2 / (period + 1), seeded with the plain mean of the window ending at `first`."""
     first = period - 1 if first is None else first
     out = np.full(len(values), np.nan)
     if len(values) <= first:
