@@ -1,1 +1,1 @@
-"""Programs on top of an OpenAI-compatible HTTP API; they import nothing of the engine."""
+"""Programs that use a server of OpenAI's protocol over HTTP, as anyone could; nothing here imports the engine."""
