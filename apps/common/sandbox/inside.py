@@ -77,7 +77,8 @@ def second(spec: dict[str, Any], status: int, listener: socket.socket) -> NoRetu
 
 def keep_open(status: int, talk: bool) -> None:
     """Let the command have its three streams, and its line to the caller; all else closes with exec."""
-    os.set_inheritable(TALK_FD, talk)
+    if talk:
+        os.set_inheritable(TALK_FD, True)
     for text in os.listdir("/proc/self/fd"):
         number = int(text)
         if number > (TALK_FD if talk else 2):
