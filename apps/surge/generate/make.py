@@ -1,16 +1,15 @@
 """From drafts to items: templates in turn, truth by running."""
 
 import random
-import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
 from ...common.dag import gather
-from ...common.sandbox import Job, Limits, Outcome, run
+from ...common.sandbox import run
+from ..execute import job
 from ..extract import trimmed
 from ..items import KINDS, Item, question
+from ..scorers import verdict
 from ..toolchains import Language, found
 from .dialects import dialects
 from .draft import Draft, Template
@@ -22,8 +21,6 @@ from .small import COMPETITION, MANY
 
 LONGEST = 1500
 """Characters of the longest truth that is kept."""
-LIMITS = Limits(wall_s=60, cpu_s=40, memory_mb=1536, address_mb=None, processes=96, disk_mb=128)
-"""Compilers and virtual machines need address space and threads; each program itself needs little."""
 
 
 @dataclass(frozen=True)
@@ -63,38 +60,19 @@ def drafts(kind: str, count: int, seed: int) -> list[Draft]:
     return [makers[i % len(makers)](random.Random(f"{seed} {kind} {i}")) for i in range(count)] if makers else []
 
 
-@cache
-def rust() -> tuple[str, tuple[Path, ...]]:
-    """Where the real rustc is (a shim on the path may need its home), and what the box must show of it."""
-    if not found("rustc"):
-        return "rustc", ()
-    home = subprocess.run(["rustc", "--print", "sysroot"], capture_output=True, text=True).stdout.strip()
-    return (f"{home}/bin/rustc", (Path(home),)) if home and (Path(home) / "bin/rustc").is_file() else ("rustc", ())
-
-
-def job(files: "dict[str, str]", command: str) -> Job:
-    """A shell line over files, in the box; both streams together."""
-    compiler, read = rust()
-    line = command.replace("rustc ", f"{compiler} ") if "rustc " in command else command
-    shown = read if "rustc " in command else ()
-    return Job(("sh", "-c", f"({line}) 2>&1"), dict(files), read=shown, limits=LIMITS, watch=False)
-
-
-def said(outcome: Outcome) -> str:
-    return trimmed(outcome.text)
-
-
 async def checked(kind: str, number: int, draft: Draft) -> Item | Refused:
     """The item of a draft, its truth from two runs that must agree."""
-    outcomes = [await run(job(dict(draft.files), draft.command)) for _ in range(2)]
+    outcomes = [await run(job(draft.files, draft.command)) for _ in range(2)]
     stopped = next((outcome for outcome in outcomes if outcome.status == "stopped"), None)
     if stopped is not None:
         return Refused(kind, number, f"was stopped by the limit on {stopped.limit}")
-    truth, again = (said(outcome) for outcome in outcomes)
+    truth, again = (trimmed(outcome.text) for outcome in outcomes)
     if truth != again:
         return Refused(kind, number, "prints something else each time")
     if not truth or len(truth) > LONGEST:
         return Refused(kind, number, f"prints {len(truth)} characters; 1 to {LONGEST} are wanted")
+    if draft.rule == "errors" and verdict(truth) is None:
+        return Refused(kind, number, f"its checker failed: {truth.splitlines()[-1]}")
     return Item(
         f"{kind}-{number:03}",
         kind,
