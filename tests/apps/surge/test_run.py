@@ -20,8 +20,11 @@ ITEMS = [
     Item(f"{kind}-{i}", kind, "Python", question({"main.py": f"print({i})"}, "python3 main.py") + f" #{kind}{i}",
          truth, rule, {"main.py": f"print({i})"}, "python3 main.py")
     for kind, rule, truths in (
-        ("ML", "exact", ("0", "1")), ("RL", "similar", ("a b\nc d", "a b\nc e")),
-        ("SC", "numbers", ("[1.5, 2]", "[3, 4]")), ("TC", "ranking", ("[1, 2, 3]", "[4, 5, 6]")), ("BG", "tokens", ("error: no x", "error: no y")),
+        ("ML", "exact", ("0", "1")),
+        ("RL", "similar", ("a b\nc d", "a b\nc e")),
+        ("SC", "numbers", ("[1.5, 2]", "[3, 4]")),
+        ("TC", "ranking", ("[1, 2, 3]", "[4, 5, 6]")),
+        ("BG", "tokens", ("error: no x", "error: no y")),
         ("FL", "errors", (VERDICT, '{"pass": true, "errors": []}')),
     )
     for i, truth in enumerate(truths)
