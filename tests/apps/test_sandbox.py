@@ -110,6 +110,12 @@ def test_links_do_not_lead_out() -> None:
     assert (outcome.status, outcome.files) == ("ok", {})
 
 
+def test_an_unwatched_job_is_held_all_the_same() -> None:
+    outcome = boxed("import socket; socket.socket()", watch=False)
+    assert (outcome.status, outcome.watched, outcome.attempts) == ("failed", False, ()), outcome
+    assert "Permission denied" in outcome.errors
+
+
 def test_a_crash_is_a_signal() -> None:
     outcome = boxed("import os; os.abort()")
     assert (outcome.status, outcome.signal, outcome.limit) == ("crashed", 6, None)
