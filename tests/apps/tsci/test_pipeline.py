@@ -116,6 +116,13 @@ async def test_fallbacks_are_told() -> None:
     assert found.curation.season == 24
 
 
+async def test_json_of_another_kind_is_put_right_and_told() -> None:
+    found, _ = await made(lambda body: "[1, 2]", one_window())
+    assert f"{SAFE} added" in found.told[1].changed
+    assert "weights by validation error" in found.told[2].changed
+    assert found.analysis == ""
+
+
 async def test_answers_outside_their_schema_are_put_right_and_told() -> None:
     def script(body: dict[str, Any]) -> str:
         if asked(body) == "curator":
