@@ -28,7 +28,7 @@ def calls(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def figures(path: Path) -> tuple[dict[str, Any], Counter[str]]:
-    """A run's figures, and its texts with how often each came. Seconds: from the first call's start to the last one's end."""
+    """A run's figures, and how often each text came. Seconds: from the first call's start to the end of the last."""
     usage, texts, count = Usage(), Counter[str](), 0
     first, last = float("inf"), 0.0
     for call in calls(path):
