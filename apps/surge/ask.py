@@ -20,7 +20,7 @@ SYSTEM = (
     "including messages of compilers and interpreters. Nothing is run for you."
 )
 TASKS = {
-    "zero": "Output:\nReply with the exact output in a fenced block, and nothing else.",
+    "zero": "What exactly does the command print? Answer with its output alone, in a fenced block.",
     "cot": "Think step by step, briefly, under `Thought:`; then the exact output in a fenced block under `Output:`.",
 }
 TASKS["few"] = TASKS["cot"]
@@ -39,7 +39,7 @@ POSITION = {
 }
 ERROR = {
     "type": "object",
-    "properties": {"severity": {"enum": ["error"]}, "pos": POSITION, "data": {"type": "string", "maxLength": 200}},
+    "properties": {"severity": {"enum": ["error"]}, "pos": POSITION, "data": {"type": "string", "maxLength": 120}},
     "required": ["severity", "pos", "data"],
     "additionalProperties": False,
 }

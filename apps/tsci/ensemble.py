@@ -68,18 +68,24 @@ def ways(forecasts: dict[str, Floats], weights: dict[str, float], best: str) -> 
 def combine(
     held: list[dict[str, Floats]], truth: list[Floats], forecasts: dict[str, Floats], weights: dict[str, float]
 ) -> Combined:
-    """The way with the least validation MAE over the folds (`held`: forecasts of each fold), applied to `forecasts`."""
+    """The way that validation prefers over the folds (`held`: forecasts of each fold), applied to `forecasts`.
+
+    That is the way with the least MAE among those better than the simple mean on every fold, else the mean: a few folds
+    cannot tell a good model from a lucky one, and the mean is hard to beat.
+    """
     single = {
         name: float(np.mean([np.abs(fold[name] - true).mean() for fold, true in zip(held, truth, strict=True)]))
         for name in forecasts
     }
     best = min(single, key=lambda name: single[name])
     made = [ways({name: fold[name] for name in forecasts}, weights, best) for fold in held]
-    mae = {
-        way: float(np.mean([np.abs(fold[way] - true).mean() for fold, true in zip(made, truth, strict=True)]))
+    by_fold = {
+        way: np.array([np.abs(fold[way] - true).mean() for fold, true in zip(made, truth, strict=True)])
         for way in made[0]
     }
-    way = min(mae, key=lambda name: mae[name])
+    mae = {way: float(errors.mean()) for way, errors in by_fold.items()}
+    sure = [way for way, errors in by_fold.items() if (errors < by_fold["mean"]).all()]
+    way = min(sure, key=lambda name: mae[name]) if sure else "mean"
     return Combined(way, mae, ways(forecasts, weights, best)[way])
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from apps.tsci.ensemble import by_error, combine, intervals, median, normalised, simple_mean, trimmed_mean, weighted
+from apps.tsci.series import Floats
 
 ROWS = np.random.default_rng(0).normal(size=(10, 6))
 
@@ -35,17 +36,37 @@ def test_bad_weights_are_refused(weights: list[float]) -> None:
         weighted(ROWS[:2], np.array(weights))
 
 
-def test_the_way_with_the_least_validation_error_is_taken() -> None:
-    truth = [np.zeros(4), np.zeros(4)]
-    held = [{"high": np.full(4, 2.0), "low": np.full(4, -2.0)}] * 2
-    found = combine(held, truth, {"high": np.full(4, 6.0), "low": np.full(4, 2.0)}, {"high": 0.5, "low": 0.5})
+LAST = {"good": np.ones(4), "bad": np.full(4, 9.0)}
+EVEN = {"good": 0.5, "bad": 0.5}
+
+
+def fold(good: float, bad: float) -> dict[str, Floats]:
+    return {"good": np.full(4, good), "bad": np.full(4, bad)}
+
+
+def test_the_mean_is_taken_where_errors_cancel() -> None:
+    found = combine([fold(2, -2)] * 2, [np.zeros(4)] * 2, LAST, EVEN)
     assert found.mae["best single"] == 2
-    assert found.mae[found.way] == 0
-    assert found.forecast.tolist() == [4.0] * 4
-    last = {"good": np.ones(4), "bad": np.full(4, 9.0)}
-    one = combine([{"good": np.zeros(4), "bad": np.full(4, 3.0)}], [np.zeros(4)], last, {"good": 0.5, "bad": 0.5})
-    assert one.way == "best single"
-    assert one.forecast.tolist() == [1.0] * 4
+    assert found.mae["mean"] == 0
+    assert found.forecast.tolist() == [5.0] * 4
+
+
+def test_the_best_single_model_is_taken_where_it_is_better_on_every_fold() -> None:
+    found = combine([fold(0, 3), fold(0.5, 4)], [np.zeros(4)] * 2, LAST, EVEN)
+    assert found.way == "best single"
+    assert found.forecast.tolist() == [1.0] * 4
+
+
+def test_a_lucky_fold_is_not_enough() -> None:
+    found = combine([fold(0, 9), fold(2, -1)], [np.zeros(4)] * 2, LAST, EVEN)
+    assert found.mae["best single"] < found.mae["mean"]
+    assert found.way == "mean"
+
+
+def test_weights_are_taken_where_they_are_better_on_every_fold() -> None:
+    found = combine([fold(1, -3)] * 2, [np.zeros(4)] * 2, LAST, {"good": 0.75, "bad": 0.25})
+    assert found.way == "weighted"
+    assert found.forecast.tolist() == [3.0] * 4
 
 
 def test_bands_widen_and_cover() -> None:
