@@ -1,0 +1,1 @@
+"""What runs in the sandbox: standard library only, no imports from the package."""
