@@ -43,12 +43,20 @@ ERROR = {
     "required": ["severity", "pos", "data"],
     "additionalProperties": False,
 }
-VERDICT: dict[str, Any] = {
-    "type": "object",
-    "properties": {"pass": {"type": "boolean"}, "errors": {"type": "array", "items": ERROR, "maxItems": 4}},
-    "required": ["pass", "errors"],
-    "additionalProperties": False,
-}
+
+
+def outcome(passes: bool) -> dict[str, Any]:
+    """The schema of one of the two verdicts: without errors, or with one at least."""
+    few = {"maxItems": 0} if passes else {"minItems": 1, "maxItems": 4}
+    return {
+        "type": "object",
+        "properties": {"pass": {"const": passes}, "errors": {"type": "array", "items": ERROR, **few}},
+        "required": ["pass", "errors"],
+        "additionalProperties": False,
+    }
+
+
+VERDICT: dict[str, Any] = {"anyOf": [outcome(True), outcome(False)]}
 EXAMPLES = (
     (
         "main.py\n```\nx = 3\nfor i in range(3):\n    x = (x * 2 + i) % 7\nprint(x)\n```\n\nCommand: python3 main.py",
