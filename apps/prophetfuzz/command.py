@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -107,7 +107,7 @@ def predict_(
     maker."""
     with mended():
         asked = Asked(url, model, api_key, drafter, concurrency, timeout, log, replay)
-        manual = read_page(man or find_page(program))
+        manual = replace(read_page(man or find_page(program)), program=program)
 
         async def go() -> Predicted:
             async with asked.client() as client:
@@ -183,7 +183,7 @@ def compare(
     """On a program with ten planted bugs: predicted combinations beside random ones and none, in equal time."""
     with mended():
         asked = Asked(url, model, api_key, drafter, concurrency, timeout, log, replay)
-        manual = read_page(PLANTED_PAGE)
+        manual = replace(read_page(PLANTED_PAGE), program="inkpress")
         budget = Budget(seconds, slice_, persistent=True)
 
         async def go() -> tuple[Predicted, Comparison]:

@@ -15,7 +15,7 @@ DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2013\u2212", "-") | dict.fro
 FLAG = re.compile(r"^(--?[A-Za-z0-9?#@][\w.+-]*|-[A-Za-z0-9?#@])(\[?=| )?(.*)$")
 HEADING = re.compile(r"^[A-Z][A-Z0-9 ,/&'()-]+$")
 VALUE = re.compile(r"^[\[<{]?[\w.:,|+*/-]+[\]>}]*(\.\.\.)?$")
-BULLET = re.compile(r"^\s*[\u00b7\u2022\u25cf*]\s+(?=-)")
+BULLET = re.compile(r"^(\s*)[\u00b7\u2022\u25cf*]\s+(?=-)")
 LONGEST_PAGE = 4 << 20
 LONGEST_TEXT = 600
 
@@ -127,14 +127,14 @@ def options(lines: list[str]) -> list[Option]:
         heads.clear()
         body.clear()
 
-    for line in (BULLET.sub(lambda m: " " * len(m[0]), text) for text in lines):
+    for line in (BULLET.sub(r"\1", text) for text in lines):
         bare, depth = line.strip(), len(line) - len(line.lstrip())
         if FLAG.match(bare) and (not heads or depth <= indent):
             if body or depth < indent:
                 close()
-            tag, _, rest = bare.partition("   ")
+            tag, *rest = re.split(r"\s{2,}(?!-)", bare, maxsplit=1)
             heads.append(tag)
-            body += [rest.strip()] if rest.strip() else []
+            body += rest
             indent = depth
         elif heads and bare and depth <= indent:
             close()

@@ -48,7 +48,7 @@ class Jail:
         self.ready, self.done = False, False
         self.peak, self.full = 0, False
         self.paused: float | None = None
-        self.deadline = 0.0
+        self.deadline = self.looked = 0.0
 
     def run(self) -> dict[str, Any]:
         self.separate()
@@ -183,10 +183,12 @@ class Jail:
 
     def check(self, child: int) -> None:
         """Hold the limits that are on all processes together."""
-        if self.paused is None and time.monotonic() > self.deadline:
+        now = time.monotonic()
+        if self.paused is None and now > self.deadline:
             self.stop = self.stop or "time"
-        if not self.ready or self.done:
+        if not self.ready or self.done or now < self.looked + TICK_MS / 2000:
             return
+        self.looked = now
         memory, tasks = usage(f"/proc/{child}/root/proc")
         self.peak = max(self.peak, memory)
         if memory > self.limits["memory"]:

@@ -17,7 +17,7 @@ from typing import Any
 
 QUIET = {
     "AFL_NO_UI": "1", "AFL_SKIP_CPUFREQ": "1", "AFL_NO_AFFINITY": "1", "AFL_AUTORESUME": "1", "AFL_FAST_CAL": "1",
-    "AFL_I_DONT_CARE_ABOUT_MISSING_CRASHES": "1", "AFL_FORKSRV_INIT_TMOUT": "30000", "AFL_NO_STARTUP_CALIBRATION": "1",
+    "AFL_I_DONT_CARE_ABOUT_MISSING_CRASHES": "1", "AFL_FORKSRV_INIT_TMOUT": "30000",
 }  # fmt: skip
 REPLAY = {"ASAN_OPTIONS": "detect_leaks=0:symbolize=1:abort_on_error=0:exitcode=99"}
 FRAME = re.compile(r"^\s*#\d+ 0x[0-9a-f]+ in (\S+)(.*)$", re.MULTILINE)
@@ -79,9 +79,11 @@ class Campaign:
         if command.state == "new":
             self.seed(command)
         seconds = max(1, round(min(self.job["slice"], self.job["seconds"] - self.now())))
-        began, out = time.monotonic(), Path("out", str(command.number))
+        began, blind = time.monotonic(), self.job["blind"]
+        out = Path("out", f"{command.number}.{command.slices}" if blind else str(command.number))
+        home = out if blind else out / "default"
         given = ["-i", f"in/{command.number}", "-o", str(out), "-V", str(seconds), "-s", str(self.job["seed"])]
-        given += ["-m", "none", "-t", "2000+", *(["-n"] if self.job["blind"] else [])]
+        given += ["-m", "none", "-t", "2000+", *(["-n"] if blind else [])]
         args = ["afl-fuzz", *given, "--", *self.line(command)]
         try:
             done = subprocess.run(args, env={**os.environ, **QUIET}, capture_output=True, timeout=seconds + 60)
@@ -90,15 +92,15 @@ class Campaign:
             said = "afl-fuzz did not end"
         command.seconds += time.monotonic() - began
         command.slices += 1
-        stats = statistics(out / "default" / "fuzzer_stats")
+        stats = plotted(home / "plot_data") if blind else statistics(home / "fuzzer_stats")
         if not stats:
             command.state = "failed: " + reason(said)
             return
         command.state = "runs"
         execs, edges = int(stats.get("execs_done", 0)), int(stats.get("edges_found", 0))
-        command.execs, before = execs, command.edges
+        command.execs, before = execs + (command.execs if blind else 0), command.edges
         command.edges = max(edges, before)
-        command.gain = command.edges - before + 5 * self.triage(command, out / "default" / "crashes")
+        command.gain = command.edges - before + 5 * self.triage(command, home / "crashes")
 
     def line(self, command: Command, file: str | None = None) -> list[str]:
         """The target and its arguments: for AFL++ (the input is - where the target is persistent), or with a file."""
@@ -117,8 +119,8 @@ class Campaign:
 
     def triage(self, command: Command, folder: Path) -> int:
         """Replay new crashing inputs; how many were of a new kind."""
-        new = [p for p in sorted(folder.glob("id*")) if p.name not in command.seen] if folder.is_dir() else []
-        command.seen.update(p.name for p in new)
+        new = [p for p in sorted(folder.glob("id*")) if str(p) not in command.seen] if folder.is_dir() else []
+        command.seen.update(map(str, new))
         before = len(self.crashes)
         for path in new[:MOST_CRASHES_A_SLICE]:
             self.crashed(command, path)
@@ -164,6 +166,16 @@ def statistics(path: Path) -> dict[str, str]:
     except OSError:
         return {}
     return {k.strip(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
+
+
+def plotted(path: Path) -> dict[str, str]:
+    """The last line of afl-fuzz's plot: without instrumentation it writes no other figures."""
+    try:
+        head, *_, last = path.read_text().splitlines()
+    except (OSError, ValueError):
+        return {}
+    row = dict(zip(head.lstrip("# ").split(", "), last.split(", ")))
+    return {"execs_done": row.get("total_execs", "0")} if last != head else {}
 
 
 def reason(said: str) -> str:

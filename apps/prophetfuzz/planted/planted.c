@@ -17,16 +17,54 @@ static volatile unsigned char sink;
   static void __attribute__((noinline)) planted_##n(const uint8_t *data, size_t size)
 
 /* Each reads or writes where it must not, once its condition holds. */
-PLANTED(1) { char *p = malloc(16); for (size_t i = 0; i <= 16 + size % 2; i++) p[i] = (char)data[0]; sink = p[0]; free(p); }
-PLANTED(2) { char *p = malloc(8); free(p); sink = p[data[0] % 8]; (void)size; }
-PLANTED(3) { int t[8]; volatile int k = 8 + data[0] % 4; t[k] = 1; sink = (unsigned char)t[0]; (void)size; }
-PLANTED(4) { char *p = NULL; sink = p[data[0]]; (void)size; }
-PLANTED(5) { char *p = malloc(4); volatile int k = -1 - data[0] % 4; sink = p[k]; free(p); (void)size; }
-PLANTED(6) { char *p = malloc(32); memcpy(p, data, size > 32 ? 33 : 32 + 1); sink = p[0]; free(p); }
-PLANTED(7) { char *p = malloc(8); free(p); p[1] = (char)data[0]; free(malloc(8)); (void)size; }
-PLANTED(8) { char b[16]; volatile size_t n = 17 + size % 3; for (size_t i = 0; i < n; i++) b[i] = 'x'; sink = b[3]; (void)data; }
-PLANTED(9) { char *p = malloc(8); free(p); free(p); sink = data[0]; (void)size; }
-PLANTED(10) { volatile int zero = 0; char *p = malloc(1); p[4 + zero] = (char)data[0]; sink = p[0]; free(p); (void)size; }
+PLANTED(1) {
+  volatile char *p = malloc(16);
+  for (size_t i = 0; i <= 16 + size % 2; i++) p[i] = (char)data[0];
+  free((void *)p);
+}
+PLANTED(2) {
+  volatile char *p = malloc(8);
+  free((void *)p);
+  sink = (unsigned char)p[data[0] % 8 + 0 * size];
+}
+PLANTED(3) {
+  volatile int t[8];
+  t[8 + data[0] % 4 + 0 * size] = 1;
+}
+PLANTED(4) {
+  volatile char *volatile p = NULL;
+  sink = (unsigned char)p[data[0] + 0 * size];
+}
+PLANTED(5) {
+  volatile char *p = malloc(4);
+  sink = (unsigned char)p[-1 - (int)(data[0] % 4) - 0 * (int)size];
+  free((void *)p);
+}
+PLANTED(6) {
+  volatile char *p = malloc(32);
+  for (size_t i = 0; i < 33; i++) p[i] = (char)data[i % size];
+  free((void *)p);
+}
+PLANTED(7) {
+  volatile char *p = malloc(8);
+  free((void *)p);
+  p[1 + 0 * size] = (char)data[0];
+}
+PLANTED(8) {
+  volatile char b[16];
+  for (size_t i = 0; i < 17 + size % 3; i++) b[i] = (char)data[0];
+}
+PLANTED(9) {
+  char *volatile p = malloc(8 + 0 * size);
+  free(p);
+  free(p);
+  sink = data[0];
+}
+PLANTED(10) {
+  volatile char *p = malloc(1);
+  p[4 + 0 * size] = (char)data[0];
+  free((void *)p);
+}
 
 static void transform(const struct options *o, const uint8_t *d, size_t n) {
   if (n < 2) return;

@@ -14,6 +14,7 @@ import importlib.machinery
 import inspect
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -231,7 +232,7 @@ def too_long(*_: Any) -> None:
 
 def shown(thing: Any) -> str:
     try:
-        return repr(thing)[:120]
+        return re.sub(r" at 0x[0-9a-f]+", "", repr(thing))[:120]
     except Exception as error:
         return f"<{type(thing).__name__} whose repr fails: {type(error).__name__}>"
 

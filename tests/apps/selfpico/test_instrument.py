@@ -132,7 +132,7 @@ def test_a_complete_program_prints_what_it_printed() -> None:
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         exec(compile(PROGRAM, "p", "exec"), {"__name__": __name__, "__file__": __file__, "io": io})
-    assert "three" not in out.getvalue() and run(PROGRAM) == out.getvalue()
+    assert "three" in out.getvalue() and run(PROGRAM) == out.getvalue()
     assert instrument(PROGRAM).source.count("\n") == PROGRAM.count("\n")
 
 
@@ -169,7 +169,9 @@ def test_what_is_no_python_is_refused() -> None:
         instrument("if x:\nreturn")
 
 
-@pytest.mark.parametrize("module", ["textwrap", "shlex", "heapq"])
+@pytest.mark.parametrize(
+    "module", ["textwrap", pytest.param("shlex", marks=pytest.mark.full), pytest.param("heapq", marks=pytest.mark.full)]
+)
 def test_modules_of_the_standard_library_pass_their_own_tests_rewritten(module: str, tmp_path: Path) -> None:
     import importlib
 

@@ -1,0 +1,82 @@
+"""AFL++ on the planted program: each bug is where it was planted, and is found under its options."""
+
+import asyncio
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("networkx", reason="the extra apps is not installed")
+
+from apps.common.sandbox import unavailable
+from apps.prophetfuzz.assemble import INPUT, Command, Plan, distinct
+from apps.prophetfuzz.campaign import PLANTED, Budget, Comparison, build, default_plan, fuzz, missing
+from apps.prophetfuzz.show import campaign as page
+
+pytestmark = [
+    pytest.mark.skipif(bool(unavailable()), reason=f"no sandbox can be made here: {unavailable()}"),
+    pytest.mark.skipif(bool(missing()), reason=f"AFL++: {missing()}"),
+]
+TRIGGERS = {
+    1: ("-r -m", b"P5"), 2: ("-s 17 -i", b"12345"), 3: ("-p -g", b"a9"), 4: ("-z -l 1", b"abc"), 5: ("-t -r", b" x"),
+    6: ("-d 9 -p", b"123456789"), 7: ("-a -z", b"ab\n\n"), 8: ("-i -t -e", b"abcd"), 9: ("-m -z -s 2", b"aa"),
+    10: ("-g -d 1 -a", b"!x"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[bytes]:
+    yield asyncio.run(build(PLANTED))
+
+
+def plan(options: str, seed: bytes = b"zz") -> Plan:
+    return Plan("inkpress", (Command((), (*options.split(), INPUT)),), distinct({"seed": seed}))
+
+
+def test_ten_bugs_are_planted_each_behind_its_options(target: bytes, tmp_path: Path) -> None:
+    program = tmp_path / "inkpress"
+    program.write_bytes(target)
+    program.chmod(0o755)
+    for number, (options, data) in TRIGGERS.items():
+        (tmp_path / "in").write_bytes(data)
+        done = subprocess.run([program, *options.split(), tmp_path / "in"], capture_output=True, text=True)
+        assert f"in planted_{number} " in done.stderr, (number, done.stderr[-500:])
+        for some in (options.split()[0], ""):
+            fewer = [a for a in options.split() if a != some] if some else []
+            if fewer != options.split() and (not fewer or fewer[0].startswith("-")):
+                done = subprocess.run([program, *fewer, tmp_path / "in"], capture_output=True, text=True)
+                assert f"in planted_{number} " not in done.stderr, (number, fewer)
+
+
+def test_a_bug_is_found_under_its_options_with_a_reproducer(target: bytes, tmp_path: Path) -> None:
+    both = Plan("inkpress", (*plan("-g").commands, *plan("-g -p").commands), distinct({"seed": b"11"}))
+    result = asyncio.run(fuzz(both, target, Budget(seconds=6, slice_s=2, persistent=True)))
+    [crash] = result.crashes
+    assert crash.frames[0] == "planted_3" and crash.kind == "stack-buffer-overflow"
+    assert crash.command.args == ("-g", "-p", "@@") and crash.input[1] > ord("4")
+    assert result.execs > 100 and result.limit is None
+    made = page("inkpress", result, tmp_path)
+    assert "planted_3" in made.html() and (tmp_path / f"crash-{crash.hash}").read_bytes() == crash.input
+
+
+def test_seeds_that_crash_are_found_at_once_and_bad_commands_are_said_to_fail(target: bytes) -> None:
+    several = Plan("inkpress", (*plan("-r -i").commands, *plan("-r -m").commands), distinct({"seed": b"P5"}))
+    result = asyncio.run(fuzz(several, target, Budget(seconds=3, slice_s=1, persistent=True)))
+    assert [c.frames[0] for c in result.crashes] == ["planted_1"]
+    assert result.rows[0]["state"].startswith("failed") and result.rows[1]["state"] == "runs"
+
+
+def test_comparison_counts_bugs_of_each_strategy(target: bytes) -> None:
+    done = Comparison()
+    plans = {"no options": [default_plan("inkpress")], "predicted": [plan("-z -l 1", b"abc")]}
+    asyncio.run(done.run(plans, target, Budget(seconds=2, slice_s=1, persistent=True), lambda: None))
+    assert [(r["strategy"], r["found"], r["ever"]) for r in done.rows()] == [
+        ("no options", [0], []), ("predicted", [1], ["planted_4"])
+    ]  # fmt: skip
+
+
+def test_a_program_without_instrumentation_is_fuzzed_blindly() -> None:
+    commands = Plan("gzip", plan("-c").commands, distinct({"seed": b"x"}))
+    result = asyncio.run(fuzz(commands, Path("/bin/gzip"), Budget(seconds=4, slice_s=2, blind=True)))
+    assert result.rows[0]["state"] == "runs" and result.execs > 0 and result.crashes == ()
