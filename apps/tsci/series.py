@@ -117,9 +117,12 @@ def _number(row: list[str], at: int, place: str) -> float:
     if text.lower() in MISSING:
         return float("nan")
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
-        raise ValueError(f"{place}: {text!r} is no number; give a number, or leave it empty where missing.") from None
+        value = float("inf")
+    if np.isfinite(value):
+        return value
+    raise ValueError(f"{place}: {text!r} is no number; give a number, or leave it empty where missing.")
 
 
 def _check(values: Floats, time: tuple[str, ...], place: str) -> None:

@@ -98,7 +98,7 @@ def forecast(name: str, settings: Setting, history: Floats, horizon: int, period
         )
     if values.shape != (horizon,) or not np.isfinite(values).all():
         return Failed(name, given, f"made {values.shape} values, not all finite; {horizon} finite ones were expected")
-    reach = max(float(np.ptp(history)), 1e-12)
+    reach = max(float(np.ptp(history)), 1e-6 * float(np.abs(history).max()), 1e-12)
     if np.abs(values - history.mean()).max() > 10 * reach:
         return Failed(name, given, "diverged: it left the history's range ten times over")
     return Made(name, given, values, time.perf_counter() - began)

@@ -114,6 +114,14 @@ def test_a_model_cannot_change_the_history(monkeypatch: pytest.MonkeyPatch) -> N
     np.testing.assert_array_equal(values, SEASON)
 
 
+@pytest.mark.parametrize("level", [0.0, 5.0, -1e9])
+def test_a_constant_stays_one(level: float) -> None:
+    for name in ("naive", "ets", "ridge", "seasonal_mean", "drift"):
+        made = forecast(name, LIBRARY[name].settings()[0], np.full(80, level), 5, 1)
+        assert isinstance(made, Made), made
+        np.testing.assert_allclose(made.values, level, rtol=1e-6, atol=1e-9)
+
+
 def test_seasonal_models_refuse_a_series_without_season() -> None:
     for name in ("holt_winters", "stl_arima", "stl_ets"):
         made = forecast(name, LIBRARY[name].settings()[0], SEASON, 5, 1)
