@@ -10,6 +10,8 @@ from .bars import Bars
 
 LOOKBACK = 45
 HORIZON = 3
+WALK = "random walk"
+"""The name of the made asset, which is no part of "all"."""
 
 
 @dataclass(frozen=True)

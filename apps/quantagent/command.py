@@ -28,7 +28,7 @@ from ..common.cli import (
 )
 from .agents import NOTE, Decision, Rules, decide
 from .bars import Bars, read_windows
-from .cases import HORIZON, LOOKBACK, Case, cases, random_walk
+from .cases import HORIZON, LOOKBACK, WALK, Case, cases, random_walk
 from .report import of_study, of_window
 from .study import decisions, results
 
@@ -135,7 +135,7 @@ def gathered(files: list[Path], count: int | None, walk: int, lookback: int, hor
     """All cases. Raises UsageError."""
     sources = {file.name.split(".")[0]: loaded(file) for file in files}
     if walk:
-        sources["random walk"] = random_walk(walk, lookback + horizon, seed)
+        sources[WALK] = random_walk(walk, lookback + horizon, seed)
     if not sources:
         raise UsageError("There is nothing to decide on; give a file of windows, or --walk.")
     try:

@@ -10,7 +10,7 @@ from ..common.dag import gather
 from .agents import Decision, Rules, decide
 from .backtest import Fills, Ints, Orders, levels, run
 from .bars import Floats
-from .cases import Case, futures
+from .cases import WALK, Case, futures
 from .indicators import atr
 from .metrics import ahead_of, coins, score
 from .rules import by_rule
@@ -54,8 +54,8 @@ def results(rows: Sequence[Case], made: Sequence[Decision], cost: float, seed: i
     fills.update({name: traded(rows, other, usual, plain, cost) for name, other in sides.items()})
     sides = {"QuantAgent": side, **sides}
     groups = {asset: np.array([case.asset == asset for case in rows]) for asset in dict.fromkeys(c.asset for c in rows)}
-    if len(groups) > 1:
-        groups["all"] = np.ones(len(rows), bool)
+    if len(groups.keys() - {WALK}) > 1:
+        groups["all"] = np.array([case.asset != WALK for case in rows])
     return {
         "scores": [
             {"asset": asset, **score(name, sides[name][at], move[at], fills[name].gain[at]).row()}
