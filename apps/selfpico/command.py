@@ -145,9 +145,9 @@ def studied(
         "fragments": [r.as_dict() for r in result.ran[wanted[-1]]],
     }
     lines = [
-        f"{row['predictor']:<10} {row['mean_share']:.1%} of a fragment's lines ran, "
+        f"{row['predictor']:<9} {row['group']:<8} {row['mean_share']:.1%} of a fragment's lines ran, "
         f"{row['to_the_end']} of {row['fragments']} to the end"
-        + (f", {row['seeded_found']} of {row['seeded']} seeded type errors found" if "seeded" in row else "")
+        + (f", {row['seeded_found']} of {row['seeded']} seeded type errors found" if row["seeded"] else "")
         for row in rows
     ]
     show(answer, json, [*lines, str(page)])

@@ -21,10 +21,11 @@ class CutError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """A name for the report and the text."""
+    """A name for the report, the text, and the group that figures are given for."""
 
     name: str
     source: str
+    group: str = "files"
 
     @property
     def seeded(self) -> int | None:
@@ -35,7 +36,7 @@ class Fragment:
 def scripts(path: Path = SCRIPTS) -> list[Fragment]:
     """Scripts of a file, each below a line `#--- name`."""
     parts = path.read_text(encoding="utf-8").split("#--- ")[1:]
-    return [Fragment(name, source) for name, _, source in (part.partition("\n") for part in parts)]
+    return [Fragment(name, source, path.stem) for name, _, source in (part.partition("\n") for part in parts)]
 
 
 def bodies(package: str, count: int, seed: int = 0) -> list[Fragment]:
@@ -81,5 +82,5 @@ def functions(path: Path, root: Path) -> list[Fragment]:
         begin, end = body[0].lineno, node.end_lineno or body[-1].lineno
         if SHORTEST <= end - begin + 1 <= LONGEST and begin > node.lineno:
             source = "\n".join(lines[begin - 1 : end]) + "\n"
-            found.append(Fragment(f"{root.name}/{path.relative_to(root)}:{node.name}", source))
+            found.append(Fragment(f"{root.name}/{path.relative_to(root)}:{node.name}", source, "bodies"))
     return found

@@ -23,7 +23,12 @@ def report(title: str, ran: Sequence[Ran], facts: dict[str, Any], rows: Sequence
     made = Report(title, f"{len(ran)} fragments: {share}. Green lines ran, red ones did not.", style=STYLE)
     if rows:
         made.table("By predictor", rows)
-        made.figure("Lines run", lambda axes: bars(axes, rows), "Mean share of a fragment's lines that ran.", (6, 2.2))
+        made.figure(
+            "Lines run",
+            lambda axes: bars(axes, rows),
+            "Mean share of a fragment's lines that ran.",
+            (6, 1 + 0.35 * len(rows)),
+        )
     made.facts("Use of the server", facts)
     if errors := [row for r in ran for row in finding_rows(r)]:
         made.table(
@@ -35,7 +40,7 @@ def report(title: str, ran: Sequence[Ran], facts: dict[str, Any], rows: Sequence
 
 
 def bars(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
-    names = [row["predictor"] for row in rows]
+    names = [f"{row['predictor']}, {row['group']}" for row in rows]
     axes.barh(names, [row["mean_share"] for row in rows])
     axes.set_xlim(0, 1)
 

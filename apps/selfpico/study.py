@@ -32,15 +32,25 @@ class Study:
         self.ran[predictor.name] = list(await asyncio.gather(*(one(f) for f in self.fragments)))
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row per predictor: the mean share of lines per fragment, the share of all lines, fragments run to their
-        end."""
-        return [{"predictor": name, **coverage(ran), **self.found(ran)} for name, ran in self.ran.items()]
+        """A row per predictor and group: the mean share of lines per fragment, the share of all lines, fragments run to
+        their end; then, where there are several groups, a row for all of them."""
+        groups = list(dict.fromkeys(f.group for f in self.fragments))
+        return [
+            {"predictor": name, "group": group, **self.row(ran, None if group == "all" else group)}
+            for name, ran in self.ran.items()
+            for group in (groups if len(groups) == 1 else [*groups, "all"])
+        ]
 
-    def found(self, ran: Sequence[Ran]) -> dict[str, Any]:
+    def row(self, ran: Sequence[Ran], group: str | None) -> dict[str, Any]:
+        """The figures of one group, or of all."""
+        pairs = [(f, r) for f, r in zip(self.fragments, ran) if group in (None, f.group)]
+        return {**coverage([r for _, r in pairs]), **self.found(pairs)}
+
+    def found(self, pairs: Sequence[tuple[Fragment, Ran]]) -> dict[str, Any]:
         """Of the seeded type errors: found at their line; and type errors reported elsewhere."""
-        marked = [(f.seeded, r) for f, r in zip(self.fragments, ran) if f.seeded is not None]
+        marked = [(f.seeded, r) for f, r in pairs if f.seeded is not None]
         if not marked:
-            return {}
+            return {"seeded": None, "seeded_found": None, "with_others": None}
         hits = sum(any(found.error == "TypeError" and found.line == line for found in r.findings) for line, r in marked)
         other = sum(
             any(found.error == "TypeError" and found.line != line for found in r.findings) for line, r in marked

@@ -5,11 +5,13 @@ Reads `job.json`, `seeds/` and the target; writes `result.json` after every slic
 leaves what it found, and `repro/HASH`, the first input of each crash.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -19,13 +21,16 @@ QUIET = {
     "AFL_NO_UI": "1", "AFL_SKIP_CPUFREQ": "1", "AFL_NO_AFFINITY": "1", "AFL_AUTORESUME": "1", "AFL_FAST_CAL": "1",
     "AFL_I_DONT_CARE_ABOUT_MISSING_CRASHES": "1", "AFL_FORKSRV_INIT_TMOUT": "30000",
 }  # fmt: skip
-REPLAY = {"ASAN_OPTIONS": "detect_leaks=0:symbolize=1:abort_on_error=0:exitcode=99"}
+CRASHED = 99
+REPLAY = {"ASAN_OPTIONS": f"detect_leaks=0:symbolize=1:abort_on_error=0:exitcode={CRASHED}"}
 FRAME = re.compile(r"^\s*#\d+ 0x[0-9a-f]+ in (\S+)(.*)$", re.MULTILINE)
 RUNTIME = re.compile(
     r"^(__asan|__interceptor|__sanitizer|__libc|_start|main$|mem(cpy|set|move)$|abort$|raise$|free$|malloc$)"
 )
 SPARE = b"x\n"
 MOST_CRASHES_A_SLICE = 20
+REPLAY_S, LATE_S = 10.0, 20.0
+MOST_OUTPUT = 1 << 16
 
 
 class Command:
@@ -60,6 +65,7 @@ class Campaign:
 
     def run(self) -> None:
         """Slices until time is up or no command is left. Every command has one; then what brought most goes first."""
+        self.write()
         while self.now() < self.job["seconds"]:
             command = self.next()
             if command is None:
@@ -85,11 +91,7 @@ class Campaign:
         given = ["-i", f"in/{command.number}", "-o", str(out), "-V", str(seconds), "-s", str(self.job["seed"])]
         given += ["-m", "none", "-t", "2000+", *(["-n"] if blind else [])]
         args = ["afl-fuzz", *given, "--", *self.line(command)]
-        try:
-            done = subprocess.run(args, env={**os.environ, **QUIET}, capture_output=True, timeout=seconds + 60)
-            said = (done.stdout + done.stderr).decode("utf-8", "replace")
-        except subprocess.TimeoutExpired:
-            said = "afl-fuzz did not end"
+        _, said = bounded(args, QUIET, seconds + LATE_S)
         command.seconds += time.monotonic() - began
         command.slices += 1
         stats = plotted(home / "plot_data") if blind else statistics(home / "fuzzer_stats")
@@ -128,18 +130,11 @@ class Campaign:
 
     def crashed(self, command: Command, path: Path) -> bool:
         """Whether the target crashes on the file; the first of each stack is kept."""
-        try:
-            done = subprocess.run(
-                self.line(command, str(path.resolve())),
-                env={**os.environ, **REPLAY}, capture_output=True, timeout=10, stdin=subprocess.DEVNULL,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return False
-        said = done.stderr.decode("utf-8", "replace")
-        if done.returncode >= 0 and done.returncode != 99:
+        code, said = bounded(self.line(command, str(path.resolve())), REPLAY, REPLAY_S)
+        if code is None or (code >= 0 and code != CRASHED):
             return False
         frames = [name for name, _ in FRAME.findall(said.split("freed by")[0].split("allocated by")[0])]
-        own = [f for f in frames if not RUNTIME.match(f)][:3] or [f"signal {-done.returncode}"]
+        own = [f for f in frames if not RUNTIME.match(f)][:3] or [f"signal {-code}"]
         found = re.search(r"AddressSanitizer: ([\w-]+)", said)
         name = hashlib.sha256("|".join(own).encode()).hexdigest()[:12]
         command.crashes += 1
@@ -157,6 +152,22 @@ class Campaign:
         data = {"commands": rows, "crashes": list(self.crashes.values()), "seconds": round(self.now(), 2)}
         Path("result.tmp").write_text(json.dumps(data))
         Path("result.tmp").rename("result.json")
+
+
+def bounded(args: list[str], env: dict[str, str], seconds: float) -> tuple[int | None, str]:
+    """Run a command with all that it starts; its exit code, None if time was up, and the beginning of what it wrote."""
+    with open("said", "w+b") as said:
+        child = subprocess.Popen(args, env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=said,
+                                 stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+        try:
+            code: int | None = child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            code = None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        said.seek(0)
+        return code, said.read(MOST_OUTPUT).decode("utf-8", "replace")
 
 
 def statistics(path: Path) -> dict[str, str]:

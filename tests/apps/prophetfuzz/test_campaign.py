@@ -76,6 +76,19 @@ def test_comparison_counts_bugs_of_each_strategy(target: bytes) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("body", "limit"),
+    [("while (1) fork();", "processes"), ("for (int i = 0; ; i++) { char n[9]; sprintf(n, \"f%d\", i % 999); "
+      "FILE *f = fopen(n, \"w\"); for (int k = 0; f && k < 1 << 20; k++) fputc(1, f); }", "disk")],
+)  # fmt: skip
+def test_a_target_that_runs_wild_is_held_by_the_sandbox(body: str, limit: str, tmp_path: Path) -> None:
+    source = tmp_path / "wild.c"
+    source.write_text(f"#include <stdio.h>\n#include <unistd.h>\nint main(void) {{ {body} return 0; }}\n")
+    wild = asyncio.run(build(source))
+    result = asyncio.run(fuzz(plan("-x"), wild, Budget(seconds=3, slice_s=1, disk_mb=16)))
+    assert result.limit == limit and result.seconds < 60
+
+
 def test_a_program_without_instrumentation_is_fuzzed_blindly() -> None:
     commands = Plan("gzip", plan("-c").commands, distinct({"seed": b"x"}))
     result = asyncio.run(fuzz(commands, Path("/bin/gzip"), Budget(seconds=4, slice_s=2, blind=True)))
