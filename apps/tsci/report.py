@@ -1,0 +1,111 @@
+"""Reports: of a study over windows, and of one forecast."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..common.report import Report
+from .agents import Told
+from .study import OURS
+
+
+def as_text(result: Mapping[str, Any]) -> str:
+    """The results that the reporter is given: figures of the table, rounded as the report rounds them."""
+    lines = [
+        f"{row['series']}: {row['windows']} windows of {result['horizon']} steps. Mean absolute error: seasonal naive "
+        f"{row['seasonal naive']:.4g}, best single model {row['best single']:.4g}, simple mean {row['mean']:.4g}, "
+        f"{OURS} {row[OURS]:.4g}. Better than seasonal naive in {row['won']} windows."
+        for row in result["table"]
+    ]
+    return "\n".join([*lines, f"Windows without a forecast: {len(result['lost'])}."])
+
+
+def of_study(result: Mapping[str, Any], summary: str, left_out: list[str], told: Told) -> Report:
+    """The study's report; every number in it is in the result."""
+    report = Report(
+        "TimeSeriesScientist", "Forecasts over windows whose future was sealed until all of them were made."
+    )
+    report.table(
+        "Mean absolute error", result["table"], "to_naive: ours over seasonal naive; won: windows where ours is less."
+    )
+    report.text("Summary", summary or f"The reporter gave no summary ({told.problem or 'empty'}).")
+    if left_out:
+        report.text("Left out of the summary", "These sentences held numbers that no result has.")
+        report.code("Left out", "\n".join(left_out))
+    for name in dict.fromkeys(row["series"] for row in result["windows"]):
+        row = next(row for row in reversed(result["windows"]) if row["series"] == name)
+        report.figure(f"Last window of {name}", partial(fan, row=row))
+    report.table("Windows", [_window(row) for row in result["windows"]])
+    report.table("Models that failed", _failed(result), "They are left out; nothing is put in their place.")
+    report.table("Windows without a forecast", result["lost"])
+    report.table(
+        "Calls", _calls(result), "Outcomes over all windows; a fallback is the program's choice, not the model's."
+    )
+    report.facts("The engine's work", result["usage"])
+    return report
+
+
+def _window(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "series": row["series"],
+        "start": row["start"],
+        "season": row["curation"]["season"],
+        "models": ", ".join(f"{name} {weight:.2f}" for name, weight in row["weights"].items()),
+        "way": row["way"],
+        "seasonal naive": row["scores"]["seasonal naive"]["mae"],
+        OURS: row["scores"][OURS]["mae"],
+    }
+
+
+def _failed(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {"series": row["series"], "start": row["start"], "model": one["name"], "why": one["why"]}
+        for row in result["windows"]
+        for one in row["failed"]
+    ]
+
+
+def _calls(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    counts: dict[tuple[str, str], int] = {}
+    for row in result["windows"]:
+        for one in row["told"]:
+            key = (one["agent"], f"{one['outcome']}{': ' + one['problem'] if one['problem'] else ''}")
+            counts[key] = counts.get(key, 0) + 1
+    return [{"agent": agent, "outcome": outcome, "calls": count} for (agent, outcome), count in sorted(counts.items())]
+
+
+def fan(axes: Any, row: Mapping[str, Any]) -> None:
+    """The end of the history, the forecast with its bands, and the truth where it is known."""
+    past = np.array(row["history"][-3 * len(row["values"]) :], np.float64)
+    ahead = np.arange(len(row["values"]))
+    axes.plot(np.arange(-len(past), 0), past, color="#888", linewidth=1, label="history")
+    for level, shade in (("95", 0.15), ("80", 0.25)):
+        low, high = row["bands"][level]
+        axes.fill_between(ahead, low, high, color="#2a6f97", alpha=shade, linewidth=0)
+    axes.plot(ahead, row["values"], color="#2a6f97", label=f"forecast ({row['way']})")
+    if row.get("truth"):
+        axes.plot(ahead, row["truth"], color="#c8553d", linewidth=1, label="truth")
+    axes.legend(frameon=False, fontsize=8)
+    axes.set(xlabel="step")
+
+
+def of_forecast(row: Mapping[str, Any], usage: Mapping[str, Any]) -> Report:
+    """The report of one forecast beyond the end of a series."""
+    weights = ", ".join(f"{name} {weight:.2f}" for name, weight in row["weights"].items())
+    report = Report(f"Forecast of {row['series']}", f"{len(row['values'])} steps by {row['way']} of {weights}.")
+    report.figure("Forecast", lambda axes: fan(axes, row))
+    report.text("Analysis", row["analysis"] or "The analyst gave none.")
+    members = [{"model": name, **found, "weight": row["weights"][name]} for name, found in row["members"].items()]
+    report.table("Models, by validation", members)
+    report.table(
+        "Ways to combine them, by validation", [{"way": name, "mae": mae} for name, mae in row["ways"].items()]
+    )
+    report.table("Models that failed", [{"model": one["name"], "why": one["why"]} for one in row["failed"]])
+    report.table(
+        "Calls", [{k: one[k] for k in ("agent", "outcome", "problem", "reason", "changed")} for one in row["told"]]
+    )
+    report.facts("Facts", row["facts"])
+    report.facts("The engine's work", usage)
+    return report
