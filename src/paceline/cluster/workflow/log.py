@@ -1,0 +1,150 @@
+"""The outcome log of a dispatcher: one JSON object a line for what came in and what was decided. Floats read back
+equal, so a replay asks for equality. Tokens are counted; no text is kept."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.cluster.workflow.dispatch import Dispatcher, Start
+from paceline.cluster.workflow.policies import Setup
+from paceline.cluster.workflow.simulate import Call, Job
+from paceline.cluster.workflow.tasks import Instance, Task, Work, Workflow
+from paceline.core.errors import InputError
+
+Event = dict[str, Any]
+
+
+class Recorder:
+    """A watcher that gives each event to `sink`."""
+
+    def __init__(self, setup: Setup, sink: Callable[[Event], None]) -> None:
+        self._sink = sink
+        sink({"event": "setup", **setup.dump()})
+
+    def submitted(self, workflow: Workflow, now: float) -> None:
+        w = workflow
+        expected = [list(work) for work in w.expected]
+        self._sink({"event": "submit", "now": now, "id": w.id, "deadline": w.deadline, "expected": expected})
+
+    def extended(self, workflow: Workflow, tasks: Sequence[Task], now: float) -> None:
+        calls = [_call(task) for task in tasks]
+        self._sink({"event": "extend", "now": now, "id": workflow.id, "tasks": calls})
+
+    def closed(self, workflow: Workflow, now: float) -> None:
+        self._sink({"event": "close", "now": now, "id": workflow.id})
+
+    def finished(self, task: Task, now: float) -> None:
+        where = {"id": task.id, "workflow": task.workflow.id, "attempt": task.attempt}
+        self._sink({"event": "finish", "now": now, **where, "used": task.used})
+
+    def turned(self, instance: Instance, now: float) -> None:
+        self._sink({"event": "turn", "now": now, "instance": instance.name, "alive": instance.alive})
+
+    def decided(self, starts: Sequence[Start], now: float) -> None:
+        self._sink({"event": "decide", "now": now, "starts": _dump(starts)})
+
+    def tuned(self, alpha: float, now: float) -> None:
+        self._sink({"event": "tune", "now": now, "alpha": alpha})
+
+
+def _call(t: Task) -> Event:
+    after = [parent.id for parent in t.after]
+    return {"id": t.id, "work": list(t.work), "after": after, "volume": list(t.volume), "pinned": t.pinned}
+
+
+def _dump(starts: Sequence[Start]) -> list[list[Any]]:
+    return [[start.task.id, start.instance.name, start.attempt] for start in starts]
+
+
+def write(path: Path) -> Callable[[Event], None]:
+    """A sink that appends lines to a new file, each at once."""
+    file = path.open("w", encoding="utf-8", buffering=1)
+    return lambda event: (file.write(json.dumps(event) + "\n"), None)[1]
+
+
+def read(path: Path) -> Iterator[Event]:
+    """Events of a log. InputError for a file or line that is none."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read as a log: {error}.") from error
+    for number, line in enumerate(lines, 1):
+        try:
+            event = json.loads(line)
+            event["event"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path}, line {number} is no event of a workflow log; record one anew.") from error
+        yield event
+
+
+def replay(events: Sequence[Mapping[str, Any]], **parts: Any) -> str | None:
+    """Do the same decisions follow from the same events? None if they do, else the first difference in words. `parts`
+    as for `Setup.dispatcher`."""
+    if not events or events[0]["event"] != "setup":
+        raise InputError("A workflow log begins with its setup; this one does not.")
+    made = Setup.load(events[0]).dispatcher(**parts)
+    for number, event in enumerate(events[1:], 2):
+        if (difference := _apply(made, event)) is not None:
+            return f"Line {number}: {difference}"
+    return None
+
+
+def _apply(to: Dispatcher, event: Mapping[str, Any]) -> str | None:
+    now, kind = event["now"], event["event"]
+    if kind == "submit":
+        expected = [Work(*each) for each in event["expected"]]
+        to.submit(Workflow(event["id"], now, event["deadline"], expected), now)
+    elif kind == "extend":
+        workflow = to.workflows[event["id"]]
+        to.extend(workflow, _tasks(event, workflow, to), now)
+    elif kind == "close":
+        to.close(to.workflows[event["id"]], now)
+    elif kind == "finish":
+        used = None if event["used"] is None else (event["used"][0], event["used"][1])
+        to.finish(to.tasks[event["id"]], event["attempt"], now, used)
+    elif kind == "turn":
+        to.turn(event["instance"], event["alive"], now)
+    elif kind == "tune":
+        to.planner.alpha = event["alpha"]  # type: ignore[attr-defined]
+    elif (made := _dump(to.decide(now))) != event["starts"]:
+        return f"the log starts {event['starts']}, the replay {made}."
+    return None
+
+
+def _tasks(event: Mapping[str, Any], workflow: Workflow, to: Dispatcher) -> list[Task]:
+    made: dict[str, Task] = {}
+    for call in event["tasks"]:
+        after = tuple(made.get(id) or to.tasks[id] for id in call["after"])
+        made[call["id"]] = Task(
+            call["id"], workflow, Work(*call["work"]), after, tuple(call["volume"]), call["pinned"]
+        )  # fmt: skip
+    return list(made.values())
+
+
+def jobs(events: Sequence[Mapping[str, Any]]) -> list[Job]:
+    """The workflows of a log that ended, as they came to be: what a simulation under another policy takes."""
+    used = {event["id"]: event["used"] for event in events if event["event"] == "finish"}
+    arrived, stages, out = dict[str, Any](), dict[str, list[tuple[Call, ...]]](), list[Job]()
+    for event in events:
+        if event["event"] == "submit":
+            arrived[event["id"]], stages[event["id"]] = event, []
+        elif event["event"] == "extend" and all(used.get(call["id"]) for call in event["tasks"]):
+            stages[event["id"]].append(_stage(event["tasks"], used))
+        elif event["event"] == "close" and stages[event["id"]]:
+            start = arrived[event["id"]]
+            expected = tuple(Work(*each) for each in start["expected"])
+            deadline = start["deadline"] - start["now"]
+            out.append(Job(start["now"], tuple(stages[event["id"]]), deadline, expected))
+    return out
+
+
+def _stage(calls: Sequence[Mapping[str, Any]], used: Mapping[str, Any]) -> tuple[Call, ...]:
+    place = {call["id"]: number for number, call in enumerate(calls)}
+    out = []
+    for call in calls:
+        after = tuple(place[id] for id in call["after"] if id in place)
+        volume = tuple(v for id, v in zip(call["after"], call["volume"]) if id in place)
+        tokens_in, tokens_out = used[call["id"]]
+        out.append(Call(Work(*call["work"]), tokens_in, tokens_out, after, volume, call["pinned"]))
+    return tuple(out)
