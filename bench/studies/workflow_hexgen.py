@@ -2,8 +2,8 @@
 
     python bench/studies/workflow_hexgen.py [--seeds 10] [--questions 200] [--rate 0.09]
 
-For each policy the deadline, a multiple of the mean time of a typical workflow, is searched to 0.05: policies know the
-deadline, so each is a run of its own. Alpha is tuned on a window of other questions, as in the background of a real run.
+For each policy the deadline, a multiple of the mean time of a typical workflow, is searched to 0.1: policies know the
+deadline, so each is a run of its own. Alpha is tuned on a window of other questions, as beside real engines.
 Ratios are over HexGen, with 95 % intervals over seeds (t).
 """
 
@@ -43,7 +43,7 @@ def due(jobs: list[Job], scale: float) -> list[Job]:
     return [replace(job, deadline=scale * base()) for job in jobs]
 
 
-def tightest(attain: Callable[[float], float], low: float = 0.5, high: float = 60.0, step: float = 0.05) -> float:
+def tightest(attain: Callable[[float], float], low: float = 1.0, high: float = 26.0, step: float = 0.1) -> float:
     """The smallest scale at which 95 % are in time, by bisection."""
     while high - low > step:
         middle = (low + high) / 2
@@ -73,7 +73,7 @@ def main() -> None:
         window = questions(100, given.rate, np.random.default_rng([seed, 1]), 1.0)
         jobs = questions(given.questions, given.rate, np.random.default_rng([seed, 2]), 1.0)
         aim = deadline("balanced+urgency", window, 0.0, given.patience)
-        alpha = best(lambda a, work: run("hexgen", due(list(work), aim), a, given.patience), window)
+        alpha = best(lambda a, work: run("hexgen", list(work), a, given.patience), due(window, aim))
         hindsight = {a: deadline("hexgen", jobs, a, given.patience) for a in GRID}
         regret.append(hindsight[alpha] / min(hindsight.values()))
         for policy in POLICIES:

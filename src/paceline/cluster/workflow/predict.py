@@ -80,22 +80,23 @@ class Corrected:
 
     base: Predictor
     rate: float = 0.1
-    factors: dict[tuple[str, str], float] = field(default_factory=dict)
+    factors: dict[str, dict[str, float]] = field(default_factory=dict)
+    means: dict[str, float] = field(default_factory=dict)
 
     def seconds(self, work: Work, instance: Instance) -> float:
-        return self.base.seconds(work, instance) * self.factors.get((instance.name, work.step), self._of(instance))
+        return self.base.seconds(work, instance) * self._factor(work, instance)
 
     def learn(self, work: Work, instance: Instance, seconds: float) -> None:
-        said = self.base.seconds(work, instance)
-        before = self.factors.get((instance.name, work.step), self._of(instance))
-        ratio = min(max(seconds / said, 1e-3), 1e3)
-        self.factors[instance.name, work.step] = exp((1 - self.rate) * log(before) + self.rate * log(ratio))
+        ratio = min(max(seconds / self.base.seconds(work, instance), 1e-3), 1e3)
+        steps = self.factors.setdefault(instance.name, {})
+        steps[work.step] = self._factor(work, instance) ** (1 - self.rate) * ratio**self.rate
+        self.means[instance.name] = exp(sum(map(log, steps.values())) / len(steps))
         self.base.learn(work, instance, seconds)
 
-    def _of(self, instance: Instance) -> float:
-        """Of steps not seen there: the mean over those that were."""
-        known = [log(f) for (name, _), f in self.factors.items() if name == instance.name]
-        return exp(sum(known) / len(known)) if known else 1.0
+    def _factor(self, work: Work, instance: Instance) -> float:
+        """Of a step not seen there: the mean over those that were."""
+        found = self.factors.get(instance.name, {}).get(work.step)
+        return self.means.get(instance.name, 1.0) if found is None else found
 
 
 def mean(predictor: Predictor, work: Work, instances: Sequence[Instance]) -> float:
