@@ -15,6 +15,9 @@ from paceline.cluster.learn.scenes import Scene, scene
 from paceline.cluster.workflow.heft import Ranks
 from paceline.cluster.workflow.tasks import Instance, Predictor, Task
 
+PAD = -1e9
+"""A score that is never drawn; infinity would make gradients undefined."""
+
 
 @dataclass(slots=True)
 class Drawn:
@@ -74,11 +77,11 @@ def train(plan: Plan, report: Callable[[Progress], None] = lambda progress: None
     begun, update = monotonic(), 0
     best = (validate(network, held, heft), {name: weight.clone() for name, weight in network.state_dict().items()})
     while (used := monotonic() - begun) < 60.0 * plan.minutes:
-        scene_now = scene(
-            rng, jobs=14, every=float(rng.uniform(30.0, 60.0)), noise=plan.noise * float(rng.uniform() > 0.5)
-        )
+        every, noise = float(rng.uniform(30.0, 60.0)), plan.noise * float(rng.uniform() > 0.5)
         progress = used / (60.0 * plan.minutes)
-        ratio = step(network, optimiser, scene_now, plan, generator, bonus=plan.entropy * (1.0 - progress))
+        ratio = step(
+            network, optimiser, scene(rng, 14, every, noise), plan, generator, bonus=plan.entropy * (1.0 - progress)
+        )
         update += 1
         report(Progress(update, ratio, monotonic() - begun))
         if update % 20 == 0 and (now := validate(network, held, heft)) < best[0]:
@@ -118,9 +121,9 @@ def step(
 
 
 def padded(flat: Tensor, orders: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Scores of several decisions as rows [D, R], with -inf behind the shorter ones, and their orders beside."""
+    """Scores of several decisions as rows [D, R], with `PAD` behind the shorter ones, and their orders beside."""
     sizes = [len(each) for each in orders]
-    scores = pad_sequence(list(torch.split(flat, sizes)), batch_first=True, padding_value=-torch.inf)
+    scores = pad_sequence(list(torch.split(flat, sizes)), batch_first=True, padding_value=PAD)
     places = torch.arange(scores.shape[1]).repeat(len(orders), 1)
     for row, each in enumerate(orders):
         places[row, : len(each)] = each
@@ -130,7 +133,7 @@ def padded(flat: Tensor, orders: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 def log_chance(scores: Tensor, places: Tensor) -> Tensor:
     """Log-probability of orders drawn without replacement (Plackett-Luce): [D, R] twice, then [D]."""
     drawn = scores.gather(1, places)
-    real = drawn.isfinite()
+    real = drawn > 0.5 * PAD
     rest = drawn.flip(1).logcumsumexp(1).flip(1)
     return torch.where(real, drawn - torch.where(real, rest, 0.0), 0.0).sum(1)
 
