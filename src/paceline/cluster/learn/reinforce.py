@@ -79,9 +79,8 @@ def train(plan: Plan, report: Callable[[Progress], None] = lambda progress: None
     while (used := monotonic() - begun) < 60.0 * plan.minutes:
         every, noise = float(rng.uniform(30.0, 60.0)), plan.noise * float(rng.uniform() > 0.5)
         progress = used / (60.0 * plan.minutes)
-        ratio = step(
-            network, optimiser, scene(rng, 14, every, noise), plan, generator, bonus=plan.entropy * (1.0 - progress)
-        )
+        given, bonus = scene(rng, 14, every, noise), plan.entropy * (1.0 - progress)
+        ratio = step(network, optimiser, given, plan, generator, bonus=bonus)
         update += 1
         report(Progress(update, ratio, monotonic() - begun))
         if update % 20 == 0 and (now := validate(network, held, heft)) < best[0]:
