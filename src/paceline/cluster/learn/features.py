@@ -10,9 +10,9 @@ from torch import Tensor
 from paceline.cluster.workflow.predict import mean
 from paceline.cluster.workflow.tasks import Instance, Predictor, Task, Workflow
 
-FEATURES = 7
-"""Numbers a call: its mean and least seconds, its rank, what its workflow has left, how long it waited, is it running,
-the share of busy slots."""
+FEATURES = 8
+"""Numbers a call: its mean and least seconds, its rank, what its workflow has left and how long it is there, how long the call
+waited, is it running, the share of busy slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,7 @@ def graph(ready: Sequence[Task], instances: Sequence[Instance], predictor: Predi
     features = [
         [
             average / unit, min(times) / unit, 0.2 * task.rank / unit, 0.1 * left[id(task.workflow)] / unit,
+            0.1 * (now - task.workflow.arrival) / unit,
             0.1 * (now - (now if task.ready is None else task.ready)) / unit, float(task.started is not None), busy,
         ]
         for task, times, average in zip(tasks, took, means)

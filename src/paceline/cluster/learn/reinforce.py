@@ -46,10 +46,10 @@ class Plan:
     """How long and how hard to train."""
 
     minutes: float = 5.0
-    episodes: int = 6
+    episodes: int = 5
     """Runs of one arrival sequence that share a baseline."""
-    rate: float = 5e-3
-    entropy: float = 0.02
+    rate: float = 1e-2
+    entropy: float = 0.01
     """Weight of the entropy at first; it falls to nothing."""
     noise: float = 0.3
     """Half of the scenes have up to this share of noise in times."""
@@ -67,7 +67,7 @@ class Progress:
 
 def train(plan: Plan, report: Callable[[Progress], None] = lambda progress: None) -> tuple[OrderNetwork, int]:
     """A network after so many minutes, and its number of updates. The weights kept are those that did best on scenes
-    of its own for validation, among every twentieth update's."""
+    of its own for validation, among every tenth update's."""
     torch.manual_seed(plan.seed)
     network = OrderNetwork()
     optimiser = torch.optim.Adam(network.parameters(), lr=plan.rate)
@@ -83,7 +83,7 @@ def train(plan: Plan, report: Callable[[Progress], None] = lambda progress: None
         ratio = step(network, optimiser, given, plan, generator, bonus=bonus)
         update += 1
         report(Progress(update, ratio, monotonic() - begun))
-        if update % 20 == 0 and (now := validate(network, held, heft)) < best[0]:
+        if update % 10 == 0 and (now := validate(network, held, heft)) < best[0]:
             best = (now, {name: weight.clone() for name, weight in network.state_dict().items()})
     network.load_state_dict(best[1])
     return network, update

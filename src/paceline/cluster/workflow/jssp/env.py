@@ -54,10 +54,9 @@ class Env:
 
     def legal(self) -> Bools:
         """[copies, jobs + 1]: jobs that can start now, and No-Op where another start time exists."""
-        out: Bools
         ready = (self.bound == self.now[:, None]) & ~self.done[:, None]
         later = np.where(self.bound > self.now[:, None], self.bound, NEVER).min(1) < NEVER
-        out = np.concatenate((ready, (later & ~self.done)[:, None]), 1)
+        out: Bools = np.concatenate((ready, (later & ~self.done)[:, None]), 1)
         return out
 
     def act(self, rows: Ints, actions: Ints) -> None:
