@@ -1,0 +1,46 @@
+"""The shape of the applications: over HTTP only, files small, heavy parts imported where they are used."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import apps
+from apps.main import COMMANDS, present
+
+ROOT = Path(apps.__file__).parent
+
+
+def test_nothing_imports_the_engine() -> None:
+    for path in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [n.name for n in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not [n for n in names if n.split(".")[0] == "paceline"], path
+
+
+def test_files_stay_small() -> None:
+    assert all(len(p.read_text(encoding="utf-8").splitlines()) <= 500 for p in ROOT.rglob("*.py"))
+
+
+def test_help_needs_no_heavy_parts() -> None:
+    heavy = "{'libcst', 'matplotlib', 'torch', 'sklearn'}"
+    code = f"import sys, apps.main; apps.main.main(); print({heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("set()\n") and all(name in done.stdout for name in present())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_application_has_its_command_and_page(name: str) -> None:
+    if name not in present():
+        pytest.skip(f"{name} is not here")
+    done = subprocess.run([sys.executable, "-m", "apps.main", name, "--help"], capture_output=True, text=True)
+    assert done.returncode == 0 and "--url" in done.stdout, done.stderr
+    assert (ROOT / name / "README.md").is_file()
+
+
+def test_an_unknown_application_is_named() -> None:
+    done = subprocess.run([sys.executable, "-m", "apps.main", "nothing"], capture_output=True, text=True)
+    assert done.returncode == 1 and "has no 'nothing'" in done.stderr

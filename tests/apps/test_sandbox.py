@@ -1,0 +1,156 @@
+"""The box: what must not happen does not, and is reported."""
+
+import asyncio
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apps.common.sandbox import Attempt, Job, Limits, Outcome, SandboxError, run, unavailable
+
+pytestmark = pytest.mark.skipif(bool(unavailable()), reason=f"no sandbox can be made here: {unavailable()}")
+
+
+def boxed(code: str, **options: Any) -> Outcome:
+    options.setdefault("limits", Limits(wall_s=5))
+    return asyncio.run(run(Job((sys.executable, "-c", code), **options)))
+
+
+def test_a_command_sees_its_files_and_little_else() -> None:
+    code = "import os; print(open('in.txt').read(), os.getcwd(), sorted(os.listdir('.'))); open('d/out','w').write('x')"
+    outcome = boxed(code, files={"in.txt": "hello", "d/e.bin": b"1"}, collect=True)
+    assert (outcome.status, outcome.text) == ("ok", "hello /box ['d', 'in.txt']\n"), outcome.errors
+    assert outcome.files == {"in.txt": b"hello", "d/e.bin": b"1", "d/out": b"x"}
+    assert outcome.attempts == () and outcome.watched
+    listed = boxed("import os; print(os.path.exists('/etc/shadow'), os.path.exists('/home'), os.getuid())").text.split()
+    assert listed[:2] == ["False", "False"] and (os.getuid() != 0 or int(listed[2]) > 1000)
+
+
+def test_a_fork_bomb_is_stopped() -> None:
+    outcome = boxed("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass")
+    assert (outcome.status, outcome.limit) == ("stopped", "processes")
+
+
+@pytest.mark.parametrize("code", ["while True: pass", "import time; time.sleep(1000)"])
+def test_an_endless_loop_is_stopped(code: str) -> None:
+    outcome = boxed(code, limits=Limits(wall_s=0.5))
+    assert (outcome.status, outcome.limit) == ("stopped", "time")
+
+
+def test_processor_seconds_are_limited() -> None:
+    assert boxed("while True: pass", limits=Limits(wall_s=30, cpu_s=1)).limit == "cpu"
+
+
+def test_children_that_stay_behind_end_with_the_command() -> None:
+    code = (
+        "import os, time\nif os.fork() == 0:\n os.setsid(); os.close(1); os.close(2); time.sleep(1000)\nprint('done')"
+    )
+    began = time.monotonic()
+    assert boxed(code, limits=Limits(wall_s=60)).text == "done\n"
+    assert time.monotonic() - began < 30
+
+
+def test_ten_gigabytes_at_once_are_refused_and_reported() -> None:
+    outcome = boxed("bytearray(10 << 30)")
+    assert (outcome.status, outcome.limit) == ("stopped", "memory")
+    assert outcome.attempts == (Attempt("memory", "10.0 GiB at once"),)
+
+
+def test_ten_gigabytes_bit_by_bit_are_stopped() -> None:
+    code = "held = []\nwhile len(held) < 10240: held.append(b'x' * (1 << 20))"
+    outcome = boxed(code, limits=Limits(wall_s=20, memory_mb=128))
+    assert (outcome.status, outcome.limit) == ("stopped", "memory") and outcome.peak_mb < 2048
+
+
+def test_memory_of_several_processes_counts_together() -> None:
+    code = "import os, time\nfor _ in range(3): os.fork()\nx = b'x' * (40 << 20); time.sleep(10)"
+    assert boxed(code, limits=Limits(wall_s=20, memory_mb=128)).limit == "memory"
+
+
+@pytest.mark.parametrize(
+    "change", ["open('{0}/new', 'w')", "import os; os.remove('{0}/old')", "import os; os.rename('{0}/old', '/box/x')",
+               "import os; os.chdir('{0}'); open('new', 'a')", "import os; os.mkdir('{0}/new')",
+               "import os; os.chmod('{0}/old', 0)", "import os; os.symlink('/etc', '{0}/new')"],
+)  # fmt: skip
+def test_writing_outside_fails_and_is_reported(change: str, tmp_path: Path) -> None:
+    (tmp_path / "old").write_text("old")
+    tmp_path.chmod(0o777)
+    outcome = boxed(change.format(tmp_path), read=(tmp_path,))
+    assert outcome.status == "failed", outcome
+    assert [a.kind for a in outcome.attempts][:1] == ["write"] and str(tmp_path) in outcome.attempts[0].what
+    assert [p.name for p in tmp_path.iterdir()] == ["old"] and (tmp_path / "old").read_text() == "old"
+
+
+@pytest.mark.parametrize("family", ["AF_INET", "AF_INET6"])
+def test_the_network_is_refused_and_reported(family: str) -> None:
+    outcome = boxed(f"import socket; socket.socket(socket.{family}, socket.SOCK_STREAM)")
+    assert outcome.status == "failed" and outcome.attempts == (Attempt("network", family),)
+
+
+@pytest.mark.parametrize("what", ["unshare -U true", "unshare -m true", "mount -t tmpfs none /box", "chroot /box"])
+def test_rights_cannot_be_won_back(what: str) -> None:
+    outcome = asyncio.run(run(Job(tuple(what.split()))))
+    assert outcome.status == "failed" and ("not permitted" in outcome.errors or "superuser" in outcome.errors), outcome
+
+
+def test_disk_and_output_are_limited() -> None:
+    limits = Limits(wall_s=20, disk_mb=2, output_kb=10)
+    many = "import itertools\nfor i in itertools.count(): open(f'{i}', 'wb').write(b'x' * 100000)"
+    assert boxed(many, limits=limits).limit == "disk"
+    assert boxed("f = open('a', 'wb')\nwhile True: f.write(b'x' * 100000)", limits=limits).limit == "disk"
+    outcome = boxed("while True: print('x' * 1000)", limits=limits)
+    assert outcome.limit == "output" and len(outcome.stdout) == 10 << 10
+
+
+def test_links_do_not_lead_out() -> None:
+    outcome = boxed("import os; os.symlink('/etc/passwd', 'link'); os.mkfifo('pipe'); os.mkdir('d', 0)", collect=True)
+    assert (outcome.status, outcome.files) == ("ok", {})
+
+
+def test_a_crash_is_a_signal() -> None:
+    outcome = boxed("import os; os.abort()")
+    assert (outcome.status, outcome.signal, outcome.limit) == ("crashed", 6, None)
+
+
+def test_a_job_may_ask_its_caller_and_the_clock_stands_meanwhile() -> None:
+    code = "f = open(3, 'r+b', buffering=0)\nfor w in b'a', b'b': f.write(w + b'\\n'); print(f.readline().decode())"
+
+    async def talk(line: str) -> str:
+        await asyncio.sleep(0.4)
+        return line.upper()
+
+    outcome = boxed(code, talk=talk, limits=Limits(wall_s=0.6))
+    assert (outcome.status, outcome.text) == ("ok", "A\n\nB\n\n"), outcome
+    silent = boxed("print(open('/proc/self/fd/3') if __import__('os').path.exists('/proc/self/fd/3') else None)")
+    assert silent.text == "None\n"
+
+
+def test_a_cancelled_job_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    async def cancel() -> None:
+        job = asyncio.create_task(run(Job(("sleep", "1000"), limits=Limits(wall_s=1000))))
+        await asyncio.sleep(0.3)
+        job.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await job
+
+    began = time.monotonic()
+    asyncio.run(cancel())
+    assert time.monotonic() - began < 60 and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        (Job(("no-such-program",)), "no such program"),
+        (Job(("true",), files={"../x": "y"}), "leads out"),
+        (Job(("true",), read=(Path("/no/such/path"),)), "does not exist"),
+    ],
+)
+def test_what_cannot_be_run_is_one_sentence(job: Job, message: str) -> None:
+    with pytest.raises(SandboxError, match=message):
+        asyncio.run(run(job))
