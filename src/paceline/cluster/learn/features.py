@@ -11,8 +11,8 @@ from paceline.cluster.workflow.predict import mean
 from paceline.cluster.workflow.tasks import Instance, Predictor, Task, Workflow
 
 FEATURES = 8
-"""Numbers a call: its mean and least seconds, its rank, what its workflow has left and how long it is there, how long the call
-waited, is it running, the share of busy slots."""
+"""Numbers a call: its mean and least seconds, its rank, what its workflow has left and how long it is there, how long
+the call waited, is it running, the share of busy slots."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,8 +49,7 @@ class Env:
     @property
     def done(self) -> Bools:
         """[copies]"""
-        done: Bools = self.now >= NEVER
-        return done
+        return np.asarray(self.now >= NEVER)
 
     def legal(self) -> Bools:
         """[copies, jobs + 1]: jobs that can start now, and No-Op where another start time exists."""
@@ -95,7 +94,7 @@ class Env:
 
     def makespans(self) -> Ints:
         """[copies]: end of the last operation so far."""
-        return self.ended.max(1)
+        return np.asarray(self.ended.max(1))
 
     def observe(self, rows: Ints) -> tuple[Floats, Ints, Ints]:
         """For copies: features float32 [R, jobs, WINDOW, 4], place numbers int64 [R, jobs, WINDOW] (-1 before the first
