@@ -55,13 +55,19 @@ class Dispatcher:
         for watcher in self.watchers:
             watcher.submitted(workflow, now)
 
-    def extend(self, workflow: Workflow, tasks: Sequence[Task], now: float) -> None:
-        """Further calls of a workflow. A call comes after its predecessors in `tasks`."""
+    def extend(
+        self, workflow: Workflow, tasks: Sequence[Task], now: float, expected: Sequence[Work] | None = None
+    ) -> None:
+        """Further calls of a workflow. A call comes after its predecessors in `tasks`. `expected`: stages expected
+        after these, if the program says so; else what was expected before goes on."""
         self._check(workflow, tasks)
+        if expected is None:
+            for step in dict.fromkeys(task.work.step for task in tasks):
+                workflow.expect(step)
+        else:
+            workflow.expected = list(expected)
         for watcher in self.watchers:
             watcher.extended(workflow, tasks, now)
-        for step in dict.fromkeys(task.work.step for task in tasks):
-            workflow.expect(step)
         for task in tasks:
             self.tasks[task.id] = task
             workflow.tasks.append(task)

@@ -29,7 +29,8 @@ class Recorder:
 
     def extended(self, workflow: Workflow, tasks: Sequence[Task], now: float) -> None:
         calls = [_call(task) for task in tasks]
-        self._sink({"event": "extend", "now": now, "id": workflow.id, "tasks": calls})
+        expected = [list(work) for work in workflow.expected]
+        self._sink({"event": "extend", "now": now, "id": workflow.id, "tasks": calls, "expected": expected})
 
     def closed(self, workflow: Workflow, now: float) -> None:
         self._sink({"event": "close", "now": now, "id": workflow.id})
@@ -97,7 +98,7 @@ def _apply(to: Dispatcher, event: Mapping[str, Any]) -> str | None:
         to.submit(Workflow(event["id"], now, event["deadline"], expected), now)
     elif kind == "extend":
         workflow = to.workflows[event["id"]]
-        to.extend(workflow, _tasks(event, workflow, to), now)
+        to.extend(workflow, _tasks(event, workflow, to), now, [Work(*each) for each in event["expected"]])
     elif kind == "close":
         to.close(to.workflows[event["id"]], now)
     elif kind == "finish":
@@ -123,19 +124,28 @@ def _tasks(event: Mapping[str, Any], workflow: Workflow, to: Dispatcher) -> list
 
 
 def jobs(events: Sequence[Mapping[str, Any]]) -> list[Job]:
-    """The workflows of a log that ended, as they came to be: what a simulation under another policy takes."""
+    """The workflows of a log that ended, as they came to be: what a simulation under another policy takes. Calls that
+    came while others of their workflow ran are one stage with them."""
     used = {event["id"]: event["used"] for event in events if event["event"] == "finish"}
-    arrived, stages, out = dict[str, Any](), dict[str, list[tuple[Call, ...]]](), list[Job]()
+    arrived, stages, open_ = dict[str, Any](), dict[str, list[list[Any]]](), dict[str, set[str]]()
+    out = list[Job]()
     for event in events:
-        if event["event"] == "submit":
-            arrived[event["id"]], stages[event["id"]] = event, []
-        elif event["event"] == "extend" and all(used.get(call["id"]) for call in event["tasks"]):
-            stages[event["id"]].append(_stage(event["tasks"], used))
-        elif event["event"] == "close" and stages[event["id"]]:
-            start = arrived[event["id"]]
+        kind, id = event["event"], event.get("id", "")
+        if kind == "submit":
+            arrived[id], stages[id], open_[id] = event, [], set()
+        elif kind == "extend":
+            calls = [call for call in event["tasks"] if used.get(call["id"])]
+            if not open_[id]:
+                stages[id].append([])
+            stages[id][-1] += calls
+            open_[id] |= {call["id"] for call in calls}
+        elif kind == "finish":
+            open_[event["workflow"]].discard(id)
+        elif kind == "close" and any(stages[id]):
+            start = arrived[id]
             expected = tuple(Work(*each) for each in start["expected"])
-            deadline = start["deadline"] - start["now"]
-            out.append(Job(start["now"], tuple(stages[event["id"]]), deadline, expected))
+            made = tuple(_stage(calls, used) for calls in stages[id] if calls)
+            out.append(Job(start["now"], made, start["deadline"] - start["now"], expected))
     return out
 
 

@@ -1,6 +1,6 @@
 """Planners with their queues, by name; and what a dispatcher is made from, as data."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from math import inf
 from typing import Any
@@ -16,11 +16,13 @@ from paceline.core.errors import InputError
 NAMES = ("hexgen", "hexgen+fcfs", "rr+fcfs", "rr+urgency", "balanced+fcfs", "balanced+urgency", "heft", "learned")
 """Dispatch, and the order of local queues where it is not the planner's own."""
 
+MakeOrder = Callable[[Predictor], Order]
+
 
 def policy(
-    name: str, predictor: Predictor, *, alpha: float = 0.3, patience: float = inf, order: Order | None = None
+    name: str, predictor: Predictor, *, alpha: float = 0.3, patience: float = inf, order: MakeOrder | None = None
 ) -> tuple[Planner, Queue]:
-    """The planner and queue of a name of `NAMES`. `order` is the trained one for `learned`."""
+    """The planner and queue of a name of `NAMES`. `order` makes the trained one for `learned`."""
     if name not in NAMES:
         raise InputError(f"Unknown workflow planner {name!r}; known are {', '.join(NAMES)}.")
     if name == "learned" and order is None:
@@ -28,7 +30,7 @@ def policy(
     if not 0.0 <= alpha <= 1.0:
         raise InputError(f"alpha is {alpha}, but it must be from 0 to 1.")
     if name in ("heft", "learned"):
-        return EFT(order if name == "learned" and order is not None else Ranks(), predictor), Planned()
+        return EFT(order(predictor) if name == "learned" and order is not None else Ranks(), predictor), Planned()
     dispatch, _, queue = name.partition("+")
     planner: Planner = HexGen(predictor, alpha)
     if dispatch != "hexgen":
@@ -48,7 +50,7 @@ class Setup:
     alpha: float = 0.3
     patience: float = inf
 
-    def dispatcher(self, order: Order | None = None) -> Dispatcher:
+    def dispatcher(self, order: MakeOrder | None = None) -> Dispatcher:
         predictor = Corrected(Fitted(self.prior))
         planner, queue = policy(self.policy, predictor, alpha=self.alpha, patience=self.patience, order=order)
         instances = {name: Instance(name, kind, slots) for name, kind, slots in self.instances}

@@ -3,21 +3,14 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from paceline.cluster.workflow.dispatch import Dispatcher
 from paceline.cluster.workflow.hexgen import HexGen
 from paceline.cluster.workflow.log import Event, jobs
-from paceline.cluster.workflow.simulate import Job, Outcome, Simulation
+from paceline.cluster.workflow.simulate import Job, Outcome
 
 GRID = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 Try = Callable[[float, Sequence[Job]], Outcome]
 """Simulates jobs under an alpha."""
-
-
-def trier(make: Callable[[float], tuple[Dispatcher, dict[str, Any]]]) -> Try:
-    """From what makes a fresh (dispatcher, models)."""
-    return lambda alpha, work: Simulation(*make(alpha), work).run()
 
 
 def best(attempt: Try, work: Sequence[Job], grid: Sequence[float] = GRID) -> float:
@@ -29,11 +22,10 @@ def best(attempt: Try, work: Sequence[Job], grid: Sequence[float] = GRID) -> flo
 
 @dataclass(slots=True)
 class Tuner:
-    """Keeps the last `window` workflows of a recorder's events and moves `planner.alpha` each time `every` more have
-    ended. `sink` is a recorder's; `look` does the work, at once in a simulation, in a thread beside real engines."""
+    """Keeps the last `window` workflows of a recorder's events, and says each time `every` more have ended that it is
+    time to look for a better alpha of `planner`. `sink` is the recorder's."""
 
     planner: HexGen
-    attempt: Try
     window: int = 100
     every: int = 50
     recent: deque[list[Event]] = field(default_factory=deque)
@@ -61,7 +53,3 @@ class Tuner:
         self.ended = 0
         made = [job for events in self.recent for job in jobs(events)]
         return sorted(made, key=lambda job: job.arrival)
-
-    def look(self) -> float:
-        """The best alpha for the window."""
-        return best(self.attempt, self.take())
