@@ -110,8 +110,11 @@ class Run:
 
     async def all(self) -> None:
         words, columns = await self.keywords()
-        self.retrieve(words, columns)
-        await self.draft()
+        for columns_shown, examples in SIZES:
+            self.retrieve(words, columns, columns_shown, examples)
+            await self.draft()
+            if not any("context" in each.problem for each in self.candidates):
+                break
         for number in range(self.p.plan.rounds):
             if not await self.revise(number):
                 break
@@ -129,11 +132,11 @@ class Run:
             step.notes.append(str(found.model_dump() if found else f"none: {answer.detail}")[:300])
         return (own + found.values, own + found.columns) if found else (own, own)
 
-    def retrieve(self, words: Sequence[str], columns: Sequence[str]) -> None:
+    def retrieve(self, words: Sequence[str], columns: Sequence[str], most: int, examples: int) -> None:
         with self.step("retrieve") as step:
-            found = self.p.index.near(words)
-            kept = {column.full for column in self.p.index.columns(columns)} | {column for column, _ in found}
-            self.schema = self.p.index.schema.show(self.p.index.examples(found), kept)
+            found = self.p.index.near(words, most)
+            kept = {column.full for column in self.p.index.columns(columns, most)} | {column for column, _ in found}
+            self.schema = self.p.index.schema.show(self.p.index.examples(found, examples), kept)
             step.notes += [f"{column} = {value!r}" for column, value in found[:5]]
 
     async def draft(self) -> None:
@@ -244,6 +247,8 @@ class Run:
             step.seconds = time.monotonic() - self.began - step.began
 
 
+SIZES = ((24, 3), (10, 1), (5, 0))
+"""Columns and example values a column that a prompt shows; the next where the model's context is too short for one."""
 EXPECTED = ["keywords", "candidates", "revise", "unit_tests", "run_tests"]
 """Stages with calls of a typical question."""
 

@@ -63,14 +63,14 @@ class Index:
 
         return sorted(self.schema.columns, key=lambda column: -score(column))[:most]
 
-    def examples(self, found: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    def examples(self, found: Iterable[tuple[str, str]], most: int = EXAMPLES) -> dict[str, list[str]]:
         """Values to show by column: those found first, then some others."""
         out: dict[str, list[str]] = defaultdict(list)
         for column, value in found:
-            if len(out[column]) < EXAMPLES:
+            if len(out[column]) < most:
                 out[column].append(value)
         for column, values in self.values.items():
-            out[column] += [value for value in values if value not in out[column]][: EXAMPLES - len(out[column])]
+            out[column] += [value for value in values if value not in out[column]][: most - len(out[column])]
         return dict(out)
 
 

@@ -2,8 +2,8 @@
 
     python bench/studies/jssp.py --policy jssp.safetensors --problems benchmark_instances.json [--names ta41-ta80]
 
-Gaps are makespan over the best known upper bound. `untrained` is the same network before training, best of 32 as well: it
-shows what the draws alone bring.
+Gaps are makespan over the best known upper bound. `untrained` is the same network before training, best of 32 as well:
+it shows what the draws alone bring.
 """
 
 import argparse

@@ -25,13 +25,13 @@ class Plan:
     """An update, of one shape."""
     solver_seconds: float = 1.0
     """Of CP-SAT for each completion."""
-    jobs: tuple[int, int] = (8, 18)
+    jobs: tuple[int, int] = (8, 20)
     machines: tuple[int, int] = (5, 10)
     """Shapes are drawn between these."""
-    rate: float = 2e-3
+    rate: float = 4e-3
     clip: float = 0.3
-    epochs: int = 10
-    most_kl: float = 0.02
+    epochs: int = 6
+    most_kl: float = 0.1
     """An update ends when the policy has moved so far."""
     seed: int = 0
 
@@ -101,7 +101,7 @@ def collect(
     took, env = roll(network, problems, rng)
     cut = int(rng.integers(1, min(len(each) for each in took) - 1))
     own = env.schedules()
-    steps, gains, ends, suffixes, begun = Steps([], [], []), [], [], [], monotonic()
+    gains, ends, suffixes, begun = [], [], [], monotonic()
     for problem, history, schedule in zip(problems, took, own):
         at = Env([problem])
         for action in history[:cut]:
@@ -115,12 +115,13 @@ def collect(
     spent = monotonic() - begun
     high = max(gains) or 1.0
     spread = float(np.std(ends)) or 1.0
+    lines: list[tuple[Problem, Sequence[int], list[float]]] = []
     for problem, history, good, gain, end in zip(problems, took, suffixes, gains, ends):
         level = -(end - float(np.mean(ends))) / spread if len(ends) > 1 else 0.0
-        _add(steps, problem, [*history[:cut], *good], [level] * cut + [gain / high] * len(good))
-        _add(steps, problem, history, [0.0] * cut + [-gain / high] * (len(history) - cut))
+        lines.append((problem, [*history[:cut], *good], [level] * cut + [gain / high] * len(good)))
+        lines.append((problem, history, [0.0] * cut + [-gain / high] * (len(history) - cut)))
     ratio = np.mean([own[n].makespan(p) / (ends[n] * p.size) for n, p in enumerate(problems)])
-    return steps, float(ratio), spent
+    return states(lines), float(ratio), spent
 
 
 def roll(
@@ -152,18 +153,21 @@ def trace(problem: Problem, schedule: Schedule, history: Sequence[int]) -> list[
     return out
 
 
-def _add(steps: Steps, problem: Problem, actions: Sequence[int], weights: Sequence[float]) -> None:
-    """States along actions, those of weight 0 left out."""
-    env, one = Env([problem]), np.zeros(1, int)
-    for action, weight in zip(actions, weights):
-        legal = env.legal()
-        if weight and legal.sum() > 1:
-            features, numbers, machines = env.observe(one)
-            parts = (torch.from_numpy(each[0]) for each in (features, numbers, machines, legal))
-            steps.seen.append((next(parts), next(parts), next(parts), next(parts)))
-            steps.actions.append(action)
-            steps.weights.append(weight)
-        env.act(one, np.array([action]))
+def states(lines: Sequence[tuple[Problem, Sequence[int], Sequence[float]]]) -> Steps:
+    """States along each line's actions, all lines in step; those of weight 0, and without a choice, left out."""
+    env, steps = Env([problem for problem, _, _ in lines]), Steps([], [], [])
+    for at in range(max(len(actions) for _, actions, _ in lines)):
+        rows = np.array([n for n, (_, actions, _) in enumerate(lines) if at < len(actions)])
+        took = np.array([lines[n][1][at] for n in rows])
+        weight, legal = np.array([lines[n][2][at] for n in rows]), env.legal()[rows]
+        kept = (weight != 0) & (legal.sum(1) > 1)
+        if kept.any():
+            seen = (*env.observe(rows[kept]), legal[kept])
+            steps.seen += [tuple(map(torch.from_numpy, row)) for row in zip(*seen)]  # type: ignore[misc]
+            steps.actions += took[kept].tolist()
+            steps.weights += weight[kept].tolist()
+        env.act(rows, took)
+    return steps
 
 
 def learn(

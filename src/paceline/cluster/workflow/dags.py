@@ -51,7 +51,9 @@ def read_job(path: Path) -> Graph:
                 continue
             if words[0] == "comm_vol":
                 volume[int(words[1]), int(words[2])] = float(words[3])
-            elif words[1].isdigit():
+            elif words[1] in ("HEAD", "TAIL", "earliest_start"):
+                continue
+            else:
                 names[int(words[1])], after[int(words[1])] = words[0], [int(each) for each in words[2:]]
         count = range(len(names))
         order = tuple(tuple(after[n]) for n in count)
