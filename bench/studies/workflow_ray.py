@@ -2,12 +2,13 @@
 
     python bench/studies/workflow_ray.py --questions spider_dev_14db.jsonl --databases DIR [--model M --draft D]
 
-The same questions, at the same times, under each policy in turns; the deadline is four times what a question takes alone.
+The same questions, at the same times, under each policy in turns; the deadline is twice what six at once take.
 In the last run an engine is killed in the middle. Every answer is counted; every run's log is replayed.
 """
 
 import argparse
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -33,8 +34,8 @@ PRIOR = {"engine": (0.05, 0.5, 10.0)}
 class Runs:
     """Policies over the same two actors."""
 
-    def __init__(self, engines: dict[str, RayEngine], folder: Path, port: int) -> None:
-        self.engines, self.folder, self.port = engines, folder, port
+    def __init__(self, engines: dict[str, RayEngine], folder: Path, port: int, plan: Plan) -> None:
+        self.engines, self.folder, self.port, self.plan = engines, folder, port, plan
         self.known: dict[str, Any] = {}
 
     def database(self, name: str) -> Any:
@@ -60,7 +61,7 @@ class Runs:
 
             async def one(number: int, question: Question) -> None:
                 await asyncio.sleep(every * number)
-                plan = Plan(candidates=2, rounds=1, max_tokens=48, limits=WIDE, deadline_s=deadline)
+                plan = replace(self.plan, deadline_s=deadline)
                 done = await Pipeline(client, *self.database(question.database), plan).answer(question.text)
                 took.append(done.seconds)
                 if kill is not None and len(took) == kill:
@@ -94,6 +95,9 @@ async def main() -> None:
     parser.add_argument("--slow", type=float, default=3.0, help="times a call's duration that the slow engine adds")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--load", type=float, default=0.6, help="questions arrive so many times as often as one takes")
+    parser.add_argument("--whole", action="store_true", help="keywords and unit tests too")
+    parser.add_argument("--candidates", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=24, help="of a candidate, at most")
     parser.add_argument("--port", type=int, default=8123)
     given = parser.parse_args()
     options: dict[str, Any] = {"blocks": 600}
@@ -104,11 +108,12 @@ async def main() -> None:
     }  # fmt: skip
     for engine in engines.values():
         await engine.actor.ready.remote()
-    runs = Runs(engines, given.databases, given.port)
+    plan = Plan(given.candidates, 1, given.whole, given.whole, max_tokens=given.tokens, limits=WIDE)
+    runs = Runs(engines, given.databases, given.port, plan)
     questions = read_questions(given.questions, given.count)
     alone = await runs.run("hexgen", questions[:6], 0.0, 1e6)
     one = alone["wall"] / 6
-    deadline = 4.0 * alone["mean"]
+    deadline = 2.0 * alone["mean"]
     print(f"a question takes {one:.2f} s of the cluster; deadline {deadline:.2f} s", flush=True)
     for number in range(given.rounds):
         for policy in ("hexgen", "rr+fcfs") if number % 2 == 0 else ("rr+fcfs", "hexgen"):

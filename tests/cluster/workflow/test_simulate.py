@@ -14,13 +14,13 @@ from tests.cluster.workflow.scenes import exact, pair, stages, table
 
 def test_one_instance_and_one_stage_wait_as_an_m_d_1_queue_does() -> None:
     rng, rate, jobs, at = np.random.default_rng(0), 0.7, [], 0.0
-    for _ in range(20_000):
+    for _ in range(8_000):
         at += float(rng.exponential(1 / rate))
         jobs.append(Job(at, stages(("a", 1))))
     only = Table({"fast": {"a": 1.0}})
     made = Dispatcher({"f": Instance("f", "fast")}, Balanced(only), Arrival(), only)
     expected = 1.0 + rate / (2 * (1 - rate))
-    assert exact(made, jobs).mean() == pytest.approx(expected, rel=0.05)
+    assert exact(made, jobs).mean() == pytest.approx(expected, rel=0.1)
 
 
 def test_a_stage_begins_when_all_of_the_one_before_ended() -> None:

@@ -27,7 +27,7 @@ class Watcher(Protocol):
     def closed(self, workflow: Workflow, now: float) -> None: ...
     def finished(self, task: Task, now: float) -> None: ...
     def turned(self, instance: Instance, now: float) -> None: ...
-    def decided(self, starts: Sequence[Start], now: float) -> None: ...
+    def decided(self, placed: Sequence[tuple[Task, Instance]], starts: Sequence[Start], now: float) -> None: ...
     def tuned(self, alpha: float, now: float) -> None: ...
 
 
@@ -129,11 +129,11 @@ class Dispatcher:
         alive = [each for each in self.instances.values() if each.alive]
         if not alive:
             return []
-        self._assign(alive, now)
+        placed = self._assign(alive, now)
         starts = [start for instance in alive for start in self._starts(instance, now)]
-        if starts:
+        if placed or starts:
             for watcher in self.watchers:
-                watcher.decided(starts, now)
+                watcher.decided(placed, starts, now)
         return starts
 
     def wake(self, now: float) -> float:
@@ -141,7 +141,7 @@ class Dispatcher:
         waiting = (task.available(i.name) for i in self.instances.values() if i.alive for task in i.queue)
         return min((at for at in waiting if at > now), default=inf)
 
-    def _assign(self, alive: list[Instance], now: float) -> None:
+    def _assign(self, alive: list[Instance], now: float) -> list[tuple[Task, Instance]]:
         if self.planner.replans:
             for instance in alive:
                 self.ready += instance.queue
@@ -149,13 +149,14 @@ class Dispatcher:
         names = {each.name for each in alive}
         ready = [task for task in self.ready if task.pinned is None or task.pinned in names]
         if not ready:
-            return
+            return []
         placed = self.planner.assign(ready, alive, now)
         for task, instance in placed:
             task.place = instance.name
             instance.queue.append(task)
         gone = {task.id for task, _ in placed}
         self.ready = [task for task in self.ready if task.id not in gone]
+        return placed
 
     def _starts(self, instance: Instance, now: float) -> list[Start]:
         """The first of a queue, and the next, until one does not fit: a call that needs much room is not overtaken

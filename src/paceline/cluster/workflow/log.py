@@ -16,11 +16,12 @@ Event = dict[str, Any]
 
 
 class Recorder:
-    """A watcher that gives each event to `sink`."""
+    """A watcher that gives each event to `sink`, the setup first."""
 
-    def __init__(self, setup: Setup, sink: Callable[[Event], None]) -> None:
+    def __init__(self, setup: Setup | None, sink: Callable[[Event], None]) -> None:
         self._sink = sink
-        sink({"event": "setup", **setup.dump()})
+        if setup is not None:
+            sink({"event": "setup", **setup.dump()})
 
     def submitted(self, workflow: Workflow, now: float) -> None:
         w = workflow
@@ -42,8 +43,9 @@ class Recorder:
     def turned(self, instance: Instance, now: float) -> None:
         self._sink({"event": "turn", "now": now, "instance": instance.name, "alive": instance.alive})
 
-    def decided(self, starts: Sequence[Start], now: float) -> None:
-        self._sink({"event": "decide", "now": now, "starts": _dump(starts)})
+    def decided(self, placed: Sequence[tuple[Task, Instance]], starts: Sequence[Start], now: float) -> None:
+        where = [[task.id, instance.name] for task, instance in placed]
+        self._sink({"event": "decide", "now": now, "placed": where, "starts": _dump(starts)})
 
     def tuned(self, alpha: float, now: float) -> None:
         self._sink({"event": "tune", "now": now, "alpha": alpha})
@@ -108,8 +110,21 @@ def _apply(to: Dispatcher, event: Mapping[str, Any]) -> str | None:
         to.turn(event["instance"], event["alive"], now)
     elif kind == "tune":
         to.planner.alpha = event["alpha"]  # type: ignore[attr-defined]
-    elif (made := _dump(to.decide(now))) != event["starts"]:
-        return f"the log starts {event['starts']}, the replay {made}."
+    else:
+        return _decide(to, event)
+    return None
+
+
+def _decide(to: Dispatcher, event: Mapping[str, Any]) -> str | None:
+    made: list[Event] = []
+    watcher = Recorder(None, made.append)
+    to.watchers.append(watcher)
+    to.decide(event["now"])
+    to.watchers.remove(watcher)
+    for what in ("placed", "starts"):
+        own = made[0][what] if made else []
+        if own != event[what]:
+            return f"the log's {what} are {event[what]}, the replay's {own}."
     return None
 
 
