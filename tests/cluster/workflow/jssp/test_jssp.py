@@ -67,7 +67,13 @@ def test_the_environment_is_the_propagated_model(seed: int) -> None:
     """Bounds, legal actions and the result of random play are those of the generic model at its fixed point."""
     rng = np.random.default_rng(seed)
     made = random_problem(rng, 4, 3)
-    problem = Problem("p", made.machines, made.durations, holds=tuple(int(h) for h in rng.integers(0, 60, 3)))
+    problem = Problem(
+        "p",
+        made.machines,
+        made.durations,
+        holds=tuple(int(h) for h in rng.integers(0, 60, 3)),
+        releases=tuple(int(r) for r in rng.integers(0, 90, 4)),
+    )
     slow, fast, one = cp.Model(problem), Env([problem]), np.zeros(1, int)
     while not fast.done[0]:
         legal = set(np.flatnonzero(fast.legal()[0]).tolist())

@@ -80,6 +80,8 @@ class Model:
             self.constraints += [EndBeforeStart(a, b) for a, b in pairwise(row)]
             for interval, at in zip(row, order):
                 machines[at].intervals.append(interval)
+        for row, release in zip(self.jobs, problem.releases):
+            self.constraints.append(EndBeforeStart(Interval(release, latest=0, fixed=True), row[0]))
         self.constraints += machines
         self.propagate()
 

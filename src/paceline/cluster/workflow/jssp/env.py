@@ -30,18 +30,17 @@ class Env:
         count = max(each.count for each in problems)
         ahead = (self.copies, self.jobs, self.places + WINDOW)
         self.machine, self.took = np.full(ahead, count), np.zeros(ahead, np.int64)
-        self.length = np.zeros((self.copies, self.jobs), np.int64)
+        self.length, self.next, self.ended, self.hold = np.zeros((4, self.copies, self.jobs), np.int64)
         self.free = np.zeros((self.copies, count + 1), np.int64)
         """When each machine is free; the last stands for no machine."""
         for copy, each in enumerate(problems):
             self.free[copy, : len(each.holds)] = each.holds
+            self.ended[copy, : len(each.releases)] = each.releases
             for job, (machines, took) in enumerate(zip(each.machines, each.durations)):
                 self.length[copy, job] = len(machines)
                 self.machine[copy, job, : len(machines)] = machines
                 self.took[copy, job, : len(machines)] = took
         self.scale = np.array([np.mean([t for row in each.durations for t in row]) for each in problems], np.float32)
-        self.next = np.zeros((self.copies, self.jobs), np.int64)
-        self.ended, self.hold = np.zeros_like(self.next), np.zeros_like(self.next)
         self.started = np.full((self.copies, self.jobs, self.places), -1)
         self._rows = np.arange(self.copies)
         self._refresh(self._rows)

@@ -28,6 +28,8 @@ class Problem:
     upper: int | None = None
     holds: tuple[int, ...] = field(default=())
     """Per machine: busy until then, before anything here can run."""
+    releases: tuple[int, ...] = field(default=())
+    """Per job: when it can begin."""
 
     def __post_init__(self) -> None:
         if [len(row) for row in self.machines] != [len(row) for row in self.durations]:
@@ -73,7 +75,7 @@ def faults(problem: Problem, schedule: Schedule) -> list[str]:
     if [len(row) for row in schedule.starts] != [len(row) for row in problem.machines]:
         return ["The schedule has other operations than the problem."]
     for job, row in enumerate(schedule.starts):
-        free = 0
+        free = problem.releases[job] if problem.releases else 0
         for place, start in enumerate(row):
             if start < free:
                 out.append(f"Operation {place} of job {job} starts at {start}, before {free}.")
@@ -95,7 +97,7 @@ def shifted(
     fixed = fixed or {}
     order = sorted((start, job, place) for job, row in enumerate(schedule.starts) for place, start in enumerate(row))
     free = list(problem.holds) or [0] * problem.count
-    done, starts = [0] * problem.jobs, [list(row) for row in schedule.starts]
+    done, starts = list(problem.releases) or [0] * problem.jobs, [list(row) for row in schedule.starts]
     for _, job, place in order:
         machine = problem.machines[job][place]
         start = fixed.get((job, place), max(done[job], free[machine], since))

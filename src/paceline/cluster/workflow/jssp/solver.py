@@ -23,7 +23,8 @@ def complete(
     for job, (row, took) in enumerate(zip(problem.machines, problem.durations)):
         for place, (machine, spent) in enumerate(zip(row, took)):
             at = fixed.get((job, place))
-            low = since if at is None else at
+            release = problem.releases[job] if problem.releases else 0
+            low = max(since, release) if at is None else at
             start = model.new_int_var(low, horizon if at is None else at, "")
             model.add_hint(start, warm.starts[job][place])
             starts[job, place] = start
