@@ -106,16 +106,15 @@ class Simulation:
         faults = sorted(self.faults)[::-1]
         now = -inf
         while arrivals or self._job:
-            at = min((model.next() for model in self.models.values()), default=(inf, ""))
-            moments = (arrivals[-1][1].arrival if arrivals else inf, at[0], faults[-1].at if faults else inf)
-            now = max(now, min(*moments, self.dispatcher.wake(now)))
+            moments = (arrivals[-1][1].arrival if arrivals else inf, faults[-1].at if faults else inf)
+            now = max(now, min(*moments, self._end()[0], self.dispatcher.wake(now)))
             if now == inf:
                 raise IntegrityError("Workflows wait, but nothing runs that could let them go on.")
-            if at[0] <= now:
-                self._finish(at[1], now)
-            elif faults and faults[-1].at <= now:
+            while (end := self._end())[0] <= now:
+                self._finish(end[1], now)
+            while faults and faults[-1].at <= now:
                 self._turn(faults.pop(), now)
-            elif arrivals and arrivals[-1][1].arrival <= now:
+            while arrivals and arrivals[-1][1].arrival <= now:
                 self._arrive(*arrivals.pop(), now)
             if self.tick is not None:
                 self.tick(now)
@@ -123,6 +122,10 @@ class Simulation:
                 self.models[instance.name].start(task, self._calls[task.id], now)
         self.outcome.end = now
         return self.outcome
+
+    def _end(self) -> tuple[float, str]:
+        """When which call finishes next."""
+        return min((model.next() for model in self.models.values()), default=(inf, ""))
 
     def _arrive(self, number: int, job: Job, now: float) -> None:
         workflow = Workflow(f"w{number}", now, now + job.deadline, list(job.expected))
