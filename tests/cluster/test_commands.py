@@ -24,6 +24,7 @@ def test_training_refuses_what_would_fail_at_its_end(name: str, tmp_path: Path) 
     assert "cannot be written" in refused("train", name, "-o", str(tmp_path / "absent" / "x"))
 
 
+@pytest.mark.full
 def test_an_order_is_trained_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "order.safetensors"
     result = CliRunner().invoke(app, ["train", "workflow-order", "--minutes", "0.01", "-o", str(path)])
