@@ -88,6 +88,16 @@ async def test_calls_wait_while_no_engine_is_alive() -> None:
     await made.close()
 
 
+async def test_closing_cancels_who_waits() -> None:
+    one = Fragile("one", dies_at=1)
+    made, _ = controller(one)
+    call = asyncio.create_task(made.call("w", Work("a"), "/x", b"7"))
+    await asyncio.sleep(0.05)
+    await made.close()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(call, 5)
+
+
 async def test_alpha_is_tuned_beside_the_calls_and_the_log_still_replays() -> None:
     made, events = controller(Fragile("one"), Fragile("two"))
     made.tuner = Tuner(made.dispatcher.planner, window=10, every=5)  # type: ignore[arg-type]

@@ -75,10 +75,12 @@ class Controller:
             self._spawn(self._tune(self.tuner))
 
     async def close(self) -> None:
-        """Gives up all that runs."""
+        """Gives up all that runs; who waits is cancelled."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for future, _, _ in self._waiting.values():
+            future.cancel()
         for workflow in list(self.dispatcher.workflows):
             self.dispatcher.close(self.dispatcher.workflows[workflow], self.clock())
 
