@@ -12,6 +12,10 @@ COMMANDS = {
     "prophetfuzz": ("prophetfuzz.command", "Predict risky option combinations from a man page, and fuzz them."),
     "surge": ("surge.command", "Predict what programs print, and score it by running them."),
     "tsci": ("tsci.command", "Forecast a time series of a CSV file, with models chosen, weighed and reported."),
+    "text2sql": (
+        "text2sql.command",
+        "Answer questions about an SQLite or DuckDB file, by queries that only read.",
+    ),
     "quantagent": ("quantagent.command", "Analyse bars of prices, decide, back-test; a demonstration, no advice."),
 }
 """Name: (module below this package with a typer application `app`, one line of help)."""

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import load
+from paceline.cli import load, train
 from paceline.cli.options import EngineArgs, SamplingArgs, command, option
+from paceline.cli.route import RouteArgs
 from paceline.cli.serve import ServingArgs
 from paceline.cli.simulate import ChangeArgs
 from paceline.serve.settings import Settings
@@ -256,6 +257,28 @@ def simulate(
     from paceline.cli.simulate import simulate
 
     simulate(log, change, replay=replay, output=output)
+
+
+app.add_typer(train.app, name="train")
+
+
+@app.command(epilog="Example: paceline route http://127.0.0.1:8000 http://127.0.0.1:8001 --planner hexgen --port 8100")
+@command
+def route(
+    engines: Annotated[list[str], typer.Argument(metavar="URL...", help="Addresses of the engines' servers.")],
+    *,
+    args: RouteArgs,
+    host: Annotated[str, option("Listen on this address.", "HTTP", show_default=True)] = "127.0.0.1",
+    port: Annotated[int, option("Listen on this port.", "HTTP", show_default=True)] = 8100,
+) -> None:
+    """Put one address in front of several servers, and plan the calls of workflows with deadlines over them.
+
+    A request may have a field workflow: {"id", "step", "deadline_s", "expected": [STEP, ...], "last"}; the others go to
+    the engine unchanged. When an engine is lost its calls go to others; each call is answered once.
+    """
+    from paceline.cli.route import route
+
+    route(engines, args, host, port)
 
 
 def main() -> None:

@@ -223,12 +223,16 @@ class Client:
         else:
             sink.close(self._now())
 
+    async def send(self, path: str, sink: Sink, timeout: float, body: bytes | None = None) -> None:
+        """One request, whose response goes to `sink`. Raises OSError, TimeoutError among them."""
+        async with asyncio.timeout(timeout):
+            await self._exchange(self._request(path, body), sink)
+
     async def json(self, path: str, timeout: float, body: bytes | None = None) -> Any:
         """The JSON that a path gives, or makes of `body`. Raises InputError where the server does not give it."""
         sink = Whole()
         try:
-            async with asyncio.timeout(timeout):
-                await self._exchange(self._request(path, body), sink)
+            await self.send(path, sink, timeout, body)
         except OSError as error:  # TimeoutError too
             raise InputError(f"No server answers at {self._name}:{self._port} ({error}); give its --url.") from None
         if sink.status != 200:

@@ -1,0 +1,5 @@
+"""`python -m apps.text2sql QUESTION --db FILE`."""
+
+from .command import app
+
+app(prog_name="python -m apps.text2sql")

@@ -1,0 +1,90 @@
+"""HexGen against its ablations in the simulator: the shortest deadline that 95 % of text-to-SQL workflows keep.
+
+    python bench/studies/workflow_hexgen.py [--seeds 10] [--questions 200] [--rate 0.09]
+
+For each policy the deadline, a multiple of the mean time of a typical workflow, is searched to 0.1: policies know the
+deadline, so each is a run of its own. Alpha is tuned on a window of other questions, as beside real engines.
+Ratios are over HexGen, with 95 % intervals over seeds (t).
+"""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from paceline.cluster.workflow.dispatch import Dispatcher
+from paceline.cluster.workflow.models import Batched
+from paceline.cluster.workflow.policies import Setup
+from paceline.cluster.workflow.simulate import Job, Outcome, Simulation
+from paceline.cluster.workflow.text2sql import SPEEDS, base, questions
+from paceline.cluster.workflow.tune import GRID, best
+
+CLUSTER = ("A100", "A100", "L40S", "L40S", "A6000", "A6000")
+POLICIES = ("hexgen", "hexgen+fcfs", "balanced+urgency", "balanced+fcfs", "rr+urgency", "rr+fcfs")
+SLOTS = 8
+
+
+def setup(policy: str, alpha: float, patience: float) -> Setup:
+    prior = {kind: (0.0, 1e3 * speed.prefill, 1e3 * speed.decode) for kind, speed in SPEEDS.items()}
+    instances = tuple((f"{kind}-{n}", kind, SLOTS) for n, kind in enumerate(CLUSTER))
+    return Setup(policy, instances, prior, alpha, patience)
+
+
+def run(policy: str, jobs: list[Job], alpha: float = 0.3, patience: float = float("inf")) -> Outcome:
+    made: Dispatcher = setup(policy, alpha, patience).dispatcher()
+    models: dict[str, Any] = {name: Batched(SPEEDS[each.kind]) for name, each in made.instances.items()}
+    return Simulation(made, models, jobs).run()
+
+
+def due(jobs: list[Job], scale: float) -> list[Job]:
+    return [replace(job, deadline=scale * base()) for job in jobs]
+
+
+def tightest(attain: Callable[[float], float], low: float = 1.0, high: float = 26.0, step: float = 0.1) -> float:
+    """The smallest scale at which 95 % are in time, by bisection."""
+    while high - low > step:
+        middle = (low + high) / 2
+        low, high = (low, middle) if attain(middle) >= 0.95 else (middle, high)
+    return high
+
+
+def deadline(policy: str, jobs: list[Job], alpha: float, patience: float) -> float:
+    return tightest(lambda scale: run(policy, due(jobs, scale), alpha, patience).attainment())
+
+
+def ratio(values: list[float]) -> str:
+    mean, half = np.mean(values), stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
+    return f"{mean:.2f} ({mean - half:.2f} to {mean + half:.2f}), most {max(values):.2f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--questions", type=int, default=200)
+    parser.add_argument("--rate", type=float, default=0.09)
+    parser.add_argument("--patience", type=float, default=float("inf"))
+    given = parser.parse_args()
+    scales: dict[str, list[float]] = {policy: [] for policy in POLICIES}
+    regret = []
+    for seed in range(given.seeds):
+        window = questions(100, given.rate, np.random.default_rng([seed, 1]), 1.0)
+        jobs = questions(given.questions, given.rate, np.random.default_rng([seed, 2]), 1.0)
+        aim = deadline("balanced+urgency", window, 0.0, given.patience)
+        alpha = best(lambda a, work: run("hexgen", list(work), a, given.patience), due(window, aim))
+        hindsight = {a: deadline("hexgen", jobs, a, given.patience) for a in GRID}
+        regret.append(hindsight[alpha] / min(hindsight.values()))
+        for policy in POLICIES:
+            scales[policy].append(deadline(policy, jobs, alpha, given.patience))
+        shown = "  ".join(f"{policy} {scales[policy][-1]:.2f}" for policy in POLICIES)
+        print(f"seed {seed}: alpha {alpha}, over the best in hindsight {regret[-1]:.3f};  {shown}", flush=True)
+    for policy in POLICIES[1:]:
+        values = [a / b for a, b in zip(scales[policy], scales["hexgen"])]
+        print(f"{policy:18} deadline at 95 % over hexgen: {ratio(values)}")
+    print(f"alpha of the window over the best in hindsight: mean {np.mean(regret):.3f}, most {max(regret):.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Text-to-SQL questions with deadlines over two Ray actors, one slowed down: HexGen against round robin.
+
+    python bench/studies/workflow_ray.py --questions spider_dev_14db.jsonl --databases DIR [--model M --draft D]
+
+The same questions, at the same times, under each policy in turns; the deadline is twice what six at once take.
+In the last run an engine is killed in the middle. Every answer is counted; every run's log is replayed.
+"""
+
+import argparse
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import uvicorn
+
+from apps.common.client import Client
+from apps.text2sql.database import open_database
+from apps.text2sql.evaluate import WIDE, Question, read_questions
+from apps.text2sql.pipeline import Pipeline, Plan
+from apps.text2sql.retrieve import build
+from apps.text2sql.schema import read_schema
+from paceline.cluster.control.controller import Controller
+from paceline.cluster.control.ray_engine import RayEngine
+from paceline.cluster.control.router import create
+from paceline.cluster.workflow.log import Event, Recorder, replay
+from paceline.cluster.workflow.policies import Setup
+
+PRIOR = {"engine": (0.05, 0.5, 10.0)}
+
+
+class Runs:
+    """Policies over the same two actors."""
+
+    def __init__(self, engines: dict[str, RayEngine], folder: Path, port: int, plan: Plan) -> None:
+        self.engines, self.folder, self.port, self.plan = engines, folder, port, plan
+        self.known: dict[str, Any] = {}
+
+    def database(self, name: str) -> Any:
+        if name not in self.known:
+            opened = open_database(self.folder / f"{name}.sqlite")
+            self.known[name] = opened, build(opened, read_schema(opened))
+        return self.known[name]
+
+    async def run(
+        self, policy: str, questions: list[Question], every: float, deadline: float, kill: int | None = None
+    ) -> dict[str, Any]:
+        """`kill`: the quick engine dies once so many questions are answered."""
+        setup = Setup(policy, tuple((name, "engine", 2) for name in self.engines), PRIOR)
+        events: list[Event] = []
+        controller = Controller(setup.dispatcher(), self.engines)
+        controller.dispatcher.watchers.append(Recorder(setup, events.append))
+        server = uvicorn.Server(uvicorn.Config(create(controller), "127.0.0.1", self.port, log_level="error"))
+        serving = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.05)
+        took: list[float] = []
+        async with Client(f"http://127.0.0.1:{self.port}", concurrency=64) as client:
+
+            async def one(number: int, question: Question) -> None:
+                await asyncio.sleep(every * number)
+                plan = replace(self.plan, deadline_s=deadline)
+                done = await Pipeline(client, *self.database(question.database), plan).answer(question.text)
+                took.append(done.seconds)
+                if kill is not None and len(took) == kill:
+                    self.engines["quick"].actor.leave.remote()
+
+            began = monotonic()
+            await asyncio.gather(*(one(n, q) for n, q in enumerate(questions)))
+            wall = monotonic() - began
+            refused = {k: n for k, n in client.tally.outcomes.items() if "unreachable" in k or "server" in k}
+        await controller.close()
+        server.should_exit = True
+        await serving
+        finished = [event["id"] for event in events if event["event"] == "finish"]
+        called = [task["id"] for event in events if event["event"] == "extend" for task in event["tasks"]]
+        return {
+            "attainment": float(np.mean([s <= deadline for s in took])), "p95": float(np.percentile(took, 95)),
+            "mean": float(np.mean(took)), "wall": wall, "answered": len(took), "calls": len(called),
+            "finished once": sorted(called) == sorted(finished), "by engine": dict(controller.answered),
+            "given up": sum(event["event"] == "finish" and event["attempt"] > 1 for event in events),
+            "errors": refused, "replays": replay(events) or "equal",
+        }  # fmt: skip
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--questions", type=Path, required=True)
+    parser.add_argument("--databases", type=Path, required=True)
+    parser.add_argument("--model")
+    parser.add_argument("--draft")
+    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--slow", type=float, default=3.0, help="times a call's duration that the slow engine adds")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--load", type=float, default=0.6, help="questions arrive so many times as often as one takes")
+    parser.add_argument("--whole", action="store_true", help="keywords and unit tests too")
+    parser.add_argument("--candidates", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=24, help="of a candidate, at most")
+    parser.add_argument("--port", type=int, default=8123)
+    given = parser.parse_args()
+    options: dict[str, Any] = {"blocks": 600}
+    if given.model:
+        options = {"model": given.model, "draft": given.draft, "quantize": "int8", "memory": "3G"}
+    engines = {
+        "quick": RayEngine(options, "demo", cpus=0.5), "slow": RayEngine(options, "demo", given.slow, cpus=0.5)
+    }  # fmt: skip
+    for engine in engines.values():
+        await engine.actor.ready.remote()
+    plan = Plan(given.candidates, 1, given.whole, given.whole, max_tokens=given.tokens, limits=WIDE)
+    runs = Runs(engines, given.databases, given.port, plan)
+    questions = read_questions(given.questions, given.count)
+    alone = await runs.run("hexgen", questions[:6], 0.0, 1e6)
+    one = alone["wall"] / 6
+    deadline = 2.0 * alone["mean"]
+    print(f"a question takes {one:.2f} s of the cluster; deadline {deadline:.2f} s", flush=True)
+    for number in range(given.rounds):
+        for policy in ("hexgen", "rr+fcfs") if number % 2 == 0 else ("rr+fcfs", "hexgen"):
+            print(policy, await runs.run(policy, questions, one / given.load, deadline), flush=True)
+    print("with a kill:", await runs.run("hexgen", questions, one / given.load, deadline, kill=given.count // 3))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

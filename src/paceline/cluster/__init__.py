@@ -1,0 +1,1 @@
+"""Many engines: who runs which request, and where."""

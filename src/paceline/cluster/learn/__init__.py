@@ -1,0 +1,1 @@
+"""Learned orders for `cluster.workflow`: small networks on PyTorch, and how they are trained."""

@@ -1,0 +1,134 @@
+"""A learned dispatching rule for job shops (Tassel et al., ICAPS 2023, arXiv 2306.05747): two small encoders."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from paceline.cluster.workflow.jssp.env import WINDOW, Env
+from paceline.cluster.workflow.jssp.problem import Ints, Problem, Schedule
+from paceline.core.errors import InputError
+
+WIDTH, HIDDEN = 8, 32
+NO = -1e9
+"""Logit of what is not legal."""
+
+
+class Attention(nn.Module):
+    """One head of attention with a feed-forward part, both residual, normed before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, WIDTH))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """[..., T, WIDTH]; `mask` [..., T, T] is true where a row may look."""
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        weights = q @ k.transpose(-1, -2) / WIDTH**0.5
+        if mask is not None:
+            weights = weights.masked_fill(~mask, NO)
+        x = x + self.out(weights.softmax(-1) @ v)
+        out: Tensor = x + self.mlp(self.norm2(x))
+        return out
+
+
+class DispatchNetwork(nn.Module):
+    """Logits of jobs and No-Op. An encoder over each job's window of operations, pooled; another over jobs that compete
+    for a machine now; then a small head a job, and one for No-Op whose mean over jobs counts. Permuting jobs permutes
+    the logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(4, WIDTH)
+        self.ends = nn.Parameter(0.1 * torch.randn(2, WIDTH))
+        """Before the first operation, behind the last."""
+        self.window, self.rivals = Attention(), Attention()
+        self.job, self.idle = _head(), _head()
+
+    def forward(self, features: Tensor, numbers: Tensor, machines: Tensor, legal: Tensor) -> Tensor:
+        """Of `Env.observe` and `Env.legal`, for [B, jobs]: float32 [B, jobs + 1]."""
+        batch, jobs = machines.shape
+        x = self.embed(features) + _sinusoid(numbers)
+        x = torch.where((numbers == -1)[..., None], self.ends[0], x)
+        x = torch.where((numbers == -2)[..., None], self.ends[1], x)
+        pooled = self.window(x.view(batch * jobs, WINDOW, WIDTH)).mean(1).view(batch, jobs, WIDTH)
+        ready = legal[:, :-1]
+        rival = (machines[:, :, None] == machines[:, None]) & ready[:, :, None] & ready[:, None]
+        mixed = self.rivals(pooled, rival | torch.eye(jobs, dtype=torch.bool))
+        logits = torch.cat((self.job(mixed)[..., 0], self.idle(mixed)[..., 0].mean(1, keepdim=True)), 1)
+        return logits.masked_fill(~legal, NO)
+
+
+def _head() -> nn.Sequential:
+    last = nn.Linear(HIDDEN, 1)
+    nn.init.orthogonal_(last.weight, 0.01)
+    return nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.Tanh(), last)
+
+
+def _sinusoid(numbers: Tensor) -> Tensor:
+    """Of place numbers [...], [..., WIDTH]; 0 for those below 0."""
+    rate = 10000.0 ** (-torch.arange(0, WIDTH, 2) / WIDTH)
+    angle = numbers[..., None] * rate
+    waves = torch.cat((angle.sin(), angle.cos()), -1)
+    return torch.where((numbers >= 0)[..., None], waves, 0.0)
+
+
+def logits(network: DispatchNetwork, env: Env, rows: Ints) -> Tensor:
+    """float32 [R, jobs + 1]."""
+    seen = (torch.from_numpy(each) for each in (*env.observe(rows), env.legal()[rows]))
+    out: Tensor = network(*seen)
+    return out
+
+
+def solve(
+    network: DispatchNetwork, problem: Problem, copies: int = 32, heats: tuple[float, float] = (0.5, 2.0), seed: int = 0
+) -> Schedule:
+    """The best of so many schedules, drawn at temperatures spread between `heats`; of one copy, the
+    greedy one. Between two moments an order of all legal actions is drawn at once (Gumbel-max) and followed while it
+    stays legal."""
+    env, generator = Env([problem] * copies), torch.Generator().manual_seed(seed)
+    heat = torch.linspace(*heats, copies) if copies > 1 else torch.zeros(1)
+    with torch.inference_mode():
+        while not env.done.all():
+            rows = np.flatnonzero(~env.done)
+            scores = logits(network, env, rows)
+            luck = -torch.log(-torch.log(torch.rand(scores.shape, generator=generator).clamp_(1e-9, 1 - 1e-7)))
+            keys = torch.where(scores > NO / 2, scores + heat[rows, None] * luck, NO)
+            follow(env, rows, keys.argsort(dim=1, descending=True).numpy())
+    makespans = env.makespans()
+    return env.schedules()[int(makespans.argmin())]
+
+
+def follow(env: Env, rows: Ints, orders: Ints) -> None:
+    """Legal actions in their orders, while a copy's moment lasts; a No-Op ends it."""
+    moment = env.now[rows].copy()
+    for place in range(orders.shape[1]):
+        actions = orders[:, place]
+        can = env.legal()[rows, actions] & (env.now[rows] == moment)
+        if place and not can.any():
+            return
+        env.act(rows[can], actions[can])
+
+
+def save(network: DispatchNetwork, path: Path) -> None:
+    save_file(network.state_dict(), path, {"format": "paceline-jssp-1"})
+
+
+def load(path: Path) -> DispatchNetwork:
+    """InputError for a file that holds no such network."""
+    network = DispatchNetwork()
+    try:
+        network.load_state_dict(load_file(path))
+    except Exception as error:
+        raise InputError(f"{path} is not a job-shop policy made by `paceline train jssp`.") from error
+    return network
+
+
+def best_of(network: DispatchNetwork, problems: Sequence[Problem], copies: int = 32) -> list[int]:
+    """Makespans."""
+    return [solve(network, problem, copies).makespan(problem) for problem in problems]

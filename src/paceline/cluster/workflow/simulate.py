@@ -1,0 +1,173 @@
+"""Workflows on a virtual clock: the dispatcher that drives real engines, over models of instances."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple, Protocol
+
+from paceline.cluster.workflow.dispatch import Dispatcher
+from paceline.cluster.workflow.tasks import Instance, Task, Work, Workflow
+from paceline.core.errors import IntegrityError
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call as it comes to be; planners see `work` only."""
+
+    work: Work
+    tokens_in: float
+    tokens_out: float
+    after: tuple[int, ...] = ()
+    """Places in its stage."""
+    volume: tuple[float, ...] = ()
+    pinned: str | None = None
+    noise: float = 1.0
+    """Factor on its seconds, where those are predicted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A workflow as it comes to be: each stage is known when the one before has ended. A graph that is known at once
+    is one stage."""
+
+    arrival: float
+    stages: tuple[tuple[Call, ...], ...]
+    deadline: float = inf
+    """Seconds after the arrival."""
+    expected: tuple[Work, ...] = ()
+
+
+class Model(Protocol):
+    """How an instance spends time. `now` never goes back."""
+
+    def start(self, task: Task, call: Call, now: float) -> None: ...
+
+    def next(self) -> tuple[float, str]:
+        """When which call finishes, if nothing else starts; (inf, "") when idle."""
+        ...
+
+    def end(self, id: str, now: float) -> None:
+        """It has finished."""
+        ...
+
+    def stop(self) -> None:
+        """It dies, with all that runs."""
+        ...
+
+
+class Fault(NamedTuple):
+    """An instance dies or comes back."""
+
+    at: float
+    instance: str
+    alive: bool = False
+
+
+@dataclass(slots=True)
+class Outcome:
+    """A simulated run."""
+
+    finished: dict[str, float] = field(default_factory=dict)
+    """By workflow: seconds from its arrival to its end."""
+    met: dict[str, bool] = field(default_factory=dict)
+    """By workflow: was it in time?"""
+    end: float = 0.0
+
+    def attainment(self) -> float:
+        """Share of workflows in time."""
+        return sum(self.met.values()) / len(self.met)
+
+    def mean(self) -> float:
+        """Mean seconds of a workflow."""
+        return sum(self.finished.values()) / len(self.finished)
+
+    def percentile(self, share: float) -> float:
+        """Seconds within which this share of workflows ended."""
+        ordered = sorted(self.finished.values())
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+@dataclass(slots=True)
+class Simulation:
+    """Runs jobs to their ends. `tick` is called at each event, before decisions, as a background task would be."""
+
+    dispatcher: Dispatcher
+    models: dict[str, Model]
+    jobs: Sequence[Job]
+    faults: Sequence[Fault] = ()
+    tick: Callable[[float], None] | None = None
+    outcome: Outcome = field(default_factory=Outcome)
+    _calls: dict[str, Call] = field(default_factory=dict)
+    _stage: dict[str, int] = field(default_factory=dict)
+    _job: dict[str, Job] = field(default_factory=dict)
+
+    def run(self) -> Outcome:
+        arrivals = sorted(enumerate(self.jobs), key=lambda pair: pair[1].arrival)[::-1]
+        faults = sorted(self.faults)[::-1]
+        now = -inf
+        while arrivals or self._job:
+            moments = (arrivals[-1][1].arrival if arrivals else inf, faults[-1].at if faults else inf)
+            now = max(now, min(*moments, self._end()[0], self.dispatcher.wake(now)))
+            if now == inf:
+                raise IntegrityError("Workflows wait, but nothing runs that could let them go on.")
+            while (end := self._end())[0] <= now:
+                self._finish(end[1], now)
+            while faults and faults[-1].at <= now:
+                self._turn(faults.pop(), now)
+            while arrivals and arrivals[-1][1].arrival <= now:
+                self._arrive(*arrivals.pop(), now)
+            if self.tick is not None:
+                self.tick(now)
+            for task, instance, _ in self.dispatcher.decide(now):
+                self.models[instance.name].start(task, self._calls[task.id], now)
+        self.outcome.end = now
+        return self.outcome
+
+    def _end(self) -> tuple[float, str]:
+        """When which call finishes next."""
+        return min((model.next() for model in self.models.values()), default=(inf, ""))
+
+    def _arrive(self, number: int, job: Job, now: float) -> None:
+        workflow = Workflow(f"w{number}", now, now + job.deadline, list(job.expected))
+        self._job[workflow.id], self._stage[workflow.id] = job, -1
+        self.dispatcher.submit(workflow, now)
+        self._advance(workflow, now)
+
+    def _advance(self, workflow: Workflow, now: float) -> None:
+        job = self._job[workflow.id]
+        self._stage[workflow.id] += 1
+        stage = self._stage[workflow.id]
+        if stage == len(job.stages):
+            self.dispatcher.close(workflow, now)
+            self.outcome.finished[workflow.id] = now - job.arrival
+            self.outcome.met[workflow.id] = now <= workflow.deadline
+            del self._job[workflow.id]
+            return
+        tasks: list[Task] = []
+        for place, call in enumerate(job.stages[stage]):
+            task = Task(f"{workflow.id}.{stage}.{place}", workflow, call.work, volume=call.volume, pinned=call.pinned)
+            task.after = tuple(tasks[each] for each in call.after)
+            self._calls[task.id] = call
+            tasks.append(task)
+        self.dispatcher.extend(workflow, tasks, now)
+
+    def _finish(self, id: str, now: float) -> None:
+        task = self.dispatcher.tasks[id]
+        self.models[task.place or ""].end(id, now)
+        call = self._calls[id]
+        if not self.dispatcher.finish(task, task.attempt, now, (call.tokens_in, call.tokens_out)):
+            raise IntegrityError(f"The model of {task.place} finished {id!r}, which it did not run.")
+        del self._calls[id]
+        if not task.workflow.open:
+            self._advance(task.workflow, now)
+
+    def _turn(self, fault: Fault, now: float) -> None:
+        if not fault.alive:
+            self.models[fault.instance].stop()
+        self.dispatcher.turn(fault.instance, fault.alive, now)
+
+
+def instances_of(kinds: Sequence[str], slots: int = 1, room: float = inf) -> dict[str, Instance]:
+    """Instances named by kind and number."""
+    made = [Instance(f"{kind}-{number}", kind, slots, room) for number, kind in enumerate(kinds)]
+    return {each.name: each for each in made}

@@ -1,0 +1,146 @@
+"""The vocabulary of workflows, and what a planner, a queue and a predictor are."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple, Protocol
+
+
+class Work(NamedTuple):
+    """What a call is expected to be: its step, as in `revise`, and its tokens."""
+
+    step: str
+    tokens_in: float = 0.0
+    tokens_out: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Workflow:
+    """A graph of calls with one deadline. It grows: a program adds the next calls when it knows them, so the number of
+    stages need not be known beforehand."""
+
+    id: str
+    arrival: float
+    """Seconds."""
+    deadline: float = inf
+    """Seconds, on the clock of `arrival`."""
+    expected: list[Work] = field(default_factory=list)
+    """Stages that are expected after those already known. Each workflow has its own list."""
+    tasks: list["Task"] = field(default_factory=list)
+    closed: bool = False
+    """No further calls will come."""
+
+    def expect(self, step: str) -> None:
+        """A stage begins: what was expected before it will not come. An unexpected stage (one more round of a loop)
+        leaves the expectation as it is."""
+        for index, work in enumerate(self.expected):
+            if work.step == step:
+                del self.expected[: index + 1]
+                return
+
+    @property
+    def open(self) -> bool:
+        """Does a known call still wait or run?"""
+        return any(task.finished is None for task in self.tasks)
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """One call."""
+
+    id: str
+    """Unique among all workflows."""
+    workflow: Workflow
+    work: Work
+    after: tuple["Task", ...] = ()
+    """Calls that must have finished."""
+    volume: tuple[float, ...] = ()
+    """For each of `after`: seconds that its result needs to another instance (transfer, or a prefix computed anew)."""
+    pinned: str | None = None
+    """The only instance that may run it."""
+    children: list["Task"] = field(default_factory=list)
+    rank: float = 0.0
+    """Mean seconds of the longest path from here to the end of what is known (HEFT's upward rank)."""
+    ready: float | None = None
+    """When its predecessors had finished."""
+    budget: float = inf
+    """Seconds from `ready` within which it should finish (HexGen's stage budget)."""
+    place: str | None = None
+    """Where it is queued, runs or ran."""
+    planned: float = 0.0
+    """When its planner means it to start."""
+    started: float | None = None
+    finished: float | None = None
+    used: tuple[float, float] | None = None
+    """Tokens (prompt, output) that it came to have."""
+    attempt: int = 0
+    """How often it was started; what an earlier attempt brings is dropped."""
+
+    def available(self, instance: str) -> float:
+        """When its inputs are on an instance; its predecessors have finished."""
+        moved = (0.0 if t.place == instance else v for t, v in zip(self.after, self.volume or (0.0,) * len(self.after)))
+        return max((finish + m for finish, m in zip((t.finished or 0.0 for t in self.after), moved)), default=0.0)
+
+
+@dataclass(slots=True, eq=False)
+class Instance:
+    """An engine, as decisions see it."""
+
+    name: str
+    kind: str
+    """Instances of one kind are equally fast."""
+    slots: int = 1
+    """Calls at once."""
+    room: float = inf
+    """Tokens of K/V cache for the calls at once."""
+    alive: bool = True
+    queue: list[Task] = field(default_factory=list)
+    running: dict[str, Task] = field(default_factory=dict)
+
+    def backlog(self, now: float, predictor: "Predictor") -> float:
+        """Seconds until it would be idle, by prediction. Worked out from what is there, so what has finished no longer
+        counts, whatever was predicted for it."""
+        waiting = sum(predictor.seconds(task.work, self) for task in self.queue)
+        left = sum(self.left(task, now, predictor) for task in self.running.values())
+        return (waiting + left) / self.slots
+
+    def left(self, task: Task, now: float, predictor: "Predictor") -> float:
+        """Seconds that a running call still needs, by prediction."""
+        return max(0.0, predictor.seconds(task.work, self) - (now - (task.started or 0.0)))
+
+    def fits(self, task: Task) -> bool:
+        """Is there a slot and room for its K/V? What could never fit runs alone."""
+        if len(self.running) >= self.slots:
+            return False
+        used = sum(t.work.tokens_in + t.work.tokens_out for t in self.running.values())
+        return not self.running or used + task.work.tokens_in + task.work.tokens_out <= self.room
+
+
+class Predictor(Protocol):
+    """How long a call takes on an instance that does nothing else."""
+
+    def seconds(self, work: Work, instance: Instance) -> float: ...
+
+    def learn(self, work: Work, instance: Instance, seconds: float) -> None:
+        """A call took so long."""
+        ...
+
+
+class Planner(Protocol):
+    """Where ready calls go."""
+
+    replans: bool
+    """Does it want calls back that are queued and not started, at each decision?"""
+
+    def assign(self, ready: Sequence[Task], instances: Sequence[Instance], now: float) -> list[tuple[Task, Instance]]:
+        """Calls and their instances; what is left out stays ready. `instances` are alive, at least one; their queues
+        do not hold `ready`. A planner may set `planned`."""
+        ...
+
+
+class Queue(Protocol):
+    """In which order an instance starts what is queued."""
+
+    def key(self, task: Task, instance: Instance, now: float) -> tuple[float, ...]:
+        """The smallest starts first; worked out anew for each start."""
+        ...

@@ -1,0 +1,168 @@
+"""The controller over real servers and over engines that fail: each call gets one reply."""
+
+import asyncio
+import json
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from paceline import AsyncLLM
+from paceline.cluster.control.controller import Controller
+from paceline.cluster.control.engines import EngineLost, HttpEngine, Reply
+from paceline.cluster.control.router import create, read, tokens
+from paceline.cluster.workflow.log import Event, Recorder, replay
+from paceline.cluster.workflow.policies import Setup
+from paceline.cluster.workflow.tasks import Work
+from paceline.cluster.workflow.tune import Tuner
+from paceline.serve.errors import ApiError
+from paceline.serve.settings import Settings
+from tests.serve.conftest import DEMO, running
+
+httpx2 = pytest.importorskip("httpx2", reason="needs paceline[test]")
+PRIOR = {"k": (0.01, 0.1, 1.0)}
+
+
+class Fragile:
+    """Answers after a moment, and dies for a while at its n-th call; counts what it answers."""
+
+    def __init__(self, name: str, dies_at: int = 0) -> None:
+        self.name, self.dies_at, self.asked, self.up = name, dies_at, 0, True
+        self.bodies: list[bytes] = []
+
+    async def ask(self, path: str, body: bytes | None) -> Reply:
+        self.asked += 1
+        if self.asked == self.dies_at:
+            self.up = False
+            asyncio.get_running_loop().call_later(0.3, self._rise)
+        await asyncio.sleep(0.01)
+        if not self.up:
+            raise EngineLost(f"{self.name} died")
+        self.bodies.append(body or b"")
+        return Reply(200, b'{"usage": {"prompt_tokens": 9, "completion_tokens": 3}, "said": ' + (body or b"0") + b"}")
+
+    async def alive(self) -> bool:
+        return self.up
+
+    def _rise(self) -> None:
+        self.up = True
+
+
+def controller(*engines: Fragile, policy: str = "hexgen") -> tuple[Controller, list[Event]]:
+    setup, events = Setup(policy, tuple((e.name, "k", 2) for e in engines), PRIOR), list[Event]()
+    made = Controller(setup.dispatcher(), {engine.name: engine for engine in engines}, used=tokens)
+    made.dispatcher.watchers.append(Recorder(setup, events.append))
+    return made, events
+
+
+@pytest.mark.parametrize("policy", ["hexgen", "rr+fcfs", "heft"])
+async def test_no_call_is_lost_or_answered_twice_when_an_engine_dies(policy: str) -> None:
+    one, two = Fragile("one", dies_at=12), Fragile("two")
+    made, events = controller(one, two, policy=policy)
+
+    async def program(n: int) -> list[Any]:
+        out = []
+        for stage in range(3):
+            calls = (
+                made.call(f"w{n}", Work(f"s{stage}"), "/x", f"{n}{stage}{k}".encode(), deadline=9.0) for k in (1, 2)
+            )
+            out += [json.loads(reply.body)["said"] for reply in await asyncio.gather(*calls)]
+        made.end(f"w{n}")
+        return out
+
+    said = await asyncio.gather(*(program(n) for n in range(1, 13)))
+    assert said == [[int(f"{n}{s}{k}") for s in range(3) for k in (1, 2)] for n in range(1, 13)]
+    finished = [event["id"] for event in events if event["event"] == "finish"]
+    assert len(finished) == len(set(finished)) == 72
+    assert any(event["event"] == "turn" and not event["alive"] for event in events)
+    assert replay(json.loads(json.dumps(events))) is None, "the simulator's objects decide as the controller did"
+    await made.close()
+
+
+async def test_calls_wait_while_no_engine_is_alive() -> None:
+    made, events = controller(Fragile("one", dies_at=1))
+    reply = await asyncio.wait_for(made.call("w", Work("a"), "/x", b"7"), 10)
+    assert json.loads(reply.body)["said"] == 7 and made.answered == {"one": 1}
+    assert [event["alive"] for event in events if event["event"] == "turn"] == [False, True]
+    await made.close()
+
+
+async def test_closing_cancels_who_waits() -> None:
+    one = Fragile("one", dies_at=1)
+    made, _ = controller(one)
+    call = asyncio.create_task(made.call("w", Work("a"), "/x", b"7"))
+    await asyncio.sleep(0.05)
+    await made.close()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(call, 5)
+
+
+async def test_alpha_is_tuned_beside_the_calls_and_the_log_still_replays() -> None:
+    made, events = controller(Fragile("one"), Fragile("two"))
+    made.tuner = Tuner(made.dispatcher.planner, window=10, every=5)  # type: ignore[arg-type]
+    made.dispatcher.planner.alpha = 0.5  # type: ignore[attr-defined]
+    events[0]["alpha"] = 0.5
+    made.dispatcher.watchers.append(Recorder(None, made.tuner.sink))
+    for n in range(12):
+        await made.call(f"w{n}", Work("a"), "/x", b"1", deadline=5.0)
+        made.end(f"w{n}")
+    await asyncio.gather(*made._tasks)
+    assert any(event["event"] == "tune" for event in events)
+    assert replay(json.loads(json.dumps(events))) is None
+    await made.close()
+
+
+def test_hints_are_taken_out_of_the_request_and_checked() -> None:
+    data, hint = read(orjson.dumps({"prompt": "x", "workflow": {"id": "q", "step": "a", "deadline_s": 3}}))
+    assert data == {"prompt": "x"} and hint.deadline_s == 3 and not hint.last
+    assert read(b'{"prompt": "x"}')[1].last
+    for body, says in (
+        (b"[]", "no JSON object"),
+        (b'{"stream": true}', "stream and a router"),
+        (b'{"workflow": {"id": ""}}', "workflow.id"),
+        (b'{"workflow": {"id": "a", "more": 1}}', "workflow.more"),
+        (b'{"workflow": 3}', "workflow"),
+    ):
+        with pytest.raises(ApiError, match=says):
+            read(body)
+
+
+async def test_a_router_over_two_real_servers() -> None:
+    llms = [AsyncLLM(**DEMO) for _ in range(2)]
+    with running(llms[0], Settings(model_name="demo")) as one, running(llms[1], Settings(model_name="demo")) as two:
+        setup = Setup("hexgen", ((one, "k", 2), (two, "k", 2), ("http://127.0.0.1:9", "k", 2)), PRIOR)
+        urls = [name for name, _, _ in setup.instances]
+        made, events = Controller(setup.dispatcher(), {url: HttpEngine(url) for url in urls}), list[Event]()
+        made.dispatcher.watchers.append(Recorder(setup, events.append))
+        transport = httpx2.ASGITransport(create(made))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://router", timeout=60) as client:
+            body = {"prompt": "Tom has 3", "max_tokens": 5, "temperature": 0, "seed": 1}
+            hints = [{"id": f"q{n // 2}", "step": "draft", "deadline_s": 60.0, "expected": ["check"]} for n in range(8)]
+            replies = await asyncio.gather(
+                *(client.post("/v1/completions", json={**body, "workflow": hint}) for hint in hints),
+                client.post("/v1/completions", json=body),
+            )
+            texts = {reply.json()["choices"][0]["text"] for reply in replies}
+            assert len(texts) == 1, "whoever answers, the text is the same"
+            bad = await client.post("/v1/completions", json={"prompt": "x", "nonsense": 1})
+            assert bad.status_code == 400 and "nonsense" in bad.json()["error"]["message"]
+            assert (await client.get("/v1/models")).json()["data"][0]["id"] == "demo"
+            stats = (await client.get("/stats")).json()
+        assert sum(each["answered"] for each in stats["instances"].values()) == 10
+        assert replay(json.loads(json.dumps(events))) is None
+        await made.close()
+    for llm in llms:
+        llm.close()
+
+
+def test_lengths_of_a_step_are_learned() -> None:
+    from paceline.cluster.control.router import Router
+
+    made, _ = controller(Fragile("one"))
+    router = Router(made)
+    assert router.work("a", 400, {"max_tokens": 100}).tokens_out == 50
+    for _ in range(60):
+        router.learn("a", (100.0, 20.0))
+    assert router.work("a", 400, {"max_tokens": 100}).tokens_out == pytest.approx(20.0)
+    assert np.isfinite(router.state(0.0)["instances"]["one"]["backlog_s"])

@@ -1,0 +1,56 @@
+"""`paceline train` and `paceline route`: what they make, and what they refuse."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli import app
+from paceline.cli.train import COMMANDS
+from paceline.cluster.learn.dispatcher import load as load_dispatcher
+from paceline.cluster.learn.order import load as load_order
+
+
+def refused(*args: str) -> str:
+    result = CliRunner().invoke(app, list(args))
+    assert result.exit_code == 2, result.output
+    return result.stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_training_refuses_what_would_fail_at_its_end(name: str, tmp_path: Path) -> None:
+    assert "minutes is 0" in refused("train", name, "--minutes", "0", "-o", str(tmp_path / "x"))
+    assert "cannot be written" in refused("train", name, "-o", str(tmp_path))
+    assert "cannot be written" in refused("train", name, "-o", str(tmp_path / "absent" / "x"))
+
+
+@pytest.mark.full
+def test_an_order_is_trained_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "order.safetensors"
+    result = CliRunner().invoke(app, ["train", "workflow-order", "--minutes", "0.01", "-o", str(path)])
+    assert result.exit_code == 0 and "parameters after" in result.output
+    load_order(path)
+
+
+@pytest.mark.full
+def test_a_rule_is_trained_and_kept(tmp_path: Path) -> None:
+    pytest.importorskip("ortools", reason="needs paceline[jssp]")
+    path = tmp_path / "jssp.safetensors"
+    args = ["train", "jssp", "--minutes", "0.01", "--solver-seconds", "0.1", "-o", str(path)]
+    assert CliRunner().invoke(app, args).exit_code == 0
+    load_dispatcher(path)
+
+
+def test_routing_refuses_what_it_cannot_do(tmp_path: Path) -> None:
+    url = "http://127.0.0.1:9"
+    for args, says in (
+        ([url, url], "named twice"),
+        ([url, "--slots", "0"], "slots must be"),
+        ([url, "--planner", "best"], "Unknown workflow planner"),
+        ([url, "--planner", "learned"], "needs a trained order"),
+        ([url, "--alpha", "3"], "alpha is 3"),
+        (["ftp://x"], "url is"),
+        ([url, "--log", str(tmp_path)], "cannot be written"),
+        ([url, "--planner", "learned", "--order", str(tmp_path / "absent")], "is not an order"),
+    ):
+        assert says in refused("route", *args)

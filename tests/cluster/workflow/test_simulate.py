@@ -1,0 +1,73 @@
+"""The virtual clock against what is known in closed form, and against a token-by-token twin."""
+
+import numpy as np
+import pytest
+
+from paceline.cluster.workflow.baselines import Arrival, Balanced
+from paceline.cluster.workflow.dispatch import Dispatcher
+from paceline.cluster.workflow.models import Batched, Speed
+from paceline.cluster.workflow.predict import Table
+from paceline.cluster.workflow.simulate import Call, Job
+from paceline.cluster.workflow.tasks import Instance, Task, Work, Workflow
+from tests.cluster.workflow.scenes import exact, pair, stages, table
+
+
+def test_one_instance_and_one_stage_wait_as_an_m_d_1_queue_does() -> None:
+    rng, rate, jobs, at = np.random.default_rng(0), 0.7, [], 0.0
+    for _ in range(8_000):
+        at += float(rng.exponential(1 / rate))
+        jobs.append(Job(at, stages(("a", 1))))
+    only = Table({"fast": {"a": 1.0}})
+    made = Dispatcher({"f": Instance("f", "fast")}, Balanced(only), Arrival(), only)
+    expected = 1.0 + rate / (2 * (1 - rate))
+    assert exact(made, jobs).mean() == pytest.approx(expected, rel=0.1)
+
+
+def test_a_stage_begins_when_all_of_the_one_before_ended() -> None:
+    made = Dispatcher(pair(), Balanced(table()), Arrival(), table())
+    done = exact(made, [Job(0.0, stages(("a", 2), ("c", 1)))])
+    assert done.finished == {"w0": 2.0 + 4.0}, "the two a take 1 and 2 s, then c 4 s"
+
+
+def test_batches_are_those_of_steps_one_by_one() -> None:
+    """Whole runs of steps at once against single steps: a prefill, else a token for each."""
+    speed, rng = Speed(0.001, 0.02, 0.1), np.random.default_rng(1)
+    sizes = [(int(rng.integers(50, 900)), int(rng.integers(1, 60))) for _ in range(12)]
+    calls = [(f"{n}", float(rng.uniform(0, 3)), *size) for n, size in enumerate(sizes)]
+    calls.sort(key=lambda call: call[1])
+    fast = _batched(speed, calls)
+    slow = _stepwise(speed, calls)
+    assert fast.keys() == slow.keys()
+    longest = speed.decode * (1 + speed.crowd * len(calls)) * 2
+    assert all(abs(fast[id] - slow[id]) < longest for id in fast), "steps are not cut by arrivals"
+
+
+def _batched(speed: Speed, calls: list[tuple[str, float, int, int]]) -> dict[str, float]:
+    model, waiting, out = Batched(speed), list(calls), dict[str, float]()
+    while len(out) < len(calls):
+        end, id = model.next()
+        if waiting and waiting[0][1] <= end:
+            id, at, prompt, output = waiting.pop(0)
+            work = Work("s", prompt, output)
+            model.start(Task(id, Workflow("w", 0.0), work), Call(work, prompt, output), at)
+        else:
+            model.end(id, end)
+            out[id] = end
+    return out
+
+
+def _stepwise(speed: Speed, calls: list[tuple[str, float, int, int]]) -> dict[str, float]:
+    now, waiting, running, out = 0.0, list(calls), dict[str, int](), dict[str, float]()
+    while len(out) < len(calls):
+        if waiting and waiting[0][1] <= now:
+            id, _, prompt, output = waiting.pop(0)
+            now += prompt * speed.prefill
+            running[id] = output
+        elif running:
+            now += speed.decode * (1 + speed.crowd * (len(running) - 1))
+            running = {id: left - 1 for id, left in running.items()}
+            out.update({id: now for id, left in running.items() if not left})
+            running = {id: left for id, left in running.items() if left}
+        else:
+            now = waiting[0][1]
+    return out
