@@ -109,13 +109,13 @@ def build(options: Options) -> "tuple[Engine, Text]":
     model, text = load_model(path, **where), Text(path)
     draft = None
     if draft_path is not None:
-        draft = load_model(draft_path, **{**where, "max_len": None})
-        size = model.vocab_size
-        if draft.vocab_size != size or text.vocabulary(size) != Text(draft_path).vocabulary(size):
+        own, other = (it.vocabulary(model.vocab_size) for it in (text, Text(draft_path)))
+        if own != other:
             raise RefusalError(
-                f"The draft {draft_at} has another vocabulary ({draft.vocab_size} entries) than the model "
-                f"({model.vocab_size}); use a draft made for this tokenizer, or drafter='ngram'."
+                f"The draft {draft_at} has another vocabulary ({len(other)} entries) than the model ({len(own)}); use "
+                "a draft made for this tokenizer, or drafter='ngram'."
             )
+        draft = load_model(draft_path, **{**where, "max_len": None}, vocabulary=(model.vocab_size, text.size))
     user = options.drafter if callable(options.drafter) else None
     name = options.drafter if isinstance(options.drafter, str) else "user" if user else "auto"
     _check_pair(name, options.verifier, {n for n, it in (("draft", draft), ("callable", user)) if it})
@@ -191,9 +191,18 @@ def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory
     packing = form(options.dtype, options.quantize, options.device)
     spec, target = measure(path, packing, options.max_model_len)
     drafts = None if draft is None else measure(draft, packing)[1]
-    files = [at / "tokenizer.json" for at in (path, draft) if at is not None]
-    tokenizers = sum(TOKENIZER * file.stat().st_size for file in files if file.is_file())
+    files = [at if at.suffix == ".gguf" else at / "tokenizer.json" for at in (path, draft) if at is not None]
+    tokenizers = sum(TOKENIZER * tokenizer_bytes(file) for file in files if file.is_file())
     return Memory(target, drafts, spec.max_len, options.block_size, tokenizers)
+
+
+def tokenizer_bytes(file: Path) -> int:
+    """Of tokenizer.json, or of all that a GGUF file says before its weights."""
+    if file.suffix != ".gguf":
+        return file.stat().st_size
+    from paceline.model.gguf import load_header
+
+    return min(entry.offset for entry in load_header(file).tensors.values() if entry.file == file)
 
 
 def shape_of(options: Options, path: Path, draft: Path | None) -> Shape:

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import CheckpointError
+from paceline.model import gguf
 from paceline.model.families import family_of, read_spec
+from paceline.model.groups import Groups
 from paceline.model.spec import ModelSpec
 
 WANTED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
@@ -30,9 +32,9 @@ def resolve(model: str | Path, revision: str | None = None, token: str | None = 
     """The local directory of a path or hub id, downloaded if need be."""
     path = Path(model).expanduser()
     if path.suffix == ".gguf":
-        raise CheckpointError(f"{path} is a GGUF file, which is not served; use the model's safetensors checkpoint.")
+        return gguf.resolve(str(model), revision, token)
     if path.is_dir():
-        return path
+        return gguf.only(path)
     if path.exists():
         raise CheckpointError(f"{path} is a file; give the directory that holds config.json and safetensors.")
     from huggingface_hub import snapshot_download
@@ -72,6 +74,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_config(path: Path, max_len: int | None = None) -> ModelSpec:
     """Refuse what is not served by the raw file, then let transformers parse it; remote code never runs."""
+    if path.suffix == ".gguf":
+        return gguf.spec_of(gguf.load_header(path), max_len)
     raw = read_json(path / "config.json")
     family_of(raw)
     from transformers import AutoConfig
@@ -93,6 +97,9 @@ def read_config(path: Path, max_len: int | None = None) -> ModelSpec:
 class Tensors:
     """The tensors of a checkpoint by name. Files are mapped; a tensor is a view of its file."""
 
+    interleaved = False
+    """Whether pairs of a head that are rotated together lie side by side though the family's do not."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self.files = {name: self.open(path / name) for name in self.shards()}
@@ -105,8 +112,10 @@ class Tensors:
             return sorted(set(read_json(self.path / INDEX)["weight_map"].values()))
         if (self.path / SINGLE).exists():
             return [SINGLE]
-        if list(self.path.glob("*.gguf")):
-            raise CheckpointError(f"{self.path} holds GGUF, which is not served; use the safetensors checkpoint.")
+        if files := sorted(self.path.glob("*.gguf")):
+            raise CheckpointError(
+                f"{self.path} holds no safetensors but {files[0].name}; give the path of that GGUF file."
+            )
         raise CheckpointError(f"{self.path} has neither {SINGLE} nor {INDEX}; convert the weights to safetensors.")
 
     def open(self, file: Path) -> Any:
@@ -119,8 +128,8 @@ class Tensors:
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{file} is truncated or damaged ({error}); download it again.") from None
 
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor `name`, which must have `shape`, in the file's dtype."""
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor `name`, which must have `shape`, in the file's dtype or the one given."""
         if name not in self.place:
             raise CheckpointError(f"tensor {name} is missing from {self.path}; download the checkpoint again.")
         view = self.files[self.place[name]].get_slice(name)
@@ -134,7 +143,18 @@ class Tensors:
         self.read.append(tensor)
         if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
             raise CheckpointError(f"tensor {name} is stored as {tensor.dtype}, a quantised form, which is not served.")
-        return tensor
+        return tensor if dtype is None else tensor.to(dtype)
+
+    def groups(self, name: str, shape: tuple[int, ...]) -> Groups | None:
+        """A matrix as whole numbers with a scale for each group, exactly; None: it is stored as floats."""
+        return None
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.files[self.place[name]].get_slice(name).get_shape())
+
+    def kind(self, name: str) -> str:
+        """How it is stored, in a word."""
+        return str(self.files[self.place[name]].get_slice(name).get_dtype())
 
     def let_go(self) -> None:
         """Give back the memory of the pages that tensors taken so far were read from; whoever still looks at one makes
@@ -159,6 +179,11 @@ class Tensors:
 
     def bytes(self) -> int:
         return sum((self.path / file).stat().st_size for file in self.files)
+
+
+def open_tensors(path: Path) -> "Tensors | gguf.GgufTensors":
+    """The weights of a checkpoint, whatever its format."""
+    return gguf.GgufTensors(path) if path.suffix == ".gguf" else Tensors(path)
 
 
 DTYPES = {

@@ -1,7 +1,7 @@
 """From a checkpoint to a decoder."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -11,15 +11,19 @@ from paceline.attend import quickest
 from paceline.attend.reference import Reference
 from paceline.core.errors import CheckpointError
 from paceline.model.blocks import Block, Norm
-from paceline.model.checkpoint import DTYPES, Tensors, read_config, resolve
+from paceline.model.checkpoint import DTYPES, Tensors, open_tensors, read_config, resolve
 from paceline.model.decoder import Decoder, Weights
 from paceline.model.families import FAMILIES, Names
 from paceline.model.footprint import Footprint, footprint
+from paceline.model.gguf import GgufTensors
 from paceline.model.linear import Linear, Packing, choose, plain, quantised
 from paceline.model.malloc import exact
 from paceline.model.native import NativeDecoder
-from paceline.model.packed import Packed, by_head, interleave
+from paceline.model.packed import Packed, by_head, halves, interleave
 from paceline.model.spec import ModelSpec
+
+NEVER = -1e30
+"""A logit that no draw survives, and a finite number in bfloat16."""
 
 
 def load_model(
@@ -32,19 +36,23 @@ def load_model(
     max_len: int | None = None,
     quantize: str | None = None,
     fast: bool = True,
+    vocabulary: tuple[int, int] | None = None,
 ) -> Decoder:
-    """Load a directory or hub id for serving texts of up to `max_len` tokens (default: the config's).
+    """Load a directory, a GGUF file or a hub id for serving texts of up to `max_len` tokens (default: the config's).
 
     dtype: of weights and K/V cache: float32, bfloat16, float16 (float64 for tests). quantize:
     "int8" rounds the weights of all linear layers as they are loaded. With `fast` false every part is its slow twin in
-    plain PyTorch. Raises CheckpointError for whatever cannot be served, RefusalError for what this machine cannot do.
+    plain PyTorch. vocabulary: of a draft, how many logits its target has and how many ids their tokenizer knows; where
+    the draft is padded differently, it gets as many, and what lies beyond the tokenizer is never drawn. Raises
+    CheckpointError for whatever cannot be served, RefusalError for what this machine cannot do.
     """
     packing, target = form(dtype, quantize, device, fast), torch.device(device)
     path = resolve(model, revision, token)
     spec = read_config(path, max_len)
-    tensors = Tensors(path)
+    tensors = open_tensors(path)
     with exact():
-        weights = Loader(spec, FAMILIES[spec.family].names, tensors, packing, target).weights()
+        loader = Loader(spec, FAMILIES[spec.family].names, tensors, packing, target, vocabulary)
+        weights, spec = loader.weights(), loader.fitted
     if unknown := sorted(tensors.leftover()):
         raise CheckpointError(
             f"{path} holds {len(unknown)} tensors that a {spec.family} model has no place for, such as {unknown[0]}; "
@@ -67,7 +75,7 @@ def form(dtype: str, quantize: str | None, device: str, fast: bool = True) -> Pa
 
 def measure(path: Path, packing: Packing, max_len: int | None = None) -> tuple[ModelSpec, Footprint]:
     """A checkpoint's spec, and what its model will take of memory, from config and headers alone."""
-    spec, stored = read_config(path, max_len), Tensors(path).widest()
+    spec, stored = read_config(path, max_len), open_tensors(path).widest()
     return spec, footprint(spec, packing, packing.dtype.itemsize, stored, torch.get_num_threads())
 
 
@@ -87,7 +95,7 @@ def inspect(
 ) -> Facts:
     """Facts of a checkpoint from its config and headers; `dtype` is that of the K/V cache."""
     path = resolve(model, revision, token)
-    spec, tensors = read_config(path), Tensors(path)
+    spec, tensors = read_config(path), open_tensors(path)
     kv = spec.kv_width * DTYPES[dtype].itemsize
     return Facts(path, spec, len(tensors.place), tensors.bytes(), kv)
 
@@ -95,22 +103,47 @@ def inspect(
 class Loader:
     """Takes tensors by name, converts, fuses and packs them, one layer at a time to bound the memory."""
 
-    def __init__(self, spec: ModelSpec, names: Names, tensors: Tensors, packing: Packing, device: torch.device) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        names: Names,
+        tensors: Tensors | GgufTensors,
+        packing: Packing,
+        device: torch.device,
+        vocabulary: tuple[int, int] | None = None,
+    ) -> None:
+        vocab, known = vocabulary or (spec.vocab, spec.vocab)
+        self.known = None if vocab == spec.vocab else known
+        """Ids that may be drawn, where the rows of embedding and head are not the checkpoint's; else None."""
+        self.fitted = replace(spec, vocab=vocab)
         self.spec, self.names, self.tensors, self.packing, self.device = spec, names, tensors, packing, device
         self.bytes = 0
 
     def weights(self) -> Weights:
         spec, names = self.spec, self.names
-        embedding = self.take(f"{names.embedding}.weight", spec.vocab, spec.hidden)
+        embedding = self.fit(self.take(f"{names.embedding}.weight", spec.vocab, spec.hidden))
         blocks = []
         for index in range(len(spec.layers)):
             blocks.append(self.block(index))
             self.tensors.let_go()
         norm = self.norm(names.norm, spec.hidden)
-        head_weight = embedding if spec.tied else self.take(f"{names.head}.weight", spec.vocab, spec.hidden)
-        head = self.pack(head_weight, None)
+        head_weight = embedding if spec.tied else self.fit(self.take(f"{names.head}.weight", spec.vocab, spec.hidden))
+        head = self.pack(head_weight, self.closed())
         self.tensors.let_go()
         return Weights(embedding, blocks, norm, head, self.bytes)
+
+    def fit(self, rows: Tensor) -> Tensor:
+        """One row for each id of the target: zeros where the checkpoint has none."""
+        vocab = self.fitted.vocab
+        return torch.nn.functional.pad(rows, (0, 0, 0, vocab - len(rows)))
+
+    def closed(self) -> Tensor | None:
+        """A bias that keeps ids beyond the tokenizer from being drawn."""
+        if self.known is None:
+            return None
+        bias = torch.zeros(self.fitted.vocab, device=self.device, dtype=self.packing.dtype)
+        bias[min(self.known, self.spec.vocab) :] = NEVER
+        return bias
 
     def block(self, index: int) -> Block:
         spec, names = self.spec, self.names
@@ -121,8 +154,11 @@ class Loader:
             return self.norm(at + name, spec.hidden)
 
         def heads(qkv: Tensor) -> Tensor:
-            return by_head(qkv, spec.heads, spec.kv_heads)
+            if self.tensors.interleaved:
+                qkv = halves(qkv, spec.heads + spec.kv_heads, spec.head_dim, 2 * len(spec.layers[index].rope.inverse))
+            return by_head(qkv, spec.heads, spec.kv_heads) if self.packing.native else qkv
 
+        pairs = interleave if self.packing.native else None
         return Block(
             spec,
             index,
@@ -132,7 +168,7 @@ class Loader:
             out=self.linear(at, (names.out,), (spec.hidden,), q, spec.out_bias),
             attention_post_norm=norm(names.attention_post_norm) if spec.post_norms else None,
             ffn_norm=norm(names.ffn_norm),
-            gate_up=self.linear(at, names.gate_up, (spec.ffn, spec.ffn), spec.hidden, spec.mlp_bias, interleave),
+            gate_up=self.linear(at, names.gate_up, (spec.ffn, spec.ffn), spec.hidden, spec.mlp_bias, pairs),
             down=self.linear(at, (names.down,), (spec.hidden,), spec.ffn, spec.mlp_bias),
             ffn_post_norm=norm(names.ffn_post_norm) if spec.post_norms else None,
         )
@@ -144,15 +180,15 @@ class Loader:
         outs: tuple[int, ...],
         width: int,
         bias: bool,
-        native: Callable[[Tensor], Tensor] | None = None,
+        order: Callable[[Tensor], Tensor] | None = None,
     ) -> Linear:
-        """Matrices of one input side by side; `names` may be one matrix that the checkpoint already fused. `native`
-        puts the outputs in the order of the native decoder."""
+        """Matrices of one input side by side; `names` may be one matrix that the checkpoint already fused. `order`
+        puts the outputs in the order of the decoder."""
         sizes = outs if len(names) == len(outs) else (sum(outs),)
         matrix = torch.cat([self.take(f"{at}{n}.weight", out, width) for n, out in zip(names, sizes)])
         offset = torch.cat([self.take(f"{at}{n}.bias", out) for n, out in zip(names, sizes)]) if bias else None
-        if native and self.packing.native:
-            matrix, offset = native(matrix), None if offset is None else native(offset)
+        if order is not None:
+            matrix, offset = order(matrix), None if offset is None else order(offset)
         return self.pack(matrix, offset)
 
     def pack(self, matrix: Tensor, bias: Tensor | None) -> Linear:
@@ -176,4 +212,4 @@ class Loader:
         return weight.to(wide) + self.spec.norm_offset
 
     def take(self, name: str, *shape: int) -> Tensor:
-        return self.tensors.take(name, shape).to(self.device, self.packing.dtype)
+        return self.tensors.take(name, shape, self.packing.dtype).to(self.device)

@@ -93,3 +93,12 @@ def by_head(qkv: Tensor, heads: int, kv_heads: int) -> Tensor:
     lines = qkv.view(heads + 2 * kv_heads, -1, *qkv.shape[1:])
     parts = torch.split(lines, [heads, kv_heads, kv_heads])
     return torch.cat([part.view(kv_heads, -1, *lines.shape[1:]) for part in parts], 1).reshape(qkv.shape)
+
+
+def halves(qkv: Tensor, turned: int, head_dim: int, rotated: int) -> Tensor:
+    """Rows of heads, of which the first `turned` are rotated: from pairs side by side to pairs half of `rotated` apart.
+    Scores stay the same, since queries and keys are put in order alike."""
+    first = torch.arange(rotated).view(-1, 2).t().flatten()
+    within = torch.cat((first, torch.arange(rotated, head_dim)))
+    rows = (torch.arange(turned)[:, None] * head_dim + within).flatten()
+    return torch.cat((qkv[: len(rows)][rows], qkv[len(rows) :]))
