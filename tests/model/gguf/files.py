@@ -125,7 +125,7 @@ def random_blocks(
     kind: GGMLQuantizationType, blocks: int, size: int, halves: tuple[int, ...]
 ) -> "np.ndarray[Any, Any]":
     """Random blocks of a kind, with finite float16 numbers where `halves` says that there are some."""
-    stream = np.random.default_rng(int(kind))
+    stream = np.random.default_rng(kind)
     raw = stream.integers(0, 256, (blocks, size), dtype=np.uint8)
     for at in halves:
         raw[:, at : at + 2] = stream.standard_normal((blocks, 1)).astype(np.float16).view(np.uint8)

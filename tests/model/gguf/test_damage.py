@@ -156,10 +156,7 @@ def test_architecture_and_tensors(sound: Path, tmp_path: Path) -> None:
 
 
 def test_a_type_that_is_not_served(sound: Path, tmp_path: Path) -> None:
-    entry = next(tensor.field for tensor in GGUFReader(sound).tensors if tensor.tensor_type == Kind.Q8_0)
-    data = bytearray(sound.read_bytes())
-    at = entry.parts[4].ctypes.data - GGUFReader(sound).data.ctypes.data
-    reader = GGUFReader(sound)
+    data, reader = bytearray(sound.read_bytes()), GGUFReader(sound)
     entry = next(tensor.field for tensor in reader.tensors if tensor.tensor_type == Kind.Q8_0)
     at = entry.parts[4].ctypes.data - reader.data.ctypes.data
     for kind, named in ((int(Kind.I8), "I8"), (200, "type 200")):

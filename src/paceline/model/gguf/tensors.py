@@ -127,7 +127,8 @@ class GgufTensors:
             return aligned.view(kind).view(shape).to(dtype or kind)
         out = torch.empty(shape, dtype=dtype or torch.float32)
         rows, lines = out.view(-1, shape[-1]), raw.view(-1, entry.bytes * shape[-1] // out.numel())
-        for into, bytes_ in zip(rows.split(max(1, CHUNK // shape[-1])), lines.split(max(1, CHUNK // shape[-1]))):
+        step = max(1, CHUNK // shape[-1])
+        for into, bytes_ in zip(torch.split(rows, step), torch.split(lines, step)):
             into.copy_(decode(bytes_.reshape(-1), entry.kind, *into.shape).floats())
         return out
 
