@@ -177,6 +177,10 @@ class Tensors:
         views = (self.files[file].get_slice(name) for name, file in self.place.items())
         return max((WIDTHS.get(view.get_dtype(), 2) for view in views), default=2)
 
+    def paths(self) -> list[Path]:
+        """The files, and the config that says what they are."""
+        return [self.path / "config.json", *(self.path / file for file in self.files)]
+
     def bytes(self) -> int:
         return sum((self.path / file).stat().st_size for file in self.files)
 

@@ -61,12 +61,34 @@ class Groups:
         return Groups(self.codes, self.scale.repeat_interleave(times, 1), minimum, self.bits)
 
 
-def stack(parts: Sequence[Groups]) -> Groups | None:
-    """Matrices of one input above one another; None: they are of different kinds."""
-    if len({(part.size, part.minimum is None, part.bits) for part in parts}) > 1:
+GROUP = 32
+"""Inputs of a group in memory."""
+
+
+def regrouped(groups: Groups) -> Groups:
+    """In groups of 32: of larger ones exactly, of smaller ones (Q6_K: 16) rounded to 8 bits by each 32's largest."""
+    if groups.size % GROUP == 0:
+        return groups.split(GROUP)
+    wide = groups.floats().view(len(groups.codes), -1, GROUP)
+    scale = wide.abs().amax(2) / 127
+    codes = (wide / scale.clamp(min=1e-30)[:, :, None]).round_().to(torch.int8)
+    return Groups(codes.flatten(1), scale, None, 8)
+
+
+def stack(parts: Sequence[Groups | None]) -> Groups | None:
+    """Matrices of one input above one another in groups of 32; None: not all of them are in groups, or a row of theirs
+    is no whole number of 32."""
+    found = [part for part in parts if part is not None and part.codes.shape[1] % GROUP == 0]
+    if len(found) < len(parts):
         return None
-    first = parts[0]
-    minimum = None if first.minimum is None else torch.cat([part.minimum for part in parts if part.minimum is not None])
+    found = [regrouped(part) for part in found]
+    bits, alike = max(part.bits for part in found), len({part.minimum is None for part in found}) == 1
+    if not alike or len({part.bits for part in found}) > 1:
+        found = [Groups(codes.view(torch.int8), scale, low, bits) for codes, scale, low in (p.even() for p in found)]
+    lows = [part.minimum for part in found if part.minimum is not None]
     return Groups(
-        torch.cat([part.codes for part in parts]), torch.cat([part.scale for part in parts]), minimum, first.bits
+        torch.cat([part.codes for part in found]),
+        torch.cat([part.scale for part in found]),
+        torch.cat(lows) if lows else None,
+        bits,
     )

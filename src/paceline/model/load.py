@@ -1,6 +1,8 @@
 """From a checkpoint to a decoder."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,19 +11,23 @@ from torch import Tensor
 
 from paceline.attend import quickest
 from paceline.attend.reference import Reference
-from paceline.core.errors import CheckpointError
+from paceline.core.errors import CapacityError, CheckpointError
+from paceline.model import store
 from paceline.model.blocks import Block, Norm
 from paceline.model.checkpoint import DTYPES, Tensors, open_tensors, read_config, resolve
 from paceline.model.decoder import Decoder, Weights
 from paceline.model.families import FAMILIES, Names
 from paceline.model.footprint import Footprint, footprint
 from paceline.model.gguf import GgufTensors
+from paceline.model.groups import stack
 from paceline.model.linear import Linear, Packing, choose, plain, quantised
 from paceline.model.malloc import exact
 from paceline.model.native import NativeDecoder
 from paceline.model.packed import Packed, by_head, halves, interleave
+from paceline.model.progress import tracked
 from paceline.model.spec import ModelSpec
 
+log = logging.getLogger("paceline")
 NEVER = -1e30
 """A logit that no draw survives, and a finite number in bfloat16."""
 
@@ -37,30 +43,71 @@ def load_model(
     quantize: str | None = None,
     fast: bool = True,
     vocabulary: tuple[int, int] | None = None,
+    cache: bool = True,
 ) -> Decoder:
     """Load a directory, a GGUF file or a hub id for serving texts of up to `max_len` tokens (default: the config's).
 
     dtype: of weights and K/V cache: float32, bfloat16, float16 (float64 for tests). quantize:
     "int8" rounds the weights of all linear layers as they are loaded. With `fast` false every part is its slow twin in
     plain PyTorch. vocabulary: of a draft, how many logits its target has and how many ids their tokenizer knows; where
-    the draft is padded differently, it gets as many, and what lies beyond the tokenizer is never drawn. Raises
-    CheckpointError for whatever cannot be served, RefusalError for what this machine cannot do.
+    the draft is padded differently, it gets as many, and what lies beyond the tokenizer is never drawn. cache: packed
+    weights of a large model are kept on disk for the next time (store.py). Raises CheckpointError for whatever cannot
+    be served, RefusalError for what this machine cannot do.
     """
     packing, target = form(dtype, quantize, device, fast), torch.device(device)
     path = resolve(model, revision, token)
     spec = read_config(path, max_len)
-    tensors = open_tensors(path)
     with exact():
-        loader = Loader(spec, FAMILIES[spec.family].names, tensors, packing, target, vocabulary)
-        weights, spec = loader.weights(), loader.fitted
-    if unknown := sorted(tensors.leftover()):
-        raise CheckpointError(
-            f"{path} holds {len(unknown)} tensors that a {spec.family} model has no place for, such as {unknown[0]}; "
-            "the weights and the config are of different models."
-        )
+        weights, spec = read(path, spec, packing, target, vocabulary, cache)
     if packing.native:
         return NativeDecoder(spec, weights, packing)
     return Decoder(spec, weights, packing, quickest(target, packing.dtype) if fast else Reference)
+
+
+def read(
+    path: Path,
+    spec: ModelSpec,
+    packing: Packing,
+    device: torch.device,
+    vocabulary: tuple[int, int] | None,
+    cache: bool,
+) -> tuple[Weights, ModelSpec]:
+    """The weights as they lie in memory, from the cache where they are in it, and the spec that fits them."""
+    tensors = open_tensors(path)
+    whole = footprint(spec, packing, packing.dtype.itemsize, 2, 1).weights
+    where = None
+    if cache and packing.native and whole >= store.LEAST:
+        where = store.place(tensors.paths(), spec, packing, vocabulary)
+        if (kept := store.opened(where)) is not None:
+            try:
+                loader = Loader(spec, FAMILIES[spec.family].names, tensors, packing, device, vocabulary, kept)
+                return loader.weights(), loader.fitted
+            except store.Damaged as error:
+                store.discard(where, error)
+    with writing(where, whole) as keep:
+        loader = Loader(spec, FAMILIES[spec.family].names, tensors, packing, device, vocabulary, keep)
+        weights = loader.weights()
+        if unknown := sorted(tensors.leftover()):
+            raise CheckpointError(
+                f"{path} holds {len(unknown)} tensors that a {spec.family} model has no place for, such as "
+                f"{unknown[0]}; the weights and the config are of different models."
+            )
+    return weights, loader.fitted
+
+
+@contextmanager
+def writing(where: Path | None, size: int) -> Iterator[store.Straight]:
+    """What keeps the parts of a model at `where`; where it cannot, a word says why, and nothing does."""
+    try:
+        keep = None if where is None else store.Writing(where, size)
+    except (OSError, CapacityError) as error:
+        log.warning("Packed weights are not kept: %s", error)
+        keep = None
+    if keep is None:
+        yield store.Straight()
+        return
+    with keep:
+        yield keep
 
 
 def form(dtype: str, quantize: str | None, device: str, fast: bool = True) -> Packing:
@@ -111,7 +158,9 @@ class Loader:
         packing: Packing,
         device: torch.device,
         vocabulary: tuple[int, int] | None = None,
+        keep: store.Straight | None = None,
     ) -> None:
+        self.keep = keep or store.Straight()
         vocab, known = vocabulary or (spec.vocab, spec.vocab)
         self.known = None if vocab == spec.vocab else known
         """Ids that may be drawn, where the rows of embedding and head are not the checkpoint's; else None."""
@@ -120,17 +169,24 @@ class Loader:
         self.bytes = 0
 
     def weights(self) -> Weights:
-        spec, names = self.spec, self.names
-        embedding = self.fit(self.take(f"{names.embedding}.weight", spec.vocab, spec.hidden))
+        spec, names, keep = self.spec, self.names, self.keep
+        embedding = keep.tensor(names.embedding, lambda: self.table(names.embedding))
         blocks = []
-        for index in range(len(spec.layers)):
+        for index in tracked(range(len(spec.layers)), "Loading"):
             blocks.append(self.block(index))
             self.tensors.let_go()
         norm = self.norm(names.norm, spec.hidden)
-        head_weight = embedding if spec.tied else self.fit(self.take(f"{names.head}.weight", spec.vocab, spec.hidden))
-        head = self.pack(head_weight, self.closed())
+
+        def head() -> Linear:
+            return self.packing.pack(embedding if spec.tied else self.table(names.head), self.closed())
+
+        last = self.counted(keep.linear(names.head, head), spec.vocab * spec.hidden)
         self.tensors.let_go()
-        return Weights(embedding, blocks, norm, head, self.bytes)
+        return Weights(embedding, blocks, norm, last, self.bytes)
+
+    def table(self, name: str) -> Tensor:
+        """One row for each id."""
+        return self.fit(self.take(f"{name}.weight", self.spec.vocab, self.spec.hidden))
 
     def fit(self, rows: Tensor) -> Tensor:
         """One row for each id of the target: zeros where the checkpoint has none."""
@@ -185,15 +241,24 @@ class Loader:
         """Matrices of one input side by side; `names` may be one matrix that the checkpoint already fused. `order`
         puts the outputs in the order of the decoder."""
         sizes = outs if len(names) == len(outs) else (sum(outs),)
-        matrix = torch.cat([self.take(f"{at}{n}.weight", out, width) for n, out in zip(names, sizes)])
-        offset = torch.cat([self.take(f"{at}{n}.bias", out) for n, out in zip(names, sizes)]) if bias else None
-        if order is not None:
-            matrix, offset = order(matrix), None if offset is None else order(offset)
-        return self.pack(matrix, offset)
 
-    def pack(self, matrix: Tensor, bias: Tensor | None) -> Linear:
-        layer = self.packing.pack(matrix, bias)
-        self.bytes += layer.bytes if isinstance(layer, Packed) else matrix.nbytes + (0 if bias is None else bias.nbytes)
+        def make() -> Linear:
+            offset = torch.cat([self.take(f"{at}{n}.bias", out) for n, out in zip(names, sizes)]) if bias else None
+            if order is not None and offset is not None:
+                offset = order(offset)
+            if self.packing.groups is not None:
+                found = [self.tensors.groups(f"{at}{n}.weight", (out, width)) for n, out in zip(names, sizes)]
+                if (groups := stack(found)) is not None:
+                    codes, scale, minimum = (groups if order is None else groups.rows(order)).even()
+                    return self.packing.groups(codes, scale, minimum, offset, groups.bits)
+            matrix = torch.cat([self.take(f"{at}{n}.weight", out, width) for n, out in zip(names, sizes)])
+            return self.packing.pack(matrix if order is None else order(matrix), offset)
+
+        return self.counted(self.keep.linear(at + names[0], make), sum(sizes) * (width + bias))
+
+    def counted(self, layer: Linear, numbers: int) -> Linear:
+        """`layer` of so many numbers; what a pass reads of it is added up."""
+        self.bytes += layer.bytes if isinstance(layer, Packed) else numbers * self.packing.dtype.itemsize
         return layer
 
     def norm(self, name: str, width: int) -> Norm:
@@ -206,10 +271,14 @@ class Loader:
 
     def norm_weight(self, name: str, width: int) -> Tensor:
         """In float32 or wider: it is small, and 1 + w would lose w in bfloat16."""
-        weight = self.take(f"{name}.weight", width)
-        self.bytes += weight.nbytes
-        wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
-        return weight.to(wide) + self.spec.norm_offset
+
+        def make() -> Tensor:
+            weight = self.take(f"{name}.weight", width)
+            wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
+            return weight.to(wide) + self.spec.norm_offset
+
+        self.bytes += width * self.packing.dtype.itemsize
+        return self.keep.tensor(name, make)
 
     def take(self, name: str, *shape: int) -> Tensor:
         return self.tensors.take(name, shape, self.packing.dtype).to(self.device)

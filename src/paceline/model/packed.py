@@ -1,5 +1,7 @@
 """Weights in the order in which the native decoder reads them: bfloat16, or int8 with a scale for each output."""
 
+from collections.abc import Mapping
+from ctypes import c_int64
 from dataclasses import dataclass, field
 
 import torch
@@ -38,6 +40,21 @@ class Packed:
         model = CModel(int8=self.scale is not None, threads=torch.get_num_threads(), unit=unit(), head=self.c)
         it.paceline_linear(model, x.data_ptr(), len(x), out.data_ptr())
         return out
+
+
+def shown(packed: Packed) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """All that it is made of: tensors by name, and the numbers of its structure."""
+    names = ("weight", "bias", "scale", "sums")
+    tensors = {name: part for name in names if (part := getattr(packed, name)) is not None}
+    return tensors, {pair[0]: getattr(packed.c, pair[0]) for pair in CLinear._fields_ if pair[1] is c_int64}
+
+
+def restored(tensors: Mapping[str, Tensor], numbers: Mapping[str, int]) -> Packed:
+    """From what `shown` gave."""
+    weight, bias, scale, sums = (tensors.get(name) for name in ("weight", "bias", "scale", "sums"))
+    assert weight is not None
+    c = CLinear(address(weight), address(scale), address(sums), address(bias), **numbers)
+    return Packed(weight, bias, scale, sums, c)
 
 
 def size(outputs: int, inputs: int, quantised: bool) -> int:

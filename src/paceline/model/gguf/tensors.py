@@ -157,6 +157,9 @@ class GgufTensors:
         """Bytes of a number while it is taken: those of a quantised one are decoded to float32, some at a time."""
         return max((FLOATS[e.kind].itemsize if e.kind in FLOATS else 2 for e in self.place.values()), default=2)
 
+    def paths(self) -> list[Path]:
+        return [*self.maps]
+
     def bytes(self) -> int:
         return sum(len(file) for file in self.maps.values())
 
