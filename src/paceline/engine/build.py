@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.core.errors import CheckpointError, InputError, RefusalError
 from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.registry import refusal
+from paceline.model.catalogue import CATALOGUE
 from paceline.plan.memory import MEMORIES, Memory, Shape
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class Options:
     max_requests: int = 64
     row_budget: int = 512
     prefix_cache: bool = True
+    weights_cache: bool = True
+    """Keep packed weights of large models on disk, under $PACELINE_CACHE, for the next start."""
     eviction: str = "lru"
     """Which cached prefix to forget when room is needed: lru, det, mark0, mark_predict or shadow."""
     schedule: str = "chunked"
@@ -101,6 +104,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
         "quantize": options.quantize,
         "device": options.device,
         "max_len": options.max_model_len,
+        "cache": options.weights_cache,
     }
     model_at, draft_at = paths(options)
     path = resolve(model_at, options.revision, options.token)
@@ -169,7 +173,8 @@ def check_device(device: str) -> None:
 
 def paths(options: Options) -> tuple[str | Path, str | Path | None]:
     if options.model is not None:
-        return options.model, options.draft
+        listed = CATALOGUE.get(str(options.model))
+        return options.model, options.draft or (listed.draft if listed and not Path(options.model).exists() else None)
     if not (DEMO / "target" / "config.json").is_file():
         raise CheckpointError("No model was given and this installation lacks the demo pair; give model=PATH.")
     return DEMO / "target", options.draft or DEMO / "draft"

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from paceline.core.errors import CheckpointError
 from paceline.model import gguf
+from paceline.model.catalogue import CATALOGUE
 from paceline.model.families import family_of, read_spec
 from paceline.model.groups import Groups
+from paceline.model.pull import pull
 from paceline.model.spec import ModelSpec
 
 WANTED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
@@ -37,6 +39,13 @@ def resolve(model: str | Path, revision: str | None = None, token: str | None = 
         return gguf.only(path)
     if path.exists():
         raise CheckpointError(f"{path} is a file; give the directory that holds config.json and safetensors.")
+    if str(model) in CATALOGUE:
+        return pull(str(model), token)
+    return from_hub(model, revision, token)
+
+
+def from_hub(model: str | Path, revision: str | None = None, token: str | None = None) -> Path:
+    """The local directory of a hub id, downloaded if need be."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

@@ -85,14 +85,34 @@ def read(
             except store.Damaged as error:
                 store.discard(where, error)
     with writing(where, whole) as keep:
-        loader = Loader(spec, FAMILIES[spec.family].names, tensors, packing, device, vocabulary, keep)
-        weights = loader.weights()
-        if unknown := sorted(tensors.leftover()):
-            raise CheckpointError(
-                f"{path} holds {len(unknown)} tensors that a {spec.family} model has no place for, such as "
-                f"{unknown[0]}; the weights and the config are of different models."
-            )
+        return fresh(path, spec, packing, device, vocabulary, keep)
+
+
+def fresh(
+    path: Path,
+    spec: ModelSpec,
+    packing: Packing,
+    device: torch.device,
+    vocabulary: tuple[int, int] | None,
+    keep: store.Straight,
+) -> tuple[Weights, ModelSpec]:
+    """The weights from the checkpoint, which must hold nothing else."""
+    tensors = open_tensors(path)
+    loader = Loader(spec, FAMILIES[spec.family].names, tensors, packing, device, vocabulary, keep)
+    weights = loader.weights()
+    if unknown := sorted(tensors.leftover()):
+        raise CheckpointError(
+            f"{path} holds {len(unknown)} tensors that a {spec.family} model has no place for, such as {unknown[0]}; "
+            "the weights and the config are of different models."
+        )
     return weights, loader.fitted
+
+
+def pack_to(path: Path, spec: ModelSpec, packing: Packing, where: Path) -> None:
+    """Pack a checkpoint into a file. Raises CapacityError or OSError where it cannot be written."""
+    size = footprint(spec, packing, packing.dtype.itemsize, 2, 1).weights
+    with exact(), store.Writing(where, size, strict=True) as keep:
+        fresh(path, spec, packing, torch.device("cpu"), None, keep)
 
 
 @contextmanager
@@ -190,8 +210,8 @@ class Loader:
 
     def fit(self, rows: Tensor) -> Tensor:
         """One row for each id of the target: zeros where the checkpoint has none."""
-        vocab = self.fitted.vocab
-        return torch.nn.functional.pad(rows, (0, 0, 0, vocab - len(rows)))
+        missing = self.fitted.vocab - len(rows)
+        return torch.nn.functional.pad(rows, (0, 0, 0, missing)) if missing else rows
 
     def closed(self) -> Tensor | None:
         """A bias that keeps ids beyond the tokenizer from being drawn."""

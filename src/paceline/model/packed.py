@@ -82,7 +82,8 @@ def packed(weight: Tensor, bias: Tensor | None, scale: Tensor | None) -> Packed:
     outputs, inputs = weight.shape
     each = 4 // weight.itemsize
     step, missing = 16 * each, -outputs % OUTPUTS
-    weight = torch.nn.functional.pad(weight, (0, -inputs % step, 0, missing))
+    if missing or inputs % step:
+        weight = torch.nn.functional.pad(weight, (0, -inputs % step, 0, missing))
     sums = None if scale is None else weight.sum(1, dtype=torch.int32)
     blocks = weight.view(len(weight) // OUTPUTS, 2, 16, -1, 16, each)
     tiles = pages.take(weight.nbytes).view(weight.dtype).view(*(blocks.shape[i] for i in (0, 3, 1, 4, 2, 5)))
@@ -101,7 +102,8 @@ def interleave(gate_up: Tensor) -> Tensor:
     """Rows [gates, ups] -> blocks of 16 gates and their 16 ups, with zero rows where the last block lacks some."""
     half = len(gate_up) // 2
     pairs = gate_up.view(2, half, -1)
-    pairs = torch.nn.functional.pad(pairs, (0, 0, 0, -half % 16))
+    if half % 16:
+        pairs = torch.nn.functional.pad(pairs, (0, 0, 0, -half % 16))
     return pairs.view(2, -1, 16, pairs.shape[-1]).transpose(0, 1).reshape(-1, *gate_up.shape[1:])
 
 

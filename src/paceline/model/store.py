@@ -68,9 +68,10 @@ def family(files: list[Path], packing: Packing) -> str:
 class Writing(Straight):
     """Keeps each part as it is made. A context: what is left when the block ends well is a whole file; else nothing."""
 
-    def __init__(self, target: Path, total: int) -> None:
-        """`total`: most bytes that it will take. OSError or CapacityError where it cannot be written."""
-        self.target, self.parts, self.at = target, dict[str, Any](), 0
+    def __init__(self, target: Path, total: int, strict: bool = False) -> None:
+        """`total`: most bytes that it will take. `strict`: a disk that fills up is an error, not a word. OSError or
+        CapacityError where it cannot be written."""
+        self.target, self.parts, self.at, self.strict = target, dict[str, Any](), 0, strict
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         free = shutil.disk_usage(target.parent).free
         if free < total + RESERVE:
@@ -113,7 +114,7 @@ class Writing(Straight):
         except OSError as error:
             self.drop(error)
 
-    def drop(self, error: object) -> None:
+    def drop(self, error: object = None) -> None:
         """Leave nothing behind."""
         if self.file is not None:
             self.file.close()
@@ -128,7 +129,7 @@ class Writing(Straight):
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if kind is not None:
-            self.drop(error)
+            self.drop()
         if self.file is None:
             return
         header = json.dumps({"layout": LAYOUT, "parts": self.parts}).encode()
