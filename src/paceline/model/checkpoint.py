@@ -106,8 +106,8 @@ def read_config(path: Path, max_len: int | None = None) -> ModelSpec:
 class Tensors:
     """The tensors of a checkpoint by name. Files are mapped; a tensor is a view of its file."""
 
-    interleaved = False
-    """Whether pairs of a head that are rotated together lie side by side though the family's do not."""
+    interleaved: bool | None = None
+    """Whether pairs of a head that are rotated together lie side by side; None: as the family's do."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -92,6 +92,8 @@ class Decoder:
             x = x.index_select(0, rows.want)
         x = x if tapped else self.weights.norm(x)
         logits, cap = self.weights.head(x).to(self.exact), self.spec.logit_softcap
+        if self.spec.logit_scale != 1:
+            logits.mul_(self.spec.logit_scale)
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def no_logits(self) -> Tensor:

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from paceline.attend import quickest
 from paceline.attend.reference import Reference
-from paceline.core.errors import CapacityError, CheckpointError
+from paceline.core.errors import CapacityError, CheckpointError, RefusalError
 from paceline.model import store
-from paceline.model.blocks import Block, Norm
+from paceline.model.blocks import Block, LayerNorm, Norm, WholeNorm
 from paceline.model.checkpoint import DTYPES, Tensors, open_tensors, read_config, resolve
 from paceline.model.decoder import Decoder, Weights
 from paceline.model.families import FAMILIES, Names
 from paceline.model.footprint import Footprint, footprint
 from paceline.model.gguf import GgufTensors
 from paceline.model.groups import stack
-from paceline.model.linear import Linear, Packing, choose, plain, quantised
+from paceline.model.linear import Linear, Packing, available, choose, plain, quantised
 from paceline.model.malloc import exact
 from paceline.model.native import NativeDecoder
 from paceline.model.packed import Packed, by_head, halves, interleave
@@ -57,6 +57,7 @@ def load_model(
     packing, target = form(dtype, quantize, device, fast), torch.device(device)
     path = resolve(model, revision, token)
     spec = read_config(path, max_len)
+    packing = suited(packing, spec, target)
     with exact():
         weights, spec = read(path, spec, packing, target, vocabulary, cache)
     if packing.native:
@@ -140,9 +141,22 @@ def form(dtype: str, quantize: str | None, device: str, fast: bool = True) -> Pa
     return choose(DTYPES[dtype], where) if fast else plain(DTYPES[dtype], where)
 
 
+def suited(packing: Packing, spec: ModelSpec, device: torch.device) -> Packing:
+    """`packing`, or the next best for layers that the native decoder does not compute."""
+    if spec.common or not packing.native:
+        return packing
+    if packing.name != "native":
+        raise RefusalError(
+            f"{packing.name} is the native decoder's, which does not compute the layers of {spec.family} yet; leave "
+            "quantize out."
+        )
+    return next(other for other in available(packing.dtype, device) if not other.native)
+
+
 def measure(path: Path, packing: Packing, max_len: int | None = None) -> tuple[ModelSpec, Footprint]:
     """A checkpoint's spec, and what its model will take of memory, from config and headers alone."""
     spec, stored = read_config(path, max_len), open_tensors(path).widest()
+    packing = suited(packing, spec, torch.device("cpu"))
     return spec, footprint(spec, packing, packing.dtype.itemsize, stored, torch.get_num_threads())
 
 
@@ -185,6 +199,8 @@ class Loader:
         self.known = None if vocab == spec.vocab else known
         """Ids that may be drawn, where the rows of embedding and head are not the checkpoint's; else None."""
         self.fitted = replace(spec, vocab=vocab)
+        other = tensors.interleaved
+        self.interleaved = FAMILIES[spec.family].interleaved if other is None else other
         self.spec, self.names, self.tensors, self.packing, self.device = spec, names, tensors, packing, device
         self.bytes = 0
 
@@ -226,11 +242,11 @@ class Loader:
         at = names.layer.format(index)
         q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
 
-        def norm(name: str) -> Norm:
-            return self.norm(at + name, spec.hidden)
+        def norm(name: str) -> Norm | None:
+            return self.norm(at + name, spec.hidden) if name else None
 
         def heads(qkv: Tensor) -> Tensor:
-            if self.tensors.interleaved:
+            if self.interleaved:
                 qkv = halves(qkv, spec.heads + spec.kv_heads, spec.head_dim, 2 * len(spec.layers[index].rope.inverse))
             return by_head(qkv, spec.heads, spec.kv_heads) if self.packing.native else qkv
 
@@ -242,11 +258,11 @@ class Loader:
             qkv=self.linear(at, names.qkv, (q, kv, kv), spec.hidden, spec.qkv_bias, heads),
             head_norm=self.head_norm(at) if spec.qk_norm else None,
             out=self.linear(at, (names.out,), (spec.hidden,), q, spec.out_bias),
-            attention_post_norm=norm(names.attention_post_norm) if spec.post_norms else None,
+            attention_post_norm=norm(names.attention_post_norm),
             ffn_norm=norm(names.ffn_norm),
-            gate_up=self.linear(at, names.gate_up, (spec.ffn, spec.ffn), spec.hidden, spec.mlp_bias, pairs),
+            gate_up=self.linear(at, names.gate_up, (spec.ffn,) * (1 + spec.gated), spec.hidden, spec.mlp_bias, pairs),
             down=self.linear(at, (names.down,), (spec.hidden,), spec.ffn, spec.mlp_bias),
-            ffn_post_norm=norm(names.ffn_post_norm) if spec.post_norms else None,
+            ffn_post_norm=norm(names.ffn_post_norm),
         )
 
     def linear(
@@ -282,23 +298,34 @@ class Loader:
         return layer
 
     def norm(self, name: str, width: int) -> Norm:
-        return Norm(self.norm_weight(name, width), self.spec.norm_eps)
+        weight = self.norm_weight(name, width)
+        if not self.spec.layer_norm:
+            return Norm(weight, self.spec.norm_eps)
+        bias = self.norm_weight(name, width, "bias") if self.spec.norm_bias else None
+        return LayerNorm(weight, self.spec.norm_eps, bias)
 
     def head_norm(self, at: str) -> Norm:
-        q = self.norm_weight(at + self.names.q_norm, self.spec.head_dim)
-        k = self.norm_weight(at + self.names.k_norm, self.spec.head_dim)
-        return Norm(torch.stack([q] * self.spec.heads + [k] * self.spec.kv_heads), self.spec.norm_eps)
+        spec, names = self.spec, self.names
+        if spec.whole_norm:
+            q, k = (
+                self.norm_weight(at + name, count * spec.head_dim)
+                for name, count in ((names.q_norm, spec.heads), (names.k_norm, spec.kv_heads))
+            )
+            return WholeNorm(q, k, spec.norm_eps)
+        q = self.norm_weight(at + names.q_norm, spec.head_dim)
+        k = self.norm_weight(at + names.k_norm, spec.head_dim)
+        return Norm(torch.stack([q] * spec.heads + [k] * spec.kv_heads), spec.norm_eps)
 
-    def norm_weight(self, name: str, width: int) -> Tensor:
+    def norm_weight(self, name: str, width: int, part: str = "weight") -> Tensor:
         """In float32 or wider: it is small, and 1 + w would lose w in bfloat16."""
 
         def make() -> Tensor:
-            weight = self.take(f"{name}.weight", width)
+            weight = self.take(f"{name}.{part}", width)
             wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
-            return weight.to(wide) + self.spec.norm_offset
+            return weight.to(wide) + (self.spec.norm_offset if part == "weight" else 0)
 
         self.bytes += width * self.packing.dtype.itemsize
-        return self.keep.tensor(name, make)
+        return self.keep.tensor(f"{name}.{part}", make)
 
     def take(self, name: str, *shape: int) -> Tensor:
         return self.tensors.take(name, shape, self.packing.dtype).to(self.device)

@@ -121,6 +121,7 @@ def test_greedy_text_is_that_of_transformers(name: str) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(0)
 def test_file_and_directory_write_the_same_text() -> None:
     file, directory = real("smollm2")
     texts = []
