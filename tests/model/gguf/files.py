@@ -14,6 +14,8 @@ from paceline.model.gguf.config import ARCHITECTURES
 from paceline.model.gguf.tensors import names_of
 
 KINDS = {arch.model_type: name for name, arch in ARCHITECTURES.items()}
+PERMUTED = ("llama", "smollm3", "granite", "arcee")
+"""Architectures whose pairs the converter puts side by side; those of other interleaved ones lie so from the start."""
 PROMPT = "The quick brown fox"
 
 
@@ -38,11 +40,8 @@ def write_gguf(
     for name, weight in load_file(checkpoint / "model.safetensors").items():
         stem, _, end = name.rpartition(".")
         theirs = names[stem]
-        if (
-            ARCHITECTURES[arch].interleaved
-            and (part := theirs.rpartition(".")[2]) in heads
-            and end in ("weight", "bias")
-        ):
+        if arch in PERMUTED and theirs.rpartition(".")[2] in heads:
+            part = theirs.rpartition(".")[2]
             weight = interleave(weight, heads[part], len(weight) // heads[part])
         if ARCHITECTURES[arch].folded and "norm" in theirs:
             weight = weight + 1
@@ -75,6 +74,7 @@ def metadata(config: dict[str, Any], arch: str) -> dict[str, Any]:
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     rope = config["rope_parameters"]
     rope = rope.get("full_attention", rope)
+    partial = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1
     found = {
         "embedding_length": config["hidden_size"],
         "feed_forward_length": config["intermediate_size"],
@@ -84,7 +84,7 @@ def metadata(config: dict[str, Any], arch: str) -> dict[str, Any]:
         "attention.head_count_kv": config["num_key_value_heads"],
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
-        "rope.dimension_count": int(head_dim * (config.get("partial_rotary_factor") or 1)),
+        "rope.dimension_count": int(head_dim * partial),
         "rope.freq_base": float(rope["rope_theta"]),
     }
     known = ARCHITECTURES[arch]

@@ -38,6 +38,37 @@ def test_equals_transformers(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(logits(file, text(1)), Oracle(path).logits(text(1)), rtol=TOLERANCE, atol=TOLERANCE)
 
 
+OTHERS: dict[str, dict[str, Any]] = {
+    "gemma": {},
+    "smollm3": {"no_rope_layer_interval": 4, "layers": 5},
+    "granite": {},
+    "seed_oss": {"attention_bias": True},
+    "ernie4_5": {},
+    "glm4": {},
+    "olmo2": {},
+    "exaone4": {"sliding_window_pattern": 4, "layers": 5},
+    "cohere2": {"sliding_window_pattern": 4, "layers": 5},
+    "starcoder2": {"sliding_window": None},
+    "arcee": {},
+}
+"""What GGUF cannot say is as llama.cpp has it."""
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_other_architectures(family: str, tmp_path: Path) -> None:
+    changes = {"layers": 3, **OTHERS[family]}
+    path = tiny_checkpoint(tmp_path, family, vocab=96, with_tokenizer=False, **changes)
+    file = write_gguf(tmp_path / "model.gguf", path)
+    torch.testing.assert_close(logits(file, text(1)), Oracle(path).logits(text(1)), rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_every_architecture_is_tried() -> None:
+    from paceline.model.gguf.config import ARCHITECTURES
+
+    tried = {CASES[name].family for name in NAMES} | {"gemma3"} | set(OTHERS)
+    assert tried == set(ARCHITECTURES)
+
+
 def test_gemma3(tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path, "gemma3", vocab=96, layers=7, with_tokenizer=False, query_pre_attn_scalar=16,
                            sliding_window_pattern=6)  # fmt: skip

@@ -24,6 +24,7 @@ COMMON = {
 }
 """Numbers that every architecture must have, and what a config calls them."""
 NORM = {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
+LAYER_NORM = {"attention.layer_norm_epsilon": "layer_norm_eps"}
 WINDOW = {"attention.sliding_window": "sliding_window"}
 CAPS = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
 LARGEST = 1e30
@@ -53,6 +54,31 @@ ARCHITECTURES: dict[str, Arch] = {
     "phi3": Arch("phi3", whole=WINDOW),
     "gemma2": Arch("gemma2", floats={**NORM, **CAPS}, whole=WINDOW, folded=True),
     "gemma3": Arch("gemma3_text", floats={**NORM, **CAPS}, whole=WINDOW, folded=True),
+    "gemma": Arch("gemma", fixed={"hidden_act": "gelu_pytorch_tanh"}, folded=True),
+    "smollm3": Arch("smollm3", interleaved=True),
+    "granite": Arch(
+        "granite",
+        interleaved=True,
+        floats={
+            **NORM,
+            "attention.scale": "attention_multiplier",
+            "embedding_scale": "embedding_multiplier",
+            "residual_scale": "residual_multiplier",
+            "logit_scale": "logits_scaling",
+        },
+    ),
+    "seed_oss": Arch("seed_oss"),
+    "ernie4_5": Arch("ernie4_5", interleaved=True),
+    "glm4": Arch("glm4", interleaved=True),
+    "olmo2": Arch("olmo2"),
+    "exaone4": Arch("exaone4", whole=WINDOW),
+    "cohere2": Arch("cohere2", interleaved=True, floats={**LAYER_NORM, "logit_scale": "logit_scale"}, whole=WINDOW),
+    "starcoder2": Arch(
+        "starcoder2",
+        floats={"attention.layer_norm_epsilon": "norm_epsilon"},
+        fixed={"hidden_act": "gelu_pytorch_tanh", "sliding_window": None},
+    ),
+    "arcee": Arch("arcee", interleaved=True, fixed={"hidden_act": "relu2"}),
 }
 
 
@@ -131,7 +157,9 @@ def config_of(header: Header) -> dict[str, Any]:
         "partial_rotary_factor": rotated / head_dim,
         **arch.fixed,
     }
-    config |= {name: read.number(key) for key, name in arch.floats.items() if key in NORM or read.raw(key) is not None}
+    config |= {
+        name: read.number(key) for key, name in arch.floats.items() if "epsilon" in key or read.raw(key) is not None
+    }
     config |= {name: read.whole(key) for key, name in arch.whole.items() if read.raw(key) is not None}
     return config | peculiar(header, config)
 
@@ -169,7 +197,7 @@ def rope_of(read: Reader, partial: float) -> dict[str, Any]:
 def peculiar(header: Header, config: Mapping[str, Any]) -> dict[str, Any]:
     """What gemma and phi3 do not say in so many words."""
     kind, params = config["model_type"], config["rope_parameters"]
-    if kind.startswith("gemma"):
+    if kind in ("gemma2", "gemma3_text"):
         whole = config["num_hidden_layers"] in (46, 62)  # the sizes of 27 B
         scalar = config["hidden_size"] / config["num_attention_heads"] if whole else config["head_dim"]
         own: dict[str, Any] = {"query_pre_attn_scalar": scalar, "hidden_activation": "gelu_pytorch_tanh"}
@@ -177,6 +205,10 @@ def peculiar(header: Header, config: Mapping[str, Any]) -> dict[str, Any]:
             local = {"rope_type": "default", "rope_theta": 10000.0}
             own["rope_parameters"] = {"full_attention": params, "sliding_attention": local}
         return own
+    if kind == "exaone4" and "sliding_window" not in config:
+        return {"sliding_window": None, "layer_types": ["full_attention"] * config["num_hidden_layers"]}
+    if kind == "olmo2" and "olmo2.attention.sliding_window" in header.metadata:
+        raise CheckpointError(f"{header.path} is Olmo 3 in GGUF, which is not served; use its safetensors checkpoint.")
     if kind == "phi3":
         long, short = (header.tensors.get(f"rope_factors_{name}.weight") for name in ("long", "short"))
         own = {"sliding_window": config.get("sliding_window")}
