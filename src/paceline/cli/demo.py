@@ -18,7 +18,12 @@ QUESTION = (
     "A baker packs 6 rolls into each bag. On Monday she sells 14 bags, and on Tuesday she sells 9 bags more than on "
     "Monday. Each roll costs 2 dollars. How many dollars does she earn on the two days together?"
 )
-REAL, REAL_QUESTION = "smollm2", "QUESTION_HERE"
+REAL = "smollm2"
+REAL_QUESTION = (
+    "The capital of France is Paris. The capital of Italy is Rome. The capital of Spain is Madrid. The capital of "
+    "Japan is Tokyo. The capital of Kenya is Nairobi.\n\nWhat are the capitals of these countries? Answer with the sentences "
+    "above."
+)
 """A name of the catalogue, and what it is asked."""
 MODES = {
     PLAIN: "plainly: one token per pass of the model",
@@ -31,7 +36,7 @@ SHOWN = {True: (PLAIN, "ngram", "auto"), False: (PLAIN, "ngram", "model")}
 REPEAT = 5
 
 ENDINGS = {
-    True: "Drafting changes when the words come, not what they say. Larger models with a draft gain more: paceline list.",
+    True: "Drafting changes when words come, not what they say. Large models with a draft gain more: paceline list.",
     False: "The demo model is tiny and often wrong; drafting changes when its words come, not what they say.",
 }
 

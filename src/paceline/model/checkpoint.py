@@ -17,6 +17,7 @@ from paceline.model.catalogue import CATALOGUE
 from paceline.model.families import family_of, read_spec
 from paceline.model.groups import Groups
 from paceline.model.pull import pull
+from paceline.model.quantised import BESIDE, Layer, scheme_of
 from paceline.model.spec import ModelSpec
 
 WANTED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
@@ -115,6 +116,8 @@ class Tensors:
         self.place = {name: file for file, handle in self.files.items() for name in handle.keys()}  # noqa: SIM118
         self.taken: set[str] = set()
         self.read: list[Tensor] = []
+        self.scheme = scheme_of(read_json(path / "config.json")) if (path / "config.json").exists() else None
+        self.word = "" if self.scheme is None else self.scheme.word
 
     def shards(self) -> list[str]:
         if (self.path / INDEX).exists():
@@ -139,10 +142,34 @@ class Tensors:
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         """The tensor `name`, which must have `shape`, in the file's dtype or the one given."""
+        if (layer := self.layer(name, shape)) is not None and self.scheme is not None:
+            found = self.scheme.read(layer)
+            wide = found.floats() if isinstance(found, Groups) else found
+            return wide if dtype is None else wide.to(dtype)
+        tensor = self.stored(name, shape)
+        if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
+            raise CheckpointError(f"tensor {name} is stored as {tensor.dtype}, a quantised form, which is not served.")
+        return tensor if dtype is None else tensor.to(dtype)
+
+    def layer(self, name: str, shape: tuple[int, ...]) -> Layer | None:
+        """The quantised layer whose weight has this name, if it is one."""
+        stem = name.removesuffix(".weight")
+        if self.scheme is None or stem == name or len(shape) != 2 or f"{stem}.{self.scheme.mark}" not in self.place:
+            return None
+        if self.scheme.mark == "weight" and not self.kind(name).startswith(("F8", "I8")):
+            return None
+
+        def take(member: str, expected: tuple[int, ...] | None) -> Tensor:
+            return self.stored(f"{stem}.{member}", expected)
+
+        return Layer(stem, (shape[0], shape[1]), take, lambda member: f"{stem}.{member}" in self.place)
+
+    def stored(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
+        """As it is in the file, whatever its type; `shape`: as in `take`, or any."""
         if name not in self.place:
             raise CheckpointError(f"tensor {name} is missing from {self.path}; download the checkpoint again.")
         view = self.files[self.place[name]].get_slice(name)
-        if tuple(view.get_shape()) != shape:
+        if shape is not None and tuple(view.get_shape()) != shape:
             raise CheckpointError(
                 f"tensor {name} in {self.path / self.place[name]} has shape {tuple(view.get_shape())} where "
                 f"config.json implies {shape}; the weights and the config are of different models."
@@ -150,13 +177,14 @@ class Tensors:
         self.taken.add(name)
         tensor: Tensor = self.files[self.place[name]].get_tensor(name)
         self.read.append(tensor)
-        if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
-            raise CheckpointError(f"tensor {name} is stored as {tensor.dtype}, a quantised form, which is not served.")
-        return tensor if dtype is None else tensor.to(dtype)
+        return tensor
 
     def groups(self, name: str, shape: tuple[int, ...]) -> Groups | None:
         """A matrix as whole numbers with a scale for each group, exactly; None: it is stored as floats."""
-        return None
+        if (layer := self.layer(name, shape)) is None or self.scheme is None:
+            return None
+        found = self.scheme.read(layer)
+        return found if isinstance(found, Groups) else None
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.files[self.place[name]].get_slice(name).get_shape())
@@ -178,7 +206,8 @@ class Tensors:
     def leftover(self) -> Iterator[str]:
         """Names that nothing took, other than those that carry no weights of their own."""
         for name in self.place:
-            if name not in self.taken and not name.endswith("rotary_emb.inv_freq") and name != "lm_head.weight":
+            beside = name.endswith("rotary_emb.inv_freq") or (self.scheme and name.endswith(BESIDE))
+            if name not in self.taken and not beside and name != "lm_head.weight":
                 yield name
 
     def widest(self) -> int:

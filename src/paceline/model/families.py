@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.core.errors import CheckpointError
+from paceline.model.quantised import scheme_of
 from paceline.model.rope import rope
 from paceline.model.spec import Activation, Layer, ModelSpec, Rope
 
@@ -250,12 +251,7 @@ FAMILIES: dict[str, Family] = {
 def family_of(config: Mapping[str, Any]) -> Family:
     """The family of a raw config.json; CheckpointError names what is refused and why."""
     kind = config.get("model_type")
-    if quantised := config.get("quantization_config"):
-        method = quantised.get("quant_method", "an unnamed method")
-        raise CheckpointError(
-            f"this checkpoint is quantised with {method}, which is not served yet; use its float16, bfloat16 or "
-            "float32 original."
-        )
+    scheme_of(config)
     if kind in FAMILIES:
         return FAMILIES[kind]
     supported = f"supported model types are {', '.join(FAMILIES)}"

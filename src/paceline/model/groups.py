@@ -14,8 +14,8 @@ LOWEST = {4: -8, 8: -128}
 class Groups:
     """A matrix [out, in] of which each value is scale * code + minimum.
 
-    codes: int8 [out, in], below 2**bits, or about zero where `minimum` is None. scale, minimum: float32
-    [out, in / size]. bits: 4 or 8, what an unsigned code needs.
+    codes: int8 [out, in], about zero where `minimum` is None, else the bits of uint8 below 2**bits. scale, minimum:
+    float32 [out, in / size]. bits: 4 or 8, what an unsigned code needs.
     """
 
     codes: Tensor
@@ -35,7 +35,8 @@ class Groups:
 
     def floats(self) -> Tensor:
         """float32 [out, in], each value rounded as its format's own reader does."""
-        wide = self.codes.reshape(*self.scale.shape, self.size).float()
+        codes = self.codes if self.minimum is None else self.codes.view(torch.uint8)
+        wide = codes.reshape(*self.scale.shape, self.size).float()
         wide.mul_(self.scale[:, :, None])
         if self.minimum is not None:
             wide.add_(self.minimum[:, :, None])

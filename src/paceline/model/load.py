@@ -99,6 +99,8 @@ def fresh(
 ) -> tuple[Weights, ModelSpec]:
     """The weights from the checkpoint, which must hold nothing else."""
     tensors = open_tensors(path)
+    if tensors.word:
+        log.info("%s: %s", path, tensors.word)
     loader = Loader(spec, FAMILIES[spec.family].names, tensors, packing, device, vocabulary, keep)
     weights = loader.weights()
     if unknown := sorted(tensors.leftover()):

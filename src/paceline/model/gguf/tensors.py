@@ -84,6 +84,8 @@ def names_of(architecture: str, layers: int) -> dict[str, str]:
 class GgufTensors:
     """As `checkpoint.Tensors`: a file's tensors by the names that its family has in Hugging Face checkpoints."""
 
+    word = ""
+
     def __init__(self, path: Path) -> None:
         self.path, self.header = path, load_header(path)
         self.interleaved = arch_of(self.header).interleaved
