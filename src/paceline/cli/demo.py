@@ -21,8 +21,8 @@ QUESTION = (
 REAL = "smollm2"
 REAL_QUESTION = (
     "The capital of France is Paris. The capital of Italy is Rome. The capital of Spain is Madrid. The capital of "
-    "Japan is Tokyo. The capital of Kenya is Nairobi.\n\nWhat are the capitals of these countries? Answer with the sentences "
-    "above."
+    "Japan is Tokyo. The capital of Kenya is Nairobi.\n\n"
+    "What are the capitals of these countries? Answer with the sentences above."
 )
 """A name of the catalogue, and what it is asked."""
 MODES = {

