@@ -64,6 +64,8 @@ def test_one_file_a_form(checkpoint: Path, small: Path) -> None:
     """bfloat16 and int8 have files of their own; a changed checkpoint's takes the old one's place."""
     for options in ({}, {"quantize": "int8"}, {}):
         logits(checkpoint, **options)
+    logits(checkpoint, max_len=100)
+    logits(checkpoint, vocabulary=(96, 90))
     assert len(list(small.iterdir())) == 2
     names = {file.name for file in small.iterdir()}
     os.utime(checkpoint / "model.safetensors")

@@ -72,7 +72,8 @@ def demo(engine: EngineArgs, max_tokens: int, *, color: bool) -> None:
     params = params.resolve(llm.text.defaults)
     question = QUESTION if real is None else REAL_QUESTION
     screen, ids = Screen(color), encode(llm.text, question)
-    names = [name for name in SHOWN[real is not None] if name == "auto" or name in llm.engine.cards]
+    cards = llm.engine.drafters.cards
+    names = [name for name in SHOWN[real is not None] if name == "auto" or name in cards]
     typer.echo(introduction(real, reason))
     typer.echo(f"\n{question}\n")
     if screen.color:

@@ -86,7 +86,7 @@ class Request:
     arms: tuple[str, ...] = ()
     """The drafters that the planner chooses from, step by step; empty: `drafter` it is."""
     verifier: str = "exact"
-    straight: bool = False
+    judge_free: bool = False
     """Temperature alone makes its law from the target's logits, and nothing else of a pass is wanted: one call may
     draw several tokens."""
     max_tokens: int = 0

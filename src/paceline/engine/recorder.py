@@ -2,19 +2,17 @@
 
 from collections.abc import Sequence
 
-from paceline.core.forest import Forest
 from paceline.core.plan import Note, Plan, Work
 from paceline.core.request import Request
-from paceline.core.rows import Drawn
-from paceline.core.verdict import Verdict
-from paceline.engine.roster import Entry
+from paceline.core.result import Result
+from paceline.plan import DrafterFacts
 from paceline.plan.cost import Drafting, Times
 
 
 class Recorder:
     """Told of all that decisions depend on, in order, by the engine's thread. This one forgets it."""
 
-    def enrolled(self, drafter: str, entry: Entry) -> None:
+    def enrolled(self, drafter: str, facts: DrafterFacts) -> None:
         """A drafter became known."""
 
     def arrived(self, request: Request) -> None:
@@ -29,14 +27,12 @@ class Recorder:
     def failed(self, drafter: str, requests: Sequence[Request]) -> None:
         """A drafter failed in this step."""
 
-    def drafted(self, rows: Sequence[int]) -> None:
-        """So many rows each item's draft would have, before any are cut."""
-
     def advanced(self, request: Request, group: str, length: int) -> None:
-        """A drafter has so many rows of a request complete; after the step's commits, before its tokens."""
+        """A drafter has so many rows of a request complete; or, of the target's group, the text was rewound to so many
+        rows. After the step's commits, before its tokens."""
 
     def ran(
-        self, forest: Forest, verdict: Verdict, drawn: Drawn | None, notes: Sequence[Note], work: Work,
-        parts: Sequence[Drafting], times: Times,
-    ) -> None:  # fmt: skip
-        """The step, a run if anything is `drawn`, is done: outputs have grown, the finished have left."""
+        self, results: Sequence[Result], found: Sequence[Note], work: Work, parts: Sequence[Drafting], times: Times
+    ) -> None:
+        """The step is done: outputs have grown, the finished have left. `found`: what merged drafters said of their
+        parts."""

@@ -134,15 +134,21 @@ class Block:
     down: Linear
     ffn_post_norm: Norm | None
 
-    def forward(self, x: Tensor, turn: Turn, attend: Attend) -> None:
-        """Add the layer's contribution to the residual stream x [T, hidden], in place."""
-        normed = x if self.attention_norm is None else self.attention_norm(x)
+    def attend(self, x: Tensor, entry: Tensor | None, turn: Turn, attend: Attend) -> Tensor | None:
+        """Add the attention's contribution to the residual stream x [T, hidden], in place. It reads `entry`, if there
+        is one, not x. What the feed-forward part is to read, where that is not the stream."""
+        stream = x if entry is None else entry
+        normed = stream if self.attention_norm is None else self.attention_norm(stream)
         y = self.attention(normed, turn, attend)
-        if self.spec.parallel:
-            x.add_(y.add_(self.ffn(normed)))
-            return
         self.contribute(x, y if self.attention_post_norm is None else self.attention_post_norm(y))
-        y = self.ffn(x if self.ffn_norm is None else self.ffn_norm(x))
+        return normed if self.spec.parallel else None
+
+    def feed(self, x: Tensor, normed: Tensor | None = None) -> None:
+        """Add the feed-forward part's contribution, in place. `normed`: what `attend` gave."""
+        norm = self.attention_norm if self.spec.parallel else self.ffn_norm
+        if normed is None:
+            normed = x if norm is None else norm(x)
+        y = self.ffn(normed)
         self.contribute(x, y if self.ffn_post_norm is None else self.ffn_post_norm(y))
 
     def contribute(self, x: Tensor, y: Tensor) -> None:

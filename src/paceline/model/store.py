@@ -15,6 +15,7 @@ import shutil
 import struct
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -53,7 +54,10 @@ class Straight:
 def place(files: list[Path], spec: ModelSpec, packing: Packing, vocabulary: tuple[int, int] | None) -> Path:
     """Where the packed weights of this checkpoint, in this form, are kept: another name for any other content."""
     states = [(str(file.resolve()), *((s := file.stat()).st_size, s.st_mtime_ns)) for file in files]
-    key = hashlib.sha256(repr((LAYOUT, states, spec, packing.describe(), vocabulary)).encode()).hexdigest()
+    turned = [len(layer.rope.inverse) for layer in spec.layers]
+    weights = replace(spec, max_len=0, layers=())  # neither context nor rotation is in them
+    fitted = None if vocabulary is None or vocabulary[0] == spec.vocab else vocabulary
+    key = hashlib.sha256(repr((LAYOUT, states, weights, turned, packing.describe(), fitted)).encode()).hexdigest()
     return home() / "packed" / f"{family(files, packing)}-{key[:16]}.weights"
 
 

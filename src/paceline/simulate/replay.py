@@ -40,7 +40,7 @@ def _follow(twin: Twin, event: Event) -> str | None:
     """Do what the event says; what differs from it, if anything."""
     match event:
         case Enrolled():
-            twin.roster.enrol(event.drafter, event.entry)
+            twin.table.enrol(event.drafter, event.facts)
         case Arrival():
             twin.arrive(event)
         case Abort():
@@ -54,7 +54,7 @@ def _step(twin: Twin, step: Step) -> str | None:
     decision, plan = twin.decide(step.now)
     if decision != step.decision:
         return _compare(decision, step.decision)
-    txns = twin.begin(plan)
+    txns = twin.desk.begin(plan)
     for drafter, requests in step.failed:
         twin.fail(drafter, requests)
     if step.outcome is not None:
