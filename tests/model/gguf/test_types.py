@@ -8,7 +8,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
 
 from paceline.model.gguf.types import DECODERS, decode
-from paceline.model.groups import Groups, stack
+from paceline.model.groups import stack
 from tests.model.gguf.files import random_blocks
 
 HALVES = {Kind.Q2_K: (80, 82), Kind.Q3_K: (108,), Kind.Q6_K: (208,)} | dict.fromkeys(
@@ -50,5 +50,19 @@ def test_rows_stack_and_split() -> None:
     both = stack([groups, turned])
     assert both is not None and torch.equal(both.floats(), torch.cat((groups.floats(), turned.floats())))
     assert torch.equal(groups.split(16).floats(), groups.floats()) and groups.split(16).size == 16
-    plain = Groups(groups.codes, groups.scale, None, 4)
-    assert stack([groups, plain]) is None
+    for kind, bits in ((Kind.Q4_0, 4), (Kind.Q8_0, 8)):  # without minimums; with codes of 8 bits
+        other = decode(torch.from_numpy(blocks(kind).reshape(-1)), kind, *SHAPE)
+        mixed = stack([groups, other])
+        assert mixed is not None and (mixed.bits, mixed.size) == (bits, 32)
+        assert torch.equal(mixed.floats(), torch.cat((groups.floats(), other.floats())))
+    assert stack([groups, None]) is None
+
+
+def test_groups_of_16_are_rounded_to_8_bits() -> None:
+    """Q6_K in groups of 32: within half a step of the largest of each 32."""
+    groups = decode(torch.from_numpy(blocks(Kind.Q6_K).reshape(-1)), Kind.Q6_K, *SHAPE)
+    rounded = stack([groups])
+    assert rounded is not None and (rounded.size, rounded.bits, groups.size) == (32, 8, 16)
+    exact = groups.floats().view(SHAPE[0], -1, 32)
+    wrong = (rounded.floats().view(exact.shape) - exact).abs().amax(2)
+    assert bool((wrong <= exact.abs().amax(2) / 127 / 2 * 1.001).all()) and float(wrong.max()) > 0
