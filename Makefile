@@ -10,9 +10,15 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 run: $(VENV)/installed
 	$(BIN)/paceline demo
 
-# The demo pair over HTTP; prints the address of its playground. SERVE='MODEL --draft DRAFT --port 9000' for another.
+# SmolLM2 over HTTP, or where it cannot be fetched the bundled demo pair; prints the address of its playground.
+# SERVE='MODEL --draft DRAFT --port 9000' for another.
 serve: $(VENV)/installed
+ifdef SERVE
 	$(BIN)/paceline serve $(SERVE)
+else
+	@MODEL=$$($(BIN)/paceline pull smollm2) || echo "The bundled demo pair is served instead."; \
+	exec $(BIN)/paceline serve $$MODEL
+endif
 
 test: lint types tests
 

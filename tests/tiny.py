@@ -39,6 +39,34 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 """What each family's config says beyond the common sizes; windows are smaller than the texts of the tests."""
 
+MORE: dict[str, dict[str, Any]] = {
+    "gemma": {"model_type": "gemma", "num_key_value_heads": 1, "head_dim": 16},
+    "ministral": {"model_type": "ministral", "num_key_value_heads": 2, "head_dim": 8, "sliding_window": 7},
+    "cwm": {"model_type": "cwm", "num_key_value_heads": 2, "head_dim": 8, "sliding_window": 7},
+    "smollm3": {"model_type": "smollm3", "num_key_value_heads": 2, "no_rope_layer_interval": 2},
+    "seed_oss": {"model_type": "seed_oss", "num_key_value_heads": 2, "head_dim": 16, "attention_out_bias": False},
+    "ernie4_5": {"model_type": "ernie4_5", "num_key_value_heads": 2, "head_dim": 8, "use_bias": True},
+    "helium": {"model_type": "helium", "num_key_value_heads": 2, "head_dim": 8},
+    "glm": {"model_type": "glm", "num_key_value_heads": 2, "head_dim": 16, "attention_bias": True},
+    "glm4": {"model_type": "glm4", "num_key_value_heads": 2, "head_dim": 16, "attention_bias": True},
+    "granite": {
+        "model_type": "granite",
+        "num_key_value_heads": 2,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.3,
+        "attention_multiplier": 0.2,
+        "logits_scaling": 4.0,
+    },
+    "olmo2": {"model_type": "olmo2", "num_key_value_heads": 2},
+    "olmo3": {"model_type": "olmo3", "num_key_value_heads": 2, "sliding_window": 7},
+    "exaone4": {"model_type": "exaone4", "num_key_value_heads": 2, "sliding_window": 7, "sliding_window_pattern": 2},
+    "cohere": {"model_type": "cohere", "num_key_value_heads": 2, "logit_scale": 0.25},
+    "cohere2": {"model_type": "cohere2", "num_key_value_heads": 2, "sliding_window": 7, "sliding_window_pattern": 2},
+    "starcoder2": {"model_type": "starcoder2", "num_key_value_heads": 2, "sliding_window": 7},
+    "arcee": {"model_type": "arcee", "num_key_value_heads": 2},
+}
+"""Families that the lossless matrix leaves out: their layers differ in data alone, or are PyTorch's."""
+
 CORPUS = """Tom has 3 apples and buys 4 more. How many apples does he have now? 3 + 4 = 7. The answer is 7.
 def add(a, b):
     return a + b
@@ -66,7 +94,7 @@ def tiny_config(family: str, *, vocab: int = 320, layers: int = 2, hidden: int =
         "eos_token_id": 1,
         "pad_token_id": 2,
     }
-    return common | FAMILIES[family] | changes
+    return common | {**FAMILIES, **MORE}[family] | changes
 
 
 def tiny_checkpoint(

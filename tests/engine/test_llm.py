@@ -12,7 +12,7 @@ from paceline.cache.lease import TARGET
 from paceline.core.errors import CapacityError, CheckpointError, InputError, PacelineError, RefusalError
 from paceline.engine.desk import lease_of
 from paceline.plan.choose import USELESS, Probe
-from tests.tiny import tiny_checkpoint
+from tests.tiny import save_tokenizer, tiny_checkpoint
 
 PROMPT = "one two three one two three one"
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
@@ -239,8 +239,10 @@ def test_bad_requests_are_refused_and_nothing_is_lost(
 
 def test_bad_engines_are_refused(pair: tuple[Path, Path], tmp_path: Path) -> None:
     target, _ = pair
+    other = tiny_checkpoint(tmp_path / "other", vocab=400, with_tokenizer=False)
+    save_tokenizer(other, 280)
     with pytest.raises(RefusalError, match="vocabulary"):
-        LLM(target, tiny_checkpoint(tmp_path / "other", vocab=400), memory="100M")
+        LLM(target, other, memory="100M")
     with pytest.raises(RefusalError, match="draft=PATH"):
         LLM(target, drafter="model", memory="100M")
     with pytest.raises(CapacityError, match="give at least"):

@@ -200,6 +200,58 @@ def info(
     info(engine, as_json=json)
 
 
+@app.command(epilog="Example: paceline pull smollm2")
+@command
+def pull(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name of paceline list, or a hub id.")],
+    *,
+    draft: Annotated[
+        bool, option("Also its draft.", "Model and engine", "--draft/--no-draft", show_default=True)
+    ] = True,
+    token: Annotated[str | None, option("Access token of the hub.", "Model and engine")] = None,
+) -> None:
+    """Download a model.
+
+    NAME is of the catalogue ([bold]paceline list[/bold]), or owner/name or owner/name:FILE.gguf of the hub. A download
+    that breaks off goes on where it was when it is started again. Prints where the model lies.
+    """
+    from paceline.cli.models import pull
+
+    pull(name, draft=draft, token=token)
+
+
+@app.command(name="list")
+@command
+def list_models() -> None:
+    """Show models that can be pulled by name, and what is on this machine."""
+    from paceline.cli.models import listed
+
+    listed()
+
+
+@app.command(epilog="Example: paceline rm smollm2")
+@command
+def rm(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As paceline list shows it; packed: all packed weights.")],
+) -> None:
+    """Remove a pulled model and its packed weights."""
+    from paceline.cli.models import remove
+
+    remove(name)
+
+
+@app.command(epilog="Example: paceline pack --model model-Q4_K_M.gguf --quantize int8")
+@command
+def pack(engine: EngineArgs) -> None:
+    """Pack a model's weights for this machine now, so that the next start only reads them.
+
+    Loading does this by itself for large models. Prints the file, its size, the time and the most memory taken.
+    """
+    from paceline.cli.models import pack
+
+    pack(engine)
+
+
 @app.command(epilog="Example: paceline demo")
 @command
 def demo(

@@ -1,4 +1,5 @@
-"""`paceline demo`: one question, three ways to answer it, one text."""
+"""`paceline demo`: one question, three ways to answer it, one text. By SmolLM2 where it can be had, else by the bundled
+pair of tiny models."""
 
 from dataclasses import dataclass, replace
 
@@ -17,12 +18,27 @@ QUESTION = (
     "A baker packs 6 rolls into each bag. On Monday she sells 14 bags, and on Tuesday she sells 9 bags more than on "
     "Monday. Each roll costs 2 dollars. How many dollars does she earn on the two days together?"
 )
+REAL = "smollm2"
+REAL_QUESTION = (
+    "The capital of France is Paris. The capital of Italy is Rome. The capital of Spain is Madrid. The capital of "
+    "Japan is Tokyo. The capital of Kenya is Nairobi.\n\n"
+    "What are the capitals of these countries? Answer with the sentences above."
+)
+"""A name of the catalogue, and what it is asked."""
 MODES = {
     PLAIN: "plainly: one token per pass of the model",
     "ngram": "with prompt lookup: what followed the last words before",
     "model": "with a draft model: a small model guesses, the model checks",
+    "auto": "by the planner, which chooses who drafts, and how much (the default)",
 }
+SHOWN = {True: (PLAIN, "ngram", "auto"), False: (PLAIN, "ngram", "model")}
+"""The modes of a real model, and of the bundled pair."""
 REPEAT = 5
+
+ENDINGS = {
+    True: "Drafting changes when words come, not what they say. Large models with a draft gain more: paceline list.",
+    False: "The demo model is tiny and often wrong; drafting changes when its words come, not what they say.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +67,15 @@ class Mode:
 def demo(engine: EngineArgs, max_tokens: int, *, color: bool) -> None:
     """Answer, measure, compare; exit code 1 if a text differed. The arguments are the command's."""
     params = SamplingParams(temperature=0, max_tokens=max_tokens, max_nodes=engine.nodes, seed=0)
-    llm = LLM(**{**engine.arguments(), "nodes": None}, prefix_cache=False)
+    real, reason = real_model(engine)
+    llm = LLM(**{**engine.arguments(), "nodes": None, "model": real or engine.model}, prefix_cache=False)
     params = params.resolve(llm.text.defaults)
-    screen, ids = Screen(color), encode(llm.text, QUESTION)
-    names = [name for name in MODES if name in llm.engine.drafters.cards]
-    typer.echo(f"{QUESTION}\n")
+    question = QUESTION if real is None else REAL_QUESTION
+    screen, ids = Screen(color), encode(llm.text, question)
+    cards = llm.engine.drafters.cards
+    names = [name for name in SHOWN[real is not None] if name == "auto" or name in cards]
+    typer.echo(introduction(real, reason))
+    typer.echo(f"\n{question}\n")
     if screen.color:
         typer.echo(f"Tokens in this colour were {screen.legend()}; the others the model wrote one by one.\n")
     for name in names:  # unseen: the first steps of each kind allocate and compile
@@ -77,12 +97,32 @@ def demo(engine: EngineArgs, max_tokens: int, *, color: bool) -> None:
         texts = {tuple(answers[name].result.token_ids), *(tuple(run.outputs[0]) for run in runs)}
         found = [referee.difference(ids, params, plain, text) for text in sorted(texts)]
         modes.append(Mode(name, runs, min((d for d in found if d), key=lambda d: d.near_tie, default=None)))
-    summary(modes)
+    summary(modes, ENDINGS[real is not None])
     if any(mode.differs for mode in modes):
         raise typer.Exit(1)
 
 
-def summary(modes: list[Mode]) -> None:
+def real_model(engine: EngineArgs) -> tuple[str | None, str]:
+    """Where SmolLM2 lies, fetched if need be; None where another model was asked for or it cannot be had, and why."""
+    from paceline.core.errors import PacelineError
+    from paceline.model.pull import pull
+
+    if engine.model is not None or engine.draft is not None:
+        return None, ""
+    try:
+        return str(pull(REAL, engine.token)), ""
+    except PacelineError as error:
+        return None, str(error)
+
+
+def introduction(real: str | None, reason: str) -> str:
+    """Who answers, in a sentence."""
+    if real is not None:
+        return "SmolLM2 (135 million parameters, Apache-2.0) answers:"
+    return f"The bundled pair of tiny models answers, since {reason}" if reason else "The model that was given answers:"
+
+
+def summary(modes: list[Mode], ending: str) -> None:
     """The figures: medians of the timed runs that followed the streamed ones."""
     base = modes[0].runs
     for mode in modes:
@@ -92,7 +132,4 @@ def summary(modes: list[Mode]) -> None:
             f"{mode.name:>6}  {row.tokens_per_second:8.1f} tokens/s  {row.speedup:5.2f}x  tau {row.tau:4.2f}  "
             f"{mode.verdict()}"
         )
-    typer.echo(
-        f"\nMedians of {REPEAT} further runs each; tau is the number of tokens per pass of the model. The demo model "
-        "is tiny, so its answers are often wrong; drafting changes when they come, not what they say."
-    )
+    typer.echo(f"\nMedians of {REPEAT} further runs each; tau is the number of tokens per pass of the model. {ending}")

@@ -34,13 +34,12 @@ def info(engine: EngineArgs, *, as_json: bool) -> None:
     ]
     texts = [Text(facts.path) for facts in known]
     sheets = [describe(facts, text, engine) for facts, text in zip(known, texts)]
-    sizes = [facts.spec.vocab for facts in known]
-    vocabularies = [text.vocabulary(size) for text, size in zip(texts, sizes)]
+    vocabularies = [text.vocabulary(known[0].spec.vocab) for text in texts]
     problem = None
-    if len(known) == 2 and (sizes[0] != sizes[1] or vocabularies[0] != vocabularies[1]):
+    if len(known) == 2 and vocabularies[0] != vocabularies[1]:
         problem = (
-            f"The draft has another vocabulary ({sizes[1]} entries) than the model ({sizes[0]}), so it cannot draft "
-            "for it; use a draft made for this tokenizer."
+            f"The draft has another vocabulary ({len(vocabularies[1])} entries) than the model "
+            f"({len(vocabularies[0])}), so it cannot draft for it; use a draft made for this tokenizer."
         )
     memory = memory_of(engine.options(), *(facts.path for facts in known))
     least = memory.total(memory.smallest())
@@ -89,12 +88,11 @@ def describe(facts: "Facts", text: Any, engine: EngineArgs) -> dict[str, Any]:
 
 def parameters(facts: "Facts") -> tuple[int, list[str]]:
     """(number, types they are stored as), from the headers; a head that is tied counts once."""
-    from paceline.model.checkpoint import Tensors
+    from paceline.model.checkpoint import open_tensors
 
-    tensors = Tensors(facts.path)
+    tensors = open_tensors(facts.path)
     names = [name for name in tensors.place if not (facts.spec.tied and name == "lm_head.weight")]
-    views = [tensors.files[tensors.place[name]].get_slice(name) for name in names]
-    return sum(prod(view.get_shape()) for view in views), sorted({view.get_dtype() for view in views})
+    return sum(prod(tensors.shape(name)) for name in names), sorted({tensors.kind(name) for name in names})
 
 
 def fits(have: Collection[str]) -> list[Fit]:

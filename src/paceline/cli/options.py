@@ -45,7 +45,11 @@ class EngineArgs:
     """What shapes an engine."""
 
     model: Annotated[
-        str | None, _engine("Directory in Hugging Face layout, or a hub id such as owner/name. Default: the demo pair.")
+        str | None,
+        _engine(
+            "Directory in Hugging Face layout, GGUF file, hub id (owner/name, owner/name:FILE.gguf), or a name that "
+            "paceline list shows. Default: the demo pair."
+        ),
     ] = None
     draft: Annotated[str | None, _engine("A small model with the same vocabulary that drafts for the model.")] = None
     drafter: Annotated[
@@ -68,6 +72,15 @@ class EngineArgs:
         _engine("For weights, K/V cache and all else, such as 2G or 512M."),
     ] = None
     blocks: Annotated[int | None, _engine("Blocks of K/V cache. Default: as many as memory leaves.")] = None
+    weights_cache: Annotated[
+        bool,
+        option(
+            "Keep packed weights on disk, for a quick start the next time.",
+            "Model and engine",
+            "--weights-cache/--no-weights-cache",
+            show_default=True,
+        ),
+    ] = True
     revision: Annotated[str | None, _engine("Branch, tag or commit on the hub.")] = None
     token: Annotated[str | None, _engine("Access token of the hub. Default: the saved login.")] = None
 

@@ -9,6 +9,7 @@ from paceline.core.component import DRAFT
 from paceline.core.errors import CheckpointError, InputError, RefusalError
 from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.registry import refusal
+from paceline.model.catalogue import CATALOGUE
 from paceline.plan.memory import MEMORIES, Memory, Shape
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class Options:
     max_requests: int = 64
     row_budget: int = 512
     prefix_cache: bool = True
+    weights_cache: bool = True
+    """Keep packed weights of large models on disk, under $PACELINE_CACHE, for the next start."""
     eviction: str = "lru"
     """Which cached prefix to forget when room is needed: lru, det, mark0, mark_predict or shadow."""
     length: str = "goodput"
@@ -105,6 +108,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
         "quantize": options.quantize,
         "device": options.device,
         "max_len": options.max_model_len,
+        "cache": options.weights_cache,
     }
     model_at, draft_at = paths(options)
     path = resolve(model_at, options.revision, options.token)
@@ -113,13 +117,13 @@ def build(options: Options) -> "tuple[Engine, Text]":
     model, text = load_model(path, **where), Text(path)
     draft = None
     if draft_path is not None:
-        draft = load_model(draft_path, **{**where, "max_len": None})
-        size = model.vocab_size
-        if draft.vocab_size != size or text.vocabulary(size) != Text(draft_path).vocabulary(size):
+        own, other = (it.vocabulary(model.vocab_size) for it in (text, Text(draft_path)))
+        if own != other:
             raise RefusalError(
-                f"The draft {draft_at} has another vocabulary ({draft.vocab_size} entries) than the model "
-                f"({model.vocab_size}); use a draft made for this tokenizer, or none."
+                f"The draft {draft_at} has another vocabulary ({len(other)} entries) than the model ({len(own)}); use "
+                "a draft made for this tokenizer, or none."
             )
+        draft = load_model(draft_path, **{**where, "max_len": None}, vocabulary=(model.vocab_size, text.size))
     user = options.drafter if callable(options.drafter) else None
     name = options.drafter if isinstance(options.drafter, str) else "user" if user else "auto"
     components = {} if draft is None else {DRAFT: draft}
@@ -186,7 +190,8 @@ def check_device(device: str) -> None:
 
 def paths(options: Options) -> tuple[str | Path, str | Path | None]:
     if options.model is not None:
-        return options.model, options.draft
+        listed = CATALOGUE.get(str(options.model))
+        return options.model, options.draft or (listed.draft if listed and not Path(options.model).exists() else None)
     if not (DEMO / "target" / "config.json").is_file():
         raise CheckpointError("No model was given and this installation lacks the demo pair; give model=PATH.")
     return DEMO / "target", options.draft or DEMO / "draft"
@@ -208,9 +213,18 @@ def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory
     packing = form(options.dtype, options.quantize, options.device)
     spec, target = measure(path, packing, options.max_model_len)
     drafts = None if draft is None else measure(draft, packing)[1]
-    files = [at / "tokenizer.json" for at in (path, draft) if at is not None]
-    tokenizers = sum(TOKENIZER * file.stat().st_size for file in files if file.is_file())
+    files = [at if at.suffix == ".gguf" else at / "tokenizer.json" for at in (path, draft) if at is not None]
+    tokenizers = sum(TOKENIZER * tokenizer_bytes(file) for file in files if file.is_file())
     return Memory(target, drafts, spec.max_len, options.block_size, tokenizers)
+
+
+def tokenizer_bytes(file: Path) -> int:
+    """Of tokenizer.json, or of all that a GGUF file says before its weights."""
+    if file.suffix != ".gguf":
+        return file.stat().st_size
+    from paceline.model.gguf import load_header
+
+    return min(entry.offset for entry in load_header(file).tensors.values() if entry.file == file)
 
 
 def shape_of(options: Options, path: Path, draft: Path | None) -> Shape:

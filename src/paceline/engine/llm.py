@@ -24,8 +24,8 @@ class LLM:
     >>> llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=32)).text
 
     Further keyword arguments are the fields of `Options`: drafter, verifier, nodes, dtype, quantize, device,
-    threads, max_model_len, memory, block_size, max_requests, row_budget, prefix_cache, eviction, schedule, order,
-    tbt_target_ms, group_size, revision, token, check.
+    threads, max_model_len, memory, block_size, max_requests, row_budget, prefix_cache, weights_cache, eviction,
+    schedule, order, tbt_target_ms, group_size, revision, token, check.
     """
 
     def __init__(

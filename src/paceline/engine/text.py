@@ -14,6 +14,14 @@ class Text:
     """Text in, token ids out, and back. Raises CheckpointError when the checkpoint has no usable tokenizer."""
 
     def __init__(self, path: Path) -> None:
+        """`path`: a directory in Hugging Face layout, or a GGUF file."""
+        self.path = path
+        self.defaults: dict[str, Any] = {}
+        if path.suffix == ".gguf":
+            from paceline.model.gguf import text_of
+
+            self.tokenizer, self.defaults = text_of(path)
+            return
         from transformers import AutoTokenizer
 
         try:
@@ -22,7 +30,6 @@ class Text:
             raise CheckpointError(
                 f"No usable tokenizer in {path} ({type(error).__name__}: {error}); tokenizer.json is expected there."
             ) from error
-        self.path = path
         self.defaults = read_json(path / "generation_config.json")
 
     def encode(self, text: str) -> list[int]:
@@ -48,17 +55,24 @@ class Text:
         return str(self.tokenizer.decode(list(tokens)))
 
     def eos(self) -> frozenset[int]:
-        """Every id that ends a text: generation_config.json, else config.json, else the tokenizer's."""
+        """Every id that ends a text: generation_config.json's, else config.json's, and the tokenizer's own, with which
+        chat templates end a turn."""
+        own = self.tokenizer.eos_token_id
+        ends = frozenset() if own is None else frozenset([own])
         for source in (self.defaults, read_json(self.path / "config.json")):
             ids = source.get("eos_token_id")
             if ids is not None:
-                return frozenset(ids if isinstance(ids, list) else [ids])
-        own = self.tokenizer.eos_token_id
-        return frozenset() if own is None else frozenset([own])
+                return ends | frozenset(ids if isinstance(ids, list) else [ids])
+        return ends
 
     def vocabulary(self, size: int) -> dict[str, int]:
         """{token: id} of the ids that a model with `size` logits can draw."""
         return {token: i for token, i in self.tokenizer.get_vocab().items() if i < size}
+
+    @property
+    def size(self) -> int:
+        """Ids that the tokenizer knows: what a model has beyond them is padding."""
+        return 1 + max(self.tokenizer.get_vocab().values(), default=-1)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -23,7 +23,11 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-ACTIVATE: dict[Activation, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_tanh": gelu_tanh}
+def relu2(x: Tensor) -> Tensor:
+    return F.relu(x).square_()
+
+
+ACTIVATE: dict[Activation, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_tanh": gelu_tanh, "relu2": relu2}
 
 
 class Norm:
@@ -42,6 +46,33 @@ class Norm:
         wide = x.to(self.weight.dtype)
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         return (wide * self.weight).div_(length.hypot_(self.floor)).to(x.dtype)
+
+
+class LayerNorm(Norm):
+    """With the mean subtracted first, and perhaps a bias [n]."""
+
+    def __init__(self, weight: Tensor, eps: float, bias: Tensor | None) -> None:
+        super().__init__(weight, eps)
+        self.bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        wide = x.to(self.weight.dtype)
+        y = super().__call__(wide - wide.mean(-1, keepdim=True))
+        return (y if self.bias is None else y.add_(self.bias)).to(x.dtype)
+
+
+class WholeNorm(Norm):
+    """RMS norm of q and of k, each over all its heads; x [T, heads + kv_heads, head_dim]."""
+
+    def __init__(self, q: Tensor, k: Tensor, eps: float) -> None:
+        self.parts = [Norm(q, eps), Norm(k, eps)]
+        self.weight = torch.cat((q, k))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        head_dim = x.shape[-1]
+        sizes = [len(part.weight) // head_dim for part in self.parts]
+        normed = [part(each.flatten(1)) for part, each in zip(self.parts, torch.split(x, sizes, 1))]
+        return torch.cat(normed, 1).view(x.shape)
 
 
 class Rotary:
@@ -93,26 +124,35 @@ class Block:
 
     spec: ModelSpec
     index: int
-    attention_norm: Norm
+    attention_norm: Norm | None
     qkv: Linear
     head_norm: Norm | None
     out: Linear
     attention_post_norm: Norm | None
-    ffn_norm: Norm
+    ffn_norm: Norm | None
     gate_up: Linear
     down: Linear
     ffn_post_norm: Norm | None
 
-    def attend(self, x: Tensor, entry: Tensor | None, turn: Turn, attend: Attend) -> None:
+    def attend(self, x: Tensor, entry: Tensor | None, turn: Turn, attend: Attend) -> Tensor | None:
         """Add the attention's contribution to the residual stream x [T, hidden], in place. It reads `entry`, if there
-        is one, not x."""
-        y = self.attention(self.attention_norm(x if entry is None else entry), turn, attend)
-        x.add_(y if self.attention_post_norm is None else self.attention_post_norm(y))
+        is one, not x. What the feed-forward part is to read, where that is not the stream."""
+        stream = x if entry is None else entry
+        normed = stream if self.attention_norm is None else self.attention_norm(stream)
+        y = self.attention(normed, turn, attend)
+        self.contribute(x, y if self.attention_post_norm is None else self.attention_post_norm(y))
+        return normed if self.spec.parallel else None
 
-    def feed(self, x: Tensor) -> None:
-        """Add the feed-forward part's contribution, in place."""
-        y = self.ffn(self.ffn_norm(x))
-        x.add_(y if self.ffn_post_norm is None else self.ffn_post_norm(y))
+    def feed(self, x: Tensor, normed: Tensor | None = None) -> None:
+        """Add the feed-forward part's contribution, in place. `normed`: what `attend` gave."""
+        norm = self.attention_norm if self.spec.parallel else self.ffn_norm
+        if normed is None:
+            normed = x if norm is None else norm(x)
+        y = self.ffn(normed)
+        self.contribute(x, y if self.ffn_post_norm is None else self.ffn_post_norm(y))
+
+    def contribute(self, x: Tensor, y: Tensor) -> None:
+        x.add_(y if self.spec.residual_scale == 1 else y.mul_(self.spec.residual_scale))
 
     def attention(self, x: Tensor, turn: Turn, attend: Attend) -> Tensor:
         spec = self.spec
@@ -126,5 +166,7 @@ class Block:
         return self.out(attend.forward(self.index, qkv.narrow(1, 0, spec.heads), kv))
 
     def ffn(self, x: Tensor) -> Tensor:
+        if not self.spec.gated:
+            return self.down(ACTIVATE[self.spec.activation](self.gate_up(x)))
         gate, up = self.gate_up(x).chunk(2, -1)
         return self.down(ACTIVATE[self.spec.activation](gate).mul_(up))

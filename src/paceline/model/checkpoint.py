@@ -12,7 +12,12 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import CheckpointError
+from paceline.model import gguf
+from paceline.model.catalogue import CATALOGUE
 from paceline.model.families import family_of, read_spec
+from paceline.model.groups import Groups
+from paceline.model.pull import pull
+from paceline.model.quantised import BESIDE, Layer, scheme_of
 from paceline.model.spec import ModelSpec
 
 WANTED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
@@ -30,11 +35,18 @@ def resolve(model: str | Path, revision: str | None = None, token: str | None = 
     """The local directory of a path or hub id, downloaded if need be."""
     path = Path(model).expanduser()
     if path.suffix == ".gguf":
-        raise CheckpointError(f"{path} is a GGUF file, which is not served; use the model's safetensors checkpoint.")
+        return gguf.resolve(str(model), revision, token)
     if path.is_dir():
-        return path
+        return gguf.only(path)
     if path.exists():
         raise CheckpointError(f"{path} is a file; give the directory that holds config.json and safetensors.")
+    if str(model) in CATALOGUE:
+        return pull(str(model), token)
+    return from_hub(model, revision, token)
+
+
+def from_hub(model: str | Path, revision: str | None = None, token: str | None = None) -> Path:
+    """The local directory of a hub id, downloaded if need be."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -72,6 +84,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_config(path: Path, max_len: int | None = None) -> ModelSpec:
     """Refuse what is not served by the raw file, then let transformers parse it; remote code never runs."""
+    if path.suffix == ".gguf":
+        return gguf.spec_of(gguf.load_header(path), max_len)
     raw = read_json(path / "config.json")
     family_of(raw)
     from transformers import AutoConfig
@@ -93,20 +107,27 @@ def read_config(path: Path, max_len: int | None = None) -> ModelSpec:
 class Tensors:
     """The tensors of a checkpoint by name. Files are mapped; a tensor is a view of its file."""
 
+    interleaved: bool | None = None
+    """Whether pairs of a head that are rotated together lie side by side; None: as the family's do."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self.files = {name: self.open(path / name) for name in self.shards()}
         self.place = {name: file for file, handle in self.files.items() for name in handle.keys()}  # noqa: SIM118
         self.taken: set[str] = set()
         self.read: list[Tensor] = []
+        self.scheme = scheme_of(read_json(path / "config.json")) if (path / "config.json").exists() else None
+        self.word = "" if self.scheme is None else self.scheme.word
 
     def shards(self) -> list[str]:
         if (self.path / INDEX).exists():
             return sorted(set(read_json(self.path / INDEX)["weight_map"].values()))
         if (self.path / SINGLE).exists():
             return [SINGLE]
-        if list(self.path.glob("*.gguf")):
-            raise CheckpointError(f"{self.path} holds GGUF, which is not served; use the safetensors checkpoint.")
+        if files := sorted(self.path.glob("*.gguf")):
+            raise CheckpointError(
+                f"{self.path} holds no safetensors but {files[0].name}; give the path of that GGUF file."
+            )
         raise CheckpointError(f"{self.path} has neither {SINGLE} nor {INDEX}; convert the weights to safetensors.")
 
     def open(self, file: Path) -> Any:
@@ -119,12 +140,36 @@ class Tensors:
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{file} is truncated or damaged ({error}); download it again.") from None
 
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor `name`, which must have `shape`, in the file's dtype."""
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor `name`, which must have `shape`, in the file's dtype or the one given."""
+        if (layer := self.layer(name, shape)) is not None and self.scheme is not None:
+            found = self.scheme.read(layer)
+            wide = found.floats() if isinstance(found, Groups) else found
+            return wide if dtype is None else wide.to(dtype)
+        tensor = self.stored(name, shape)
+        if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
+            raise CheckpointError(f"tensor {name} is stored as {tensor.dtype}, a quantised form, which is not served.")
+        return tensor if dtype is None else tensor.to(dtype)
+
+    def layer(self, name: str, shape: tuple[int, ...]) -> Layer | None:
+        """The quantised layer whose weight has this name, if it is one."""
+        stem = name.removesuffix(".weight")
+        if self.scheme is None or stem == name or len(shape) != 2 or f"{stem}.{self.scheme.mark}" not in self.place:
+            return None
+        if self.scheme.mark == "weight" and not self.kind(name).startswith(("F8", "I8")):
+            return None
+
+        def take(member: str, expected: tuple[int, ...] | None) -> Tensor:
+            return self.stored(f"{stem}.{member}", expected)
+
+        return Layer(stem, (shape[0], shape[1]), take, lambda member: f"{stem}.{member}" in self.place)
+
+    def stored(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
+        """As it is in the file, whatever its type; `shape`: as in `take`, or any."""
         if name not in self.place:
             raise CheckpointError(f"tensor {name} is missing from {self.path}; download the checkpoint again.")
         view = self.files[self.place[name]].get_slice(name)
-        if tuple(view.get_shape()) != shape:
+        if shape is not None and tuple(view.get_shape()) != shape:
             raise CheckpointError(
                 f"tensor {name} in {self.path / self.place[name]} has shape {tuple(view.get_shape())} where "
                 f"config.json implies {shape}; the weights and the config are of different models."
@@ -132,9 +177,21 @@ class Tensors:
         self.taken.add(name)
         tensor: Tensor = self.files[self.place[name]].get_tensor(name)
         self.read.append(tensor)
-        if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
-            raise CheckpointError(f"tensor {name} is stored as {tensor.dtype}, a quantised form, which is not served.")
         return tensor
+
+    def groups(self, name: str, shape: tuple[int, ...]) -> Groups | None:
+        """A matrix as whole numbers with a scale for each group, exactly; None: it is stored as floats."""
+        if (layer := self.layer(name, shape)) is None or self.scheme is None:
+            return None
+        found = self.scheme.read(layer)
+        return found if isinstance(found, Groups) else None
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.files[self.place[name]].get_slice(name).get_shape())
+
+    def kind(self, name: str) -> str:
+        """How it is stored, in a word."""
+        return str(self.files[self.place[name]].get_slice(name).get_dtype())
 
     def let_go(self) -> None:
         """Give back the memory of the pages that tensors taken so far were read from; whoever still looks at one makes
@@ -149,7 +206,8 @@ class Tensors:
     def leftover(self) -> Iterator[str]:
         """Names that nothing took, other than those that carry no weights of their own."""
         for name in self.place:
-            if name not in self.taken and not name.endswith("rotary_emb.inv_freq") and name != "lm_head.weight":
+            beside = name.endswith("rotary_emb.inv_freq") or (self.scheme and name.endswith(BESIDE))
+            if name not in self.taken and not beside and name != "lm_head.weight":
                 yield name
 
     def widest(self) -> int:
@@ -157,8 +215,17 @@ class Tensors:
         views = (self.files[file].get_slice(name) for name, file in self.place.items())
         return max((WIDTHS.get(view.get_dtype(), 2) for view in views), default=2)
 
+    def paths(self) -> list[Path]:
+        """The files, and the config that says what they are."""
+        return [self.path / "config.json", *(self.path / file for file in self.files)]
+
     def bytes(self) -> int:
         return sum((self.path / file).stat().st_size for file in self.files)
+
+
+def open_tensors(path: Path) -> "Tensors | gguf.GgufTensors":
+    """The weights of a checkpoint, whatever its format."""
+    return gguf.GgufTensors(path) if path.suffix == ".gguf" else Tensors(path)
 
 
 DTYPES = {

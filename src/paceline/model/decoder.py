@@ -112,11 +112,11 @@ class Decoder:
             for index in group:
                 if f"input:{index}" in rows.taps:
                     taps[f"input:{index}"] = x.clone()
-                block, turn = self.weights.blocks[index], turns[self.rotary_of[index]]
+                block, turn, normed = self.weights.blocks[index], turns[self.rotary_of[index]], None
                 if (index, "attention") not in program.skip:
-                    block.attend(x, entry, turn, self.attend)
+                    normed = block.attend(x, entry, turn, self.attend)
                 if (index, "ffn") not in program.skip:
-                    block.feed(x)
+                    block.feed(x, normed)
         if not program.head:
             return Out(self.no_logits(), taps, x)
         if "pre_norm" in rows.taps:
@@ -142,6 +142,8 @@ class Decoder:
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [L, vocab] of hidden states [L, H] that have passed the final norm."""
         logits, cap = self.weights.head(hidden).to(self.exact), self.spec.logit_softcap
+        if self.spec.logit_scale != 1:
+            logits.mul_(self.spec.logit_scale)
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def no_logits(self) -> Tensor:

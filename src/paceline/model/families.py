@@ -4,25 +4,28 @@ This is the only file that knows families by name. A new family that is a dense 
 if it needs something no other has, that becomes a field of ModelSpec.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.core.errors import CheckpointError
+from paceline.model.quantised import scheme_of
 from paceline.model.rope import rope
-from paceline.model.spec import Activation, Layer, ModelSpec
+from paceline.model.spec import Activation, Layer, ModelSpec, Rope
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
+    "relu2": "relu2",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Where a checkpoint keeps each weight; the names below `layer` are relative to it, without `.weight`.
+    """Where a checkpoint keeps each weight; the names below `layer` are relative to it, without `.weight`. Empty: there
+    is none.
 
     Several names are rows of one fused matrix, in order.
     """
@@ -65,6 +68,27 @@ class Family:
     """Config field with the sliding window."""
     layer_types: bool = False
     """Whether `config.layer_types` says which layers slide; else all layers have the window."""
+    interleaved: bool = False
+    """Pairs of a head that are rotated together lie side by side, not half a head apart."""
+    unrotated: str = ""
+    """Layers without a rotation: those with a 0 in this list of the config, or `full_attention`: those that do not
+    slide, where any do."""
+    ungated: bool = False
+    """The feed-forward is one matrix, activated, and another."""
+    norm_eps: str = "rms_norm_eps"
+    layer_norm: bool = False
+    norm_bias: bool = False
+    whole_norm: bool = False
+    parallel: bool = False
+    embedding_scale: str = ""
+    """Config fields of factors: of the embeddings; of what a layer adds; of the scores; of the logits, which `divided`
+    divides by it."""
+    residual_scale: str = ""
+    score_scale: str = ""
+    logit_scale: str = ""
+    divided: bool = False
+    refused: str = ""
+    """Config field that must not be set: a variant that is not served."""
 
 
 GEMMA_NAMES = Names(
@@ -86,6 +110,32 @@ GEMMA2 = Family(
     window="sliding_window",
     layer_types=True,
 )
+POST_NAMES = Names(
+    attention_norm="",
+    attention_post_norm="post_attention_layernorm",
+    ffn_norm="",
+    ffn_post_norm="post_feedforward_layernorm",
+)
+OLMO2 = Family(
+    "Olmo2ForCausalLM",
+    names=POST_NAMES,
+    qkv_bias="attention_bias",
+    out_bias="attention_bias",
+    qk_norm=True,
+    whole_norm=True,
+)
+COHERE = Family(
+    "CohereForCausalLM",
+    names=Names(ffn_norm=""),
+    qkv_bias="attention_bias",
+    out_bias="attention_bias",
+    interleaved=True,
+    norm_eps="layer_norm_eps",
+    layer_norm=True,
+    parallel=True,
+    logit_scale="logit_scale",
+    refused="use_qk_norm",
+)
 FAMILIES: dict[str, Family] = {
     "llama": Family("LlamaForCausalLM", qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias"),
     "mistral": Family("MistralForCausalLM", window="sliding_window"),
@@ -106,18 +156,102 @@ FAMILIES: dict[str, Family] = {
     "gemma2": GEMMA2,
     # Gemma 3 replaced the soft-cap of the scores by q/k norms; transformers ignores the field that remains.
     "gemma3_text": replace(GEMMA2, architecture="Gemma3ForCausalLM", qk_norm=True, attention_softcap=""),
+    "gemma": Family(
+        "GemmaForCausalLM",
+        activation="hidden_act",
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        norm_offset=1.0,
+        embedding_scaled=True,
+    ),
+    "ministral": Family("MinistralForCausalLM", window="sliding_window", layer_types=True),
+    "cwm": Family("CwmForCausalLM", window="sliding_window", layer_types=True),
+    "smollm3": Family(
+        "SmolLM3ForCausalLM",
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        window="sliding_window",
+        layer_types=True,
+        unrotated="no_rope_layers",
+    ),
+    "seed_oss": Family(
+        "SeedOssForCausalLM", qkv_bias="attention_bias", out_bias="attention_out_bias", mlp_bias="mlp_bias"
+    ),
+    "ernie4_5": Family(
+        "Ernie4_5ForCausalLM", qkv_bias="use_bias", out_bias="use_bias", mlp_bias="use_bias", interleaved=True
+    ),
+    "helium": Family("HeliumForCausalLM", qkv_bias="attention_bias", mlp_bias="mlp_bias", interleaved=True),
+    "glm": Family(
+        "GlmForCausalLM", names=Names(gate_up=("mlp.gate_up_proj",)), qkv_bias="attention_bias", interleaved=True
+    ),
+    "glm4": Family(
+        "Glm4ForCausalLM",
+        names=Names(
+            gate_up=("mlp.gate_up_proj",),
+            attention_post_norm="post_self_attn_layernorm",
+            ffn_post_norm="post_mlp_layernorm",
+        ),
+        qkv_bias="attention_bias",
+        interleaved=True,
+    ),
+    "granite": Family(
+        "GraniteForCausalLM",
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        embedding_scale="embedding_multiplier",
+        residual_scale="residual_multiplier",
+        score_scale="attention_multiplier",
+        logit_scale="logits_scaling",
+        divided=True,
+    ),
+    "olmo2": OLMO2,
+    "olmo3": replace(OLMO2, architecture="Olmo3ForCausalLM", window="sliding_window", layer_types=True),
+    "exaone4": Family(
+        "Exaone4ForCausalLM",
+        names=POST_NAMES,
+        qk_norm=True,
+        window="sliding_window",
+        layer_types=True,
+        unrotated="full_attention",
+    ),
+    "cohere": COHERE,
+    "cohere2": replace(
+        COHERE,
+        architecture="Cohere2ForCausalLM",
+        window="sliding_window",
+        layer_types=True,
+        unrotated="full_attention",
+        refused="",
+    ),
+    "starcoder2": Family(
+        "Starcoder2ForCausalLM",
+        names=Names(gate_up=("mlp.c_fc",), down="mlp.c_proj"),
+        qkv_bias="use_bias",
+        out_bias="use_bias",
+        mlp_bias="use_bias",
+        window="sliding_window",
+        norm_eps="norm_epsilon",
+        layer_norm=True,
+        norm_bias=True,
+        ungated=True,
+    ),
+    "arcee": Family(
+        "ArceeForCausalLM",
+        names=Names(gate_up=("mlp.up_proj",)),
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        ungated=True,
+    ),
 }
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
     """The family of a raw config.json; CheckpointError names what is refused and why."""
     kind = config.get("model_type")
-    if quantised := config.get("quantization_config"):
-        method = quantised.get("quant_method", "an unnamed method")
-        raise CheckpointError(
-            f"this checkpoint is quantised with {method}, which is not served yet; use its float16, bfloat16 or "
-            "float32 original."
-        )
+    scheme_of(config)
     if kind in FAMILIES:
         return FAMILIES[kind]
     supported = f"supported model types are {', '.join(FAMILIES)}"
@@ -142,8 +276,16 @@ def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:
             f"{config.model_type} with use_bidirectional_attention is an encoder; use a checkpoint that generates text."
         )
 
+    if family.refused and getattr(config, family.refused, None):
+        raise CheckpointError(
+            f"{config.model_type} with {family.refused} is not served; use a checkpoint without it, or another model."
+        )
+
     def decide(field: bool | str) -> Any:
         return getattr(config, field, None) if isinstance(field, str) and field else field
+
+    def factor(field: str) -> float:
+        return float(getattr(config, field)) if field else 1.0
 
     trained_len = int(config.max_position_embeddings)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -161,7 +303,7 @@ def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:
         ffn=config.intermediate_size,
         max_len=max_len or trained_len,
         activation=ACTIVATIONS[activation],
-        norm_eps=config.rms_norm_eps,
+        norm_eps=getattr(config, family.norm_eps),
         norm_offset=family.norm_offset,
         tied=bool(config.tie_word_embeddings),
         qkv_bias=bool(decide(family.qkv_bias)),
@@ -169,11 +311,21 @@ def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:
         mlp_bias=bool(decide(family.mlp_bias)),
         qk_norm=family.qk_norm,
         post_norms=bool(family.names.attention_post_norm),
-        attention_scale=float(decide(family.attention_scale) or head_dim) ** -0.5,
+        attention_scale=factor(family.score_scale)
+        if family.score_scale
+        else float(decide(family.attention_scale) or head_dim) ** -0.5,
         attention_softcap=decide(family.attention_softcap) or None,
         logit_softcap=decide(family.logit_softcap) or None,
-        embedding_scale=config.hidden_size**0.5 if family.embedding_scaled else 1.0,
+        embedding_scale=config.hidden_size**0.5 if family.embedding_scaled else factor(family.embedding_scale),
         eos=eos_ids(config.eos_token_id),
+        pre_norms=bool(family.names.attention_norm),
+        whole_norm=family.whole_norm,
+        layer_norm=family.layer_norm,
+        norm_bias=family.norm_bias,
+        parallel=family.parallel,
+        gated=not family.ungated,
+        residual_scale=factor(family.residual_scale),
+        logit_scale=1 / factor(family.logit_scale) if family.divided else factor(family.logit_scale),
     )
 
 
@@ -191,7 +343,21 @@ def read_layers(config: Any, family: Family, head_dim: int, trained_len: int, ma
         except (KeyError, TypeError) as error:
             raise CheckpointError(f"config.json: rope_parameters are incomplete ({error}).") from None
         made[kind] = Layer(turn, window if kind == "sliding_attention" else None)
-    return tuple(made[kind] for kind in kinds)
+    layers = [made[kind] for kind in kinds]
+    return tuple(layer if turns else still(layer) for layer, turns in zip(layers, rotated(config, family, kinds)))
+
+
+def rotated(config: Any, family: Family, kinds: Sequence[str]) -> list[bool]:
+    """Of each layer: are its queries and keys rotated?"""
+    if family.unrotated == "full_attention" and "sliding_attention" in kinds:
+        return [kind == "sliding_attention" for kind in kinds]
+    marks = getattr(config, family.unrotated, None) if family.unrotated else None
+    return [bool(mark) for mark in marks] if marks else [True] * len(kinds)
+
+
+def still(layer: Layer) -> Layer:
+    """A layer whose rotation is by nothing: the same arithmetic with cos 1 and sin 0."""
+    return replace(layer, rope=Rope((0.0,) * len(layer.rope.inverse)))
 
 
 def eos_ids(value: int | list[int] | None) -> tuple[int, ...]:

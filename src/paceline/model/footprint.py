@@ -97,7 +97,7 @@ def layer_matrices(spec: ModelSpec) -> Iterator[tuple[int, int]]:
     q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     yield q + 2 * kv, spec.hidden
     yield spec.hidden, q
-    yield 2 * (-(-spec.ffn // 16) * 16), spec.hidden
+    yield (2 if spec.gated else 1) * (-(-spec.ffn // 16) * 16), spec.hidden
     yield spec.hidden, spec.ffn
 
 

@@ -53,6 +53,9 @@ class Packing:
     """What each row beyond the first costs, in passes of one row, where that is not little."""
     native: bool = False
     """Whether `pack` gives `packed.Packed`, for the decoder that is one native call."""
+    groups: Callable[[Tensor, Tensor, Tensor, Tensor | None, int], Linear] | None = None
+    """Packs what is quantised already as it is: codes uint8 [out, in], scale and minimum float32 [out, in / 32], bias,
+    bits of a code (4 or 8)."""
 
     def describe(self) -> str:
         return f"{self.name}, weights {short(self.dtype)}, activations {short(self.compute)}"

@@ -1,7 +1,9 @@
 """From a checkpoint to a decoder."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -9,17 +11,25 @@ from torch import Tensor
 
 from paceline.attend import quickest
 from paceline.attend.reference import Reference
-from paceline.core.errors import CheckpointError
-from paceline.model.blocks import Block, Norm
-from paceline.model.checkpoint import DTYPES, Tensors, read_config, resolve
+from paceline.core.errors import CapacityError, CheckpointError, RefusalError
+from paceline.model import store
+from paceline.model.blocks import Block, LayerNorm, Norm, WholeNorm
+from paceline.model.checkpoint import DTYPES, Tensors, open_tensors, read_config, resolve
 from paceline.model.decoder import Decoder, Weights
 from paceline.model.families import FAMILIES, Names
 from paceline.model.footprint import Footprint, footprint
-from paceline.model.linear import Linear, Packing, choose, plain, quantised
+from paceline.model.gguf import GgufTensors
+from paceline.model.groups import stack
+from paceline.model.linear import Linear, Packing, available, choose, plain, quantised
 from paceline.model.malloc import exact
 from paceline.model.native import NativeDecoder
-from paceline.model.packed import Packed, by_head, interleave
+from paceline.model.packed import Packed, by_head, halves, interleave
+from paceline.model.progress import tracked
 from paceline.model.spec import ModelSpec
+
+log = logging.getLogger("paceline")
+NEVER = -1e30
+"""A logit that no draw survives, and a finite number in bfloat16."""
 
 
 def load_model(
@@ -32,27 +42,95 @@ def load_model(
     max_len: int | None = None,
     quantize: str | None = None,
     fast: bool = True,
+    vocabulary: tuple[int, int] | None = None,
+    cache: bool = True,
 ) -> Decoder:
-    """Load a directory or hub id for serving texts of up to `max_len` tokens (default: the config's).
+    """Load a directory, a GGUF file or a hub id for serving texts of up to `max_len` tokens (default: the config's).
 
     dtype: of weights and K/V cache: float32, bfloat16, float16 (float64 for tests). quantize:
     "int8" rounds the weights of all linear layers as they are loaded. With `fast` false every part is its slow twin in
-    plain PyTorch. Raises CheckpointError for whatever cannot be served, RefusalError for what this machine cannot do.
+    plain PyTorch. vocabulary: of a draft, how many logits its target has and how many ids their tokenizer knows; where
+    the draft is padded differently, it gets as many, and what lies beyond the tokenizer is never drawn. cache: packed
+    weights of a large model are kept on disk for the next time (store.py). Raises CheckpointError for whatever cannot
+    be served, RefusalError for what this machine cannot do.
     """
     packing, target = form(dtype, quantize, device, fast), torch.device(device)
     path = resolve(model, revision, token)
     spec = read_config(path, max_len)
-    tensors = Tensors(path)
+    packing = suited(packing, spec, target)
     with exact():
-        weights = Loader(spec, FAMILIES[spec.family].names, tensors, packing, target).weights()
+        weights, spec = read(path, spec, packing, target, vocabulary, cache)
+    if packing.native:
+        return NativeDecoder(spec, weights, packing)
+    return Decoder(spec, weights, packing, quickest(target, packing.dtype) if fast else Reference)
+
+
+def read(
+    path: Path,
+    spec: ModelSpec,
+    packing: Packing,
+    device: torch.device,
+    vocabulary: tuple[int, int] | None,
+    cache: bool,
+) -> tuple[Weights, ModelSpec]:
+    """The weights as they lie in memory, from the cache where they are in it, and the spec that fits them."""
+    tensors = open_tensors(path)
+    whole = footprint(spec, packing, packing.dtype.itemsize, 2, 1).weights
+    where = None
+    if cache and packing.native and whole >= store.LEAST:
+        where = store.place(tensors.paths(), spec, packing, vocabulary)
+        if (kept := store.opened(where)) is not None:
+            try:
+                loader = Loader(spec, FAMILIES[spec.family].names, tensors, packing, device, vocabulary, kept)
+                return loader.weights(), loader.fitted
+            except store.Damaged as error:
+                store.discard(where, error)
+    with writing(where, whole) as keep:
+        return fresh(path, spec, packing, device, vocabulary, keep)
+
+
+def fresh(
+    path: Path,
+    spec: ModelSpec,
+    packing: Packing,
+    device: torch.device,
+    vocabulary: tuple[int, int] | None,
+    keep: store.Straight,
+) -> tuple[Weights, ModelSpec]:
+    """The weights from the checkpoint, which must hold nothing else."""
+    tensors = open_tensors(path)
+    if tensors.word:
+        log.info("%s: %s", path, tensors.word)
+    loader = Loader(spec, FAMILIES[spec.family].names, tensors, packing, device, vocabulary, keep)
+    weights = loader.weights()
     if unknown := sorted(tensors.leftover()):
         raise CheckpointError(
             f"{path} holds {len(unknown)} tensors that a {spec.family} model has no place for, such as {unknown[0]}; "
             "the weights and the config are of different models."
         )
-    if packing.native:
-        return NativeDecoder(spec, weights, packing)
-    return Decoder(spec, weights, packing, quickest(target, packing.dtype) if fast else Reference)
+    return weights, loader.fitted
+
+
+def pack_to(path: Path, spec: ModelSpec, packing: Packing, where: Path) -> None:
+    """Pack a checkpoint into a file. Raises CapacityError or OSError where it cannot be written."""
+    size = footprint(spec, packing, packing.dtype.itemsize, 2, 1).weights
+    with exact(), store.Writing(where, size, strict=True) as keep:
+        fresh(path, spec, packing, torch.device("cpu"), None, keep)
+
+
+@contextmanager
+def writing(where: Path | None, size: int) -> Iterator[store.Straight]:
+    """What keeps the parts of a model at `where`; where it cannot, a word says why, and nothing does."""
+    try:
+        keep = None if where is None else store.Writing(where, size)
+    except (OSError, CapacityError) as error:
+        log.warning("Packed weights are not kept: %s", error)
+        keep = None
+    if keep is None:
+        yield store.Straight()
+        return
+    with keep:
+        yield keep
 
 
 def form(dtype: str, quantize: str | None, device: str, fast: bool = True) -> Packing:
@@ -65,9 +143,22 @@ def form(dtype: str, quantize: str | None, device: str, fast: bool = True) -> Pa
     return choose(DTYPES[dtype], where) if fast else plain(DTYPES[dtype], where)
 
 
+def suited(packing: Packing, spec: ModelSpec, device: torch.device) -> Packing:
+    """`packing`, or the next best for layers that the native decoder does not compute."""
+    if spec.common or not packing.native:
+        return packing
+    if packing.name != "native":
+        raise RefusalError(
+            f"{packing.name} is the native decoder's, which does not compute the layers of {spec.family} yet; leave "
+            "quantize out."
+        )
+    return next(other for other in available(packing.dtype, device) if not other.native)
+
+
 def measure(path: Path, packing: Packing, max_len: int | None = None) -> tuple[ModelSpec, Footprint]:
     """A checkpoint's spec, and what its model will take of memory, from config and headers alone."""
-    spec, stored = read_config(path, max_len), Tensors(path).widest()
+    spec, stored = read_config(path, max_len), open_tensors(path).widest()
+    packing = suited(packing, spec, torch.device("cpu"))
     return spec, footprint(spec, packing, packing.dtype.itemsize, stored, torch.get_num_threads())
 
 
@@ -87,7 +178,7 @@ def inspect(
 ) -> Facts:
     """Facts of a checkpoint from its config and headers; `dtype` is that of the K/V cache."""
     path = resolve(model, revision, token)
-    spec, tensors = read_config(path), Tensors(path)
+    spec, tensors = read_config(path), open_tensors(path)
     kv = spec.kv_width * DTYPES[dtype].itemsize
     return Facts(path, spec, len(tensors.place), tensors.bytes(), kv)
 
@@ -95,34 +186,73 @@ def inspect(
 class Loader:
     """Takes tensors by name, converts, fuses and packs them, one layer at a time to bound the memory."""
 
-    def __init__(self, spec: ModelSpec, names: Names, tensors: Tensors, packing: Packing, device: torch.device) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        names: Names,
+        tensors: Tensors | GgufTensors,
+        packing: Packing,
+        device: torch.device,
+        vocabulary: tuple[int, int] | None = None,
+        keep: store.Straight | None = None,
+    ) -> None:
+        self.keep = keep or store.Straight()
+        vocab, known = vocabulary or (spec.vocab, spec.vocab)
+        self.known = None if vocab == spec.vocab else known
+        """Ids that may be drawn, where the rows of embedding and head are not the checkpoint's; else None."""
+        self.fitted = replace(spec, vocab=vocab)
+        other = tensors.interleaved
+        self.interleaved = FAMILIES[spec.family].interleaved if other is None else other
         self.spec, self.names, self.tensors, self.packing, self.device = spec, names, tensors, packing, device
         self.bytes = 0
 
     def weights(self) -> Weights:
-        spec, names = self.spec, self.names
-        embedding = self.take(f"{names.embedding}.weight", spec.vocab, spec.hidden)
+        spec, names, keep = self.spec, self.names, self.keep
+        embedding = keep.tensor(names.embedding, lambda: self.table(names.embedding))
         blocks = []
-        for index in range(len(spec.layers)):
+        for index in tracked(range(len(spec.layers)), "Loading"):
             blocks.append(self.block(index))
             self.tensors.let_go()
         norm = self.norm(names.norm, spec.hidden)
-        head_weight = embedding if spec.tied else self.take(f"{names.head}.weight", spec.vocab, spec.hidden)
-        head = self.pack(head_weight, None)
+
+        def head() -> Linear:
+            return self.packing.pack(embedding if spec.tied else self.table(names.head), self.closed())
+
+        last = self.counted(keep.linear(names.head, head), spec.vocab * spec.hidden)
         self.tensors.let_go()
-        return Weights(embedding, blocks, norm, head, self.bytes)
+        return Weights(embedding, blocks, norm, last, self.bytes)
+
+    def table(self, name: str) -> Tensor:
+        """One row for each id."""
+        return self.fit(self.take(f"{name}.weight", self.spec.vocab, self.spec.hidden))
+
+    def fit(self, rows: Tensor) -> Tensor:
+        """One row for each id of the target: zeros where the checkpoint has none."""
+        missing = self.fitted.vocab - len(rows)
+        return torch.nn.functional.pad(rows, (0, 0, 0, missing)) if missing else rows
+
+    def closed(self) -> Tensor | None:
+        """A bias that keeps ids beyond the tokenizer from being drawn."""
+        if self.known is None:
+            return None
+        bias = torch.zeros(self.fitted.vocab, device=self.device, dtype=self.packing.dtype)
+        bias[min(self.known, self.spec.vocab) :] = NEVER
+        return bias
 
     def block(self, index: int) -> Block:
         spec, names = self.spec, self.names
         at = names.layer.format(index)
         q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
 
-        def norm(name: str) -> Norm:
-            return self.norm(at + name, spec.hidden)
+        def norm(name: str) -> Norm | None:
+            return self.norm(at + name, spec.hidden) if name else None
 
         def heads(qkv: Tensor) -> Tensor:
-            return by_head(qkv, spec.heads, spec.kv_heads)
+            if self.interleaved:
+                qkv = halves(qkv, spec.heads + spec.kv_heads, spec.head_dim, 2 * len(spec.layers[index].rope.inverse))
+            return by_head(qkv, spec.heads, spec.kv_heads) if self.packing.native else qkv
 
+        pairs = interleave if self.packing.native else None
         return Block(
             spec,
             index,
@@ -130,11 +260,11 @@ class Loader:
             qkv=self.linear(at, names.qkv, (q, kv, kv), spec.hidden, spec.qkv_bias, heads),
             head_norm=self.head_norm(at) if spec.qk_norm else None,
             out=self.linear(at, (names.out,), (spec.hidden,), q, spec.out_bias),
-            attention_post_norm=norm(names.attention_post_norm) if spec.post_norms else None,
+            attention_post_norm=norm(names.attention_post_norm),
             ffn_norm=norm(names.ffn_norm),
-            gate_up=self.linear(at, names.gate_up, (spec.ffn, spec.ffn), spec.hidden, spec.mlp_bias, interleave),
+            gate_up=self.linear(at, names.gate_up, (spec.ffn,) * (1 + spec.gated), spec.hidden, spec.mlp_bias, pairs),
             down=self.linear(at, (names.down,), (spec.hidden,), spec.ffn, spec.mlp_bias),
-            ffn_post_norm=norm(names.ffn_post_norm) if spec.post_norms else None,
+            ffn_post_norm=norm(names.ffn_post_norm),
         )
 
     def linear(
@@ -144,36 +274,60 @@ class Loader:
         outs: tuple[int, ...],
         width: int,
         bias: bool,
-        native: Callable[[Tensor], Tensor] | None = None,
+        order: Callable[[Tensor], Tensor] | None = None,
     ) -> Linear:
-        """Matrices of one input side by side; `names` may be one matrix that the checkpoint already fused. `native`
-        puts the outputs in the order of the native decoder."""
+        """Matrices of one input side by side; `names` may be one matrix that the checkpoint already fused. `order`
+        puts the outputs in the order of the decoder."""
         sizes = outs if len(names) == len(outs) else (sum(outs),)
-        matrix = torch.cat([self.take(f"{at}{n}.weight", out, width) for n, out in zip(names, sizes)])
-        offset = torch.cat([self.take(f"{at}{n}.bias", out) for n, out in zip(names, sizes)]) if bias else None
-        if native and self.packing.native:
-            matrix, offset = native(matrix), None if offset is None else native(offset)
-        return self.pack(matrix, offset)
 
-    def pack(self, matrix: Tensor, bias: Tensor | None) -> Linear:
-        layer = self.packing.pack(matrix, bias)
-        self.bytes += layer.bytes if isinstance(layer, Packed) else matrix.nbytes + (0 if bias is None else bias.nbytes)
+        def make() -> Linear:
+            offset = torch.cat([self.take(f"{at}{n}.bias", out) for n, out in zip(names, sizes)]) if bias else None
+            if order is not None and offset is not None:
+                offset = order(offset)
+            if self.packing.groups is not None:
+                found = [self.tensors.groups(f"{at}{n}.weight", (out, width)) for n, out in zip(names, sizes)]
+                if (groups := stack(found)) is not None:
+                    codes, scale, minimum = (groups if order is None else groups.rows(order)).even()
+                    return self.packing.groups(codes, scale, minimum, offset, groups.bits)
+            matrix = torch.cat([self.take(f"{at}{n}.weight", out, width) for n, out in zip(names, sizes)])
+            return self.packing.pack(matrix if order is None else order(matrix), offset)
+
+        return self.counted(self.keep.linear(at + names[0], make), sum(sizes) * (width + bias))
+
+    def counted(self, layer: Linear, numbers: int) -> Linear:
+        """`layer` of so many numbers; what a pass reads of it is added up."""
+        self.bytes += layer.bytes if isinstance(layer, Packed) else numbers * self.packing.dtype.itemsize
         return layer
 
     def norm(self, name: str, width: int) -> Norm:
-        return Norm(self.norm_weight(name, width), self.spec.norm_eps)
+        weight = self.norm_weight(name, width)
+        if not self.spec.layer_norm:
+            return Norm(weight, self.spec.norm_eps)
+        bias = self.norm_weight(name, width, "bias") if self.spec.norm_bias else None
+        return LayerNorm(weight, self.spec.norm_eps, bias)
 
     def head_norm(self, at: str) -> Norm:
-        q = self.norm_weight(at + self.names.q_norm, self.spec.head_dim)
-        k = self.norm_weight(at + self.names.k_norm, self.spec.head_dim)
-        return Norm(torch.stack([q] * self.spec.heads + [k] * self.spec.kv_heads), self.spec.norm_eps)
+        spec, names = self.spec, self.names
+        if spec.whole_norm:
+            q, k = (
+                self.norm_weight(at + name, count * spec.head_dim)
+                for name, count in ((names.q_norm, spec.heads), (names.k_norm, spec.kv_heads))
+            )
+            return WholeNorm(q, k, spec.norm_eps)
+        q = self.norm_weight(at + names.q_norm, spec.head_dim)
+        k = self.norm_weight(at + names.k_norm, spec.head_dim)
+        return Norm(torch.stack([q] * spec.heads + [k] * spec.kv_heads), spec.norm_eps)
 
-    def norm_weight(self, name: str, width: int) -> Tensor:
+    def norm_weight(self, name: str, width: int, part: str = "weight") -> Tensor:
         """In float32 or wider: it is small, and 1 + w would lose w in bfloat16."""
-        weight = self.take(f"{name}.weight", width)
-        self.bytes += weight.nbytes
-        wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
-        return weight.to(wide) + self.spec.norm_offset
+
+        def make() -> Tensor:
+            weight = self.take(f"{name}.{part}", width)
+            wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
+            return weight.to(wide) + (self.spec.norm_offset if part == "weight" else 0)
+
+        self.bytes += width * self.packing.dtype.itemsize
+        return self.keep.tensor(f"{name}.{part}", make)
 
     def take(self, name: str, *shape: int) -> Tensor:
-        return self.tensors.take(name, shape).to(self.device, self.packing.dtype)
+        return self.tensors.take(name, shape, self.packing.dtype).to(self.device)

@@ -1,5 +1,7 @@
 """Weights in the order in which the native decoder reads them: bfloat16, or int8 with a scale for each output."""
 
+from collections.abc import Mapping
+from ctypes import c_int64
 from dataclasses import dataclass, field
 
 import torch
@@ -40,6 +42,21 @@ class Packed:
         return out
 
 
+def shown(packed: Packed) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """All that it is made of: tensors by name, and the numbers of its structure."""
+    names = ("weight", "bias", "scale", "sums")
+    tensors = {name: part for name in names if (part := getattr(packed, name)) is not None}
+    return tensors, {pair[0]: getattr(packed.c, pair[0]) for pair in CLinear._fields_ if pair[1] is c_int64}
+
+
+def restored(tensors: Mapping[str, Tensor], numbers: Mapping[str, int]) -> Packed:
+    """From what `shown` gave."""
+    weight, bias, scale, sums = (tensors.get(name) for name in ("weight", "bias", "scale", "sums"))
+    assert weight is not None
+    c = CLinear(address(weight), address(scale), address(sums), address(bias), **numbers)
+    return Packed(weight, bias, scale, sums, c)
+
+
 def size(outputs: int, inputs: int, quantised: bool) -> int:
     """Bytes of a packed matrix with its bias, known without it."""
     outputs = -(-outputs // OUTPUTS) * OUTPUTS
@@ -65,7 +82,8 @@ def packed(weight: Tensor, bias: Tensor | None, scale: Tensor | None) -> Packed:
     outputs, inputs = weight.shape
     each = 4 // weight.itemsize
     step, missing = 16 * each, -outputs % OUTPUTS
-    weight = torch.nn.functional.pad(weight, (0, -inputs % step, 0, missing))
+    if missing or inputs % step:
+        weight = torch.nn.functional.pad(weight, (0, -inputs % step, 0, missing))
     sums = None if scale is None else weight.sum(1, dtype=torch.int32)
     blocks = weight.view(len(weight) // OUTPUTS, 2, 16, -1, 16, each)
     tiles = pages.take(weight.nbytes).view(weight.dtype).view(*(blocks.shape[i] for i in (0, 3, 1, 4, 2, 5)))
@@ -84,7 +102,8 @@ def interleave(gate_up: Tensor) -> Tensor:
     """Rows [gates, ups] -> blocks of 16 gates and their 16 ups, with zero rows where the last block lacks some."""
     half = len(gate_up) // 2
     pairs = gate_up.view(2, half, -1)
-    pairs = torch.nn.functional.pad(pairs, (0, 0, 0, -half % 16))
+    if half % 16:
+        pairs = torch.nn.functional.pad(pairs, (0, 0, 0, -half % 16))
     return pairs.view(2, -1, 16, pairs.shape[-1]).transpose(0, 1).reshape(-1, *gate_up.shape[1:])
 
 
@@ -93,3 +112,12 @@ def by_head(qkv: Tensor, heads: int, kv_heads: int) -> Tensor:
     lines = qkv.view(heads + 2 * kv_heads, -1, *qkv.shape[1:])
     parts = torch.split(lines, [heads, kv_heads, kv_heads])
     return torch.cat([part.view(kv_heads, -1, *lines.shape[1:]) for part in parts], 1).reshape(qkv.shape)
+
+
+def halves(qkv: Tensor, turned: int, head_dim: int, rotated: int) -> Tensor:
+    """Rows of heads, of which the first `turned` are rotated: from pairs side by side to pairs half of `rotated` apart.
+    Scores stay the same, since queries and keys are put in order alike."""
+    first = torch.arange(rotated).view(-1, 2).t().flatten()
+    within = torch.cat((first, torch.arange(rotated, head_dim)))
+    rows = (torch.arange(turned)[:, None] * head_dim + within).flatten()
+    return torch.cat((qkv[: len(rows)][rows], qkv[len(rows) :]))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "relu2"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,27 @@ class ModelSpec:
     logit_softcap: float | None
     embedding_scale: float
     eos: tuple[int, ...]
+    pre_norms: bool = True
+    """Norms before attention and feed-forward; without them there are post norms (olmo2, exaone4)."""
+    whole_norm: bool = False
+    """q and k are normed over all their heads together."""
+    layer_norm: bool = False
+    """Norms subtract the mean, too."""
+    norm_bias: bool = False
+    parallel: bool = False
+    """Attention and feed-forward read the same normed input, and are added together (cohere)."""
+    gated: bool = True
+    """Feed-forward of two matrices and their product; else of one, activated."""
+    residual_scale: float = 1.0
+    """What a layer adds is multiplied by this first."""
+    logit_scale: float = 1.0
+
+    @property
+    def common(self) -> bool:
+        """Whether a layer is the one that the native decoder computes: RMS norms before attention and a gated
+        feed-forward, one after the other, each added as it is."""
+        odd = self.whole_norm or self.layer_norm or self.norm_bias or self.parallel or self.activation == "relu2"
+        return self.pre_norms and self.gated and not odd and self.residual_scale == self.logit_scale == 1
 
     @property
     def kv_width(self) -> int:

@@ -1,0 +1,55 @@
+"""Models by a short name: a target and perhaps a draft of the same tokenizer, with what they take."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """`model` and `draft` are hub ids. Millions of parameters: `size`, `draft_size`; `bytes` is what is downloaded."""
+
+    model: str
+    licence: str
+    size: int
+    bytes: int
+    draft: str | None = None
+    draft_size: int = 0
+    about: str = ""
+
+    @property
+    def memory(self) -> int:
+        """Bytes of both in bfloat16, with half a gigabyte for K/V cache and scratch."""
+        return 2_000_000 * (self.size + self.draft_size) + (1 << 29)
+
+
+GB = 10**9
+CATALOGUE: dict[str, Entry] = {
+    "smollm2": Entry(
+        "HuggingFaceTB/SmolLM2-135M-Instruct", "Apache-2.0", 135, 269_000_000, about="short answers, on any machine"
+    ),
+    "smollm2-1.7b": Entry(
+        "HuggingFaceTB/SmolLM2-1.7B-Instruct", "Apache-2.0", 1711, 37 * GB // 10,
+        "HuggingFaceTB/SmolLM2-135M-Instruct", 135, "small chat model",
+    ),
+    "qwen2.5-coder-1.5b": Entry(
+        "Qwen/Qwen2.5-Coder-1.5B-Instruct", "Apache-2.0", 1544, 41 * GB // 10,
+        "Qwen/Qwen2.5-Coder-0.5B-Instruct", 494, "code",
+    ),
+    "qwen2.5-7b": Entry(
+        "Qwen/Qwen2.5-7B-Instruct", "Apache-2.0", 7616, 162 * GB // 10,
+        "Qwen/Qwen2.5-0.5B-Instruct", 494, "chat, many languages",
+    ),
+    "qwen3-1.7b": Entry(
+        "Qwen/Qwen3-1.7B", "Apache-2.0", 2032, 56 * GB // 10, "Qwen/Qwen3-0.6B", 752, "reasoning, tools"
+    ),
+    "qwen3-4b": Entry(
+        "Qwen/Qwen3-4B", "Apache-2.0", 4022, 96 * GB // 10, "Qwen/Qwen3-0.6B", 752, "reasoning, tools"
+    ),
+    "llama-3.2-3b": Entry(
+        "meta-llama/Llama-3.2-3B-Instruct", "Llama 3.2 (ask on the hub)", 3213, 89 * GB // 10,
+        "meta-llama/Llama-3.2-1B-Instruct", 1236, "chat",
+    ),
+    "gemma-3-1b": Entry(
+        "google/gemma-3-1b-it", "Gemma (ask on the hub)", 1000, 26 * GB // 10, "google/gemma-3-270m-it", 268, "chat"
+    ),
+}  # fmt: skip
+"""`paceline pull NAME`; as --model NAME the draft comes along."""

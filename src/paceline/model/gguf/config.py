@@ -1,0 +1,275 @@
+"""What a GGUF file says of its model, in the words of a Hugging Face config.
+
+Architectures are data; the names of weights come from the `gguf` package's own map between the two worlds.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from paceline.core.errors import CheckpointError
+from paceline.model.families import read_spec
+from paceline.model.gguf.header import Header
+from paceline.model.spec import Layer, ModelSpec, Rope
+
+COMMON = {
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "attention.head_count": "num_attention_heads",
+}
+"""Numbers that every architecture must have, and what a config calls them."""
+NORM = {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
+LAYER_NORM = {"attention.layer_norm_epsilon": "layer_norm_eps"}
+WINDOW = {"attention.sliding_window": "sliding_window"}
+CAPS = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
+LARGEST = 1e30
+MOST = 1 << 24
+"""No size of a model is larger: what is, is damage, and would be taken as memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arch:
+    """`general.architecture`: its model type, and what of its metadata goes where."""
+
+    model_type: str
+    interleaved: bool = False
+    """Pairs that are rotated lie side by side, not half a head apart."""
+    floats: Mapping[str, str] = field(default_factory=lambda: NORM)
+    """Keys of numbers with a fraction, and fields of the config."""
+    whole: Mapping[str, str] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    folded: bool = False
+    """Norm weights are stored with the family's offset already added."""
+
+
+ARCHITECTURES: dict[str, Arch] = {
+    "llama": Arch("llama", interleaved=True),
+    "qwen2": Arch("qwen2"),
+    "qwen3": Arch("qwen3"),
+    "phi3": Arch("phi3", whole=WINDOW),
+    "gemma2": Arch("gemma2", floats={**NORM, **CAPS}, whole=WINDOW, folded=True),
+    "gemma3": Arch("gemma3_text", floats={**NORM, **CAPS}, whole=WINDOW, folded=True),
+    "gemma": Arch("gemma", fixed={"hidden_act": "gelu_pytorch_tanh"}, folded=True),
+    "smollm3": Arch("smollm3", interleaved=True),
+    "granite": Arch(
+        "granite",
+        interleaved=True,
+        floats={
+            **NORM,
+            "attention.scale": "attention_multiplier",
+            "embedding_scale": "embedding_multiplier",
+            "residual_scale": "residual_multiplier",
+            "logit_scale": "logits_scaling",
+        },
+    ),
+    "seed_oss": Arch("seed_oss"),
+    "ernie4_5": Arch("ernie4_5", interleaved=True),
+    "glm4": Arch("glm4", interleaved=True),
+    "olmo2": Arch("olmo2"),
+    "exaone4": Arch("exaone4", whole=WINDOW),
+    "cohere2": Arch("cohere2", interleaved=True, floats={**LAYER_NORM, "logit_scale": "logit_scale"}, whole=WINDOW),
+    "starcoder2": Arch(
+        "starcoder2",
+        floats={"attention.layer_norm_epsilon": "norm_epsilon"},
+        fixed={"hidden_act": "gelu_pytorch_tanh", "sliding_window": None},
+    ),
+    "arcee": Arch("arcee", interleaved=True, fixed={"hidden_act": "relu2"}),
+}
+
+
+def arch_of(header: Header) -> Arch:
+    name = header.metadata.get("general.architecture")
+    if name not in ARCHITECTURES:
+        shown = f"of architecture {str(name)[:40]!r}" if name is not None else "without general.architecture"
+        raise CheckpointError(
+            f"{header.path} is {shown}, which is not served; supported architectures are {', '.join(ARCHITECTURES)}."
+        )
+    return ARCHITECTURES[name]
+
+
+class Reader:
+    """Numbers by key, checked."""
+
+    def __init__(self, header: Header) -> None:
+        self.header, self.prefix = header, f"{header.metadata['general.architecture']}."
+
+    def wrong(self, key: str, what: str) -> CheckpointError:
+        return CheckpointError(f"{self.prefix}{key} in {self.header.path} {what}; convert the model again.")
+
+    def raw(self, key: str) -> Any:
+        return self.header.metadata.get(self.prefix + key)
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        """A number above 0 that all layers share."""
+        value = self.raw(key)
+        if isinstance(value, np.ndarray):
+            if len({*value.tolist()}) != 1:
+                raise self.wrong(key, "differs from layer to layer, which is not served")
+            value = value.tolist()[0]
+        if value is None and default is not None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MOST:
+            raise self.wrong(key, "is missing" if value is None else f"is {str(value)[:40]}, no size from 1 to {MOST}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number that is not negative."""
+        value = self.raw(key)
+        if value is None and default is not None:
+            return default
+        sound = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LARGEST
+        if not sound:
+            raise self.wrong(key, "is missing" if value is None else f"is {str(value)[:40]}, no number from 0 on")
+        return float(str(np.float32(value)))  # 1e-06, as a config has it, not the float32 nearest to it
+
+
+def config_of(header: Header) -> dict[str, Any]:
+    """The fields of config.json that this file stands for. Raises CheckpointError naming file and key."""
+    arch, read = arch_of(header), Reader(header)
+    if read.raw("expert_count"):
+        raise CheckpointError(f"{header.path} is a mixture of experts (MoE), which is not served yet.")
+    config: dict[str, Any] = {name: read.whole(key) for key, name in COMMON.items()}
+    heads = config["num_attention_heads"]
+    head_dim = read.whole("attention.key_length", max(1, config["hidden_size"] // heads))
+    if read.whole("attention.value_length", head_dim) != head_dim:
+        raise read.wrong("attention.value_length", f"is not {head_dim}, the length of a key, which is not served")
+    rotated, kv = read.whole("rope.dimension_count", head_dim), read.whole("attention.head_count_kv", heads)
+    if rotated > head_dim or rotated % 2 or heads % kv:
+        raise read.wrong("attention", f"has {heads} heads, {kv} for keys, of {head_dim}, {rotated} of them rotated")
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise CheckpointError(f"{header.path} has no matrix token_embd.weight; download it again.")
+    eos = header.metadata.get("tokenizer.ggml.eos_token_id")
+    config |= {
+        "model_type": arch.model_type,
+        "num_key_value_heads": kv,
+        "head_dim": head_dim,
+        "vocab_size": embedding.shape[0],
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "pad_token_id": None,
+        "eos_token_id": eos if type(eos) is int and 0 <= eos < embedding.shape[0] else None,
+        "rope_parameters": rope_of(read, rotated / head_dim),
+        "partial_rotary_factor": rotated / head_dim,
+        **arch.fixed,
+    }
+    config |= {
+        name: read.number(key) for key, name in arch.floats.items() if "epsilon" in key or read.raw(key) is not None
+    }
+    config |= {name: read.whole(key) for key, name in arch.whole.items() if read.raw(key) is not None}
+    return config | peculiar(header, config)
+
+
+def rope_of(read: Reader, partial: float) -> dict[str, Any]:
+    """`rope_parameters`."""
+    params: dict[str, Any] = {"rope_theta": read.number("rope.freq_base", 10000.0), "rope_type": "default"}
+    if params["rope_theta"] <= 1:
+        raise read.wrong("rope.freq_base", f"is {params['rope_theta']}, but must be above 1")
+    if partial != 1:
+        params["partial_rotary_factor"] = partial
+    kind = read.raw("rope.scaling.type") or ("linear" if read.raw("rope.scale_linear") else "none")
+    if kind == "none":
+        return params
+    if kind not in ("linear", "yarn", "longrope"):
+        raise read.wrong("rope.scaling.type", f"is {str(kind)[:40]!r}, which is not known")
+    factor = read.number("rope.scaling.factor", read.number("rope.scale_linear", 1.0))
+    if factor <= 0:
+        raise read.wrong("rope.scaling.factor", f"is {factor}, but must be above 0")
+    params |= {"rope_type": kind, "factor": factor}
+    if kind == "linear":
+        return params
+    params["original_max_position_embeddings"] = read.whole(
+        "rope.scaling.original_context_length", read.whole("context_length")
+    )
+    if read.raw("rope.scaling.attn_factor") is not None:
+        scale = read.number("rope.scaling.attn_factor")
+        params["attention_factor"] = scale * (1 + 0.1 * math.log(factor)) if kind == "yarn" and factor > 1 else scale
+    for key, name in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
+        if read.raw(f"rope.scaling.{key}") is not None:
+            params[name] = read.number(f"rope.scaling.{key}")
+    return params
+
+
+def peculiar(header: Header, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What gemma and phi3 do not say in so many words."""
+    kind, params = config["model_type"], config["rope_parameters"]
+    if kind in ("gemma2", "gemma3_text"):
+        whole = config["num_hidden_layers"] in (46, 62)  # the sizes of 27 B
+        scalar = config["hidden_size"] / config["num_attention_heads"] if whole else config["head_dim"]
+        own: dict[str, Any] = {"query_pre_attn_scalar": scalar, "hidden_activation": "gelu_pytorch_tanh"}
+        if kind == "gemma3_text":
+            local = {"rope_type": "default", "rope_theta": 10000.0}
+            own["rope_parameters"] = {"full_attention": params, "sliding_attention": local}
+        return own
+    if kind == "exaone4" and "sliding_window" not in config:
+        return {"sliding_window": None, "layer_types": ["full_attention"] * config["num_hidden_layers"]}
+    if kind == "olmo2" and "olmo2.attention.sliding_window" in header.metadata:
+        raise CheckpointError(f"{header.path} is Olmo 3 in GGUF, which is not served; use its safetensors checkpoint.")
+    if kind == "phi3":
+        long, short = (header.tensors.get(f"rope_factors_{name}.weight") for name in ("long", "short"))
+        own = {"sliding_window": config.get("sliding_window")}
+        if long is not None and short is not None:
+            original = header.metadata.get("phi3.rope.scaling.original_context_length")
+            own["original_max_position_embeddings"] = original
+            own["rope_parameters"] = {
+                **params, "rope_type": "longrope", "original_max_position_embeddings": original,
+                "long_factor": floats(long), "short_factor": floats(short),
+            }  # fmt: skip
+        return own
+    return {}
+
+
+def floats(entry: Any) -> list[float]:
+    """A small tensor of float32."""
+    if entry.kind.name != "F32":
+        raise CheckpointError(f"tensor {entry.name} in {entry.file} is {entry.kind.name}, but F32 is expected.")
+    found: list[float] = np.fromfile(entry.file, "<f4", math.prod(entry.shape), offset=entry.offset).tolist()
+    return found
+
+
+def spec_of(header: Header, max_len: int | None = None) -> ModelSpec:
+    """The model as the decoder needs it."""
+    from transformers import AutoConfig
+
+    arch, fields = arch_of(header), config_of(header)
+    trained = fields["max_position_embeddings"]
+    if max_len is not None and not 0 < max_len <= trained:
+        raise CheckpointError(
+            f"max_len {max_len} is outside 1..{trained}, the context that {header.path} was trained for."
+        )
+    try:
+        config = AutoConfig.for_model(**fields)
+    except Exception as error:  # validation raises many types
+        raise CheckpointError(
+            f"the metadata of {header.path} make no {arch.model_type} model ({' '.join(str(error).split())[:200]}); "
+            "convert it again."
+        ) from None
+    spec = read_spec(config, max_len)
+    return replace(
+        spec,
+        layers=stretched(header, spec.layers),
+        norm_offset=0.0 if arch.folded else spec.norm_offset,
+        qkv_bias=any(f"blk.0.attn_{name}.bias" in header.tensors for name in ("q", "qkv")),
+        out_bias="blk.0.attn_output.bias" in header.tensors,
+        mlp_bias="blk.0.ffn_down.bias" in header.tensors,
+    )
+
+
+def stretched(header: Header, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    """Frequencies divided by the factors of `rope_freqs.weight`: Llama 3.1's scaling, worked out by the converter."""
+    entry = header.tensors.get("rope_freqs.weight")
+    if entry is None:
+        return layers
+    factors = floats(entry)
+    if any(len(factors) != len(layer.rope.inverse) or not all(f > 0 for f in factors) for layer in layers):
+        raise CheckpointError(f"tensor rope_freqs.weight in {header.path} does not fit the heads; download it again.")
+
+    def divided(rope: Rope) -> Rope:
+        wide = np.array(rope.inverse, np.float32) / np.array(factors, np.float32)
+        return Rope(tuple(wide.tolist()), rope.scale)
+
+    return tuple(replace(layer, rope=divided(layer.rope)) for layer in layers)

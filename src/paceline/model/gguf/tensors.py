@@ -1,0 +1,179 @@
+"""The tensors of a GGUF file under the names of a Hugging Face checkpoint, decoded as they are taken."""
+
+import mmap
+import re
+from collections.abc import Iterator
+from functools import cache, lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from paceline.core.errors import CheckpointError
+from paceline.model.gguf.config import arch_of
+from paceline.model.gguf.header import Entry, Header, read_header
+from paceline.model.gguf.types import DECODERS, FLOATS, SERVED, decode
+from paceline.model.groups import Groups
+
+SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+CHUNK = 1 << 22
+"""Weights that are decoded at once: about 40 MB of working memory."""
+BESIDE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+"""Tensors that go into the config."""
+
+
+def parts_of(path: Path) -> list[Path]:
+    """All files of a model that is split, the first one first; else the one."""
+    found = SPLIT.fullmatch(path.name)
+    if not found:
+        return [path]
+    count = int(found[3])
+    return [path.with_name(f"{found[1]}-{i:05}-of-{found[3]}.gguf") for i in range(1, count + 1)]
+
+
+def load_header(path: Path) -> Header:
+    """The header of a model in one file or several; what was read once is kept while the files stay as they are."""
+    files = parts_of(path)
+    missing = next((file for file in files if not file.is_file()), None)
+    if missing is not None:
+        raise CheckpointError(f"{missing} is not there; all {len(files)} parts of a split model are needed.")
+    return merged(tuple((file, *file.stat()[6:9]) for file in files))
+
+
+@lru_cache(maxsize=4)
+def merged(files: tuple[tuple[Path, int, int, int], ...]) -> Header:
+    first, *others = [read_header(file) for file, *_ in files]
+    count = first.metadata.get("split.count", 1)
+    if count > 1 and count != len(files):
+        raise CheckpointError(
+            f"{first.path} is a part of {count}, but its name does not end in -00001-of-{count:05}.gguf; give the "
+            "parts their names back."
+        )
+    for number, other in enumerate(others, 1):
+        if other.metadata.get("split.no") != number:
+            raise CheckpointError(f"{other.path} is not part {number + 1} of {first.path.name}; download it again.")
+        if twice := next((name for name in other.tensors if name in first.tensors), None):
+            raise CheckpointError(f"tensor {twice} is in two parts of {first.path}; download them again.")
+        first.tensors.update(other.tensors)
+    expected = first.metadata.get("split.tensors.count")
+    if others and expected is not None and expected != len(first.tensors):
+        raise CheckpointError(
+            f"the parts of {first.path} hold {len(first.tensors)} tensors, but {expected} are promised; download them "
+            "again."
+        )
+    for entry in first.tensors.values():
+        if entry.kind not in SERVED:
+            raise CheckpointError(
+                f"tensor {entry.name} in {entry.file} is stored as {entry.kind.name}, which is not served; served are "
+                f"{', '.join(kind.name for kind in SERVED)}."
+            )
+    return first
+
+
+@cache
+def names_of(architecture: str, layers: int) -> dict[str, str]:
+    """GGUF's name of each weight by Hugging Face's, without `.weight`."""
+    import gguf
+
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    pairs = gguf.get_tensor_name_map(kinds[architecture], layers).mapping
+    names = {theirs: found[1] for theirs, found in pairs.items()}
+    return {"lm_head": "output", **names}
+
+
+class GgufTensors:
+    """As `checkpoint.Tensors`: a file's tensors by the names that its family has in Hugging Face checkpoints."""
+
+    word = ""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.header = path, load_header(path)
+        self.interleaved = arch_of(self.header).interleaved
+        architecture = self.header.metadata["general.architecture"]
+        self.names = names_of(architecture, self.header.metadata[f"{architecture}.block_count"])
+        self.maps = {file: mapped(file) for file in parts_of(path)}
+        self.taken: set[str] = set()
+        self.read: list[Entry] = []
+
+    @property
+    def place(self) -> dict[str, Entry]:
+        return self.header.tensors
+
+    def entry(self, name: str, shape: tuple[int, ...]) -> Entry:
+        stem, dot, end = name.rpartition(".")
+        found = self.header.tensors.get(f"{self.names.get(stem, stem)}{dot}{end}")
+        if found is None:
+            raise CheckpointError(
+                f"tensor {self.names.get(stem, stem)}{dot}{end} is missing from {self.path}; download it again."
+            )
+        if found.shape != shape:
+            raise CheckpointError(
+                f"tensor {found.name} in {found.file} has shape {found.shape} where the metadata imply {shape}; "
+                "the file is damaged or made by a broken converter."
+            )
+        self.taken.add(found.name)
+        self.read.append(found)
+        return found
+
+    def raw(self, entry: Entry) -> Tensor:
+        """Its bytes, where the file lies in memory."""
+        return torch.frombuffer(self.maps[entry.file], dtype=torch.uint8, count=entry.bytes, offset=entry.offset)
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor as floats: float32, or `dtype`, rounded once."""
+        entry = self.entry(name, shape)
+        raw = self.raw(entry)
+        if entry.kind in FLOATS:
+            kind = FLOATS[entry.kind]
+            aligned = raw if raw.data_ptr() % kind.itemsize == 0 else raw.clone()
+            return aligned.view(kind).view(shape).to(dtype or kind)
+        out = torch.empty(shape, dtype=dtype or torch.float32)
+        rows, lines = out.view(-1, shape[-1]), raw.view(-1, entry.bytes * shape[-1] // out.numel())
+        step = max(1, CHUNK // shape[-1])
+        for into, bytes_ in zip(torch.split(rows, step), torch.split(lines, step)):
+            into.copy_(decode(bytes_.reshape(-1), entry.kind, *into.shape).floats())
+        return out
+
+    def groups(self, name: str, shape: tuple[int, ...]) -> Groups | None:
+        """A matrix as whole numbers with a scale for each group, exactly; None: it is stored as floats."""
+        entry = self.entry(name, shape)
+        if entry.kind not in DECODERS:
+            return None
+        return decode(self.raw(entry), entry.kind, *shape)
+
+    def let_go(self) -> None:
+        """Give back the memory of the pages that tensors taken so far were read from."""
+        for entry in self.read:
+            first = -(-entry.offset // mmap.PAGESIZE) * mmap.PAGESIZE
+            size = entry.offset + entry.bytes - first
+            if size >= mmap.PAGESIZE and hasattr(mmap, "MADV_DONTNEED"):
+                self.maps[entry.file].madvise(mmap.MADV_DONTNEED, first, size // mmap.PAGESIZE * mmap.PAGESIZE)
+        self.read.clear()
+
+    def leftover(self) -> Iterator[str]:
+        for name in self.header.tensors:
+            if name not in self.taken and name not in BESIDE:
+                yield name
+
+    def widest(self) -> int:
+        """Bytes of a number while it is taken: those of a quantised one are decoded to float32, some at a time."""
+        return max((FLOATS[e.kind].itemsize if e.kind in FLOATS else 2 for e in self.place.values()), default=2)
+
+    def paths(self) -> list[Path]:
+        return [*self.maps]
+
+    def bytes(self) -> int:
+        return sum(len(file) for file in self.maps.values())
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.place[name].shape
+
+    def kind(self, name: str) -> str:
+        """How it is stored, in a word."""
+        return self.place[name].kind.name
+
+
+def mapped(path: Path) -> mmap.mmap:
+    """Copy on write: nobody writes, and PyTorch asks for memory that could be written."""
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

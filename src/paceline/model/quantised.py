@@ -1,0 +1,251 @@
+"""Checkpoints whose linear layers are quantised already: what each method stores beside a layer's name, read exactly.
+
+Weights are read as they are. Where a method rounds activations, too, ours are rounded as the packing does, or not.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.core.errors import CheckpointError
+from paceline.model.groups import Groups
+
+Config = Mapping[str, Any]
+BESIDE = ("input_scale", "output_scale", "k_scale", "v_scale", "q_scale", "input_zero_point", "weight_g_idx",
+          "weight_shape", "g_idx")  # fmt: skip
+"""Members that say nothing of the weights, or that are read along with them."""
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where the n-th of eight outputs lies in a word of AWQ."""
+AS_FLOATS = "weights in FP8 are served in the model's dtype"
+FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One quantised layer. `take(member, shape)` is a tensor under its name; `shape`: [out, in]."""
+
+    name: str
+    shape: tuple[int, int]
+    take: Callable[[str, tuple[int, ...] | None], Tensor]
+    has: Callable[[str], bool]
+
+    def wrong(self, what: str) -> CheckpointError:
+        return CheckpointError(f"{self.name} {what}; download the checkpoint again, or use another.")
+
+
+Read = Callable[[Layer], Groups | Tensor]
+"""A layer's weights: whole numbers in groups, or floats [out, in] where they are none or lie in no order of groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How the layers of a checkpoint are stored: `mark` is the member by which one is known."""
+
+    mark: str
+    read: Read
+    word: str = ""
+    """What is to be said of the method when a model is loaded."""
+
+
+def scheme_of(config: Config) -> Scheme | None:
+    """Of a raw config.json; None: it is not quantised. CheckpointError names what is not served."""
+    settings = config.get("quantization_config")
+    if not settings:
+        return None
+    if not isinstance(settings, Mapping):
+        raise CheckpointError("config.json: quantization_config is no object; download the checkpoint again.")
+    method = settings.get("quant_method")
+    if method not in METHODS:
+        raise CheckpointError(
+            f"this checkpoint is quantised with {method or 'an unnamed method'}, which is not served; served are "
+            f"{', '.join(METHODS)}, and its float16, bfloat16 or float32 original."
+        )
+    return METHODS[method](settings)
+
+
+def number(settings: Config, key: str, allowed: tuple[int, ...], default: int | None = None) -> int:
+    value = settings.get(key, default)
+    if isinstance(value, bool) or value not in allowed:
+        raise CheckpointError(
+            f"config.json: quantization_config.{key} is {str(value)[:40]}, but {' or '.join(map(str, allowed))} is "
+            "served."
+        )
+    return int(value)
+
+
+def unpacked(words: Tensor, bits: int, dim: int) -> Tensor:
+    """int32 words to the numbers in them, uint8, the lowest bits first, along `dim`."""
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    each = words.unsqueeze(dim + 1).bitwise_right_shift(shifts.view(-1, *[1] * (words.dim() - dim - 1)))
+    return each.bitwise_and_((1 << bits) - 1).to(torch.uint8).flatten(dim, dim + 1)
+
+
+def of_zeros(codes: Tensor, scale: Tensor, zero: Tensor, bits: int) -> Groups:
+    """codes uint8 [out, in]; scale, zero [out, groups]: scale * (code - zero)."""
+    scale, middle = scale.float().contiguous(), 1 << (bits - 1)
+    if bool((zero == middle).all()):
+        return Groups((codes.to(torch.int16) - middle).to(torch.int8), scale, None, bits)
+    return Groups(codes.contiguous().view(torch.int8), scale, -zero.float() * scale, bits)
+
+
+def ordered(groups: Groups, index: Tensor | None, name: str) -> Groups | Tensor:
+    """With the group of each input told by `index` [in]: in order they are groups; else they are put in order as
+    floats."""
+    inputs, count = groups.codes.shape[1], groups.scale.shape[1]
+    if index is None or bool((index == torch.arange(inputs) // (inputs // count)).all()):
+        return groups
+    if int(index.min()) < 0 or int(index.max()) >= count:
+        raise CheckpointError(f"{name}: g_idx names a group beyond the {count} there are; download it again.")
+    of = index.long()
+    codes = groups.codes if groups.minimum is None else groups.codes.view(torch.uint8)
+    wide = codes.float().mul_(groups.scale[:, of])
+    return wide if groups.minimum is None else wide.add_(groups.minimum[:, of])
+
+
+def gptq(settings: Config) -> Scheme:
+    bits, size = number(settings, "bits", (4, 8)), int(settings.get("group_size", -1))
+    older = settings.get("checkpoint_format", "gptq") == "gptq"  # its zeros are stored less one
+
+    def read(layer: Layer) -> Groups | Tensor:
+        outputs, inputs = layer.shape
+        each, groups = 32 // bits, 1 if size <= 0 else -(-inputs // size)
+        if inputs % groups:
+            raise layer.wrong(f"has {inputs} inputs, no whole number of groups of {size}")
+        codes = unpacked(layer.take("qweight", (inputs // each, outputs)), bits, 0).t()
+        zero = unpacked(layer.take("qzeros", (groups, outputs // each)), bits, 1).t().int() + older
+        scale = layer.take("scales", (groups, outputs)).t()
+        index = layer.take("g_idx", (inputs,)) if layer.has("g_idx") else None
+        return ordered(of_zeros(codes, scale, zero, bits), index, layer.name)
+
+    return Scheme("qweight", read)
+
+
+def awq(settings: Config) -> Scheme:
+    number(settings, "bits", (4,))
+    if (version := str(settings.get("version", "gemm")).lower()) != "gemm":
+        raise CheckpointError(f"config.json: AWQ of version {version[:40]} is not served; version gemm is.")
+    size = int(settings.get("group_size", 128))
+
+    def columns(words: Tensor) -> Tensor:
+        return unpacked(words, 4, 1).view(len(words), -1, 8)[:, :, list(AWQ_ORDER)].flatten(1).t()
+
+    def read(layer: Layer) -> Groups | Tensor:
+        outputs, inputs = layer.shape
+        groups = 1 if size <= 0 else inputs // size
+        if inputs % groups:
+            raise layer.wrong(f"has {inputs} inputs, no whole number of groups of {size}")
+        codes = columns(layer.take("qweight", (inputs, outputs // 8)))
+        zero = columns(layer.take("qzeros", (groups, outputs // 8)))
+        return of_zeros(codes, layer.take("scales", (groups, outputs)).t(), zero.int(), 4)
+
+    return Scheme("qweight", read)
+
+
+def fp8(settings: Config) -> Scheme:
+    """Blocks with `weight_scale_inv`, or a scale for each output or for all."""
+    return Scheme("weight", floating(settings.get("weight_block_size")), AS_FLOATS)
+
+
+def floating(block: Any = None) -> Read:
+    """FP8 with a scale for each `block` (outputs, inputs), for each output, or for all."""
+
+    def read(layer: Layer) -> Tensor:
+        outputs, inputs = layer.shape
+        weight = layer.take("weight", layer.shape).float()
+        scale = layer.take("weight_scale_inv" if layer.has("weight_scale_inv") else "weight_scale", None).float()
+        if scale.numel() == 1:
+            return weight.mul_(scale.view(()))
+        if scale.numel() == outputs:
+            return weight.mul_(scale.view(outputs, 1))
+        if not isinstance(block, list) or len(block) != 2 or not all(isinstance(n, int) and n > 0 for n in block):
+            raise layer.wrong(f"has scales of shape {tuple(scale.shape)} for weights of {layer.shape}")
+        if scale.shape != (-(-outputs // block[0]), -(-inputs // block[1])):
+            raise layer.wrong(f"has scales of shape {tuple(scale.shape)}, which are not those of blocks of {block}")
+        spread = scale.repeat_interleave(block[0], 0)[:outputs].repeat_interleave(block[1], 1)
+        return weight.mul_(spread[:, :inputs])
+
+    return read
+
+
+def compressed(settings: Config) -> Scheme:
+    """compressed-tensors, one group of settings for all linear layers."""
+    groups = settings.get("config_groups") or {}
+    kinds = [group.get("weights") for group in groups.values()] if isinstance(groups, Mapping) else []
+    if not kinds or any(not isinstance(kind, Mapping) or kind != kinds[0] for kind in kinds):
+        raise CheckpointError("config.json: compressed-tensors with several kinds of weights is not served yet.")
+    kind: Config = dict(kinds[0] or {})
+    form = next((str(group["format"]) for group in groups.values() if group.get("format")), settings.get("format"))
+    if form == "pack-quantized":
+        return Scheme("weight_packed", packed_numbers(number(kind, "num_bits", (4, 8))))
+    if form in ("int-quantized", "naive-quantized") and kind.get("type") == "int":
+        number(kind, "num_bits", (8,))
+        return Scheme("weight", whole_bytes)
+    if form in ("float-quantized", "naive-quantized") and kind.get("type") == "float":
+        number(kind, "num_bits", (8,))
+        return Scheme("weight", floating(kind.get("block_structure")), AS_FLOATS)
+    if form == "mxfp4-pack-quantized":
+        return Scheme("weight_packed", mxfp4)
+    raise CheckpointError(
+        f"this checkpoint is quantised with compressed-tensors in the format {str(form)[:40]}, which is not served; "
+        "served are pack-quantized, int-quantized, float-quantized and mxfp4-pack-quantized."
+    )
+
+
+def packed_numbers(bits: int) -> Read:
+    def read(layer: Layer) -> Groups | Tensor:
+        outputs, inputs = layer.shape
+        each = 32 // bits
+        codes = unpacked(layer.take("weight_packed", (outputs, -(-inputs // each))), bits, 1)[:, :inputs]
+        scale = layer.take("weight_scale", None)
+        groups = scale.shape[-1]
+        if scale.shape[0] != outputs or scale.dim() != 2 or inputs % groups:
+            raise layer.wrong(f"has scales of shape {tuple(scale.shape)} for weights of {layer.shape}")
+        middle = 1 << (bits - 1)
+        zero = torch.full((outputs, groups), middle)
+        if layer.has("weight_zero_point"):
+            stored = layer.take("weight_zero_point", None)
+            if stored.dtype == torch.int32:
+                zero = unpacked(stored, bits, 0)[:outputs].int()
+            else:
+                zero = stored.int() + middle
+            if zero.shape != (outputs, groups):
+                raise layer.wrong(f"has zero points of shape {tuple(zero.shape)}, not {(outputs, groups)}")
+        index = layer.take("weight_g_idx", (inputs,)) if layer.has("weight_g_idx") else None
+        if index is not None and bool((index == -1).all()):
+            index = None
+        return ordered(of_zeros(codes, scale, zero, bits), index, layer.name)
+
+    return read
+
+
+def whole_bytes(layer: Layer) -> Groups | Tensor:
+    outputs, inputs = layer.shape
+    codes, scale = layer.take("weight", layer.shape), layer.take("weight_scale", None).float()
+    scale = scale.expand(outputs, 1) if scale.numel() == 1 else scale.view(outputs, -1)
+    if codes.dtype != torch.int8 or inputs % scale.shape[1]:
+        raise layer.wrong(f"is stored as {codes.dtype} with scales of shape {tuple(scale.shape)}")
+    if layer.has("weight_zero_point"):
+        zero = layer.take("weight_zero_point", None).int().expand(outputs, -1)
+        return of_zeros((codes.to(torch.int16) + 128).to(torch.uint8), scale, zero + 128, 8)
+    return Groups(codes, scale.contiguous(), None, 8)
+
+
+def mxfp4(layer: Layer) -> Tensor:
+    outputs, inputs = layer.shape
+    words = layer.take("weight_packed", (outputs, inputs // 2)).view(torch.uint8)
+    exponent = layer.take("weight_scale", (outputs, inputs // 32)).view(torch.uint8)
+    codes = torch.stack((words & 15, words >> 4), 2).flatten(1)
+    wide = torch.tensor(FP4)[codes.int()].view(outputs, -1, 32)
+    return wide.mul_(torch.exp2(exponent.float() - 127)[:, :, None]).view(outputs, inputs)
+
+
+METHODS: dict[str, Callable[[Config], Scheme]] = {
+    "compressed-tensors": compressed,
+    "gptq": gptq,
+    "awq": awq,
+    "fp8": fp8,
+    "fbgemm_fp8": fp8,
+}

@@ -1,0 +1,132 @@
+"""GGUF files made of tiny checkpoints by the `gguf` package, as llama.cpp's converter lays them out."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import quantize
+from safetensors.torch import load_file
+
+from paceline.model.gguf.config import ARCHITECTURES
+from paceline.model.gguf.tensors import names_of
+
+KINDS = {arch.model_type: name for name, arch in ARCHITECTURES.items()}
+PERMUTED = ("llama", "smollm3", "granite", "arcee")
+"""Architectures whose pairs the converter puts side by side; those of other interleaved ones lie so from the start."""
+PROMPT = "The quick brown fox"
+
+
+def interleave(weight: torch.Tensor, heads: int, rotated: int) -> torch.Tensor:
+    """Rows of heads from pairs half of `rotated` apart to pairs side by side."""
+    head_dim = len(weight) // heads
+    order = torch.cat((torch.arange(rotated).view(2, -1).t().flatten(), torch.arange(rotated, head_dim)))
+    return weight.view(heads, head_dim, *weight.shape[1:])[:, order].reshape(weight.shape)
+
+
+def write_gguf(
+    path: Path, checkpoint: Path, kind: GGMLQuantizationType = GGMLQuantizationType.F32, **changes: Any
+) -> Path:
+    """The checkpoint as one file. `changes`: keys with __ for dots; None leaves one out."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    arch = KINDS[config["model_type"]]
+    writer = GGUFWriter(path, arch)
+    for key, value in {**metadata(config, arch), **vocabulary(checkpoint), **changes}.items():
+        add(writer, key.replace("__", "."), value)
+    names = names_of(arch, config["num_hidden_layers"])
+    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    for name, weight in load_file(checkpoint / "model.safetensors").items():
+        stem, _, end = name.rpartition(".")
+        theirs = names[stem]
+        if arch in PERMUTED and theirs.rpartition(".")[2] in heads:
+            part = theirs.rpartition(".")[2]
+            weight = interleave(weight, heads[part], len(weight) // heads[part])
+        if ARCHITECTURES[arch].folded and "norm" in theirs:
+            weight = weight + 1
+        data, small = weight.float().numpy(), weight.dim() == 1 or kind == GGMLQuantizationType.F32
+        writer.add_tensor(f"{theirs}.{end}", data if small else quantize(data, kind), raw_dtype=None if small else kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def add(writer: GGUFWriter, key: str, value: Any) -> None:
+    if value is None or key == "general.architecture":
+        return
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+def metadata(config: dict[str, Any], arch: str) -> dict[str, Any]:
+    """Sizes, under the architecture's prefix."""
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    rope = config["rope_parameters"]
+    rope = rope.get("full_attention", rope)
+    partial = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1
+    found = {
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"],
+        "block_count": config["num_hidden_layers"],
+        "context_length": config["max_position_embeddings"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "rope.dimension_count": int(head_dim * partial),
+        "rope.freq_base": float(rope["rope_theta"]),
+    }
+    known = ARCHITECTURES[arch]
+    found |= {key: float(config[name]) for key, name in known.floats.items() if config.get(name) is not None}
+    found |= {key: config[name] for key, name in known.whole.items() if config.get(name) is not None}
+    if rope["rope_type"] in ("linear", "yarn"):
+        found |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": float(rope["factor"])}
+        if rope["rope_type"] == "yarn":
+            found["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+    return {f"{arch}.{key}": value for key, value in found.items()}
+
+
+def vocabulary(checkpoint: Path) -> dict[str, Any]:
+    """Of a byte-level tokenizer.json, if there is one."""
+    file = checkpoint / "tokenizer.json"
+    if not file.exists():
+        return {}
+    content = json.loads(file.read_text())
+    words = sorted(content["model"]["vocab"].items(), key=lambda item: item[1])
+    special = {token["content"] for token in content["added_tokens"]}
+    config = json.loads((checkpoint / "tokenizer_config.json").read_text())
+    at = dict(words)
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": [token for token, _ in words],
+        "tokenizer.ggml.token_type": [3 if token in special else 1 for token, _ in words],
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in content["model"]["merges"]],
+        "tokenizer.ggml.bos_token_id": at[config["bos_token"]],
+        "tokenizer.ggml.eos_token_id": at[config["eos_token"]],
+        "tokenizer.ggml.padding_token_id": at[config["pad_token"]],
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": (checkpoint / "chat_template.jinja").read_text(),
+    }
+
+
+def random_blocks(
+    kind: GGMLQuantizationType, blocks: int, size: int, halves: tuple[int, ...]
+) -> "np.ndarray[Any, Any]":
+    """Random blocks of a kind, with finite float16 numbers where `halves` says that there are some."""
+    stream = np.random.default_rng(kind)
+    raw = stream.integers(0, 256, (blocks, size), dtype=np.uint8)
+    for at in halves:
+        raw[:, at : at + 2] = stream.standard_normal((blocks, 1)).astype(np.float16).view(np.uint8)
+    return raw

@@ -1,0 +1,172 @@
+"""A GGUF file is the model that it was made of: every architecture against transformers, every part of its text."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from transformers import AutoTokenizer
+
+from paceline import LLM, SamplingParams
+from paceline.engine.text import Text
+from paceline.model.load import inspect, load_model
+from tests.model.gguf.files import PROMPT, write_gguf
+from tests.oracle.cases import BLOCK, BLOCKS, CASES, LENGTH, Oracle, text, write
+from tests.oracle.rows import feed
+from tests.tiny import CORPUS, tiny_checkpoint
+
+TOLERANCE = 1e-4
+NAMES = ["llama", "llama-biases", "llama-linear", "llama-yarn", "qwen2-unwindowed", "qwen3", "phi3", "phi3-partial",
+         "gemma2"]  # fmt: skip
+
+
+def logits(path: Path, tokens: list[int], dtype: str = "float32") -> torch.Tensor:
+    decoder = load_model(path, dtype=dtype)
+    decoder.allocate(BLOCKS, BLOCK)
+    return feed(decoder, tokens, range(LENGTH // BLOCK), BLOCK, [7, 8])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_equals_transformers(name: str, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"query_pre_attn_scalar": 16} if name == "gemma2" else {}
+    case = CASES[name]
+    path = tiny_checkpoint(
+        tmp_path, case.family, vocab=96, layers=3, with_tokenizer=False, **{**case.changes, **changes}
+    )
+    file = write_gguf(tmp_path / "model.gguf", path)
+    torch.testing.assert_close(logits(file, text(1)), Oracle(path).logits(text(1)), rtol=TOLERANCE, atol=TOLERANCE)
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "gemma": {},
+    "smollm3": {"no_rope_layer_interval": 4, "layers": 5},
+    "granite": {},
+    "seed_oss": {"attention_bias": True},
+    "ernie4_5": {},
+    "glm4": {},
+    "olmo2": {},
+    "exaone4": {"sliding_window_pattern": 4, "layers": 5},
+    "cohere2": {"sliding_window_pattern": 4, "layers": 5},
+    "starcoder2": {"sliding_window": None},
+    "arcee": {},
+}
+"""What GGUF cannot say is as llama.cpp has it."""
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_other_architectures(family: str, tmp_path: Path) -> None:
+    changes = {"layers": 3, **OTHERS[family]}
+    path = tiny_checkpoint(tmp_path, family, vocab=96, with_tokenizer=False, **changes)
+    file = write_gguf(tmp_path / "model.gguf", path)
+    torch.testing.assert_close(logits(file, text(1)), Oracle(path).logits(text(1)), rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_every_architecture_is_tried() -> None:
+    from paceline.model.gguf.config import ARCHITECTURES
+
+    tried = {CASES[name].family for name in NAMES} | {"gemma3"} | set(OTHERS)
+    assert tried == set(ARCHITECTURES)
+
+
+def test_gemma3(tmp_path: Path) -> None:
+    path = tiny_checkpoint(tmp_path, "gemma3", vocab=96, layers=7, with_tokenizer=False, query_pre_attn_scalar=16,
+                           sliding_window_pattern=6)  # fmt: skip
+    file = write_gguf(tmp_path / "model.gguf", path)
+    torch.testing.assert_close(logits(file, text(1)), Oracle(path).logits(text(1)), rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_llama3_frequencies(tmp_path: Path) -> None:
+    """`rope_freqs.weight` holds what the scaling divides each frequency by."""
+    from paceline.model.checkpoint import read_config
+
+    case = CASES["llama-llama3"]
+    path = write(tmp_path, case)
+    plain = write(tmp_path / "plain", CASES["llama"])
+    scaled, default = (read_config(it).layers[0].rope.inverse for it in (path, plain))
+    factors = torch.tensor(default) / torch.tensor(scaled)
+    assert len(factors.unique()) > 2
+    file = with_factors(tmp_path / "model.gguf", path, factors)
+    torch.testing.assert_close(logits(file, text(1)), Oracle(path).logits(text(1)), rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def with_factors(file: Path, checkpoint: Path, factors: torch.Tensor) -> Path:
+    import tests.model.gguf.files as files
+
+    class Writer(files.GGUFWriter):  # type: ignore[misc]
+        def write_header_to_file(self, *args: Any) -> None:
+            self.add_tensor("rope_freqs.weight", factors.float().numpy())
+            super().write_header_to_file(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "GGUFWriter", Writer)
+        return write_gguf(file, checkpoint)
+
+
+@pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q5_1, Kind.Q5_0, Kind.Q4_1, Kind.Q4_0])
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_kinds_are_the_dequantised_checkpoint(kind: Kind, quantize: str | None, tmp_path: Path) -> None:
+    """Bit for bit, in bfloat16 and, where this machine has it, int8."""
+    from gguf import GGUFReader
+    from gguf.quants import dequantize
+    from safetensors.torch import load_file, save_file
+
+    from paceline.model.gguf.tensors import names_of
+    from paceline.native.build import library
+
+    if quantize and library() is None:
+        pytest.skip("this machine has no AVX-512 BF16 or no compiler")
+    path = tiny_checkpoint(tmp_path, "qwen2", vocab=96, hidden=64, with_tokenizer=False, use_sliding_window=False)
+    file = write_gguf(tmp_path / "model.gguf", path, kind)
+    theirs = {tensor.name: tensor for tensor in GGUFReader(file).tensors}
+    weights = load_file(path / "model.safetensors")
+    for name in weights:
+        stem, _, end = name.rpartition(".")
+        tensor = theirs[f"{names_of('qwen2', 2)[stem]}.{end}"]
+        weights[name] = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy()).view(weights[name].shape)
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    outs = []
+    for source in (file, path):
+        decoder = load_model(source, quantize=quantize)
+        decoder.allocate(BLOCKS, BLOCK)
+        outs.append(feed(decoder, text(1), range(LENGTH // BLOCK), BLOCK, [7, 8]))
+    assert torch.equal(*outs)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A checkpoint and the file of it."""
+    path = tiny_checkpoint(tmp_path_factory.mktemp("pair"), "llama", hidden=64, num_key_value_heads=2)
+    changes = {"general.sampling.temp": 0.25, "general.sampling.top_k": 7, "tokenizer.ggml.eot_token_id": 4}
+    return path, write_gguf(path / "model.gguf", path, **changes)
+
+
+def test_text(pair: tuple[Path, Path]) -> None:
+    ours, theirs = Text(pair[1]), AutoTokenizer.from_pretrained(pair[0])
+    for line in [*CORPUS.splitlines(), CORPUS, "  two  spaces\n\n\t<eos> <user>x", ""]:
+        assert ours.encode(line) == theirs.encode(line) and ours.decode(ours.encode(line)) == theirs.decode(
+            theirs.encode(line)
+        )
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
+    expected = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert ours.chat(messages) == theirs.encode(expected)
+    assert (ours.tokenizer.bos_token, ours.tokenizer.eos_token, ours.tokenizer.pad_token) == ("<bos>", "<eos>", "<pad>")
+    assert ours.vocabulary(10**6) == theirs.get_vocab()
+    assert ours.eos() == {1, 4}
+    assert (ours.defaults["temperature"], ours.defaults["top_k"]) == (0.25, 7)
+
+
+def test_the_same_answers(pair: tuple[Path, Path]) -> None:
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    outs = [LLM(it, drafter="ngram", dtype="float32").generate(PROMPT, params, progress=False)[0] for it in pair]
+    assert outs[0].token_ids == outs[1].token_ids and outs[0].text == outs[1].text
+
+
+def test_facts(pair: tuple[Path, Path]) -> None:
+    ours, theirs = inspect(pair[1]), inspect(pair[0])
+    assert ours.spec == theirs.spec and ours.tensors == theirs.tensors
+
+
+def test_a_directory_with_one_file(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "only.gguf").symlink_to(pair[1])
+    assert inspect(tmp_path).path == tmp_path / "only.gguf"

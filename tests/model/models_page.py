@@ -1,0 +1,135 @@
+"""`docs/models.md` from the tables: `python -m tests.model.models_page > docs/models.md`."""
+
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+from paceline.model.catalogue import CATALOGUE
+from paceline.model.checkpoint import DTYPES
+from paceline.model.families import FAMILIES, Family, read_spec
+from paceline.model.gguf.config import ARCHITECTURES
+from paceline.model.gguf.pretokenizers import PRE_TOKENIZERS
+from paceline.model.gguf.types import SERVED
+from paceline.model.quantised import METHODS
+from tests.tiny import FAMILIES as TINY
+from tests.tiny import MORE, tiny_config
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+TOP = """\
+# Models
+
+What is served, printed from the tables that serve it. `--model` (and `--draft`) take a directory in Hugging Face
+layout, a GGUF file, `owner/name` or `owner/name:FILE.gguf` of the hub, or a name of the catalogue below.
+
+## Families
+
+A family is one entry of data in `model/families.py`; each is tested against transformers. *Native*: the native decoder
+computes its layers (bfloat16, `--quantize`); the others are computed by PyTorch, in every dtype but without
+`--quantize`. Mixtures of experts, encoders and recurrent models are refused by name.
+
+| model type | architecture | native | as GGUF | departs from llama by |
+|---|---|---|---|---|
+"""
+SAFETENSORS = """- **Safetensors** in {dtypes}. Checkpoints that are quantised already, by `quant_method`: {methods}.
+Groups of 4 and 8 bits are kept as they are where the packing takes them; GPTQ's order of activations is undone; FP8 and
+MXFP4 become the model's dtype. What cannot be kept is refused by name."""
+GGUF = """- **GGUF** of versions 2 and 3, in one file or split; tensors of the types {types}. Tokenizer, chat template,
+special tokens, what ends a text and sampling defaults come from the file. A byte-pair tokenizer names how it cuts
+words; known are {cuts}."""
+FORMATS = """
+## Formats
+
+{formats}
+- Packed weights of models above 64 MB are kept under `$PACELINE_CACHE/packed` (default `~/.cache/paceline/packed`)
+  for a quick start the next time: `--no-weights-cache` leaves that out, `paceline pack` does it beforehand, `paceline
+  rm packed` removes them.
+
+## Memory, and how fast a pass can be
+
+A pass at batch 1 reads every weight once, so it takes at least their bytes divided by the memory's bandwidth: plain
+decoding makes no more tokens a second than the number given, for each 10 GB/s. Speculation commits several tokens a
+pass (tau; `paceline bench`). Weights alone: add K/V cache and scratch (`paceline info`).
+
+| parameters | bfloat16 | tokens/s for 10 GB/s | int8 | tokens/s for 10 GB/s |
+|--:|--:|--:|--:|--:|
+"""
+NAMES = """
+## By name
+
+`paceline pull NAME` fetches a model and its draft, `paceline list` shows what is here, `paceline rm NAME` removes it.
+`--model NAME` takes the draft along. SmolLM2 also comes out of a package where only a package index can be reached.
+
+| name | model | draft | licence | download | memory (bfloat16) | for |
+|---|---|---|---|--:|--:|---|
+"""
+SIZES = (135, 500, 1500, 3000, 8000, 14000)
+"""Millions of parameters."""
+
+
+def departures(family: Family) -> str:
+    """In a few words, by the fields of its entry."""
+    names, plain = family.names, Family("")
+    said = {
+        "biases": family.qkv_bias or family.out_bias or family.mlp_bias,
+        "q/k norms": family.qk_norm,
+        "over all heads": family.whole_norm,
+        "no pre norms": not names.attention_norm,
+        "post norms": names.attention_post_norm,
+        "layer norms": family.layer_norm,
+        "parallel feed-forward": family.parallel,
+        "ungated feed-forward": family.ungated,
+        "sliding windows": family.window,
+        "layers without rotation": family.unrotated,
+        "pairs side by side": family.interleaved,
+        "scaled embeddings": family.embedding_scaled or family.embedding_scale,
+        "scaled residuals": family.residual_scale,
+        "scaled scores": family.attention_scale or family.score_scale,
+        "scaled logits": family.logit_scale,
+        "soft caps": family.attention_softcap or family.logit_softcap,
+        "fused matrices": len(names.qkv) < 3 or (len(names.gate_up) < 2 and not family.ungated),
+        "norms about 1": family.norm_offset != plain.norm_offset,
+    }
+    return ", ".join(word for word, is_so in said.items() if is_so) or "nothing"
+
+
+def native(model_type: str) -> bool:
+    from transformers import AutoConfig
+
+    tiny: dict[str, dict[str, Any]] = {**TINY, **MORE}
+    name = next(name for name, case in tiny.items() if case["model_type"] == model_type)
+    return read_spec(AutoConfig.for_model(**tiny_config(name))).common
+
+
+def gigabytes(size: float) -> str:
+    return f"{size / 1e9:.2f} GB"
+
+
+def wrapped(item: str) -> str:
+    return fill(item, 118, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def page() -> str:
+    lines = [TOP]
+    archs: dict[str, list[str]] = {}
+    for name, arch in ARCHITECTURES.items():
+        archs.setdefault(arch.model_type, []).append(f"`{name}`")
+    for kind, family in FAMILIES.items():
+        files = ", ".join(archs.get(kind, [])) or "`llama`" * (kind == "mistral")
+        shown = "yes" if native(kind) else "no"
+        lines.append(f"| `{kind}` | {family.architecture} | {shown} | {files} | {departures(family)} |\n")
+    safetensors = SAFETENSORS.format(dtypes=", ".join(DTYPES), methods=", ".join(METHODS))
+    gguf = GGUF.format(types=", ".join(kind.name for kind in SERVED), cuts=", ".join(PRE_TOKENIZERS))
+    lines.append(FORMATS.format(formats=f"{wrapped(safetensors)}\n{wrapped(gguf)}"))
+    for size in SIZES:
+        half, whole = 2e6 * size, 1e6 * size
+        cells = [gigabytes(half), f"{1e10 / half:.1f}", gigabytes(whole), f"{1e10 / whole:.1f}"]
+        lines.append(f"| {size / 1000:g} B | {' | '.join(cells)} |\n")
+    lines.append(NAMES)
+    for name, entry in CATALOGUE.items():
+        cells = [name, entry.model, entry.draft or "-", entry.licence, gigabytes(entry.bytes), gigabytes(entry.memory)]
+        lines.append(f"| {' | '.join([*cells, entry.about])} |\n")
+    return "".join(lines)
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,65 @@
+"""The other dense families against transformers: chunks, a tree, and half precision."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.core.errors import CheckpointError, RefusalError
+from paceline.model.families import FAMILIES as KNOWN
+from paceline.model.load import load_model
+from paceline.native.build import library
+from tests.oracle.cases import BLOCK, Case, Oracle, load, text, write
+from tests.oracle.rows import Chunk, feed, lay_out
+from tests.tiny import FAMILIES, MORE
+
+CASES = {name: Case(name) for name in MORE} | {
+    "exaone4-full": Case("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "starcoder2-untied": Case("starcoder2", {"tie_word_embeddings": False, "use_bias": False, "sliding_window": None}),
+    "smollm3-window": Case("smollm3", {"use_sliding_window": True, "sliding_window": 6}),
+    "olmo2-one-head": Case("olmo2", {"num_key_value_heads": 4, "attention_bias": True}),
+    "granite-biases": Case("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+}
+NATIVE = ["smollm3", "glm4", "ernie4_5", "seed_oss", "gemma"]
+
+
+def test_every_family_has_a_case() -> None:
+    cases = {**FAMILIES, **MORE}.values()
+    assert {case["model_type"] for case in cases} == set(KNOWN)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_transformers(name: str, tmp_path: Path) -> None:
+    """In one pass, in chunks, and along a path of a tree."""
+    path = write(tmp_path, CASES[name])
+    ours, tokens = load(path, CASES[name]), text(1)
+    expected = Oracle(path).logits(tokens)
+    for cuts in ([], [1, 9, 12, 31]):
+        torch.testing.assert_close(feed(ours, tokens, range(10), BLOCK, cuts), expected, rtol=1e-4, atol=1e-4)
+    tree = lay_out([Chunk(range(12), 36, tokens[36:37], [5, *tokens[37:40]], [-1, -1, 1, 2])], BLOCK)
+    feed(ours, tokens[:36], range(12), BLOCK, [])
+    torch.testing.assert_close(ours.forward(tree).logits[[0, 2, 3, 4]], expected[36:], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_half(name: str, tmp_path: Path) -> None:
+    """No further from float32 than transformers' own bfloat16 is, plus its rounding once more; natively where the
+    layers are the native decoder's."""
+    path, tokens = write(tmp_path, CASES[name]), text(1)
+    exact = Oracle(path).logits(tokens)
+    theirs = (Oracle(path, torch.bfloat16).logits(tokens) - exact).abs()
+    decoder = load(path, CASES[name], "bfloat16")
+    assert decoder.packing.native == (decoder.spec.common and library() is not None)
+    assert name not in NATIVE or decoder.spec.common
+    ours = (feed(decoder, tokens, range(10), BLOCK, [5, 6, 30]) - exact).abs()
+    assert ours.mean() < 1.5 * theirs.mean() and ours.max() < 3 * theirs.max()
+
+
+def test_what_is_not_served_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", Case("cohere", {"use_qk_norm": True}))
+    with pytest.raises(CheckpointError, match="use_qk_norm"):
+        load_model(path)
+    if library() is not None:
+        path = write(tmp_path / "b", Case("olmo2"))
+        with pytest.raises(RefusalError, match="olmo2 yet; leave quantize out"):
+            load_model(path, quantize="int8")
