@@ -74,6 +74,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
     from paceline.cache.policies import policy
     from paceline.draft import DRAFTERS
     from paceline.engine.config import EngineConfig
+    from paceline.engine.ids import check_defaults, known_ids
     from paceline.engine.loop import Engine
     from paceline.engine.text import Text
     from paceline.model.checkpoint import resolve
@@ -138,7 +139,8 @@ def build(options: Options) -> "tuple[Engine, Text]":
         remember=shape.remember,
         check=options.check,
     )
-    eos = text.eos()
+    eos = known_ids(text.eos, model.vocab_size, path)
+    check_defaults(text.defaults, path)
     engine = Engine(model, config, draft=draft, callable=user, tokenizer=text.tokenizer, eos=eos)
     if DRAFTERS.card(name).arms or options.tbt_target_ms is not None:
         from paceline.engine.calibrate import calibrated

@@ -127,7 +127,7 @@ class Engine:
             )
             self._check_capacity(request)
             requests.append(request)
-        detokenizers = [self._detokenizer(params) for _ in requests]
+        detokenizers = [self._detokenizer(r.prompt, params) for r in requests]
         stoppers = {r.id: Stopper(r, d) for r, d in zip(requests, detokenizers)}
         for request in requests:
             self.sampler.admit(request)
@@ -139,8 +139,9 @@ class Engine:
             self.recorder.arrived(request)
         return requests
 
-    def _detokenizer(self, params: SamplingParams) -> Detokenizer | None:
-        return Detokenizer(self.tokenizer, params.skip_special_tokens) if self.tokenizer is not None else None
+    def _detokenizer(self, prompt: list[int], params: SamplingParams) -> Detokenizer | None:
+        known = self.tokenizer is not None
+        return Detokenizer(self.tokenizer, params.skip_special_tokens, prompt) if known else None
 
     def _check(self, prompt: Sequence[int], params: SamplingParams, drafter: str, verifier: str) -> tuple[str, ...]:
         """The drafters that a choice is made from, once all is known to be in order."""

@@ -18,7 +18,9 @@ class Text:
 
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a library of another language panics past Exception
             raise CheckpointError(
                 f"No usable tokenizer in {path} ({type(error).__name__}: {error}); tokenizer.json is expected there."
             ) from error
@@ -66,6 +68,9 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, UnicodeDecodeError) as error:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError, OSError) as error:
         raise CheckpointError(f"{path} does not parse as JSON ({error}); restore it from its source.") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} does not hold a JSON object; restore it from its source.")
+    return content

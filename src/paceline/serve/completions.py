@@ -98,7 +98,8 @@ class Answer:
         first = chunk.index not in self.offsets
         echo = self.echo(chunk.index) if first and self.body.echo else ""
         if first:
-            self.offsets[chunk.index] = logprobs.Offsets(self.detokenizer(), len(echo))
+            before = self.generation.requests[chunk.index].prompt
+            self.offsets[chunk.index] = logprobs.Offsets(self.detokenizer(before), len(echo))
         choice: dict[str, Any] = {
             "index": chunk.index,
             "text": echo + chunk.text,
@@ -126,8 +127,8 @@ class Answer:
         parts.append(logprobs.of_completion(tokens, chunk.token_ids, chunk.logprobs, self.offsets[chunk.index]))
         return logprobs.joined(parts)
 
-    def detokenizer(self) -> Detokenizer:
-        return Detokenizer(self.server.text.tokenizer, self.body.skip_special_tokens is not False)
+    def detokenizer(self, before: Sequence[int] = ()) -> Detokenizer:
+        return Detokenizer(self.server.text.tokenizer, self.body.skip_special_tokens is not False, before)
 
 
 def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def manner(body: ChatRequest, server: Server, shaped: bool) -> Manner:
     Parser.for_model(source, tools, reasoning)
     special = any(marker in server.tokens.special for marker in markers(source, tools, reasoning))
     stops = [t for t in body.stop_token_ids or () if t in range(len(server.text.tokenizer))]  # others are refused later
-    ends = [server.tokens.text(token) for token in {*server.text.eos(), *stops}] if special else []
+    ends = [server.tokens.text(token) for token in {*server.llm.llm.engine.eos, *stops}] if special else []
     return Manner(lambda tail: Parser.for_model(source, tools, reasoning, prompt=tail, ends=ends), special)
 
 
