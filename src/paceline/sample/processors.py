@@ -107,10 +107,14 @@ class BadWords:
         """Of the samples of one prompt the first alone asks for them."""
 
     def words(self, request: Request) -> tuple[tuple[int, ...], ...]:
-        """The id sequences of `bad_words`. Raises InputError for a text without tokenizer, for an empty one, and for
-        too many."""
+        """The id sequences of the request's `bad_words`."""
+        return self.spell(request.params.bad_words)
+
+    def spell(self, words: Sequence[str | Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+        """The id sequences of `words`. Raises InputError for a text without tokenizer, for an empty one, and for too
+        many."""
         found: dict[tuple[int, ...], None] = {}
-        for word in request.params.bad_words:
+        for word in words:
             if not isinstance(word, str):
                 spelt = [tuple(word)]
             elif self.encode is None:

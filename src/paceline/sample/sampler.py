@@ -58,6 +58,10 @@ class Sampler:
         self._checked: object = None
         """The latest parameters that were found in order: those of all samples of a prompt are the same object."""
 
+    def spell(self, words: Sequence[str | Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+        """Bad words as token ids; any thread may ask. Raises InputError."""
+        return self._words.spell(words)
+
     def admit(self, request: Request) -> None:
         """Check the request's ids and follow its output so far. Raises InputError; nothing is kept then."""
         if self._checked is not request.params:

@@ -35,11 +35,8 @@ class Gate:
         self.max_prompt, self.max_output, self.seen = max_prompt, max_output, seen
         self._leavings: deque[float] = deque(maxlen=64)
 
-    def admit(self, batch: Wishes) -> Wishes:
-        """Take places for all samples of `batch`, cut to the output limit where they name none. Raises InputError for
-        what can never enter, ApiError 429 for what cannot now."""
-        batch = [(ids, self._limited(ids, params)) for ids, params in batch]
-        count = sum(params.n for _, params in batch)
+    def check(self, count: int) -> None:
+        """Raise what `admit` would for so many samples, as things stand."""
         if count > self.places:
             raise InputError(f"n makes {count} samples in all, but this server holds {self.places}; ask for fewer.")
         if self.inside + count > self.places:
@@ -50,6 +47,13 @@ class Gate:
                 code="queue_full",
                 headers={"Retry-After": str(wait)},
             )
+
+    def admit(self, batch: Wishes) -> Wishes:
+        """Take places for all samples of `batch`, cut to the output limit where they name none. Raises InputError for
+        what can never enter, ApiError 429 for what cannot now."""
+        batch = [(ids, self._limited(ids, params)) for ids, params in batch]
+        count = sum(params.n for _, params in batch)
+        self.check(count)
         self.inside += count
         return batch
 

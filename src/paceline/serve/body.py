@@ -1,31 +1,95 @@
-"""How bodies are read: JSON by orjson, which refuses deep nesting, NaN, lone surrogates and what is not UTF-8."""
+"""How bodies are read: JSON by orjson, which refuses deep nesting, NaN, lone surrogates and what is not UTF-8; then
+pydantic. A large one is read beside the event loop. While a request is prepared, its client is watched: when it goes,
+what waits for it is given up."""
 
 from collections.abc import Callable, Coroutine
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from starlette.exceptions import HTTPException
+from pydantic import BaseModel, ValidationError
+
+from paceline.serve.errors import ApiError, brief, invalid
+from paceline.serve.sse import unless_gone
+
+if TYPE_CHECKING:
+    from paceline.serve.server import Server
+
+LARGE = 1 << 16
+"""Bytes up to which a body is read at once."""
+NO_OBJECT = "The body is no JSON object; send one, with Content-Type: application/json."
 
 
 class JsonRequest(Request):
+    """A request whose `json` is the body as its route's model."""
+
+    checked: Any = None
+    size = 0
+
     async def json(self) -> Any:
-        try:
-            return orjson.loads(await self.body())
-        except orjson.JSONDecodeError as error:
-            reason = str(error).split(": line ")[0]
-            message = f"The body is not JSON: {reason}, at character {error.pos}; mend it."
-            raise HTTPException(400, message) from None  # the one kind that FastAPI lets through here
+        return self.checked
+
+
+def size(request: Request) -> int:
+    """Bytes of the body of a request that a `JsonRoute` has read."""
+    return request.size if isinstance(request, JsonRequest) else 0
+
+
+def parse(raw: bytes, model: type[BaseModel]) -> BaseModel:
+    """A body as `model`. Raises ApiError for the first thing that is wrong with it."""
+    try:
+        data = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        if not raw:
+            raise ApiError(400, NO_OBJECT) from None
+        reason = str(error).split(": line ")[0]
+        raise ApiError(400, f"The body is not JSON: {reason}, at character {error.pos}; mend it.") from None
+    if not isinstance(data, dict):
+        raise ApiError(400, NO_OBJECT)
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise invalid(RequestValidationError(error.errors(include_url=False))) from None
+
+
+def check_type(given: str) -> None:
+    """Raise ApiError for a body that is not called JSON: a web page of another origin may send any other type without
+    asking."""
+    kind = given.partition(";")[0].strip().lower()
+    if kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json")):
+        return
+    said = f"Content-Type is {brief(kind)}" if kind else "Content-Type is missing"
+    message = f"{said}, but the body must be sent as JSON; add the header Content-Type: application/json."
+    raise ApiError(400, message, param=None)
 
 
 class JsonRoute(APIRoute):
-    """A route whose body is parsed by `JsonRequest`."""
+    """A route whose body is read by `parse`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
+        model: Any = None if self.body_field is None else self.body_field.field_info.annotation
 
         async def handle(request: Request) -> Response:
-            return await handler(JsonRequest(request.scope, request.receive))
+            if model is None:
+                return await handler(request)
+            own = JsonRequest(request.scope, request.receive)
+            raw = await own.body()
+            own.size = len(raw)
+            if raw:
+                check_type(request.headers.get("content-type", ""))
+            else:
+                raise ApiError(400, NO_OBJECT)
+            answer = await unless_gone(own.receive, answered(own, raw))
+            return Response(status_code=499) if answer is None else answer
+
+        async def answered(own: JsonRequest, raw: bytes) -> Response:
+            server: Server = own.app.state.server
+            work = partial(parse, raw, model)
+            own.checked = work() if len(raw) <= LARGE else await server.pools.bodies.run(work, len(raw))
+            return await handler(own)
 
         return handle

@@ -12,7 +12,7 @@ from paceline.core.params import SamplingParams
 from paceline.engine.detokenize import Detokenizer
 from paceline.engine.outputs import Chunk
 from paceline.serve import logprobs
-from paceline.serve.body import JsonRoute
+from paceline.serve.body import JsonRoute, size
 from paceline.serve.errors import ApiError
 from paceline.serve.generation import Generation
 from paceline.serve.prompts import Prompt, as_prompts, encode
@@ -32,8 +32,9 @@ async def completions(body: CompletionRequest, request: Request, server: Here) -
     server.check_model(body.model)
     prompts = as_prompts(body.prompt)
     server.check_choices(len(prompts), body.n or 1)
-    params = await server.ready(lambda: wishes(body))
-    ids = await encode(server.text, prompts)
+    server.check_places(len(prompts) * (body.n or 1))
+    params = await server.ready(lambda: wishes(body), size(request), body.grammar is not None)
+    ids = await encode(server, prompts)
     each = [replace(params, seed=seed) for seed in seeds(body, len(ids))]
     generation = await Generation.start(server.llm, ids, each, whole=not body.stream)
     answer = Answer(body, server, generation, prompts)
