@@ -12,6 +12,9 @@ from paceline.cli.options import EngineArgs, option
 from paceline.core.errors import InputError
 from paceline.serve.settings import PREFIX, Settings, load
 
+LAST_STEP_S = 10.0
+"""How long the end waits for the step that the engine is at."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServingArgs(EngineArgs):
@@ -77,7 +80,7 @@ def serve(context: typer.Context, model: str | None, engine: ServingArgs, server
         name = served_name(llm, settings)
         code = run(llm, settings, sock, lambda address: announce(address, name))
     finally:
-        llm.close()
+        llm.close(LAST_STEP_S)
         if decisions is not None:
             decisions.close()
     raise typer.Exit(code)

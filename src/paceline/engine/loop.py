@@ -37,6 +37,8 @@ from paceline.verify import VERIFIERS
 
 log = logging.getLogger("paceline")
 AUTO, NONE = "auto", "none"
+MOST_DRAFTERS = 256
+"""Drafters and combinations of them that an engine keeps; clients name the latter."""
 
 
 class Engine:
@@ -182,6 +184,8 @@ class Engine:
         card = DRAFTERS.card(name)
         if name in self.roster.entries or card.needs - self.have:
             return
+        if len(self.cards) >= MOST_DRAFTERS:
+            raise InputError(f"Drafter {name[:80]!r} would be one of too many combinations; use one used before.")
         self.cards[name] = card
         limit = self.draft_model.max_len if card.group and self.draft_model is not None else None
         most = self.config.nodes.get(name)

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from reprlib import Repr
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import orjson
 from fastapi import FastAPI, Request, Response
@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from paceline.core.errors import PacelineError
 from paceline.core.grammar import MOST_DEPTH
+from paceline.engine.door import DOOR
 from paceline.serve.protocol import PARAMETERS, REQUESTS, Message, Speculation
 from paceline.serve.wire import LABEL
 
@@ -132,8 +133,18 @@ SHORT = Repr()
 SHORT.maxstring = SHORT.maxother = SHORT.maxlong = 60
 
 
+@runtime_checkable
+class Faulty(Protocol):
+    """A call, which remembers what its client was told."""
+
+    fault: ApiError | None
+
+
 async def answer(request: Request, error: Exception) -> Response:
     fault = as_api_error(error)
+    door = DOOR.get()
+    if isinstance(door, Faulty):
+        door.fault = fault
     if isinstance(error, HTTPException) and error.status_code in (404, 405):
         fault.message = f"There is no {request.method} {request.url.path[:100]} here; see /openapi.json."
     return error_response(fault)

@@ -90,7 +90,10 @@ async def paceline_version() -> Response:
 
 @router.get("/health", responses={200: {"model": Health}, **ERRORS})
 async def health(server: Here) -> Response:
-    """Green while the engine thread lives."""
+    """Green while the engine thread lives, and steps where it has work."""
     if not server.llm.alive:
         raise ApiError(503, "The engine thread died; restart the server.", code="engine_dead")
+    if server.settings.stall_timeout and (seconds := server.llm.stuck()) > server.settings.stall_timeout:
+        message = f"The engine has work but has not made a step for {seconds:.0f} s; restart the server."
+        raise ApiError(503, message, code="engine_stalled")
     return json_response({"status": "ok"})

@@ -13,7 +13,7 @@ from starlette.types import Scope
 
 from paceline.core.params import SamplingParams
 from paceline.engine.async_llm import AsyncLLM
-from paceline.serve.admission import Gate, Keys
+from paceline.serve.admission import Bodies, Gate, Hosts, Keys
 from paceline.serve.calls import Call
 from paceline.serve.errors import ApiError
 from paceline.serve.guard import LAST_WORD_S, Guard
@@ -28,6 +28,8 @@ from paceline.serve.tracing import Tracer, exporter
 log = logging.getLogger("paceline")
 router = APIRouter()
 WARM_UP_TOKENS = 16
+BODIES = 64
+"""Largest bodies that may be held at once."""
 RETRY_S = 5
 """Retry-After of a server that is not ready or no longer is."""
 
@@ -47,6 +49,8 @@ class Operation:
             settings.max_output_tokens,
             self.metrics.seen,
         )
+        self.hosts = Hosts(settings.host, bool(self.keys), settings.allowed_hosts)
+        self.bodies = Bodies(BODIES * settings.max_body_bytes)
         self.born = monotonic()
         self.warm = self.draining = False
         self.failed: BaseException | None = None
@@ -90,6 +94,7 @@ class Operation:
             raise unavailable("The server is shutting down; send the request to another, or later.", "draining")
         if not self.llm.alive:
             raise unavailable("The engine thread died; the server restarts or must be restarted.", "engine_dead")
+        check_steps(self.llm, self.settings)
 
     def check_ready(self) -> None:
         """ApiError 503 when a load balancer should send nothing."""
@@ -123,6 +128,13 @@ class Operation:
     async def settle(self) -> None:
         """After the engine's death: until every client has been told."""
         await self._wait(LAST_WORD_S)
+
+
+def check_steps(llm: AsyncLLM, settings: Settings) -> None:
+    """ApiError 503 when the engine has work and has not made a step for too long."""
+    limit = settings.stall_timeout
+    if limit and (seconds := llm.stuck()) > limit:
+        raise unavailable(f"The engine has work but has not made a step for {seconds:.0f} s.", "engine_stalled")
 
 
 def unavailable(message: str, code: str) -> ApiError:
