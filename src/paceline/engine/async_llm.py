@@ -10,12 +10,13 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.engine.door import DOOR, Ticket, Trip
-from paceline.engine.llm import LLM, Prompt, as_batch
+from paceline.engine.llm import LLM, Prompt, as_batch, as_conversations
+from paceline.engine.options import EngineOptions
 from paceline.engine.outputs import Chunk, Follower, RequestOutput, output
 from paceline.engine.totals import Snapshot, snapshot
 
@@ -105,7 +106,7 @@ class AsyncLLM:
         model: str | Path | None = None,
         draft: str | Path | None = None,
         drafter: "str | UserFn | None" = None,
-        **options: Any,
+        **options: Unpack[EngineOptions],
     ) -> None:
         self.llm: LLM
         self.snapshot: Snapshot
@@ -160,13 +161,15 @@ class AsyncLLM:
 
     async def chat(
         self,
-        messages: "Sequence[Message]",
-        params: SamplingParams | None = None,
+        messages: "Sequence[Message] | Sequence[Sequence[Message]]",
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         template_args: Mapping[str, Any] | None = None,
-    ) -> RequestOutput:
-        """Answer one conversation."""
-        return await self._complete(self.llm.text.chat(messages, **(template_args or {})), params, None)
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, by the checkpoint's chat template; results in order."""
+        conversations = as_conversations(messages)
+        ids: list[Prompt] = [self.llm.text.chat(c, **(template_args or {})) for c in conversations]
+        return await self.generate(ids, params)
 
     async def stream(
         self, prompt: "Prompt | Sequence[Message]", params: SamplingParams | None = None

@@ -152,7 +152,7 @@ class Engine:
         if len(prompt) >= self.model.max_len:
             raise InputError(
                 f"The prompt has {len(prompt)} tokens, but the context holds {self.model.max_len} with at least one "
-                "to generate; shorten it or raise max_model_len."
+                "to generate; shorten it."
             )
         bad = next((t for t in prompt if not 0 <= t < self.model.vocab_size), None)
         if bad is not None:

@@ -40,19 +40,24 @@ def size(request: Request) -> int:
 
 def parse(raw: bytes, model: type[BaseModel]) -> BaseModel:
     """A body as `model`. Raises ApiError for the first thing that is wrong with it."""
+    made, fault = _parsed(raw, model)
+    if made is None:
+        raise fault or ApiError(400, NO_OBJECT)  # here, where no exception holds the body
+    return made
+
+
+def _parsed(raw: bytes, model: type[BaseModel]) -> tuple[BaseModel | None, ApiError | None]:
+    """The model, or what is wrong."""
     try:
         data = orjson.loads(raw)
+        if not isinstance(data, dict):
+            return None, None
+        return model.model_validate(data), None
     except orjson.JSONDecodeError as error:
-        if not raw:
-            raise ApiError(400, NO_OBJECT) from None
         reason = str(error).split(": line ")[0]
-        raise ApiError(400, f"The body is not JSON: {reason}, at character {error.pos}; mend it.") from None
-    if not isinstance(data, dict):
-        raise ApiError(400, NO_OBJECT)
-    try:
-        return model.model_validate(data)
+        return None, ApiError(400, f"The body is not JSON: {reason}, at character {error.pos}; mend it.")
     except ValidationError as error:
-        raise invalid(RequestValidationError(error.errors(include_url=False))) from None
+        return None, invalid(RequestValidationError(error.errors(include_url=False)))
 
 
 def check_type(given: str) -> None:

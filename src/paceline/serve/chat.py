@@ -136,9 +136,16 @@ class Answer:
         async for chunks in self.generation.news():
             if self.body.counted_always:
                 head["usage"] = self.generation.counts(self.generation.made)
-            yield b"".join(event({**head, "choices": [self.choice(chunk)]}) for chunk in chunks)
+            choices = [self.choice(chunk) for chunk in chunks]
+            if pieces := b"".join(event({**head, "choices": [choice]}) for choice in choices if self.says(choice)):
+                yield pieces
         if self.body.counted:
             yield event({**self.head, "choices": [], "usage": self.generation.usage()})
+
+    def says(self, choice: dict[str, Any]) -> bool:
+        """Is anything new in it? What a reader holds back until it knows what it is makes no delta yet."""
+        news = choice["delta"] or choice["finish_reason"] or choice["logprobs"] or choice.get("pieces")
+        return bool(news or self.body.counted_always)
 
     def choice(self, chunk: Chunk) -> dict[str, Any]:
         """A chunk as a choice of the stream."""

@@ -144,7 +144,7 @@ async def answer(request: Request, error: Exception) -> Response:
     fault = as_api_error(error)
     door = DOOR.get()
     if isinstance(door, Faulty):
-        door.fault = fault
+        door.fault = ApiError(fault.status, fault.message, param=fault.param, code=fault.code)
     if isinstance(error, HTTPException) and error.status_code in (404, 405):
         fault.message = f"There is no {request.method} {request.url.path[:100]} here; see /openapi.json."
     return error_response(fault)

@@ -109,7 +109,7 @@ class Wire:
 
     async def fail(self, error: ApiError) -> None:
         """Tell the client, if it reads: an error object, or an event where the stream has begun."""
-        self.call.fault = error
+        self.call.fault = ApiError(error.status, error.message, param=error.param, code=error.code)
         try:
             async with asyncio.timeout(LAST_WORD_S):
                 if self.call.status is None:

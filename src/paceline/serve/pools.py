@@ -5,7 +5,10 @@ any more is not begun.
 """
 
 import asyncio
+import ctypes
+import gc
 import heapq
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +20,8 @@ from paceline.serve.errors import ApiError
 T = TypeVar("T")
 SMALL = 16_384
 """Bytes or characters up to which a piece of work is small: one thread does nothing else."""
+TRIM = 1 << 18
+"""Size from which on the memory that a piece took is given back to the system."""
 BUSY_S = 2
 Piece = tuple[int, int, Callable[[], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop]
 
@@ -79,6 +84,8 @@ class Pool:
                     self._do(work, future, loop)
             finally:
                 del work, future
+                if size > TRIM:
+                    give_back()
                 with self._changed:
                     self._sizes -= size > SMALL
 
@@ -97,6 +104,14 @@ class Pool:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+
+def give_back() -> None:
+    """Return freed memory to the system, where its C library can: else a large request leaves its mark for ever."""
+    gc.collect(1)
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def _settle(future: "asyncio.Future[Any]", value: Any, error: Exception | None) -> None:
