@@ -2,7 +2,8 @@
 pydantic. A large one is read beside the event loop. While a request is prepared, its client is watched: when it goes,
 what waits for it is given up."""
 
-from collections.abc import Callable, Coroutine
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,15 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 
 from paceline.serve.errors import ApiError, brief, invalid
+from paceline.serve.pools import TRIM
 from paceline.serve.sse import unless_gone
 
 if TYPE_CHECKING:
     from paceline.serve.server import Server
 
+LEAST_PARTS = 1024
+TRIM_S = 0.5
+"""After which memory is given back that a large body took."""
 LARGE = 1 << 16
 """Bytes up to which a body is read at once."""
 NO_OBJECT = "The body is no JSON object; send one, with Content-Type: application/json."
@@ -38,21 +43,37 @@ def size(request: Request) -> int:
     return request.size if isinstance(request, JsonRequest) else 0
 
 
-def parse(raw: bytes, model: type[BaseModel]) -> BaseModel:
-    """A body as `model`. Raises ApiError for the first thing that is wrong with it."""
-    made, fault = _parsed(raw, model)
+def check_counts(data: Mapping[str, Any], most: int) -> None:
+    """Raise ApiError for more objects in a list, or in the lists of those, than a context has tokens: no prompt is made
+    of so many, and they would be looked at one by one."""
+    for name, value in data.items():
+        if not isinstance(value, list) or not value or not isinstance(value[0], dict):
+            continue
+        parts = [it.get("content") for it in value[: most + 1] if isinstance(it, dict)]
+        size = max(len(value), sum(len(part) for part in parts if isinstance(part, list)))
+        if size > most:
+            message = f"{name} has {size} parts, but the context holds {most} tokens; send fewer."
+            raise ApiError(400, message, param=name)
+
+
+def parse(raw: bytes, model: type[BaseModel], most: int = 1 << 20) -> BaseModel:
+    """A body as `model`; `most`: tokens of a context. Raises ApiError for the first thing that is wrong with it."""
+    made, fault = _parsed(raw, model, most)
     if made is None:
         raise fault or ApiError(400, NO_OBJECT)  # here, where no exception holds the body
     return made
 
 
-def _parsed(raw: bytes, model: type[BaseModel]) -> tuple[BaseModel | None, ApiError | None]:
+def _parsed(raw: bytes, model: type[BaseModel], most: int) -> tuple[BaseModel | None, ApiError | None]:
     """The model, or what is wrong."""
     try:
         data = orjson.loads(raw)
         if not isinstance(data, dict):
             return None, None
+        check_counts(data, most)
         return model.model_validate(data), None
+    except ApiError as error:
+        return None, ApiError(error.status, error.message, param=error.param)
     except orjson.JSONDecodeError as error:
         reason = str(error).split(": line ")[0]
         return None, ApiError(400, f"The body is not JSON: {reason}, at character {error.pos}; mend it.")
@@ -88,12 +109,16 @@ class JsonRoute(APIRoute):
                 check_type(request.headers.get("content-type", ""))
             else:
                 raise ApiError(400, NO_OBJECT)
-            answer = await unless_gone(own.receive, answered(own, raw))
+            try:
+                answer = await unless_gone(own.receive, answered(own, raw))
+            finally:
+                if own.size > TRIM:
+                    asyncio.get_running_loop().call_later(TRIM_S, own.app.state.server.pools.tidy)
             return Response(status_code=499) if answer is None else answer
 
         async def answered(own: JsonRequest, raw: bytes) -> Response:
             server: Server = own.app.state.server
-            work = partial(parse, raw, model)
+            work = partial(parse, raw, model, max(server.max_len, LEAST_PARTS))
             own.checked = work() if len(raw) <= LARGE else await server.pools.bodies.run(work, len(raw))
             return await handler(own)
 

@@ -43,6 +43,10 @@ class Pool:
     async def run(self, work: Callable[[], T], size: int = 0) -> T:
         """What `work` returns or raises, done in a thread. ApiError 429 where too much waits. Cancelling the caller
         takes it out of the queue."""
+        return await self.post(work, size)
+
+    def post(self, work: Callable[[], T], size: int = 0) -> "asyncio.Future[T]":
+        """The same for whoever does not wait for it. For the event loop."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         large = size > SMALL
@@ -58,7 +62,7 @@ class Pool:
             heapq.heappush(self._pieces, (size, next(self._order), work, future, loop))
             self._start()
             self._changed.notify_all()
-        return await future
+        return future
 
     def _start(self) -> None:
         while self._threads < 2:
@@ -131,6 +135,11 @@ class Pools:
         self.texts = Pool("tokenizer")
         self.grammars = Pool("grammars", 64)
         self.answers = Pool("long answers", 64)
+
+    def tidy(self) -> None:
+        """Give memory back to the system, soon; for the event loop."""
+        with suppress(ApiError):
+            self.answers.post(give_back)
 
     def close(self) -> None:
         for pool in (self.bodies, self.texts, self.grammars, self.answers):
