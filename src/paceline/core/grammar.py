@@ -24,7 +24,7 @@ MOST_DEPTH = 100
 """Objects and arrays of a JSON schema inside one another."""
 SEARCH_S = 0.25
 """How long the part of a schema is looked for that cannot be enforced."""
-LIMITS: dict[str, Any] = {"initial_lexer_fuel": 400_000, "step_lexer_fuel": 50_000, "max_lexer_states": 50_000}
+LIMITS: dict[str, Any] = {"initial_lexer_fuel": 100_000, "step_lexer_fuel": 20_000, "max_lexer_states": 20_000}
 """llguidance's own limits, lowered: what a mask may cost of time, and a compiled grammar of memory."""
 NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "const", "enum")
 EDGE = 2**63

@@ -11,6 +11,8 @@ The end of sequence is allowed exactly where the text so far is complete, and af
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
+from mmap import PAGESIZE
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -30,8 +32,12 @@ MASKS = 128
 """Masks that a request keeps: those of a step, asked for by its drafter and by its verification."""
 KEPT = 128 << 20
 """Bytes of the compiled grammars that an engine keeps for the next who asks."""
-EACH, PER_CHARACTER = 4 << 20, 64
-"""Bytes that one of them takes, lexer included, and more for each character of its text."""
+EACH, PER_CHARACTER = 1 << 20, 64
+"""Bytes that one of them takes at least, and more for each character of its text."""
+HELD = 1 << 30
+"""Bytes of all those that requests hold, beyond which no more should be compiled."""
+TRIES = 2
+"""How often a request's parser may begin anew where it gave up: each time takes what its limits allow."""
 
 
 class Place:
@@ -61,6 +67,7 @@ class Parse:
         """Where the parser stands: every place from the first token on."""
         self._masks: dict[Place, Tensor] = {}
         self._compiled: Compiled | None = None
+        self._tries = 0
         self.failure: str | None = None
         """Why the parser gave up at some place, in its own words."""
         self._restart()
@@ -79,7 +86,10 @@ class Parse:
         what other paths used up must not count."""
         error = ""
         for anew in (False, True):
+            if anew and self._tries >= TRIES:
+                break
             if anew:
+                self._tries += 1
                 self._restart(anew)
             refused = self._go(place)
             if refused is not None:
@@ -143,6 +153,14 @@ class Compiled:
         self.parser, self.bytes = parser, size
 
 
+def resident() -> int:
+    """Bytes of this process in memory; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * PAGESIZE
+    except OSError:
+        return 0
+
+
 class Grammars:
     """Compiles grammars for one vocabulary, which is read when the first is asked for. Any thread may."""
 
@@ -159,13 +177,20 @@ class Grammars:
         """Its parser at the beginning, to be copied. InputError where no text of this vocabulary fits."""
         known = None if anew else self._held.get(grammar)
         if known is None:
-            known = Compiled(self._new(grammar), EACH + PER_CHARACTER * len(grammar.text))
+            before, least = resident(), EACH + PER_CHARACTER * len(grammar.text)
+            known = Compiled(self._new(grammar), max(least, resident() - before))
         with self._lock:
             self._kept.pop(grammar, None)
             self._kept[grammar] = self._held[grammar] = known
             while sum(it.bytes for it in self._kept.values()) > KEPT:
                 del self._kept[next(iter(self._kept))]
         return known
+
+    @property
+    def full(self) -> bool:
+        """Do requests hold as much as they may all together?"""
+        with self._lock:
+            return sum(it.bytes for it in self._held.values()) > HELD
 
     def forget(self, grammar: Grammar) -> None:
         """Its parser has given up: what it takes is not worth keeping."""

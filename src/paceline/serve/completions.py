@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -35,6 +36,7 @@ async def completions(body: CompletionRequest, request: Request, server: Here) -
     server.check_places(len(prompts) * (body.n or 1))
     params = await server.ready(lambda: wishes(body), size(request), body.grammar is not None)
     ids = await encode(server, prompts)
+    check_logprobs(body, params, ids)
     each = [replace(params, seed=seed) for seed in seeds(body, len(ids))]
     generation = await Generation.start(server.llm, ids, each, whole=not body.stream)
     answer = Answer(body, server, generation, prompts)
@@ -50,6 +52,23 @@ def wishes(body: CompletionRequest) -> SamplingParams:
         more["logprobs"] = body.logprobs
         more["prompt_logprobs"] = body.logprobs if body.echo else None
     return sampling_params(body, grammar=given_grammar(body), **more)
+
+
+MOST_LOGPROBS = 1 << 18
+"""Entries of log-probabilities in one answer."""
+FEW_LOGPROBS = 1 << 12
+"""Entries that are written at once; more are beside the event loop."""
+
+
+def check_logprobs(body: CompletionRequest, params: SamplingParams, ids: Sequence[Sequence[int]]) -> None:
+    """Raise ApiError for more entries than an answer may have. Those of an echoed prompt are computed first."""
+    if body.logprobs is None:
+        return
+    most = params.max_tokens or 1
+    tokens = sum((len(prompt) if body.echo else 0) + most for prompt in ids) * params.n
+    if (count := tokens * (body.logprobs + 1)) > MOST_LOGPROBS:
+        message = f"logprobs makes {count} entries, but an answer has {MOST_LOGPROBS} at most; ask for fewer."
+        raise ApiError(400, message, param="logprobs")
 
 
 @dataclass
@@ -80,7 +99,7 @@ class Answer:
         choices: list[list[dict[str, Any]]] = [[] for _ in self.generation.requests]
         async for chunks in self.generation.news():
             for chunk in chunks:
-                choices[chunk.index].append(self.choice(chunk))
+                choices[chunk.index].append(await self.made(chunk))
         return {**self.head, "choices": [joined(parts) for parts in choices], "usage": self.usage}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -88,9 +107,18 @@ class Answer:
         async for chunks in self.generation.news():
             if self.body.counted_always:
                 head["usage"] = self.generation.counts(self.generation.made)
-            yield b"".join(event({**head, "choices": [self.choice(chunk)]}) for chunk in chunks)
+            yield b"".join([event({**head, "choices": [await self.made(chunk)]}) for chunk in chunks])
         if self.body.counted:
             yield event({**self.head, "choices": [], "usage": self.usage})
+
+    async def made(self, chunk: Chunk) -> dict[str, Any]:
+        """`choice`, beside the event loop where there is much to write."""
+        asked = 0 if self.body.logprobs is None else self.body.logprobs + 1
+        request = self.generation.requests[chunk.index]
+        size = asked * (len(request.prompt) * bool(self.body.echo) + len(chunk.token_ids))
+        if size <= FEW_LOGPROBS:
+            return self.choice(chunk)
+        return await self.server.pools.answers.run(partial(self.choice, chunk), size)
 
     def choice(self, chunk: Chunk) -> dict[str, Any]:
         """The part of a choice that a chunk makes; the first has the echo."""

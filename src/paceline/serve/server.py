@@ -75,6 +75,9 @@ class Server:
             held = None if params.grammar is None else sampler.grammars.compile(params.grammar)
             return params, held
 
+        if shaped and sampler.grammars.full:
+            message = "The grammars of other requests take all room; try again in 2 s."
+            raise ApiError(429, message, code="host_busy", headers={"Retry-After": "2"})
         pool = self.pools.grammars if shaped else self.pools.texts
         params, held = await pool.run(work, size)
         door = DOOR.get()
