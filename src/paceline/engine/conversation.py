@@ -21,19 +21,22 @@ class Form(NamedTuple):
 
     text: bool
     parts: bool
+    several: bool = True
+    """Of several parts all are."""
 
 
 def form(render: Render, role: str) -> Form:
     """Try both. A template that refuses the trial tells nothing, and is taken to read texts."""
     text = _tried(render, role, ONE)
-    parts = _tried(render, role, [{"type": "text", "text": ONE}, {"type": "text", "text": TWO}])
-    if text is None and parts is None:
+    one, two = ({"type": "text", "text": word} for word in (ONE, TWO))
+    single, both = _tried(render, role, [one]), _tried(render, role, [one, two])
+    if text is None and single is None:
         return Form(True, False)
-    return Form(text is not None and ONE in text, parts is not None and _both(parts))
+    return Form(ONE in (text or ""), _seen(single, ONE), _seen(both, ONE, TWO))
 
 
-def _both(prompt: str) -> bool:
-    return ONE in prompt and TWO in prompt and not RAW.search(prompt)
+def _seen(prompt: str | None, *words: str) -> bool:
+    return prompt is not None and all(word in prompt for word in words) and not RAW.search(prompt)
 
 
 def _tried(render: Render, role: str, content: Any) -> str | None:
@@ -65,9 +68,10 @@ def shaped(message: Message, form: Form) -> Message:
         )
     if isinstance(content, str):
         return message if form.text else {**message, "content": [{"type": "text", "text": content}]}
-    if form.parts or not all(_is_text(part) for part in content):
+    if (form.parts and form.several) or not all(_is_text(part) for part in content):
         return message
-    return {**message, "content": "\n".join(part["text"] for part in content)}
+    joined = "\n".join(part["text"] for part in content)
+    return {**message, "content": joined if form.text else [{"type": "text", "text": joined}]}
 
 
 def _is_text(part: Any) -> bool:

@@ -36,8 +36,10 @@ EACH, PER_CHARACTER = 1 << 20, 64
 """Bytes that one of them takes at least, and more for each character of its text."""
 HELD = 1 << 30
 """Bytes of all those that requests hold, beyond which no more should be compiled."""
+PROBE = 8
+"""Tokens that a new grammar is tried with."""
 TRIES = 2
-"""How often a request's parser may begin anew where it gave up: each time takes what its limits allow."""
+"""How often a request's parser may give up at its very beginning too: each time takes what its limits allow."""
 
 
 class Place:
@@ -67,7 +69,7 @@ class Parse:
         """Where the parser stands: every place from the first token on."""
         self._masks: dict[Place, Tensor] = {}
         self._compiled: Compiled | None = None
-        self._tries = 0
+        self._failed = 0
         self.failure: str | None = None
         """Why the parser gave up at some place, in its own words."""
         self._restart()
@@ -86,10 +88,9 @@ class Parse:
         what other paths used up must not count."""
         error = ""
         for anew in (False, True):
-            if anew and self._tries >= TRIES:
+            if anew and self._failed >= TRIES:
                 break
             if anew:
-                self._tries += 1
                 self._restart(anew)
             refused = self._go(place)
             if refused is not None:
@@ -99,6 +100,7 @@ class Parse:
                 return self._unpack(bits, ends=self._parser.is_accepting() if refused is None else True)
             error = self._parser.get_error()
         self.failure = brief(error)
+        self._failed += 1
         self._forget()
         self._restart()
         return torch.zeros(self._size, dtype=torch.bool)
@@ -203,12 +205,24 @@ class Grammars:
 
         parser = LLMatcher(self._spelling(), grammar.source(), log_level=0, limits=limits())
         words = "" if parser.is_error() else any(np.frombuffer(parser.compute_bitmask(), np.uint8))
+        if words:
+            self._probe(parser, grammar)
         dead = parser.is_stopped() and not parser.is_accepting()
         if parser.is_error() and "NoExtension" not in parser.get_error():
             raise InputError(f"The {grammar.kind} grammar is not usable: {brief(parser.get_error())}.")
         if parser.is_error() or dead or not words:
             raise InputError(f"The {grammar.kind} grammar allows no text at all; give one that something can satisfy.")
         return parser
+
+    def _probe(self, parser: "LLMatcher", grammar: Grammar) -> None:
+        """Walk a little way. Raises InputError for a lexer that gives up at once: what it takes until then is much."""
+        walk = parser.deep_copy()
+        for step in range(PROBE):
+            tokens = np.unpackbits(np.frombuffer(walk.compute_bitmask(), np.uint8), bitorder="little").nonzero()[0]
+            if walk.is_error() and "lexer" in walk.get_error():
+                raise InputError(f"The {grammar.kind} grammar is too complex: {brief(walk.get_error())}.")
+            if not len(tokens) or walk.is_error() or not walk.try_consume_tokens([int(tokens[-(step % 2)])]):
+                return
 
     def _spelling(self) -> "LLTokenizer":
         if self._make is None:

@@ -2,7 +2,6 @@
 pydantic. A large one is read beside the event loop. While a request is prepared, its client is watched: when it goes,
 what waits for it is given up."""
 
-import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from paceline.serve.server import Server
 
 LEAST_PARTS = 1024
-TRIM_S = 0.5
-"""After which memory is given back that a large body took."""
 LARGE = 1 << 16
 """Bytes up to which a body is read at once."""
 NO_OBJECT = "The body is no JSON object; send one, with Content-Type: application/json."
@@ -113,7 +110,7 @@ class JsonRoute(APIRoute):
                 answer = await unless_gone(own.receive, answered(own, raw))
             finally:
                 if own.size > TRIM:
-                    asyncio.get_running_loop().call_later(TRIM_S, own.app.state.server.pools.tidy)
+                    own.app.state.server.pools.tidy()
             return Response(status_code=499) if answer is None else answer
 
         async def answered(own: JsonRequest, raw: bytes) -> Response:

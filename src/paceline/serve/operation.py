@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any
@@ -56,6 +56,8 @@ class Operation:
         self.failed: BaseException | None = None
         """Why the warm-up failed."""
         self._calls: set[Call] = set()
+        self.tidy: Callable[[], None] | None = None
+        """Gives memory back to the system, soon."""
 
     # -- one call ------------------------------------------------------------------------------------------------
 
@@ -70,6 +72,8 @@ class Operation:
 
     def _closed(self, call: Call) -> None:
         self._calls.discard(call)
+        if call.held is not None and self.tidy is not None:
+            self.tidy()
         self.metrics.answered(call)
         if self.tracer is not None:
             self.tracer.end(call)
@@ -144,6 +148,7 @@ def unavailable(message: str, code: str) -> ApiError:
 def install(app: FastAPI, llm: AsyncLLM, settings: Settings) -> Operation:
     """Put the guard, the probes and the warm-up around `app`. InputError for keys that cannot be read."""
     operation = app.state.operation = Operation(llm, settings)
+    operation.tidy = app.state.server.pools.tidy
     if settings.otel_endpoint is not None:
         operation.tracer = Tracer(exporter(settings.otel_endpoint), served_name(llm, settings))
     app.include_router(router)

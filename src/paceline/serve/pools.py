@@ -22,6 +22,7 @@ SMALL = 16_384
 """Bytes or characters up to which a piece of work is small: one thread does nothing else."""
 TRIM = 1 << 18
 """Size from which on the memory that a piece took is given back to the system."""
+TIDY_S = 0.5
 BUSY_S = 2
 Piece = tuple[int, int, Callable[[], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop]
 
@@ -135,9 +136,16 @@ class Pools:
         self.texts = Pool("tokenizer")
         self.grammars = Pool("grammars", 64)
         self.answers = Pool("long answers", 64)
+        self._tidying = False
 
     def tidy(self) -> None:
-        """Give memory back to the system, soon; for the event loop."""
+        """Give memory back to the system, soon and not too often; for the event loop."""
+        if not self._tidying:
+            self._tidying = True
+            asyncio.get_running_loop().call_later(TIDY_S, self._tidy)
+
+    def _tidy(self) -> None:
+        self._tidying = False
         with suppress(ApiError):
             self.answers.post(give_back)
 
