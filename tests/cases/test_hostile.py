@@ -1,5 +1,5 @@
-"""List B: what one client, or one file, did to all. `test_case_B1` is line B1, and so on; waiting times and memory under
-load are those of bench/studies/hostile.py."""
+"""List B: what one client, or one file, did to all. `test_case_B1` is line B1, and so on; waiting times and memory
+under load are those of bench/studies/hostile.py."""
 
 import asyncio
 import json
@@ -101,7 +101,7 @@ def test_case_B2(url: str) -> None:
     """What a request makes the engine do has bounds, and is prepared elsewhere."""
     for more, name in (
         ({"bad_words": ["he " * 10**5]}, "bad_words"),
-        ({"bad_words": [[5] * 100] * 100}, "bad_words"),
+        ({"bad_words": [[5] * n for n in range(1, 101)]}, "bad_words"),
         ({"stop": ["a" * 10_000]}, "stop"),
         ({"allowed_tokens": [5] * 10_000}, "allowed_tokens"),
         ({"prompt": [5] * 1000, "echo": True, "logprobs": 20, "n": 128}, "logprobs"),
@@ -174,7 +174,8 @@ def test_case_B2_the_process_ends_though_a_step_does_not() -> None:
 
         llm = AsyncLLM(dtype="float32", blocks=600)
         llm.llm.engine.step = lambda: time.sleep(3600)
-        code = run(llm, Settings(drain_timeout=0.1), bind("127.0.0.1", 0), lambda url: print(f"at {url}/v1", flush=True))
+        sock, tell = bind("127.0.0.1", 0), lambda url: print(f"at {url}/v1", flush=True)
+        code = run(llm, Settings(drain_timeout=0.1), sock, tell)
         llm.close(0.1)
         sys.exit(code)
     """
@@ -357,7 +358,8 @@ def test_case_B4_windows_and_caps(tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path / "m", "gemma2", vocab=96, with_tokenizer=False)
     for changes, named in (
         ({"sliding_window": -4}, "sliding_window"), ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
-        ({"attn_logit_softcapping": -1.0}, "attn_logit_softcapping"), ({"layer_types": ["full_attention"]}, "layer_types"),
+        ({"attn_logit_softcapping": -1.0}, "attn_logit_softcapping"), ({"layer_types": ["full_attention"]},
+         "layer_types"),
         ({"final_logit_softcapping": "x"}, "final_logit_softcapping"),
     ):  # fmt: skip
         before = (path / "config.json").read_text()

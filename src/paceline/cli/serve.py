@@ -102,7 +102,7 @@ def gather(
     return args, load(Settings, wishes, path, (ServingArgs,))
 
 
-OTHERS = ("CACHE", "CONFIG", "NATIVE", "REAL", "SHARED", "SOAK_S")
+OTHERS = ("CACHE", "CONFIG", "NATIVE", "FUZZ", "REAL", "SHARED", "SOAK_S")
 """Variables that are no settings: of the cache directory, the settings file, the native library, and of the tests."""
 
 
@@ -113,7 +113,7 @@ def check_environment(environ: Mapping[str, str]) -> None:
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in known:
             near = difflib.get_close_matches(name, known, 1)
-            hint = f"; {near[0]} is meant?" if near else f"; known are those of paceline serve --help and {known[-6]}."
+            hint = f"; {near[0]} is meant?" if near else f"; known are those of paceline serve --help and {known[-7]}."
             fail(f"The environment has {name}, which is no setting{hint} Unset or rename it.")
 
 

@@ -35,6 +35,10 @@ def check_raw(raw: Mapping[str, Any]) -> None:
     named = raw.get("architectures")
     if named is not None and not (isinstance(named, list) and all(isinstance(name, str) for name in named)):
         refuse("architectures", named, "a list of names")
+    for key in ("rope_parameters", "rope_scaling"):
+        params = raw.get(key)
+        for name in ("original_max_position_embeddings", "factor") if isinstance(params, dict) else ():
+            positive(name, params.get(name))  # transformers divides by them
 
 
 def check(config: Any) -> None:
