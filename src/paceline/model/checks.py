@@ -37,8 +37,9 @@ def check_raw(raw: Mapping[str, Any]) -> None:
         refuse("architectures", named, "a list of names")
     for key in ("rope_parameters", "rope_scaling"):
         params = raw.get(key)
-        for name in ("original_max_position_embeddings", "factor") if isinstance(params, dict) else ():
-            positive(name, params.get(name))  # transformers divides by them
+        if isinstance(params, dict):
+            for name in ("original_max_position_embeddings", "factor"):
+                positive(name, params.get(name))  # transformers divides by them
 
 
 def check(config: Any) -> None:
