@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
-.PHONY: run serve test lint types tests clean
+.PHONY: run serve test lint types tests asan clean
 
 run: $(VENV)/installed
 	$(BIN)/paceline demo
@@ -32,6 +32,10 @@ types: $(VENV)/installed-dev
 # One thread per worker: torch would otherwise start as many as there are cores in each of them.
 tests: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+# The native library with every access to memory checked (AddressSanitizer), under the tests that call it: minutes.
+asan: $(VENV)/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m full tests/native/test_asan.py
 
 $(VENV)/pyvenv.cfg:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=...")'

@@ -45,7 +45,11 @@ def test_decisions_import_neither_tensors_nor_a_clock() -> None:
 
 
 def test_public_names() -> None:
-    assert paceline.__all__ == ["LLM", "AsyncLLM", "Grammar", "SamplingParams"]
+    assert set(paceline.__all__) == {
+        "LLM", "AsyncLLM", "Grammar", "SamplingParams", "RequestOutput", "Completion", "Chunk", "TokenLogprob",
+        "SpecStats", "PacelineError", "InputError", "RefusalError", "CapacityError", "CheckpointError",
+    }  # fmt: skip
+    assert set(paceline.__all__) <= set(dir(paceline))
     assert all(hasattr(paceline, name) for name in paceline.__all__)
 
 

@@ -10,12 +10,13 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.engine.door import DOOR, Ticket, Trip
-from paceline.engine.llm import LLM, Prompt, as_batch
+from paceline.engine.llm import LLM, Prompt, as_batch, as_conversations
+from paceline.engine.options import EngineOptions
 from paceline.engine.outputs import Chunk, Follower, RequestOutput, output
 from paceline.engine.totals import Snapshot
 
@@ -105,7 +106,7 @@ class AsyncLLM:
         model: str | Path | None = None,
         draft: str | Path | None = None,
         drafter: "str | UserFn | None" = None,
-        **options: Any,
+        **options: Unpack[EngineOptions],
     ) -> None:
         self.llm: LLM
         self.snapshot: Snapshot
@@ -115,6 +116,8 @@ class AsyncLLM:
         self._live: list[Subscription] = []
         self._death: BaseException | None = None
         self._closed = False
+        self._beat: float | None = None
+        """When the engine thread began what it is at; None while it waits for work."""
         built: Future[None] = Future()
         make = partial(LLM, model, draft, drafter, **options)
         self._thread = threading.Thread(target=self._run, args=(make, built), name="paceline-engine", daemon=True)
@@ -138,6 +141,11 @@ class AsyncLLM:
         """False once the engine thread has ended, by `close` or by its death."""
         return self._thread.is_alive()
 
+    def stuck(self) -> float:
+        """Seconds that the engine thread has been at one step, or at one operation between two; 0 while idle."""
+        beat = self._beat
+        return 0.0 if beat is None or not self.alive else monotonic() - beat
+
     async def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -153,13 +161,15 @@ class AsyncLLM:
 
     async def chat(
         self,
-        messages: "Sequence[Message]",
-        params: SamplingParams | None = None,
+        messages: "Sequence[Message] | Sequence[Sequence[Message]]",
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         template_args: Mapping[str, Any] | None = None,
-    ) -> RequestOutput:
-        """Answer one conversation."""
-        return await self._complete(self.llm.text.chat(messages, **(template_args or {})), params, None)
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, by the checkpoint's chat template; results in order."""
+        conversations = as_conversations(messages)
+        ids: list[Prompt] = [self.llm.text.chat(c, **(template_args or {})) for c in conversations]
+        return await self.generate(ids, params)
 
     async def stream(
         self, prompt: "Prompt | Sequence[Message]", params: SamplingParams | None = None
@@ -250,6 +260,7 @@ class AsyncLLM:
         """Take what arrived, make a step, send the news."""
         try:
             while self._drain():
+                self._beat = monotonic()
                 if self.llm.engine.busy:
                     self.llm.engine.step()
                 self._publish()
@@ -277,7 +288,9 @@ class AsyncLLM:
     def _drain(self) -> bool:
         """Run what is in the inbox (waiting for it when idle); False when told to close."""
         while not self.llm.engine.busy or not self._inbox.empty():
+            self._beat = self._beat if self.llm.engine.busy else None
             operation = self._inbox.get()
+            self._beat = monotonic()
             if operation is None:
                 return False
             operation()
@@ -285,11 +298,15 @@ class AsyncLLM:
                 return True
         return True
 
-    def close(self) -> None:
-        """Stop the engine thread; unfinished requests are aborted."""
+    def close(self, timeout: float | None = None) -> None:
+        """Stop the engine thread; unfinished requests are aborted. After `timeout` seconds a step that does not end is
+        left to the end of the process."""
         self._closed = True
         self._inbox.put(None)
-        self._thread.join()
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            log.error("The engine thread is at one step for %.0f s and is not waited for.", self.stuck())
+            return
         if self._death is not None:
             return
         for subscription in self._live:

@@ -8,7 +8,7 @@ from typing import Any, cast
 from paceline.cache.cache import Cache
 from paceline.cache.txn import Txn
 from paceline.core.component import TARGET
-from paceline.core.errors import RefusalError
+from paceline.core.errors import InputError, RefusalError
 from paceline.core.forest import Forest, join
 from paceline.core.plan import Item, Note, Plan
 from paceline.core.proposer import Proposer
@@ -27,6 +27,8 @@ from paceline.verify import VERIFIERS
 
 log = logging.getLogger("paceline")
 AUTO, NONE = "auto", "none"
+MOST_DRAFTERS = 256
+"""Drafters and combinations of them that an engine keeps; clients name the latter."""
 
 
 @dataclass(slots=True)
@@ -81,6 +83,8 @@ class DrafterPool:
         card = card or DRAFTERS.card(name)
         if name in self.cards or self.lacks(card):
             return
+        if len(self.cards) >= MOST_DRAFTERS:
+            raise InputError(f"Drafter {name[:80]!r} would be one of too many combinations; use one used before.")
         self.cards[name] = card
         components = self.host.components
         mine = [components[need.name] for need in card.needs if need.name in components]

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.engine.build import Options, build
+from paceline.engine.options import EngineOptions
 from paceline.engine.outputs import Chunk, Follower, RequestOutput, output
 
 if TYPE_CHECKING:
@@ -18,14 +19,13 @@ Prompt = str | Sequence[int]
 
 
 class LLM:
-    """A model, optionally a draft, and an engine around them.
+    """A model, optionally a draft, and an engine around them. Use `with`, or call `close` at the end.
 
     >>> llm = LLM("path/to/model", draft="path/to/draft")
-    >>> llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=32)).text
+    >>> [answer] = llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=32))
+    >>> answer.text
 
-    Further keyword arguments are the fields of `Options`: drafter, verifier, nodes, dtype, quantize, device,
-    threads, max_model_len, memory, block_size, max_requests, row_budget, prefix_cache, weights_cache, eviction,
-    schedule, order, tbt_target_ms, group_size, revision, token, check.
+    Further keyword arguments are the fields of `Options` (engine/build.py), which says what each does.
     """
 
     def __init__(
@@ -33,10 +33,28 @@ class LLM:
         model: str | Path | None = None,
         draft: str | Path | None = None,
         drafter: "str | UserFn | None" = None,
-        **options: Any,
+        **options: Unpack[EngineOptions],
     ) -> None:
         self.options = Options(model, draft, drafter, **options)
         self.engine, self.text = build(self.options)
+
+    def close(self) -> None:
+        """End what runs and give back the memory of weights and cache; nothing can be asked for afterwards."""
+        engine = self.__dict__.pop("engine", None)
+        if engine is not None:
+            for request in [*engine.desk.running, *engine.desk.waiting]:
+                engine.abort(request)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "engine":
+            raise RuntimeError("This LLM is closed; make another.")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def generate(
         self,
@@ -63,9 +81,7 @@ class LLM:
         progress: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, by the checkpoint's chat template."""
-        single = not messages or isinstance(messages[0], Mapping)
-        conversations: Sequence[Any] = [messages] if single else messages
-        ids = [self.text.chat(c, **(template_args or {})) for c in conversations]
+        ids = [self.text.chat(c, **(template_args or {})) for c in as_conversations(messages)]
         return self._run(ids, [None] * len(ids), params, progress)
 
     def stream(self, prompt: "Prompt | Sequence[Message]", params: SamplingParams | None = None) -> Iterator[Chunk]:
@@ -124,17 +140,26 @@ class LLM:
         return [output(group, text) for group, text in zip(groups, texts)]
 
     def _finish(self, requests: Sequence[Request], progress: bool) -> None:
-        """Step until all are done, with a progress bar on a terminal."""
+        """Step until all are done, with a progress bar where standard error is a terminal."""
+        from rich.console import Console
         from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
         columns = (*Progress.get_default_columns()[:3], TimeElapsedColumn(), TextColumn("{task.fields[note]}"))
-        with Progress(*columns, disable=not progress, transient=True) as bar:
+        console = Console(stderr=True)
+        progress = progress and console.is_terminal
+        with Progress(*columns, console=console, disable=not progress, transient=True) as bar:
             task = bar.add_task("generating", total=len(requests), note="")
             while any(r.finish is None for r in requests):
                 self.engine.step()
                 if progress:
                     done = sum(r.finish is not None for r in requests)
                     bar.update(task, completed=done, note=f"{sum(len(r.output) for r in requests)} tokens")
+
+
+def as_conversations(messages: "Sequence[Message] | Sequence[Sequence[Message]]") -> "Sequence[Sequence[Message]]":
+    """One conversation or several, as a list of conversations."""
+    single = not messages or isinstance(messages[0], Mapping)
+    return [messages] if single else messages  # type: ignore[list-item, return-value]
 
 
 def as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -72,7 +72,7 @@ class Session:
         """Take requests in, with whatever output they have; raises as `submit`."""
         for request in requests:
             self.check_capacity(len(request.prompt), request.max_tokens)
-        stoppers = {r.id: Stopper(r, self._detokenizer(r.params)) for r in requests}
+        stoppers = {r.id: Stopper(r, self._detokenizer(r)) for r in requests}
         for request in requests:
             self.judge.sampler.admit(request)
             runs = "run" in self.model.abilities
@@ -103,7 +103,7 @@ class Session:
         """A text has changed: follow it from its beginning."""
         self.judge.sampler.drop(request)
         self.judge.sampler.admit(request)
-        self.stoppers[request.id] = Stopper(request, self._detokenizer(request.params))
+        self.stoppers[request.id] = Stopper(request, self._detokenizer(request))
         request.text = self.stoppers[request.id].text()
 
     def ends(self, number: int) -> frozenset[int]:
@@ -150,8 +150,10 @@ class Session:
         self.judge.sampler.drop(request)
         self.drafters.forget(request)
 
-    def _detokenizer(self, params: SamplingParams) -> Detokenizer | None:
-        return Detokenizer(self.tokenizer, params.skip_special_tokens) if self.tokenizer is not None else None
+    def _detokenizer(self, request: Request) -> Detokenizer | None:
+        if self.tokenizer is None:
+            return None
+        return Detokenizer(self.tokenizer, request.params.skip_special_tokens, request.prompt)
 
     def check_prompt(self, prompt: Sequence[int]) -> None:
         """InputError for a prompt that cannot be served."""
@@ -160,7 +162,7 @@ class Session:
         if len(prompt) >= self.model.max_len:
             raise InputError(
                 f"The prompt has {len(prompt)} tokens, but the context holds {self.model.max_len} with at least one "
-                "to generate; shorten it or raise max_model_len."
+                "to generate; shorten it."
             )
         self.check_tokens(prompt)
 

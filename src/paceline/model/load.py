@@ -216,7 +216,7 @@ class Loader:
         norm = self.norm(names.norm, spec.hidden)
 
         def head() -> Linear:
-            return self.packing.pack(embedding if spec.tied else self.table(names.head), self.closed())
+            return self.packing.pack(self.head(embedding), self.closed())
 
         last = self.counted(keep.linear(names.head, head), spec.vocab * spec.hidden)
         self.tensors.let_go()
@@ -238,6 +238,19 @@ class Loader:
         bias = torch.zeros(self.fitted.vocab, device=self.device, dtype=self.packing.dtype)
         bias[min(self.known, self.spec.vocab) :] = NEVER
         return bias
+
+    def head(self, embedding: Tensor) -> Tensor:
+        """The head's own weights; of a tied one the embedding, unless the file has a head that differs from it."""
+        name, spec = f"{self.names.head}.weight", self.spec
+        if spec.tied and name not in self.tensors.place:
+            return embedding
+        head = self.table(self.names.head)
+        if not spec.tied:
+            return head
+        if torch.equal(head, embedding):
+            return embedding
+        log.warning("config.json ties %s to the embedding, but the weights hold another one, which is used.", name)
+        return head
 
     def block(self, index: int) -> Block:
         spec, names = self.spec, self.names

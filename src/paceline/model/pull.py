@@ -20,7 +20,7 @@ from urllib.request import Request, urlopen
 from paceline.core.errors import CheckpointError
 from paceline.model.catalogue import CATALOGUE
 from paceline.model.progress import tracked
-from paceline.native.build import home
+from paceline.native.store import home
 
 INDEX = "https://pypi.org/simple/"
 PIECE, TRIES, PATIENCE, QUICK = 1 << 20, 5, 30, 5

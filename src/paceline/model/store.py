@@ -27,7 +27,7 @@ from paceline.model import pages
 from paceline.model.linear import Linear, Packing
 from paceline.model.packed import Packed, restored, shown
 from paceline.model.spec import ModelSpec
-from paceline.native.build import home
+from paceline.native.store import home
 
 log = logging.getLogger("paceline")
 MAGIC, LAYOUT = b"PACELINE", 1

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any
@@ -13,7 +13,7 @@ from starlette.types import Scope
 
 from paceline.core.params import SamplingParams
 from paceline.engine.async_llm import AsyncLLM
-from paceline.serve.admission import Gate, Keys
+from paceline.serve.admission import Bodies, Gate, Hosts, Keys
 from paceline.serve.calls import Call
 from paceline.serve.errors import ApiError
 from paceline.serve.guard import LAST_WORD_S, Guard
@@ -28,6 +28,8 @@ from paceline.serve.tracing import Tracer, exporter
 log = logging.getLogger("paceline")
 router = APIRouter()
 WARM_UP_TOKENS = 16
+BODIES = 64
+"""Largest bodies that may be held at once."""
 RETRY_S = 5
 """Retry-After of a server that is not ready or no longer is."""
 
@@ -47,11 +49,15 @@ class Operation:
             settings.max_output_tokens,
             self.metrics.seen,
         )
+        self.hosts = Hosts(settings.host, bool(self.keys), settings.allowed_hosts)
+        self.bodies = Bodies(BODIES * settings.max_body_bytes)
         self.born = monotonic()
         self.warm = self.draining = False
         self.failed: BaseException | None = None
         """Why the warm-up failed."""
         self._calls: set[Call] = set()
+        self.tidy: Callable[[], None] | None = None
+        """Gives memory back to the system, soon."""
 
     # -- one call ------------------------------------------------------------------------------------------------
 
@@ -66,6 +72,8 @@ class Operation:
 
     def _closed(self, call: Call) -> None:
         self._calls.discard(call)
+        if call.held is not None and self.tidy is not None:
+            self.tidy()
         self.metrics.answered(call)
         if self.tracer is not None:
             self.tracer.end(call)
@@ -90,6 +98,7 @@ class Operation:
             raise unavailable("The server is shutting down; send the request to another, or later.", "draining")
         if not self.llm.alive:
             raise unavailable("The engine thread died; the server restarts or must be restarted.", "engine_dead")
+        check_steps(self.llm, self.settings)
 
     def check_ready(self) -> None:
         """ApiError 503 when a load balancer should send nothing."""
@@ -125,6 +134,13 @@ class Operation:
         await self._wait(LAST_WORD_S)
 
 
+def check_steps(llm: AsyncLLM, settings: Settings) -> None:
+    """ApiError 503 when the engine has work and has not made a step for too long."""
+    limit = settings.stall_timeout
+    if limit and (seconds := llm.stuck()) > limit:
+        raise unavailable(f"The engine has work but has not made a step for {seconds:.0f} s.", "engine_stalled")
+
+
 def unavailable(message: str, code: str) -> ApiError:
     return ApiError(503, message, code=code, headers={"Retry-After": str(RETRY_S)})
 
@@ -132,6 +148,7 @@ def unavailable(message: str, code: str) -> ApiError:
 def install(app: FastAPI, llm: AsyncLLM, settings: Settings) -> Operation:
     """Put the guard, the probes and the warm-up around `app`. InputError for keys that cannot be read."""
     operation = app.state.operation = Operation(llm, settings)
+    operation.tidy = app.state.server.pools.tidy
     if settings.otel_endpoint is not None:
         operation.tracer = Tracer(exporter(settings.otel_endpoint), served_name(llm, settings))
     app.include_router(router)

@@ -1,0 +1,47 @@
+"""The native library built with AddressSanitizer (`make asan`): no access outside its memory in the tests of it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.native import build
+
+ROOT = Path(__file__).parents[2]
+TESTS = ("tests/model/test_native.py", "tests/model/test_runs.py")
+
+
+def runtime() -> str | None:
+    """g++'s own runtime of the sanitizer, which has to be there before anything else is."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        return None
+    found = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=False)
+    path = found.stdout.strip()
+    return path if Path(path).is_absolute() else None
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+def test_no_access_outside_its_memory(tmp_path: Path) -> None:
+    library = runtime()
+    if library is None or not build.abilities() >= build.NEEDED:
+        pytest.skip("this machine has no AVX-512 BF16, or g++ no AddressSanitizer")
+    environ = {
+        **os.environ,
+        "LD_PRELOAD": library,
+        "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1:abort_on_error=0:exitcode=77",
+        "PACELINE_NATIVE": "asan",
+        "PACELINE_CACHE": str(tmp_path),
+        "CXX": shutil.which("g++") or "g++",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout=1800", *TESTS],
+        cwd=ROOT, env=environ, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "AddressSanitizer" not in done.stdout + done.stderr, (done.stdout + done.stderr)[-6000:]
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    assert list(tmp_path.glob("decoder-*.so")), "the library was built"
