@@ -117,7 +117,7 @@ def test_case_A2(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) ->
     if name == "config.json":
         (path / "generation_config.json").unlink(missing_ok=True)
     llm = LLM(path, dtype="float32", memory="100M")
-    assert llm.engine.eos == {1} and "320" in caplog.text
+    assert llm.engine.session.eos == {1} and "320" in caplog.text
     [out] = llm.generate([5, 6], SamplingParams(min_tokens=3, max_tokens=4, seed=1))
     assert len(out.token_ids) >= 3
 

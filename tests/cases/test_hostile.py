@@ -112,7 +112,7 @@ def test_case_B2(url: str) -> None:
 
 def test_case_B2_words_are_spelt_before_the_engine(url: str, engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[str] = []
-    words = engine.llm.engine.sampler._words
+    words = engine.llm.engine.judge.sampler._words
     usual = words.encode
     assert usual is not None
 
@@ -191,7 +191,7 @@ def test_case_B2_the_process_ends_though_a_step_does_not() -> None:
 
 def test_case_B3(url: str, engine: AsyncLLM) -> None:
     """Compiled grammars are kept by bytes, and what failed is not kept."""
-    grammars = engine.llm.engine.sampler.grammars
+    grammars = engine.llm.engine.judge.sampler.grammars
     for i in range(4):
         grammar = Grammar("regex", "(a{1000}){1000}e" + "f" * i)
         body = {"prompt": "a", "max_tokens": 8, "grammar": {"kind": "regex", "text": grammar.text}}
@@ -624,7 +624,7 @@ def test_case_B9_over_http(engine: AsyncLLM, caplog: pytest.LogCaptureFixture) -
 
 
 def test_case_B9_combinations_have_a_number(engine: AsyncLLM, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.engine.loop.MOST_DRAFTERS", len(engine.llm.engine.cards))
+    monkeypatch.setattr("paceline.engine.loop.MOST_DRAFTERS", len(engine.llm.engine.drafters.cards))
     wish = {"prompt": "a", "speculation": {"drafter": "ngram|stand|lookahead"}}
     status, answer = post(url + COMPLETIONS, wish)
     assert status == 400 and "too many combinations" in answer["error"]["message"]
