@@ -47,7 +47,7 @@ def engine() -> Iterator[AsyncLLM]:
 
 @pytest.fixture(scope="session")
 def url(engine: AsyncLLM) -> Iterator[str]:
-    with running(engine, Settings(model_name="demo")) as address:
+    with running(engine, Settings(served_model_name=("demo",))) as address:
         yield address
 
 
@@ -93,7 +93,7 @@ def tools_engine(tools_model: Path) -> Iterator[AsyncLLM]:
 
 @pytest.fixture(scope="session")
 def tools_client(tools_engine: AsyncLLM) -> Iterator[OpenAI]:
-    with running(tools_engine, Settings(model_name="tools")) as address:
+    with running(tools_engine, Settings(served_model_name=("tools",))) as address:
         yield OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=60)
 
 

@@ -230,7 +230,7 @@ def test_a_number_out_of_range_is_not_sent(page: Any) -> None:
 
 
 def test_key_and_a_server_that_is_gone(browser: Any, engine: AsyncLLM) -> None:
-    with running(engine, Settings(model_name="demo", api_keys=("secret",))) as url:
+    with running(engine, Settings(served_model_name=("demo",), api_keys=("secret",))) as url:
         page = browser.new_page()
         page.goto(url)
         see(page, "#state", "Enter the API key under Settings.", class_name="down")

@@ -10,11 +10,13 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from paceline.core.errors import CapacityError
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.engine.door import DOOR, Ticket, Trip
+from paceline.engine.embed import Embedding
 from paceline.engine.llm import LLM, Prompt, as_batch
 from paceline.engine.outputs import Chunk, Follower, RequestOutput, output
 from paceline.engine.totals import Snapshot, snapshot
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from paceline.draft import UserFn
     from paceline.engine.text import Message
 
+T = TypeVar("T")
 log = logging.getLogger("paceline")
 PUBLISH_S = 0.05
 """A busy engine's snapshot is no older than this and a step."""
@@ -230,6 +233,49 @@ class AsyncLLM:
             self._inbox.put(leave)
             raise
 
+    async def embed(self, texts: Sequence[Prompt], pooling: str = "mean") -> list[list[float]]:
+        """A vector of unit length for each text (or list of token ids), from the model's last hidden states: their
+        `mean`, or that of the `last` token. What is being decoded goes on between the passes.
+
+        Raises InputError or CapacityError, and RuntimeError when the engine is closed or dead."""
+        ids = [self.llm.ids(text) for text in texts]
+        job = await self.call(lambda: Embedding(self.llm.engine, ids, pooling))
+        try:
+            while not job.done:
+                try:
+                    await self.call(job.start)
+                except CapacityError:  # others hold the cache: they end, or are pre-empted for one another
+                    await asyncio.sleep(0.02)
+                    continue
+                while not await self.call(job.step):
+                    pass
+        finally:
+            self._inbox.put(job.end)
+        return [vector.tolist() for vector in job.vectors]
+
+    async def call(self, work: Callable[[], T]) -> T:
+        """What `work` returns, run on the engine's thread between two steps. RuntimeError when the engine is closed or
+        dead."""
+        if self._closed:
+            raise RuntimeError("The engine is closed.")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def run() -> None:
+            try:
+                if self._death is not None:
+                    raise RuntimeError("The engine thread died.") from self._death
+                result = work()
+            except BaseException as error:
+                _post(loop, _fail, future, error)
+            else:
+                _post(loop, _done, future, result)
+
+        self._inbox.put(run)
+        if self._death is not None:
+            self._turn_away()
+        return await future
+
     def abort(self, subscription: Subscription) -> None:
         """End what is unfinished; nothing when all is."""
         if subscription.left:
@@ -310,6 +356,16 @@ def _post(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arg
     except RuntimeError:
         return False
     return True
+
+
+def _done(future: "asyncio.Future[T]", result: T) -> None:
+    if not future.cancelled():
+        future.set_result(result)
+
+
+def _fail(future: "asyncio.Future[Any]", error: BaseException) -> None:
+    if not future.cancelled():
+        future.set_exception(error)
 
 
 def _settle(future: "asyncio.Future[Subscription]", value: Subscription | None, error: BaseException | None) -> None:

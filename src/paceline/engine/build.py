@@ -40,6 +40,8 @@ class Options:
     device: str = "cpu"
     threads: int | None = None
     max_model_len: int | None = None
+    chat_template: str | Path | None = None
+    """A file with a Jinja template to render conversations by, in place of the checkpoint's."""
     memory: int | str | None = None
     """Bytes for everything above the bare process: weights, K/V cache, draft, logits and scratch, e.g. 2_000_000_000 or
     "2G". Where it is short, `row_budget`, `max_requests` and `nodes` shrink. None: what weights and scratch take, and a
@@ -106,7 +108,8 @@ def build(options: Options) -> "tuple[Engine, Text]":
     path = resolve(model_at, options.revision, options.token)
     draft_path = None if draft_at is None else resolve(draft_at, None, options.token)
     shape = shape_of(options, path, draft_path)
-    model, text = load_model(path, **where), Text(path)
+    text = Text(path, options.chat_template)
+    model = load_model(path, **where)
     draft = None
     if draft_path is not None:
         draft = load_model(draft_path, **{**where, "max_len": None})

@@ -13,7 +13,8 @@ Message = Mapping[str, Any]
 class Text:
     """Text in, token ids out, and back. Raises CheckpointError when the checkpoint has no usable tokenizer."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, chat_template: str | Path | None = None) -> None:
+        """`chat_template`: a file in place of the checkpoint's template; InputError where it cannot be used."""
         from transformers import AutoTokenizer
 
         try:
@@ -22,6 +23,8 @@ class Text:
             raise CheckpointError(
                 f"No usable tokenizer in {path} ({type(error).__name__}: {error}); tokenizer.json is expected there."
             ) from error
+        if chat_template is not None:
+            self.tokenizer.chat_template = read_template(Path(chat_template))
         self.path = path
         self.defaults = read_json(path / "generation_config.json")
 
@@ -59,6 +62,20 @@ class Text:
     def vocabulary(self, size: int) -> dict[str, int]:
         """{token: id} of the ids that a model with `size` logits can draw."""
         return {token: i for token, i in self.tokenizer.get_vocab().items() if i < size}
+
+
+def read_template(path: Path) -> str:
+    """The source of a chat template. InputError when it cannot be read or is no Jinja template."""
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    try:
+        source = path.read_text(encoding="utf-8")
+        _compile_jinja_template(source)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"chat_template {path} cannot be read ({error}); give a file with a template.") from None
+    except Exception as error:
+        raise InputError(f"chat_template {path} is no Jinja template ({error}); mend it.") from None
+    return source
 
 
 def read_json(path: Path) -> dict[str, Any]:

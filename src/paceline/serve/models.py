@@ -11,39 +11,31 @@ from paceline.serve.errors import ApiError
 from paceline.serve.prompts import render
 from paceline.serve.protocol import DetokenizeRequest, TokenizeRequest
 from paceline.serve.responses import ERRORS, Detokenized, Health, Model, Models, Tokenized, Version
-from paceline.serve.server import Here, Server
+from paceline.serve.server import Here, unknown_model
 from paceline.serve.sse import json_response
 
 router = APIRouter(route_class=JsonRoute)
 
 
-def card(server: Server) -> dict[str, object]:
-    return {
-        "id": server.model,
-        "object": "model",
-        "created": server.created,
-        "owned_by": "paceline",
-        "max_model_len": server.max_len,
-    }
-
-
 @router.get("/v1/models", responses={200: {"model": Models}})
-async def models(server: Here) -> Response:
-    """The served model."""
-    return json_response({"object": "list", "data": [card(server)]})
+async def models(host: Here) -> Response:
+    """The served models."""
+    return json_response({"object": "list", "data": host.cards()})
 
 
 @router.get("/v1/models/{name:path}", responses={200: {"model": Model}, **ERRORS})
-async def model(name: str, server: Here) -> Response:
+async def model(name: str, host: Here) -> Response:
     """One model by name."""
-    server.check_model(name)
-    return json_response(card(server))
+    cards = {card["id"]: card for card in host.cards()}
+    if name not in cards:
+        raise unknown_model(name, list(cards))
+    return json_response(cards[name])
 
 
 @router.post("/tokenize", responses={200: {"model": Tokenized}, **ERRORS})
-async def tokenize(body: TokenizeRequest, server: Here) -> Response:
+async def tokenize(body: TokenizeRequest, host: Here) -> Response:
     """Token ids of a text, or of a conversation by the chat template, up to where the answer begins."""
-    server.check_model(body.model)
+    server = await host.of(body.model)
     if (body.prompt is None) is (body.messages is None):
         raise ApiError(400, "prompt or messages is expected, one of them; give one.", param="prompt")
     if body.messages is not None:
@@ -60,9 +52,9 @@ async def tokenize(body: TokenizeRequest, server: Here) -> Response:
 
 
 @router.post("/detokenize", responses={200: {"model": Detokenized}, **ERRORS})
-async def detokenize(body: DetokenizeRequest, server: Here) -> Response:
+async def detokenize(body: DetokenizeRequest, host: Here) -> Response:
     """The text of token ids, special ones included."""
-    server.check_model(body.model)
+    server = await host.of(body.model)
     size = server.llm.llm.engine.model.vocab_size
     bad = next((t for t in body.tokens if not 0 <= t < size), None)
     if bad is not None:
@@ -77,8 +69,8 @@ async def paceline_version() -> Response:
 
 
 @router.get("/health", responses={200: {"model": Health}, **ERRORS})
-async def health(server: Here) -> Response:
+async def health(host: Here) -> Response:
     """Green while the engine thread lives."""
-    if not server.llm.alive:
+    if not host.alive:
         raise ApiError(503, "The engine thread died; restart the server.", code="engine_dead")
     return json_response({"status": "ok"})

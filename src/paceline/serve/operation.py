@@ -11,15 +11,13 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Scope
 
-from paceline.core.params import SamplingParams
-from paceline.engine.async_llm import AsyncLLM
 from paceline.serve.admission import Gate, Keys
 from paceline.serve.calls import Call
 from paceline.serve.errors import ApiError
 from paceline.serve.guard import LAST_WORD_S, Guard
 from paceline.serve.logs import log_call
 from paceline.serve.metrics import CONTENT_TYPE, Metrics
-from paceline.serve.server import served_name
+from paceline.serve.server import Host
 from paceline.serve.settings import Settings
 from paceline.serve.sse import json_response
 from paceline.serve.stats import stats
@@ -27,7 +25,6 @@ from paceline.serve.tracing import Tracer, exporter
 
 log = logging.getLogger("paceline")
 router = APIRouter()
-WARM_UP_TOKENS = 16
 RETRY_S = 5
 """Retry-After of a server that is not ready or no longer is."""
 
@@ -35,13 +32,13 @@ RETRY_S = 5
 class Operation:
     """The state of one server. For the event loop alone; the engine is seen through its snapshot."""
 
-    def __init__(self, llm: AsyncLLM, settings: Settings) -> None:
-        self.llm, self.settings = llm, settings
+    def __init__(self, host: Host, settings: Settings) -> None:
+        self.host, self.settings = host, settings
         self.tracer: Tracer | None = None
         self.keys = Keys(settings.keys())
-        self.metrics = Metrics(lambda: llm.snapshot)
+        self.metrics = Metrics(lambda: host.snapshot)
         self.gate = Gate(
-            llm.llm.engine.config.max_requests,
+            host.max_requests,
             settings.queue_limit,
             settings.max_prompt_tokens,
             settings.max_output_tokens,
@@ -72,10 +69,8 @@ class Operation:
         log_call(call, self._texts(call) if self.settings.log_prompts else None)
 
     def _texts(self, call: Call) -> list[dict[str, str]]:
-        return [
-            {"prompt": self.llm.llm.text.decode(trip.request.prompt), "answer": trip.request.text}
-            for trip in call.trips
-        ]
+        decode = call.decode or str
+        return [{"prompt": decode(trip.request.prompt), "answer": trip.request.text} for trip in call.trips]
 
     # -- the whole -----------------------------------------------------------------------------------------------
 
@@ -88,7 +83,7 @@ class Operation:
         """ApiError 503 when no new work is taken."""
         if self.draining:
             raise unavailable("The server is shutting down; send the request to another, or later.", "draining")
-        if not self.llm.alive:
+        if not self.host.alive:
             raise unavailable("The engine thread died; the server restarts or must be restarted.", "engine_dead")
 
     def check_ready(self) -> None:
@@ -100,8 +95,7 @@ class Operation:
     async def warm_up(self) -> None:
         """A short generation with the default drafter, so that everything is compiled and loaded."""
         try:
-            wish = SamplingParams(max_tokens=WARM_UP_TOKENS, ignore_eos=True, temperature=0)
-            await self.llm.generate(self.llm.llm.text.encode("Hello"), wish)
+            await self.host.warm_up()
             self.warm = True
         except Exception as error:
             log.exception("The warm-up failed; the server never becomes ready.")
@@ -129,11 +123,11 @@ def unavailable(message: str, code: str) -> ApiError:
     return ApiError(503, message, code=code, headers={"Retry-After": str(RETRY_S)})
 
 
-def install(app: FastAPI, llm: AsyncLLM, settings: Settings) -> Operation:
+def install(app: FastAPI, host: Host, settings: Settings) -> Operation:
     """Put the guard, the probes and the warm-up around `app`. InputError for keys that cannot be read."""
-    operation = app.state.operation = Operation(llm, settings)
+    operation = app.state.operation = Operation(host, settings)
     if settings.otel_endpoint is not None:
-        operation.tracer = Tracer(exporter(settings.otel_endpoint), served_name(llm, settings))
+        operation.tracer = Tracer(exporter(settings.otel_endpoint), host.model)
     app.include_router(router)
     app.add_middleware(Guard, operation=operation)
     if settings.cors_origins:
@@ -178,4 +172,4 @@ async def metrics(request: Request) -> Response:
 async def statistics(request: Request) -> Response:
     """Cumulative counters for a dashboard."""
     operation = of(request)
-    return json_response(stats(operation.llm, operation.settings, monotonic() - operation.born))
+    return json_response(stats(operation.host, operation.settings, monotonic() - operation.born))

@@ -50,7 +50,7 @@ class Process(uvicorn.Server):
         if self._signals and self._draining is None:
             log.info("Shutting down: %d requests in flight.", len(operation.unanswered))
             self._draining = asyncio.create_task(operation.drain())
-        if not operation.llm.alive or operation.failed is not None:
+        if not operation.host.alive or operation.failed is not None:
             self.code = ENGINE_DIED
             await operation.settle()
             return True

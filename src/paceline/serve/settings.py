@@ -47,9 +47,14 @@ class Settings:
 
     host: Annotated[str, _http("Address to listen on; 0.0.0.0 for every interface.")] = "127.0.0.1"
     port: Annotated[int, _http("Port to listen on; 0 for a free one.")] = 8000
-    model_name: Annotated[
-        str | None, _http("Name of the model in the API. Default: the last part of its path or id.")
-    ] = None
+    served_model_name: Annotated[
+        tuple[str, ...],
+        _http(
+            "A name of the model in the API; with several each will do, and answers carry the first. Default: the last "
+            "part of its path or id.",
+            "--served-model-name",
+        ),
+    ] = ()
     api_keys: Annotated[
         tuple[str, ...], _http("A key that clients may use; without any, everyone may.", "--api-key")
     ] = ()
@@ -68,6 +73,13 @@ class Settings:
         int | None, _limit("Most tokens of one sample; asking for more is an error. Default: what the context holds.")
     ] = None
     max_choices: Annotated[int, _limit("Most samples that one request may ask for, over all its prompts.")] = 128
+    response_store_bytes: Annotated[
+        int, _limit("Memory for answers of /v1/responses that previous_response_id may name; the oldest go first.")
+    ] = 64 * 2**20
+    pooling: Annotated[
+        Literal["mean", "last"] | None,
+        _http("How /v1/embeddings makes one vector of a text's hidden states. Default: as each request says."),
+    ] = None
     drain_timeout: Annotated[
         float, _limit("Seconds that running requests are given after SIGTERM before they are ended.")
     ] = 30.0
@@ -98,11 +110,12 @@ class Settings:
             ("drain_timeout", 0),
             ("max_body_bytes", 1),
             ("max_choices", 1),
+            ("response_store_bytes", 0),
         ):
             check(getattr(self, name) >= least, name, f"at least {least}")
         for name in ("max_prompt_tokens", "max_output_tokens"):
             check(getattr(self, name) is None or getattr(self, name) >= 1, name, "at least 1")
-        for name in ("api_keys", "cors_origins"):
+        for name in ("api_keys", "cors_origins", "served_model_name"):
             check(all(value.strip() for value in getattr(self, name)), name, "texts that are not empty")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InputError("tls_cert and tls_key belong together; give both or neither.")

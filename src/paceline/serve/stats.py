@@ -4,28 +4,29 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.request import SpecStats
-from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.build import paths
 from paceline.engine.loop import AUTO
-from paceline.serve.server import served_name
+from paceline.serve.server import Host
 from paceline.serve.settings import Settings
 from paceline.verify import VERIFIERS
 
 
-def stats(llm: AsyncLLM, settings: Settings, uptime: float) -> dict[str, Any]:
-    """What the engine has done since its start; `uptime` in seconds."""
-    engine, now = llm.llm.engine, llm.snapshot
-    total = now.speculation
+def stats(host: Host, settings: Settings, uptime: float) -> dict[str, Any]:
+    """What the engines have done since the start; `uptime` in seconds."""
+    now, llm = host.snapshot, host.first()
+    total, cards = now.speculation, {} if llm is None else llm.llm.engine.cards
+    draft = None if llm is None else paths(llm.llm.options)[1]
     return {
         "uptime_s": uptime,
-        "model": served_name(llm, settings),
-        "draft": Path(draft).name if (draft := paths(llm.llm.options)[1]) is not None else None,
-        "drafters": sorted(name for name in list(engine.cards) if name != AUTO and not {"+", "|"} & set(name)),
-        "default_drafter": engine.config.drafter,
+        "model": host.model,
+        "models": [card["id"] for card in host.cards()],
+        "draft": None if draft is None else Path(draft).name,
+        "drafters": sorted(name for name in list(cards) if name != AUTO and not {"+", "|"} & set(name)),
+        "default_drafter": AUTO if llm is None else llm.llm.engine.config.drafter,
         "verifiers": VERIFIERS.names(),
         "running": now.running,
         "waiting": now.waiting,
-        "max_requests": engine.config.max_requests,
+        "max_requests": host.max_requests,
         "queue_limit": settings.queue_limit,
         "kv": {"blocks": now.blocks, "used": now.used, "cached": now.cached},
         "tokens": {
