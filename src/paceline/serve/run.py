@@ -15,6 +15,7 @@ from paceline.core.system import allow_many_files
 from paceline.engine.async_llm import AsyncLLM
 from paceline.serve.app import create_app
 from paceline.serve.operation import Operation
+from paceline.serve.server import Host
 from paceline.serve.settings import Settings
 
 log = logging.getLogger("paceline")
@@ -96,7 +97,7 @@ def config(app: FastAPI, settings: Settings) -> uvicorn.Config:
     return made
 
 
-def run(llm: AsyncLLM, settings: Settings, sock: socket.socket, announce: Callable[[str], None]) -> int:
+def run(llm: AsyncLLM | Host, settings: Settings, sock: socket.socket, announce: Callable[[str], None]) -> int:
     """Serve until told to stop; the exit code. `announce` is called with the address once requests are taken."""
     allow_many_files()
     app = create_app(llm, settings)

@@ -55,6 +55,9 @@ class Settings:
             "--served-model-name",
         ),
     ] = ()
+    models: Annotated[
+        Path | None, _http("TOML file that names several models, each loaded on its first request: docs/server.md.")
+    ] = None
     api_keys: Annotated[
         tuple[str, ...], _http("A key that clients may use; without any, everyone may.", "--api-key")
     ] = ()
@@ -117,6 +120,8 @@ class Settings:
             check(getattr(self, name) is None or getattr(self, name) >= 1, name, "at least 1")
         for name in ("api_keys", "cors_origins", "served_model_name"):
             check(all(value.strip() for value in getattr(self, name)), name, "texts that are not empty")
+        if self.models is not None and self.served_model_name:
+            raise InputError("served_model_name is of one model, but models names several; give one of the two.")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InputError("tls_cert and tls_key belong together; give both or neither.")
 
