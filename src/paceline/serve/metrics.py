@@ -16,7 +16,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PATHS = (
     "/", "/docs", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages",
     "/v1/messages/count_tokens", "/v1/embeddings", "/v1/models", "/tokenize", "/detokenize", "/health", "/ready",
-    "/version", "/metrics", "/stats",
+    "/version", "/metrics", "/stats", "/stats/history",
 )  # fmt: skip
 """Values of the label `path`; every other path is `other`, so that no client can make time series."""
 TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)

@@ -20,7 +20,7 @@ from paceline.serve.metrics import CONTENT_TYPE, Metrics
 from paceline.serve.server import Host
 from paceline.serve.settings import Settings
 from paceline.serve.sse import json_response
-from paceline.serve.stats import stats
+from paceline.serve.stats import History, stats
 from paceline.serve.tracing import Tracer, exporter
 
 log = logging.getLogger("paceline")
@@ -45,6 +45,7 @@ class Operation:
             self.metrics.seen,
         )
         self.born = monotonic()
+        self.history = History()
         self.warm = self.draining = False
         self.failed: BaseException | None = None
         """Why the warm-up failed."""
@@ -71,6 +72,9 @@ class Operation:
     def _texts(self, call: Call) -> list[dict[str, str]]:
         decode = call.decode or str
         return [{"prompt": decode(trip.request.prompt), "answer": trip.request.text} for trip in call.trips]
+
+    def stats(self) -> dict[str, Any]:
+        return stats(self.host, self.settings, monotonic() - self.born)
 
     # -- the whole -----------------------------------------------------------------------------------------------
 
@@ -140,9 +144,11 @@ def install(app: FastAPI, host: Host, settings: Settings) -> Operation:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
         async with inner(app) as state:
-            task = asyncio.create_task(operation.warm_up())
+            tasks = [asyncio.create_task(operation.warm_up())]
+            tasks.append(asyncio.create_task(operation.history.keep(operation.stats)))
             yield state
-            task.cancel()
+            for task in tasks:
+                task.cancel()
             if operation.tracer is not None:
                 await asyncio.to_thread(operation.tracer.close)
 
@@ -171,5 +177,10 @@ async def metrics(request: Request) -> Response:
 @router.get("/stats")
 async def statistics(request: Request) -> Response:
     """Cumulative counters for a dashboard."""
-    operation = of(request)
-    return json_response(stats(operation.host, operation.settings, monotonic() - operation.born))
+    return json_response(of(request).stats())
+
+
+@router.get("/stats/history")
+async def history(request: Request) -> Response:
+    """The last hour of them."""
+    return json_response({"readings": list(of(request).history.readings)})

@@ -1,5 +1,8 @@
 """GET /stats: the engine's cumulative counters as one JSON object; whoever draws them takes the differences."""
 
+import asyncio
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,20 @@ from paceline.engine.loop import AUTO
 from paceline.serve.server import Host
 from paceline.serve.settings import Settings
 from paceline.verify import VERIFIERS
+
+EVERY_S, HOUR_S = 5, 3600
+CONSTANT = (
+    "model",
+    "models",
+    "draft",
+    "drafters",
+    "default_drafter",
+    "verifiers",
+    "about",
+    "max_requests",
+    "queue_limit",
+)
+"""Not kept with each reading."""
 
 
 def stats(host: Host, settings: Settings, uptime: float) -> dict[str, Any]:
@@ -24,6 +41,7 @@ def stats(host: Host, settings: Settings, uptime: float) -> dict[str, Any]:
         "drafters": sorted(name for name in list(cards) if name != AUTO and not {"+", "|"} & set(name)),
         "default_drafter": AUTO if llm is None else llm.llm.engine.config.drafter,
         "verifiers": VERIFIERS.names(),
+        "about": {name: card.summary for name, card in [*cards.items(), *VERIFIERS.items()]},
         "running": now.running,
         "waiting": now.waiting,
         "max_requests": host.max_requests,
@@ -42,6 +60,19 @@ def stats(host: Host, settings: Settings, uptime: float) -> dict[str, Any]:
             name: {**speculation(each), "generated": each.generated} for name, each in now.totals.drafters.items()
         },
     }
+
+
+class History:
+    """The last hour of `/stats`, one reading every few seconds, for dashboards that are opened later."""
+
+    def __init__(self) -> None:
+        self.readings: deque[dict[str, Any]] = deque(maxlen=HOUR_S // EVERY_S)
+
+    async def keep(self, read: Callable[[], dict[str, Any]]) -> None:
+        """Until cancelled."""
+        while True:
+            self.readings.append({k: v for k, v in read().items() if k not in CONSTANT})
+            await asyncio.sleep(EVERY_S)
 
 
 def speculation(stats: SpecStats) -> dict[str, Any]:
