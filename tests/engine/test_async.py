@@ -29,7 +29,7 @@ async def test_callers_share_the_engine_and_get_their_own(engine: AsyncLLM, llm:
     assert [o[0].token_ids for o in got[:3]] == [o.token_ids for o in want]
     assert [o.token_ids for o in got[3]] == [o.token_ids for o in want]
     message = [{"role": "user", "content": "hello"}]
-    assert (await engine.chat(message, GREEDY)).token_ids == llm.chat(message, GREEDY, progress=False)[0].token_ids
+    assert (await engine.chat(message, GREEDY))[0].token_ids == llm.chat(message, GREEDY, progress=False)[0].token_ids
 
 
 async def test_stream_and_leaving_early(engine: AsyncLLM, llm: LLM) -> None:

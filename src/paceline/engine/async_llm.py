@@ -10,14 +10,15 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
 from paceline.core.errors import CapacityError
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.engine.door import DOOR, Ticket, Trip
 from paceline.engine.embed import Embedding
-from paceline.engine.llm import LLM, Prompt, as_batch
+from paceline.engine.llm import LLM, Prompt, as_batch, as_conversations, params_each
+from paceline.engine.options import EngineOptions, shown
 from paceline.engine.outputs import Chunk, Follower, RequestOutput, output
 from paceline.engine.totals import Snapshot, snapshot
 
@@ -101,14 +102,16 @@ class Subscription:
 
 
 class AsyncLLM:
-    """Arguments as for `LLM`. Use `async with`, or call `close` at the end."""
+    """The verbs of `LLM` for asyncio, and its arguments. Use `async with`, or call `close` at the end."""
+
+    __signature__ = shown()
 
     def __init__(
         self,
         model: str | Path | None = None,
         draft: str | Path | None = None,
         drafter: "str | UserFn | None" = None,
-        **options: Any,
+        **options: Unpack[EngineOptions],
     ) -> None:
         self.llm: LLM
         self.snapshot: Snapshot
@@ -148,21 +151,21 @@ class AsyncLLM:
     ) -> list[RequestOutput]:
         """Complete prompts; results in order. Prompts of other calls run beside them."""
         batch = as_batch(prompts)
-        each = list(params) if isinstance(params, Sequence) else [params] * len(batch)
+        each = params_each(params, len(batch))
         texts = [p if isinstance(p, str) else None for p in batch]
-        return list(
-            await asyncio.gather(*(self._complete(p, w, t) for p, w, t in zip(batch, each, texts, strict=True)))
-        )
+        return list(await asyncio.gather(*(self._complete(p, w, t) for p, w, t in zip(batch, each, texts))))
 
     async def chat(
         self,
-        messages: "Sequence[Message]",
-        params: SamplingParams | None = None,
+        messages: "Sequence[Message] | Sequence[Sequence[Message]]",
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         template_args: Mapping[str, Any] | None = None,
-    ) -> RequestOutput:
-        """Answer one conversation."""
-        return await self._complete(self.llm.text.chat(messages, **(template_args or {})), params, None)
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, each a list of {"role": ..., "content": ...}; results in order."""
+        ids = [self.llm.text.chat(c, **(template_args or {})) for c in as_conversations(messages)]
+        each = params_each(params, len(ids))
+        return list(await asyncio.gather(*(self._complete(p, w, None) for p, w in zip(ids, each))))
 
     async def stream(
         self, prompt: "Prompt | Sequence[Message]", params: SamplingParams | None = None
