@@ -125,9 +125,10 @@ class LLM:
                         followers.remove(follower)
                     yield chunk
         finally:
-            engine = self.__dict__.get("engine")  # closed meanwhile: then they were ended there
-            for follower in followers if engine is not None else ():
-                engine.abort(follower.request)
+            engine = self.__dict__.get("engine")
+            if engine is not None:  # else they were ended by `close`
+                for follower in followers:
+                    engine.abort(follower.request)
 
     def ids(self, prompt: "Prompt | Sequence[Message]") -> list[int]:
         """Token ids of a text, of a conversation, or as given."""
