@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
-.PHONY: run serve test lint types tests clean
+.PHONY: run serve test lint types tests docs clean
 
 run: $(VENV)/installed
 	$(BIN)/paceline demo
@@ -26,6 +26,11 @@ types: $(VENV)/installed-dev
 # One thread per worker: torch would otherwise start as many as there are cores in each of them.
 tests: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+# The documentation as a site, in site/.
+docs: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[docs]'
+	$(BIN)/zensical build --clean
 
 $(VENV)/pyvenv.cfg:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=...")'

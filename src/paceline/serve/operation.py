@@ -22,6 +22,7 @@ from paceline.serve.settings import Settings
 from paceline.serve.sse import json_response
 from paceline.serve.stats import History, stats
 from paceline.serve.tracing import Tracer, exporter
+from paceline.serve.vllm_names import VllmNames
 
 log = logging.getLogger("paceline")
 router = APIRouter()
@@ -37,6 +38,7 @@ class Operation:
         self.tracer: Tracer | None = None
         self.keys = Keys(settings.keys())
         self.metrics = Metrics(lambda: host.snapshot)
+        self.metrics.registry.register(VllmNames(self.metrics, lambda: host.snapshot, host.model))
         self.gate = Gate(
             host.max_requests,
             settings.queue_limit,
