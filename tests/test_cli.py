@@ -98,6 +98,7 @@ def test_module_and_version() -> None:
         (["--threads", "0"], "threads"),
         (["--device", "nonsense"], "device is 'nonsense'"),
         (["--max-model-len", "100000"], "max_len"),
+        (["--device", "mps"], "must be cpu, cuda or cuda:N"),
     ],
 )
 def test_bad_options(pair: list[str], args: list[str], says: str) -> None:
@@ -344,7 +345,7 @@ def test_info(pair: list[str], tmp_path: Path) -> None:
     assert "another vocabulary (300 entries)" in said["draft_refused"]
     assert "needs a draft model" in {entry["drafter"]: entry["exact"] for entry in said["drafters"]}["model"]
     table = run("info", *pair).stdout
-    assert "kv bytes per token" in table and "ngram" in table
+    assert "K/V cache" in table and "ngram" in table
 
 
 def test_bench_prints_a_table_and_writes_json(pair: list[str], tmp_path: Path) -> None:

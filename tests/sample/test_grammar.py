@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLParserLimits
 from paceline.core.errors import InputError, RefusalError
 from paceline.core.grammar import Grammar
 from paceline.sample import grammar as module
-from paceline.sample.grammar import Grammars, Parse, Place, Structure, vocabulary
+from paceline.sample.grammar import Compiled, Grammars, Parse, Place, Structure, vocabulary
 from paceline.sample.sampler import Sampler
 from tests.sample.cases import GRAMMARS, LETTERS, V, admitted, request
 from tests.tiny import letters, trained
@@ -70,7 +70,7 @@ def allowed(place: Place) -> set[int]:
 
 def by_itself(grammar: Grammar, path: tuple[int, ...]) -> set[int]:
     """What may follow `path`, by a parser that has seen nothing else."""
-    parser = GRAMMARS.compile(grammar).deep_copy()
+    parser = GRAMMARS.compile(grammar).parser.deep_copy()
     for token in path:
         if token == 0 or not parser.try_consume_tokens([token]):
             return {0}
@@ -179,7 +179,8 @@ def test_a_language_without_any_text_is_refused(grammar: Grammar) -> None:
 
 
 def test_compiled_once_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "COMPILED", 2)
+    monkeypatch.setattr(module, "KEPT", 2 * module.EACH + 2000)
+    monkeypatch.setattr(module, "resident", lambda: 0)
     made: list[int] = []
     grammars = Grammars(lambda: made.append(1) or vocabulary(letters(LETTERS), V, [0]), V)  # type: ignore[func-returns-value]
     assert made == []
@@ -187,7 +188,13 @@ def test_compiled_once_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None
     assert grammars.compile(NESTED) is first and made == [1]
     for text in "bcd":
         grammars.compile(Grammar("regex", text))
-    assert len(grammars._compiled) == 2 and grammars.compile(NESTED) is not first and made == [1]
+    assert len(grammars._kept) == 2 and NESTED not in grammars._kept
+    assert grammars.compile(NESTED) is first, "whoever holds it keeps it"
+    was = id(first)
+    del first
+    for text in "bcd":
+        grammars.compile(Grammar("regex", text))
+    assert id(grammars._held.get(NESTED)) != was and made == [1]
 
 
 def limited(states: int) -> Parse:
@@ -195,11 +202,11 @@ def limited(states: int) -> Parse:
     tokenizer = vocabulary(letters(LETTERS), V, [0])
     source = Grammar("regex", "(b|c)*b(b|c){12}").source()
     limits = LLParserLimits(max_lexer_states=states, precompute_large_lexemes=False)
-    made: list[LLMatcher] = []
+    made: list[Compiled] = []
 
-    def compile(anew: bool) -> LLMatcher:
+    def compile(anew: bool) -> Compiled:
         if anew or not made:
-            made.append(LLMatcher(tokenizer, source, limits=limits, log_level=0))
+            made.append(Compiled(LLMatcher(tokenizer, source, limits=limits, log_level=0), 0))
         return made[-1]
 
     return Parse(compile, V, [0])
@@ -219,7 +226,7 @@ def test_a_parser_that_gives_up_empties_the_row_and_says_why() -> None:
     sampler = admitted(r)
     state = sampler._slots[r.id].paths[()][0]
     state.parse._compile = parse._compile
-    state.parse._restart()
+    state.parse._restart(True)
     last = go(state, [place.token for place in walk(parse, 30, 0)])
     sampler._slots[r.id].paths[()] = (last,)
     scores = sampler.scores([(r, ())], torch.zeros(1, V))

@@ -35,7 +35,7 @@ def solo(llm: LLM, prompt: str, seed: int, **more: Any) -> str:
 
 def post(body: bytes, headers: bytes = b"") -> bytes:
     """The bytes of a request."""
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return head + headers + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
@@ -128,7 +128,7 @@ def test_a_huge_body_is_not_kept(busy: str, chunked: bool) -> None:
     piece, before = b"x" * 2**16, psutil.Process().memory_info().rss
     framing = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % (2**16 * 1024)
     with connect(busy) as sock:
-        sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + framing + b"\r\n\r\n")
+        sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + framing + b"\r\n\r\n")
         try:
             for _ in range(1024):
                 sock.sendall(b"%x\r\n%s\r\n" % (len(piece), piece) if chunked else piece)

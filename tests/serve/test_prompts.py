@@ -17,7 +17,7 @@ TEXT = "naïve 東京 🙂 def f(x): return 12345 " * 40
     ("name", "path", "body"),
     [
         ("encode", "/v1/completions", {"prompt": "a", "max_tokens": 1}),
-        ("chat", "/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}),
+        ("render", "/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}),
     ],
 )
 def test_others_are_answered_while_a_prompt_is_encoded(

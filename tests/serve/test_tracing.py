@@ -20,7 +20,7 @@ async def test_a_span_per_request_and_sample(engine: AsyncLLM) -> None:
     app = create_app(engine, Settings())
     tracer = app.state.operation.tracer = Tracer(memory, "demo")
     transport = httpx2.ASGITransport(app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
         body = {"prompt": "Tom has 3 apples.", "max_tokens": 5, "n": 2, "ignore_eos": True}
         response = await client.post("/v1/completions", json=body, headers={"traceparent": PARENT})
         await client.get("/ready")

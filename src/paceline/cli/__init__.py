@@ -1,5 +1,6 @@
 """The `paceline` command. Everything heavy is imported by the command that needs it, so that help is quick."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -7,7 +8,7 @@ import typer
 
 from paceline.cli import load
 from paceline.cli.options import EngineArgs, SamplingArgs, command, option
-from paceline.cli.serve import ServingArgs
+from paceline.cli.serve import ServingArgs, check_environment
 from paceline.cli.simulate import ChangeArgs
 from paceline.serve.settings import Settings
 
@@ -36,6 +37,7 @@ def root(version: Annotated[bool, typer.Option("--version", help="Show the versi
 
         typer.echo(f"paceline {__version__}")
         raise typer.Exit
+    check_environment(os.environ)
 
 
 @app.command(epilog="Example: paceline generate 'Why is the sky blue?' --model Qwen/Qwen2.5-0.5B-Instruct --seed 1")

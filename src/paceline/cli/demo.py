@@ -10,6 +10,7 @@ from paceline.bench.prompts import encode
 from paceline.bench.report import Row
 from paceline.cli.answer import Answer, Screen, answer
 from paceline.cli.options import EngineArgs
+from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.engine.llm import LLM
 
@@ -50,6 +51,8 @@ class Mode:
 
 def demo(engine: EngineArgs, max_tokens: int, *, color: bool) -> None:
     """Answer, measure, compare; exit code 1 if a text differed. The arguments are the command's."""
+    if engine.drafter is not None:
+        raise InputError(f"--drafter is given, but the demo compares {', '.join(MODES)}; use paceline generate.")
     params = SamplingParams(temperature=0, max_tokens=max_tokens, max_nodes=engine.nodes, seed=0)
     llm = LLM(**{**engine.arguments(), "nodes": None}, prefix_cache=False)
     params = params.resolve(llm.text.defaults)

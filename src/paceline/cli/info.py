@@ -52,11 +52,12 @@ def info(engine: EngineArgs, *, as_json: bool) -> None:
         return
     from rich.console import Console
 
-    Console().print(sheet(sheets))
-    typer.echo(f"Together they run in a memory of {least:,} bytes or more.")
+    console = Console(soft_wrap=False)
+    console.print(sheet(sheets))
+    typer.echo(f"Together they run in a memory of {size(least)} or more.")
     if problem:
         typer.echo(problem)
-    Console().print(ladder(drafters))
+    console.print(ladder(drafters))
 
 
 def describe(facts: "Facts", text: Any, engine: EngineArgs) -> dict[str, Any]:
@@ -111,38 +112,73 @@ def fits(have: Collection[str]) -> list[Fit]:
 
 
 def sheet(columns: list[dict[str, Any]]) -> "Table":
-    """Model and draft side by side."""
+    """Model and draft side by side, a line for what belongs together."""
     from rich.table import Table
 
-    table = Table(box=None)
+    table = Table(box=None, pad_edge=False)
     for name in ("", "model", "draft")[: len(columns) + 1]:
-        table.add_column(name)
-    for name in columns[0]:
-        table.add_row(name.replace("_", " "), *(shown(column[name]) for column in columns))
+        table.add_column(name, no_wrap=True, overflow="ellipsis")
+    cells = [lines(column) for column in columns]
+    for name in cells[0]:
+        table.add_row(name, *(column[name] for column in cells))
     return table
 
 
-def shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, dict):
-        value = [f"{k}={v}" for k, v in value.items()]
-    if isinstance(value, list):
-        return ", ".join(map(str, value)) or "none"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+def lines(it: dict[str, Any]) -> dict[str, str]:
+    """What `describe` says, for people."""
+    sizes = f"{it['layers']} x {it['hidden']}, heads {it['heads']}/{it['kv_heads']} x {it['head_dim']}, ffn {it['ffn']}"
+    windows = ", ".join(map(str, it["sliding_windows"]))
+    defaults = " ".join(f"{k}={v}" for k, v in it["generation_defaults"].items())
+    return {
+        "path": short(it["path"]),
+        "family": f"{it['family']}, {count(it['parameters'])} parameters",
+        "layers": sizes,
+        "vocabulary": f"{it['vocabulary']:,}{', tied' if it['tied_embeddings'] else ''}",
+        "context": f"{it['context']:,} tokens{f', windows of {windows}' if windows else ''}",
+        "file": f"{size(it['file_bytes'])}, {', '.join(it['stored_as'])}",
+        "weights": f"{size(it['weight_bytes'])}, {it['dtype']}",
+        "K/V cache": f"{size(it['kv_bytes_per_token'])} a token, {size(it['kv_bytes_full_context'])} full",
+        "computed by": it["linear_layers"].split(",")[0],
+        "template": "yes" if it["chat_template"] else "no",
+        "defaults": defaults or "none",
+    }
+
+
+def size(number: float) -> str:
+    """Bytes in KB, MB or GB of a thousand each."""
+    if number < 1000:
+        return f"{number:.0f} bytes"
+    power = 1 if number < 1e6 else 2 if number < 1e9 else 3
+    value = number / 1000**power
+    return f"{value:.3g} {'KMG'[power - 1]}B" if value < 1000 else f"{value:,.0f} GB"
+
+
+def count(number: int) -> str:
+    """Millions or billions."""
+    return f"{number / 1e9:.3g} B" if number >= 1e9 else f"{number / 1e6:.3g} M"
+
+
+def short(path: str, most: int = 28) -> str:
+    """A path's end."""
+    return path if len(path) <= most else "..." + path[3 - most :]
 
 
 def ladder(drafters: list[Fit]) -> "Table":
-    """Who can draft, one line each."""
-    from rich import box
+    """Who can draft under which verifiers, a line for those that are alike; why not is told with --json."""
     from rich.table import Table
 
     rules = [key for key in drafters[0] if key not in ("drafter", "summary")]
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in ("drafter", *(f"with {rule}" for rule in rules), "what it does, or why it cannot serve"):
-        table.add_column(column)
+    groups: dict[str, list[str]] = {}
     for entry in drafters:
-        reasons = dict.fromkeys(reason for rule in rules if (reason := entry[rule]))
-        marks = ["no" if entry[rule] else "yes" for rule in rules]
-        table.add_row(entry["drafter"], *marks, " ".join([f"{entry['summary']}.".capitalize(), *reasons]))
+        able = [rule for rule in rules if not entry[rule]]
+        needs = next((reason for rule in rules if (reason := entry[rule])), "") if not able else ""
+        key = "every verifier" if len(able) == len(rules) else ", ".join(able)
+        groups.setdefault(key or needs.partition(" needs ")[2].rstrip(".") or "nothing here", []).append(
+            str(entry["drafter"])
+        )
+    table = Table(box=None, pad_edge=False)
+    table.add_column("drafters")
+    table.add_column("under, or what they lack (--json says more)", overflow="fold")
+    for key, names in groups.items():
+        table.add_row(", ".join(names), key)
     return table

@@ -51,7 +51,7 @@ class EngineArgs:
     draft: Annotated[str | None, _engine("A small model with the same vocabulary that drafts for the model.")] = None
     drafter: Annotated[
         str | None,
-        _engine("Who proposes: none, ngram, model, ... Default: model where there is a draft, else ngram."),
+        _engine("Who proposes: none, ngram, model, ... Default: auto, which chooses anew for each request and step."),
     ] = None
     verifier: Annotated[
         str, _engine("Who decides: exact keeps the text, chain keeps the distribution.", show_default=True)

@@ -1,5 +1,6 @@
 """`paceline serve`: flags, environment and settings file to an engine and a server around it."""
 
+import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -9,9 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.options import EngineArgs, option
+from paceline.cli.options import EngineArgs, fail, option
 from paceline.core.errors import InputError
 from paceline.serve.settings import PREFIX, Settings, layered, load, read_toml
+
+LAST_STEP_S = 10.0
+"""How long the end waits for the step that the engine is at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ def serve(context: typer.Context, model: str | None, engine: ServingArgs, server
         name = served_name(llm, settings)
         code = run(llm, settings, sock, lambda address: announce(address, name))
     finally:
-        llm.close()
+        llm.close(LAST_STEP_S)
         if decisions is not None:
             decisions.close()
     raise typer.Exit(code)
@@ -134,6 +138,21 @@ def gather(
     args = load(ServingArgs, words, path, (Settings,))
     wishes = {name: getattr(server, name) for name in flags & names(Settings)}
     return args, load(Settings, wishes, path, (ServingArgs,))
+
+
+OTHERS = ("CACHE", "CONFIG", "NATIVE", "REAL", "SHARED", "SOAK_S")
+"""Variables that are no settings: of the cache directory, the settings file, the native library, and of the tests."""
+
+
+def check_environment(environ: Mapping[str, str]) -> None:
+    """End with one sentence where a variable looks like a setting and is none: a slip would be ignored."""
+    known = [PREFIX + name.upper() for name in sorted(names(Settings) | names(ServingArgs))]
+    known += [PREFIX + name for name in OTHERS]
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; {near[0]} is meant?" if near else f"; known are those of paceline serve --help and {known[-6]}."
+            fail(f"The environment has {name}, which is no setting{hint} Unset or rename it.")
 
 
 def names(cls: type) -> set[str]:

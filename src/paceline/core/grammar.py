@@ -4,14 +4,31 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from paceline.core.errors import InputError
+
+if TYPE_CHECKING:
+    from llguidance import LLParserLimits
 
 Kind = Literal["json_schema", "json_object", "regex", "lark"]
 SPACE = {"whitespace_pattern": r" |\n[ \t]{0,32}"}
 """What may stand between the parts of a JSON text, beside nothing: any usual layout. A model that may go on with white
 space for ever sometimes does."""
+
+
+MOST_TEXT = 1 << 17
+"""Characters of a grammar: compiling them takes a fraction of a second."""
+MOST_DEPTH = 100
+"""Objects and arrays of a JSON schema inside one another."""
+SEARCH_S = 0.25
+"""How long the part of a schema is looked for that cannot be enforced."""
+LIMITS: dict[str, Any] = {"initial_lexer_fuel": 100_000, "step_lexer_fuel": 20_000, "max_lexer_states": 20_000}
+"""llguidance's own limits, lowered: what a mask may cost of time, and a compiled grammar of memory."""
+NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "const", "enum")
+EDGE = 2**63
+"""Whole numbers up to here are known exactly if a double holds them, and the largest of 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +55,8 @@ class Grammar:
         if (self.kind == "json_object") is not (self.text == ""):
             need = "must be empty" if self.kind == "json_object" else "must not be empty"
             raise InputError(f"A grammar of kind {self.kind} has the text {self.text[:80]!r}, but it {need}.")
+        if len(self.text) > MOST_TEXT:
+            raise InputError(f"The grammar has {len(self.text)} characters, but it may have at most {MOST_TEXT}.")
         if self.kind == "json_schema":
             check_schema(self.text)
         elif self.kind != "json_object" and (error := fault(self.source())):
@@ -75,11 +94,17 @@ def of_schema(text: str) -> str:
     return LLMatcher.grammar_from_json_schema(text, defaults=SPACE)  # type: ignore[arg-type]
 
 
+def limits() -> "LLParserLimits":
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(**LIMITS)
+
+
 def fault(source: str) -> str:
     """llguidance's complaint about a grammar; empty if it has none."""
     from llguidance import LLMatcher
 
-    failed, messages = LLMatcher.validate_grammar_with_warnings(source)
+    failed, messages = LLMatcher.validate_grammar_with_warnings(source, limits=limits())
     return messages[0] if failed else ""
 
 
@@ -99,24 +124,61 @@ def check_schema(text: str) -> None:
     """Raise InputError unless `text` is a JSON schema that can be enforced; it names the part that cannot."""
     try:
         schema = json.loads(text)
-        source = of_schema(text) if isinstance(schema, dict) else ""
     except (ValueError, RecursionError) as problem:
         reason = "it is nested too deeply" if isinstance(problem, RecursionError) else problem
         raise InputError(f"The JSON schema does not parse as JSON: {reason}.") from None
     if not isinstance(schema, dict):
         raise InputError(f"The JSON schema is {text[:80]}, but it must be an object ({{}} for any value).")
+    check_parts(schema)
+    try:
+        source = of_schema(text)
+    except ValueError as problem:
+        raise InputError(f"The JSON schema does not parse as JSON: {problem}.") from None
     if error := fault(source):
         at, error = culprit(schema, error)
         raise InputError(f"The JSON schema cannot be enforced at {at or 'its root'}: {brief(error)}.")
 
 
+def check_parts(schema: Any) -> None:
+    """Raise InputError for what is nested too deeply, and for numbers that would not be kept exactly."""
+    left: list[tuple[Any, int]] = [(schema, 1)]
+    while left:
+        part, depth = left.pop()
+        if depth > MOST_DEPTH:
+            raise InputError(f"The JSON schema is nested too deeply: more than {MOST_DEPTH} levels.")
+        if isinstance(part, dict):
+            for key in NUMBERS:
+                check_exact(key, part.get(key))
+            left += [(value, depth + 1) for value in part.values() if isinstance(value, dict | list)]
+        else:
+            left += [(value, depth + 1) for value in part if isinstance(value, dict | list)]
+
+
+def check_exact(key: str, value: Any) -> None:
+    """Numbers are compared as doubles: one that is no double would be taken for its neighbour."""
+    left = [value]
+    while left:
+        it = left.pop()
+        if isinstance(it, dict | list):
+            left += it.values() if isinstance(it, dict) else it
+        elif isinstance(it, int | float) and not isinstance(it, bool):
+            kept = abs(it) <= EDGE and (it == EDGE - 1 or isinstance(it, float) or int(float(it)) == it)
+            if not kept:
+                raise InputError(
+                    f"The JSON schema has {key} {it}, which cannot be enforced exactly; give whole numbers of up to "
+                    "2**53, or a string with a pattern."
+                )
+
+
 def culprit(schema: dict[str, Any], error: str) -> tuple[str, str]:
-    """(JSON pointer, complaint) of the deepest part that cannot be used by itself."""
+    """(JSON pointer, complaint) of the deepest part that cannot be used by itself, as far as it is found in time."""
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    pointer, found = "", True
+    pointer, found, end = "", True, monotonic() + SEARCH_S
     while found:
         found = False
         for step, part in parts(schema):
+            if monotonic() > end:
+                break
             if complaint := fault(of_schema(json.dumps({**shared, **part}))):
                 pointer, schema, error, found = pointer + step, part, complaint, True
                 break

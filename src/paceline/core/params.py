@@ -12,6 +12,8 @@ from paceline.core.grammar import Grammar
 LogitsFn = Callable[[Sequence[int], Sequence[int], Tensor], Tensor]
 """(prompt ids, output ids of this path, logits [V]) -> logits [V]. Must be a pure function."""
 
+MOST_STOP = 8192
+"""Characters of all stop strings together: each token is looked at with them."""
 MOST_PRIORITY = 100
 """Bounds how long the least important can wait."""
 
@@ -117,6 +119,8 @@ class SamplingParams:
             check(self.min_tokens <= self.max_tokens, "min_tokens", f"at most max_tokens ({self.max_tokens})")
         check(self.allowed_tokens is None or len(self.allowed_tokens) > 0, "allowed_tokens", "None or not empty")
         check("" not in self.stops and None not in self.stops, "stop", "texts that are not empty")
+        if (size := sum(map(len, self.stops))) > MOST_STOP:
+            raise InputError(f"stop has {size} characters in all, but it may have at most {MOST_STOP}; shorten it.")
         for name in ("bad_words", "stop_token_ids"):
             check(not isinstance(getattr(self, name), str), name, "a list, not one text")
 

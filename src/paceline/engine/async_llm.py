@@ -121,6 +121,8 @@ class AsyncLLM:
         self._live: list[Subscription] = []
         self._death: BaseException | None = None
         self._closed = False
+        self._beat: float | None = None
+        """When the engine thread began what it is at; None while it waits for work."""
         built: Future[None] = Future()
         make = partial(LLM, model, draft, drafter, **options)
         self._thread = threading.Thread(target=self._run, args=(make, built), name="paceline-engine", daemon=True)
@@ -143,6 +145,11 @@ class AsyncLLM:
     def alive(self) -> bool:
         """False once the engine thread has ended, by `close` or by its death."""
         return self._thread.is_alive()
+
+    def stuck(self) -> float:
+        """Seconds that the engine thread has been at one step, or at one operation between two; 0 while idle."""
+        beat = self._beat
+        return 0.0 if beat is None or not self.alive else monotonic() - beat
 
     async def generate(
         self,
@@ -299,6 +306,7 @@ class AsyncLLM:
         """Take what arrived, make a step, send the news."""
         try:
             while self._drain():
+                self._beat = monotonic()
                 if self.llm.engine.busy:
                     self.llm.engine.step()
                 self._publish()
@@ -326,7 +334,9 @@ class AsyncLLM:
     def _drain(self) -> bool:
         """Run what is in the inbox (waiting for it when idle); False when told to close."""
         while not self.llm.engine.busy or not self._inbox.empty():
+            self._beat = self._beat if self.llm.engine.busy else None
             operation = self._inbox.get()
+            self._beat = monotonic()
             if operation is None:
                 return False
             operation()
@@ -334,11 +344,15 @@ class AsyncLLM:
                 return True
         return True
 
-    def close(self) -> None:
-        """Stop the engine thread; unfinished requests are aborted."""
+    def close(self, timeout: float | None = None) -> None:
+        """Stop the engine thread; unfinished requests are aborted. After `timeout` seconds a step that does not end is
+        left to the end of the process."""
         self._closed = True
         self._inbox.put(None)
-        self._thread.join()
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            log.error("The engine thread is at one step for %.0f s and is not waited for.", self.stuck())
+            return
         if self._death is not None:
             return
         for subscription in self._live:

@@ -1,6 +1,7 @@
 """From a user's options to an engine with its text half."""
 
 import logging
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,6 +87,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
     from paceline.cache.policies import policy
     from paceline.draft import DRAFTERS
     from paceline.engine.config import EngineConfig
+    from paceline.engine.ids import check_defaults, known_ids
     from paceline.engine.loop import Engine
     from paceline.engine.text import Text
     from paceline.model.checkpoint import resolve
@@ -115,6 +117,10 @@ def build(options: Options) -> "tuple[Engine, Text]":
         "max_len": options.max_model_len,
     }
     model_at, draft_at = paths(options)
+    user = options.drafter if callable(options.drafter) else None
+    name = options.drafter if isinstance(options.drafter, str) else "user" if user else "auto"
+    have = {n for n, it in (("draft", draft_at), ("callable", user)) if it}
+    _check_pair(name, options.verifier, have)
     path = resolve(model_at, options.revision, options.token)
     draft_path = None if draft_at is None else resolve(draft_at, None, options.token)
     shape = shape_of(options, path, draft_path)
@@ -129,9 +135,6 @@ def build(options: Options) -> "tuple[Engine, Text]":
                 f"The draft {draft_at} has another vocabulary ({draft.vocab_size} entries) than the model "
                 f"({model.vocab_size}); use a draft made for this tokenizer, or drafter='ngram'."
             )
-    user = options.drafter if callable(options.drafter) else None
-    name = options.drafter if isinstance(options.drafter, str) else "user" if user else "auto"
-    _check_pair(name, options.verifier, {n for n, it in (("draft", draft), ("callable", user)) if it})
     config = EngineConfig(
         blocks=shape.blocks,
         block_size=options.block_size,
@@ -151,7 +154,8 @@ def build(options: Options) -> "tuple[Engine, Text]":
         remember=shape.remember,
         check=options.check,
     )
-    eos = text.eos()
+    eos = known_ids(text.eos, model.vocab_size, path)
+    check_defaults(text.defaults, path)
     engine = Engine(model, config, draft=draft, callable=user, tokenizer=text.tokenizer, eos=eos)
     if DRAFTERS.card(name).arms or options.tbt_target_ms is not None:
         from paceline.engine.calibrate import calibrated
@@ -170,14 +174,17 @@ def facts(options: Options, *models: Any) -> dict[str, Any]:
 
 
 def check_device(device: str) -> None:
-    """Raise InputError for a device that this machine or this torch does not have."""
+    """Raise InputError for a device that is not served, or that this machine or this torch does not have."""
     import torch
 
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise InputError(f"device is {device!r}, but it must be cpu, cuda or cuda:N.")
     try:
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"device is {device!r}, which cannot be used here ({reason}); use cpu, or cuda.") from None
+    except (RuntimeError, AssertionError):
+        count = torch.cuda.device_count()
+        have = f"this torch sees {count} such GPUs" if count else "this torch sees no such GPU"
+        raise InputError(f"device is {device!r}, but {have}; use cpu.") from None
 
 
 def paths(options: Options) -> tuple[str | Path, str | Path | None]:

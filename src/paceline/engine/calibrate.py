@@ -5,6 +5,7 @@ engine on made-up prompts with every drafter that the planner may choose. Kept o
 import hashlib
 import json
 import logging
+import math
 import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,7 +21,8 @@ from paceline.core.rows import RowsBuilder
 from paceline.draft import DRAFTERS
 from paceline.engine.loop import AUTO, NONE, Engine
 from paceline.engine.totals import Totals
-from paceline.native.build import home, library
+from paceline.native.build import library
+from paceline.native.store import home, trusted, write
 from paceline.plan import Share
 from paceline.plan.choose import Goodput
 from paceline.plan.cost import KNOTS, Drafting, StepTimes, Times
@@ -67,10 +69,8 @@ def calibrated(engine: Engine, facts: dict[str, Any]) -> StepTimes:
     facts["machine"] = platform.processor() or platform.machine()
     seal = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
     path = home() / f"times-{seal}.json"
-    try:
-        return StepTimes.load(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError):  # absent, or of no use
-        pass
+    if (known := kept(path)) is not None:
+        return known
     started = perf_counter()
     times = measure(engine)
     log.info("Measured what steps cost in %.1f s: %s", perf_counter() - started, path)
@@ -78,13 +78,35 @@ def calibrated(engine: Engine, facts: dict[str, Any]) -> StepTimes:
     return times
 
 
-def keep(path: Path, times: StepTimes) -> None:
-    """Write a table whole or not at all; a disk that refuses costs the next start its seconds, no more."""
+def kept(path: Path) -> StepTimes | None:
+    """The table of an earlier start; None where there is none, or it is of no use."""
+    if not trusted(path):
+        return None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        made = path.with_suffix(f".{id(times)}")
-        made.write_text(json.dumps(times.dump()), encoding="utf-8")
-        made.replace(path)
+        times = StepTimes.load(json.loads(path.read_text(encoding="utf-8")))
+        check(times)
+        return times
+    except Exception as error:  # whatever a damaged file makes of it: it can be measured again
+        log.warning("The table of step times %s is of no use (%r); it is measured anew.", path, error)
+        return None
+
+
+def check(times: StepTimes) -> None:
+    """Raise ValueError for a table that lacks terms, or whose numbers are none that time could take."""
+    fresh = StepTimes()
+    pairs = [(times.target, fresh.target), (times.rest, fresh.rest)]
+    pairs += [(terms, fresh.drafter(name)) for name, terms in times.drafts.items()]
+    numbers = [times.speed, times.seen, *(weight for terms, _ in pairs for weight in terms.weights.values())]
+    if any(terms.weights.keys() != like.weights.keys() for terms, like in pairs):
+        raise ValueError("its terms are those of another table")
+    if times.speed == 0 or not all(type(x) in (int, float) and 0 <= x < math.inf for x in numbers):
+        raise ValueError("its numbers are no times")
+
+
+def keep(path: Path, times: StepTimes) -> None:
+    """Write a table; a disk that refuses costs the next start its seconds, no more."""
+    try:
+        write(path, json.dumps(times.dump()))
     except OSError as error:
         log.warning("The table of step times cannot be kept: %s", error)
 

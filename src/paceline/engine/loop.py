@@ -37,6 +37,8 @@ from paceline.verify import VERIFIERS
 
 log = logging.getLogger("paceline")
 AUTO, NONE = "auto", "none"
+MOST_DRAFTERS = 256
+"""Drafters and combinations of them that an engine keeps; clients name the latter."""
 
 
 class Engine:
@@ -127,7 +129,7 @@ class Engine:
             )
             self._check_capacity(request)
             requests.append(request)
-        detokenizers = [self._detokenizer(params) for _ in requests]
+        detokenizers = [self._detokenizer(r.prompt, params) for r in requests]
         stoppers = {r.id: Stopper(r, d) for r, d in zip(requests, detokenizers)}
         for request in requests:
             self.sampler.admit(request)
@@ -139,8 +141,9 @@ class Engine:
             self.recorder.arrived(request)
         return requests
 
-    def _detokenizer(self, params: SamplingParams) -> Detokenizer | None:
-        return Detokenizer(self.tokenizer, params.skip_special_tokens) if self.tokenizer is not None else None
+    def _detokenizer(self, prompt: list[int], params: SamplingParams) -> Detokenizer | None:
+        known = self.tokenizer is not None
+        return Detokenizer(self.tokenizer, params.skip_special_tokens, prompt) if known else None
 
     def _check(self, prompt: Sequence[int], params: SamplingParams, drafter: str, verifier: str) -> tuple[str, ...]:
         """The drafters that a choice is made from, once all is known to be in order."""
@@ -149,7 +152,7 @@ class Engine:
         if len(prompt) >= self.model.max_len:
             raise InputError(
                 f"The prompt has {len(prompt)} tokens, but the context holds {self.model.max_len} with at least one "
-                "to generate; shorten it or raise max_model_len."
+                "to generate; shorten it."
             )
         bad = next((t for t in prompt if not 0 <= t < self.model.vocab_size), None)
         if bad is not None:
@@ -181,6 +184,8 @@ class Engine:
         card = DRAFTERS.card(name)
         if name in self.roster.entries or card.needs - self.have:
             return
+        if len(self.cards) >= MOST_DRAFTERS:
+            raise InputError(f"Drafter {name[:80]!r} would be one of too many combinations; use one used before.")
         self.cards[name] = card
         limit = self.draft_model.max_len if card.group and self.draft_model is not None else None
         most = self.config.nodes.get(name)

@@ -1,5 +1,7 @@
 """When a request ends, and which of its text may be shown meanwhile."""
 
+from functools import lru_cache
+
 from paceline.core.errors import InputError
 from paceline.core.request import FinishReason, Request
 from paceline.engine.detokenize import Detokenizer
@@ -20,6 +22,7 @@ class Stopper:
         self.params, self.stops, self.max_tokens, self.detokenizer = p, p.stops, request.max_tokens, detokenizer
         self.ids = frozenset(p.stop_token_ids) | (frozenset() if p.ignore_eos else request.eos)
         self.count = 0
+        self._ends = [Ending(stop) for stop in self.stops]
         self._text = ""
         self._shown = 0
         """Characters of `_text` that may be shown."""
@@ -43,7 +46,7 @@ class Stopper:
         if self.count >= self.max_tokens:
             self.finish()
             return "length"
-        self._shown = len(self._text) - (self._undecided() if self.stops else 0)
+        self._shown = len(self._text) - max((end.feed(self._text[scanned:]) for end in self._ends), default=0)
         return None
 
     def text(self) -> str:
@@ -77,11 +80,33 @@ class Stopper:
         self._shown = len(self._text)
         return True
 
-    def _undecided(self) -> int:
-        """Length of the longest end of the text that begins a stop string."""
-        return max(overlap(self._text, stop) for stop in self.stops)
+
+class Ending:
+    """How much of a growing text's end begins a stop string, in time linear in the text (Knuth, Morris, Pratt)."""
+
+    def __init__(self, stop: str) -> None:
+        self.stop, self.links = stop, borders(stop)
+        self.length = 0
+
+    def feed(self, text: str) -> int:
+        """Length of the longest proper prefix of the stop string that ends the text so far, `text` included."""
+        stop, links, n = self.stop, self.links, self.length
+        for char in text:
+            while n and stop[n] != char:
+                n = links[n - 1]
+            n += stop[n] == char
+            n = links[n - 1] if n == len(stop) else n
+        self.length = n
+        return n
 
 
-def overlap(text: str, stop: str) -> int:
-    """Length of the longest proper prefix of `stop` that ends `text`."""
-    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
+@lru_cache(maxsize=64)
+def borders(stop: str) -> tuple[int, ...]:
+    """For each beginning of a text the length of its longest proper prefix that also ends it."""
+    lengths, n = [0], 0
+    for char in stop[1:]:
+        while n and stop[n] != char:
+            n = lengths[n - 1]
+        n += stop[n] == char
+        lengths.append(n)
+    return tuple(lengths)

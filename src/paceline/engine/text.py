@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import CheckpointError, InputError
+from paceline.engine.conversation import Form, form, shape_all
 
 Message = Mapping[str, Any]
+MOST_ROLES = 32
+"""Names of roles that are remembered."""
 
 
 class Text:
@@ -19,13 +22,16 @@ class Text:
 
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a library of another language panics past Exception
             raise CheckpointError(
                 f"No usable tokenizer in {path} ({type(error).__name__}: {error}); tokenizer.json is expected there."
             ) from error
         if chat_template is not None:
             self.tokenizer.chat_template = read_template(Path(chat_template))
         self.path = path
+        self._forms: dict[str, Form] = {}
         self.defaults = read_json(path / "generation_config.json")
 
     def encode(self, text: str) -> list[int]:
@@ -34,18 +40,37 @@ class Text:
 
     def chat(self, messages: Sequence[Message], **template_args: Any) -> list[int]:
         """Token ids of a conversation by the checkpoint's chat template, up to where the answer begins."""
+        return list(self.tokenizer.encode(self.render(messages, **template_args), add_special_tokens=False))
+
+    def render(self, messages: Sequence[Message], **template_args: Any) -> str:
+        """The same as text. Raises InputError for messages that the template refuses or would not show."""
         if not messages:
             raise InputError("The conversation is empty; give at least one message.")
         if not getattr(self.tokenizer, "chat_template", None):
             raise InputError(f"{self.path} has no chat template; use generate with a prompt instead.")
         args = {"add_generation_prompt": True, **template_args}
         try:
-            text = self.tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, **args)
+            mine = shape_all(messages, self._form)
+            return str(self.tokenizer.apply_chat_template(mine, tokenize=False, **args))
+        except InputError:
+            raise
         except Exception as error:
             raise InputError(
-                f"The chat template refused the messages ({error}); roles and contents are expected."
+                f"The chat template refused the messages ({str(error)[:500]}); roles and contents are expected."
             ) from error
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def _form(self, role: str) -> Form:
+        """How the template reads this role's content; tried once."""
+        if role not in self._forms:
+
+            def render(messages: list[Message]) -> str:
+                mine = [dict(message) for message in messages]
+                return str(self.tokenizer.apply_chat_template(mine, tokenize=False, add_generation_prompt=True))
+
+            if len(self._forms) >= MOST_ROLES:
+                self._forms.clear()
+            self._forms[role] = form(render, role)
+        return self._forms[role]
 
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(tokens)))
@@ -83,6 +108,9 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, UnicodeDecodeError) as error:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError, OSError) as error:
         raise CheckpointError(f"{path} does not parse as JSON ({error}); restore it from its source.") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} does not hold a JSON object; restore it from its source.")
+    return content

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import CheckpointError
+from paceline.model import checks
 from paceline.model.families import family_of, read_spec
 from paceline.model.spec import ModelSpec
 
@@ -63,8 +64,10 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path.parent} has no {path.name}; give a Hugging Face model directory.") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON ({error}); download it again.") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}); give it to this user to read.") from None
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} does not hold a JSON object; download it again.")
     return content
@@ -73,6 +76,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_config(path: Path, max_len: int | None = None) -> ModelSpec:
     """Refuse what is not served by the raw file, then let transformers parse it; remote code never runs."""
     raw = read_json(path / "config.json")
+    checks.check_raw(raw)
     family_of(raw)
     from transformers import AutoConfig
 
@@ -84,10 +88,30 @@ def read_config(path: Path, max_len: int | None = None) -> ModelSpec:
             f"{path / 'config.json'} is not a valid {raw['model_type']} config ({reason}); correct it or download "
             "it again."
         ) from None
-    trained = config.max_position_embeddings
-    if max_len is not None and not 0 < max_len <= trained:
-        raise CheckpointError(f"max_len {max_len} is outside 1..{trained}, the context that {path} was trained for.")
-    return read_spec(config, max_len)
+    try:
+        checks.check(config)
+        most = checks.longest(config)
+        if max_len is not None and not 0 < max_len <= most:
+            raise CheckpointError(f"max_len {max_len} is outside 1..{most}, the context that {path} was made for.")
+        return read_spec(config, max_len)
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path / 'config.json'} cannot be used ({type(error).__name__}: {error}); correct it or download it again."
+        ) from None
+
+
+def listed(index: Path) -> list[str]:
+    """The files of an index, all of them beside it. Raises CheckpointError."""
+    table = read_json(index).get("weight_map")
+    if not isinstance(table, dict) or not table:
+        raise CheckpointError(f"{index}: weight_map is missing or no object; download it again.")
+    for name, file in table.items():
+        if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
+            raise CheckpointError(
+                f"{index}: weight_map has {str(file)[:80]!r} for {name[:80]!r}, but it must name a .safetensors file "
+                "beside it; download it again."
+            )
+    return sorted(set(table.values()))
 
 
 class Tensors:
@@ -96,13 +120,20 @@ class Tensors:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.files = {name: self.open(path / name) for name in self.shards()}
-        self.place = {name: file for file, handle in self.files.items() for name in handle.keys()}  # noqa: SIM118
+        self.place: dict[str, str] = {}
+        for file, handle in self.files.items():
+            for name in handle.keys():  # noqa: SIM118
+                if name in self.place:
+                    raise CheckpointError(
+                        f"tensor {name} is both in {self.place[name]} and in {file} of {path}; keep the right one."
+                    )
+                self.place[name] = file
         self.taken: set[str] = set()
         self.read: list[Tensor] = []
 
     def shards(self) -> list[str]:
         if (self.path / INDEX).exists():
-            return sorted(set(read_json(self.path / INDEX)["weight_map"].values()))
+            return listed(self.path / INDEX)
         if (self.path / SINGLE).exists():
             return [SINGLE]
         if list(self.path.glob("*.gguf")):

@@ -1,5 +1,6 @@
 """From a checkpoint to a decoder."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from paceline.model.malloc import exact
 from paceline.model.native import NativeDecoder
 from paceline.model.packed import Packed, by_head, interleave
 from paceline.model.spec import ModelSpec
+
+log = logging.getLogger("paceline")
 
 
 def load_model(
@@ -107,10 +110,23 @@ class Loader:
             blocks.append(self.block(index))
             self.tensors.let_go()
         norm = self.norm(names.norm, spec.hidden)
-        head_weight = embedding if spec.tied else self.take(f"{names.head}.weight", spec.vocab, spec.hidden)
+        head_weight = self.head(embedding)
         head = self.pack(head_weight, None)
         self.tensors.let_go()
         return Weights(embedding, blocks, norm, head, self.bytes)
+
+    def head(self, embedding: Tensor) -> Tensor:
+        """The head's own weights; of a tied one the embedding, unless the file has a head that differs from it."""
+        name, spec = f"{self.names.head}.weight", self.spec
+        if spec.tied and name not in self.tensors.place:
+            return embedding
+        head = self.take(name, spec.vocab, spec.hidden)
+        if not spec.tied:
+            return head
+        if torch.equal(head, embedding):
+            return embedding
+        log.warning("config.json ties %s to the embedding, but the weights hold another one, which is used.", name)
+        return head
 
     def block(self, index: int) -> Block:
         spec, names = self.spec, self.names

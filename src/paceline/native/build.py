@@ -14,6 +14,7 @@ from pathlib import Path
 from time import perf_counter
 from warnings import warn
 
+from paceline.native.store import home, trusted
 from paceline.native.structs import declare
 
 SOURCE = Path(__file__).with_name("decoder.cpp")
@@ -24,6 +25,8 @@ FLAGS = (
 )
 CLANG = ("-mllvm", "-disable-vector-combine")
 """That pass of clang 16 does not come to an end here."""
+ASAN = ("-fsanitize=address", "-fno-omit-frame-pointer", "-g", "-O1")
+"""With PACELINE_NATIVE=asan: every access to memory is checked (make asan)."""
 NEEDED = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16", "fma"}
 AMX = {"amx_tile", "amx_bf16", "amx_int8"}
 
@@ -64,7 +67,7 @@ def library() -> ctypes.CDLL | None:
     if os.environ.get("PACELINE_NATIVE") == "0":
         return None
     try:
-        return declare(ctypes.CDLL(str(built())))
+        return declare(loaded())
     except (OSError, subprocess.SubprocessError) as error:
         lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
         detail = next((line for line in lines if "error" in line), lines[-1])
@@ -74,6 +77,17 @@ def library() -> ctypes.CDLL | None:
             stacklevel=2,
         )
         return None
+
+
+def loaded() -> ctypes.CDLL:
+    """The library; one that does not load, cut short by a full disk or made for another machine, is built anew."""
+    path = built()
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        log.warning("%s does not load (%s); it is built anew.", path, error)
+        path.unlink(missing_ok=True)
+        return ctypes.CDLL(str(built()))
 
 
 @cache
@@ -100,18 +114,19 @@ def built(first: Path | None = None) -> Path:
     if compiler is None:
         raise OSError("There is neither g++ nor clang++.")
     before = [] if first is None else [first]
-    flags = (*FLAGS, *(CLANG if "clang" in Path(compiler).name else ()))
+    sanitize = ASAN if os.environ.get("PACELINE_NATIVE") == "asan" else ()
+    flags = (*FLAGS, *(CLANG if "clang" in Path(compiler).name else ()), *sanitize)
     text = b"".join(path.read_bytes() for path in (*before, SOURCE, *sorted(SOURCE.parent.glob("*.h"))))
     seal = hashlib.sha256(text + repr((compiler, flags, runtime)).encode()).hexdigest()[:16]
     target = home() / f"decoder-{seal}.so"
-    if not target.exists():
+    if not trusted(target):
         started = perf_counter()
-        target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as work:
             made = Path(work) / target.name
             command = [compiler, *flags, *(f"-include{path}" for path in before), str(SOURCE), "-o", str(made)]
             command += ["-nodefaultlibs", str(runtime), "-lstdc++", "-lm", "-lgcc_s", "-lgcc", "-lc"]
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+            made.chmod(0o755)  # whatever the umask is
             made.replace(target)
         log.info("Built the native decoder in %.1f s: %s", perf_counter() - started, target)
     return target
@@ -126,9 +141,3 @@ def openmp() -> Path:
         if "/libgomp" in path or "/libomp" in path or "/libiomp" in path:
             return Path(path)
     raise OSError("This torch has loaded no OpenMP runtime.")
-
-
-def home() -> Path:
-    """Where built libraries are kept: $PACELINE_CACHE, else the user's cache directory."""
-    base = os.environ.get("PACELINE_CACHE")
-    return Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"

@@ -11,14 +11,18 @@ The end of sequence is allowed exactly where the text so far is complete, and af
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
+from mmap import PAGESIZE
+from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.core.errors import InputError, RefusalError
-from paceline.core.grammar import Grammar, brief
+from paceline.core.grammar import Grammar, brief, limits
 from paceline.core.request import Request
 
 if TYPE_CHECKING:
@@ -26,8 +30,14 @@ if TYPE_CHECKING:
 
 MASKS = 128
 """Masks that a request keeps: those of a step, asked for by its drafter and by its verification."""
-COMPILED = 64
-"""Grammars that an engine keeps compiled."""
+KEPT = 128 << 20
+"""Bytes of the compiled grammars that an engine keeps for the next who asks."""
+EACH, PER_CHARACTER = 1 << 20, 64
+"""Bytes that one of them takes at least, and more for each character of its text."""
+HELD = 1 << 30
+"""Bytes of all those that requests hold, beyond which no more should be compiled."""
+TRIES = 2
+"""How often a request's parser may begin anew where it gave up: each time takes what its limits allow."""
 
 
 class Place:
@@ -43,13 +53,21 @@ class Place:
 class Parse:
     """One request's parser and its masks."""
 
-    def __init__(self, compile: "Callable[[bool], LLMatcher]", size: int, eos: Sequence[int]) -> None:
+    def __init__(
+        self,
+        compile: "Callable[[bool], Compiled]",
+        size: int,
+        eos: Sequence[int],
+        forget: Callable[[], None] = lambda: None,
+    ) -> None:
         """`compile`: a parser at the beginning, which is only copied; with True a new one. `size`: of the
-        vocabulary."""
-        self._compile, self._size, self._eos = compile, size, list(eos)
+        vocabulary. `forget`: called when the parser has given up."""
+        self._compile, self._size, self._eos, self._forget = compile, size, list(eos), forget
         self._trail: list[Place] = []
         """Where the parser stands: every place from the first token on."""
         self._masks: dict[Place, Tensor] = {}
+        self._compiled: Compiled | None = None
+        self._tries = 0
         self.failure: str | None = None
         """Why the parser gave up at some place, in its own words."""
         self._restart()
@@ -68,7 +86,10 @@ class Parse:
         what other paths used up must not count."""
         error = ""
         for anew in (False, True):
+            if anew and self._tries >= TRIES:
+                break
             if anew:
+                self._tries += 1
                 self._restart(anew)
             refused = self._go(place)
             if refused is not None:
@@ -78,11 +99,14 @@ class Parse:
                 return self._unpack(bits, ends=self._parser.is_accepting() if refused is None else True)
             error = self._parser.get_error()
         self.failure = brief(error)
+        self._forget()
         self._restart()
         return torch.zeros(self._size, dtype=torch.bool)
 
     def _restart(self, anew: bool = False) -> None:
-        self._parser, self._trail = self._compile(anew).deep_copy(), []
+        if anew or self._compiled is None:
+            self._compiled = self._compile(anew)  # held, so that the next sample finds it
+        self._parser, self._trail = self._compiled.parser.deep_copy(), []
 
     def _go(self, place: Place) -> Place | None:
         """Move the parser there, or to where the path leaves the grammar or goes on after its end: the first place
@@ -120,6 +144,23 @@ class Parse:
         return torch.from_numpy(mask)
 
 
+class Compiled:
+    """A grammar for one vocabulary, as long as somebody holds it."""
+
+    __slots__ = ("__weakref__", "bytes", "parser")
+
+    def __init__(self, parser: "LLMatcher", size: int) -> None:
+        self.parser, self.bytes = parser, size
+
+
+def resident() -> int:
+    """Bytes of this process in memory; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * PAGESIZE
+    except OSError:
+        return 0
+
+
 class Grammars:
     """Compiles grammars for one vocabulary, which is read when the first is asked for. Any thread may."""
 
@@ -127,28 +168,40 @@ class Grammars:
         """`make`: the vocabulary as llguidance wants it, None without a tokenizer; `size`: number of logits."""
         self._make, self.size = make, size
         self._vocabulary: LLTokenizer | None = None
-        self._compiled: dict[Grammar, LLMatcher] = {}
+        self._lock = Lock()
+        self._kept: dict[Grammar, Compiled] = {}
+        self._held: WeakValueDictionary[Grammar, Compiled] = WeakValueDictionary()
+        """Those that a request uses, kept or not."""
 
-    def compile(self, grammar: Grammar, anew: bool = False) -> "LLMatcher":
-        """A parser at its beginning, to be copied. InputError where no text of this vocabulary fits."""
-        known = self._compiled.get(grammar)
-        if known is None or anew:
-            known = self._new(grammar)
-            self._compiled[grammar] = known
-            for old in list(self._compiled)[:-COMPILED]:
-                self._compiled.pop(old, None)
+    def compile(self, grammar: Grammar, anew: bool = False) -> Compiled:
+        """Its parser at the beginning, to be copied. InputError where no text of this vocabulary fits."""
+        known = None if anew else self._held.get(grammar)
+        if known is None:
+            before, least = resident(), EACH + PER_CHARACTER * len(grammar.text)
+            known = Compiled(self._new(grammar), max(least, resident() - before))
+        with self._lock:
+            self._kept.pop(grammar, None)
+            self._kept[grammar] = self._held[grammar] = known
+            while sum(it.bytes for it in self._kept.values()) > KEPT:
+                del self._kept[next(iter(self._kept))]
         return known
+
+    @property
+    def full(self) -> bool:
+        """Do requests hold as much as they may all together?"""
+        with self._lock:
+            return sum(it.bytes for it in self._held.values()) > HELD
+
+    def forget(self, grammar: Grammar) -> None:
+        """Its parser has given up: what it takes is not worth keeping."""
+        with self._lock:
+            self._kept.pop(grammar, None)
+            self._held.pop(grammar, None)
 
     def _new(self, grammar: Grammar) -> "LLMatcher":
         from llguidance import LLMatcher
 
-        if self._make is None:
-            raise InputError(
-                "grammar is given, but there is no tokenizer to spell its texts with: give the engine one."
-            )
-        if self._vocabulary is None:
-            self._vocabulary = self._make()
-        parser = LLMatcher(self._vocabulary, grammar.source(), log_level=0)
+        parser = LLMatcher(self._spelling(), grammar.source(), log_level=0, limits=limits())
         words = "" if parser.is_error() else any(np.frombuffer(parser.compute_bitmask(), np.uint8))
         dead = parser.is_stopped() and not parser.is_accepting()
         if parser.is_error() and "NoExtension" not in parser.get_error():
@@ -156,6 +209,16 @@ class Grammars:
         if parser.is_error() or dead or not words:
             raise InputError(f"The {grammar.kind} grammar allows no text at all; give one that something can satisfy.")
         return parser
+
+    def _spelling(self) -> "LLTokenizer":
+        if self._make is None:
+            raise InputError(
+                "grammar is given, but there is no tokenizer to spell its texts with: give the engine one."
+            )
+        with self._lock:
+            if self._vocabulary is None:
+                self._vocabulary = self._make()
+            return self._vocabulary
 
 
 class Structure:
@@ -170,7 +233,8 @@ class Structure:
             return None
         if not request.eos:
             raise RefusalError("grammar cannot be served by a model without an end of sequence: no text could end.")
-        return Place(Parse(partial(self.grammars.compile, grammar), self.grammars.size, sorted(request.eos)))
+        compile, forget = partial(self.grammars.compile, grammar), partial(self.grammars.forget, grammar)
+        return Place(Parse(compile, self.grammars.size, sorted(request.eos), forget))
 
     def advance(self, state: Place, token: int) -> Place:
         return Place(state.parse, state, token)
@@ -182,12 +246,30 @@ class Structure:
         return logits
 
 
+class Speller:
+    """llguidance's own tokenizer, but for texts that a special token is written as: it spells those with ordinary
+    tokens, where the other puts the special one, which no grammar allows."""
+
+    def __init__(self, own: "LLTokenizer", tokenizer: Any) -> None:
+        """`tokenizer`: a fast tokenizer of transformers."""
+        ids = range(own.vocab_size)
+        self.own = own
+        self.tokens = [own.decode_bytes([i]) for i in ids]
+        self.special_token_ids = [i for i in ids if own.is_special_token(i)]
+        self.eos_token_id, self.bos_token_id = own.eos_token, None
+        self._marks = [it.content.encode() for it in tokenizer.added_tokens_decoder.values() if it.special]
+
+    def __call__(self, text: bytes) -> list[int]:
+        spelt = self.own.greedy_tokenize if any(mark in text for mark in self._marks) else self.own.tokenize_str
+        return spelt(text.decode("utf-8", "replace"))
+
+
 def vocabulary(tokenizer: Any, size: int, eos: Sequence[int]) -> "LLTokenizer":
     """A fast tokenizer of transformers as llguidance wants it, for a model of `size` logits. RefusalError for others.
 
     Tokens beyond the tokenizer's own (a padded vocabulary) are never allowed, nor are special ones.
     """
-    from llguidance import LLTokenizer
+    from llguidance import LLTokenizer, TokenizerWrapper
 
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -196,6 +278,7 @@ def vocabulary(tokenizer: Any, size: int, eos: Sequence[int]) -> "LLTokenizer":
         plain = copy(backend)
         plain.no_padding()
         plain.no_truncation()
-        return LLTokenizer(plain.to_str(), n_vocab=max(len(tokenizer), size), eos_token=list(eos))
+        own = LLTokenizer(plain.to_str(), n_vocab=max(len(tokenizer), size), eos_token=list(eos))
+        return LLTokenizer(TokenizerWrapper(Speller(own, tokenizer)), own.vocab_size, list(eos))
     except Exception as error:
         raise RefusalError(f"grammar cannot be served with this tokenizer: {error}.") from error

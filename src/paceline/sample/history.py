@@ -9,6 +9,8 @@ from torch import Tensor
 from paceline.core.params import LogitsFn
 from paceline.core.request import Request
 
+EMPTY = torch.empty(0, dtype=torch.int64)
+
 
 @dataclass(frozen=True, slots=True)
 class Seen:
@@ -30,14 +32,24 @@ class Seen:
 class Penalties:
     """Repetition (prompt and output), then presence and frequency (output only)."""
 
+    def __init__(self) -> None:
+        self._latest: tuple[int, frozenset[int], Tensor] = (-1, frozenset(), EMPTY)
+        """A group, and the distinct tokens of its prompt."""
+
     def start(self, request: Request) -> Seen | None:
         p = request.params
         repetition = 1.0 if p.repetition_penalty is None else p.repetition_penalty
         if repetition == 1 and not p.presence_penalty and not p.frequency_penalty:
             return None
-        known = frozenset(request.prompt if repetition != 1 else ())
-        prompt = torch.tensor(sorted(known), dtype=torch.int64)
+        known, prompt = self._prompt(request) if repetition != 1 else (frozenset(), EMPTY)
         return Seen(repetition, p.presence_penalty, p.frequency_penalty, prompt, known)
+
+    def _prompt(self, request: Request) -> tuple[frozenset[int], Tensor]:
+        """The distinct ids of its prompt, worked out once for all samples of it."""
+        if request.group < 0 or self._latest[0] != request.group:
+            known = frozenset(request.prompt)
+            self._latest = request.group, known, torch.tensor(sorted(known), dtype=torch.int64)
+        return self._latest[1], self._latest[2]
 
     def advance(self, state: Seen, token: int) -> Seen:
         counts = {**state.counts, token: state.counts.get(token, 0) + 1}

@@ -43,9 +43,15 @@ def scatter(logits: Tensor, ids: Sequence[Sequence[int]], value: float) -> Tenso
 class AllowedTokens:
     """Everything but `allowed_tokens` is removed."""
 
+    def __init__(self) -> None:
+        self._latest: tuple[object, Tensor | None] = (None, None)
+
     def start(self, request: Request) -> Tensor | None:
         allowed = request.params.allowed_tokens
-        return None if allowed is None else torch.tensor(sorted(set(allowed)), dtype=torch.int64)
+        if self._latest[0] is not allowed:  # the samples of one prompt share the list, and so the tensor
+            tensor = None if allowed is None else torch.tensor(sorted(set(allowed)), dtype=torch.int64)
+            self._latest = allowed, tensor
+        return self._latest[1]
 
     def advance(self, state: Tensor, token: int) -> Tensor:
         return state
@@ -59,52 +65,100 @@ class AllowedTokens:
         return logits
 
 
+class Words:
+    """The words that must not be completed, by the token before the last."""
+
+    def __init__(self, words: Sequence[tuple[int, ...]]) -> None:
+        self.need = max(map(len, words)) - 1
+        """Tokens of the output's end that the longest of them needs."""
+        self.single = [w[0] for w in words if len(w) == 1]
+        self.after: dict[int, list[tuple[int, ...]]] = {}
+        for word in words:
+            if len(word) > 1:
+                self.after.setdefault(word[-2], []).append(word)
+
+
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The words that must not be completed and as much of the output's end as the longest of them needs."""
+    """As much of the output's end as the longest word needs."""
 
-    words: tuple[tuple[int, ...], ...]
+    words: Words
     tail: tuple[int, ...] = ()
 
     def completions(self) -> list[int]:
         """Last tokens of the words whose preceding tokens end the path."""
-        return [w[-1] for w in self.words if len(w) == 1 or self.tail[-(len(w) - 1) :] == w[:-1]]
+        near = self.words.after.get(self.tail[-1], ()) if self.tail else ()
+        return [*self.words.single, *(w[-1] for w in near if self.tail[-(len(w) - 1) :] == w[:-1])]
+
+
+MOST_WORDS = 4096
+"""Tokens of all bad words of a request together: each row of each step looks for them."""
 
 
 class BadWords:
     """Removes the last token of a word where the output ends with the tokens before it.
 
-    A text is looked for in two spellings, with and without a space before it. The prompt does not count.
+    A text is looked for as it is written, and with one space more before it, or one less. The prompt does not count.
     """
 
     def __init__(self, encode: Encode | None = None) -> None:
         self.encode = encode
+        self._latest: tuple[object, Words | None] = (None, None)
+        """Of the samples of one prompt the first alone asks for them."""
 
     def words(self, request: Request) -> tuple[tuple[int, ...], ...]:
-        """The id sequences of `bad_words`. Raises InputError for a text without tokenizer and for an empty one."""
+        """The id sequences of the request's `bad_words`."""
+        return self.spell(request.params.bad_words)
+
+    def spell(self, words: Sequence[str | Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+        """The id sequences of `words`. Raises InputError for a text without tokenizer, for an empty one, and for too
+        many."""
         found: dict[tuple[int, ...], None] = {}
-        for word in request.params.bad_words:
+        for word in words:
             if not isinstance(word, str):
-                spellings = [tuple(word)]
+                spelt = [tuple(word)]
             elif self.encode is None:
-                raise InputError(f"bad_words has the text {word!r}, but there is no tokenizer: give token ids instead.")
+                text = word[:80]
+                raise InputError(f"bad_words has the text {text!r}, but there is no tokenizer: give token ids instead.")
             else:
-                spellings = [tuple(self.encode(space + word.lstrip())) for space in ("", " ")]
-            if () in spellings:
+                spelt = spellings(self.encode, word)
+            if not spelt or () in spelt:
                 raise InputError(f"bad_words has {word!r}, which is empty: remove it.")
-            found.update(dict.fromkeys(spellings))
+            found.update(dict.fromkeys(spelt))
+        if (size := sum(map(len, found))) > MOST_WORDS:
+            raise InputError(f"bad_words has {size} tokens in all its spellings, but it may have {MOST_WORDS} at most.")
         return tuple(found)
 
     def start(self, request: Request) -> Tail | None:
-        words = self.words(request)
-        return Tail(words) if words else None
+        if self._latest[0] is not request.params:
+            words = self.words(request)
+            self._latest = request.params, Words(words) if words else None
+        known = self._latest[1]
+        return None if known is None else Tail(known)
 
     def advance(self, state: Tail, token: int) -> Tail:
-        need = max(map(len, state.words)) - 1
+        need = state.words.need
         return replace(state, tail=(*state.tail, token)[-need:] if need else ())
 
     def apply(self, states: Sequence[Tail | None], logits: Tensor) -> Tensor:
         return scatter(logits, [() if state is None else state.completions() for state in states], float("-inf"))
+
+
+def spellings(encode: Encode, word: str) -> list[tuple[int, ...]]:
+    """A text as it is written, and with the space before it toggled; none for the empty text."""
+    other = word[1:] if word.startswith(" ") else f" {word}"
+    return [within(encode, text) for text in (word, other) if text] if word else []
+
+
+def within(encode: Encode, text: str) -> tuple[int, ...]:
+    """The ids of a text inside another one: SentencePiece puts a space before the first word of a text. Where what is
+    before it would change them, they are those of the text alone."""
+    lead, whole = list(encode(LEAD)), list(encode(LEAD + text))
+    inside = whole[len(lead) :] if whole[: len(lead)] == lead else []
+    return tuple(inside or encode(text))
+
+
+LEAD = "\n"
 
 
 @dataclass(frozen=True, slots=True)

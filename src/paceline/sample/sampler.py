@@ -55,11 +55,19 @@ class Sampler:
             Structure(self.grammars), AllowedTokens(), self._words, MinTokens(), LogitBias(), Penalties(), self._custom
         )  # fmt: skip
         self._slots: dict[int, _Slot] = {}
+        self._checked: object = None
+        """The latest parameters that were found in order: those of all samples of a prompt are the same object."""
+
+    def spell(self, words: Sequence[str | Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+        """Bad words as token ids; any thread may ask. Raises InputError."""
+        return self._words.spell(words)
 
     def admit(self, request: Request) -> None:
         """Check the request's ids and follow its output so far. Raises InputError; nothing is kept then."""
-        check_ids(request, self._words.words(request), self.vocab_size)
+        if self._checked is not request.params:
+            check_ids(request, self._words.words(request), self.vocab_size)
         states = [processor.start(request) for processor in self._chain]
+        self._checked = request.params
         live = tuple(i for i, state in enumerate(states) if state is not None)
         self._slots[request.id] = _Slot(Warp.of(request.params), live, {(): tuple(states[i] for i in live)})
         for token in request.output:
@@ -217,6 +225,7 @@ def check_ids(request: Request, words: Iterable[Sequence[int]], vocab_size: int)
         "logit_bias": p.logit_bias or (),
         "allowed_tokens": p.allowed_tokens or (),
         "stop_token_ids": p.stop_token_ids,
+        "eos_token_id": request.eos,
         "bad_words": [token for word in words for token in word],
     }
     for name, tokens in named.items():

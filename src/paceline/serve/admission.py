@@ -4,8 +4,10 @@ import hashlib
 import hmac
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from ipaddress import ip_address
 from time import monotonic
 
 from starlette.types import Receive, Scope
@@ -35,11 +37,8 @@ class Gate:
         self.max_prompt, self.max_output, self.seen = max_prompt, max_output, seen
         self._leavings: deque[float] = deque(maxlen=64)
 
-    def admit(self, batch: Wishes) -> Wishes:
-        """Take places for all samples of `batch`, cut to the output limit where they name none. Raises InputError for
-        what can never enter, ApiError 429 for what cannot now."""
-        batch = [(ids, self._limited(ids, params)) for ids, params in batch]
-        count = sum(params.n for _, params in batch)
+    def check(self, count: int) -> None:
+        """Raise what `admit` would for so many samples, as things stand."""
         if count > self.places:
             raise InputError(f"n makes {count} samples in all, but this server holds {self.places}; ask for fewer.")
         if self.inside + count > self.places:
@@ -50,6 +49,13 @@ class Gate:
                 code="queue_full",
                 headers={"Retry-After": str(wait)},
             )
+
+    def admit(self, batch: Wishes) -> Wishes:
+        """Take places for all samples of `batch`, cut to the output limit where they name none. Raises InputError for
+        what can never enter, ApiError 429 for what cannot now."""
+        batch = [(ids, self._limited(ids, params)) for ids, params in batch]
+        count = sum(params.n for _, params in batch)
+        self.check(count)
         self.inside += count
         return batch
 
@@ -102,8 +108,79 @@ class Keys:
         return equal.index(True) if scheme.lower() == "bearer" and any(equal) else None
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes | None:
-    """The whole body, however it is framed; None when the client left. ApiError 413 as soon as it is too large."""
+class Share:
+    """What one request holds of a `Bodies`."""
+
+    def __init__(self, bodies: "Bodies") -> None:
+        self.bodies, self.size = bodies, 0
+
+    def add(self, size: int) -> None:
+        """Take so many bytes more. Raises ApiError 429 where there is no room."""
+        if self.bodies.size + size > self.bodies.most:
+            raise ApiError(
+                429,
+                f"The bodies of other requests take all room ({self.bodies.most} bytes); try again in 2 s.",
+                code="host_busy",
+                headers={"Retry-After": "2"},
+            )
+        self.bodies.size += size
+        self.size += size
+
+
+class Bodies:
+    """Bytes of the bodies that are held, of all requests together."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.size = most, 0
+
+    @contextmanager
+    def share(self) -> Iterator[Share]:
+        """A request's part, given back at its end."""
+        share = Share(self)
+        try:
+            yield share
+        finally:
+            self.size -= share.size
+
+
+class Hosts:
+    """Which Host headers are answered. A web page may give its own name the address of this machine (DNS rebinding) and
+    then read what a server that needs no key says to it; so on loopback only loopback's names are, unless told
+    otherwise."""
+
+    def __init__(self, host: str, keyed: bool, allowed: Sequence[str]) -> None:
+        self.any = keyed or "*" in allowed or not is_loopback(host)
+        self.allowed = {name.strip().lower().strip("[]") for name in allowed} | {host.lower()}
+
+    def check(self, header: str) -> None:
+        """Raise ApiError 403 for another name. A request without one comes from no browser."""
+        if self.any or not header:
+            return
+        name = header.strip().lower()
+        name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
+        if not (name in self.allowed or is_loopback(name)):
+            raise ApiError(
+                403,
+                f"Host is {name[:100]!r}, but this server answers to loopback names; start it with --allowed-host "
+                "NAME, or with keys.",
+                code="host_not_allowed",
+            )
+
+
+def is_loopback(name: str) -> bool:
+    if name.rstrip(".") in ("localhost",) or name.rstrip(".").endswith(".localhost"):
+        return True
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+async def read_body(
+    scope: Scope, receive: Receive, limit: int, take: Callable[[int], None] = lambda size: None
+) -> bytes | None:
+    """The whole body, however it is framed; None when the client left. ApiError 413 as soon as it is too large. `take`
+    is told of the bytes as they come."""
     declared = dict(scope["headers"]).get(b"content-length", b"0")
     if declared.isdigit() and int(declared) > limit:
         raise too_large(limit)
@@ -115,6 +192,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes | None:
             return None
         parts.append(message.get("body", b""))
         size += len(parts[-1])
+        take(len(parts[-1]))
         more = message.get("more_body", False)
         if size > limit:
             raise too_large(limit)

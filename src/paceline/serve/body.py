@@ -1,31 +1,125 @@
-"""How bodies are read: JSON by orjson, which refuses deep nesting, NaN, lone surrogates and what is not UTF-8."""
+"""How bodies are read: JSON by orjson, which refuses deep nesting, NaN, lone surrogates and what is not UTF-8; then
+pydantic. A large one is read beside the event loop. While a request is prepared, its client is watched: when it goes,
+what waits for it is given up."""
 
-from collections.abc import Callable, Coroutine
-from typing import Any
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from starlette.exceptions import HTTPException
+from pydantic import BaseModel, ValidationError
+
+from paceline.serve.errors import ApiError, brief, invalid
+from paceline.serve.pools import TRIM
+from paceline.serve.sse import unless_gone
+
+if TYPE_CHECKING:
+    from paceline.serve.server import Host
+
+LEAST_PARTS = 1024
+TRIM_S = 0.5
+"""After which memory is given back that a large body took."""
+LARGE = 1 << 16
+"""Bytes up to which a body is read at once."""
+NO_OBJECT = "The body is no JSON object; send one, with Content-Type: application/json."
 
 
 class JsonRequest(Request):
+    """A request whose `json` is the body as its route's model."""
+
+    checked: Any = None
+    size = 0
+
     async def json(self) -> Any:
-        try:
-            return orjson.loads(await self.body())
-        except orjson.JSONDecodeError as error:
-            reason = str(error).split(": line ")[0]
-            message = f"The body is not JSON: {reason}, at character {error.pos}; mend it."
-            raise HTTPException(400, message) from None  # the one kind that FastAPI lets through here
+        return self.checked
+
+
+def size(request: Request) -> int:
+    """Bytes of the body of a request that a `JsonRoute` has read."""
+    return request.size if isinstance(request, JsonRequest) else 0
+
+
+def check_counts(data: Mapping[str, Any], most: int) -> None:
+    """Raise ApiError for more objects in a list, or in the lists of those, than a context has tokens: no prompt is made
+    of so many, and they would be looked at one by one."""
+    for name, value in data.items():
+        if not isinstance(value, list) or not value or not isinstance(value[0], dict):
+            continue
+        parts = [it.get("content") for it in value[: most + 1] if isinstance(it, dict)]
+        size = max(len(value), sum(len(part) for part in parts if isinstance(part, list)))
+        if size > most:
+            message = f"{name} has {size} parts, but the context holds {most} tokens; send fewer."
+            raise ApiError(400, message, param=name)
+
+
+def parse(raw: bytes, model: type[BaseModel], most: int = 1 << 20) -> BaseModel:
+    """A body as `model`; `most`: tokens of a context. Raises ApiError for the first thing that is wrong with it."""
+    made, fault = _parsed(raw, model, most)
+    if made is None:
+        raise fault or ApiError(400, NO_OBJECT)  # here, where no exception holds the body
+    return made
+
+
+def _parsed(raw: bytes, model: type[BaseModel], most: int) -> tuple[BaseModel | None, ApiError | None]:
+    """The model, or what is wrong."""
+    try:
+        data = orjson.loads(raw)
+        if not isinstance(data, dict):
+            return None, None
+        check_counts(data, most)
+        return model.model_validate(data), None
+    except ApiError as error:
+        return None, ApiError(error.status, error.message, param=error.param)
+    except orjson.JSONDecodeError as error:
+        reason = str(error).split(": line ")[0]
+        return None, ApiError(400, f"The body is not JSON: {reason}, at character {error.pos}; mend it.")
+    except ValidationError as error:
+        return None, invalid(RequestValidationError(error.errors(include_url=False)))
+
+
+def check_type(given: str) -> None:
+    """Raise ApiError for a body that is not called JSON: a web page of another origin may send any other type without
+    asking."""
+    kind = given.partition(";")[0].strip().lower()
+    if kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json")):
+        return
+    said = f"Content-Type is {brief(kind)}" if kind else "Content-Type is missing"
+    message = f"{said}, but the body must be sent as JSON; add the header Content-Type: application/json."
+    raise ApiError(400, message, param=None)
 
 
 class JsonRoute(APIRoute):
-    """A route whose body is parsed by `JsonRequest`."""
+    """A route whose body is read by `parse`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
+        model: Any = None if self.body_field is None else self.body_field.field_info.annotation
 
         async def handle(request: Request) -> Response:
-            return await handler(JsonRequest(request.scope, request.receive))
+            if model is None:
+                return await handler(request)
+            own = JsonRequest(request.scope, request.receive)
+            raw = await own.body()
+            own.size = len(raw)
+            if raw:
+                check_type(request.headers.get("content-type", ""))
+            else:
+                raise ApiError(400, NO_OBJECT)
+            try:
+                answer = await unless_gone(own.receive, answered(own, raw))
+            finally:
+                if own.size > TRIM:
+                    asyncio.get_running_loop().call_later(TRIM_S, own.app.state.host.pools.tidy)
+            return Response(status_code=499) if answer is None else answer
+
+        async def answered(own: JsonRequest, raw: bytes) -> Response:
+            host: Host = own.app.state.host
+            work = partial(parse, raw, model, max(host.max_len, LEAST_PARTS))
+            own.checked = work() if len(raw) <= LARGE else await host.pools.bodies.run(work, len(raw))
+            return await handler(own)
 
         return handle

@@ -45,6 +45,10 @@ class Call:
     clock: asyncio.Timeout | None = None
     reason: ApiError | None = None
     """Why it is ended early."""
+    held: object = None
+    """Its compiled grammar: kept here, it is found again by the engine."""
+    fault: ApiError | None = None
+    """What the client was told went wrong."""
 
     def stop(self, reason: ApiError) -> None:
         """End it now; the client is told the reason."""

@@ -11,12 +11,12 @@ from fastapi import APIRouter, Request, Response
 from paceline.core.params import SamplingParams
 from paceline.engine.outputs import Chunk, Completion
 from paceline.serve import logprobs
-from paceline.serve.body import JsonRoute
+from paceline.serve.body import JsonRoute, size
 from paceline.serve.errors import ApiError
 from paceline.serve.generation import Generation
 from paceline.serve.parser import Content, Delta, Reasoning, ToolCall
 from paceline.serve.prompts import render, template, template_args
-from paceline.serve.protocol import ChatRequest
+from paceline.serve.protocol import UNSUPPORTED, ChatRequest
 from paceline.serve.responses import ERRORS, STREAM, Chat
 from paceline.serve.server import Here, Server
 from paceline.serve.sse import event, respond
@@ -32,18 +32,20 @@ async def chat(body: ChatRequest, request: Request, host: Here) -> Response:
     """Answer a conversation."""
     server = await host.of(body.model)
     server.check_choices(1, body.n or 1)
-    generation, readers = await begin(body, server)
+    server.check_places(body.n or 1)
+    generation, readers = await begin(body, server, size(request))
     answer = Answer(body, server, generation, readers)
     return await respond(request, answer, bool(body.stream), generation.close)
 
 
-async def begin(body: ChatRequest, server: Server) -> tuple[Generation, list["Reader"]]:
-    """The answer to a conversation in the making, and who reads each choice of it."""
-    params = await server.ready(lambda: wishes(body))
+async def begin(body: ChatRequest, server: Server, bulk: int) -> tuple[Generation, list["Reader"]]:
+    """The answer to a conversation in the making, and who reads each choice of it. `bulk`: bytes of the request."""
+    shaped = bool(body.response_format or body.grammar or body.tools)
+    params = await server.ready(lambda: wishes(body), bulk, shaped)
     args, how = variables(body, server), manner(body, server, params.grammar is not None)
     if how.special:
         params = replace(params, skip_special_tokens=False)
-    ids = await render(server.text, body.messages, args)
+    ids = await render(server, body.messages, args)
     tail = server.text.decode(ids[-8:])
     generation = await Generation.start(server.llm, [ids], [params], whole=not body.stream)
     return generation, [Reader(how.voice(tail)) for _ in generation.requests]
@@ -64,6 +66,11 @@ def wishes(body: ChatRequest) -> SamplingParams:
 def variables(body: ChatRequest, server: Server) -> dict[str, Any]:
     """What the chat template reads besides the messages. Raises ApiError for tools that it would not show."""
     args = {**template_args(server.text, body.chat_template_kwargs), **opening(body)}
+    if body.reasoning_effort is not None:
+        if "reasoning_effort" not in template(server.text):
+            message = f"reasoning_effort is not supported: {UNSUPPORTED['reasoning_effort']}."
+            raise ApiError(400, message, param="reasoning_effort")
+        args = {**args, "reasoning_effort": body.reasoning_effort}
     if tool_choice(body) == "none":
         return args
     if "tools" not in template(server.text):
@@ -149,9 +156,16 @@ class Answer:
         async for chunks in self.generation.news():
             if self.body.counted_always:
                 head["usage"] = self.generation.counts(self.generation.made)
-            yield b"".join(event({**head, "choices": [self.choice(chunk)]}) for chunk in chunks)
+            choices = [self.choice(chunk) for chunk in chunks]
+            if pieces := b"".join(event({**head, "choices": [choice]}) for choice in choices if self.says(choice)):
+                yield pieces
         if self.body.counted:
             yield event({**self.head, "choices": [], "usage": self.generation.usage()})
+
+    def says(self, choice: dict[str, Any]) -> bool:
+        """Is anything new in it? What a reader holds back until it knows what it is makes no delta yet."""
+        news = choice["delta"] or choice["finish_reason"] or choice["logprobs"] or choice.get("pieces")
+        return bool(news or self.body.counted_always)
 
     def choice(self, chunk: Chunk) -> dict[str, Any]:
         """A chunk as a choice of the stream."""

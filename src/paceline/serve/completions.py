@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -12,7 +13,7 @@ from paceline.core.params import SamplingParams
 from paceline.engine.detokenize import Detokenizer
 from paceline.engine.outputs import Chunk
 from paceline.serve import logprobs
-from paceline.serve.body import JsonRoute
+from paceline.serve.body import JsonRoute, size
 from paceline.serve.errors import ApiError
 from paceline.serve.generation import Generation
 from paceline.serve.prompts import Prompt, as_prompts, encode
@@ -32,8 +33,10 @@ async def completions(body: CompletionRequest, request: Request, host: Here) -> 
     server = await host.of(body.model)
     prompts = as_prompts(body.prompt)
     server.check_choices(len(prompts), body.n or 1)
-    params = await server.ready(lambda: wishes(body))
-    ids = await encode(server.text, prompts)
+    server.check_places(len(prompts) * (body.n or 1))
+    params = await server.ready(lambda: wishes(body), size(request), body.grammar is not None)
+    ids = await encode(server, prompts)
+    check_logprobs(body, params, ids)
     each = [replace(params, seed=seed) for seed in seeds(body, len(ids))]
     generation = await Generation.start(server.llm, ids, each, whole=not body.stream)
     answer = Answer(body, server, generation, prompts)
@@ -49,6 +52,23 @@ def wishes(body: CompletionRequest) -> SamplingParams:
         more["logprobs"] = body.logprobs
         more["prompt_logprobs"] = body.logprobs if body.echo else None
     return sampling_params(body, grammar=given_grammar(body), **more)
+
+
+MOST_LOGPROBS = 1 << 18
+"""Entries of log-probabilities in one answer."""
+FEW_LOGPROBS = 1 << 12
+"""Entries that are written at once; more are beside the event loop."""
+
+
+def check_logprobs(body: CompletionRequest, params: SamplingParams, ids: Sequence[Sequence[int]]) -> None:
+    """Raise ApiError for more entries than an answer may have. Those of an echoed prompt are computed first."""
+    if body.logprobs is None:
+        return
+    most = params.max_tokens or 1
+    tokens = sum((len(prompt) if body.echo else 0) + most for prompt in ids) * params.n
+    if (count := tokens * (body.logprobs + 1)) > MOST_LOGPROBS:
+        message = f"logprobs makes {count} entries, but an answer has {MOST_LOGPROBS} at most; ask for fewer."
+        raise ApiError(400, message, param="logprobs")
 
 
 @dataclass
@@ -79,7 +99,7 @@ class Answer:
         choices: list[list[dict[str, Any]]] = [[] for _ in self.generation.requests]
         async for chunks in self.generation.news():
             for chunk in chunks:
-                choices[chunk.index].append(self.choice(chunk))
+                choices[chunk.index].append(await self.made(chunk))
         return {**self.head, "choices": [joined(parts) for parts in choices], "usage": self.usage}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -87,9 +107,18 @@ class Answer:
         async for chunks in self.generation.news():
             if self.body.counted_always:
                 head["usage"] = self.generation.counts(self.generation.made)
-            yield b"".join(event({**head, "choices": [self.choice(chunk)]}) for chunk in chunks)
+            yield b"".join([event({**head, "choices": [await self.made(chunk)]}) for chunk in chunks])
         if self.body.counted:
             yield event({**self.head, "choices": [], "usage": self.usage})
+
+    async def made(self, chunk: Chunk) -> dict[str, Any]:
+        """`choice`, beside the event loop where there is much to write."""
+        asked = 0 if self.body.logprobs is None else self.body.logprobs + 1
+        request = self.generation.requests[chunk.index]
+        size = asked * (len(request.prompt) * bool(self.body.echo) + len(chunk.token_ids))
+        if size <= FEW_LOGPROBS:
+            return self.choice(chunk)
+        return await self.server.pools.answers.run(partial(self.choice, chunk), size)
 
     def choice(self, chunk: Chunk) -> dict[str, Any]:
         """The part of a choice that a chunk makes; the first has the echo."""
@@ -98,7 +127,8 @@ class Answer:
         first = chunk.index not in self.offsets
         echo = self.echo(chunk.index) if first and self.body.echo else ""
         if first:
-            self.offsets[chunk.index] = logprobs.Offsets(self.detokenizer(), len(echo))
+            before = self.generation.requests[chunk.index].prompt
+            self.offsets[chunk.index] = logprobs.Offsets(self.detokenizer(before), len(echo))
         choice: dict[str, Any] = {
             "index": chunk.index,
             "text": echo + chunk.text,
@@ -126,8 +156,8 @@ class Answer:
         parts.append(logprobs.of_completion(tokens, chunk.token_ids, chunk.logprobs, self.offsets[chunk.index]))
         return logprobs.joined(parts)
 
-    def detokenizer(self) -> Detokenizer:
-        return Detokenizer(self.server.text.tokenizer, self.body.skip_special_tokens is not False)
+    def detokenizer(self, before: Sequence[int] = ()) -> Detokenizer:
+        return Detokenizer(self.server.text.tokenizer, self.body.skip_special_tokens is not False, before)
 
 
 def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """POST /v1/embeddings: vectors of texts from the served decoder, pooled as the server or the request says."""
 
 import base64
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
@@ -13,10 +13,10 @@ from paceline.engine.door import DOOR
 from paceline.serve.body import JsonRoute
 from paceline.serve.errors import ApiError
 from paceline.serve.prompts import as_prompts, encode
-from paceline.serve.protocol import Wire
 from paceline.serve.responses import ERRORS
 from paceline.serve.server import Here, Server
 from paceline.serve.sse import json_unless_gone
+from paceline.serve.wire import FailFast, Ids, Label, Wire
 
 router = APIRouter(route_class=JsonRoute)
 MOST = 2048
@@ -24,10 +24,10 @@ MOST = 2048
 
 
 class EmbeddingRequest(Wire):
-    input: str | list[str] | list[int] | list[list[int]] = Field(
+    input: str | Annotated[list[str], FailFast()] | Ids | Annotated[list[Ids], FailFast()] = Field(
         description=f"a text, a list of texts, a list of token ids, or a list of such lists; {MOST} texts at most"
     )
-    model: str | None = Field(None, description="the name of the served model")
+    model: Label | None = Field(None, description="the name of the served model")
     pooling: Literal["mean", "last"] | None = Field(None, description='"mean" or "last"')
     encoding_format: Literal["float", "base64"] | None = Field(None, description='"float" (the default) or "base64"')
     dimensions: int | None = Field(None, ge=1, description="the model's own number: vectors are not cut")
@@ -56,6 +56,7 @@ class EmbeddingsShape(BaseModel):
 async def embeddings(body: EmbeddingRequest, request: Request, host: Here) -> Response:
     """One vector of unit length for each text."""
     server = await host.of(body.model)
+    server.check_places(1)
     pooling = body.pooling or server.settings.pooling
     if pooling is None:
         message = (
@@ -89,7 +90,7 @@ async def vectors(body: EmbeddingRequest, server: Server, pooling: str) -> dict[
             400, f"input has {len(texts)} texts, but {MOST} are the most; send several requests.", param="input"
         )
     longest = server.settings.max_prompt_tokens
-    ids = await encode(server.text, texts)
+    ids = await encode(server, texts)
     for each in ids:
         if longest is not None and len(each) > longest:
             raise InputError(f"input has a text of {len(each)} tokens, but this server takes at most {longest}.")

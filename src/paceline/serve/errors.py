@@ -2,7 +2,8 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from reprlib import Repr
+from typing import Any, Protocol, runtime_checkable
 
 import orjson
 from fastapi import FastAPI, Request, Response
@@ -10,7 +11,10 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from paceline.core.errors import PacelineError
+from paceline.core.grammar import MOST_DEPTH
+from paceline.engine.door import DOOR
 from paceline.serve.protocol import PARAMETERS, REQUESTS, Message, Speculation
+from paceline.serve.wire import LABEL
 
 log = logging.getLogger("paceline")
 
@@ -93,19 +97,30 @@ def blamed(message: str) -> str | None:
 
 def invalid(error: RequestValidationError) -> ApiError:
     """The first fault that pydantic found, as one sentence that names the parameter."""
-    fault = error.errors()[0]
+    return refused(error.errors()[0])
+
+
+def refused(fault: Mapping[str, Any]) -> ApiError:
+    """One fault, as pydantic describes it."""
     place, kind = [part for part in fault["loc"] if part != "body"], fault["type"]
     if kind == "value_error":
         sentence = str(fault["ctx"]["error"])
         return ApiError(400, sentence, param=written(place) or sentence.split(" ", 1)[0])
-    if not place:
+    if not place and kind != "unknown_parameter":
         return ApiError(400, "The body is no JSON object; send one, with Content-Type: application/json.")
-    if kind == "extra_forbidden":
-        name = ".".join(filter(None, (written(place[:-1]), str(place[-1]))))
+    if kind == "unknown_parameter":
+        name = ".".join(filter(None, (written(place), fault["ctx"]["name"][:200])))
         return ApiError(400, f"Unknown parameter {brief(name)}; remove it.", param=name, code="unknown_parameter")
     name = written(place)
     if kind == "missing":
         return ApiError(400, f"{name} is missing; give it.", param=name)
+    if kind == "too_deep":
+        return ApiError(
+            400, f"{name} is nested too deeply, more than {MOST_DEPTH} levels; make it flatter.", param=name
+        )
+    if kind == "string_too_long" and len(place) and fault["ctx"]["max_length"] == LABEL:
+        size = len(fault["input"])
+        return ApiError(400, f"{name} has {size} characters, but it may have at most {LABEL}; shorten it.", param=name)
     want = expected(name) or fault["msg"].removeprefix("Input should be ")
     return ApiError(400, f"{name} is {brief(fault['input'])}, but it must be {want}.", param=name)
 
@@ -131,12 +146,29 @@ def expected(name: str) -> str | None:
 
 
 def brief(value: object) -> str:
-    text = repr(value)
+    """A value's beginning, in a time that does not depend on its size."""
+    if isinstance(value, str | bytes):
+        value = value[:80]
+    text = repr(value) if isinstance(value, str | bytes | float | bool) else SHORT.repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+SHORT = Repr()
+SHORT.maxstring = SHORT.maxother = SHORT.maxlong = 60
+
+
+@runtime_checkable
+class Faulty(Protocol):
+    """A call, which remembers what its client was told."""
+
+    fault: ApiError | None
 
 
 async def answer(request: Request, error: Exception) -> Response:
     fault = as_api_error(error)
+    door = DOOR.get()
+    if isinstance(door, Faulty):
+        door.fault = ApiError(fault.status, fault.message, param=fault.param, code=fault.code)
     if isinstance(error, HTTPException) and error.status_code in (404, 405):
         fault.message = f"There is no {request.method} {request.url.path[:100]} here; see /openapi.json."
     return error_response(fault, request.url.path)

@@ -1,10 +1,7 @@
 """Several models in one process: loaded on their first request, unloaded when idle or when others need the room."""
 
 import asyncio
-import ctypes
-import gc
 import logging
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
@@ -18,10 +15,13 @@ from paceline.engine.totals import Snapshot, Totals, summed
 from paceline.serve.admission import Gate
 from paceline.serve.calls import Call
 from paceline.serve.errors import ApiError
+from paceline.serve.pools import Pools, give_back
 from paceline.serve.server import Server, unknown_model
 from paceline.serve.settings import Settings
 
 log = logging.getLogger("paceline")
+LONGEST = 1 << 20
+"""Tokens of the longest context of a model that is not loaded yet."""
 NOTHING = Snapshot(0, 0, 1, 0, 0, Totals())
 
 
@@ -63,7 +63,7 @@ class Fleet:
         unloaded; 0: never. Raises InputError."""
         if not models:
             raise InputError("models is empty; name at least one.")
-        self.settings, self.idle_s = settings, idle_s
+        self.settings, self.idle_s, self.pools = settings, idle_s, Pools()
         self.budget = None if memory is None else parse_bytes(memory)
         share = None if self.budget is None else self.budget // len(models)
         self.members: dict[str, Member] = {}
@@ -87,8 +87,15 @@ class Fleet:
         return next(iter(self.members))
 
     @property
+    def max_len(self) -> int:
+        return max((server.max_len for server in self._servers()), default=LONGEST)
+
+    @property
     def alive(self) -> bool:
         return all(server.alive for server in self._servers())
+
+    def stuck(self) -> float:
+        return max((server.llm.stuck() for server in self._servers()), default=0.0)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -194,7 +201,7 @@ class Fleet:
                 await self._make_room(member)
                 log.info("Loading %s.", member.name)
                 llm = await asyncio.to_thread(lambda: AsyncLLM(**member.options))
-                member.server = Server(llm, replace(self.settings, served_model_name=(member.name,)))
+                member.server = Server(llm, replace(self.settings, served_model_name=(member.name,)), self.pools)
                 member.loads += 1
                 self._rested(member)
         except PacelineError as error:
@@ -225,7 +232,7 @@ class Fleet:
             self._retired = added(self._retired, server.llm.snapshot.totals)
             member.unloads += 1
             del server
-            await asyncio.to_thread(give_back)
+            await asyncio.to_thread(give_back, 2)
         finally:
             member.gone.set()
             member.gone = None
@@ -249,11 +256,3 @@ def added(*parts: Totals) -> Totals:
             known = total.drafters.get(name)
             total.drafters[name] = summed([stats] if known is None else [known, stats])
     return total
-
-
-def give_back() -> None:
-    """To the system what a model that is gone has left in heaps."""
-    gc.collect()
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if libc is not None and hasattr(libc, "malloc_trim"):
-        libc.malloc_trim(0)

@@ -9,7 +9,7 @@ from uuid import uuid4
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.engine.door import DOOR
-from paceline.serve.admission import read_body
+from paceline.serve.admission import Share, read_body
 from paceline.serve.calls import Call
 from paceline.serve.errors import ApiError, as_api_error, error_response, last_event
 
@@ -56,12 +56,26 @@ class Guard:
             raise call.reason or late from None
 
     async def _checked(self, scope: Scope, receive: Receive, wire: "Wire", call: Call) -> None:
+        self.operation.hosts.check(header(scope, b"host"))
         self._check_key(scope, call)
         if scope["method"] == "POST":
             self.operation.check_open()
-        body = await read_body(scope, receive, self.operation.settings.max_body_bytes)
-        if body is not None:
-            await self.app(scope, replay(body, receive, call, wire), wire)
+        with self.operation.bodies.share() as share:
+            body = await self._body(scope, receive, share)
+            if body is not None:
+                await self.app(scope, replay(body, receive, call, wire), wire)
+
+    async def _body(self, scope: Scope, receive: Receive, share: "Share") -> bytes | None:
+        settings = self.operation.settings
+        limit = settings.body_timeout or None
+        try:
+            async with asyncio.timeout(limit) as clock:
+                return await read_body(scope, receive, settings.max_body_bytes, share.add)
+        except TimeoutError:
+            if not clock.expired():
+                raise
+            message = f"The body was not complete within {limit:g} s; send it again." if limit else ""
+            raise ApiError(408, message, code="timeout") from None
 
     def _check_key(self, scope: Scope, call: Call) -> None:
         keys, path = self.operation.keys, scope["path"]
@@ -95,6 +109,7 @@ class Wire:
 
     async def fail(self, error: ApiError) -> None:
         """Tell the client, if it reads: an error object, or an event where the stream has begun."""
+        self.call.fault = ApiError(error.status, error.message, param=error.param, code=error.code)
         try:
             async with asyncio.timeout(LAST_WORD_S):
                 if self.call.status is None:

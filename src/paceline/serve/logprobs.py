@@ -43,8 +43,12 @@ def of_completion(
     """`choice.logprobs` of text completions; no entry: the first token of a prompt, which nothing predicts."""
 
     def top(entry: TokenLogprob) -> dict[str, float]:
-        drawn = {entry.token: entry.logprob}  # always listed, as one more where it is not among the likeliest
-        return {tokens.text(t): finite(p) for t, p in {**entry.top, **drawn}.items()}
+        others = {t: p for t, p in entry.top.items() if t != entry.token}
+        named = {tokens.text(entry.token): finite(entry.logprob)}  # always listed, perhaps as one more
+        for token, logprob in others.items():
+            text = tokens.text(token)  # two tokens may have one text, as A and <0x41>
+            named[f"token_id:{token}" if text in named else text] = finite(logprob)
+        return named
 
     return {
         "tokens": [tokens.text(token) for token in ids],

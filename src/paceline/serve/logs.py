@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import sys
 import time
 from typing import Any, TextIO
@@ -10,6 +11,8 @@ from paceline.engine.door import Trip
 from paceline.serve.calls import Call
 from paceline.serve.settings import Settings
 
+MOST_TRACE, MOST_PATH, MOST_REASON = 8192, 200, 500
+"""Characters of a traceback, of a path, and of what a client was told."""
 access = logging.getLogger("paceline.access")
 QUIET = ("/health", "/ready", "/metrics", "/stats")
 """Paths that are polled: logged at level debug while they answer 200."""
@@ -23,12 +26,12 @@ class JsonFormatter(logging.Formatter):
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": printable(record.getMessage()),
             **getattr(record, "fields", {}),
         }
         if record.exc_info:
-            data["exception"] = self.formatException(record.exc_info)
-        return json.dumps(data, ensure_ascii=False, default=str)
+            data["exception"] = brief_trace(self.formatException(record.exc_info))
+        return printable(json.dumps(data, ensure_ascii=False, default=str))
 
 
 class HumanFormatter(logging.Formatter):
@@ -38,11 +41,33 @@ class HumanFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = getattr(record, "fields", {})
         line = super().format(record)
-        return line + "".join(f" {k}={_brief(v)}" for k, v in fields.items() if k not in ("method", "path", "status"))
+        more = "".join(f" {k}={_brief(v)}" for k, v in fields.items() if k not in ("method", "path", "status"))
+        head, *trace = line.split("\n") if record.exc_info else [line]
+        return "\n".join([printable(head) + more, *map(printable, trace)])
+
+    def formatException(self, ei: Any) -> str:
+        return brief_trace(super().formatException(ei))
 
 
 def _brief(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    return f"{value:.3g}" if isinstance(value, float) else printable(str(value))
+
+
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""What would begin a line of its own, steer a terminal, or is no character."""
+
+
+def printable(text: str) -> str:
+    """The text with such characters as escape sequences: what a client sends can forge no line."""
+    return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def brief_trace(text: str) -> str:
+    """A traceback with its middle left out where it is long."""
+    if len(text) <= MOST_TRACE:
+        return text
+    left_out = len(text) - MOST_TRACE
+    return f"{text[: MOST_TRACE // 2]}\n[{left_out} characters left out]\n{text[-MOST_TRACE // 2 :]}"
 
 
 def configure(settings: Settings, stream: TextIO | None = None) -> None:
@@ -66,7 +91,7 @@ def log_call(call: Call, texts: list[dict[str, str]] | None = None) -> None:
     fields = summary(call)
     if texts:
         fields["texts"] = texts
-    access.log(level, "%s %s %s", call.method, call.path, fields["status"], extra={"fields": fields})
+    access.log(level, "%s %s %s", call.method, fields["path"], fields["status"], extra={"fields": fields})
 
 
 def summary(call: Call) -> dict[str, Any]:
@@ -74,10 +99,14 @@ def summary(call: Call) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "id": call.id,
         "method": call.method,
-        "path": call.path,
+        "path": call.path[:MOST_PATH],
         "status": 499 if call.gone else call.status,
         "total_s": round((call.answered or call.arrived) - call.arrived, 6),
     }
+    if call.fault is not None:
+        fields["error"] = call.fault.message[:MOST_REASON]
+        fields |= {"param": call.fault.param} if call.fault.param else {}
+        fields |= {"code": call.fault.code} if call.fault.code else {}
     if call.reason is not None:
         fields["ended_early"] = call.reason.code
     return {**fields, **_engine(call)} if call.trips else fields

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict
 
 from paceline.engine.outputs import Chunk
-from paceline.serve.body import JsonRoute
+from paceline.serve.body import JsonRoute, size
 from paceline.serve.chat import Reader, begin, variables
 from paceline.serve.errors import MESSAGES
 from paceline.serve.generation import Generation
@@ -65,18 +65,20 @@ FAULTS: dict[int | str, dict[str, Any]] = {
 async def messages(body: MessagesRequest, request: Request, host: Here) -> Response:
     """Answer a conversation."""
     server = await host.of(body.model)
-    chat = as_chat(body, template(server.text))
-    generation, (reader,) = await begin(chat, server)
+    server.check_places(1)
+    bulk = size(request)
+    chat = await server.pools.texts.run(lambda: as_chat(body, template(server.text)), bulk)
+    generation, (reader,) = await begin(chat, server, bulk)
     answer = Answer(body, server, generation, reader)
     return await respond(request, answer, bool(body.stream), generation.close, done=b"")
 
 
 @router.post(f"{MESSAGES}/count_tokens", responses={200: {"model": CountShape}, **FAULTS})
-async def count_tokens(body: CountRequest, host: Here) -> Response:
+async def count_tokens(body: CountRequest, request: Request, host: Here) -> Response:
     """How many tokens a conversation has, tools and template included."""
     server = await host.of(body.model)
-    chat = as_chat(body, template(server.text))
-    ids = await render(server.text, chat.messages, variables(chat, server))
+    chat = await server.pools.texts.run(lambda: as_chat(body, template(server.text)), size(request))
+    ids = await render(server, chat.messages, variables(chat, server))
     return json_response({"input_tokens": len(ids)})
 
 

@@ -1,28 +1,29 @@
 """Requests of POST /v1/messages (Anthropic's API), and what they are as chat requests."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import Field
 
 from paceline.serve.errors import ApiError
-from paceline.serve.protocol import NO_MEDIA, ChatRequest, Sampling, Wire
+from paceline.serve.protocol import NO_MEDIA, ChatRequest, Sampling
 from paceline.serve.response_wire import validated
+from paceline.serve.wire import FailFast, Label, Shallow, Wire
 
-Block = dict[str, Any]
+Block = Shallow
 THINKING = Literal["enabled", "adaptive", "disabled"]
 
 
 class TextBlock(Wire):
     type: Literal["text"]
     text: str
-    cache_control: dict[str, Any] | None = None
+    cache_control: Shallow | None = None
     citations: list[Any] | None = None
 
 
 class Turn(Wire):
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block] = Field(description="a text or a list of blocks")
+    content: str | Annotated[list[Block], FailFast()] = Field(description="a text or a list of blocks")
 
 
 class Thinking(Wire):
@@ -40,20 +41,22 @@ class ToolWish(Wire):
 class CountRequest(Wire):
     """What a prompt is made of."""
 
-    model: str | None = Field(None, description="the name of the served model")
-    messages: list[Turn] = Field(min_length=1, description='a list of {"role": ..., "content": ...}, at least one')
+    model: Label | None = Field(None, description="the name of the served model")
+    messages: Annotated[list[Turn], FailFast()] = Field(
+        min_length=1, description='a list of {"role": ..., "content": ...}, at least one'
+    )
     system: str | list[TextBlock] | None = Field(None, description="a text or a list of text blocks")
-    tools: list[dict[str, Any]] | None = Field(
+    tools: list[Shallow] | None = Field(
         None, max_length=128, description='a list of {"name": ..., "input_schema": ...}, 128 at most'
     )
     tool_choice: ToolWish | None = Field(None, description='{"type": "auto", "any", "tool" (with name) or "none"}')
     thinking: Thinking | None = Field(
         None, description='{"type": "enabled" or "disabled"}; a hint, read by chat templates that know enable_thinking'
     )
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables of the model's chat template")
-    cache_control: dict[str, Any] | None = Field(None, description="an object (without effect: prefixes are shared)")
-    output_config: dict[str, Any] | None = Field(None, description='{"effort": ...}; a hint without effect')
-    context_management: dict[str, Any] | None = Field(None, description="an object without edits")
+    chat_template_kwargs: Shallow | None = Field(None, description="variables of the model's chat template")
+    cache_control: Shallow | None = Field(None, description="an object (without effect: prefixes are shared)")
+    output_config: Shallow | None = Field(None, description='{"effort": ...}; a hint without effect')
+    context_management: Shallow | None = Field(None, description="an object without edits")
 
 
 class MessagesRequest(Sampling, CountRequest):
@@ -61,7 +64,7 @@ class MessagesRequest(Sampling, CountRequest):
 
     max_tokens: int = Field(ge=1, description="a whole number >= 1")
     stop_sequences: list[str] | None = Field(None, max_length=16, description="a list of texts, 16 at most")
-    metadata: dict[str, Any] | None = Field(None, description='{"user_id": text} (a label)')
+    metadata: Shallow | None = Field(None, description='{"user_id": text} (a label)')
     service_tier: Literal["auto", "standard_only"] | None = Field(None, description='"auto" or "standard_only"')
 
 

@@ -1,14 +1,16 @@
 """Prometheus metrics. Names follow the field's; `spec_decode_*` are counted per drafter and depth, so that every ratio
 can be derived. The engine's counters are read from its snapshot when they are asked for."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from paceline.draft.auto import ARMS
 from paceline.engine.door import Trip
-from paceline.engine.totals import Snapshot
+from paceline.engine.totals import Snapshot, summed
 from paceline.serve.calls import Call
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -19,6 +21,9 @@ PATHS = (
     "/version", "/metrics", "/stats", "/stats/history",
 )  # fmt: skip
 """Values of the label `path`; every other path is `other`, so that no client can make time series."""
+LABELS = frozenset(ARMS)
+"""Combinations that have a label of their own: those that `auto` chooses from."""
+T = TypeVar("T")
 TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 TPOT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
 LATENCY = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
@@ -94,11 +99,21 @@ class EngineCollector(Collector):
             "paceline_target_passes", "Passes that committed a sample's tokens; n samples in a pass count n.",
             labels=["drafter"],
         )  # fmt: skip
-        for name, count in now.totals.drafter_errors.items():
-            errors.add_metric([name], count)
-        for name, stats in now.totals.drafters.items():
-            passes.add_metric([name], stats.passes)
+        for name, count in grouped(now.totals.drafter_errors).items():
+            errors.add_metric([name], sum(count))
+        for name, each in grouped(now.totals.drafters).items():
+            passes.add_metric([name], sum(stats.passes for stats in each))
         yield from (errors, passes, *_depths(now))
+
+
+def grouped(by_drafter: Mapping[str, T]) -> dict[str, list[T]]:
+    """Figures by label: a drafter's name, or what kind of combination it is. Clients make names of combinations, and
+    must not make time series."""
+    groups: dict[str, list[T]] = {}
+    for name, value in by_drafter.items():
+        known = name in LABELS or not {"+", "|"} & set(name)
+        groups.setdefault(name if known else "a|b" if "|" in name else "a+b", []).append(value)
+    return groups
 
 
 def _depths(now: Snapshot) -> Iterator[Metric]:
@@ -106,8 +121,8 @@ def _depths(now: Snapshot) -> Iterator[Metric]:
         family = CounterMetricFamily(
             f"paceline_spec_decode_{field}_tokens", f"{text}, by drafter and depth.", labels=["drafter", "depth"]
         )
-        for name, stats in now.totals.drafters.items():
-            for depth, count in enumerate(getattr(stats, field), 1):
+        for name, each in grouped(now.totals.drafters).items():
+            for depth, count in enumerate(getattr(summed(each), field), 1):
                 family.add_metric([name, str(depth)], count)
         yield family
 

@@ -11,7 +11,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Scope
 
-from paceline.serve.admission import Gate, Keys
+from paceline.serve.admission import Bodies, Gate, Hosts, Keys
 from paceline.serve.calls import Call
 from paceline.serve.errors import ApiError
 from paceline.serve.guard import LAST_WORD_S, Guard
@@ -26,6 +26,8 @@ from paceline.serve.vllm_names import VllmNames
 
 log = logging.getLogger("paceline")
 router = APIRouter()
+BODIES = 64
+"""Largest bodies that may be held at once."""
 RETRY_S = 5
 """Retry-After of a server that is not ready or no longer is."""
 
@@ -46,6 +48,8 @@ class Operation:
             settings.max_output_tokens,
             self.metrics.seen,
         )
+        self.hosts = Hosts(settings.host, bool(self.keys), settings.allowed_hosts)
+        self.bodies = Bodies(BODIES * settings.max_body_bytes)
         self.born = monotonic()
         self.history = History()
         self.warm = self.draining = False
@@ -91,6 +95,7 @@ class Operation:
             raise unavailable("The server is shutting down; send the request to another, or later.", "draining")
         if not self.host.alive:
             raise unavailable("The engine thread died; the server restarts or must be restarted.", "engine_dead")
+        check_steps(self.host, self.settings)
 
     def check_ready(self) -> None:
         """ApiError 503 when a load balancer should send nothing."""
@@ -123,6 +128,13 @@ class Operation:
     async def settle(self) -> None:
         """After the engine's death: until every client has been told."""
         await self._wait(LAST_WORD_S)
+
+
+def check_steps(host: Host, settings: Settings) -> None:
+    """ApiError 503 when the engine has work and has not made a step for too long."""
+    limit = settings.stall_timeout
+    if limit and (seconds := host.stuck()) > limit:
+        raise unavailable(f"The engine has work but has not made a step for {seconds:.0f} s.", "engine_stalled")
 
 
 def unavailable(message: str, code: str) -> ApiError:

@@ -2,14 +2,24 @@
 
 import asyncio
 import inspect
-from collections.abc import Mapping, Sequence
-from typing import Any
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from paceline.core.errors import InputError
 from paceline.engine.text import Text
 from paceline.serve.errors import ApiError
 from paceline.serve.protocol import Call, Message
+from paceline.serve.syntax import Syntax, short_ids, syntax_of
+from paceline.serve.tokens import Tokens
+
+if TYPE_CHECKING:
+    from paceline.serve.server import Server
 
 Prompt = str | list[int]
 
@@ -23,21 +33,90 @@ def as_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Pr
     return list(prompt)
 
 
-async def encode(text: Text, prompts: Sequence[Prompt]) -> list[list[int]]:
+def longest(text: Text, tokens: Tokens, max_len: int) -> float:
+    """Characters that a text of so many tokens can have at most; infinite where the tokenizer may drop some."""
+    backend = text.tokenizer.backend_tokenizer
+    kinds = [kind for part in (backend.normalizer, backend.pre_tokenizer) for kind in steps(part)]
+    if not tokens.whole or any(kind not in KEEPING for kind in kinds):
+        return math.inf
+    shrink = 4 if any(kind in COMPOSING for kind in kinds) else 1
+    return float(max_len * shrink * max(map(len, text.tokenizer.get_vocab()), default=1))
+
+
+KEEPING = {"NFC", "NFD", "NFKC", "NFKD", "Prepend", "Replace", "Sequence", "Lowercase", "ByteLevel", "Split", "Digits",
+           "Punctuation", "Metaspace"}  # fmt: skip
+"""Steps of tokenizers that drop nothing (of those that replace, and split, see `steps`)."""
+COMPOSING = {"NFC", "NFKC"}
+"""Of several characters these make one, of at most four."""
+
+
+def steps(part: Any) -> Iterator[str]:
+    """The kinds of the steps of a normalizer or pre-tokenizer; one that may drop characters is called so."""
+    left = [] if part is None else [json.loads(part.__getstate__())]
+    while left:
+        it = left.pop()
+        left += it.get("normalizers", []) + it.get("pretokenizers", [])
+        shorter = it["type"] == "Replace" and len(it["pattern"].get("String", "xx")) > len(it["content"])
+        yield "dropping" if shorter or it.get("behavior") == "Removed" else it["type"]
+
+
+def check_length(text: str, most: float, name: str = "prompt") -> None:
+    """Raise InputError for a text that cannot fit whatever its tokens are, before they are looked for."""
+    if len(text) > most and len(text) - sum(map(text.count, SPACES)) > most:
+        raise InputError(
+            f"{name} has {len(text)} characters, more than the context holds whatever its tokens are ({most:.0f}); "
+            "shorten it."
+        )
+
+
+SPACES = " \t\n\r"
+"""Some special tokens swallow those beside them."""
+
+
+async def encode(server: "Server", prompts: Sequence[Prompt]) -> list[list[int]]:
     """Token ids of each prompt; ids pass as they are."""
+    texts = [p for p in prompts if isinstance(p, str)]
+    if not texts:
+        return [p for p in prompts if not isinstance(p, str)]
+    for text in texts:
+        check_length(text, server.most_characters)
+    gone = asyncio.Event()
 
     def work() -> list[list[int]]:
-        return [text.encode(p) if isinstance(p, str) else p for p in prompts]
+        made: list[list[int]] = []
+        for prompt in prompts:
+            if gone.is_set():
+                break
+            made.append(server.text.encode(prompt) if isinstance(prompt, str) else prompt)
+        return made
 
-    if not any(isinstance(p, str) for p in prompts):
-        return work()
-    return await asyncio.to_thread(work)
+    try:
+        return await server.pools.texts.run(work, sum(map(len, texts)))
+    except asyncio.CancelledError:
+        gone.set()
+        raise
 
 
-async def render(text: Text, messages: Sequence[Message], args: Mapping[str, Any]) -> list[int]:
+async def render(server: "Server", messages: Sequence[Message], args: Mapping[str, Any]) -> list[int]:
     """Token ids of a conversation by the chat template, up to where the answer begins."""
-    developer = "developer" if "developer" in template(text) else "system"
-    return await asyncio.to_thread(text.chat, [plain(m, developer) for m in messages], **args)
+    text, source = server.text, template(server.text)
+    developer, short = "developer" if "developer" in source else "system", short_ids(source)
+
+    def work() -> list[int]:
+        plain_ = [plain(m, developer, syntax_of(source), short) for m in messages]
+        rendered = text.render(plain_, **args)
+        check_length(rendered, server.most_characters, "messages")
+        return list(text.tokenizer.encode(rendered, add_special_tokens=False))
+
+    size = sum(size_of(message) for message in messages) + sum(len(str(value)) for value in args.values())
+    return await server.pools.texts.run(work, size)
+
+
+def size_of(message: Message) -> int:
+    """About how many characters it has."""
+    parts = message.content if isinstance(message.content, list) else [message.content or ""]
+    calls = sum(len(call.function.arguments) for call in message.tool_calls or ())
+    return 16 + calls + sum(len(part if isinstance(part, str) else part.text) for part in parts)
 
 
 def template(text: Text) -> str:
@@ -46,29 +125,61 @@ def template(text: Text) -> str:
     return source if isinstance(source, str) else "\n".join(source.values())
 
 
-def plain(message: Message, developer: str) -> dict[str, Any]:
-    """A message as chat templates want it: text parts joined, the arguments of calls as objects. `developer`: what that
-    role is called in the template."""
-    content = message.content
+def plain(message: Message, developer: str, syntax: Syntax | None = None, short: bool = False) -> dict[str, Any]:
+    """A message as chat templates want it: the arguments of calls as objects. `developer`: what that role is called in
+    the template. `syntax`: how its model writes calls. `short`: its ids have nine characters."""
+    content: Any = message.content if message.content is not None else message.refusal or ""
     if isinstance(content, list):
-        content = "\n".join(part.text for part in content)
+        content = [{"type": "text", "text": part.text} for part in content]
     role = developer if message.role == "developer" else message.role
     more = message.model_dump(include={"name", "reasoning_content", "tool_call_id"}, exclude_none=True)
-    if message.tool_calls:
-        more["tool_calls"] = [called(call) for call in message.tool_calls]
-    return {"role": role, "content": content or "", **more}
+    if short and "tool_call_id" in more:
+        more["tool_call_id"] = nine(more["tool_call_id"])
+    calls, broken = [], []
+    for call in message.tool_calls or ():
+        arguments = read_arguments(call.function.arguments)
+        if arguments is None:
+            broken.append(as_written(call, syntax))
+        else:
+            calls.append(called(call, arguments, short))
+    if calls:
+        more["tool_calls"] = calls
+    return {"role": role, "content": with_text(content, broken), **more}
 
 
-def called(call: Call) -> dict[str, Any]:
+def with_text(content: Any, lines: Sequence[str]) -> Any:
+    """A content with some text behind it."""
+    if not lines:
+        return content
+    if isinstance(content, list):
+        return [*content, *({"type": "text", "text": line} for line in lines)]
+    return "\n".join(filter(None, [content, *lines]))
+
+
+def read_arguments(text: str) -> dict[str, Any] | None:
+    """The arguments of a call as they were written; None for what is no object, cut short by a limit or made up."""
     try:
-        arguments = orjson.loads(call.function.arguments)
-    except orjson.JSONDecodeError as error:
-        message = (
-            f"messages has a call of {call.function.name!r} whose arguments are not JSON ({error}); send them as made."
-        )
-        raise ApiError(400, message, param="messages") from None
+        arguments = orjson.loads(text) if text.strip() else {}
+    except orjson.JSONDecodeError:
+        return None
+    return arguments if isinstance(arguments, dict) else None
+
+
+def as_written(call: Call, syntax: Syntax | None) -> str:
+    """A broken call as its model wrote it."""
+    text = f'{{"name": {json.dumps(call.function.name)}, "arguments": {call.function.arguments}'
+    return f"{syntax.marker}{text}" if syntax is not None else text
+
+
+def called(call: Call, arguments: Mapping[str, Any], short: bool) -> dict[str, Any]:
+    id = nine(call.id) if short and call.id else call.id
     function = {"name": call.function.name, "arguments": arguments}
-    return {"type": "function", "function": function, **({"id": call.id} if call.id else {})}
+    return {"type": "function", "function": function, **({"id": id} if id else {})}
+
+
+def nine(id: str) -> str:
+    """An id of nine letters and digits: the same one, if it is that."""
+    return id if re.fullmatch(r"[a-zA-Z0-9]{9}", id) else sha256(id.encode()).hexdigest()[:9]
 
 
 def template_args(text: Text, given: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -3,9 +3,12 @@
 null is the same as not given. Nothing is coerced and nothing unknown is let through.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from paceline.serve.wire import FailFast, Ids, Label, Shallow, Wire, few
 
 NO_MEDIA = "only text is served"
 UNSUPPORTED = {
@@ -28,23 +31,43 @@ UNSUPPORTED = {
     "web_search_options": "the server searches nothing",
     "service_tier": "give priority",
     "store": "nothing is stored",
-    "metadata": "nothing is stored; give user as a label",
-    "prompt_cache_key": "prompts share their cached beginnings by themselves",
-    "safety_identifier": "give user as a label",
+    "metadata": "it must be an object, of which nothing is stored",
+    "prompt_cache_key": "it must be a text; prompts share their cached beginnings by themselves",
+    "safety_identifier": "it must be a text; give user as a label",
 }
 """Parameters of other servers and why they are refused."""
 
 
-class Wire(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+def either(*values: object) -> Callable[[Any], bool]:
+    return lambda value: any(type(value) is type(each) and value == each for each in values)
+
+
+HARMLESS: dict[str, Callable[[Any], bool]] = {
+    "best_of": either(1),
+    "suffix": either(""),
+    "use_beam_search": either(False),
+    "beam_width": either(1),
+    "length_penalty": either(1, 1.0),
+    "early_stopping": either(False),
+    "modalities": either(["text"]),
+    "images": either([]),
+    "functions": either([]),
+    "service_tier": either("auto", "default"),
+    "store": either(False),
+    "verbosity": either("medium"),
+    "metadata": lambda value: isinstance(value, dict),
+    "prompt_cache_key": lambda value: isinstance(value, str),
+    "safety_identifier": lambda value: isinstance(value, str),
+}
+"""Those of them that are taken where they change nothing."""
 
 
 class Speculation(Wire):
     """The request's wishes; what is not given is the engine's default."""
 
-    drafter: str | None = Field(None, description='"auto", "none", NAME, A+B (in one tree) or A|B (choose)')
+    drafter: Label | None = Field(None, description='"auto", "none", NAME, A+B (in one tree) or A|B (choose)')
     max_nodes: int | None = Field(None, ge=0, description="a whole number >= 0")
-    verifier: str | None = Field(None, description="the name of a verifier")
+    verifier: Label | None = Field(None, description="the name of a verifier")
     trace: bool | None = Field(None, description="true: say who wrote each piece of the text")
 
 
@@ -61,7 +84,7 @@ class GrammarSpec(Wire):
 class Sampling(Wire):
     """Parameters that both completion end points know."""
 
-    model: str | None = Field(None, description="the name of the served model")
+    model: Label | None = Field(None, description="the name of the served model")
     stream: bool | None = Field(None, description="true or false")
     stream_options: StreamOptions | None = Field(
         None, description='{"include_usage": true or false, "continuous_usage_stats": true or false}, with stream'
@@ -70,20 +93,22 @@ class Sampling(Wire):
     seed: int | None = Field(None, ge=0, lt=2**64, description="a whole number in [0, 2**64)")
     temperature: float | None = Field(None, ge=0, description="0 (greedy) or a positive number")
     top_p: float | None = Field(None, gt=0, le=1, description="in (0, 1]")
-    top_k: int | None = Field(None, ge=0, description="a whole number, 0 for all tokens")
+    top_k: int | None = Field(None, ge=-1, description="a whole number, 0 or -1 for all tokens")
     min_p: float | None = Field(None, ge=0, lt=1, description="in [0, 1)")
     repetition_penalty: float | None = Field(None, gt=0, description="above 0")
     presence_penalty: float | None = Field(None, ge=-2, le=2, description="in [-2, 2]")
     frequency_penalty: float | None = Field(None, ge=-2, le=2, description="in [-2, 2]")
-    logit_bias: dict[str, float] | None = Field(None, max_length=1024, description="{token id: number}, 1024 at most")
-    allowed_tokens: list[int] | None = Field(None, min_length=1, description="a list of token ids, not empty")
-    bad_words: list[str | list[int]] | None = Field(
+    logit_bias: Annotated[dict[str, float], few(1024)] | None = Field(
+        None, description="{token id: number}, 1024 at most"
+    )
+    allowed_tokens: Ids | None = Field(None, min_length=1, description="a list of token ids, not empty")
+    bad_words: Annotated[list[str | Ids], FailFast()] | None = Field(
         None, max_length=256, description="a list of texts or of lists of token ids, 256 at most"
     )
-    stop: str | Annotated[list[str], Field(max_length=16)] | None = Field(
+    stop: str | Annotated[list[str], FailFast(), Field(max_length=16)] | None = Field(
         None, description="a text or a list of texts, 16 at most"
     )
-    stop_token_ids: list[int] | None = Field(None, max_length=256, description="a list of token ids, 256 at most")
+    stop_token_ids: Ids | None = Field(None, max_length=256, description="a list of token ids, 256 at most")
     include_stop: bool | None = Field(None, description="true or false")
     min_tokens: int | None = Field(None, ge=0, description="a whole number >= 0")
     max_tokens: int | None = Field(None, ge=0, description="a whole number >= 1")
@@ -101,7 +126,7 @@ class Sampling(Wire):
     deadline_ms: float | None = Field(
         None, gt=0, description="a positive number of milliseconds from the arrival; needs order deadline"
     )
-    user: str | None = Field(None, description="a text (a label; the answer does not depend on it)")
+    user: Label | None = Field(None, description="a text (a label; the answer does not depend on it)")
 
     @model_validator(mode="before")
     @classmethod
@@ -110,7 +135,7 @@ class Sampling(Wire):
         if not isinstance(data, dict):
             return data
         for name in data.keys() & UNSUPPORTED.keys() - cls.model_fields.keys():
-            if data[name] is not None:
+            if data[name] is not None and not (name in HARMLESS and HARMLESS[name](data[name])):
                 raise ValueError(f"{name} is not supported: {UNSUPPORTED[name]}.")
         return {k: v for k, v in data.items() if k not in UNSUPPORTED or k in cls.model_fields}
 
@@ -130,7 +155,7 @@ class Sampling(Wire):
 
 
 class CompletionRequest(Sampling):
-    prompt: str | list[str] | list[int] | list[list[int]] = Field(
+    prompt: str | Annotated[list[str], FailFast()] | Ids | Annotated[list[Ids], FailFast()] = Field(
         description="a text, a list of texts, a list of token ids, or a list of such lists"
     )
     echo: bool | None = Field(None, description="true or false")
@@ -144,26 +169,36 @@ class Part(Wire):
     text: str
 
 
+Parts = Annotated[list[Part], FailFast()]
+
+
 class CalledFunction(Wire):
     name: str
-    arguments: str
+    arguments: str = ""
 
 
 class Call(Wire):
     """A tool call that an earlier answer made."""
 
     id: str | None = None
+    index: int | None = None
+    """Where a stream said that it belongs; whoever put the pieces together often keeps it."""
     type: Literal["function"] = "function"
     function: CalledFunction
 
 
 class Message(Wire):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = Field(None, description='a text or a list of {"type": "text", "text": ...}')
+    content: str | Annotated[list[Part], FailFast()] | None = Field(
+        None, description='a text or a list of {"type": "text", "text": ...}'
+    )
     name: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[Call] | None = None
+    tool_calls: Annotated[list[Call], FailFast()] | None = None
     tool_call_id: str | None = None
+    refusal: str | None = None
+    annotations: Annotated[list[Shallow], FailFast()] | None = None
+    """Other servers' notes on an answer: nothing reads them."""
 
     @field_validator("content", mode="before")
     @classmethod
@@ -177,15 +212,18 @@ class Message(Wire):
     def _has_content(self) -> "Message":
         if self.tool_calls is not None and self.role != "assistant":
             raise ValueError(f"A message of role {self.role} has tool_calls, but only an assistant calls tools.")
-        if self.content is None and not self.tool_calls:
+        if self.content is None and not self.tool_calls and self.refusal is None and self.reasoning_content is None:
             raise ValueError(f"A message of role {self.role} has no content; give it, be it empty.")
         return self
+
+
+Messages = Annotated[list[Message], FailFast()]
 
 
 class Function(Wire):
     name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Shallow | None = None
     strict: bool | None = None
 
 
@@ -206,7 +244,7 @@ class NamedChoice(Wire):
 class SchemaFormat(Wire):
     name: str | None = None
     description: str | None = None
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: Shallow = Field(alias="schema")
     strict: bool | None = None
 
 
@@ -216,21 +254,22 @@ class ResponseFormat(Wire):
 
 
 class ChatRequest(Sampling):
-    messages: list[Message] = Field(min_length=1, description='a list of {"role": ..., "content": text}, at least one')
+    messages: Messages = Field(min_length=1, description='a list of {"role": ..., "content": text}, at least one')
     max_completion_tokens: int | None = Field(None, ge=1, description="a whole number >= 1")
     logprobs: bool | None = Field(None, description="true or false")
     top_logprobs: int | None = Field(None, ge=0, le=20, description="a whole number from 0 to 20, with logprobs")
     response_format: ResponseFormat | None = Field(
         None, description='{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": ...}'
     )
-    tools: list[Tool] | None = Field(
+    tools: Annotated[list[Tool], FailFast()] | None = Field(
         None, max_length=128, description='a list of {"type": "function", "function": ...}, 128 at most'
     )
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = Field(
         None, description='"none", "auto", "required" or {"type": "function", "function": {"name": NAME}}'
     )
     parallel_tool_calls: bool | None = Field(None, description="true or false")
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables of the model's chat template")
+    reasoning_effort: Label | None = Field(None, description="a text, where the model's chat template reads it")
+    chat_template_kwargs: Shallow | None = Field(None, description="variables of the model's chat template")
     add_generation_prompt: bool | None = Field(None, description="true (the default) or false")
     continue_final_message: bool | None = Field(
         None, description="true: go on with the last message, of role assistant; or false"
@@ -240,15 +279,15 @@ class ChatRequest(Sampling):
 class TokenizeRequest(Wire):
     """One of prompt and messages."""
 
-    model: str | None = Field(None, description="the name of the served model")
+    model: Label | None = Field(None, description="the name of the served model")
     prompt: str | None = Field(None, description="a text")
-    messages: list[Message] | None = Field(None, min_length=1, description="a list of messages, at least one")
+    messages: Messages | None = Field(None, min_length=1, description="a list of messages, at least one")
     add_special_tokens: bool | None = Field(None, description="true (the default) or false, with prompt")
 
 
 class DetokenizeRequest(Wire):
-    model: str | None = Field(None, description="the name of the served model")
-    tokens: list[int] = Field(description="a list of token ids")
+    model: Label | None = Field(None, description="the name of the served model")
+    tokens: Ids = Field(description="a list of token ids")
 
 
 REQUESTS: tuple[type[Wire], ...] = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from paceline.engine.door import DOOR
 from paceline.engine.outputs import Chunk
 from paceline.serve import logprobs
-from paceline.serve.body import JsonRoute
+from paceline.serve.body import JsonRoute, size
 from paceline.serve.calls import Call
 from paceline.serve.chat import Reader, begin
 from paceline.serve.errors import ApiError, as_api_error
@@ -50,8 +50,10 @@ async def responses(body: ResponsesRequest, request: Request, host: Here) -> Res
     before: list[Item] = []
     if body.previous_response_id is not None:
         before = orjson.loads(found(store, body.previous_response_id, owner).items)
-    chat = as_chat(body, [*before, *given], template(server.text))
-    generation, (reader,) = await begin(chat, server)
+    server.check_places(1)
+    bulk = size(request)
+    chat = await server.pools.texts.run(lambda: as_chat(body, [*before, *given], template(server.text)), bulk)
+    generation, (reader,) = await begin(chat, server, bulk)
     answer = Answer(body, server, generation, reader, bool(chat.logprobs))
 
     def keep() -> None:

@@ -1,18 +1,19 @@
 """Requests of POST /v1/responses, and what they are as chat requests: one engine, one set of rules behind both."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import Field, ValidationError
 
 from paceline.serve.errors import ApiError
-from paceline.serve.protocol import NO_MEDIA, ChatRequest, Sampling, Wire
+from paceline.serve.protocol import NO_MEDIA, ChatRequest, Sampling
+from paceline.serve.wire import FailFast, Shallow, Wire
 
 ROLES = ("system", "developer", "user", "assistant")
 TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 LOGPROBS = "message.output_text.logprobs"
 INCLUDES = (LOGPROBS, "reasoning.encrypted_content")
-Item = dict[str, Any]
+Item = Shallow
 
 
 class ResponseStreamOptions(Wire):
@@ -23,7 +24,7 @@ class TextFormat(Wire):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: Shallow | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
@@ -41,7 +42,9 @@ class ReasoningWish(Wire):
 class ResponsesRequest(Sampling):
     """OpenAI's parameters, and those of this server's other end points that shape the text."""
 
-    input: str | list[Item] = Field(description="a text or a list of items, at least one", min_length=1)
+    input: str | Annotated[list[Item], FailFast()] = Field(
+        description="a text or a list of items, at least one", min_length=1
+    )
     instructions: str | None = Field(None, description="a text: the system message of this turn")
     previous_response_id: str | None = Field(None, description="the id of an answer that was stored")
     store: bool | None = Field(None, description="true (the default): keep the answer for previous_response_id")
@@ -53,10 +56,10 @@ class ResponsesRequest(Sampling):
         None, ge=1, description="a whole number >= 1 (of built-in tools; there are none)"
     )
     top_logprobs: int | None = Field(None, ge=0, le=20, description="a whole number from 0 to 20")
-    tools: list[dict[str, Any]] | None = Field(
+    tools: list[Shallow] | None = Field(
         None, max_length=128, description='a list of {"type": "function", "name": ..., "parameters": ...}, 128 at most'
     )
-    tool_choice: str | dict[str, Any] | None = Field(
+    tool_choice: str | Shallow | None = Field(
         None, description='"none", "auto", "required" or {"type": "function", "name": NAME}'
     )
     parallel_tool_calls: bool | None = Field(None, description="true or false")
@@ -73,7 +76,7 @@ class ResponsesRequest(Sampling):
     safety_identifier: str | None = Field(None, description="a text (a label)")
     prompt_cache_key: str | None = Field(None, description="a text (prompts share their cached beginnings anyway)")
     prompt_cache_retention: str | None = Field(None, description="a text (without effect)")
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables of the model's chat template")
+    chat_template_kwargs: Shallow | None = Field(None, description="variables of the model's chat template")
 
 
 def as_chat(body: ResponsesRequest, items: list[Item], template: str) -> ChatRequest:

@@ -14,6 +14,7 @@ from paceline.core.errors import InputError
 from paceline.core.system import allow_many_files
 from paceline.engine.async_llm import AsyncLLM
 from paceline.serve.app import create_app
+from paceline.serve.connections import protocol
 from paceline.serve.operation import Operation
 from paceline.serve.server import Host
 from paceline.serve.settings import Settings
@@ -21,6 +22,7 @@ from paceline.serve.settings import Settings
 log = logging.getLogger("paceline")
 ENGINE_DIED = 3
 """Exit code when the engine thread died, or the warm-up failed."""
+BACKLOG = 2048
 LINGER_S = 2
 """How long connections that do not read their last answer are kept at the end."""
 
@@ -60,12 +62,14 @@ class Process(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet: an address in use is found before a model is loaded."""
+    """A socket that listens: an address in use is found before a model is loaded, also one that another server, still
+    loading, has taken. Who comes meanwhile waits."""
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((host, port))
-    except OSError as error:
+        sock.listen(BACKLOG)
+    except (OSError, OverflowError) as error:
         sock.close()
         raise InputError(f"host {host}, port {port} cannot be used ({error}); choose others.") from None
     return sock
@@ -83,6 +87,7 @@ def config(app: FastAPI, settings: Settings) -> uvicorn.Config:
     """uvicorn's configuration. InputError for certificate files that cannot be used."""
     made = uvicorn.Config(
         app,
+        http=protocol(settings),
         log_config=None,
         access_log=False,
         server_header=False,
@@ -103,4 +108,5 @@ def run(llm: AsyncLLM | Host, settings: Settings, sock: socket.socket, announce:
     app = create_app(llm, settings)
     process = Process(config(app, settings), app.state.operation, lambda: announce(address(sock, settings)))
     process.run([sock])
+    app.state.host.pools.close()
     return process.code

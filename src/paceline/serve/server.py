@@ -1,13 +1,14 @@
 """What every route needs: the engine of the request's model, the settings, and how the model is called."""
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 from fastapi import Depends, Request
 
+from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.door import DOOR
@@ -15,6 +16,8 @@ from paceline.engine.text import Text
 from paceline.engine.totals import Snapshot
 from paceline.serve.calls import Call
 from paceline.serve.errors import ApiError
+from paceline.serve.pools import Pools
+from paceline.serve.prompts import check_length, longest
 from paceline.serve.settings import Settings
 from paceline.serve.tokens import Tokens
 
@@ -25,6 +28,11 @@ class Host(Protocol):
     """Who is served here: one model (`Server`) or several (`fleet.Fleet`). For the event loop."""
 
     settings: Settings
+    pools: Pools
+
+    @property
+    def max_len(self) -> int:
+        """Tokens of the longest context."""
 
     @property
     def model(self) -> str:
@@ -33,6 +41,9 @@ class Host(Protocol):
     @property
     def alive(self) -> bool:
         """False once an engine thread has died."""
+
+    def stuck(self) -> float:
+        """Seconds that an engine with work has been at one step; 0 while all are idle."""
 
     @property
     def snapshot(self) -> Snapshot:
@@ -59,12 +70,15 @@ class Host(Protocol):
 class Server:
     """One model and the engine around it."""
 
-    def __init__(self, llm: AsyncLLM, settings: Settings) -> None:
+    def __init__(self, llm: AsyncLLM, settings: Settings, pools: Pools | None = None) -> None:
+        """`pools`: of the host, where it has several servers."""
         self.llm, self.settings = llm, settings
         self.created = int(time.time())
         self.text: Text = llm.llm.text
         self.text.encode("")  # settles the tokenizer's own state: from now on it is only read, by several threads
         self.tokens = Tokens(self.text.tokenizer)
+        self.pools = pools or Pools()
+        self.most_characters = longest(self.text, self.tokens, settings.max_prompt_tokens or self.max_len)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -78,6 +92,9 @@ class Server:
     @property
     def alive(self) -> bool:
         return self.llm.alive
+
+    def stuck(self) -> float:
+        return self.llm.stuck()
 
     @property
     def snapshot(self) -> Snapshot:
@@ -128,16 +145,38 @@ class Server:
             message = f"n is {n} with {prompts} prompts, but one request may ask for at most {most} texts."
             raise ApiError(400, message, param="n")
 
-    async def ready(self, make: Callable[[], SamplingParams]) -> SamplingParams:
-        """What `make` makes, in the pool with its grammar compiled: neither the loop nor the engine waits for that."""
+    def check_places(self, count: int) -> None:
+        """Raise ApiError 429 before anything is done for a request that would find no place in the engine."""
+        door = DOOR.get()
+        if isinstance(door, Call):
+            door.gate.check(count)
 
-        def work() -> SamplingParams:
+    async def ready(self, make: Callable[[], SamplingParams], size: int, shaped: bool) -> SamplingParams:
+        """What `make` makes, in a pool, with its grammar compiled and its bad words spelt: neither the loop nor the
+        engine waits for that. `size`: of what it is made from; `shaped`: may there be a grammar?"""
+        sampler = self.llm.llm.engine.sampler
+
+        def work() -> tuple[SamplingParams, object]:
             params = make()
-            if params.grammar is not None:
-                self.llm.llm.engine.sampler.grammars.compile(params.grammar)
-            return params
+            if params.allowed_tokens is not None and len(params.allowed_tokens) > sampler.vocab_size:
+                raise InputError(f"allowed_tokens has {len(params.allowed_tokens)} ids, more than there are tokens.")
+            for word in params.bad_words:
+                if isinstance(word, str):
+                    check_length(word, self.most_characters, "bad_words")
+            if any(isinstance(word, str) for word in params.bad_words):
+                params = replace(params, bad_words=sampler.spell(params.bad_words))
+            held = None if params.grammar is None else sampler.grammars.compile(params.grammar)
+            return params, held
 
-        return await asyncio.to_thread(work)
+        if shaped and sampler.grammars.full:
+            message = "The grammars of other requests take all room; try again in 2 s."
+            raise ApiError(429, message, code="host_busy", headers={"Retry-After": "2"})
+        pool = self.pools.grammars if shaped else self.pools.texts
+        params, held = await pool.run(work, size)
+        door = DOOR.get()
+        if isinstance(door, Call):
+            door.held = held
+        return params
 
 
 def unknown_model(name: str, names: Sequence[str]) -> ApiError:

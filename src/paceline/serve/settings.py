@@ -4,6 +4,7 @@ A value is taken from the flag, else from the environment, else from the TOML fi
 here imports more than the standard library, so that `paceline --help` is quick.
 """
 
+import math
 import os
 import tomllib
 import types
@@ -63,6 +64,13 @@ class Settings:
     ] = ()
     api_key_file: Annotated[Path | None, _http("Keys from a file, one a line; # begins a comment.")] = None
     open_probes: Annotated[bool, _http("Answer /health, /ready and /metrics without a key.")] = True
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        _http(
+            "A Host header to answer beside loopback names, on a loopback address without keys; * for any.",
+            "--allowed-host",
+        ),
+    ] = ()
     cors_origins: Annotated[
         tuple[str, ...], _http("An origin whose web pages may call the API; * for any.", "--cors-origin")
     ] = ()
@@ -83,6 +91,16 @@ class Settings:
         Literal["mean", "last"] | None,
         _http("How /v1/embeddings makes one vector of a text's hidden states. Default: as each request says."),
     ] = None
+    max_connections: Annotated[
+        int, _limit("Most connections; 0 for as many as open files allow. At the limit one without a request goes.")
+    ] = 0
+    head_timeout: Annotated[float, _limit("Seconds that a connection has for the head of a request.")] = 10.0
+    body_timeout: Annotated[float, _limit("Seconds that a request has for its body; 0 for request_timeout alone.")] = (
+        60.0
+    )
+    stall_timeout: Annotated[
+        float, _limit("Seconds without a step of an engine that has work until /health is red; 0 for never.")
+    ] = 60.0
     drain_timeout: Annotated[
         float, _limit("Seconds that running requests are given after SIGTERM before they are ended.")
     ] = 30.0
@@ -114,11 +132,17 @@ class Settings:
             ("max_body_bytes", 1),
             ("max_choices", 1),
             ("response_store_bytes", 0),
+            ("max_connections", 0),
+            ("head_timeout", 0.01),
+            ("body_timeout", 0),
+            ("stall_timeout", 0),
         ):
             check(getattr(self, name) >= least, name, f"at least {least}")
         for name in ("max_prompt_tokens", "max_output_tokens"):
             check(getattr(self, name) is None or getattr(self, name) >= 1, name, "at least 1")
-        for name in ("api_keys", "cors_origins", "served_model_name"):
+        for name in ("request_timeout", "head_timeout", "body_timeout", "stall_timeout", "drain_timeout"):
+            check(math.isfinite(getattr(self, name)), name, "a finite number")
+        for name in ("api_keys", "cors_origins", "served_model_name", "allowed_hosts"):
             check(all(value.strip() for value in getattr(self, name)), name, "texts that are not empty")
         if self.models is not None and self.served_model_name:
             raise InputError("served_model_name is of one model, but models names several; give one of the two.")

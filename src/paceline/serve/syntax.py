@@ -28,9 +28,10 @@ class Syntax:
         return self.id_prefix + uuid4().hex[: self.id_digits]
 
 
+MISTRAL = Syntax("mistral", ("[TOOL_CALLS]",), "[TOOL_CALLS]", "list", unless="[ARGS]", id_prefix="", id_digits=9)
 SYNTAXES = (
     Syntax("hermes", ("<tool_call>",), "<tool_call>", "tagged", close="</tool_call>", unless="<function="),
-    Syntax("mistral", ("[TOOL_CALLS]",), "[TOOL_CALLS]", "list", unless="[ARGS]", id_prefix="", id_digits=9),
+    MISTRAL,
     Syntax("llama", ("<|python_tag|>", '{"name": function name, "parameters"'), "<|python_tag|>", "chain", bare="{"),
     Syntax("list", ("functools", "<|tool|>", '[{"name"', '[{\\"name\\"'), "functools", "list", bare="["),
 )
@@ -44,6 +45,11 @@ def syntax_of(template: str) -> Syntax | None:
         if any(sign in template for sign in syntax.signs) and not (syntax.unless and syntax.unless in template):
             return syntax
     return None
+
+
+def short_ids(template: str) -> bool:
+    """Does it take ids of nine characters alone? Mistral's do, also those of calls that are read in no syntax here."""
+    return MISTRAL.marker in template
 
 
 def opens_reasoning(template: str) -> bool:

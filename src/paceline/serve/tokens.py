@@ -26,6 +26,9 @@ class Tokens:
         kind = b"" if decoder is None else decoder.__getstate__()
         self._byte_level = b'"ByteLevel"' in kind
         self._byte_fallback = b'"ByteFallback"' in kind
+        self.whole = self._byte_level or self._byte_fallback
+        """Any text has tokens of its own: nothing becomes one that stands for all that is unknown."""
+        self._texts: dict[int, str] = {}
 
     def bytes(self, token: int) -> bytes:
         """What the token adds to a text; as it is written in the middle of one."""
@@ -40,6 +43,12 @@ class Tokens:
 
     def text(self, token: int) -> str:
         r"""The token as text; `bytes:\xe2\x80` where it is not whole characters, so that two never look the same."""
+        known = self._texts.get(token)
+        if known is None:
+            known = self._texts[token] = self._text(token)
+        return known
+
+    def _text(self, token: int) -> str:
         raw = self.bytes(token)
         try:
             return raw.decode()

@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
-from uuid import uuid4
 
 import orjson
 
@@ -13,7 +12,7 @@ from paceline.serve.prompts import template
 from paceline.serve.protocol import ChatRequest, NamedChoice
 from paceline.serve.server import Server
 from paceline.serve.structure import tool_choice
-from paceline.serve.syntax import END_THINK, THINK, syntax_of
+from paceline.serve.syntax import END_THINK, MISTRAL, SYNTAXES, THINK, short_ids, syntax_of
 
 
 class Voice(Protocol):
@@ -38,14 +37,14 @@ class Plain:
 class Named:
     """Everything is the arguments of one function."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, new_id: Callable[[], str] = SYNTAXES[0].new_id) -> None:
+        self.name, self.new_id = name, new_id
         self.id = ""
 
     def feed(self, text: str) -> list[Delta]:
         if self.id:
             return [ToolCall(0, None, None, text)] if text else []
-        self.id = call_id()
+        self.id = self.new_id()
         return [ToolCall(0, self.id, self.name, text)]
 
     def finish(self) -> list[Delta]:
@@ -58,8 +57,8 @@ HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"]*)"\s*,\s*"arguments"\s*:\s*(?=\S
 class Required:
     """The text is {"name": ..., "arguments": ...}, by its grammar; the arguments go on as they are written."""
 
-    def __init__(self) -> None:
-        self.text = ""
+    def __init__(self, new_id: Callable[[], str] = SYNTAXES[0].new_id) -> None:
+        self.text, self.new_id = "", new_id
         self.sent: int | None = None
         """Characters dealt with, once the name is known."""
 
@@ -71,7 +70,7 @@ class Required:
             if head is None:
                 return []
             self.sent = head.end()
-            deltas.append(ToolCall(0, call_id(), head[1], ""))
+            deltas.append(ToolCall(0, self.new_id(), head[1], ""))
         end = max(self.sent, len(self.text.rstrip(" \n\t}")))  # the last brace is not of the arguments
         if end > self.sent:
             deltas.append(ToolCall(0, None, None, self.text[self.sent : end]))
@@ -91,8 +90,9 @@ class Required:
         return [ToolCall(0, None, None, rest)] if rest else []
 
 
-def call_id() -> str:
-    return f"call_{uuid4().hex[:24]}"
+def ids(source: str) -> Callable[[], str]:
+    """What makes the ids of calls, as this chat template wants them back."""
+    return (syntax_of(source) or (MISTRAL if short_ids(source) else SYNTAXES[0])).new_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +108,12 @@ class Manner:
 def manner(body: ChatRequest, server: Server, shaped: bool) -> Manner:
     """`shaped`: a grammar prescribes the whole answer. Raises RefusalError for tools of a model whose calls would not
     be understood."""
-    choice = tool_choice(body)
+    choice, new_id = tool_choice(body), ids(template(server.text))
     if isinstance(choice, NamedChoice):
         name = choice.function.name
-        return Manner(lambda tail: Named(name))
+        return Manner(lambda tail: Named(name, new_id))
     if choice == "required":
-        return Manner(lambda tail: Required())
+        return Manner(lambda tail: Required(new_id))
     source, tools = template(server.text), choice == "auto"
     reasoning = (THINK in source or END_THINK in source) and not shaped
     if not tools and not reasoning:
@@ -121,7 +121,7 @@ def manner(body: ChatRequest, server: Server, shaped: bool) -> Manner:
     Parser.for_model(source, tools, reasoning)
     special = any(marker in server.tokens.special for marker in markers(source, tools, reasoning))
     stops = [t for t in body.stop_token_ids or () if t in range(len(server.text.tokenizer))]  # others are refused later
-    ends = [server.tokens.text(token) for token in {*server.text.eos(), *stops}] if special else []
+    ends = [server.tokens.text(token) for token in {*server.llm.llm.engine.eos, *stops}] if special else []
     return Manner(lambda tail: Parser.for_model(source, tools, reasoning, prompt=tail, ends=ends), special)
 
 

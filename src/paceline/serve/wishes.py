@@ -21,6 +21,10 @@ def sampling_params(body: Sampling, **more: Any) -> SamplingParams:
     values: dict[str, Any] = {name: getattr(body, name) for name in SAME if getattr(body, name) is not None}
     if body.logit_bias:
         values["logit_bias"] = {token_id(key): bias for key, bias in body.logit_bias.items()}
+        if len(values["logit_bias"]) < len(body.logit_bias):
+            raise InputError("logit_bias has one token id in two spellings; give each once.")
+    if body.top_k == -1:
+        values["top_k"] = 0
     if body.speculation is not None:
         wish = body.speculation
         values.update(drafter=wish.drafter, max_nodes=wish.max_nodes, verifier=wish.verifier)

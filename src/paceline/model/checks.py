@@ -1,0 +1,141 @@
+"""Is every number of a config.json what it may be? What sizes memory, or would change a text in silence, is looked at
+before anything is made of it, so that no file can write outside a buffer."""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from paceline.core.errors import CheckpointError
+
+FILE = "config.json"
+SIZES = {
+    "vocab_size": 2**24,
+    "hidden_size": 2**20,
+    "intermediate_size": 2**22,
+    "num_hidden_layers": 4096,
+    "num_attention_heads": 4096,
+    "num_key_value_heads": 4096,
+    "max_position_embeddings": 2**26,
+}
+"""Whole numbers from 1 to this."""
+HEAD = 4096
+POSITIVE = ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")
+"""Numbers above 0, where they are given."""
+ROPE_POSITIVE = ("rope_theta", "factor", "beta_fast", "beta_slow", "attention_factor", "low_freq_factor",
+                 "high_freq_factor", "mscale", "mscale_all_dim")  # fmt: skip
+
+
+def check_raw(raw: Mapping[str, Any]) -> None:
+    """The fields that are read before transformers parses the file. Raises CheckpointError."""
+    if not isinstance(raw.get("model_type"), str):
+        refuse("model_type", raw.get("model_type"), "the name of a family")
+    quantised = raw.get("quantization_config")
+    if quantised is not None and not isinstance(quantised, dict):
+        refuse("quantization_config", quantised, "an object")
+    named = raw.get("architectures")
+    if named is not None and not (isinstance(named, list) and all(isinstance(name, str) for name in named)):
+        refuse("architectures", named, "a list of names")
+
+
+def check(config: Any) -> None:
+    """All numbers of a config that transformers parsed. Raises CheckpointError naming file and field."""
+    for name, most in SIZES.items():
+        whole(name, getattr(config, name, None), 1, most)
+    heads, groups, hidden = config.num_attention_heads, config.num_key_value_heads, config.hidden_size
+    if heads % groups:
+        refuse("num_key_value_heads", groups, f"a divisor of num_attention_heads ({heads})")
+    width = getattr(config, "head_dim", None)
+    if width is None and hidden % heads:
+        refuse("num_attention_heads", heads, f"a divisor of hidden_size ({hidden}), or head_dim must be given")
+    width = hidden // heads if width is None else width
+    whole("head_dim", width, 1, HEAD)
+    if not 0 <= number("rms_norm_eps", config.rms_norm_eps) < 1:
+        refuse("rms_norm_eps", config.rms_norm_eps, "in [0, 1)")
+    for name in POSITIVE:
+        positive(name, getattr(config, name, None))
+    window = getattr(config, "sliding_window", None)
+    if window is not None:
+        whole("sliding_window", window, 1, 2**40)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None and (not isinstance(kinds, list) or len(kinds) != config.num_hidden_layers):
+        refuse("layer_types", kinds, f"a list of {config.num_hidden_layers} entries")
+    params = config.rope_parameters
+    if not isinstance(params, dict):
+        refuse("rope_parameters", params, "an object")
+    for it in scalings(params):
+        check_rope(it, width)
+
+
+def check_rope(params: Mapping[str, Any], width: int) -> None:
+    """The parameters of one rotation of heads of `width` numbers."""
+    kind = params.get("rope_type", "default")
+    if not isinstance(kind, str):
+        refuse("rope_type", kind, "the name of a scaling")
+    for name in ROPE_POSITIVE:
+        positive(name, params.get(name))
+    part = params.get("partial_rotary_factor")
+    if part is not None and not 0 < number("partial_rotary_factor", part) <= 1:
+        refuse("partial_rotary_factor", part, "in (0, 1]")
+    rotated = int(width * (1.0 if part is None else part))
+    if rotated < 2 or rotated % 2:
+        refuse("partial_rotary_factor", part, f"such that an even number of a head's {width} numbers is rotated")
+    if kind == "yarn" and params.get("rope_theta", 2.0) <= 1:
+        refuse("rope_theta", params["rope_theta"], "above 1 for yarn")
+    low, high = params.get("low_freq_factor"), params.get("high_freq_factor")
+    if low is not None and high is not None and not low < high:
+        refuse("low_freq_factor", low, f"below high_freq_factor ({high})")
+    if params.get("original_max_position_embeddings") is not None:
+        least = 2 if kind == "longrope" else 1
+        most = SIZES["max_position_embeddings"]
+        whole("original_max_position_embeddings", params["original_max_position_embeddings"], least, most)
+    for name in ("short_factor", "long_factor"):
+        if params.get(name) is not None:
+            check_factors(name, params[name], rotated // 2)
+
+
+def check_factors(name: str, value: Any, count: int) -> None:
+    if not isinstance(value, list) or len(value) != count:
+        refuse(name, value, f"a list of {count} numbers")
+    for each in value:
+        positive(name, each)
+
+
+def whole(name: str, value: Any, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        refuse(name, value, f"a whole number from {least} to {most}")
+
+
+def number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        refuse(name, value, "a finite number")
+    return float(value)
+
+
+def positive(name: str, value: Any) -> None:
+    """A number above 0, or not given."""
+    if value is not None and number(name, value) <= 0:
+        refuse(name, value, "above 0")
+
+
+def refuse(name: str, value: Any, want: str) -> None:
+    shown = repr(value)
+    shown = shown if len(shown) <= 60 else shown[:57] + "..."
+    raise CheckpointError(f"{FILE}: {name} is {shown}, but it must be {want}; correct the file or download it again.")
+
+
+def longest(config: Any) -> int:
+    """The longest context that a config describes: what it was trained for, or that stretched by its rope scaling."""
+    trained = int(config.max_position_embeddings)
+    params = config.rope_parameters
+    return max(trained, *(stretched(it, trained) for it in scalings(params)))
+
+
+def scalings(params: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    return [it for it in params.values() if isinstance(it, dict)] or [params]
+
+
+def stretched(params: Mapping[str, Any], trained: int) -> int:
+    if params.get("rope_type", "default") not in ("linear", "yarn", "longrope"):
+        return trained
+    original = params.get("original_max_position_embeddings") or trained
+    return int(original * (params.get("factor") or 1.0))
