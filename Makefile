@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
-.PHONY: run serve test lint types tests asan clean
+.PHONY: run serve test lint types tests docs asan clean
 
 run: $(VENV)/installed
 	$(BIN)/paceline demo
@@ -36,6 +36,11 @@ tests: $(VENV)/installed-dev
 # The native library with every access to memory checked (AddressSanitizer), under the tests that call it: minutes.
 asan: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m full tests/native/test_asan.py
+
+# The documentation as a site, in site/.
+docs: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[docs]'
+	$(BIN)/zensical build --clean
 
 $(VENV)/pyvenv.cfg:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=...")'

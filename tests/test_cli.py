@@ -15,7 +15,8 @@ from typer.testing import CliRunner, Result
 from paceline.bench import profile
 from paceline.cli import app
 from paceline.cli.answer import Answer, Screen, answer
-from paceline.cli.chat import Session, history_file
+from paceline.cli.chat import Session, history_file, joined
+from paceline.cli.partner import Local
 from paceline.core.params import SamplingParams
 from paceline.engine.build import Options, memory_of
 from paceline.engine.llm import LLM
@@ -186,7 +187,9 @@ def test_pieces_are_coloured_and_control_characters_dropped(capsys: pytest.Captu
 
 
 def talk(llm: LLM, **wishes: Any) -> Session:
-    return Session(llm, SamplingParams(**{"max_tokens": 8, "temperature": 0.0, "ignore_eos": True, **wishes}), Screen())
+    return Session(
+        Local(llm), SamplingParams(**{"max_tokens": 8, "temperature": 0.0, "ignore_eos": True, **wishes}), Screen()
+    )
 
 
 def test_a_session_by_pipe(pair: list[str]) -> None:
@@ -279,6 +282,39 @@ def test_drafter_is_changed_and_refused_by_name(llm: LLM, capsys: pytest.Capture
     assert "drafter: auto (of auto, dyspec, " in told and "topk)" in told, "user cannot serve here and is not offered"
     assert "drafter: ngram" in told and "needs a function" in told
     assert session.params.drafter == "ngram"
+
+
+def test_several_lines() -> None:
+    said = iter(["plain", "one\\", "two\\", "three", '"""', "a", "", 'b"""', '"""c"""'])
+    ask = joined(lambda: next(said))
+    assert [ask() for _ in range(4)] == ["plain", "one\ntwo\nthree", "a\n\nb", "c"]
+
+
+def test_system_set_save_and_load(llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    session, file = talk(llm), tmp_path / "talk.json"
+    for line in ("/system Be brief.", "/set temperature 0.5", '/set stop ["x"]', "/set seed 3", "hello"):
+        session.hear(line)
+    assert session.params.temperature == 0.5 and session.params.stops == ("x",) and session.params.seed == 3
+    assert [m["role"] for m in session.messages] == ["system", "user", "assistant"]
+    session.hear(f"/save {file}")
+    session.hear("/reset")
+    assert session.messages == [{"role": "system", "content": "Be brief."}]
+    other = talk(llm)
+    other.hear(f"/load {file}")
+    assert len(other.messages) == 3 and other.system == "Be brief."
+    other.hear('/system ""')
+    assert [m["role"] for m in other.messages] == ["user", "assistant"]
+    session.hear("/set temperature")
+    assert session.params.temperature is None
+    capsys.readouterr()
+    for line in ("/set colour 1", "/set top_p 7", "/save", f"/load {tmp_path / 'none'}", "/load " + __file__):
+        session.hear(line)
+    errors = capsys.readouterr().err.splitlines()
+    for told, words in zip(
+        errors, ("Unknown sampling parameter", "top_p is 7", "needs the name", "cannot be read", "no conv")
+    ):
+        assert words in told
+    assert session.params.seed == 3
 
 
 def test_history_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,24 +30,25 @@ __all__ = [
 ]
 
 _HOMES = {
-    "LLM": "engine.llm",
-    "AsyncLLM": "engine.async_llm",
-    "Grammar": "core.grammar",
-    "SamplingParams": "core.params",
-    **dict.fromkeys(("SpecStats", "TokenLogprob"), "core.request"),
-    **dict.fromkeys(("Chunk", "Completion", "RequestOutput"), "engine.outputs"),
-    **dict.fromkeys(("CapacityError", "CheckpointError", "InputError", "PacelineError", "RefusalError"), "core.errors"),
+    "paceline.core.errors": ("CapacityError", "CheckpointError", "InputError", "PacelineError", "RefusalError"),
+    "paceline.core.grammar": ("Grammar",),
+    "paceline.core.params": ("SamplingParams",),
+    "paceline.core.request": ("SpecStats", "TokenLogprob"),
+    "paceline.engine.async_llm": ("AsyncLLM",),
+    "paceline.engine.llm": ("LLM",),
+    "paceline.engine.outputs": ("Chunk", "Completion", "RequestOutput"),
 }
 
 
 def __getattr__(name: str) -> Any:
     """Import torch with the first use of a public name, not with the package: `paceline --help` stays quick."""
-    if name in _HOMES:
-        import importlib
+    for home, names in _HOMES.items():
+        if name in names:
+            import importlib
 
-        return getattr(importlib.import_module(f"paceline.{_HOMES[name]}"), name)
+            return getattr(importlib.import_module(home), name)
     raise AttributeError(f"module 'paceline' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, "__version__"])

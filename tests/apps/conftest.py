@@ -12,6 +12,6 @@ from tests.serve.conftest import DEMO, running
 @pytest.fixture(scope="session")
 def demo_url() -> Iterator[str]:
     llm = AsyncLLM(**DEMO)
-    with running(llm, Settings(model_name="demo")) as address:
+    with running(llm, Settings(served_model_name=("demo",))) as address:
         yield address
     llm.close()

@@ -16,13 +16,14 @@ from openai import OpenAI
 from paceline import LLM, AsyncLLM
 from paceline.engine.build import DEMO as DEMO_PAIR
 from paceline.serve.app import create_app
+from paceline.serve.server import Host
 from paceline.serve.settings import Settings
 
 DEMO: dict[str, Any] = {"dtype": "float32", "blocks": 600}
 
 
 @contextmanager
-def running(llm: AsyncLLM, settings: Settings) -> Iterator[str]:
+def running(llm: AsyncLLM | Host, settings: Settings) -> Iterator[str]:
     """A server for `llm`; its address."""
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(create_app(llm, settings), log_level="warning", lifespan="off"))
@@ -47,7 +48,7 @@ def engine() -> Iterator[AsyncLLM]:
 
 @pytest.fixture(scope="session")
 def url(engine: AsyncLLM) -> Iterator[str]:
-    with running(engine, Settings(model_name="demo")) as address:
+    with running(engine, Settings(served_model_name=("demo",))) as address:
         yield address
 
 
@@ -93,7 +94,7 @@ def tools_engine(tools_model: Path) -> Iterator[AsyncLLM]:
 
 @pytest.fixture(scope="session")
 def tools_client(tools_engine: AsyncLLM) -> Iterator[OpenAI]:
-    with running(tools_engine, Settings(model_name="tools")) as address:
+    with running(tools_engine, Settings(served_model_name=("tools",))) as address:
         yield OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=60)
 
 

@@ -14,7 +14,19 @@ from paceline.serve.run import Process, address, bind, config
 from paceline.serve.settings import Settings
 
 WAIT_S = 120
-SERVE = ["-m", "paceline", "serve", "--port", "0", "--dtype", "float32", "--blocks", "600", "--model-name", "demo"]
+SERVE = [
+    "-m",
+    "paceline",
+    "serve",
+    "--port",
+    "0",
+    "--dtype",
+    "float32",
+    "--blocks",
+    "600",
+    "--served-model-name",
+    "demo",
+]
 
 
 @contextmanager

@@ -106,7 +106,10 @@ def test_each_answer_is_that_of_its_request_alone(tight: AsyncLLM, tools_llm: LL
     wishes = [wish(stream) for _ in range(count)]
     before = tight.snapshot.totals.preemptions
     made: list[list[Any]] = []
-    with running(tight, Settings(model_name="tools", queue_limit=4096)) as url, ThreadPoolExecutor(32) as pool:
+    with (
+        running(tight, Settings(served_model_name=("tools",), queue_limit=4096)) as url,
+        ThreadPoolExecutor(32) as pool,
+    ):
         while tight.snapshot.totals.preemptions == before and len(made) < 5 * count:  # who meets whom is chance
             made += pool.map(lambda i: answer(url, *wishes[i], streamed=i % 2 == 0), range(count))
     assert tight.snapshot.totals.preemptions > before

@@ -34,7 +34,7 @@ def test_any_request_is_answered_as_documented(url: str, mode: GenerationMode) -
     document = schemathesis.openapi.from_url(f"{url}/openapi.json").include(path_regex=PATHS)
     tried = 0
     for operation in (result.ok() for result in document.get_all_operations()):
-        if mode is GenerationMode.NEGATIVE and operation.method.upper() == "GET":
+        if mode is GenerationMode.NEGATIVE and operation.method.upper() in ("GET", "DELETE"):
             continue  # there is nothing that could be wrong
 
         @settings(max_examples=30, deadline=None, database=None, suppress_health_check=list(HealthCheck))

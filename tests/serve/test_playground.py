@@ -1,10 +1,12 @@
 """The playground, clicked through in headless Chromium against a real server, its policy in force."""
 
+import json
 import re
 import shutil
 from base64 import b64encode
 from collections.abc import Iterator
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -12,10 +14,11 @@ import pytest
 from openai import OpenAI
 
 from paceline import LLM, AsyncLLM, SamplingParams
-from paceline.serve.playground import FILE
+from paceline.serve.playground import put_together
 from paceline.serve.settings import Settings
 
 from .conftest import running
+from .process import threaded
 
 PROMPT = "A baker packs 6 rolls into each bag and sells 14 bags. How many rolls does she sell?"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -36,7 +39,7 @@ def browser() -> Iterator[Any]:
 @pytest.fixture
 def page(browser: Any, url: str) -> Iterator[Any]:
     """The page, connected; at the end nothing may have been thrown or refused by its policy."""
-    yield from opened(browser, url, width=1100)
+    yield from opened(browser, url, width=1300)
 
 
 def opened(browser: Any, url: str, width: int) -> Iterator[Any]:
@@ -74,6 +77,12 @@ def done(page: Any) -> None:
     see(page, "#status", "Finished")
 
 
+def raw(page: Any) -> list[str]:
+    """Each answer as it was written."""
+    texts: list[str] = page.locator(".text").evaluate_all("all => all.map(e => e.raw)")
+    return texts
+
+
 def figure(page: Any, name: str) -> str:
     return str(page.locator(f"[data-figure='{name}'] dd").last.inner_text())
 
@@ -103,7 +112,7 @@ def test_a_browser_that_has_the_page_is_told_so(url: str) -> None:
 
 
 def test_the_page_loads_nothing_and_inserts_no_html() -> None:
-    text = FILE.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
+    text = put_together().replace("http://www.w3.org/2000/svg", "")
     assert not re.search(r"https?://|innerHTML|outerHTML|insertAdjacentHTML|document\.write|\bsrc=|@import", text)
 
 
@@ -115,7 +124,7 @@ def test_an_answer_is_coloured_by_author_and_counted(page: Any, llm: LLM) -> Non
     done(page)
     messages = [{"role": "user", "content": PROMPT}]
     (want,) = llm.chat(messages, SamplingParams(temperature=0, max_tokens=48, seed=7), progress=False)
-    assert page.locator(".text").inner_text() == want.text
+    assert raw(page) == [want.text]
     drafted = page.locator(".text .by")
     assert drafted.count() > 0 and drafted.first.get_attribute("data-author") == "model"
     assert drafted.first.evaluate("e => getComputedStyle(e).backgroundColor") != "rgba(0, 0, 0, 0)"
@@ -150,7 +159,7 @@ def test_the_conversation_goes_on_and_starts_anew(page: Any) -> None:
     done(page)
     sent = second.value.post_data_json["messages"]
     assert [m["role"] for m in sent] == ["user", "assistant", "user"]
-    assert sent[1]["content"] == page.locator(".text").first.inner_text()
+    assert sent[1]["content"] == raw(page)[0]
     page.click("#fresh")
     assert page.locator(".turn").count() == 0 and page.locator("#blank").is_visible()
     with page.expect_request("**/v1/chat/completions") as third:
@@ -192,7 +201,7 @@ def test_plain_beside_speculative_says_identical(page: Any) -> None:
     page.check("#beside")
     send(page, drafter="model", temperature="0.8")
     done(page)
-    plain, fast = page.locator(".both .text").all_inner_texts()
+    plain, fast = raw(page)
     assert plain == fast and plain
     assert page.locator(".both > div:first-child .by").count() == 0 < page.locator(".both .by").count()
     assert page.locator(".both h3").all_inner_texts() == ["Plain", "Speculative: model"]
@@ -203,7 +212,7 @@ def test_plain_beside_speculative_says_where_texts_part(page: Any) -> None:
     page.check("#beside")
     send(page, drafter="model", verifier="chain", temperature="1")
     done(page)
-    plain, fast = page.locator(".both .text").all_inner_texts()
+    plain, fast = raw(page)
     at = next(i for i, (a, b) in enumerate(zip(plain, fast)) if a != b)
     assert f"the texts differ: they part at character {at + 1}." in page.locator(".verdict").inner_text()
 
@@ -230,7 +239,7 @@ def test_a_number_out_of_range_is_not_sent(page: Any) -> None:
 
 
 def test_key_and_a_server_that_is_gone(browser: Any, engine: AsyncLLM) -> None:
-    with running(engine, Settings(model_name="demo", api_keys=("secret",))) as url:
+    with running(engine, Settings(served_model_name=("demo",), api_keys=("secret",))) as url:
         page = browser.new_page()
         page.goto(url)
         see(page, "#state", "Enter the API key under Settings.", class_name="down")
@@ -275,6 +284,153 @@ def test_the_policy_stops_what_would_insert_markup(browser: Any, url: str) -> No
     )
     assert told == "TypeError"
     page.close()
+
+
+MARKED = """# One *two*
+- a **b** `c*d*`
+1. x
+   2*3*4 = 24
+> quoted [ok](https://example.org/a) [no](javascript:alert(1)) ![pic](https://example.org/p.png)
+
+| a | b |
+|---|---|
+| 1 | <i>2</i> |
+```py
+x = "<b>" # *not*
+```
+tail"""
+
+
+def test_markdown_is_formatted_and_nothing_of_it_runs(page: Any) -> None:
+    html = page.evaluate(
+        """text => { const body = new Coloured("text", [[text, "target", 1]]); body.draw(true);
+        return body.node.outerHTML; }""",
+        MARKED,
+    )
+    for part in (
+        "<h3>One <em>two</em></h3>", "<ul><li>a <strong>b</strong> <code>c*d*</code></li></ul>", '<ol start="1">',
+        "2*3*4 = 24", "<td>&lt;i&gt;2&lt;/i&gt;</td>", 'x = "&lt;b&gt;" # *not*', "[no](javascript:alert(1))",
+        '<a href="https://example.org/a" target="_blank" rel="noopener noreferrer nofollow"', "<span>pic</span>",
+        "<p>tail</p>",
+    ):  # fmt: skip
+        assert part in html, part
+    assert "<img" not in html and html.count("<a ") == 1 and "<i>" not in html
+
+
+@pytest.mark.parametrize("at", range(0, 60, 7))
+def test_every_letter_of_markdown_keeps_its_author(page: Any, at: int) -> None:
+    """Wherever a drafter's run begins and ends, its letters are the tinted ones."""
+    runs = [[MARKED[:at], "target", 1], [MARKED[at : at + 40], "model", 3], [MARKED[at + 40 :], "target", 1]]
+    tinted, whole = page.evaluate(
+        """runs => { const body = new Coloured("text", runs); body.draw(true);
+        const read = (nodes) => [...nodes].map((e) => e.textContent).join("");
+        return [read(body.node.querySelectorAll(".by")), body.text]; }""",
+        runs,
+    )
+    assert whole == MARKED
+
+    def letters(text: str) -> str:
+        return re.sub(r"[^a-z0-9]", "", text)
+
+    hidden = "httpsexampleorga", "javascriptalert1", "httpsexampleorgppng", "py"
+    want = letters(MARKED[at : at + 40])
+    assert letters(tinted) == want or any(letters(tinted) in want or part in letters(MARKED) for part in hidden)
+
+
+# -- settings, conversations ----------------------------------------------------------------------------------------
+
+
+def test_every_sampling_field_is_sent_and_has_a_tip(page: Any) -> None:
+    page.click("summary")
+    page.fill("#system", "Be brief.")
+    given = {
+        "top_p": "0.9", "top_k": "40", "min_p": "0.01", "min_tokens": "2", "repetition_penalty": "1.1",
+        "presence_penalty": "0.5", "frequency_penalty": "-0.5", "stops": "@@\n##", "bad_words": "elf",
+        "stop_token_ids": "9, 10", "logit_bias": '{"7": -3}',
+    }  # fmt: skip
+    page.check("#include_stop")
+    page.check("#show_special")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        send(page, **given)
+    done(page)
+    body = sent.value.post_data_json
+    assert body["messages"][0] == {"role": "system", "content": "Be brief."}
+    want = {
+        "temperature": 0, "top_p": 0.9, "top_k": 40, "min_p": 0.01, "min_tokens": 2, "repetition_penalty": 1.1,
+        "presence_penalty": 0.5, "frequency_penalty": -0.5, "stop": ["@@", "##"], "bad_words": ["elf"],
+        "logit_bias": {"7": -3}, "stop_token_ids": [9, 10],
+        "include_stop": True, "skip_special_tokens": False, "seed": 7, "max_tokens": 48,
+    }  # fmt: skip
+    assert {name: body.get(name) for name in want} == want
+    tips = page.locator("#fields .tip")
+    assert tips.count() == page.locator("#fields :is(input, textarea)").count() > 20
+    assert all(tips.evaluate_all("all => all.map(e => e.dataset.tip.length > 10 && e.tabIndex === 0)"))
+
+
+def test_a_schema_shapes_the_answer(page: Any) -> None:
+    page.click("summary")
+    send(page, schema='{"enum": ["yes", "no"]}')
+    done(page)
+    assert raw(page)[0] in ('"yes"', '"no"')
+    send(page, schema="{")
+    see(page, ".turn [role=alert]", "JSON schema is not JSON")
+
+
+def test_conversations_are_kept_edited_and_exported(page: Any) -> None:
+    for prompt in ("First", "Second"):
+        send(page, prompt, max_tokens="8")
+        done(page)
+    texts = raw(page)
+    page.reload()
+    see(page, "#state", class_name="up")
+    page.locator("#kept").get_by_text("First").click()
+    assert raw(page) == texts and page.locator(".asked").all_inner_texts() == ["First", "Second"]
+    assert page.locator(".figures").count() == 2
+    page.locator(".acts").last.get_by_text("Regenerate").click()
+    done(page)
+    assert page.locator(".asked").all_inner_texts() == ["First", "Second"]
+    page.locator(".acts").first.get_by_text("Edit").click()
+    assert page.input_value("#prompt") == "First"
+    page.fill("#prompt", "Third")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        page.press("#prompt", "Enter")
+    done(page)
+    assert [m["content"] for m in sent.value.post_data_json["messages"]] == ["Third"]
+    assert page.locator(".asked").all_inner_texts() == ["Third"]
+    with page.expect_download() as file:
+        page.click("#export")
+    (kept,) = json.loads(Path(file.value.path()).read_text())
+    assert [turn["prompt"] for turn in kept["turns"]] == ["Third"] and kept["turns"][0]["answer"]["text"] == raw(page)[
+        0
+    ]
+    page.click("#forget")
+    page.click("#forget")
+    assert page.locator("#kept li").count() == 0 and page.locator(".turn").count() == 0
+
+
+def test_a_kept_conversation_of_another_hand_cannot_run_anything(page: Any) -> None:
+    """What lies in the browser's storage is text, too."""
+    turn = {"prompt": ATTACK, "answer": {"text": ATTACK, "runs": [[ATTACK, "<b>x", 1]], "took": 1}}
+    page.evaluate(
+        "chats => localStorage.setItem('paceline-chats', JSON.stringify(chats))",
+        [{"id": "x", "at": 1, "title": ATTACK, "turns": [turn]}],
+    )
+    page.reload()
+    page.locator("#kept button").first.click()
+    assert page.locator(".asked").inner_text() == ATTACK and page.title() == "Paceline"
+    assert page.locator("main :is(script, img, b)").count() == 0
+
+
+def test_the_theme_is_switched_and_kept(page: Any) -> None:
+    paper = "getComputedStyle(document.body).backgroundColor"
+    colours = [page.evaluate(paper)]
+    for name in ("Light", "Dark"):
+        page.click("#theme")
+        see(page, "#theme", name)
+        colours.append(page.evaluate(paper))
+    assert colours[1] != colours[2]
+    page.reload()
+    assert page.evaluate(paper) == colours[2]
 
 
 # -- keyboard, names, narrow screens --------------------------------------------------------------------------------
@@ -322,6 +478,19 @@ def test_a_narrow_screen_holds_everything(browser: Any, url: str) -> None:
                 assert page.locator(box).evaluate("e => e.scrollWidth <= e.clientWidth")
 
 
+@pytest.mark.parametrize("width", [360, 390, 820, 1100, 1440])
+def test_the_composer_stands_at_the_bottom(browser: Any, url: str, width: int) -> None:
+    for page in opened(browser, url, width=width):
+        box = page.locator("#foot").bounding_box()
+        assert 0 <= 800 - (box["y"] + box["height"]) < 2
+        page.fill("#prompt", PROMPT)
+        page.press("#prompt", "Enter")
+        done(page)
+        box = page.locator("#foot").bounding_box()
+        assert 0 <= 800 - (box["y"] + box["height"]) < 2
+        assert page.locator("#scroll").bounding_box()["height"] > 300
+
+
 # -- dashboard ------------------------------------------------------------------------------------------------------
 
 
@@ -359,6 +528,22 @@ def test_the_dashboard_draws_what_changes(page: Any) -> None:
     assert page.locator("[data-tile='Tokens a second'] dd").last.inner_text() != before
     page.locator("#c-rate").hover(position={"x": 480, "y": 60})
     see(page, "figure:has(#c-rate) .read", "s ago")
+
+
+def test_the_server_keeps_the_last_hour(browser: Any, engine: AsyncLLM) -> None:
+    """A page that is opened later draws what was before it."""
+    with threaded(engine, Settings(served_model_name=("demo",))) as (url, process):
+        history = process.operation.history.readings
+        while len(history) < 2:
+            httpx2.get(f"{url}/health")
+        kept = httpx2.get(f"{url}/stats/history").json()["readings"]
+        assert len(kept) >= 2 and kept[0]["uptime_s"] < kept[1]["uptime_s"] and "about" not in kept[0]
+        for page in opened(browser, url, width=1100):
+            page.click("#tab-dashboard")
+            page.select_option("#window", "3600")
+            see(page, "figure:has(#c-kv) text >> nth=2", "1 h ago")
+            page.locator("#c-kv path.s0").first.wait_for(state="attached")
+            assert page.evaluate("readings[0].uptime_s") == kept[0]["uptime_s"]
 
 
 def test_polling_pauses_while_the_page_is_hidden(page: Any) -> None:

@@ -8,6 +8,7 @@ from paceline.cache.predict import Learned
 from paceline.cache.shadow import Shadow
 from paceline.core.errors import InputError
 from paceline.core.noise import EvictionNoise
+from paceline.core.plugins import joined
 
 HORIZON = 8
 """Uses, per block of the cache, within which "again" is soon. With 2 the learned bits give up what is late, and LRU is
@@ -30,7 +31,10 @@ POLICIES: dict[str, Callable[[int], Eviction]] = {
 
 
 def policy(name: str) -> Callable[[int], Eviction]:
-    """InputError for an unknown name."""
-    if name not in POLICIES:
-        raise InputError(f"Unknown eviction policy {name!r}; known are {', '.join(sorted(POLICIES))}.")
-    return POLICIES[name]
+    """Ours, or an installed package's (entry points `paceline.evictions`). InputError for an unknown name."""
+    if name in POLICIES:
+        return POLICIES[name]
+    known = joined("eviction", POLICIES)
+    if name not in known:
+        raise InputError(f"Unknown eviction policy {name!r}; known are {', '.join(sorted(known))}.")
+    return known[name]

@@ -76,18 +76,24 @@ def chat(
     engine: EngineArgs,
     sampling: SamplingArgs,
     system: Annotated[str | None, option("A system message to begin with.", "Input and output")] = None,
+    url: Annotated[
+        str | None, option("Talk with a running server, as in http://localhost:8000.", "Input and output")
+    ] = None,
+    api_key: Annotated[str | None, option("Its key. Default: $PACELINE_API_KEY.", "Input and output")] = None,
     color: Annotated[
         bool, option("Colour the drafted and accepted tokens.", "Input and output", "--color/--no-color")
     ] = True,
 ) -> None:
     """Talk with a model.
 
-    Ctrl-C stops an answer and keeps the session; Ctrl-D or /exit ends it. /reset starts over, /stats shows figures,
-    /drafter NAME changes who drafts. Without a terminal it reads one message a line from standard input.
+    Ctrl-C stops an answer and keeps the session; Ctrl-D or /exit ends it. /reset starts over, /system TEXT sets the
+    system prompt, /set NAME VALUE a sampling parameter, /drafter NAME who drafts, /stats shows figures, /save FILE and
+    /load FILE keep the conversation. A line that ends with a backslash goes on in the next, three double quotes begin
+    and end several lines, and so does Alt+Enter. Without a terminal it reads messages from standard input.
     """
     from paceline.cli.chat import chat
 
-    chat(engine, sampling, system, color=color)
+    chat(engine, sampling, system, color=color, url=url, key=api_key)
 
 
 bench_app = typer.Typer(

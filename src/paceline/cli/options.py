@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
@@ -66,6 +67,9 @@ class EngineArgs:
     threads: Annotated[int | None, _engine("CPU threads. Default: as many as torch finds cores.")] = None
     max_model_len: Annotated[
         int | None, _engine("Longest prompt plus output, in tokens. Default: what the model was trained for.")
+    ] = None
+    chat_template: Annotated[
+        Path | None, _engine("A file with a Jinja template for conversations. Default: the checkpoint's own.")
     ] = None
     memory: Annotated[
         str | None,

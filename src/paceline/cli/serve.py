@@ -5,13 +5,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from socket import socket
 from typing import Annotated, Any
 
 import typer
 
 from paceline.cli.options import EngineArgs, fail, option
 from paceline.core.errors import InputError
-from paceline.serve.settings import PREFIX, Settings, load
+from paceline.serve.settings import PREFIX, Settings, layered, load, read_toml
 
 LAST_STEP_S = 10.0
 """How long the end waits for the step that the engine is at."""
@@ -74,6 +75,8 @@ def serve(context: typer.Context, model: str | None, engine: ServingArgs, server
 
     logs.configure(settings)
     decisions = None if settings.decision_log is None else LogFile(settings.decision_log)
+    if settings.models is not None:
+        raise typer.Exit(several(args, settings, sock))
     llm = AsyncLLM(**args.arguments())
     try:
         if decisions is not None:
@@ -85,6 +88,41 @@ def serve(context: typer.Context, model: str | None, engine: ServingArgs, server
         if decisions is not None:
             decisions.close()
     raise typer.Exit(code)
+
+
+def several(args: ServingArgs, settings: Settings, sock: socket) -> int:
+    """Serve the models of a file; `args` are the options of those that do not say otherwise."""
+    from paceline.serve.fleet import Fleet
+    from paceline.serve.run import run
+
+    if settings.decision_log is not None or args.model is not None or args.draft is not None:
+        raise InputError("models names several models; leave out model, draft and decision_log.")
+    assert settings.models is not None
+    table = read_toml(settings.models)
+    fleet = Fleet(**fleet_of(table, args, settings.models), settings=settings)
+    try:
+        return run(fleet, settings, sock, lambda address: announce(address, ", ".join(fleet.members)))
+    finally:
+        fleet.close()
+
+
+def fleet_of(table: Mapping[str, Any], args: ServingArgs, path: Path) -> dict[str, Any]:
+    """Arguments of `Fleet` from its file. InputError for what it does not know."""
+    if unknown := sorted(table.keys() - {"memory", "idle_s", "models"}):
+        raise InputError(f"Unknown setting {unknown[0]!r} in {path}; known are idle_s, memory and models.")
+    models, memory, idle = table.get("models"), table.get("memory"), table.get("idle_s", 0.0)
+    if not isinstance(models, dict) or not all(isinstance(options, dict) for options in models.values()):
+        raise InputError(f"{path} has no tables [models.NAME]; write one for each model.")
+    if not isinstance(memory, int | str | None) or not isinstance(idle, int | float) or idle < 0:
+        raise InputError(f"{path}: memory must be bytes such as 4G, and idle_s a number of seconds.")
+    made = {}
+    for name, options in models.items():
+        if unknown := sorted(options.keys() - names(ServingArgs)):
+            known = ", ".join(sorted(names(ServingArgs)))
+            raise InputError(f"Unknown option {unknown[0]!r} of model {name!r} in {path}; known are {known}.")
+        own = layered(ServingArgs, {}, {}, options).arguments()
+        made[name] = {**args.arguments(), **{option: own[option] for option in options}}
+    return {"models": made, "memory": memory, "idle_s": float(idle)}
 
 
 def gather(

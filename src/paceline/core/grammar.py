@@ -43,7 +43,9 @@ class Grammar:
     """
 
     kind: Kind
+    """json_schema, json_object, regex or lark."""
     text: str = ""
+    """The schema, the expression or the grammar; empty for json_object."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):

@@ -28,6 +28,7 @@ class SamplingParams:
     """
 
     n: int = 1
+    """Samples of the prompt, each with noise of its own."""
     temperature: float | None = None
     """0: greedy."""
     top_k: int | None = None
@@ -45,6 +46,7 @@ class SamplingParams:
     grammar: Grammar | None = None
     """What the whole output must look like."""
     logit_bias: Mapping[int, float] | None = None
+    """{token id: number}, added to the logits before everything else."""
     allowed_tokens: Sequence[int] | None = None
     """Only these ids can be drawn."""
     bad_words: Sequence[str | Sequence[int]] = ()
@@ -54,17 +56,23 @@ class SamplingParams:
     logprobs: int | None = None
     """Report each token's log-probability, and that many of the likeliest beside it (0: only its own)."""
     prompt_logprobs: int | None = None
+    """As logprobs, for the prompt's tokens, by the model's own law."""
     stop: str | Sequence[str] = ()
+    """A text or texts that end the output where they are complete; they are cut off."""
     stop_token_ids: Sequence[int] = ()
+    """Token ids that end the output as the end of sequence does."""
     include_stop: bool = False
     """Keep the stop string in the text."""
     min_tokens: int = 0
+    """Nothing ends the output before so many tokens."""
     max_tokens: int | None = None
     """None: up to the context length."""
     ignore_eos: bool = False
+    """Go on after the end of sequence."""
     seed: int | None = None
     """None: a fresh 64-bit one, returned with the result."""
     skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
     drafter: str | None = None
     """Wish: the engine's default when None; `none` for plain decoding."""
     max_nodes: int | None = None

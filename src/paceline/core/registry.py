@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
+from paceline.core import plugins
 from paceline.core.errors import InputError
 from paceline.core.forest import Law
 
@@ -70,7 +71,7 @@ class Accepts:
 
 
 class Registry(Generic[T]):
-    """Name -> (plug-in, card), filled by importing every module of one package."""
+    """Name -> (plug-in, card), filled by importing every module of one package, and the entry points of others."""
 
     def __init__(self, kind: str, package: str) -> None:
         self.kind = kind
@@ -80,6 +81,9 @@ class Registry(Generic[T]):
 
     def register(self, name: str, card: Any) -> Callable[[T], T]:
         def enter(plugin: T) -> T:
+            known = self._entries.get(name)
+            if known is not None and plugins.at(known[0]) != plugins.at(plugin):
+                raise plugins.duplicate(self.kind, name, known[0], plugin)
             self._entries[name] = (plugin, card)
             return plugin
 
@@ -91,6 +95,11 @@ class Registry(Generic[T]):
             package = importlib.import_module(self._package)
             for module in pkgutil.iter_modules(package.__path__):
                 importlib.import_module(f"{self._package}.{module.name}")
+            for name, plugin in plugins.of(self.kind):
+                if name not in self._entries:
+                    raise InputError(
+                        f"{plugins.at(plugin)} registers no {self.kind} {name!r}; name it as its entry point."
+                    )
         return self._entries
 
     def names(self) -> list[str]:

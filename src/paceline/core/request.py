@@ -21,8 +21,11 @@ class TokenLogprob:
     """The drawn token's log-probability and the likeliest tokens at its place, {token id: log-probability}."""
 
     token: int
+    """The id that was drawn."""
     logprob: float
+    """Its log-probability, natural, after every processor."""
     top: dict[int, float]
+    """The likeliest, {token id: log-probability}, as many as asked for."""
 
 
 @dataclass(slots=True)
@@ -35,9 +38,13 @@ class SpecStats:
     passes: int = 0
     """Target passes that committed at least one generated token."""
     generated: int = 0
+    """Tokens of the output."""
     offered: list[int] = field(default_factory=list)
+    """Drafted tokens that were judged, at depth 1, 2, ..."""
     kept: list[int] = field(default_factory=list)
+    """Those of them that were accepted, at depth 1, 2, ..."""
     preempted: int = 0
+    """How often it lost its K/V to others and computed it again."""
     cached: int = 0
     """Prompt tokens found in the prefix cache."""
 
@@ -50,18 +57,22 @@ class SpecStats:
 
     @property
     def drafted(self) -> int:
+        """Drafted tokens that were judged, all depths together."""
         return sum(self.offered)
 
     @property
     def accepted(self) -> int:
+        """Those of them that were accepted."""
         return sum(self.kept)
 
     @property
     def tau(self) -> float:
+        """Generated tokens per pass of the model."""
         return self.generated / self.passes if self.passes else 0.0
 
     @property
     def acceptance_rate(self) -> float:
+        """accepted / drafted; 0 where nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
 

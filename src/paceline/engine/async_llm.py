@@ -10,13 +10,15 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
+from paceline.core.errors import CapacityError
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.engine.door import DOOR, Ticket, Trip
-from paceline.engine.llm import LLM, Prompt, as_batch, as_conversations
-from paceline.engine.options import EngineOptions
+from paceline.engine.embed import Embedding
+from paceline.engine.llm import LLM, Prompt, as_batch, as_conversations, params_each
+from paceline.engine.options import EngineOptions, shown
 from paceline.engine.outputs import Chunk, Follower, RequestOutput, output
 from paceline.engine.totals import Snapshot
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from paceline.draft import UserFn
     from paceline.engine.text import Message
 
+T = TypeVar("T")
 log = logging.getLogger("paceline")
 PUBLISH_S = 0.05
 """A busy engine's snapshot is no older than this and a step."""
@@ -99,7 +102,9 @@ class Subscription:
 
 
 class AsyncLLM:
-    """Arguments as for `LLM`. Use `async with`, or call `close` at the end."""
+    """The verbs of `LLM` for asyncio, and its arguments. Use `async with`, or call `close` at the end."""
+
+    __signature__ = shown()
 
     def __init__(
         self,
@@ -153,11 +158,9 @@ class AsyncLLM:
     ) -> list[RequestOutput]:
         """Complete prompts; results in order. Prompts of other calls run beside them."""
         batch = as_batch(prompts)
-        each = list(params) if isinstance(params, Sequence) else [params] * len(batch)
+        each = params_each(params, len(batch))
         texts = [p if isinstance(p, str) else None for p in batch]
-        return list(
-            await asyncio.gather(*(self._complete(p, w, t) for p, w, t in zip(batch, each, texts, strict=True)))
-        )
+        return list(await asyncio.gather(*(self._complete(p, w, t) for p, w, t in zip(batch, each, texts))))
 
     async def chat(
         self,
@@ -166,10 +169,10 @@ class AsyncLLM:
         *,
         template_args: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several, by the checkpoint's chat template; results in order."""
-        conversations = as_conversations(messages)
-        ids: list[Prompt] = [self.llm.text.chat(c, **(template_args or {})) for c in conversations]
-        return await self.generate(ids, params)
+        """Answer one conversation or several, each a list of {"role": ..., "content": ...}; results in order."""
+        ids = [self.llm.text.chat(c, **(template_args or {})) for c in as_conversations(messages)]
+        each = params_each(params, len(ids))
+        return list(await asyncio.gather(*(self._complete(p, w, None) for p, w in zip(ids, each))))
 
     async def stream(
         self, prompt: "Prompt | Sequence[Message]", params: SamplingParams | None = None
@@ -239,6 +242,49 @@ class AsyncLLM:
         except asyncio.CancelledError:
             self._inbox.put(leave)
             raise
+
+    async def embed(self, texts: Sequence[Prompt], pooling: str = "mean") -> list[list[float]]:
+        """A vector of unit length for each text (or list of token ids), from the model's last hidden states: their
+        `mean`, or that of the `last` token. What is being decoded goes on between the passes.
+
+        Raises InputError or CapacityError, and RuntimeError when the engine is closed or dead."""
+        ids = [self.llm.ids(text) for text in texts]
+        job = await self.call(lambda: Embedding(self.llm.engine, ids, pooling))
+        try:
+            while not job.done:
+                try:
+                    await self.call(job.start)
+                except CapacityError:  # others hold the cache: they end, or are pre-empted for one another
+                    await asyncio.sleep(0.02)
+                    continue
+                while not await self.call(job.step):
+                    pass
+        finally:
+            self._inbox.put(job.end)
+        return [vector.tolist() for vector in job.vectors]
+
+    async def call(self, work: Callable[[], T]) -> T:
+        """What `work` returns, run on the engine's thread between two steps. RuntimeError when the engine is closed or
+        dead."""
+        if self._closed:
+            raise RuntimeError("The engine is closed.")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def run() -> None:
+            try:
+                if self._death is not None:
+                    raise RuntimeError("The engine thread died.") from self._death
+                result = work()
+            except BaseException as error:
+                _post(loop, _fail, future, error)
+            else:
+                _post(loop, _done, future, result)
+
+        self._inbox.put(run)
+        if self._death is not None:
+            self._turn_away()
+        return await future
 
     def abort(self, subscription: Subscription) -> None:
         """End what is unfinished; nothing when all is."""
@@ -327,6 +373,16 @@ def _post(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arg
     except RuntimeError:
         return False
     return True
+
+
+def _done(future: "asyncio.Future[T]", result: T) -> None:
+    if not future.cancelled():
+        future.set_result(result)
+
+
+def _fail(future: "asyncio.Future[Any]", error: BaseException) -> None:
+    if not future.cancelled():
+        future.set_exception(error)
 
 
 def _settle(future: "asyncio.Future[Subscription]", value: Subscription | None, error: BaseException | None) -> None:

@@ -35,14 +35,21 @@ class Options:
     drafter: "str | UserFn | None" = None
     """None: `auto`, the planner chooses. A function: the `user` drafter."""
     verifier: str = "exact"
+    """Who judges drafts by default: exact keeps the text of a seed; chain, rrs and kseq the distribution."""
     nodes: int | None = None
     """Drafted tokens a step; None: the drafter's own number, less when many requests run."""
     dtype: str = "bfloat16"
+    """Of weights and K/V cache: bfloat16, float32 or float16."""
     quantize: str | None = None
     """"int8": the linear layers of model and draft in int8 (W8A8). The text is then the quantised model's own."""
     device: str = "cpu"
+    """cpu, cuda, cuda:1, ..."""
     threads: int | None = None
+    """CPU threads; None: as many as torch finds cores. It holds for the whole process."""
     max_model_len: int | None = None
+    """Longest prompt plus output, in tokens; None: what the model was trained for."""
+    chat_template: str | Path | None = None
+    """A file with a Jinja template to render conversations by, in place of the checkpoint's."""
     memory: int | str | None = None
     """Bytes for everything above the bare process: weights, K/V cache, draft, logits and scratch, e.g. 2_000_000_000 or
     "2G". Where it is short, `row_budget`, `max_requests` and `nodes` shrink. None: what weights and scratch take, and a
@@ -50,9 +57,13 @@ class Options:
     blocks: int | None = None
     """Blocks of the K/V cache; None: as many as `memory` leaves room for."""
     block_size: int = 16
+    """Tokens of a block of the K/V cache."""
     max_requests: int = 64
+    """Most samples that are decoded at once; the others wait."""
     row_budget: int = 512
+    """Most rows (tokens of prompts and drafts) of one pass."""
     prefix_cache: bool = True
+    """Keep the K/V of texts that may begin another."""
     weights_cache: bool = True
     """Keep packed weights of large models on disk, under $PACELINE_CACHE, for the next start."""
     eviction: str = "lru"
@@ -68,6 +79,7 @@ class Options:
     group_size: int | None = None
     """Most requests that decode in a step, of equal row counts and lengths where possible (EXSPEC); None: all."""
     revision: str | None = None
+    """Branch, tag or commit of the model on the hub."""
     token: str | None = None
     """Access token of the hub."""
     check: bool = False
@@ -120,7 +132,8 @@ def build(options: Options) -> "tuple[Engine, Text]":
     path = resolve(model_at, options.revision, options.token)
     draft_path = None if draft_at is None else resolve(draft_at, None, options.token)
     shape = shape_of(options, path, draft_path)
-    model, text = load_model(path, **where), Text(path)
+    text = Text(path, options.chat_template)
+    model = load_model(path, **where)
     draft = None
     if draft_path is not None:
         own, other = (it.vocabulary(model.vocab_size) for it in (text, Text(draft_path)))

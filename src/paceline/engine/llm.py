@@ -8,25 +8,32 @@ from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.engine.build import Options, build
-from paceline.engine.options import EngineOptions
+from paceline.engine.embed import Embedding
+from paceline.engine.options import EngineOptions, shown
 from paceline.engine.outputs import Chunk, Follower, RequestOutput, output
 
 if TYPE_CHECKING:
     from paceline.draft import UserFn
-    from paceline.engine.text import Message
+    from paceline.engine.loop import Engine
+    from paceline.engine.text import Message, Text
 
 Prompt = str | Sequence[int]
 
 
 class LLM:
-    """A model, optionally a draft, and an engine around them. Use `with`, or call `close` at the end.
+    """A model, optionally a draft, and an engine around them.
 
-    >>> llm = LLM("path/to/model", draft="path/to/draft")
-    >>> [answer] = llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=32))
-    >>> answer.text
+    >>> from paceline import LLM, SamplingParams
+    >>> with LLM() as llm:  # the demo pair; or LLM("path/or/hub-id", draft="path/or/hub-id")
+    ...     [answer] = llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=8))
+    >>> len(answer.token_ids)
+    8
 
-    Further keyword arguments are the fields of `Options` (engine/build.py), which says what each does.
+    Keyword arguments are the fields of `Options`. Use `with`, or call `close`, where the memory is needed again.
+    Raises CheckpointError, RefusalError, CapacityError or InputError for a model that cannot be served so.
     """
+
+    __signature__ = shown()
 
     def __init__(
         self,
@@ -36,10 +43,12 @@ class LLM:
         **options: Unpack[EngineOptions],
     ) -> None:
         self.options = Options(model, draft, drafter, **options)
+        self.engine: Engine
+        self.text: Text
         self.engine, self.text = build(self.options)
 
     def close(self) -> None:
-        """End what runs and give back the memory of weights and cache; nothing can be asked for afterwards."""
+        """End what is unfinished and let go of the models. Harmless when repeated; nothing else works afterwards."""
         engine = self.__dict__.pop("engine", None)
         if engine is not None:
             for request in [*engine.desk.running, *engine.desk.waiting]:
@@ -80,7 +89,8 @@ class LLM:
         template_args: Mapping[str, Any] | None = None,
         progress: bool = True,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several, by the checkpoint's chat template."""
+        """Answer one conversation or several, each a list of {"role": ..., "content": ...}, by the checkpoint's chat
+        template; results in order. template_args: variables of the template, such as `tools`."""
         ids = [self.text.chat(c, **(template_args or {})) for c in as_conversations(messages)]
         return self._run(ids, [None] * len(ids), params, progress)
 
@@ -88,6 +98,19 @@ class LLM:
         """Chunks of one prompt (text, token ids, or a conversation) as they come; closing the iterator aborts it."""
         requests = self.engine.submit(self.ids(prompt), self._resolve(params))
         return self._follow(requests)
+
+    def embed(self, texts: Sequence[Prompt], pooling: str = "mean") -> list[list[float]]:
+        """A vector of unit length for each text (or list of token ids), from the model's last hidden states: their
+        `mean`, or that of the `last` token. Raises InputError or CapacityError."""
+        job = Embedding(self.engine, [self.ids(text) for text in texts], pooling)
+        try:
+            while not job.done:
+                job.start()
+                while not job.step():
+                    pass
+        finally:
+            job.end()
+        return [vector.tolist() for vector in job.vectors]
 
     def _follow(self, requests: list[Request]) -> Iterator[Chunk]:
         followers = [Follower(r, i) for i, r in enumerate(requests)]
@@ -102,8 +125,10 @@ class LLM:
                         followers.remove(follower)
                     yield chunk
         finally:
-            for follower in followers:
-                self.engine.abort(follower.request)
+            engine = self.__dict__.get("engine")
+            if engine is not None:  # else they were ended by `close`
+                for follower in followers:
+                    engine.abort(follower.request)
 
     def ids(self, prompt: "Prompt | Sequence[Message]") -> list[int]:
         """Token ids of a text, of a conversation, or as given."""
@@ -124,9 +149,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None,
         progress: bool,
     ) -> list[RequestOutput]:
-        each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(prompts)
-        if len(each) != len(prompts):
-            raise InputError(f"There are {len(prompts)} prompts but {len(each)} SamplingParams; give one, or one each.")
+        each = params_each(params, len(prompts))
         groups: list[list[Request]] = []
         try:
             for ids, wish in zip(prompts, each):
@@ -140,20 +163,28 @@ class LLM:
         return [output(group, text) for group, text in zip(groups, texts)]
 
     def _finish(self, requests: Sequence[Request], progress: bool) -> None:
-        """Step until all are done, with a progress bar where standard error is a terminal."""
+        """Step until all are done, with a progress bar on standard error where that is a terminal."""
         from rich.console import Console
         from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
+        screen = Console(stderr=True)
+        progress = progress and screen.is_terminal
         columns = (*Progress.get_default_columns()[:3], TimeElapsedColumn(), TextColumn("{task.fields[note]}"))
-        console = Console(stderr=True)
-        progress = progress and console.is_terminal
-        with Progress(*columns, console=console, disable=not progress, transient=True) as bar:
+        with Progress(*columns, console=screen, disable=not progress, transient=True) as bar:
             task = bar.add_task("generating", total=len(requests), note="")
             while any(r.finish is None for r in requests):
                 self.engine.step()
                 if progress:
                     done = sum(r.finish is not None for r in requests)
                     bar.update(task, completed=done, note=f"{sum(len(r.output) for r in requests)} tokens")
+
+
+def params_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    """One SamplingParams for each of so many prompts. InputError where there are as many as neither one nor all."""
+    each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * count
+    if len(each) != count:
+        raise InputError(f"There are {count} prompts but {len(each)} SamplingParams; give one, or one each.")
+    return each
 
 
 def as_conversations(messages: "Sequence[Message] | Sequence[Sequence[Message]]") -> "Sequence[Sequence[Message]]":

@@ -1,10 +1,14 @@
-"""The keyword arguments of `LLM` and `AsyncLLM`, for editors and type checkers: `Options` without its first three."""
+"""The keyword arguments of `LLM` and `AsyncLLM`, for type checkers and for TAB: the fields of `Options`."""
 
+from inspect import Parameter, Signature, signature
+from pathlib import Path
 from typing import TypedDict
+
+from paceline.engine.build import Options
 
 
 class EngineOptions(TypedDict, total=False):
-    """As `Options` (build.py), which says what each does and has the defaults."""
+    """What `Options` has beside model, draft and drafter; it says what each is and what holds where it is not given."""
 
     verifier: str
     nodes: int | None
@@ -13,13 +17,16 @@ class EngineOptions(TypedDict, total=False):
     device: str
     threads: int | None
     max_model_len: int | None
+    chat_template: str | Path | None
     memory: int | str | None
     blocks: int | None
     block_size: int
     max_requests: int
     row_budget: int
     prefix_cache: bool
+    weights_cache: bool
     eviction: str
+    length: str
     schedule: str
     order: str
     tbt_target_ms: float | None
@@ -27,3 +34,10 @@ class EngineOptions(TypedDict, total=False):
     revision: str | None
     token: str | None
     check: bool
+
+
+def shown() -> Signature:
+    """The signature of `LLM`, as `help` and TAB show it: every option with its default."""
+    first, *rest = signature(Options).parameters.values()
+    return Signature([first, *(p.replace(kind=Parameter.KEYWORD_ONLY) if p.name in EngineOptions.__annotations__ else p
+                               for p in rest)])  # fmt: skip

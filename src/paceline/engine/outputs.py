@@ -11,16 +11,23 @@ class Completion:
     """One finished (or aborted) sample of a prompt."""
 
     index: int
+    """Which sample of the prompt: 0 .. n-1."""
     text: str
+    """The output as text."""
     token_ids: list[int]
+    """The output as token ids, with the one that ended it."""
     finish_reason: FinishReason
+    """stop (end of sequence, stop text or id), length, abort or error."""
     seed: int
     """The seed used: given with the same prompt and parameters it makes the same text again."""
     stats: SpecStats
+    """What speculation did for it."""
     logprobs: list[TokenLogprob] | None = None
+    """One entry a token, where asked for."""
     drafted: Sequence[bool] = ()
     """Per token: was it drafted and accepted."""
     error: str | None = None
+    """Why it has no proper end, where finish_reason is error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,43 +35,56 @@ class RequestOutput:
     """All samples of one prompt. `text`, `token_ids`, `stats`, ... speak of the first."""
 
     prompt: str | None
+    """As it was given; None where it was given as token ids or as a conversation."""
     prompt_token_ids: list[int]
+    """The prompt as token ids."""
     outputs: list[Completion]
+    """The samples, by index."""
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    """One entry a token of the prompt, the first None; where asked for."""
 
     @property
     def text(self) -> str:
+        """The first sample's."""
         return self.outputs[0].text
 
     @property
     def token_ids(self) -> list[int]:
+        """The first sample's."""
         return self.outputs[0].token_ids
 
     @property
     def finish_reason(self) -> FinishReason:
+        """The first sample's."""
         return self.outputs[0].finish_reason
 
     @property
     def seed(self) -> int:
+        """The first sample's."""
         return self.outputs[0].seed
 
     @property
     def stats(self) -> SpecStats:
+        """The first sample's."""
         return self.outputs[0].stats
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """News of one sample: what came since the last chunk. `pieces` splits `text` by who wrote it:
-    (text, the drafter's name, or None for the target). `done` is set with the last chunk. `logprobs`: of `token_ids`,
-    where asked for."""
+    """News of one sample: what came since the last chunk."""
 
     index: int
+    """Which sample: 0 .. n-1."""
     text: str
+    """What is new of its text."""
     token_ids: list[int]
+    """What is new of its tokens."""
     pieces: list[tuple[str, str | None]]
+    """The text by who wrote it: (text, the drafter's name, or None for the model itself)."""
     done: Completion | None = None
+    """The whole result, with the last chunk."""
     logprobs: Sequence[TokenLogprob] = ()
+    """Of token_ids, where asked for."""
 
 
 def completion(request: Request, index: int) -> Completion:

@@ -16,8 +16,9 @@ MOST_ROLES = 32
 class Text:
     """Text in, token ids out, and back. Raises CheckpointError when the checkpoint has no usable tokenizer."""
 
-    def __init__(self, path: Path) -> None:
-        """`path`: a directory in Hugging Face layout, or a GGUF file."""
+    def __init__(self, path: Path, chat_template: str | Path | None = None) -> None:
+        """`path`: a directory in Hugging Face layout, or a GGUF file. `chat_template`: a file in place of the
+        checkpoint's template; InputError where it cannot be used."""
         self.path = path
         self._forms: dict[str, Form] = {}
         self.defaults: dict[str, Any] = {}
@@ -25,6 +26,8 @@ class Text:
             from paceline.model.gguf import text_of
 
             self.tokenizer, self.defaults = text_of(path)
+            if chat_template is not None:
+                self.tokenizer.chat_template = read_template(Path(chat_template))
             return
         from transformers import AutoTokenizer
 
@@ -36,6 +39,8 @@ class Text:
             raise CheckpointError(
                 f"No usable tokenizer in {path} ({type(error).__name__}: {error}); tokenizer.json is expected there."
             ) from error
+        if chat_template is not None:
+            self.tokenizer.chat_template = read_template(Path(chat_template))
         self.defaults = read_json(path / "generation_config.json")
 
     def encode(self, text: str) -> list[int]:
@@ -98,6 +103,20 @@ class Text:
     def size(self) -> int:
         """Ids that the tokenizer knows: what a model has beyond them is padding."""
         return 1 + max(self.tokenizer.get_vocab().values(), default=-1)
+
+
+def read_template(path: Path) -> str:
+    """The source of a chat template. InputError when it cannot be read or is no Jinja template."""
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    try:
+        source = path.read_text(encoding="utf-8")
+        _compile_jinja_template(source)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"chat_template {path} cannot be read ({error}); give a file with a template.") from None
+    except Exception as error:
+        raise InputError(f"chat_template {path} is no Jinja template ({error}); mend it.") from None
+    return source
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from paceline.core.errors import InputError, RefusalError
 from paceline.core.params import SamplingParams
+from paceline.core.plugins import joined
 from paceline.schedule import Order, SchedulePolicy
 from paceline.schedule.chunked import Chunked, Seconds
 from paceline.schedule.decode_first import DecodeFirst
@@ -22,12 +23,24 @@ BASELINES: dict[str, Callable[[Order, int], SchedulePolicy]] = {
     "prefill_first": PrefillFirst,
     "decode_first": DecodeFirst,
 }
-SCHEDULES = ("chunked", *BASELINES)
+CHUNKED = "chunked"
+SCHEDULES = (CHUNKED, *BASELINES)
+"""Our own; `baselines` knows those of installed packages, too."""
+
+
+def orders() -> dict[str, Callable[[], Order]]:
+    """Ours and those of installed packages (entry points `paceline.orders`)."""
+    return joined("order", ORDERS)
+
+
+def baselines() -> dict[str, Callable[[Order, int], SchedulePolicy]]:
+    """Schedules besides chunked: ours and those of installed packages (entry points `paceline.schedules`)."""
+    return joined("schedule", BASELINES)
 
 
 def check(schedule: str, order: str, tbt_target_ms: float | None = None, group_size: int | None = None) -> None:
     """InputError for an unknown name or a value out of range, RefusalError for a pair that cannot be."""
-    for word, name, known in (("schedule", schedule, SCHEDULES), ("order", order, tuple(ORDERS))):
+    for word, name, known in (("schedule", schedule, (CHUNKED, *baselines())), ("order", order, (*orders(),))):
         if name not in known:
             raise InputError(f"Unknown {word} {name!r}; known are {', '.join(known)}.")
     if tbt_target_ms is not None and not 0 < tbt_target_ms < float("inf"):
@@ -54,10 +67,10 @@ def policy(
     if tbt_target_ms is not None and seconds is None:
         raise RefusalError("tbt_target_ms needs step times, and this engine was given none; leave it out.")
     made: SchedulePolicy
-    if schedule == "chunked":
-        made = Chunked(ORDERS[order](), row_budget, None if tbt_target_ms is None else tbt_target_ms / 1e3, seconds)
+    if schedule == CHUNKED:
+        made = Chunked(orders()[order](), row_budget, None if tbt_target_ms is None else tbt_target_ms / 1e3, seconds)
     else:
-        made = BASELINES[schedule](ORDERS[order](), row_budget)
+        made = baselines()[schedule](orders()[order](), row_budget)
     return made if group_size is None else Grouped(made, group_size, shape)
 
 

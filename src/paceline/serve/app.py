@@ -5,19 +5,23 @@ from importlib.metadata import version
 from fastapi import FastAPI
 
 from paceline.engine.async_llm import AsyncLLM
-from paceline.serve import chat, completions, models, playground
+from paceline.serve import api_docs, chat, completions, embeddings, message_api, models, playground, response_api
 from paceline.serve.errors import install_errors
 from paceline.serve.operation import install
-from paceline.serve.server import Server
+from paceline.serve.server import Host, Server
 from paceline.serve.settings import Settings
+from paceline.serve.store import Store
 
 
-def create_app(llm: AsyncLLM, settings: Settings | None = None) -> FastAPI:
-    """An application that serves `llm`. The caller closes `llm` after it."""
+def create_app(llm: AsyncLLM | Host, settings: Settings | None = None) -> FastAPI:
+    """An application that serves `llm`, one model or several. The caller closes `llm` after it."""
+    settings = settings or Settings()
+    host: Host = Server(llm, settings) if isinstance(llm, AsyncLLM) else llm
     app = FastAPI(title="Paceline", version=version("paceline"), docs_url=None, redoc_url=None)
-    app.state.server = Server(llm, settings or Settings())
+    app.state.host = host
+    app.state.responses = Store(settings.response_store_bytes)
     install_errors(app)
-    for module in (completions, chat, models, playground):
+    for module in (completions, chat, response_api, message_api, embeddings, models, playground, api_docs):
         app.include_router(module.router)
-    install(app, llm, app.state.server.settings)
+    install(app, host, settings)
     return app

@@ -17,7 +17,7 @@ from paceline.serve.pools import TRIM
 from paceline.serve.sse import unless_gone
 
 if TYPE_CHECKING:
-    from paceline.serve.server import Server
+    from paceline.serve.server import Host
 
 LEAST_PARTS = 1024
 LARGE = 1 << 16
@@ -110,13 +110,13 @@ class JsonRoute(APIRoute):
                 answer = await unless_gone(own.receive, answered(own, raw))
             finally:
                 if own.size > TRIM:
-                    own.app.state.server.pools.tidy()
+                    own.app.state.host.pools.tidy()
             return Response(status_code=499) if answer is None else answer
 
         async def answered(own: JsonRequest, raw: bytes) -> Response:
-            server: Server = own.app.state.server
-            work = partial(parse, raw, model, max(server.max_len, LEAST_PARTS))
-            own.checked = work() if len(raw) <= LARGE else await server.pools.bodies.run(work, len(raw))
+            host: Host = own.app.state.host
+            work = partial(parse, raw, model, max(host.max_len, LEAST_PARTS))
+            own.checked = work() if len(raw) <= LARGE else await host.pools.bodies.run(work, len(raw))
             return await handler(own)
 
         return handle

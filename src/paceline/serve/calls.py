@@ -36,6 +36,10 @@ class Call:
     """The samples that have ended."""
     open: int = 0
     """Samples in the engine."""
+    decode: Callable[[list[int]], str] | None = None
+    """Token ids to text, of the model that it was for."""
+    ends: list[Callable[[], None]] = field(default_factory=list)
+    """Called once, when both the answer is out and its last sample has ended."""
     span: Any = None
     """Its OpenTelemetry span, when traces are sent."""
     clock: asyncio.Timeout | None = None
@@ -72,6 +76,9 @@ class Call:
 
     def _settle(self) -> None:
         if self.answered is not None and not self.open:
+            ends, self.ends = self.ends, []
+            for end in ends:
+                end()
             self.closed(self)
 
     @property

@@ -28,21 +28,27 @@ router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/v1/chat/completions", responses={200: {"model": Chat, **STREAM}, **ERRORS})
-async def chat(body: ChatRequest, request: Request, server: Here) -> Response:
+async def chat(body: ChatRequest, request: Request, host: Here) -> Response:
     """Answer a conversation."""
-    server.check_model(body.model)
+    server = await host.of(body.model)
     server.check_choices(1, body.n or 1)
     server.check_places(body.n or 1)
+    generation, readers = await begin(body, server, size(request))
+    answer = Answer(body, server, generation, readers)
+    return await respond(request, answer, bool(body.stream), generation.close)
+
+
+async def begin(body: ChatRequest, server: Server, bulk: int) -> tuple[Generation, list["Reader"]]:
+    """The answer to a conversation in the making, and who reads each choice of it. `bulk`: bytes of the request."""
     shaped = bool(body.response_format or body.grammar or body.tools)
-    params = await server.ready(lambda: wishes(body), size(request), shaped)
+    params = await server.ready(lambda: wishes(body), bulk, shaped)
     args, how = variables(body, server), manner(body, server, params.grammar is not None)
     if how.special:
         params = replace(params, skip_special_tokens=False)
     ids = await render(server, body.messages, args)
     tail = server.text.decode(ids[-8:])
     generation = await Generation.start(server.llm, [ids], [params], whole=not body.stream)
-    answer = Answer(body, server, generation, [Reader(how.voice(tail)) for _ in generation.requests])
-    return await respond(request, answer, bool(body.stream), generation.close)
+    return generation, [Reader(how.voice(tail)) for _ in generation.requests]
 
 
 def wishes(body: ChatRequest) -> SamplingParams:
@@ -59,7 +65,7 @@ def wishes(body: ChatRequest) -> SamplingParams:
 
 def variables(body: ChatRequest, server: Server) -> dict[str, Any]:
     """What the chat template reads besides the messages. Raises ApiError for tools that it would not show."""
-    args = template_args(server.text, body.chat_template_kwargs)
+    args = {**template_args(server.text, body.chat_template_kwargs), **opening(body)}
     if body.reasoning_effort is not None:
         if "reasoning_effort" not in template(server.text):
             message = f"reasoning_effort is not supported: {UNSUPPORTED['reasoning_effort']}."
@@ -74,6 +80,20 @@ def variables(body: ChatRequest, server: Server) -> dict[str, Any]:
         raise ApiError(400, message, param="tools")
     assert body.tools is not None
     return {**args, "tools": [tool.model_dump(exclude_none=True) for tool in body.tools]}
+
+
+def opening(body: ChatRequest) -> dict[str, Any]:
+    """How the rendered conversation ends: where an answer begins, or within the last message (`prefill`)."""
+    if not body.continue_final_message:
+        return {} if body.add_generation_prompt is not False else {"add_generation_prompt": False}
+    last = body.messages[-1]
+    if body.add_generation_prompt:
+        message = "add_generation_prompt and continue_final_message exclude each other; give one."
+        raise ApiError(400, message, param="continue_final_message")
+    if last.role != "assistant" or not last.content or last.tool_calls:
+        message = "continue_final_message needs a last message of role assistant with a text that is to go on."
+        raise ApiError(400, message, param="continue_final_message")
+    return {"add_generation_prompt": False, "continue_final_message": True}
 
 
 @dataclass

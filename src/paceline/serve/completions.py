@@ -28,9 +28,9 @@ router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/v1/completions", responses={200: {"model": Completion, **STREAM}, **ERRORS})
-async def completions(body: CompletionRequest, request: Request, server: Here) -> Response:
+async def completions(body: CompletionRequest, request: Request, host: Here) -> Response:
     """Continue texts."""
-    server.check_model(body.model)
+    server = await host.of(body.model)
     prompts = as_prompts(body.prompt)
     server.check_choices(len(prompts), body.n or 1)
     server.check_places(len(prompts) * (body.n or 1))

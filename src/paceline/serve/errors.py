@@ -20,6 +20,12 @@ log = logging.getLogger("paceline")
 
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
+ANTHROPIC = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 408: "timeout_error",
+    413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
+}  # fmt: skip
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+
 
 class ApiError(Exception):
     """A request that cannot be served: HTTP status, one sentence, the parameter to blame."""
@@ -42,9 +48,27 @@ def error_body(status: int, message: str, param: str | None = None, code: str | 
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def error_response(error: ApiError) -> Response:
-    body = orjson.dumps(error_body(error.status, error.message, error.param, error.code))
-    return Response(body, error.status, error.headers, "application/json")
+def error_response(error: ApiError, path: str = "") -> Response:
+    """In the form of the API that `path` belongs to."""
+    return Response(orjson.dumps(written_for(error, path)), error.status, error.headers, "application/json")
+
+
+def written_for(error: ApiError, path: str) -> dict[str, Any]:
+    if not path.startswith(MESSAGES):
+        return error_body(error.status, error.message, error.param, error.code)
+    kind = ANTHROPIC.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def last_event(error: ApiError, path: str) -> bytes:
+    """What a stream that has begun ends with, in the form of the API that `path` belongs to."""
+    body = written_for(error, path)
+    if path.startswith(MESSAGES):
+        return b"event: error\ndata: " + orjson.dumps(body) + b"\n\n"
+    if path.startswith(RESPONSES):
+        fault = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
+        return b"event: error\ndata: " + orjson.dumps(fault) + b"\n\n"
+    return b"data: " + orjson.dumps(body) + b"\n\ndata: [DONE]\n\n"
 
 
 def as_api_error(error: BaseException) -> ApiError:
@@ -147,7 +171,7 @@ async def answer(request: Request, error: Exception) -> Response:
         door.fault = ApiError(fault.status, fault.message, param=fault.param, code=fault.code)
     if isinstance(error, HTTPException) and error.status_code in (404, 405):
         fault.message = f"There is no {request.method} {request.url.path[:100]} here; see /openapi.json."
-    return error_response(fault)
+    return error_response(fault, request.url.path)
 
 
 def install_errors(app: FastAPI) -> None:

@@ -11,8 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from paceline.engine.door import DOOR
 from paceline.serve.admission import Share, read_body
 from paceline.serve.calls import Call
-from paceline.serve.errors import ApiError, as_api_error, error_body, error_response
-from paceline.serve.sse import DONE, event
+from paceline.serve.errors import ApiError, as_api_error, error_response, last_event
 
 if TYPE_CHECKING:
     from paceline.serve.operation import Operation
@@ -82,9 +81,10 @@ class Guard:
         keys, path = self.operation.keys, scope["path"]
         if not keys or path == "/" or (path in PROBES and self.operation.settings.open_probes):
             return
-        which = keys.which(header(scope, b"authorization"))
+        given = header(scope, b"authorization") or f"Bearer {header(scope, b'x-api-key')}"
+        which = keys.which(given)
         if which is None:
-            message = "The API key is missing or wrong; send the header Authorization: Bearer KEY."
+            message = "The API key is missing or wrong; send the header Authorization: Bearer KEY, or X-Api-Key: KEY."
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         call.key = f"key {which}"
 
@@ -113,10 +113,10 @@ class Wire:
         try:
             async with asyncio.timeout(LAST_WORD_S):
                 if self.call.status is None:
-                    await error_response(error)({"type": "http"}, _nothing, self)
+                    await error_response(error, self.call.path)({"type": "http"}, _nothing, self)
                 elif self._events and not self.complete:
-                    data = event(error_body(error.status, error.message, error.param, error.code))
-                    await self({"type": "http.response.body", "body": data + DONE, "more_body": False})
+                    data = last_event(error, self.call.path)
+                    await self({"type": "http.response.body", "body": data, "more_body": False})
         except TimeoutError:
             pass
 

@@ -16,8 +16,9 @@ from paceline.serve.calls import Call
 disable_created_metrics()  # type: ignore[no-untyped-call]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PATHS = (
-    "/", "/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize", "/health", "/ready",
-    "/version", "/metrics", "/stats",
+    "/", "/docs", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages",
+    "/v1/messages/count_tokens", "/v1/embeddings", "/v1/models", "/tokenize", "/detokenize", "/health", "/ready",
+    "/version", "/metrics", "/stats", "/stats/history",
 )  # fmt: skip
 """Values of the label `path`; every other path is `other`, so that no client can make time series."""
 LABELS = frozenset(DRAFTERS.arms())

@@ -10,39 +10,31 @@ from paceline.serve.errors import ApiError
 from paceline.serve.prompts import check_length, render
 from paceline.serve.protocol import DetokenizeRequest, TokenizeRequest
 from paceline.serve.responses import ERRORS, Detokenized, Health, Model, Models, Tokenized, Version
-from paceline.serve.server import Here, Server
+from paceline.serve.server import Here, unknown_model
 from paceline.serve.sse import json_response
 
 router = APIRouter(route_class=JsonRoute)
 
 
-def card(server: Server) -> dict[str, object]:
-    return {
-        "id": server.model,
-        "object": "model",
-        "created": server.created,
-        "owned_by": "paceline",
-        "max_model_len": server.max_len,
-    }
-
-
 @router.get("/v1/models", responses={200: {"model": Models}})
-async def models(server: Here) -> Response:
-    """The served model."""
-    return json_response({"object": "list", "data": [card(server)]})
+async def models(host: Here) -> Response:
+    """The served models."""
+    return json_response({"object": "list", "data": host.cards()})
 
 
 @router.get("/v1/models/{name:path}", responses={200: {"model": Model}, **ERRORS})
-async def model(name: str, server: Here) -> Response:
+async def model(name: str, host: Here) -> Response:
     """One model by name."""
-    server.check_model(name)
-    return json_response(card(server))
+    cards = {card["id"]: card for card in host.cards()}
+    if name not in cards:
+        raise unknown_model(name, list(cards))
+    return json_response(cards[name])
 
 
 @router.post("/tokenize", responses={200: {"model": Tokenized}, **ERRORS})
-async def tokenize(body: TokenizeRequest, server: Here) -> Response:
+async def tokenize(body: TokenizeRequest, host: Here) -> Response:
     """Token ids of a text, or of a conversation by the chat template, up to where the answer begins."""
-    server.check_model(body.model)
+    server = await host.of(body.model)
     if (body.prompt is None) is (body.messages is None):
         raise ApiError(400, "prompt or messages is expected, one of them; give one.", param="prompt")
     if body.messages is not None:
@@ -66,9 +58,9 @@ async def tokenize(body: TokenizeRequest, server: Here) -> Response:
 
 
 @router.post("/detokenize", responses={200: {"model": Detokenized}, **ERRORS})
-async def detokenize(body: DetokenizeRequest, server: Here) -> Response:
+async def detokenize(body: DetokenizeRequest, host: Here) -> Response:
     """The text of token ids, special ones included."""
-    server.check_model(body.model)
+    server = await host.of(body.model)
     size, most = server.llm.llm.engine.model.vocab_size, server.max_len
     if len(body.tokens) > most:
         raise InputError(f"tokens has {len(body.tokens)} ids, but the context holds {most}; send fewer at a time.")
@@ -89,11 +81,11 @@ async def paceline_version() -> Response:
 
 
 @router.get("/health", responses={200: {"model": Health}, **ERRORS})
-async def health(server: Here) -> Response:
-    """Green while the engine thread lives, and steps where it has work."""
-    if not server.llm.alive:
+async def health(host: Here) -> Response:
+    """Green while the engine threads live, and step where they have work."""
+    if not host.alive:
         raise ApiError(503, "The engine thread died; restart the server.", code="engine_dead")
-    if server.settings.stall_timeout and (seconds := server.llm.stuck()) > server.settings.stall_timeout:
+    if host.settings.stall_timeout and (seconds := host.stuck()) > host.settings.stall_timeout:
         message = f"The engine has work but has not made a step for {seconds:.0f} s; restart the server."
         raise ApiError(503, message, code="engine_stalled")
     return json_response({"status": "ok"})

@@ -11,23 +11,21 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Scope
 
-from paceline.core.params import SamplingParams
-from paceline.engine.async_llm import AsyncLLM
 from paceline.serve.admission import Bodies, Gate, Hosts, Keys
 from paceline.serve.calls import Call
 from paceline.serve.errors import ApiError
 from paceline.serve.guard import LAST_WORD_S, Guard
 from paceline.serve.logs import log_call
 from paceline.serve.metrics import CONTENT_TYPE, Metrics
-from paceline.serve.server import served_name
+from paceline.serve.server import Host
 from paceline.serve.settings import Settings
 from paceline.serve.sse import json_response
-from paceline.serve.stats import stats
+from paceline.serve.stats import History, stats
 from paceline.serve.tracing import Tracer, exporter
+from paceline.serve.vllm_names import VllmNames
 
 log = logging.getLogger("paceline")
 router = APIRouter()
-WARM_UP_TOKENS = 16
 BODIES = 64
 """Largest bodies that may be held at once."""
 RETRY_S = 5
@@ -37,13 +35,14 @@ RETRY_S = 5
 class Operation:
     """The state of one server. For the event loop alone; the engine is seen through its snapshot."""
 
-    def __init__(self, llm: AsyncLLM, settings: Settings) -> None:
-        self.llm, self.settings = llm, settings
+    def __init__(self, host: Host, settings: Settings) -> None:
+        self.host, self.settings = host, settings
         self.tracer: Tracer | None = None
         self.keys = Keys(settings.keys())
-        self.metrics = Metrics(lambda: llm.snapshot)
+        self.metrics = Metrics(lambda: host.snapshot)
+        self.metrics.registry.register(VllmNames(self.metrics, lambda: host.snapshot, host.model))
         self.gate = Gate(
-            llm.llm.engine.config.max_requests,
+            host.max_requests,
             settings.queue_limit,
             settings.max_prompt_tokens,
             settings.max_output_tokens,
@@ -52,6 +51,7 @@ class Operation:
         self.hosts = Hosts(settings.host, bool(self.keys), settings.allowed_hosts)
         self.bodies = Bodies(BODIES * settings.max_body_bytes)
         self.born = monotonic()
+        self.history = History()
         self.warm = self.draining = False
         self.failed: BaseException | None = None
         """Why the warm-up failed."""
@@ -80,10 +80,11 @@ class Operation:
         log_call(call, self._texts(call) if self.settings.log_prompts else None)
 
     def _texts(self, call: Call) -> list[dict[str, str]]:
-        return [
-            {"prompt": self.llm.llm.text.decode(trip.request.prompt), "answer": trip.request.text}
-            for trip in call.trips
-        ]
+        decode = call.decode or str
+        return [{"prompt": decode(trip.request.prompt), "answer": trip.request.text} for trip in call.trips]
+
+    def stats(self) -> dict[str, Any]:
+        return stats(self.host, self.settings, monotonic() - self.born)
 
     # -- the whole -----------------------------------------------------------------------------------------------
 
@@ -96,9 +97,9 @@ class Operation:
         """ApiError 503 when no new work is taken."""
         if self.draining:
             raise unavailable("The server is shutting down; send the request to another, or later.", "draining")
-        if not self.llm.alive:
+        if not self.host.alive:
             raise unavailable("The engine thread died; the server restarts or must be restarted.", "engine_dead")
-        check_steps(self.llm, self.settings)
+        check_steps(self.host, self.settings)
 
     def check_ready(self) -> None:
         """ApiError 503 when a load balancer should send nothing."""
@@ -109,8 +110,7 @@ class Operation:
     async def warm_up(self) -> None:
         """A short generation with the default drafter, so that everything is compiled and loaded."""
         try:
-            wish = SamplingParams(max_tokens=WARM_UP_TOKENS, ignore_eos=True, temperature=0)
-            await self.llm.generate(self.llm.llm.text.encode("Hello"), wish)
+            await self.host.warm_up()
             self.warm = True
         except Exception as error:
             log.exception("The warm-up failed; the server never becomes ready.")
@@ -134,10 +134,10 @@ class Operation:
         await self._wait(LAST_WORD_S)
 
 
-def check_steps(llm: AsyncLLM, settings: Settings) -> None:
+def check_steps(host: Host, settings: Settings) -> None:
     """ApiError 503 when the engine has work and has not made a step for too long."""
     limit = settings.stall_timeout
-    if limit and (seconds := llm.stuck()) > limit:
+    if limit and (seconds := host.stuck()) > limit:
         raise unavailable(f"The engine has work but has not made a step for {seconds:.0f} s.", "engine_stalled")
 
 
@@ -145,12 +145,12 @@ def unavailable(message: str, code: str) -> ApiError:
     return ApiError(503, message, code=code, headers={"Retry-After": str(RETRY_S)})
 
 
-def install(app: FastAPI, llm: AsyncLLM, settings: Settings) -> Operation:
+def install(app: FastAPI, host: Host, settings: Settings) -> Operation:
     """Put the guard, the probes and the warm-up around `app`. InputError for keys that cannot be read."""
-    operation = app.state.operation = Operation(llm, settings)
-    operation.tidy = app.state.server.pools.tidy
+    operation = app.state.operation = Operation(host, settings)
+    operation.tidy = host.pools.tidy
     if settings.otel_endpoint is not None:
-        operation.tracer = Tracer(exporter(settings.otel_endpoint), served_name(llm, settings))
+        operation.tracer = Tracer(exporter(settings.otel_endpoint), host.model)
     app.include_router(router)
     app.add_middleware(Guard, operation=operation)
     if settings.cors_origins:
@@ -163,9 +163,11 @@ def install(app: FastAPI, llm: AsyncLLM, settings: Settings) -> Operation:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
         async with inner(app) as state:
-            task = asyncio.create_task(operation.warm_up())
+            tasks = [asyncio.create_task(operation.warm_up())]
+            tasks.append(asyncio.create_task(operation.history.keep(operation.stats)))
             yield state
-            task.cancel()
+            for task in tasks:
+                task.cancel()
             if operation.tracer is not None:
                 await asyncio.to_thread(operation.tracer.close)
 
@@ -194,5 +196,10 @@ async def metrics(request: Request) -> Response:
 @router.get("/stats")
 async def statistics(request: Request) -> Response:
     """Cumulative counters for a dashboard."""
-    operation = of(request)
-    return json_response(stats(operation.llm, operation.settings, monotonic() - operation.born))
+    return json_response(of(request).stats())
+
+
+@router.get("/stats/history")
+async def history(request: Request) -> Response:
+    """The last hour of them."""
+    return json_response({"readings": list(of(request).history.readings)})

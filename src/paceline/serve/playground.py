@@ -1,4 +1,7 @@
-"""`/`: the playground, one file whose own script and style are all that its policy lets run."""
+"""`/`: the playground, one page whose own script and style are all that its policy lets run.
+
+Its parts lie in `page/` and are put together when the server starts: there is no build step.
+"""
 
 import re
 from base64 import b64encode
@@ -9,7 +12,9 @@ from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
 
-FILE = Path(__file__).with_name("playground.html")
+PARTS = Path(__file__).parent / "page"
+SCRIPTS = ("base", "markdown", "answer", "server", "settings", "chats", "talk", "dashboard", "main")
+"""In this order; the last one starts the page."""
 router = APIRouter(include_in_schema=False)
 
 
@@ -24,7 +29,7 @@ class Page:
 @cache
 def page() -> Page:
     """Read once. `no-cache`: a browser may keep the page but asks each time whether it is still this one."""
-    body = FILE.read_bytes()
+    body = put_together().encode()
     return Page(
         body,
         {
@@ -36,6 +41,14 @@ def page() -> Page:
             "Referrer-Policy": "no-referrer",
         },
     )
+
+
+def put_together() -> str:
+    """The page with its style and its scripts inside."""
+    style = (PARTS / "style.css").read_text(encoding="utf-8")
+    script = "\n".join((PARTS / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
+    frame = (PARTS / "index.html").read_text(encoding="utf-8")
+    return frame.replace("/*STYLE*/", style).replace("/*SCRIPT*/", script)
 
 
 def policy(body: bytes) -> str:

@@ -111,9 +111,9 @@ class Pool:
             self._changed.notify_all()
 
 
-def give_back() -> None:
+def give_back(generation: int = 1) -> None:
     """Return freed memory to the system, where its C library can: else a large request leaves its mark for ever."""
-    gc.collect(1)
+    gc.collect(generation)
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)

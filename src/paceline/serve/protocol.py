@@ -270,6 +270,10 @@ class ChatRequest(Sampling):
     parallel_tool_calls: bool | None = Field(None, description="true or false")
     reasoning_effort: Label | None = Field(None, description="a text, where the model's chat template reads it")
     chat_template_kwargs: Shallow | None = Field(None, description="variables of the model's chat template")
+    add_generation_prompt: bool | None = Field(None, description="true (the default) or false")
+    continue_final_message: bool | None = Field(
+        None, description="true: go on with the last message, of role assistant; or false"
+    )
 
 
 class TokenizeRequest(Wire):

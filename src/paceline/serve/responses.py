@@ -139,7 +139,12 @@ class Model(Shape):
     object: Literal["model"]
     created: int
     owned_by: str
-    max_model_len: int
+    max_model_len: int | None
+    """None: it is not loaded."""
+    loaded: bool | None = None
+    """These three are told where several models are served."""
+    loads: int | None = None
+    unloads: int | None = None
 
 
 class Models(Shape):

@@ -16,6 +16,7 @@ from paceline.engine.async_llm import AsyncLLM
 from paceline.serve.app import create_app
 from paceline.serve.connections import protocol
 from paceline.serve.operation import Operation
+from paceline.serve.server import Host
 from paceline.serve.settings import Settings
 
 log = logging.getLogger("paceline")
@@ -52,7 +53,7 @@ class Process(uvicorn.Server):
         if self._signals and self._draining is None:
             log.info("Shutting down: %d requests in flight.", len(operation.unanswered))
             self._draining = asyncio.create_task(operation.drain())
-        if not operation.llm.alive or operation.failed is not None:
+        if not operation.host.alive or operation.failed is not None:
             self.code = ENGINE_DIED
             await operation.settle()
             return True
@@ -101,11 +102,11 @@ def config(app: FastAPI, settings: Settings) -> uvicorn.Config:
     return made
 
 
-def run(llm: AsyncLLM, settings: Settings, sock: socket.socket, announce: Callable[[str], None]) -> int:
+def run(llm: AsyncLLM | Host, settings: Settings, sock: socket.socket, announce: Callable[[str], None]) -> int:
     """Serve until told to stop; the exit code. `announce` is called with the address once requests are taken."""
     allow_many_files()
     app = create_app(llm, settings)
     process = Process(config(app, settings), app.state.operation, lambda: announce(address(sock, settings)))
     process.run([sock])
-    app.state.server.pools.close()
+    app.state.host.pools.close()
     return process.code

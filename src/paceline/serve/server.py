@@ -1,10 +1,10 @@
-"""What every route needs: the engine, the settings, and how the model is called."""
+"""What every route needs: the engine of the request's model, the settings, and how the model is called."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Protocol
 
 from fastapi import Depends, Request
 
@@ -13,6 +13,7 @@ from paceline.core.params import SamplingParams
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.door import DOOR
 from paceline.engine.text import Text
+from paceline.engine.totals import Snapshot
 from paceline.serve.calls import Call
 from paceline.serve.errors import ApiError
 from paceline.serve.pools import Pools
@@ -20,21 +21,114 @@ from paceline.serve.prompts import check_length, longest
 from paceline.serve.settings import Settings
 from paceline.serve.tokens import Tokens
 
+WARM_UP_TOKENS = 16
+
+
+class Host(Protocol):
+    """Who is served here: one model (`Server`) or several (`fleet.Fleet`). For the event loop."""
+
+    settings: Settings
+    pools: Pools
+
+    @property
+    def max_len(self) -> int:
+        """Tokens of the longest context."""
+
+    @property
+    def model(self) -> str:
+        """The name of the first."""
+
+    @property
+    def alive(self) -> bool:
+        """False once an engine thread has died."""
+
+    def stuck(self) -> float:
+        """Seconds that an engine with work has been at one step; 0 while all are idle."""
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """All engines together; counters never fall."""
+
+    @property
+    def max_requests(self) -> int:
+        """Samples that are decoded at once."""
+
+    async def of(self, name: str | None) -> "Server":
+        """The model of a request, ready to serve it, and kept until the call that asks has ended. No name means the
+        first. Raises ApiError 404 for a name that is not served."""
+
+    def cards(self) -> list[dict[str, Any]]:
+        """`/v1/models`: one entry a name."""
+
+    def first(self) -> AsyncLLM | None:
+        """The engine that `/stats` describes, if one is loaded."""
+
+    async def warm_up(self) -> None:
+        """A short generation, so that everything is compiled and loaded."""
+
 
 class Server:
-    def __init__(self, llm: AsyncLLM, settings: Settings) -> None:
+    """One model and the engine around it."""
+
+    def __init__(self, llm: AsyncLLM, settings: Settings, pools: Pools | None = None) -> None:
+        """`pools`: of the host, where it has several servers."""
         self.llm, self.settings = llm, settings
         self.created = int(time.time())
         self.text: Text = llm.llm.text
         self.text.encode("")  # settles the tokenizer's own state: from now on it is only read, by several threads
         self.tokens = Tokens(self.text.tokenizer)
-        self.pools = Pools()
+        self.pools = pools or Pools()
         self.most_characters = longest(self.text, self.tokens, settings.max_prompt_tokens or self.max_len)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The names under which the model is served; answers carry the first."""
+        return self.settings.served_model_name or (served_name(self.llm, self.settings),)
+
+    @property
     def model(self) -> str:
-        """The name under which the model is served."""
-        return served_name(self.llm, self.settings)
+        return self.names[0]
+
+    @property
+    def alive(self) -> bool:
+        return self.llm.alive
+
+    def stuck(self) -> float:
+        return self.llm.stuck()
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return self.llm.snapshot
+
+    @property
+    def max_requests(self) -> int:
+        return self.llm.llm.engine.config.max_requests
+
+    async def of(self, name: str | None) -> "Server":
+        self.check_model(name)
+        call = DOOR.get()
+        if isinstance(call, Call):
+            call.decode = self.text.decode
+        return self
+
+    def cards(self) -> list[dict[str, Any]]:
+        return [self.card(name) for name in self.names]
+
+    def card(self, name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "paceline",
+            "max_model_len": self.max_len,
+        }
+
+    def first(self) -> AsyncLLM:
+        return self.llm
+
+    async def warm_up(self) -> None:
+        wish = SamplingParams(max_tokens=WARM_UP_TOKENS, ignore_eos=True, temperature=0)
+        await self.llm.generate(self.text.encode("Hello"), wish)
 
     @property
     def max_len(self) -> int:
@@ -42,9 +136,8 @@ class Server:
 
     def check_model(self, name: str | None) -> None:
         """Raise 404 for another model than the served one; no name means that one."""
-        if name is not None and name != self.model:
-            message = f"Model {name[:100]!r} is not served here; use {self.model!r}."
-            raise ApiError(404, message, param="model", code="model_not_found")
+        if name is not None and name not in self.names:
+            raise unknown_model(name, self.names)
 
     def check_choices(self, prompts: int, n: int) -> None:
         most = self.settings.max_choices
@@ -86,15 +179,22 @@ class Server:
         return params
 
 
+def unknown_model(name: str, names: Sequence[str]) -> ApiError:
+    message = f"Model {name[:100]!r} is not served here; use {' or '.join(map(repr, names))}."
+    return ApiError(404, message, param="model", code="model_not_found")
+
+
 def served_name(llm: AsyncLLM, settings: Settings) -> str:
-    """What the model is called where the settings do not say: the last part of its path or hub id."""
+    """The model's first name; where the settings do not say, the last part of its path or hub id."""
+    if settings.served_model_name:
+        return settings.served_model_name[0]
     given = llm.llm.options.model
-    return settings.model_name or ("demo" if given is None else Path(given).name)
+    return "demo" if given is None else Path(given).name
 
 
-def of_app(request: Request) -> Server:
-    server: Server = request.app.state.server
-    return server
+def of_app(request: Request) -> Host:
+    host: Host = request.app.state.host
+    return host
 
 
-Here = Annotated[Server, Depends(of_app)]
+Here = Annotated[Host, Depends(of_app)]

@@ -48,8 +48,16 @@ class Settings:
 
     host: Annotated[str, _http("Address to listen on; 0.0.0.0 for every interface.")] = "127.0.0.1"
     port: Annotated[int, _http("Port to listen on; 0 for a free one.")] = 8000
-    model_name: Annotated[
-        str | None, _http("Name of the model in the API. Default: the last part of its path or id.")
+    served_model_name: Annotated[
+        tuple[str, ...],
+        _http(
+            "A name of the model in the API; with several each will do, and answers carry the first. Default: the last "
+            "part of its path or id.",
+            "--served-model-name",
+        ),
+    ] = ()
+    models: Annotated[
+        Path | None, _http("TOML file that names several models, each loaded on its first request: docs/server.md.")
     ] = None
     api_keys: Annotated[
         tuple[str, ...], _http("A key that clients may use; without any, everyone may.", "--api-key")
@@ -76,6 +84,13 @@ class Settings:
         int | None, _limit("Most tokens of one sample; asking for more is an error. Default: what the context holds.")
     ] = None
     max_choices: Annotated[int, _limit("Most samples that one request may ask for, over all its prompts.")] = 128
+    response_store_bytes: Annotated[
+        int, _limit("Memory for answers of /v1/responses that previous_response_id may name; the oldest go first.")
+    ] = 64 * 2**20
+    pooling: Annotated[
+        Literal["mean", "last"] | None,
+        _http("How /v1/embeddings makes one vector of a text's hidden states. Default: as each request says."),
+    ] = None
     max_connections: Annotated[
         int, _limit("Most connections; 0 for as many as open files allow. At the limit one without a request goes.")
     ] = 0
@@ -116,6 +131,7 @@ class Settings:
             ("drain_timeout", 0),
             ("max_body_bytes", 1),
             ("max_choices", 1),
+            ("response_store_bytes", 0),
             ("max_connections", 0),
             ("head_timeout", 0.01),
             ("body_timeout", 0),
@@ -126,8 +142,10 @@ class Settings:
             check(getattr(self, name) is None or getattr(self, name) >= 1, name, "at least 1")
         for name in ("request_timeout", "head_timeout", "body_timeout", "stall_timeout", "drain_timeout"):
             check(math.isfinite(getattr(self, name)), name, "a finite number")
-        for name in ("api_keys", "cors_origins", "allowed_hosts"):
+        for name in ("api_keys", "cors_origins", "served_model_name", "allowed_hosts"):
             check(all(value.strip() for value in getattr(self, name)), name, "texts that are not empty")
+        if self.models is not None and self.served_model_name:
+            raise InputError("served_model_name is of one model, but models names several; give one of the two.")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InputError("tls_cert and tls_key belong together; give both or neither.")
 

@@ -9,7 +9,7 @@ import orjson
 from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
-from paceline.serve.errors import as_api_error, error_body
+from paceline.serve.errors import as_api_error, last_event
 
 DONE = b"data: [DONE]\n\n"
 
@@ -18,39 +18,45 @@ def event(data: Any) -> bytes:
     return b"data: " + orjson.dumps(data) + b"\n\n"
 
 
+def named(name: str, data: dict[str, Any]) -> bytes:
+    """An event that says its type twice, as OpenAI's responses and Anthropic's messages do."""
+    return f"event: {name}\ndata: ".encode() + orjson.dumps({"type": name, **data}) + b"\n\n"
+
+
 class EventStream(Response):
     """Sends what an async generator of bytes yields, then calls `close`: also when the client goes, wherever the
     generator waits. A client that reads slowly holds it back. A failure after the start becomes an event."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], close: Callable[[], None]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], close: Callable[[], None], done: bytes = DONE) -> None:
+        """`done`: what is sent when all went well."""
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self.events, self.close = events, close
+        self.events, self.close, self.done = events, close, done
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await unless_gone(receive, self._send(send))
+            await unless_gone(receive, self._send(send, scope.get("path", "")))
         finally:
             self.close()
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, send: Send, path: str) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async with aclosing(self._events()) as events:
+        async with aclosing(self._events(path)) as events:
             async for piece in events:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _events(self) -> AsyncGenerator[bytes, None]:
+    async def _events(self, path: str) -> AsyncGenerator[bytes, None]:
         try:
             async with aclosing(self.events) as events:
                 async for piece in events:
                     yield piece
         except Exception as error:
-            fault = as_api_error(error)
-            yield event(error_body(fault.status, fault.message, fault.param, fault.code))
-        yield DONE
+            yield last_event(as_api_error(error), path)
+        else:
+            yield self.done
 
 
 class Answer(Protocol):
@@ -61,10 +67,12 @@ class Answer(Protocol):
     async def whole(self) -> dict[str, Any]: ...
 
 
-async def respond(request: Request, answer: Answer, stream: bool, close: Callable[[], None]) -> Response:
-    """The answer as a stream or in one piece; `close` is called at its end, whatever that is."""
+async def respond(
+    request: Request, answer: Answer, stream: bool, close: Callable[[], None], done: bytes = DONE
+) -> Response:
+    """The answer as a stream, which ends with `done`, or in one piece; `close` is called at its end in any case."""
     if stream:
-        return EventStream(answer.events(), close)
+        return EventStream(answer.events(), close, done)
     try:
         return await json_unless_gone(request, answer.whole())
     finally:

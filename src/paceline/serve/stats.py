@@ -1,31 +1,50 @@
 """GET /stats: the engine's cumulative counters as one JSON object; whoever draws them takes the differences."""
 
+import asyncio
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from paceline.core.request import SpecStats
-from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.build import paths
 from paceline.engine.drafters import AUTO
-from paceline.serve.server import served_name
+from paceline.serve.server import Host
 from paceline.serve.settings import Settings
 from paceline.verify import VERIFIERS
 
+EVERY_S, HOUR_S = 5, 3600
+CONSTANT = (
+    "model",
+    "models",
+    "draft",
+    "drafters",
+    "default_drafter",
+    "verifiers",
+    "about",
+    "max_requests",
+    "queue_limit",
+)
+"""Not kept with each reading."""
 
-def stats(llm: AsyncLLM, settings: Settings, uptime: float) -> dict[str, Any]:
-    """What the engine has done since its start; `uptime` in seconds."""
-    engine, now = llm.llm.engine, llm.snapshot
-    total = now.speculation
+
+def stats(host: Host, settings: Settings, uptime: float) -> dict[str, Any]:
+    """What the engines have done since the start; `uptime` in seconds."""
+    now, llm = host.snapshot, host.first()
+    total, cards = now.speculation, {} if llm is None else llm.llm.engine.drafters.cards
+    draft = None if llm is None else paths(llm.llm.options)[1]
     return {
         "uptime_s": uptime,
-        "model": served_name(llm, settings),
-        "draft": Path(draft).name if (draft := paths(llm.llm.options)[1]) is not None else None,
-        "drafters": sorted(name for name in list(engine.drafters.cards) if name != AUTO and not {"+", "|"} & set(name)),
-        "default_drafter": engine.config.drafter,
+        "model": host.model,
+        "models": [card["id"] for card in host.cards()],
+        "draft": None if draft is None else Path(draft).name,
+        "drafters": sorted(name for name in list(cards) if name != AUTO and not {"+", "|"} & set(name)),
+        "default_drafter": AUTO if llm is None else llm.llm.engine.config.drafter,
         "verifiers": VERIFIERS.names(),
+        "about": {name: card.summary for name, card in [*cards.items(), *VERIFIERS.items()]},
         "running": now.running,
         "waiting": now.waiting,
-        "max_requests": engine.config.max_requests,
+        "max_requests": host.max_requests,
         "queue_limit": settings.queue_limit,
         "kv": {"blocks": now.blocks, "used": now.used, "cached": now.cached},
         "tokens": {
@@ -41,6 +60,19 @@ def stats(llm: AsyncLLM, settings: Settings, uptime: float) -> dict[str, Any]:
             name: {**speculation(each), "generated": each.generated} for name, each in now.totals.drafters.items()
         },
     }
+
+
+class History:
+    """The last hour of `/stats`, one reading every few seconds, for dashboards that are opened later."""
+
+    def __init__(self) -> None:
+        self.readings: deque[dict[str, Any]] = deque(maxlen=HOUR_S // EVERY_S)
+
+    async def keep(self, read: Callable[[], dict[str, Any]]) -> None:
+        """Until cancelled."""
+        while True:
+            self.readings.append({k: v for k, v in read().items() if k not in CONSTANT})
+            await asyncio.sleep(EVERY_S)
 
 
 def speculation(stats: SpecStats) -> dict[str, Any]:

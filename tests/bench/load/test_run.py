@@ -38,7 +38,7 @@ def test_counts_are_those_of_the_engine(url: str, served: Any, llm: AsyncLLM) ->
     s = cell.summary
     assert (s.requests, s.completed, s.errors) == (8, 8, {}) and s.goodput == pytest.approx(s.requests_per_second)
     assert s.tokens == 2 * sum(n for _, n in want.values()) and s.tau == s.tokens / sum(passes) >= 1
-    assert report.model == served.app.state.server.model and report.repeated == 4
+    assert report.model == served.app.state.host.model and report.repeated == 4
 
 
 def test_a_sweep_and_the_other_end_point(url: str) -> None:

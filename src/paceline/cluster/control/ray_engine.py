@@ -18,7 +18,7 @@ class Host:
         from paceline.serve.settings import Settings
 
         self._llm = AsyncLLM(**options)
-        self._app = create_app(self._llm, Settings(model_name=name))
+        self._app = create_app(self._llm, Settings(served_model_name=(name,)))
         self._slow = slow
 
     async def ask(self, path: str, body: bytes | None) -> tuple[int, bytes]:

@@ -1,0 +1,89 @@
+"""Vectors of texts from the served decoder's last hidden states: passes of their own between the engine's steps."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from paceline.cache.lease import Lease
+from paceline.core.errors import CapacityError, InputError
+from paceline.core.rows import RowsBuilder
+
+if TYPE_CHECKING:
+    from paceline.engine.loop import Engine
+
+Pooling = Literal["mean", "last"]
+POOLINGS: tuple[str, ...] = get_args(Pooling)
+TAP = "post_norm"
+
+
+class Embedding:
+    """Some texts on their way to one vector each. `step` makes one pass of at most the engine's `row_budget` rows, so
+    that whoever decodes waits no longer than for a prompt. For the engine's thread.
+
+    The K/V of one text at a time lives in the cache, under an open transaction that is aborted at its end: it is never
+    published, and nothing that others share goes for it but what is evictable.
+    """
+
+    def __init__(self, engine: "Engine", texts: Sequence[Sequence[int]], pooling: str) -> None:
+        """`texts`: token ids, at most `max_len` each. Raises InputError and CapacityError."""
+        if pooling not in POOLINGS:
+            raise InputError(f"pooling is {pooling!r}, but it must be {' or '.join(POOLINGS)}.")
+        for ids in texts:
+            check(engine, ids)
+        self.engine, self.texts, self.pooling = engine, texts, pooling
+        self.lease: Lease | None = None
+        self.vectors: list[Tensor] = []
+        """[H] float32 of unit length, of the texts that are done."""
+
+    @property
+    def done(self) -> bool:
+        return len(self.vectors) == len(self.texts)
+
+    def start(self) -> None:
+        """Begin the next text. CapacityError while there is no room; nothing has changed then."""
+        cache, ids = self.engine.cache, self.texts[len(self.vectors)]
+        lease = cache.open([])
+        try:
+            self.txn = cache.begin(lease, len(ids), 0)
+        except CapacityError:
+            cache.close(lease)
+            raise
+        self.lease = lease
+        self.at, self.sum = 0, torch.zeros(())
+
+    def step(self) -> bool:
+        """One pass over the text that was begun; True when that text is done."""
+        ids, engine = self.texts[len(self.vectors)], self.engine
+        end = min(len(ids), self.at + engine.config.row_budget)
+        builder = RowsBuilder()
+        builder.add(list(ids[self.at : end]), self.txn.slots[self.at : end], self.txn.table, self.at, want=[])
+        hidden = engine.model.forward(builder.build(engine.model.device, (TAP,))).taps[TAP].float().cpu()
+        self.sum = hidden[-1] if self.pooling == "last" else self.sum + hidden.sum(0)
+        self.at = end
+        if end == len(ids):
+            self.vectors.append(torch.nn.functional.normalize(self.sum, dim=0))
+            self.end()
+        return end == len(ids)
+
+    def end(self) -> None:
+        """Give the cache's blocks back, also where a text was not finished. Harmless when repeated."""
+        lease, self.lease = self.lease, None
+        if lease is not None:
+            self.engine.cache.close(lease)
+
+
+def check(engine: "Engine", ids: Sequence[int]) -> None:
+    """Can this text ever be embedded?"""
+    model, cache = engine.model, engine.cache
+    if not ids:
+        raise InputError("input has a text without tokens; give at least one.")
+    if len(ids) > model.max_len:
+        raise InputError(f"input has a text of {len(ids)} tokens, but the context holds {model.max_len}; shorten it.")
+    bad = next((token for token in ids if not 0 <= token < model.vocab_size), None)
+    if bad is not None:
+        raise InputError(f"input has the id {bad}, but this model's ids are 0 to {model.vocab_size - 1}.")
+    if cache.blocks_for(len(ids)) > cache.num_blocks:
+        most = cache.num_blocks * cache.block_size
+        raise CapacityError(f"input has a text of {len(ids)} tokens, but the K/V cache holds {most}; shorten it.")

@@ -1,0 +1,77 @@
+"""`/docs`: the end points, their parameters and an example each, as one page without scripts or remote content."""
+
+from base64 import b64encode
+from collections.abc import Iterator
+from hashlib import sha256
+from html import escape
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+router = APIRouter(include_in_schema=False)
+STYLE = """
+:root { color-scheme: light dark; font: 16px/1.55 system-ui, sans-serif; }
+body { max-width: 62rem; margin: 0 auto; padding: 2rem 1.2rem 5rem; background: light-dark(#fbfaf7, #17181a);
+  color: light-dark(#22201d, #e9e6e0); }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.1rem; margin: 2.6rem 0 .4rem; overflow-wrap: anywhere; }
+code, pre { font: .86rem/1.5 ui-monospace, monospace; }
+pre { padding: .8rem 1rem; overflow-x: auto; background: light-dark(#f3f1ec, #1f2124); border-radius: 8px; }
+b { color: light-dark(#0b6b5e, #5cc9b7); font-size: .82rem; margin-right: .5rem; }
+table { border-collapse: collapse; width: 100%; font-size: .9rem; }
+td { border-top: 1px solid light-dark(#e1ddd4, #303337); padding: .3rem .8rem .3rem 0; vertical-align: top; }
+td:first-child { white-space: nowrap; } summary { cursor: pointer; padding: .3rem 0; }
+a { color: inherit; } nav a { margin-right: 1rem; } @media (max-width: 600px) { td { display: block; } }
+"""
+MESSAGES = '"messages": [{"role": "user", "content": "Why is the sky blue?"}]'
+EXAMPLES = {
+    "/v1/completions": '{"prompt": "Once upon a time", "max_tokens": 40, "temperature": 0}',
+    "/v1/chat/completions": f'{{{MESSAGES}, "temperature": 0}}',
+    "/v1/responses": '{"input": "Why is the sky blue?", "temperature": 0}',
+    "/v1/messages": f'{{{MESSAGES}, "max_tokens": 100, "temperature": 0}}',
+    "/v1/messages/count_tokens": f"{{{MESSAGES}}}",
+    "/v1/embeddings": '{"input": "The sky is blue.", "pooling": "mean"}',
+    "/tokenize": '{"prompt": "Once upon a time"}',
+    "/detokenize": '{"tokens": [10, 11]}',
+}
+
+
+@router.get("/docs")
+def docs(request: Request) -> Response:
+    """The page; made anew each time, as it is small and seldom asked for."""
+    document = request.app.openapi()
+    body = "".join(page(document, str(request.base_url).rstrip("/")))
+    style = b64encode(sha256(STYLE.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; style-src 'sha256-{style}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+    return Response(body, media_type="text/html; charset=utf-8", headers=headers)
+
+
+def page(document: dict[str, Any], base: str) -> Iterator[str]:
+    yield "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+    yield f"<title>Paceline: API</title><style>{STYLE}</style><h1>Paceline's API</h1>"
+    yield "<p>OpenAI's and Anthropic's protocols: their clients work as they are. An answer does not depend on who "
+    yield "drafts, or on what else is being served.</p>"
+    yield "<nav><a href='/'>Playground</a><a href='/openapi.json'>openapi.json</a><a href='/metrics'>Metrics</a></nav>"
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            yield from end_point(document, base, path, method.upper(), operation)
+    yield "</html>"
+
+
+def end_point(document: dict[str, Any], base: str, path: str, method: str, operation: dict[str, Any]) -> Iterator[str]:
+    yield f"<h2><b>{method}</b><code>{escape(path)}</code></h2><p>{escape(operation.get('description', ''))}</p>"
+    if path in EXAMPLES:
+        yield f"<pre>curl {escape(base + path)} -H 'Content-Type: application/json' -d '{escape(EXAMPLES[path])}'</pre>"
+    content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+    name = content.get("schema", {}).get("$ref", "").rpartition("/")[2]
+    if not name:
+        return
+    schema = document["components"]["schemas"][name]
+    rows = "".join(
+        f"<tr><td><code>{escape(field)}</code>{' *' if field in schema.get('required', ()) else ''}</td>"
+        f"<td>{escape(about.get('description', ''))}</td></tr>"
+        for field, about in schema["properties"].items()
+    )
+    yield f"<details open><summary>Parameters (* must be given)</summary><table>{rows}</table></details>"

@@ -1,0 +1,109 @@
+"""POST /v1/embeddings: vectors of texts from the served decoder, pooled as the server or the request says."""
+
+import base64
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, Field
+
+from paceline.core.errors import InputError
+from paceline.core.params import SamplingParams
+from paceline.engine.door import DOOR
+from paceline.serve.body import JsonRoute
+from paceline.serve.errors import ApiError
+from paceline.serve.prompts import as_prompts, encode
+from paceline.serve.responses import ERRORS
+from paceline.serve.server import Here, Server
+from paceline.serve.sse import json_unless_gone
+from paceline.serve.wire import FailFast, Ids, Label, Wire
+
+router = APIRouter(route_class=JsonRoute)
+MOST = 2048
+"""Texts of one request, as OpenAI has it."""
+
+
+class EmbeddingRequest(Wire):
+    input: str | Annotated[list[str], FailFast()] | Ids | Annotated[list[Ids], FailFast()] = Field(
+        description=f"a text, a list of texts, a list of token ids, or a list of such lists; {MOST} texts at most"
+    )
+    model: Label | None = Field(None, description="the name of the served model")
+    pooling: Literal["mean", "last"] | None = Field(None, description='"mean" or "last"')
+    encoding_format: Literal["float", "base64"] | None = Field(None, description='"float" (the default) or "base64"')
+    dimensions: int | None = Field(None, ge=1, description="the model's own number: vectors are not cut")
+    user: str | None = Field(None, description="a text (a label)")
+
+
+class EmbeddingShape(BaseModel):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingsUsage(BaseModel):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsShape(BaseModel):
+    object: Literal["list"]
+    model: str
+    data: list[EmbeddingShape]
+    usage: EmbeddingsUsage
+
+
+@router.post("/v1/embeddings", responses={200: {"model": EmbeddingsShape}, **ERRORS})
+async def embeddings(body: EmbeddingRequest, request: Request, host: Here) -> Response:
+    """One vector of unit length for each text."""
+    server = await host.of(body.model)
+    server.check_places(1)
+    pooling = body.pooling or server.settings.pooling
+    if pooling is None:
+        message = (
+            "pooling is not given, and this model is a decoder, trained to write: for vectors of its hidden states "
+            'give pooling "mean" or "last", or start the server with --pooling.'
+        )
+        raise ApiError(400, message, param="pooling")
+    size = server.llm.llm.engine.model.spec.hidden  # type: ignore[attr-defined]
+    if body.dimensions not in (None, size):
+        raise ApiError(400, f"dimensions is {body.dimensions}, but the vectors have {size}.", param="dimensions")
+    return await json_unless_gone(request, answer(body, server, pooling))
+
+
+async def answer(body: EmbeddingRequest, server: Server, pooling: str) -> dict[str, Any]:
+    """Takes one place among the samples of the server while it works."""
+    door = DOOR.get()
+    _, place = ([], None) if door is None else door.admit([([], SamplingParams(max_tokens=1))])
+    try:
+        return await vectors(body, server, pooling)
+    finally:
+        if place is not None:
+            place.refused()
+
+
+async def vectors(body: EmbeddingRequest, server: Server, pooling: str) -> dict[str, Any]:
+    if body.input == []:
+        raise ApiError(400, "input is [], but it must hold at least one token or text.", param="input")
+    texts = as_prompts(body.input)
+    if len(texts) > MOST:
+        raise ApiError(
+            400, f"input has {len(texts)} texts, but {MOST} are the most; send several requests.", param="input"
+        )
+    longest = server.settings.max_prompt_tokens
+    ids = await encode(server, texts)
+    for each in ids:
+        if longest is not None and len(each) > longest:
+            raise InputError(f"input has a text of {len(each)} tokens, but this server takes at most {longest}.")
+    made = await server.llm.embed(ids, pooling)
+    count = sum(map(len, ids))
+    data = [
+        {"object": "embedding", "index": i, "embedding": packed(vector) if body.encoding_format == "base64" else vector}
+        for i, vector in enumerate(made)
+    ]
+    usage = {"prompt_tokens": count, "total_tokens": count}
+    return {"object": "list", "model": server.model, "data": data, "usage": usage}
+
+
+def packed(vector: list[float]) -> str:
+    """Little-endian float32, as OpenAI's clients ask for by themselves."""
+    return base64.b64encode(np.asarray(vector, dtype="<f4").tobytes()).decode()

@@ -1,0 +1,258 @@
+"""Several models in one process: loaded on their first request, unloaded when idle or when others need the room."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import Any
+
+from paceline.core.errors import InputError, PacelineError
+from paceline.engine.async_llm import AsyncLLM
+from paceline.engine.build import parse_bytes
+from paceline.engine.door import DOOR
+from paceline.engine.totals import Snapshot, Totals, summed
+from paceline.serve.admission import Gate
+from paceline.serve.calls import Call
+from paceline.serve.errors import ApiError
+from paceline.serve.pools import Pools, give_back
+from paceline.serve.server import Server, unknown_model
+from paceline.serve.settings import Settings
+
+log = logging.getLogger("paceline")
+LONGEST = 1 << 20
+"""Tokens of the longest context of a model that is not loaded yet."""
+NOTHING = Snapshot(0, 0, 1, 0, 0, Totals())
+
+
+@dataclass(eq=False)
+class Member:
+    """One model of the fleet."""
+
+    name: str
+    options: Mapping[str, Any]
+    """Keyword arguments of `AsyncLLM`."""
+    bytes: int
+    """What it may take; 0: nobody counts."""
+    server: Server | None = None
+    gate: Gate | None = None
+    users: int = 0
+    """Calls that use it or wait for it; while there are any it stays."""
+    used: float = 0.0
+    """When the last of them ended."""
+    loading: "asyncio.Task[None] | None" = None
+    gone: asyncio.Event | None = None
+    """Set while it is to be unloaded: newcomers wait for this, so that those before them get their turn."""
+    loads: int = 0
+    unloads: int = 0
+
+
+class Fleet:
+    """A `Host` of several models. For the event loop; engines are made and ended in other threads, one at a time."""
+
+    def __init__(
+        self,
+        models: Mapping[str, Mapping[str, Any]],
+        settings: Settings,
+        *,
+        memory: int | str | None = None,
+        idle_s: float = 0.0,
+    ) -> None:
+        """models: {name: keyword arguments of `AsyncLLM`}. memory: bytes for all that is loaded at one time, of which
+        a model gets its own `memory`, else an equal share. idle_s: seconds after its last answer until a model is
+        unloaded; 0: never. Raises InputError."""
+        if not models:
+            raise InputError("models is empty; name at least one.")
+        self.settings, self.idle_s, self.pools = settings, idle_s, Pools()
+        self.budget = None if memory is None else parse_bytes(memory)
+        share = None if self.budget is None else self.budget // len(models)
+        self.members: dict[str, Member] = {}
+        for name, options in models.items():
+            own = options.get("memory") or share
+            size = 0 if own is None else parse_bytes(own)
+            if self.budget is not None and size > self.budget:
+                raise InputError(
+                    f"memory of model {name!r} is {size} bytes, more than the {self.budget} for all of them."
+                )
+            given = options if own is None else {**options, "memory": own}
+            self.members[name] = Member(name, given, size)
+        self._turn = asyncio.Lock()
+        self._retired = Totals()
+        """What unloaded engines had counted."""
+
+    # -- as a host -----------------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> str:
+        return next(iter(self.members))
+
+    @property
+    def max_len(self) -> int:
+        return max((server.max_len for server in self._servers()), default=LONGEST)
+
+    @property
+    def alive(self) -> bool:
+        return all(server.alive for server in self._servers())
+
+    def stuck(self) -> float:
+        return max((server.llm.stuck() for server in self._servers()), default=0.0)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        now = [server.snapshot for server in self._servers()] or [NOTHING]
+        return Snapshot(
+            sum(s.running for s in now),
+            sum(s.waiting for s in now),
+            sum(s.blocks for s in now),
+            sum(s.used for s in now),
+            sum(s.cached for s in now),
+            added(self._retired, *(s.totals for s in now)),
+        )
+
+    @property
+    def max_requests(self) -> int:
+        return sum(server.max_requests for server in self._servers()) or 1
+
+    def cards(self) -> list[dict[str, Any]]:
+        return [self._card(member) for member in self.members.values()]
+
+    def _card(self, member: Member) -> dict[str, Any]:
+        server = member.server
+        card = {"id": member.name, "object": "model", "created": 0, "owned_by": "paceline", "max_model_len": None}
+        known = card if server is None else server.card(member.name)
+        return {**known, "loaded": server is not None, "loads": member.loads, "unloads": member.unloads}
+
+    def first(self) -> AsyncLLM | None:
+        return next((server.llm for server in self._servers()), None)
+
+    async def warm_up(self) -> None:
+        """Nothing: each model is loaded by its first request."""
+
+    async def of(self, name: str | None) -> Server:
+        """The model, loaded if need be, and kept until the call that asks has ended."""
+        member = self.members.get(self.model if name is None else name)
+        if member is None:
+            raise unknown_model(str(name), list(self.members))
+        while member.gone is not None:
+            await member.gone.wait()
+        member.users += 1
+        try:
+            if member.server is None:
+                await asyncio.shield(self._loading(member))
+        except BaseException:
+            self._leave(member)
+            raise
+        server = member.server
+        assert server is not None
+        self._tie(member, server)
+        return server
+
+    def _tie(self, member: Member, server: Server) -> None:
+        """To the call that is being served: it goes through this model's gate, and its end gives the model back."""
+        call = DOOR.get()
+        assert isinstance(call, Call), "a fleet serves calls that came through the guard"
+        call.decode = server.text.decode
+        call.ends.append(lambda: self._leave(member))
+        if member.gate is None:
+            wish = self.settings
+            member.gate = Gate(
+                server.max_requests, wish.queue_limit, wish.max_prompt_tokens, wish.max_output_tokens, call.gate.seen
+            )
+        call.gate = member.gate
+
+    # -- loading and unloading -------------------------------------------------------------------------------------
+
+    def _servers(self) -> Sequence[Server]:
+        return [member.server for member in self.members.values() if member.server is not None]
+
+    def _leave(self, member: Member) -> None:
+        member.users -= 1
+        self._rested(member)
+
+    def _rested(self, member: Member) -> None:
+        """Nobody may need it from now on."""
+        member.used = monotonic()
+        if not member.users and self.idle_s:
+            asyncio.get_running_loop().call_later(self.idle_s, self._look, member)
+
+    def _look(self, member: Member) -> None:
+        """Has it been idle all the time since?"""
+        if self._idle(member):
+            self._task = asyncio.ensure_future(self._rest(member))
+
+    def _idle(self, member: Member) -> bool:
+        late = monotonic() - member.used >= self.idle_s - 0.001
+        return not member.users and member.server is not None and late
+
+    async def _rest(self, member: Member) -> None:
+        async with self._turn:
+            if self._idle(member):
+                await self._unload(member)
+
+    def _loading(self, member: Member) -> "asyncio.Task[None]":
+        """One task for all who wait; it goes on when they leave."""
+        if member.loading is None:
+            member.loading = asyncio.ensure_future(self._load(member))
+        return member.loading
+
+    async def _load(self, member: Member) -> None:
+        try:
+            async with self._turn:
+                await self._make_room(member)
+                log.info("Loading %s.", member.name)
+                llm = await asyncio.to_thread(lambda: AsyncLLM(**member.options))
+                member.server = Server(llm, replace(self.settings, served_model_name=(member.name,)), self.pools)
+                member.loads += 1
+                self._rested(member)
+        except PacelineError as error:
+            message = f"Model {member.name!r} could not be loaded ({error})."
+            raise ApiError(503, message, param="model", code="model_not_loaded") from None
+        finally:
+            member.loading = None
+
+    async def _make_room(self, member: Member) -> None:
+        """Unload others, the one used longest ago first, once nobody uses them."""
+        if self.budget is None:
+            return
+        while sum(m.bytes for m in self.members.values() if m.server is not None) + member.bytes > self.budget:
+            loaded = [m for m in self.members.values() if m.server is not None]
+            victim = min(loaded, key=lambda m: (m.users > 0, m.used))
+            await self._unload(victim)
+
+    async def _unload(self, member: Member) -> None:
+        """When its last call has ended. Newcomers wait until it is gone, and ask anew."""
+        member.gone = asyncio.Event()
+        try:
+            while member.users:
+                await asyncio.sleep(0.005)
+            server, member.server, member.gate = member.server, None, None
+            assert server is not None
+            log.info("Unloading %s.", member.name)
+            await asyncio.to_thread(server.llm.close)
+            self._retired = added(self._retired, server.llm.snapshot.totals)
+            member.unloads += 1
+            del server
+            await asyncio.to_thread(give_back, 2)
+        finally:
+            member.gone.set()
+            member.gone = None
+
+    def close(self) -> None:
+        """End all engines."""
+        for server in self._servers():
+            server.llm.close()
+
+
+def added(*parts: Totals) -> Totals:
+    """Counters of several engines together."""
+    total = Totals()
+    for part in parts:
+        total.prompt += part.prompt
+        total.cached += part.cached
+        total.preemptions += part.preemptions
+        for name, count in part.drafter_errors.items():
+            total.drafter_errors[name] = total.drafter_errors.get(name, 0) + count
+        for name, stats in part.drafters.items():
+            known = total.drafters.get(name)
+            total.drafters[name] = summed([stats] if known is None else [known, stats])
+    return total

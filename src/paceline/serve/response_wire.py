@@ -1,0 +1,237 @@
+"""Requests of POST /v1/responses, and what they are as chat requests: one engine, one set of rules behind both."""
+
+from typing import Annotated, Any, Literal
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import Field, ValidationError
+
+from paceline.serve.errors import ApiError
+from paceline.serve.protocol import NO_MEDIA, ChatRequest, Sampling
+from paceline.serve.wire import FailFast, Shallow, Wire
+
+ROLES = ("system", "developer", "user", "assistant")
+TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+LOGPROBS = "message.output_text.logprobs"
+INCLUDES = (LOGPROBS, "reasoning.encrypted_content")
+Item = Shallow
+
+
+class ResponseStreamOptions(Wire):
+    include_obfuscation: bool | None = None
+
+
+class TextFormat(Wire):
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: Shallow | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextWish(Wire):
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ReasoningWish(Wire):
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class ResponsesRequest(Sampling):
+    """OpenAI's parameters, and those of this server's other end points that shape the text."""
+
+    input: str | Annotated[list[Item], FailFast()] = Field(
+        description="a text or a list of items, at least one", min_length=1
+    )
+    instructions: str | None = Field(None, description="a text: the system message of this turn")
+    previous_response_id: str | None = Field(None, description="the id of an answer that was stored")
+    store: bool | None = Field(None, description="true (the default): keep the answer for previous_response_id")
+    stream_options: ResponseStreamOptions | None = Field(  # type: ignore[assignment]
+        None, description='{"include_obfuscation": false}, with stream'
+    )
+    max_output_tokens: int | None = Field(None, ge=1, description="a whole number >= 1")
+    max_tool_calls: int | None = Field(
+        None, ge=1, description="a whole number >= 1 (of built-in tools; there are none)"
+    )
+    top_logprobs: int | None = Field(None, ge=0, le=20, description="a whole number from 0 to 20")
+    tools: list[Shallow] | None = Field(
+        None, max_length=128, description='a list of {"type": "function", "name": ..., "parameters": ...}, 128 at most'
+    )
+    tool_choice: str | Shallow | None = Field(
+        None, description='"none", "auto", "required" or {"type": "function", "name": NAME}'
+    )
+    parallel_tool_calls: bool | None = Field(None, description="true or false")
+    text: TextWish | None = Field(None, description='{"format": {"type": "text", "json_object" or "json_schema", ...}}')
+    reasoning: ReasoningWish | None = Field(
+        None,
+        description='{"effort": ...}; a hint, read by chat templates that know reasoning_effort or enable_thinking',
+    )
+    include: list[str] | None = Field(None, description=f"a list of {' and '.join(INCLUDES)}")
+    truncation: Literal["disabled", "auto"] | None = Field(None, description='"disabled"')
+    background: bool | None = Field(None, description="false")
+    metadata: dict[str, str] | None = Field(None, max_length=16, description="texts by name, which come back")
+    service_tier: Literal["auto", "default"] | None = Field(None, description='"auto" or "default"')
+    safety_identifier: str | None = Field(None, description="a text (a label)")
+    prompt_cache_key: str | None = Field(None, description="a text (prompts share their cached beginnings anyway)")
+    prompt_cache_retention: str | None = Field(None, description="a text (without effect)")
+    chat_template_kwargs: Shallow | None = Field(None, description="variables of the model's chat template")
+
+
+def as_chat(body: ResponsesRequest, items: list[Item], template: str) -> ChatRequest:
+    """The same wish as a chat request. `items`: the whole conversation. `template`: of the model. Raises ApiError for
+    what is not served."""
+    check(body)
+    given = {name: getattr(body, name) for name in Sampling.model_fields if name in body.model_fields_set}
+    for name in ("model", "stream", "stream_options", "n", "max_tokens"):
+        given.pop(name, None)
+    chat: dict[str, Any] = {
+        **{name: value.model_dump() if isinstance(value, Wire) else value for name, value in given.items()},
+        "stream": bool(body.stream),
+        "max_tokens": body.max_output_tokens,
+        "messages": messages(items, body.instructions),
+        "tools": [tool(each, i) for i, each in enumerate(body.tools or ())] or None,
+        "tool_choice": choice(body.tool_choice),
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "response_format": None if body.text is None else form(body.text),
+        "chat_template_kwargs": {**thinking(body.reasoning, template), **(body.chat_template_kwargs or {})} or None,
+    }
+    if LOGPROBS in (body.include or ()) or body.top_logprobs:
+        chat |= {"logprobs": True, "top_logprobs": body.top_logprobs}
+    return validated(chat)
+
+
+def validated(chat: dict[str, Any]) -> ChatRequest:
+    """A chat request from its fields; the first fault in them as ApiError."""
+    try:
+        return ChatRequest.model_validate({name: value for name, value in chat.items() if value is not None})
+    except ValidationError as error:
+        raise RequestValidationError(error.errors()) from None
+
+
+def check(body: ResponsesRequest) -> None:
+    """What the protocol has and this server has not."""
+    if body.background:
+        raise ApiError(
+            400, "background is true, but answers are made while one waits; stream them.", param="background"
+        )
+    if body.truncation == "auto":
+        raise ApiError(400, "truncation is 'auto', but nothing is dropped here; use 'disabled'.", param="truncation")
+    if body.max_tokens is not None:
+        raise ApiError(400, "max_tokens is of another end point; give max_output_tokens.", param="max_tokens")
+    if body.n not in (None, 1):
+        raise ApiError(400, f"n is {body.n}, but a response is one answer; leave it out.", param="n")
+    if body.stream_options is not None and body.stream_options.include_obfuscation:
+        message = "stream_options has include_obfuscation, but nothing is padded here; leave it out."
+        raise ApiError(400, message, param="stream_options")
+    for name in body.include or ():
+        if name not in INCLUDES:
+            message = f"include has {name[:60]!r}, but only {' and '.join(INCLUDES)} can be included."
+            raise ApiError(400, message, param="include")
+
+
+def tool(given: dict[str, Any], place: int) -> dict[str, Any]:
+    """A function as the chat API writes it."""
+    if given.get("type") != "function":
+        message = f"tools[{place}] is of type {str(given.get('type'))[:40]!r}, but only functions are served."
+        raise ApiError(400, message, param=f"tools[{place}]")
+    return {"type": "function", "function": {name: value for name, value in given.items() if name != "type"}}
+
+
+def choice(given: str | dict[str, Any] | None) -> Any:
+    if isinstance(given, dict) and given.get("type") == "function" and given.keys() == {"type", "name"}:
+        return {"type": "function", "function": {"name": given["name"]}}
+    if given is not None and given not in ("none", "auto", "required"):
+        message = 'tool_choice must be "none", "auto", "required" or {"type": "function", "name": NAME}.'
+        raise ApiError(400, message, param="tool_choice")
+    return given
+
+
+def form(wish: TextWish) -> dict[str, Any] | None:
+    """`response_format` of the chat API."""
+    if wish.format is None:
+        return None
+    if wish.format.type != "json_schema":
+        return {"type": wish.format.type}
+    if wish.format.schema_ is None:
+        raise ApiError(400, "text.format needs schema when its type is json_schema; give it.", param="text")
+    return {"type": "json_schema", "json_schema": {"name": wish.format.name, "schema": wish.format.schema_}}
+
+
+def thinking(wish: ReasoningWish | None, template: str) -> dict[str, Any]:
+    """What a chat template reads of the effort; nothing where it reads nothing."""
+    if wish is None or wish.effort is None:
+        return {}
+    if "reasoning_effort" in template:
+        return {"reasoning_effort": wish.effort}
+    return {"enable_thinking": wish.effort != "none"} if "enable_thinking" in template else {}
+
+
+# -- items -----------------------------------------------------------------------------------------------------------
+
+
+def as_items(given: str | list[Item]) -> list[Item]:
+    return [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given
+
+
+def messages(items: list[Item], instructions: str | None) -> list[dict[str, Any]]:
+    """Items as the messages of the chat API: reasoning, text and calls of one turn become one message."""
+    found: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
+    thought = ""
+    for place, item in enumerate(items):
+        kind, where = item.get("type") or "message", f"input[{place}]"
+        if kind == "reasoning":
+            thought += text(item.get("content") or item.get("summary") or "", where)
+        elif kind == "function_call":
+            name, arguments, id = (word(item, key, where) for key in ("name", "arguments", "call_id"))
+            call = {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+            if not found or found[-1]["role"] != "assistant":
+                found.append({"role": "assistant", "content": None})
+            found[-1].setdefault("tool_calls", []).append(call)
+        elif kind == "function_call_output":
+            id = word(item, "call_id", where)
+            found.append({"role": "tool", "tool_call_id": id, "content": text(item.get("output"), where)})
+        elif kind == "message":
+            found.append({"role": role(item, where), "content": text(item.get("content"), where)})
+        else:
+            message = f"{where} is of type {str(kind)[:40]!r}, but messages, reasoning and function calls are served."
+            raise ApiError(400, message, param=where)
+        if thought and found and found[-1]["role"] == "assistant" and kind != "reasoning":
+            found[-1]["reasoning_content"], thought = thought, ""
+    return found
+
+
+def role(item: Item, where: str) -> str:
+    given = item.get("role")
+    if given not in ROLES:
+        raise ApiError(
+            400, f"{where}.role is {str(given)[:40]!r}, but it must be one of {', '.join(ROLES)}.", param=where
+        )
+    return str(given)
+
+
+def word(item: Item, key: str, where: str) -> str:
+    value = item.get(key)
+    if not isinstance(value, str):
+        raise ApiError(400, f"{where}.{key} must be a text; give it.", param=where)
+    return value
+
+
+def text(content: Any, where: str) -> str:
+    """The text of a content: a string, or a list of parts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise ApiError(400, f"{where} has no content; give a text or a list of parts.", param=where)
+    said = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "refusal":
+            said.append(word(part, "refusal", where))
+        elif kind in TEXTS:
+            said.append(word(part, "text", where))
+        else:
+            message = f"{where} has content of type {str(kind)[:40]!r}: {NO_MEDIA}."
+            raise ApiError(400, message, param=where)
+    return "\n".join(said)

@@ -1,0 +1,79 @@
+"""The same metrics under vLLM's names, for dashboards and autoscalers that know those."""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from paceline.engine.totals import Snapshot
+
+if TYPE_CHECKING:
+    from paceline.serve.metrics import Metrics
+
+LABEL = "model_name"
+
+
+class VllmNames(Collector):
+    """Counts nothing of its own: it reads what `Metrics` has and the engine's snapshot."""
+
+    def __init__(self, metrics: "Metrics", read: Callable[[], Snapshot], model: str) -> None:
+        self._metrics, self._read, self._model = metrics, read, model
+
+    def collect(self) -> Iterator[Metric]:
+        now, mine = self._read(), self._metrics
+        speculation = now.speculation
+        yield self._gauge("num_requests_running", now.running)
+        yield self._gauge("num_requests_waiting", now.waiting)
+        yield self._gauge("kv_cache_usage_perc", now.used / now.blocks)
+        yield self._counter("prompt_tokens", now.totals.prompt)
+        yield self._counter("generation_tokens", speculation.generated)
+        yield self._counter("num_preemptions", now.totals.preemptions)
+        yield self._counter("prefix_cache_queries", now.totals.prompt)
+        yield self._counter("prefix_cache_hits", now.totals.cached)
+        yield self._counter("spec_decode_num_drafts", speculation.passes)
+        yield self._counter("spec_decode_num_draft_tokens", speculation.drafted)
+        yield self._counter("spec_decode_num_accepted_tokens", speculation.accepted)
+        yield self._by_position(speculation.kept)
+        yield self._ends()
+        yield self._histogram("time_to_first_token_seconds", mine.ttft)
+        yield self._histogram("request_time_per_output_token_seconds", mine.tpot)
+        yield self._histogram("request_queue_time_seconds", mine.queue)
+        yield self._histogram("e2e_request_latency_seconds", mine.latency)
+
+    def _gauge(self, name: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"vllm:{name}", f"As paceline_{name}.", labels=[LABEL])
+        family.add_metric([self._model], value)
+        return family
+
+    def _counter(self, name: str, value: float) -> Metric:
+        family = CounterMetricFamily(f"vllm:{name}", "See docs/server.md.", labels=[LABEL])
+        family.add_metric([self._model], value)
+        return family
+
+    def _by_position(self, kept: list[int]) -> Metric:
+        name = "vllm:spec_decode_num_accepted_tokens_per_pos"
+        family = CounterMetricFamily(name, "Accepted drafted tokens, by depth from 0.", labels=[LABEL, "position"])
+        for position, count in enumerate(kept):
+            family.add_metric([self._model, str(position)], count)
+        return family
+
+    def _ends(self) -> Metric:
+        family = CounterMetricFamily(
+            "vllm:request_success", "Samples, by how they ended.", labels=[LABEL, "finished_reason"]
+        )
+        for metric in self._metrics.finished.collect():
+            for sample in metric.samples:
+                if sample.name.endswith("_total"):
+                    family.add_metric([self._model, sample.labels["finished_reason"]], sample.value)
+        return family
+
+    def _histogram(self, name: str, source: Histogram) -> Metric:
+        """With the same buckets."""
+        family = Metric(f"vllm:{name}", f"As {source._name}.", "histogram")
+        for metric in source.collect():
+            for sample in metric.samples:
+                tail = sample.name.removeprefix(metric.name)
+                family.add_sample(f"vllm:{name}{tail}", {**sample.labels, LABEL: self._model}, sample.value)
+        return family
