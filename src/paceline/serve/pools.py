@@ -117,7 +117,7 @@ class Pool:
 
 def give_back() -> None:
     """Return freed memory to the system, where its C library can: else a large request leaves its mark for ever."""
-    gc.collect(1)
+    gc.collect()  # a parser and the places of its text know one another
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
