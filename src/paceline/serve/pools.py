@@ -15,6 +15,7 @@ from contextlib import suppress
 from itertools import count
 from typing import Any, TypeVar
 
+from paceline.core.errors import PacelineError
 from paceline.serve.errors import ApiError
 
 T = TypeVar("T")
@@ -101,8 +102,11 @@ class Pool:
             value = work()
         except BaseException as fault:  # also the panics of libraries in other languages
             error = fault if isinstance(fault, Exception) else RuntimeError(str(fault))
+            if isinstance(error, PacelineError | ApiError):  # told to the client: its frames would hold what they held
+                error.__traceback__ = error.__context__ = None
         with suppress(RuntimeError):  # the loop is closed: nobody waits
             loop.call_soon_threadsafe(_settle, future, value, error)
+        del value, error
 
     def close(self) -> None:
         """Begin nothing more."""
