@@ -11,6 +11,8 @@ from paceline.model import pages
 from paceline.native.build import library, unit
 from paceline.native.structs import CLinear, CModel
 
+ROWS = 4096
+"""Outputs that are rounded at once."""
 OUTPUTS = 32
 """Outputs of a block, two tiles of 16; inputs go by steps of 64 bytes."""
 
@@ -71,10 +73,13 @@ def pack_bfloat16(weight: Tensor, bias: Tensor | None) -> Packed:
 
 def pack_int8(weight: Tensor, bias: Tensor | None) -> Packed:
     """Symmetric, each output by its largest weight. Activations are quantised by row as they come."""
-    wide = weight.float()
-    scale = torch.maximum(wide.amax(1), -wide.amin(1)) / 127
-    whole = wide.div_(scale.clamp(min=1e-30)[:, None]).round_().to(torch.int8)
-    del wide
+    scale = torch.empty(len(weight))
+    whole = torch.empty(weight.shape, dtype=torch.int8)
+    for first in range(0, len(weight), ROWS):  # a head in float32 at once would be half of a model's memory
+        some = slice(first, first + ROWS)
+        wide = weight[some].float()
+        scale[some] = torch.maximum(wide.amax(1), -wide.amin(1)) / 127
+        whole[some] = wide.div_(scale[some].clamp(min=1e-30)[:, None]).round_()
     return packed(whole, bias, scale)
 
 
