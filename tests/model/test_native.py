@@ -79,7 +79,7 @@ def trees(draw: st.DrawFn) -> tuple[int, int, list[int]]:
     return base, given, [n - 1 if chain else draw(st.integers(-1, n - 1)) for n in range(nodes)]
 
 
-@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("quantize", [None, "int8", "int4"])
 @pytest.mark.parametrize("unit", Unit, ids=attrgetter("name"))
 @pytest.mark.parametrize("form", FORMS)
 @given(data=st.data())
@@ -117,7 +117,7 @@ def test_a_row_has_the_same_bits_in_any_pass(
             torch.testing.assert_close(logits[segment.start + row], alone(decoder, prefix + path), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("quantize", [None, "int8", "int4"])
 @pytest.mark.parametrize("unit", Unit, ids=attrgetter("name"))
 @pytest.mark.parametrize("form", ["llama-biases", "gemma3"])
 def test_a_long_text_has_the_same_bits_however_it_is_shared_out(
@@ -150,7 +150,7 @@ def test_a_long_text_has_the_same_bits_however_it_is_shared_out(
 
 
 @pytest.mark.skipif(not has_amx(), reason="this CPU has no AMX to compare with")
-@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("quantize", [None, "int8", "int4"])
 def test_tiles_in_software_are_those_of_the_cpu(checkpoints: dict[str, Path], quantize: str | None) -> None:
     decoder = native(checkpoints["llama-biases"], Unit.TILES, quantize)
     decoder.allocate(160, 16)
@@ -257,7 +257,7 @@ def test_a_chain_is_its_passes_one_by_one(checkpoints: dict[str, Path], worth: l
         assert drawn == one_by_one(decoder, lay_out([chunk], 16, want=[len(chunk.given) - 1]), n, least)
 
 
-@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("quantize", [None, "int8", "int4"])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_a_run_is_its_passes_one_by_one(checkpoints: dict[str, Path], temperature: float, quantize: str | None) -> None:
     """Tokens to the bit, the keys and values of all but the last, and the ends: of the texts one ends early; nothing is
@@ -307,8 +307,8 @@ def test_a_run_is_its_passes_one_by_one(checkpoints: dict[str, Path], temperatur
 def test_int8_is_refused_where_it_cannot_run(checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RefusalError, match="bfloat16"):
         load_model(checkpoints["qwen3"], quantize="int8", dtype="float32")
-    with pytest.raises(RefusalError, match="int4"):
-        load_model(checkpoints["qwen3"], quantize="int4")
+    with pytest.raises(RefusalError, match="int3"):
+        load_model(checkpoints["qwen3"], quantize="int3")
     monkeypatch.setattr("paceline.model.linear.library", lambda: None)
     with pytest.raises(RefusalError, match="AVX-512"):
         load_model(checkpoints["qwen3"], quantize="int8")

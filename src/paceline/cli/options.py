@@ -25,7 +25,7 @@ BAD_INPUT = 2
 SOFT_BREAK = re.compile(r"(?<!\n)\n(?!\n)")
 """A line break inside a paragraph, which typer would show."""
 Dtype = Literal["float32", "bfloat16", "float16"]
-Quantize = Literal["int8"]
+Quantize = Literal["int8", "int4"]
 
 
 def option(help: str, panel: str, *names: str, **more: Any) -> Any:

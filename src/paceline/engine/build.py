@@ -36,7 +36,8 @@ class Options:
     """Drafted tokens a step; None: the drafter's own number, less when many requests run."""
     dtype: str = "bfloat16"
     quantize: str | None = None
-    """"int8": the linear layers of model and draft in int8 (W8A8). The text is then the quantised model's own."""
+    """"int8": the linear layers of model and draft in int8 (W8A8); "int4": in 4 bits by groups of 32, head
+    and embedding in 8, activations in 8. The text is then the quantised model's own."""
     device: str = "cpu"
     threads: int | None = None
     max_model_len: int | None = None

@@ -13,14 +13,16 @@ from paceline.core.rows import Out, Rows
 from paceline.model import pages
 from paceline.model.blocks import Block, Norm, Rotary
 from paceline.model.linear import Linear, Packing
+from paceline.model.packed import Packed
 from paceline.model.spec import ModelSpec
 
 
 @dataclass(slots=True)
 class Weights:
-    """What a checkpoint gives. `embedding` [vocab, hidden] stays in the storage dtype, for look-up."""
+    """What a checkpoint gives. `embedding` [vocab, hidden] stays in the storage dtype, for look-up, or in groups of 8
+    bits, perhaps the head's own."""
 
-    embedding: Tensor
+    embedding: Tensor | Packed
     blocks: list[Block]
     norm: Norm
     head: Linear
@@ -34,7 +36,7 @@ class Decoder:
     def __init__(self, spec: ModelSpec, weights: Weights, packing: Packing, attend: Make = Fused) -> None:
         self.spec, self.weights, self.packing, self.attend_type = spec, weights, packing, attend
         self.dtype, self.compute = packing.dtype, packing.compute
-        self.device = weights.embedding.device
+        self.device = weights.norm.weight.device
         self.vocab_size, self.max_len = spec.vocab, spec.max_len
         self.kv_bytes_per_token = spec.kv_width * self.dtype.itemsize
         self.weight_bytes = weights.bytes
@@ -78,6 +80,7 @@ class Decoder:
         return Out(self.logits(x, rows, taps), taps)
 
     def embed(self, token: Tensor) -> Tensor:
+        assert isinstance(self.weights.embedding, Tensor)  # what is packed is looked up by the native decoder
         x = torch.nn.functional.embedding(token, self.weights.embedding).to(self.compute)
         return x if self.spec.embedding_scale == 1.0 else x.mul_(self.embedding_scale)
 

@@ -6,6 +6,7 @@ converts them at every call. Which packing is chosen depends on what the machine
     dtype             machine                        packing   activations
     bfloat16          AVX-512 BF16 and a compiler    native    float32, the whole decoder is one native call
     quantize int8     AVX-512 VNNI and a compiler    native    the same, rounded to int8 by row
+    quantize int4     the same                       native    the same; head and embedding in 8 bits
     float32           oneDNN                         mkldnn    float32
     bfloat16/float16  computes it natively           mkldnn    as the weights
     bfloat16/float16  other CPUs with FBGEMM         fbgemm    float32, weights held in float16
@@ -24,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.core.errors import RefusalError
+from paceline.model import grouped
 from paceline.model.packed import pack_bfloat16, pack_int8, size
 from paceline.native.build import Unit, library, unit
 
@@ -31,6 +33,8 @@ Linear = Callable[[Tensor], Tensor]
 """[T, in] -> [T, out], both in the packing's compute dtype; T >= 1."""
 
 HALF = (torch.bfloat16, torch.float16)
+GROUPED_ROW = 0.06
+"""What a row beyond the first costs where weights lie in groups (`Packing.row`)."""
 ROWS_HINT = 8
 """oneDNN lays weights out for a batch size; 8 rows is a typical tree, and costs nothing at 1."""
 
@@ -51,6 +55,9 @@ class Packing:
     """Rows up to which a pass costs little more than one of a single row: draft nodes within it are cheap."""
     row: float = 0.0
     """What each row beyond the first costs, in passes of one row, where that is not little."""
+    head: "Packing | None" = field(default=None, compare=False)
+    """How head and embedding lie where not as the rest. The embedding is then looked up as it lies, and where the two
+    are tied they are one."""
     native: bool = False
     """Whether `pack` gives `packed.Packed`, for the decoder that is one native call."""
 
@@ -95,21 +102,36 @@ def available(dtype: torch.dtype, device: torch.device) -> Iterator[Packing]:
 
 
 def quantised(method: str, dtype: torch.dtype, device: torch.device) -> Packing:
-    """Weights and activations in int8 (W8A8, activations by row), K/V in bfloat16. RefusalError where that cannot run:
-    another precision would be another model."""
-    if method != "int8":
-        raise RefusalError(f"quantize is {method!r}, which is not known; use int8.")
+    """int8: weights and activations in int8 (W8A8, activations by row), K/V in bfloat16. int4: weights in 4 bits by
+    groups (W4A8), head and embedding in 8. RefusalError where that cannot run: another precision would be another
+    model."""
+    if method not in ("int8", "int4"):
+        raise RefusalError(f"quantize is {method!r}, which is not known; use int8 or int4.")
     if dtype is not torch.bfloat16:
-        raise RefusalError(f"quantize int8 keeps everything else in bfloat16; use dtype bfloat16, not {short(dtype)}.")
+        raise RefusalError(
+            f"quantize {method} keeps everything else in bfloat16; use dtype bfloat16, not {short(dtype)}."
+        )
     whole = partial(size, quantised=True)
     row = 0.075 if unit() == Unit.FUSED else 0.0
     packing = Packing("native int8", dtype, torch.float32, pack_int8, whole, 14, 16, row, native=True)
-    if device.type != "cpu" or library() is None or not works(packing, 0.3):
+    if method == "int4":
+        packing = in_groups(dtype)
+    if device.type != "cpu" or library() is None or not works(packing, 0.3 if method == "int8" else 2):
         raise RefusalError(
-            "quantize int8 needs Linux, a CPU with AVX-512 VNNI and BF16, and a C++ compiler, which are not all here; "
-            "leave quantize out."
+            f"quantize {method} needs Linux, a CPU with AVX-512 VNNI and BF16, and a C++ compiler, which are not all "
+            "here; leave quantize out."
         )
     return packing
+
+
+def in_groups(dtype: torch.dtype) -> Packing:
+    """The packing of `quantize int4`."""
+    fine = partial(grouped.size, bits=8, form=grouped.Form.ZEROS)
+    coarse = partial(grouped.size, bits=4, form=grouped.Form.SUPER)
+    head = Packing("native int8", dtype, torch.float32, grouped.pack_bytes, fine, 8, 8, native=True)
+    return Packing(
+        "native int4", dtype, torch.float32, grouped.pack_int4, coarse, 8, 8, GROUPED_ROW, head=head, native=True
+    )
 
 
 def plain(dtype: torch.dtype, device: torch.device) -> Packing:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,8 +37,9 @@ def load_model(
     """Load a directory or hub id for serving texts of up to `max_len` tokens (default: the config's).
 
     dtype: of weights and K/V cache: float32, bfloat16, float16 (float64 for tests). quantize:
-    "int8" rounds the weights of all linear layers as they are loaded. With `fast` false every part is its slow twin in
-    plain PyTorch. Raises CheckpointError for whatever cannot be served, RefusalError for what this machine cannot do.
+    "int8" and "int4" round the weights of all linear layers as they are loaded. With `fast` false every part is its
+    slow twin in plain PyTorch. Raises CheckpointError for whatever cannot be served, RefusalError for what this machine
+    cannot do.
     """
     packing, target = form(dtype, quantize, device, fast), torch.device(device)
     path = resolve(model, revision, token)
@@ -101,14 +103,20 @@ class Loader:
 
     def weights(self) -> Weights:
         spec, names = self.spec, self.names
-        embedding = self.take(f"{names.embedding}.weight", spec.vocab, spec.hidden)
+        table = self.take(f"{names.embedding}.weight", spec.vocab, spec.hidden)
+        form = self.packing.head
+        embedding: Any = table if form is None else form.pack(table, None)
         blocks = []
         for index in range(len(spec.layers)):
             blocks.append(self.block(index))
             self.tensors.let_go()
         norm = self.norm(names.norm, spec.hidden)
-        head_weight = embedding if spec.tied else self.take(f"{names.head}.weight", spec.vocab, spec.hidden)
-        head = self.pack(head_weight, None)
+        if spec.tied and form is not None:
+            self.bytes += embedding.bytes
+            head: Linear = embedding
+        else:
+            matrix = table if spec.tied else self.take(f"{names.head}.weight", spec.vocab, spec.hidden)
+            head = self.pack(matrix, None, form)
         self.tensors.let_go()
         return Weights(embedding, blocks, norm, head, self.bytes)
 
@@ -155,8 +163,8 @@ class Loader:
             matrix, offset = native(matrix), None if offset is None else native(offset)
         return self.pack(matrix, offset)
 
-    def pack(self, matrix: Tensor, bias: Tensor | None) -> Linear:
-        layer = self.packing.pack(matrix, bias)
+    def pack(self, matrix: Tensor, bias: Tensor | None, form: Packing | None = None) -> Linear:
+        layer = (form or self.packing).pack(matrix, bias)
         self.bytes += layer.bytes if isinstance(layer, Packed) else matrix.nbytes + (0 if bias is None else bias.nbytes)
         return layer
 

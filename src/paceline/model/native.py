@@ -15,7 +15,7 @@ from paceline.model.blocks import Norm
 from paceline.model.decoder import Decoder, Weights, zeros
 from paceline.model.footprint import UNIT
 from paceline.model.linear import Packing
-from paceline.model.packed import address
+from paceline.model.packed import Packed, address
 from paceline.model.spec import ModelSpec
 from paceline.native.build import Unit, library, unit
 from paceline.native.structs import CLayer, CModel, CPass, CRun
@@ -52,14 +52,18 @@ class NativeDecoder(Decoder):
         self.turned = 0
         self.layers = (CLayer * len(spec.layers))(*(self.layer(index) for index in range(len(spec.layers))))
         head: Any = weights.head
+        table = weights.embedding
+        rows = 2 if head.c.form else int(head.scale is not None)
         self.model = CModel(
             layers=len(spec.layers), hidden=spec.hidden, heads=spec.heads, kv_heads=spec.kv_heads,
             head_dim=spec.head_dim, ffn=spec.ffn, vocab=spec.vocab, gelu=spec.activation == "gelu_tanh",
-            int8=packing.name == "native int8", unit=unit(), eps=spec.norm_eps, attention_scale=spec.attention_scale,
+            int8=rows, unit=unit(), eps=spec.norm_eps, attention_scale=spec.attention_scale,
             attention_cap=spec.attention_softcap or 0.0, logit_cap=spec.logit_softcap or 0.0,
-            embedding_scale=self.embedding_scale, embedding=weights.embedding.data_ptr(),
+            embedding_scale=self.embedding_scale, embedding=table.data_ptr() if isinstance(table, Tensor) else None,
             norm=weights.norm.weight.data_ptr(), head=head.c, layer=self.layers,
         )  # fmt: skip
+        if isinstance(table, Packed):
+            self.model.lookup = table.c
         self.seconds: Tensor | None = None
         """Where the native parts (structs.PARTS) add up their time, float64, while someone measures."""
 

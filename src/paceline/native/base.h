@@ -20,12 +20,12 @@ enum Unit { DOT, TILES, FUSED };
 
 extern "C" {
 
-struct Linear {  // int8: `scale` of each output, `sums` of its weights
+struct Linear {  // int8: `scale` of each output, `sums` of its weights. In groups: see grouped.h
   const uint8_t* weight;
   const float* scale;
   const int32_t* sums;
   const float* bias;
-  i64 in, out;
+  i64 in, out, form, bits;
 };
 
 struct Layer {
@@ -36,15 +36,17 @@ struct Layer {
 };
 
 struct Model {
-  i64 layers, hidden, heads, kv_heads, head_dim, ffn, vocab, gelu, int8, block_size, threads, unit;
+  i64 layers, hidden, heads, kv_heads, head_dim, ffn, vocab, gelu, int8, block_size, threads, unit;  // int8: rows are; 2: weights lie in groups
   double eps, attention_scale, attention_cap, logit_cap, embedding_scale;  // cap: 0 for none
-  const bf16* embedding;
+  const bf16* embedding;  // null: `lookup`, weights in groups
   const float* norm;
-  Linear head;
+  Linear head, lookup;
   const Layer* layer;
   bf16 *keys, *values;
   bool tiles() const { return unit == TILES; }
   bool fused() const { return unit == FUSED; }
+  bool grouped() const { return int8 == 2; }
+  bool whole() const { return int8 == 1; }
   i64 wide() const { return fused() ? 4 : 2; }  // bytes of a number that is multiplied, but for int8
 };
 

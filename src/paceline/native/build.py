@@ -19,7 +19,7 @@ from paceline.native.structs import declare
 SOURCE = Path(__file__).with_name("decoder.cpp")
 FLAGS = (
     *("-O3", "-std=c++17", "-shared", "-fPIC", "-mfma", "-mprefer-vector-width=512"),
-    *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mavx512bf16"),
+    *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mavx512bf16", "-mf16c"),
     *("-mamx-tile", "-mamx-bf16", "-mamx-int8"),
 )
 CLANG = ("-mllvm", "-disable-vector-combine")

@@ -7,10 +7,11 @@
 //
 //   linear weights  [out/32][in/step][2][16][16][e]   step = 32 bfloat16 (e = 2) or 64 int8 (e = 4): one tile of 16 outputs
 //                                                     is 1 KB, read once for all rows
+//                   or in groups of 32 with a scale and a low each: grouped.h
 //   keys            [slot/512][layer][kv head][32][dim/2][16 slots][2]        a text's K/V lie together: memory is taken
 //   values          [slot/512][layer][kv head][32][8 pairs of slots][dim][2]  in huge pages, not one a layer and head
 //
-// base.h, linear.h, rows.h, attention.h: a thread's part of a pass, from the bottom up; draw.h: tokens;
+// base.h, product.h, grouped.h, linear.h, rows.h, attention.h: a thread's part of a pass, from the bottom up; draw.h: tokens;
 // draft.h: whole drafts; run.h: several passes in one call.
 
 #include <sys/syscall.h>
@@ -125,6 +126,8 @@ static void lay_out(Arena& arena, const Model& m, const Pass& p, Buffers& b) {
     a.stride = up(width * each, step);
     a.data = arena.take(rows * a.stride);
     a.scale = (float*)arena.take(rows * 4);
+    a.groups = m.grouped() ? up(width, GROUP) / GROUP : 0;
+    a.sums = (float*)arena.take(rows * a.groups * 4);
     return a;
   };
   arena.used = 0;
