@@ -38,6 +38,8 @@ class Options:
     quantize: str | None = None
     """"int8": the linear layers of model and draft in int8 (W8A8); "int4": in 4 bits by groups of 32, head
     and embedding in 8, activations in 8. The text is then the quantised model's own."""
+    kv_dtype: str | None = None
+    """"int8": keys and values in 8 bits, which leaves room for 1.88 times the tokens. None: as dtype."""
     device: str = "cpu"
     threads: int | None = None
     max_model_len: int | None = None
@@ -100,6 +102,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
     where: dict[str, Any] = {
         "dtype": options.dtype,
         "quantize": options.quantize,
+        "kv_dtype": options.kv_dtype,
         "device": options.device,
         "max_len": options.max_model_len,
     }
@@ -189,7 +192,7 @@ def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory
     """The arithmetic of the budget for these checkpoints, from their headers."""
     from paceline.model.load import form, measure
 
-    packing = form(options.dtype, options.quantize, options.device)
+    packing = form(options.dtype, options.quantize, options.device, kv_dtype=options.kv_dtype)
     spec, target = measure(path, packing, options.max_model_len)
     drafts = None if draft is None else measure(draft, packing)[1]
     files = [at / "tokenizer.json" for at in (path, draft) if at is not None]

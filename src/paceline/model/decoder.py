@@ -38,7 +38,7 @@ class Decoder:
         self.dtype, self.compute = packing.dtype, packing.compute
         self.device = weights.norm.weight.device
         self.vocab_size, self.max_len = spec.vocab, spec.max_len
-        self.kv_bytes_per_token = spec.kv_width * self.dtype.itemsize
+        self.kv_bytes_per_token = kv_bytes(spec, packing)
         self.weight_bytes = weights.bytes
         self.exact = torch.float64 if self.dtype == torch.float64 else torch.float32
         # gemma rounds the factor to the weights' dtype before it multiplies
@@ -102,6 +102,12 @@ class Decoder:
 
     def describe(self) -> str:
         return f"{self.spec.family}, {self.packing.describe()}, on {self.device}"
+
+
+def kv_bytes(spec: ModelSpec, packing: Packing) -> int:
+    """Of one token, without padding."""
+    each = 17 / 16 if packing.kv == "int8" else packing.dtype.itemsize
+    return int(spec.kv_width * each)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -34,6 +34,7 @@ class Form(Protocol):
     @property
     def head(self) -> "Form | None": ...
     def size(self, outputs: int, inputs: int, /) -> int: ...
+    def slot(self, heads: int, head_dim: int, /) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,7 @@ def footprint(spec: ModelSpec, form: Form, itemsize: int, stored: int, threads: 
     layer, largest = sum(o * i for o, i in matrices), max(o * i for o, i in matrices)
     whole = spec.vocab * spec.hidden  # the head, which is not fused
     loading = max(stored * layer + form.working * largest, (stored + max(of_head.working - 4, 2)) * whole)
-    dims = -(-spec.head_dim // 32) * 32 if form.native else spec.head_dim
-    slot = 2 * layers * spec.kv_heads * dims * itemsize
+    slot = layers * form.slot(spec.kv_heads, spec.head_dim)
     turned = 3 * 2 * 4 * sum({layer.rope: len(layer.rope.inverse) for layer in spec.layers}.values())
     weights = layers * (packed + norms) + norms + head + embedding
     fixed, row, *of_keys = native_scratch(spec, threads) if form.native else torch_scratch(spec, itemsize)

@@ -1,7 +1,7 @@
 """From a checkpoint to a decoder."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 from paceline.attend import quickest
 from paceline.attend.reference import Reference
-from paceline.core.errors import CheckpointError
+from paceline.core.errors import CheckpointError, RefusalError
 from paceline.model.blocks import Block, Norm
 from paceline.model.checkpoint import DTYPES, Tensors, read_config, resolve
-from paceline.model.decoder import Decoder, Weights
+from paceline.model.decoder import Decoder, Weights, kv_bytes
 from paceline.model.families import FAMILIES, Names
 from paceline.model.footprint import Footprint, footprint
 from paceline.model.linear import Linear, Packing, choose, plain, quantised
@@ -32,16 +32,17 @@ def load_model(
     token: str | None = None,
     max_len: int | None = None,
     quantize: str | None = None,
+    kv_dtype: str | None = None,
     fast: bool = True,
 ) -> Decoder:
     """Load a directory or hub id for serving texts of up to `max_len` tokens (default: the config's).
 
     dtype: of weights and K/V cache: float32, bfloat16, float16 (float64 for tests). quantize:
-    "int8" and "int4" round the weights of all linear layers as they are loaded. With `fast` false every part is its
-    slow twin in plain PyTorch. Raises CheckpointError for whatever cannot be served, RefusalError for what this machine
-    cannot do.
+    "int8" and "int4" round the weights of all linear layers as they are loaded. kv_dtype: "int8" keeps keys and values
+    in 8 bits. With `fast` false every part is its slow twin in plain PyTorch. Raises CheckpointError for what cannot
+    be served, RefusalError for what this machine cannot do.
     """
-    packing, target = form(dtype, quantize, device, fast), torch.device(device)
+    packing, target = form(dtype, quantize, device, fast, kv_dtype), torch.device(device)
     path = resolve(model, revision, token)
     spec = read_config(path, max_len)
     tensors = Tensors(path)
@@ -57,14 +58,25 @@ def load_model(
     return Decoder(spec, weights, packing, quickest(target, packing.dtype) if fast else Reference)
 
 
-def form(dtype: str, quantize: str | None, device: str, fast: bool = True) -> Packing:
-    """How the weights will lie in memory."""
+def form(dtype: str, quantize: str | None, device: str, fast: bool = True, kv_dtype: str | None = None) -> Packing:
+    """How weights, keys and values will lie in memory."""
     if dtype not in DTYPES:
         raise CheckpointError(f"dtype {dtype!r} is not known; use one of {', '.join(DTYPES)}.")
     where = torch.device(device)
     if quantize is not None:
-        return quantised(quantize, DTYPES[dtype], where)
-    return choose(DTYPES[dtype], where) if fast else plain(DTYPES[dtype], where)
+        packing = quantised(quantize, DTYPES[dtype], where)
+    else:
+        packing = choose(DTYPES[dtype], where) if fast else plain(DTYPES[dtype], where)
+    if kv_dtype in (None, "auto", dtype):
+        return packing
+    if kv_dtype != "int8":
+        raise RefusalError(f"kv_dtype is {kv_dtype!r}, but keys and values lie as dtype, {dtype}, or in int8.")
+    if not packing.native:
+        raise RefusalError(
+            "kv_dtype int8 needs the native decoder: dtype bfloat16, Linux, a CPU with AVX2 and FMA (or NEON with its "
+            "dot product) and a C++ compiler; leave kv_dtype out."
+        )
+    return replace(packing, kv="int8")
 
 
 def measure(path: Path, packing: Packing, max_len: int | None = None) -> tuple[ModelSpec, Footprint]:
@@ -85,12 +97,17 @@ class Facts:
 
 
 def inspect(
-    model: str | Path, *, dtype: str = "bfloat16", revision: str | None = None, token: str | None = None
+    model: str | Path,
+    *,
+    dtype: str = "bfloat16",
+    kv_dtype: str | None = None,
+    revision: str | None = None,
+    token: str | None = None,
 ) -> Facts:
-    """Facts of a checkpoint from its config and headers; `dtype` is that of the K/V cache."""
+    """Facts of a checkpoint from its config and headers; `dtype`, or `kv_dtype`, is that of the K/V cache."""
     path = resolve(model, revision, token)
     spec, tensors = read_config(path), Tensors(path)
-    kv = spec.kv_width * DTYPES[dtype].itemsize
+    kv = kv_bytes(spec, replace(plain(DTYPES[dtype], torch.device("cpu")), kv="int8" if kv_dtype == "int8" else None))
     return Facts(path, spec, len(tensors.place), tensors.bytes(), kv)
 
 

@@ -85,9 +85,15 @@ class NativeDecoder(Decoder):
         spec = self.spec
         dims = -(-spec.head_dim // 32) * 32
         shape = (-(-blocks * block_size // UNIT), len(spec.layers), spec.kv_heads, UNIT // LANES)
-        self.keys = zeros((*shape, dims // 2, LANES, 2), self.dtype, self.device)
-        self.values = zeros((*shape, LANES // 2, dims, 2), self.dtype, self.device)
+        of = torch.int8 if self.packing.kv == "int8" else self.dtype
+        self.keys = zeros((*shape, dims // 2, LANES, 2), of, self.device)
+        self.values = zeros((*shape, LANES // 2, dims, 2), of, self.device)
         self.model.keys, self.model.values = self.keys.data_ptr(), self.values.data_ptr()
+        self.scales: list[Tensor] = []
+        if of == torch.int8:
+            self.scales = [zeros((*shape, dims // 32, LANES), self.dtype, self.device) for _ in range(2)]
+            self.model.key_scales, self.model.value_scales = (each.data_ptr() for each in self.scales)
+        self.model.bytes = of == torch.int8
         self.model.block_size = block_size
 
     def move(self, source: list[int], target: list[int]) -> None:

@@ -60,6 +60,7 @@ static void decode(const uint8_t* head, i64 form, i64 groups, Scales& s) {
   }
 }
 
+#ifndef PACELINE_NARROW
 // c [ROWS][16 outputs] = a group's codes times rows of x. `ahead`: bytes from here to what will be wanted next
 template <int BITS, int ROWS>
 static inline __attribute__((always_inline)) void dots(const uint8_t* w, const uint8_t* x, i64 stride, i64 ahead, __m512i (&c)[ROWS]) {
@@ -87,6 +88,8 @@ static inline __attribute__((always_inline)) void dots(const uint8_t* w, const u
   }
 }
 
+#endif
+
 // sums [ROWS][32] += some groups of 16 outputs; of_rows: the sums of these groups of x, `groups` a row
 template <int BITS, int ROWS>
 static void rows_grouped(const uint8_t* w, const uint8_t* x, i64 stride, const float* of_rows, i64 groups, i64 count, i64 ahead,
@@ -108,9 +111,43 @@ static void rows_grouped(const uint8_t* w, const uint8_t* x, i64 stride, const f
   for (int r = 0; r < ROWS; r++) put(sums + r * 32, total[r], 0xffff);
 }
 
+// The same by AMX, which pays for more rows than a panel has: sums [rows][32] += the groups of a record, of both columns
+static void tiles_grouped(Tiles& tiles, i64 bits, const uint8_t* codes, const uint8_t* x, i64 stride, const float* of_rows, i64 groups,
+                          i64 rows, i64 count, const Scales& s, float* sums) {
+  alignas(64) uint8_t lines[8][64];
+  alignas(64) int32_t products[16][16];
+  const __m512i mask = _mm512_set1_epi8(15);
+  for (i64 c = 0; c < 2; c++)
+    for (i64 g = 0; g < count; g++, codes += bits * 64) {
+      for (i64 i = 0; i < bits; i++) {
+        const __m512i line = _mm512_loadu_si512(codes + i * 64);
+        if (bits == 8) _mm512_storeu_si512(lines[i], line);
+        else _mm512_storeu_si512(lines[2 * i], _mm512_and_si512(line, mask)), _mm512_storeu_si512(lines[2 * i + 1], _mm512_and_si512(_mm512_srli_epi16(line, 4), mask));
+      }
+      const __m512 by = _mm512_loadu_ps(s.scale[c][g]), from = _mm512_loadu_ps(s.low[c][g]);
+      for (i64 r = 0; r < rows; r += 16) {
+        const i64 here = std::min<i64>(16, rows - r);
+        tiles.set(here, true);
+        FENCE;
+        _tile_zero(0);
+        _tile_loadd(5, x + r * stride + g * GROUP, stride);
+        _tile_loadd(7, lines, 64);
+        _tile_dpbsud(0, 5, 7);
+        _tile_stored(0, products, 64);
+        FENCE;
+        for (i64 i = r; i < r + here; i++) {
+          float* to = sums + i * 32 + c * 16;
+          const __m512 total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_loadu_si512(products[i - r])), by, _mm512_loadu_ps(to));
+          put(to, _mm512_fmadd_ps(set(of_rows[i * groups + g]), from, total), 0xffff);
+        }
+      }
+    }
+}
+
 // sums [rows][32]: the block w of x [rows], but for the rows' scales. A record stays in the first cache for all panels of
 // rows; the first of them fetches the record after the next
-static void block_grouped(const Linear& l, const uint8_t* w, const uint8_t* x, i64 stride, const float* of_rows, i64 groups, i64 rows, float* sums) {
+static void block_grouped(const Linear& l, const uint8_t* w, const uint8_t* x, i64 stride, const float* of_rows, i64 groups, i64 rows, float* sums,
+                          Tiles* tiles) {
   Scales s;
   memset(sums, 0, rows * 32 * 4);
   const i64 full = record_bytes(l, RECORD);
@@ -118,7 +155,11 @@ static void block_grouped(const Linear& l, const uint8_t* w, const uint8_t* x, i
     const i64 here = std::min(RECORD, groups - k), head = head_bytes(l.form, here);
     fetch(w + 2 * full, head);
     decode(w, l.form, here, s);
-    panels(rows, [&](i64 p, i64, i64 r, auto n) {
+    if (tiles && rows > PANEL) {
+      fetch(w + 2 * full + head, here * l.bits * 128);
+      tiles_grouped(*tiles, l.bits, w + head, x + k * GROUP, stride, of_rows + k, groups, rows, here, s, sums);
+    }
+    else panels(rows, [&](i64 p, i64, i64 r, auto n) {
       for (i64 c = 0; c < 2; c++)
         (l.bits == 4 ? rows_grouped<4, n> : rows_grouped<8, n>)(w + head + c * here * l.bits * 64, x + r * stride + k * GROUP, stride,
             of_rows + r * groups + k, groups, here, p == 0 ? 2 * full : 0, s.scale[c], s.low[c], sums + r * 32 + c * 16);

@@ -114,7 +114,11 @@ struct Linears : Thread {
       }
     };
     const auto amx = m.int8 ? block_amx<true> : block_amx<false>;
+#ifdef PACELINE_NARROW
+    const auto avx = m.int8 ? block_avx<BYTES> : block_avx<FLOATS>;
+#else
     const auto avx = m.int8 ? block_avx<BYTES> : m.fused() ? block_avx<FLOATS> : block_avx<HALVES>;
+#endif
     i64 first, last;
     share(up(l.out, 32) / 32, first, last);
     if (m.tiles()) tiles.set(std::min<i64>(rows, 16), false);
@@ -131,7 +135,7 @@ struct Linears : Thread {
           const uint8_t *w = l.weight + block * size, *x = a.data + row * a.stride;
           const i64 count = std::min<i64>(rows - row, 32);
           if (m.grouped()) {
-            block_grouped(l, w, x, a.stride, a.sums + row * a.groups, a.groups, count, sums);
+            block_grouped(l, w, x, a.stride, a.sums + row * a.groups, a.groups, count, sums, m.tiles() ? &tiles : nullptr);
             finish(block, row, count, sums);
             continue;
           }

@@ -73,6 +73,7 @@ enum Left { BYTES, HALVES, FLOATS };
 template <Left LEFT>
 constexpr i64 MEETS = LEFT == FLOATS ? 8 : 4;
 
+#ifndef PACELINE_NARROW
 template <Left LEFT>
 static inline void multiply(__m512i& c, __m512i a, __m512i w) {
   if (LEFT == BYTES) c = _mm512_dpbusd_epi32(c, a, w);
@@ -80,9 +81,11 @@ static inline void multiply(__m512i& c, __m512i a, __m512i w) {
   else c = (__m512i)_mm512_fmadd_ps((__m512)a, (__m512)w, (__m512)c);
 }
 
+#endif
+
 // Up to so many rows a column after the other: lines as they lie, which memory serves best
 template <Left LEFT>
-constexpr int FEW = LEFT == BYTES ? 2 : LEFT == HALVES ? 4 : 0;
+constexpr int FEW = NARROW ? 0 : LEFT == BYTES ? 2 : LEFT == HALVES ? 4 : 0;
 
 // What to fetch while something is computed, a line a call, or part of one: from two places in turn
 struct Ahead {
@@ -94,6 +97,9 @@ struct Ahead {
   }
 };
 
+#ifdef PACELINE_NARROW
+#include "narrow_product.h"
+#else
 // c += x [ROWS] times two columns of 16, WORDS words of 32 bits deep: those of a row of x follow one another, the columns'
 // lie `pitch` bytes apart. ahead() twice a word
 template <Left LEFT, int ROWS, int WORDS>
@@ -131,6 +137,8 @@ static inline __attribute__((always_inline)) void product(__m512i (&c)[ROWS][2],
   }
 }
 
+#endif
+
 const i64 PANEL = 8;  // rows whose sums in two columns fit into the registers
 
 // f(panel, its share of the 64 bytes of a line, its first row, how many as a constant), in panels of about the same size
@@ -166,7 +174,7 @@ static void block_avx(const uint8_t* w, const uint8_t* x, i64 stride, i64 steps,
   rows = std::max<i64>(rows, FEW<LEFT>);  // one alone asks for lines faster than they come, and takes longer
   for (i64 i = 0; i < 2 * rows; i++) {
     sums[i] = _mm512_setzero_si512();
-    if (LEFT == BYTES) sums[i] = _mm512_slli_epi32(_mm512_sub_epi32(sums[i], _mm512_loadu_si512(of_weights + i % 2 * 16)), 7);
+    if (LEFT == BYTES && !NARROW) sums[i] = _mm512_slli_epi32(_mm512_sub_epi32(sums[i], _mm512_loadu_si512(of_weights + i % 2 * 16)), 7);
   }
   for (i64 k = 0; k < steps; k += 8, w += 8 * 2048, x += 8 * 16 * MEETS<LEFT>) {
     const i64 here = std::min<i64>(8, steps - k);

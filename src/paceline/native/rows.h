@@ -34,7 +34,7 @@ struct Rows : Linears {
     a.scale[row] = scale;
     stir();
     const __m512 inverse = set(scale > 0 ? 1.f / scale : 0.f);
-    const __m128i offset = _mm_set1_epi8(m.tiles() || m.grouped() ? 0 : -128);
+    const __m128i offset = _mm_set1_epi8(NARROW || m.tiles() || m.grouped() ? 0 : -128);
     each(n, [&](i64 i, __mmask16 k) {
       const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(k, x + i), inverse));
       _mm_mask_storeu_epi8(to + i, k, _mm_xor_si128(_mm512_cvtsepi32_epi8(q), offset));

@@ -36,7 +36,8 @@ class CModel(Structure):
         *pointers("embedding", "norm"),
         *((name, CLinear) for name in ("head", "lookup")),
         ("layer", POINTER(CLayer)),
-        *pointers("keys", "values"),
+        *pointers("keys", "values", "key_scales", "value_scales"),
+        *integers("bytes"),
     ]
 
 
