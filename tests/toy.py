@@ -5,14 +5,18 @@ read back from the slots the block table names, those of candidates through the 
 position or move therefore changes the text.
 """
 
+from array import array
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 
-from paceline.core.noise import keys_tensor
-from paceline.core.rows import Chains, Drawn, Lookups, Out, Rows, RowsBuilder, Straight
-from paceline.draft.ngram import Index
+from paceline.core.program import WHOLE
+from paceline.core.proposer import Continuation, Proposer, Turn
+from paceline.core.result import Round
+from paceline.core.rows import Drawn, Out, Rows, RowsBuilder
 from paceline.sample.filters import Warp, law
+from paceline.sample.noise import keys_tensor
 from paceline.sample.race import race, winners
 
 VOCAB = 7
@@ -27,32 +31,49 @@ def table(seed: int, sharpness: float = 2.0) -> torch.Tensor:
 
 
 class Toy:
-    """Implements `core.rows.Model` with a pool of token ids in place of K/V."""
+    """Implements `core.component.Runs` and `Embeds` with a pool of token ids in place of K/V. Its one hidden state,
+    `post_norm`, is the row of the table that the logits are read from."""
 
     def __init__(self, logits: torch.Tensor, max_len: int = 64) -> None:
         self.table = logits
         self.vocab_size, self.max_len = VOCAB, max_len
         self.kv_bytes_per_token, self.weight_bytes = 8, logits.numel() * 8
         self.device = torch.device("cpu")
+        self.width, self.taps, self.places = 2, (), frozenset({"post_norm"})
+        self.abilities = frozenset({"run", "embed"})
         self.forwards = 0
 
     def allocate(self, blocks: int, block_size: int) -> None:
         self.block_size = block_size
         self.pool = [-7] * (blocks * block_size)
 
-    def next_logits(self, context: list[int]) -> torch.Tensor:
-        """Logits [V] after `context`: the definition."""
+    @staticmethod
+    def state(context: list[int]) -> list[float]:
+        """The hidden state after `context`: where the table is read."""
         code = 0
         for token in [VOCAB] * ORDER + context[-ORDER:]:
             code = (code * (VOCAB + 1) + token) % (VOCAB + 1) ** ORDER
-        return self.table[len(context) % PHASES, code]
+        return [float(len(context) % PHASES), float(code)]
+
+    def next_logits(self, context: list[int]) -> torch.Tensor:
+        """Logits [V] after `context`: the definition."""
+        phase, code = self.state(context)
+        return self.table[int(phase), int(code)]
+
+    def embed(self, token: torch.Tensor) -> torch.Tensor:
+        return torch.stack([token, token], -1).to(torch.float64)
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.table[hidden[:, 0].long(), hidden[:, 1].long()]
 
     def forward(self, rows: Rows) -> Out:
         self.forwards += 1
+        assert rows.program is WHOLE and set(rows.taps) <= self.places
         token, slot, word = rows.token.tolist(), rows.slot.tolist(), rows.word.tolist()
         position, tables = rows.position.tolist(), rows.tables.tolist()
         for s, t in zip(slot, token):
             self.pool[s] = t
+        states: list[list[float]] = [[]] * len(token)
         logits: list[torch.Tensor] = [torch.empty(0)] * len(token)
         for segment, blocks in zip(rows.segments, tables):
             size = self.block_size
@@ -63,61 +84,69 @@ class Toy:
                 first = segment.start + segment.given
                 context += [token[first + j] for j in range(segment.nodes) if word[row] >> j & 1]
                 assert position[row] == len(context) - 1, "position is not the depth of the row in its text"
-                logits[row] = self.next_logits(context)
-        want = rows.want.tolist()
-        return Out(torch.stack([logits[i] for i in want]) if want else torch.empty(0, VOCAB, dtype=torch.float64))
+                states[row], logits[row] = self.state(context), self.next_logits(context)
+        want = [logits[i] for i in rows.want.tolist()]
+        hidden = torch.tensor(states, dtype=torch.float64)
+        empty = torch.empty(0, VOCAB, dtype=torch.float64)
+        return Out(torch.stack(want) if want else empty, dict.fromkeys(rows.taps, hidden))
 
-    def run(self, rows: Rows, passes: int, texts: Sequence[Straight], chains: Chains | Lookups | None = None) -> Out:
+    def run(self, rows: Rows, passes: int, texts: Sequence[Continuation], proposer: Proposer | None = None) -> Out:
         """Text by text and pass by pass, each token drawn by the sampler's own parts."""
-        out = Drawn([], [])
+        out, states, error = list[Drawn](), list[torch.Tensor](), cast(Exception | None, None)
         for i, (text, segment, table) in enumerate(zip(texts, rows.segments, rows.tables.tolist())):
-            said = [int(rows.token[segment.start])]
-            draft: ToyDraft | ToyLookup | None = None
-            if chains is not None and i in chains.texts:
-                place = chains.texts.index(i)
-                if isinstance(chains, Lookups):
-                    draft = ToyLookup(chains, place)
-                else:
-                    draft = ToyDraft(chains, place, segment.base)
-            done: list[tuple[int, int]] = []
-            while len(done) < passes:
-                nodes = draft.propose(text, said, table) if draft is not None else []
-                drawn = [
-                    self.draw(x, text, len(said) - 1 + j)
-                    for j, x in enumerate(self._judge(said, nodes, segment.base, table))
-                ]
-                kept = next((j for j, (a, b) in enumerate(zip(drawn, nodes)) if a != b), len(nodes))
-                stop = next((j for j, token in enumerate(drawn[: kept + 1]) if token < 0 or token in text.ends), kept)
-                said += drawn[: min(stop, kept) + 1]
-                ended = stop < kept or said[-1] < 0 or said[-1] in text.ends or len(said) > text.most
-                done.append((len(nodes), min(kept, stop + 1)))
-                if isinstance(draft, ToyDraft) and nodes:
-                    draft.reach -= max(0, len(nodes) - 1 - min(kept, stop + 1))
+            place = proposer.texts.index(i) if proposer is not None and i in proposer.texts else None
+            said, rounds = list[int](), list[Round]()
+            while len(rounds) < passes:
+                turn = Turn(place or 0, list(said), text, text.most - len(said) - 1)
+                drafts = proposer is not None and place is not None and turn.room > 0
+                tokens, parents = list[int](), list[int]()
+                if drafts and proposer is not None and error is None:
+                    try:
+                        tokens, parents = map(list, proposer.propose([turn])[0])
+                    except Exception as raised:
+                        error = raised
+                root = int(rows.token[segment.start]) if not said else said[-1]
+                start = segment.base + len(said)
+                judged = self._judge(root, tokens, parents, start, table)
+                node, path, ended = -1, list[int](), False
+                while True:
+                    said.append(self.draw(judged.logits[node + 1], text, len(said)))
+                    states.append(judged.taps["post_norm"][node + 1])
+                    ended = said[-1] < 0 or said[-1] in text.ends or len(said) == text.most
+                    hits = [j for j, p in enumerate(parents) if p == node and tokens[j] == said[-1]]
+                    path, node = [*path, *hits[:1]], hits[0] if hits else node
+                    if ended or not hits:
+                        break
+                drafted = self.slots(table, start + 1, len(tokens))
+                self.move([drafted[j] for j in path], drafted[: len(path)])
+                if drafts and proposer is not None and error is None:
+                    proposer.kept([turn], [path])
+                depths = list[int]()
+                for parent in parents:
+                    depths.append(1 if parent < 0 else depths[parent] + 1)
+                rounds.append(Round.of([depths.count(d + 1) for d in range(max(depths, default=0))], len(path)))
                 if ended:
                     break
-            out.tokens.append(said[1:])
-            out.passes.append(done)
-            if isinstance(draft, ToyDraft):
-                out.reach[i] = draft.reach
-        return Out(torch.empty(0, VOCAB), drawn=out)
+            out.append(Drawn(said, rounds))
+        return Out(torch.empty(0, VOCAB), {tap: torch.stack(states) for tap in rows.taps}, drawn=out, error=error)
 
-    def _judge(self, said: list[int], nodes: list[int], base: int, table: list[int]) -> torch.Tensor:
-        """Logits behind the last token of a text and behind each of its draft."""
-        count, root = 1 + len(nodes), base + len(said) - 1
-        words = [(2 << j) - 1 for j in range(len(nodes))]
-        builder = RowsBuilder()
-        builder.add(
-            [said[-1], *nodes], self.slots(table, root, count), table, root,
-            depths=[*range(1, count)], words=words, want=[*range(count)],
-        )  # fmt: skip
-        return self.forward(builder.build()).logits
+    def _judge(self, root: int, nodes: Sequence[int], parents: Sequence[int], start: int, table: list[int]) -> Out:
+        """The pass over the last token of a text, which has the row `start`, and its draft."""
+        depths, words = list[int](), list[int]()
+        for j, parent in enumerate(parents):
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+            words.append((0 if parent < 0 else words[parent]) | 1 << j)
+        builder, count = RowsBuilder(), 1 + len(nodes)
+        slots = self.slots(table, start, count)
+        builder.add([root, *nodes], slots, table, start, depths=depths, words=words, want=[*range(count)])
+        return self.forward(builder.build(taps=("post_norm",)))
 
     def slots(self, table: list[int], start: int, count: int) -> list[int]:
         places = range(start, start + count)
         return [table[place // self.block_size] * self.block_size + place % self.block_size for place in places]
 
     @staticmethod
-    def draw(x: torch.Tensor, text: Straight, index: int) -> int:
+    def draw(x: torch.Tensor, text: Continuation, index: int) -> int:
         if not text.temperature:
             return winners(x[None])[0]
         scores = law(x[None], [Warp(text.temperature, 0, 1.0, 0.0)])
@@ -128,39 +157,9 @@ class Toy:
         for t, value in zip(target, values):
             self.pool[t] = value
 
+    def read(self, slots: list[int]) -> bytes:
+        return array("q", [self.pool[s] for s in slots]).tobytes()
 
-class ToyLookup:
-    """Looks one text up in a run, by the index of `ngram`."""
-
-    def __init__(self, lookups: Lookups, place: int) -> None:
-        self.most, self.worth = lookups.most[place], lookups.worth[place]
-        self.tokens, self.index = lookups.tokens[place][:-1], Index(len(lookups.tokens[place]))
-        rates = lookups.rates[place]
-        self.index.extend(lookups.tokens[place])
-        self.index.hits, self.index.tries = rates[::2], rates[1::2]
-
-    def propose(self, text: Straight, said: list[int], table: list[int]) -> list[int]:
-        return self.index.draft(self.tokens + said, min(self.most, text.most - len(said)), self.worth)
-
-
-class ToyDraft:
-    """Drafts one text's chains in a run. `reach`: rows of it that the draft model has."""
-
-    def __init__(self, chains: Chains, place: int, base: int) -> None:
-        assert isinstance(chains.model, Toy)
-        self.model, self.most, self.base = chains.model, chains.most[place], base
-        segment = chains.rows.segments[place]
-        self.reach, self.lacks = segment.base, chains.rows.token[segment.start :][: segment.given].tolist()
-
-    def propose(self, text: Straight, said: list[int], table: list[int]) -> list[int]:
-        nodes: list[int] = []
-        known, deep = self.base + len(said), min(self.most, text.most - len(said))
-        lacks, self.lacks = self.lacks or said[self.reach - known :], []
-        while len(nodes) < deep:
-            tokens = nodes[-1:] or lacks
-            start = known + len(nodes) - len(tokens)
-            builder = RowsBuilder()
-            builder.add(tokens, self.model.slots(table, start, len(tokens)), table, start)
-            nodes.append(Toy.draw(self.model.forward(builder.build()).logits[0], text, len(said) - 1 + len(nodes)))
-            self.reach = start + len(tokens)
-        return nodes
+    def write(self, slots: list[int], packed: bytes) -> None:
+        for s, token in zip(slots, array("q", packed), strict=True):
+            self.pool[s] = token

@@ -29,7 +29,7 @@ def load(spec: dict[str, Any]) -> tuple[Generate, dict[str, str]]:
     def generate(prompts: Ids, max_tokens: int) -> Ids:
         nonlocal calls
         if calls == 1:
-            llm.engine.drafters.clear()  # the warm-up had the first prompts: nothing of them may be remembered
+            llm.engine.drafters.drafters.clear()  # the warm-up had the first prompts: nothing of them may be remembered
         calls += 1
         params = SamplingParams(temperature=0, repetition_penalty=1.0, max_tokens=max_tokens)
         return [output.token_ids for output in llm.generate(prompts, params, progress=False)]

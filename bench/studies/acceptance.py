@@ -80,7 +80,7 @@ class Study:
             for i in range(len(prompts))
         ]
         stats = [r.stats for r in self.llm.generate(prompts, each, progress=False)]
-        assert not self.llm.engine.drafter_errors, self.llm.engine.drafter_errors
+        assert not self.llm.engine.drafters.errors, self.llm.engine.drafters.errors
         return Run(*(np.array([getattr(s, n) for s in stats]) for n in ("generated", "passes", "drafted")))
 
     def show(self, what: str, run: Run, against: tuple[str, Run] | None = None) -> Run:
@@ -95,7 +95,7 @@ class Study:
 
     def chain(self, budget: int) -> Run:
         """The chain of the best depth within the budget (16 is deep enough: fewer than 1 in 100 comes to its end)."""
-        with patched(model, "WORTH", 0.0):
+        with patched(model, "MIN_CHANCE", 0.0):
             depths = sorted({min(budget, 8), min(budget, 16)})
             runs = {depth: self.run("model", "chain", depth) for depth in depths}
         best = max(runs, key=lambda depth: runs[depth].tau)
@@ -105,7 +105,7 @@ class Study:
         for budget in self.args.budgets or BUDGETS:
             chain = self.chain(budget)
             self.run("rsd_c", "rrs", budget)  # measures its rates
-            shape = rsd_c.branching(budget, self.llm.engine.drafters["rsd_c"].rates)
+            shape = rsd_c.branching(budget, self.llm.engine.drafters.drafters["rsd_c"].rates)
             fixed = self.show(f"rsd_c {shape}", self.run("rsd_c", "rrs", budget), ("chain", chain))
             for width in beams(budget):
                 with patched(rsd_s, "beam", lambda nodes, width=width: width):
@@ -141,7 +141,7 @@ class Study:
         """Sixteen samples of each of twenty questions, one after the other, with one memory."""
         runs = {}
         for name in ("stand", "stand_greedy"):
-            self.llm.engine.drafters.pop(name, None)
+            self.llm.engine.drafters.drafters.pop(name, None)
             parts = []
             for sample in range(16):
                 prompts = self.prompts[:20]

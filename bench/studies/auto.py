@@ -31,7 +31,7 @@ from paceline import LLM, SamplingParams
 from paceline.bench.load.plot import Panel, svg
 from paceline.bench.prompts import encode, read_prompts
 from paceline.core.request import Request
-from paceline.draft.auto import ARMS
+from paceline.draft import DRAFTERS
 from paceline.plan.choose import Goodput
 from paceline.plan.cost import StepTimes
 
@@ -103,10 +103,10 @@ def best_elsewhere(arms: Sequence[Sequence[float]]) -> list[float]:
 
 
 class Study:
-    def __init__(self, args: argparse.Namespace, draft: str | Path, arms: Sequence[str] = ARMS) -> None:
+    def __init__(self, args: argparse.Namespace, draft: str | Path, arms: Sequence[str] = DRAFTERS.arms()) -> None:
         torch.set_num_threads(2)
         self.args, self.arms = args, arms
-        self.choice = "auto" if tuple(arms) == ARMS else "|".join(arms)
+        self.choice = "auto" if tuple(arms) == DRAFTERS.arms() else "|".join(arms)
         self.llm = LLM(args.model, draft, drafter=self.choice, dtype=args.dtype, quantize=args.quantize,
                        prefix_cache=False, memory="4G")  # fmt: skip
         self.sets = {
@@ -127,14 +127,14 @@ class Study:
     def serve(self, load: Load, drafter: str, seed: int) -> Outcome:
         """As many prompts as the load takes, once, in the order of the seed: who is there together, and whose texts end
         last, is chance. Of a fixed drafter the planner learns nothing: nobody would run it in service."""
-        engine, chooser = self.llm.engine, self.llm.engine.chooser
+        engine, chooser = self.llm.engine, self.llm.engine.desk.policy
         if drafter != self.choice:
-            engine.chooser = Goodput({}, StepTimes(), chooser.limit)
+            engine.desk.policy = Goodput({}, StepTimes(), chooser.limit)
         order = np.random.default_rng(seed).permutation(len(self.prompts))[: load.most]
         try:
             return serve(self.llm, [self.prompts[i] for i in order], load, self.wish(drafter), seed)
         finally:
-            engine.chooser = chooser
+            engine.desk.policy = chooser
 
     def loads(self) -> Iterator[Load]:
         for places in CLOSED:
@@ -263,9 +263,9 @@ def change(args: argparse.Namespace) -> dict[str, Any]:
             bad = LLM(shuffled(Path(args.draft), Path(where) / "draft"), drafter="none", dtype=args.dtype,
                       quantize=args.quantize, blocks=64).engine.model  # fmt: skip
         bad.allocate(engine.config.blocks, engine.config.block_size)
-        switch = Switch(engine.draft_model, bad)
-        engine.draft_model = engine.host.draft = switch
-        engine.drafters.clear()
+        switch = Switch(engine.components["draft"], bad)
+        engine.components["draft"] = engine.drafters.host.draft = switch
+        engine.drafters.drafters.clear()
         given, ran = list[bool](), list[bool]()
         for stage in range(3):
             switch.now = switch.models[stage % 2]
@@ -274,9 +274,9 @@ def change(args: argparse.Namespace) -> dict[str, Any]:
                 engine.submit(study.prompts[turn % len(study.prompts)], study.wish(study.choice))
                 turn += 1
                 while engine.busy and len(given) < begun + 200:
-                    calls, before = switch.passes, {d: s.drafted for d, s in engine.totals.drafters.items()}
+                    calls, before = switch.passes, {d: s.drafted for d, s in engine.desk.totals.drafters.items()}
                     engine.step()
-                    now = {d: s.drafted for d, s in engine.totals.drafters.items()}
+                    now = {d: s.drafted for d, s in engine.desk.totals.drafters.items()}
                     used = [d for d, n in now.items() if n > before.get(d, 0)]
                     given.append(any("model" in d or "topk" in d for d in used))
                     ran.append(switch.passes > calls)
@@ -298,7 +298,7 @@ def error(args: argparse.Namespace) -> dict[str, Any]:
     """Of every step that `auto` takes: |predicted / measured - 1|, predicted before it from the plan."""
     study = Study(args, args.draft)
     wrong: list[float] = []
-    times = study.llm.engine.chooser.times
+    times = study.llm.engine.desk.policy.times
     observe = times.observe
 
     def watch(work: Any, parts: Any, took: Any) -> None:

@@ -116,7 +116,11 @@ class Study:
     def use(self, schedule: str) -> None:
         target = 1e3 * TARGET * self.slo if schedule == "chunked" else None
         self.engine.desk.schedule = policies.policy(
-            schedule, "fcfs", self.engine.config.row_budget, tbt_target_ms=target, seconds=self.engine.chooser.seconds
+            schedule,
+            "fcfs",
+            self.engine.config.row_budget,
+            tbt_target_ms=target,
+            seconds=self.engine.desk.policy.seconds,
         )
 
     def submit(self, prompt: list[int], max_tokens: int) -> Request:
@@ -270,7 +274,7 @@ def grouping(study: Study) -> dict[str, Any]:
 
     def texts(window: int, batch: int | None) -> tuple[list[list[int]], Any]:
         engine.desk.max_requests = window
-        shape = exspec.shape(engine.roster.fixed.defaults)
+        shape = exspec.shape(engine.table.defaults)
         when = policies.policy("chunked", "fcfs", engine.config.row_budget, group_size=batch, shape=shape)
         engine.desk.schedule = when
         requests = [study.submit(*job) for job in jobs]

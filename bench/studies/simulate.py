@@ -110,7 +110,7 @@ class Study:
     def run(self, load: Load) -> "list[Means]":
         """Measured; simulated with the fitted table; with the engine's own."""
         engine, events = self.llm().engine, list[Event]()
-        engine.chooser.times = measure(engine)  # and the first step of the recording is no longer the engine's first
+        engine.desk.policy.times = measure(engine)  # the recording's first step is not the engine's
         record(engine, events.append)
         intended = drive(engine, load, self.params)
         done = replay(events)

@@ -62,7 +62,7 @@ def build(setting: Setting, chunks: list[tuple[int, int, list[int]]], seed: int)
 
 
 def dense(setting: Setting, pool: Tensor, layer: int, rows: Rows, q: Tensor, scale: float) -> Tensor:
-    """Straight from the rules in core/rows.py, row by row; the pool already holds the rows' keys and values."""
+    """Continuation from the rules in core/rows.py, row by row; the pool already holds the rows' keys and values."""
     slots = pool[layer].double().flatten(2, 3)
     window, out = setting.windows[layer], []
     for request, segment in enumerate(rows.segments):

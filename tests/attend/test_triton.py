@@ -93,7 +93,7 @@ def test_an_engine_says_the_same(tmp_path: Path) -> None:
     texts, greedy = [], SamplingParams(temperature=0, max_tokens=6)
     for form in (kernels.Triton, Reference):
         llm = LLM(model, model, drafter="topk", dtype="float32", device=DEVICE, blocks=64, block_size=4)
-        for decoder in (llm.engine.model, llm.engine.draft_model):
+        for decoder in (llm.engine.model, llm.engine.components["draft"]):
             assert isinstance(decoder, Decoder)
             decoder.attend_type = form
             decoder.allocate(64, 4)

@@ -75,8 +75,8 @@ def test_the_margin_is_that_of_the_raced_scores() -> None:
     (request,) = machine.submit(PROMPT, wish)
     while len(request.output) < 5:
         machine.step()
-    scores = machine.sampler.scores([(request, ())], next_row(machine, request.tokens))
-    expected = machine.sampler.margin([(request, ())], scores, [request.target_noise.key(request.index())])[0]
+    scores = machine.judge.sampler.scores([(request, ())], next_row(machine, request.tokens))
+    expected = machine.judge.sampler.margin([(request, ())], scores, [request.target_noise.key(request.index())])[0]
     found = judge(table(0), wish)
     assert found and found.margin == pytest.approx(expected)
 

@@ -30,7 +30,7 @@ def test_report(target: Path, draft: Path, questions: Path, tmp_path: Path) -> N
     report = bench(options(target, draft), wish(questions))
     report.write(tmp_path / "out.json")
     written = json.loads((tmp_path / "out.json").read_text())
-    serving = [d for d, card in DRAFTERS.items() if card.needs <= {"draft"}]
+    serving = [d for d, card in DRAFTERS.items() if {need.name for need in card.needs} <= {"draft"}]
     assert [list(row) for row in written["rows"]] == [KEYS] * 4 * len(serving)
     assert list(written["limit"]) == LIMIT
     assert {row["method"] for row in written["rows"]} == set(serving) >= {"none", "ngram", "model", "dyspec", "suffix"}

@@ -8,17 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.core.noise import (
-    AcceptNoise,
-    DraftNoise,
-    TargetNoise,
-    counts,
-    gumbel,
-    keys_tensor,
-    mix,
-    uniform,
-    uniforms,
-)
+from paceline.core.noise import AcceptNoise, DraftNoise, TargetNoise, mix, uniform
+from paceline.sample.noise import counts, gumbel, keys_tensor, uniforms
 
 U64 = st.integers(0, 2**64 - 1)
 GOLDEN = 0x9E3779B97F4A7C15

@@ -159,7 +159,7 @@ def served(toy: Toy, prompt: list[int], tokens: int, vocab: int = 7) -> Request:
     (request,) = engine.submit(prompt, params)
     while engine.busy:
         engine.step()
-    assert engine.drafter_errors == []
+    assert engine.drafters.errors == []
     return request
 
 

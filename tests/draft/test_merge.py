@@ -10,9 +10,8 @@ import pytest
 from paceline.core.errors import InputError, RefusalError
 from paceline.core.forest import NO_ROW, ROOT, Forest, Law, Role
 from paceline.core.params import SamplingParams
-from paceline.core.plan import Item, Note, Worth
+from paceline.core.plan import Item, MinChance, Note
 from paceline.core.request import Request
-from paceline.core.verdict import Verdict
 from paceline.draft import DRAFTERS, Ask, View
 from paceline.draft.merge import BROKEN, TELL, TRY, Memory, Merged, Record, card, union
 from paceline.engine.recorder import Recorder
@@ -55,7 +54,12 @@ def test_what_cannot_be_merged_is_refused(name: str) -> None:
 
 def test_the_cheapest_is_first_and_needs_are_joined() -> None:
     it = card("topk+ngram")
-    assert it.parts == ("ngram", "topk") and it.needs == {"draft"} and it.group == "draft" and it.shape == "tree"
+    assert (
+        it.parts == ("ngram", "topk")
+        and {need.name for need in it.needs} == {"draft"}
+        and it.group == "draft"
+        and it.shape == "tree"
+    )
 
 
 def test_union_is_a_trie_in_order_of_first_place() -> None:
@@ -85,8 +89,8 @@ def test_a_drafter_that_brings_less_is_passed_over_and_tried_again() -> None:
 
     engine = setting.engine(user=oracle)
     asked = []
-    merged = Merged(engine.host, "user+model")
-    engine.drafters["user+model"] = merged
+    merged = Merged(engine.drafters.host, "user+model")
+    engine.drafters.drafters["user+model"] = merged
     draft = merged.parts["model"].draft
     merged.parts["model"].draft = lambda asks, view: (asked.extend(a.item.nodes for a in asks), draft(asks, view))[1]  # type: ignore[method-assign]
     for seed in range(6):
@@ -125,7 +129,7 @@ def test_what_is_broken_promises_nothing_until_it_is_mended(runs: bool) -> None:
 def test_a_model_that_proposes_nothing_has_missed_a_look_up_has_not() -> None:
     setting = Setting(nodes={"user+model": 8})
     engine = setting.engine(user=lambda tokens, nodes: [])
-    merged = engine.drafters["user+model"] = Merged(engine.host, "user+model")
+    merged = engine.drafters.drafters["user+model"] = Merged(engine.drafters.host, "user+model")
     draft = merged.parts["model"].draft
     merged.parts["model"].draft = lambda asks, view: (draft(asks, view), Forest())[1]  # type: ignore[method-assign]
     run(engine, [wish([1, 2, 3], "user+model", max_tokens=40, ignore_eos=True)])
@@ -148,7 +152,7 @@ def test_rounds_tell_what_the_first_part_would_have_brought(drafter: str) -> Non
     """Of the nodes of its chain that had rows, those that the text then went through."""
     setting = Setting(draft_noise=0.2, nodes={drafter: 5}, row_budget=24)
     engine = setting.engine()
-    merged = engine.drafters[drafter] = Merged(engine.host, drafter)
+    merged = engine.drafters.drafters[drafter] = Merged(engine.drafters.host, drafter)
     chains: dict[int, list[int]] = {}
     places: dict[int, int] = {}
     look_up = merged.parts["ngram"].draft
@@ -161,12 +165,19 @@ def test_rounds_tell_what_the_first_part_would_have_brought(drafter: str) -> Non
         return forest
 
     class Spy(Recorder):
-        def ran(self, forest: Forest, verdict: Verdict, drawn: Any, notes: Sequence[Note], *rest: Any) -> None:
-            paths = forest.paths(range(len(forest)))
-            self.rows = {(forest.request[i], path) for i, path in paths.items() if path and forest.row[i] != NO_ROW}
-            self.notes = [note for note in notes if note.part]
+        def ran(self, results: Any, found: Sequence[Note], *rest: Any) -> None:
+            self.notes = [note for note in found if note.part]
 
     engine.recorder = spy = Spy()
+    every = engine.drafters.draft
+
+    def joined(*args: Any) -> Any:
+        drafts = every(*args)
+        forest, paths = drafts.forest, drafts.forest.paths(range(len(drafts.forest)))
+        spy.rows = {(forest.request[i], path) for i, path in paths.items() if path and forest.row[i] != NO_ROW}
+        return drafts
+
+    engine.drafters.draft = joined  # type: ignore[method-assign]
     merged.parts["ngram"].draft = draft  # type: ignore[method-assign]
     wishes = [wish([1, 2, 3, 4 + seed], drafter, seed=seed, max_tokens=60, ignore_eos=True) for seed in range(3)]
     requests = [engine.submit(w.prompt, w.params)[0] for w in wishes]
@@ -193,12 +204,12 @@ def test_rounds_tell_what_the_first_part_would_have_brought(drafter: str) -> Non
 def test_who_is_asked() -> None:
     """The first always; the next if it brings more than is expected of the first, and than its rows must; or after
     some rounds all the same, and again at once while it does better than was expected."""
-    merged = Merged(Setting(nodes={"ngram+model": 8}).engine().host, "ngram+model")
+    merged = Merged(Setting(nodes={"ngram+model": 8}).engine().drafters.host, "ngram+model")
     request = Request(0, [1], SamplingParams(), 0, max_tokens=99)
     memory = Memory()
 
     def asked(part: str, expected: float, row: float = 0.0) -> int:
-        item = Item(request, 1, 8, "ngram+model", "exact", worth=Worth(row))
+        item = Item(request, 1, 8, "ngram+model", "exact", min_chance=MinChance(row))
         ask = Ask(0, item, Law.POINT, None)  # type: ignore[arg-type]
         return merged._ask(part, ask, 8, expected, memory).item.nodes
 

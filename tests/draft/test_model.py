@@ -39,9 +39,9 @@ def test_each_pass_computes_only_what_is_missing() -> None:
     setting = Setting(nodes={"model": 3}, draft_noise=1.0)
     engine = setting.engine()
     sizes: list[int] = []
-    assert engine.draft_model is not None
-    forward = engine.draft_model.forward
-    engine.draft_model.forward = lambda rows: (sizes.append(len(rows.token)), forward(rows))[1]  # type: ignore[method-assign]
+    assert engine.components["draft"] is not None
+    forward = engine.components["draft"].forward
+    engine.components["draft"].forward = lambda rows: (sizes.append(len(rows.token)), forward(rows))[1]  # type: ignore[method-assign]
     run(engine, [Wish([1, 2, 3, 4, 5], params())])
     assert sizes[0] == 5
     assert max(sizes[1:]) <= 2
@@ -60,7 +60,7 @@ def test_a_masked_out_place_is_not_drafted() -> None:
     for drafter in ("none", "model"):
         engine = Setting(draft_noise=0.0).engine()
         [[request]] = run(engine, [Wish([1, 2, 3], dataclasses.replace(wish, drafter=drafter))])
-        assert engine.drafter_errors == [] and request.finish == "error"
+        assert engine.drafters.errors == [] and request.finish == "error"
         assert "allowed_tokens and bad_words" in str(request.error)
 
 
@@ -80,7 +80,7 @@ class Told:
 
 def told(setting: Setting, **changes: object) -> Told:
     engine, passes = setting.engine(), list[int]()
-    engine.recorder.ran = lambda *step: passes.append(step[4].passes)  # type: ignore[method-assign]
+    engine.recorder.ran = lambda *step: passes.append(step[2].passes)  # type: ignore[method-assign]
     [[request]] = run(engine, [Wish([1, 2, 3, 4, 5], params(**changes))])
     return Told(request.output, request.authors, request.finish, request.stats, max(passes))
 
@@ -107,7 +107,7 @@ def test_a_draft_model_that_fails_in_a_run(monkeypatch: pytest.MonkeyPatch) -> N
     def fail(self: ModelDrafter, asks: object, view: object) -> None:
         raise RuntimeError("no draft today")
 
-    monkeypatch.setattr(ModelDrafter, "chains", fail)
+    monkeypatch.setattr(ModelDrafter, "propose", fail)
     failed = told(PATIENT)
     assert failed.output == plain.output and failed.stats.drafted <= 3  # in the prompt's own step
 
@@ -125,5 +125,5 @@ def test_a_drafter_that_cannot_be_made(patience: float, monkeypatch: pytest.Monk
 
 
 def test_who_lags_too_far_for_a_run_drafts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ModelDrafter, "chains", lambda self, asks, view: None)
+    monkeypatch.setattr(ModelDrafter, "propose", lambda self, asks, view: None)
     assert told(PATIENT) == told(dataclasses.replace(PATIENT, patience_ms=0.0))

@@ -84,4 +84,4 @@ def test_a_drafter_that_fails_to_learn_is_left_behind(monkeypatch: pytest.Monkey
     monkeypatch.setattr(NgramDrafter, "learn", learn)
     engine = Setting().engine()
     [[request]] = run(engine, [wish])
-    assert len(engine.drafter_errors) == 1 and request.output == plain.output
+    assert len(engine.drafters.errors) == 1 and request.output == plain.output

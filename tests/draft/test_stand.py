@@ -10,7 +10,7 @@ import torch
 
 from paceline.core.forest import Forest, Law
 from paceline.core.params import SamplingParams
-from paceline.core.plan import Worth
+from paceline.core.plan import MinChance
 from paceline.draft import laws, stand, topology
 from paceline.draft.laws import LONGEST, TOP, Rates, Table
 from paceline.draft.stand import Stand
@@ -29,7 +29,7 @@ def wish(drafter: str = "stand", prompt: tuple[int, ...] = (1, 2, 3), **params: 
 
 
 def stand_of(engine: Engine, name: str = "stand") -> Stand:
-    drafter = engine.drafters[name]
+    drafter = engine.drafters.drafters[name]
     assert isinstance(drafter, Stand)
     return drafter
 
@@ -150,10 +150,10 @@ def test_a_root_that_is_worth_little_gets_few_nodes() -> None:
 
 def test_a_sampled_text_drafts_only_after_laws_foretold_it() -> None:
     rates = Rates()
-    assert rates.worth(2, 0.0) > topology.WORTH.node > rates.worth(2, 0.8)
+    assert rates.worth(2, 0.0) > topology.MIN_CHANCE.node > rates.worth(2, 0.8)
     rates.observe(2, 0.8, True)
-    assert rates.worth(2, 0.8) > topology.WORTH.node
-    assert rates.worth(3, 0.8) < topology.WORTH.node
+    assert rates.worth(2, 0.8) > topology.MIN_CHANCE.node
+    assert rates.worth(3, 0.8) < topology.MIN_CHANCE.node
 
 
 # -- the drafters ------------------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def forests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Forest, bool]]:
 def test_q_is_a_law_of_few_tokens_and_siblings_differ(forests: list[tuple[Forest, bool]]) -> None:
     engine = Setting(row_budget=80, max_requests=4).engine()
     run(engine, [wish(temperature=t, seed=s, verifier="rrs") for s in range(6) for t in (0.0, 0.6, 1.4)])
-    assert engine.drafter_errors == []
+    assert engine.drafters.errors == []
     drawn = 0
     for forest, _ in forests:
         if forest.q is not None:
@@ -220,7 +220,7 @@ def test_a_miss_is_a_plain_round() -> None:
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("feature", FEATURES)
 def test_lossless(drafter: str, feature: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stand, "WORTH", Worth(0.0))
+    monkeypatch.setattr(stand, "MIN_CHANCE", MinChance(0.0))
     rng = random.Random(feature)
     for seed in range(2):
         params = {**FEATURES[feature], "drafter": drafter}
@@ -250,7 +250,7 @@ def garbage(monkeypatch: pytest.MonkeyPatch) -> None:
                 self.laws[context] = 10**6, dict(law)
 
     monkeypatch.setattr(Table, "__init__", fill)
-    monkeypatch.setattr(stand, "WORTH", Worth(0.0))
+    monkeypatch.setattr(stand, "MIN_CHANCE", MinChance(0.0))
     monkeypatch.setattr(topology, "WEIGHT", 1e9)
     monkeypatch.setattr(topology, "PRIOR", (0.5, 0.45, 0.4, 0.3))
 
@@ -272,7 +272,7 @@ def test_keeps_the_law_with_a_table_of_garbage_full(feature: str) -> None:
 
 
 def test_keeps_the_law_with_its_own_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stand, "WORTH", Worth(0.0))
+    monkeypatch.setattr(stand, "MIN_CHANCE", MinChance(0.0))
     assert worst_p("stand", "rrs", "temperature", range(1)) > 1e-4
 
 

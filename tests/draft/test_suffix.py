@@ -123,7 +123,7 @@ def wish(drafter: str = "suffix", **params: object) -> Wish:
 
 
 def suffix_of(engine: Engine) -> SuffixDrafter:
-    drafter = engine.drafters["suffix"]
+    drafter = engine.drafters.drafters["suffix"]
     assert isinstance(drafter, SuffixDrafter)
     return drafter
 
@@ -155,7 +155,7 @@ def test_a_dropped_slot_enters_nothing_twice() -> None:
     (request,) = engine.submit([1], wish(temperature=0.0, max_tokens=40).params)
     while engine.busy:
         engine.step()
-        engine.slots["suffix"].clear()
+        engine.drafters.slots["suffix"].clear()
     counts = suffix_of(engine).ages[0].count
     assert len(request.output) == 40
     assert counts[0] >= 40

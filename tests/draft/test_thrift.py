@@ -1,4 +1,4 @@
-"""Every drafter that says it is thrifty drafts less where a node has to bring more, and the text stays."""
+"""Every drafter that says it is stops_early drafts less where a node has to bring more, and the text stays."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import pytest
 
 from paceline.core.params import SamplingParams
-from paceline.core.plan import Work, Worth
+from paceline.core.plan import MinChance, Work
 from paceline.core.request import Request
 from paceline.draft import DRAFTERS
 from paceline.plan import LengthPolicy, Share
 from tests.lossless.cases import Setting, Wish, run
 
-THRIFTY = sorted(name for name, card in DRAFTERS.items() if card.thrifty)
+THRIFTY = sorted(name for name, card in DRAFTERS.items() if card.stops_early)
 
 
 @dataclass
@@ -20,29 +20,32 @@ class Priced(LengthPolicy):
     """Another policy's shares, at this price."""
 
     other: LengthPolicy
-    worth: Worth
+    min_chance: MinChance
 
     def share(self, requests: Sequence[Request], spare: int, base: Work) -> dict[int, Share]:
-        return {who: share._replace(worth=self.worth) for who, share in self.other.share(requests, spare, base).items()}
+        return {
+            who: share._replace(min_chance=self.min_chance)
+            for who, share in self.other.share(requests, spare, base).items()
+        }
 
 
-def drafted(name: str, worth: Worth) -> tuple[int, list[list[int]]]:
+def drafted(name: str, worth: MinChance) -> tuple[int, list[list[int]]]:
     """Nodes drafted for some texts, and the texts."""
     engine = Setting(draft_noise=0.5).engine()
     engine.desk.planner.length = Priced(engine.desk.planner.length, worth)
     params = SamplingParams(temperature=0.0, seed=3, drafter=name, max_tokens=30, ignore_eos=True).resolve({})
     prompts = [[1, 2, 3, 1, 2, 3, 1, 2], [4, 0, 5, 4, 0], [2, 2, 3, 3, 2, 2]]
     groups = run(engine, [Wish(prompt, params) for prompt in prompts])
-    assert not engine.drafter_errors
-    return engine.totals.drafters[name].drafted, [request.output for group in groups for request in group]
+    assert not engine.drafters.errors
+    return engine.desk.totals.drafters[name].drafted, [request.output for group in groups for request in group]
 
 
 @pytest.mark.parametrize("name", [*THRIFTY, "ngram+topk"])
 def test_a_higher_price_drafts_less_and_says_the_same(name: str) -> None:
-    (cheap, text), (dear, same) = drafted(name, Worth(0.01)), drafted(name, Worth(0.6))
+    (cheap, text), (dear, same) = drafted(name, MinChance(0.01)), drafted(name, MinChance(0.6))
     assert text == same and 0 <= dear < cheap
 
 
 @pytest.mark.parametrize("name", ["model"])
 def test_a_pass_has_its_price_too(name: str) -> None:
-    assert drafted(name, Worth(0.01, 0.6))[0] < drafted(name, Worth(0.01))[0]
+    assert drafted(name, MinChance(0.01, 0.6))[0] < drafted(name, MinChance(0.01))[0]

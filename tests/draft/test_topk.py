@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from paceline import LLM, SamplingParams
-from paceline.core.plan import Worth
+from paceline.core.plan import MinChance
 from paceline.draft import Ask
-from paceline.draft.dyspec import WORTH, most_probable
+from paceline.draft.dyspec import MIN_CHANCE, most_probable
 from paceline.draft.topk import TopK
 from paceline.native.build import library
 from tests.tiny import tiny_checkpoint
@@ -21,7 +21,7 @@ ROWS = (None, 0.05, 0.3, None, 0.01)
 
 
 def priced(ask: Ask, row: float | None) -> Ask:
-    return ask._replace(item=ask.item._replace(worth=None if row is None else Worth(row)))
+    return ask._replace(item=ask.item._replace(min_chance=None if row is None else MinChance(row)))
 
 
 @pytest.mark.skipif(library() is None, reason="needs the native decoder")
@@ -44,7 +44,7 @@ def test_the_native_tree_is_the_twins(tmp_path: Path, quantize: str | None, monk
         assert (first.request, first.token, first.parent) == (second.request, second.token, second.parent)
         for i, tree in view.slots.items():
             assert tree.computed == computed[i]
-            least = (tree.ask.item.worth or WORTH).row
+            least = (tree.ask.item.min_chance or MIN_CHANCE).row
             best = most_probable(tree.memo.paths, tree.ask.item.nodes, least)
             assert [tree.path(place) for place in range(len(tree.token))] == [path for _, path in best]
             assert all(chance >= least for chance, _ in best)
@@ -55,4 +55,4 @@ def test_the_native_tree_is_the_twins(tmp_path: Path, quantize: str | None, monk
     for temperature in (0.0, 0.7):
         params = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, max_tokens=24, seed=1, ignore_eos=True)
         llm.generate(PROMPTS, params, progress=False)
-    assert llm.engine.drafter_errors == [] and max(sizes) > 15
+    assert llm.engine.drafters.errors == [] and max(sizes) > 15

@@ -12,7 +12,6 @@ from paceline.core.forest import ROOT, Forest, Law, Role, join
 from paceline.core.params import SamplingParams
 from paceline.core.plan import Item
 from paceline.core.request import Request
-from paceline.core.verdict import Verdict
 from paceline.draft import Ask, View
 from paceline.engine.layout import Layout, lay_out, tree_words
 from tests.lossless.cases import FEATURES, Setting, Wish, plain, run
@@ -138,7 +137,7 @@ class Scripted:
             self.probes[ask.place] = [paths[n] for n in mine if forest.role[n] is Role.PROBE]
         return forest
 
-    def learn(self, view: View, verdict: Verdict) -> None:
+    def learn(self, view: View) -> None:
         """The logits of each probe are those of its path alone."""
         for ask in view.asks:
             toy, paths, text = Toy(table(0)), self.probes[ask.place], ask.request.tokens
@@ -158,10 +157,10 @@ def test_twins_and_probes_change_no_text(feature: str) -> None:
         params = {"seed": seed, "drafter": "user", "verifier": "exact", "max_tokens": 24, **FEATURES[feature]}
         wishes = [Wish([seed % 7, i], SamplingParams(**params).resolve({})) for i in range(1 + seed % 3)]
         engine, texts = setting.engine(), [plain(setting.target(), wish.prompt, wish.params) for wish in wishes]
-        scripted = engine.drafters["user"] = Scripted(seed, texts)
+        scripted = engine.drafters.drafters["user"] = Scripted(seed, texts)
         for text, (request,) in zip(texts, run(engine, wishes)):
             assert request.output == text
             kept += request.stats.accepted
-        assert engine.drafter_errors == []
+        assert engine.drafters.errors == []
         asked, seen = asked + scripted.asked, seen + scripted.seen
     assert 0 < seen < asked and kept > 0

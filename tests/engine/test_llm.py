@@ -11,7 +11,7 @@ from paceline import LLM, SamplingParams
 from paceline.cache.lease import TARGET
 from paceline.core.errors import CapacityError, CheckpointError, InputError, PacelineError, RefusalError
 from paceline.engine.desk import lease_of
-from paceline.plan.choose import USELESS, Trial
+from paceline.plan.choose import USELESS, Probe
 from tests.tiny import tiny_checkpoint
 
 PROMPT = "one two three one two three one"
@@ -145,7 +145,7 @@ def test_defaults_come_from_the_generation_config(pair: tuple[Path, Path], tmp_p
     params = llm._resolve(None)
     assert (params.temperature, params.top_k, params.top_p) == (0.5, 4, 1.0)
     assert llm._resolve(SamplingParams(temperature=0)).temperature == 0
-    assert llm.engine.eos == {1, 9}
+    assert llm.engine.session.eos == {1, 9}
 
 
 def test_default_drafters(pair: tuple[Path, Path]) -> None:
@@ -153,7 +153,7 @@ def test_default_drafters(pair: tuple[Path, Path]) -> None:
     for given, arms in ((pair[:1], ("ngram",)), (pair, ("ngram", "model", "ngram+topk"))):
         llm = LLM(*given, dtype="float32", memory="100M")
         (request,) = llm.engine.submit([5, 6], GREEDY)
-        assert (request.drafter, request.arms) == ("auto", arms) and llm.engine.chooser.times.seen > 0
+        assert (request.drafter, request.arms) == ("auto", arms) and llm.engine.desk.policy.times.seen > 0
 
 
 def test_a_choice_of_ones_own(pair: tuple[Path, Path]) -> None:
@@ -161,7 +161,7 @@ def test_a_choice_of_ones_own(pair: tuple[Path, Path]) -> None:
     plain = LLM(pair[0], drafter="none", dtype="float32", blocks=600).generate(PROMPT, GREEDY, progress=False)[0]
     llm = LLM(*pair, "model|topk", dtype="float32", blocks=600)
     assert llm.generate(PROMPT, GREEDY, progress=False)[0].token_ids == plain.token_ids
-    assert set(llm.engine.totals.drafters) <= {"none", "model", "topk"} and llm.engine.chooser.times.seen > 0
+    assert set(llm.engine.desk.totals.drafters) <= {"none", "model", "topk"} and llm.engine.desk.policy.times.seen > 0
     with pytest.raises(InputError, match="is no choice"):
         LLM(*pair, "model|none", dtype="float32", blocks=600)
     with pytest.raises(RefusalError, match="needs a draft model"):
@@ -172,7 +172,7 @@ def test_most_requests_do_without_the_kv_of_drafters_of_no_use(pair: tuple[Path,
     """The first gets it all the same, to see when that changes; the text of all is plain."""
     plain = LLM(pair[0], drafter="none", dtype="float32", blocks=600).generate(PROMPT, GREEDY, progress=False)[0]
     engine = LLM(*pair, "model|topk", dtype="float32", blocks=600).engine
-    engine.chooser.trials = {name: Trial(wasted=USELESS, due=10**9) for name in ("model", "topk")}
+    engine.desk.policy.trials = {name: Probe(wasted=USELESS, due=10**9) for name in ("model", "topk")}
     requests = [engine.submit(plain.prompt_token_ids, GREEDY)[0] for _ in range(3)]
     engine.step()
     assert [lease_of(r).groups > {TARGET} for r in requests] == [True, False, False]
@@ -200,7 +200,7 @@ def test_a_user_drafter_is_used_and_when_it_fails_the_text_stands(pair: tuple[Pa
     for bad in (broken, nonsense):
         llm = LLM(pair[0], drafter=bad, dtype="float32", memory="100M")
         assert llm.generate(PROMPT, GREEDY, progress=False)[0].token_ids == plain.token_ids
-        assert len(llm.engine.drafter_errors) == 1
+        assert len(llm.engine.drafters.errors) == 1
 
 
 def test_a_failing_processor_fails_its_request_only(llm: LLM) -> None:

@@ -31,7 +31,7 @@ def test_pre_emption_loses_nothing(pair: tuple[Path, Path]) -> None:
     preempted = sum(o.stats.preempted for o in together)
     print(f"\n{preempted} pre-emptions among 64 requests, {small.engine.config.blocks * 4} slots")
     assert preempted > 20
-    assert small.engine.drafter_errors == []
+    assert small.engine.drafters.errors == []
     for (prompt, wish), output in zip(cases, together):
         solo = probe.generate(prompt, dataclasses.replace(wish, drafter="none"), progress=False)[0]
         assert output.token_ids == solo.token_ids

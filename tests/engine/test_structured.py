@@ -12,7 +12,7 @@ from paceline.core.errors import InputError, RefusalError
 from paceline.core.forest import Forest
 from paceline.core.registry import refusal
 from paceline.draft import DRAFTERS
-from paceline.engine import loop
+from paceline.engine import drafters
 from paceline.engine.prune import prune
 from paceline.sample.grammar import Structure
 from paceline.verify import VERIFIERS
@@ -76,7 +76,7 @@ def test_no_drafter_changes_the_text(llm: LLM, plain: Any, drafter: str, verifie
     for t, n in ((0.0, 1), (1.0, 3)):
         got = answers(llm, replace(PARAMS, temperature=t, n=n, drafter=drafter, verifier=verifier, max_nodes=8))
         assert [a.token_ids for a in got] == plain[t] and all(map(valid, got))
-    assert llm.engine.drafter_errors == []
+    assert llm.engine.drafters.errors == []
 
 
 @pytest.mark.parametrize(("drafter", "verifier"), LAW)
@@ -85,7 +85,7 @@ def test_every_answer_is_valid_under_rules_that_look_at_q(llm: LLM, plain: Any, 
     assert all(map(valid, got))
     [greedy] = answers(llm, replace(PARAMS, temperature=0.0, drafter=drafter, verifier=verifier))
     assert greedy.token_ids == plain[0.0][0]
-    assert llm.engine.drafter_errors == []
+    assert llm.engine.drafters.errors == []
 
 
 def test_many_seeds(llm: LLM) -> None:
@@ -129,7 +129,7 @@ def test_log_probabilities_are_those_of_the_allowed_tokens(llm: LLM) -> None:
     text = llm.text.tokenizer
     assert {text.decode([t]) for t in first.top} <= {"y", "ye", "yes", "n", "no"}
     assert sum(2.718281828**x for x in first.top.values()) == pytest.approx(1.0, abs=1e-5)
-    assert answer.logprobs[-1].token in llm.engine.eos and answer.logprobs[-1].logprob == pytest.approx(0.0)
+    assert answer.logprobs[-1].token in llm.engine.session.eos and answer.logprobs[-1].logprob == pytest.approx(0.0)
 
 
 @pytest.mark.parametrize("drafter", ["none", "model", "topk", "ngram", "user"])
@@ -172,7 +172,7 @@ def test_no_impossible_guess_costs_a_row(
         went.append(len(part) - len(out))
         return out
 
-    monkeypatch.setattr(loop, "prune", count)
+    monkeypatch.setattr(drafters, "prune", count)
     got = answers(llm, replace(PARAMS, temperature=1.0, n=3, drafter=drafter, max_nodes=8))
     assert (sum(went) > 0) is impossible
     assert (sum(a.stats.drafted for a in got) > 0) or impossible

@@ -135,8 +135,8 @@ class Setting:
             prefix_cache=self.prefix_cache, schedule=self.schedule, order=self.order, group_size=self.group_size,
             tbt_target_ms=self.tbt_target_ms, patience_ms=self.patience_ms, check=self.check,
         )  # fmt: skip
-        return Engine(self.target(), config, draft=draft, callable=user, tokenizer=TOKENIZER, eos=(EOS,),
-                      clock=clock(self.clock))  # fmt: skip
+        return Engine(self.target(), config, components={"draft": draft}, callable=user, tokenizer=TOKENIZER,
+                      eos=(EOS,), clock=clock(self.clock))  # fmt: skip
 
 
 def clock(seed: int) -> Callable[[], float]:
@@ -185,7 +185,7 @@ def run(engine: Engine, wishes: list[Wish], rng: random.Random | None = None) ->
             break
         engine.step()
         if rng is not None and rng.random() < 0.2:
-            for slots in engine.slots.values():
+            for slots in engine.drafters.slots.values():
                 slots.clear()
     engine.cache.check_integrity()
     return groups
@@ -195,7 +195,7 @@ def check(setting: Setting, wishes: list[Wish], rng: random.Random | None = None
     """Every sample equals plain decoding; no drafter failed."""
     engine = setting.engine()
     groups = run(engine, wishes, rng)
-    assert engine.drafter_errors == []
+    assert engine.drafters.errors == []
     for wish, group in zip(wishes, groups):
         for i, request in enumerate(group):
             lineage = (i,) if wish.params.n > 1 else ()

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from paceline.core.registry import NEED_TEXT, refusal
+from paceline.core.registry import refusal
 from paceline.draft import DRAFTERS
 from paceline.verify import VERIFIERS
 from tests.lossless.cases import FEATURES
 
 PAGE = Path(__file__).parents[2] / "docs" / "matrix.md"
-HAVE = frozenset(NEED_TEXT)
+HAVE = frozenset({"draft", "callable"})
 """An engine that was given everything: what is refused here is refused everywhere."""
 LONG = {
     "allowed": "allowed tokens", "bias": "logit bias", "custom": "a processor of your own",
@@ -97,7 +97,7 @@ def page() -> str:
 
     matrix = [[f"`{d}`", *(cell(d, v) for v in verifiers())] for d in drafters()]
     drafter_rows = [
-        [f"`{d}`", card.summary, card.shape, ", ".join(NEED_TEXT[need] for need in sorted(card.needs)) or "nothing"]
+        [f"`{d}`", card.summary, card.shape, ", ".join(need.text for need in sorted(card.needs)) or "nothing"]
         for d, card in ((d, DRAFTERS.card(d)) for d in drafters())
     ]
     verifier_rows = [

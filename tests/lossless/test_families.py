@@ -30,7 +30,7 @@ def test_speculation_is_invisible(family: str, root: Path) -> None:
         ]
         outputs = llm.generate(PROMPTS, each, progress=False)
         texts[drafter] = [o.token_ids for o in outputs]
-    assert llm.engine.drafter_errors == []
+    assert llm.engine.drafters.errors == []
     assert texts["ngram"] == texts["none"]
     assert texts["model"] == texts["none"]
 

@@ -10,7 +10,7 @@ import torch
 from scipy.stats import chi2
 
 from paceline.core.params import SamplingParams
-from paceline.core.plan import Edge, Plan
+from paceline.core.plan import Panel, Plan
 from paceline.core.registry import refusal
 from paceline.core.request import Request
 from paceline.draft import DRAFTERS
@@ -92,7 +92,7 @@ def sample(
         for request in engine.step():
             if len(request.output) >= length:
                 engine.abort(request)
-    assert engine.drafter_errors == []
+    assert engine.drafters.errors == []
     return Counter(tuple(request.output[:length]) for request in requests)
 
 
@@ -137,13 +137,13 @@ def test_the_law_is_kept_where_drafts_are_cut(verifier: str, monkeypatch: pytest
     first, second, *_ = (d for d, v in CELLS if v == verifier and not DRAFTERS.card(d).arms and d != "none")
     cuts = [0]
 
-    def counted(plan: Plan, drafted: Sequence[int], chain: Callable[[str], bool]) -> list[int]:
-        left = trim(plan, drafted, chain)
+    def counted(plan: Plan, drafted: Sequence[int], chain: Callable[[str], bool]) -> Any:
+        left, depths = trim(plan, drafted, chain)
         cuts[0] += sum(had - has for had, has in zip(drafted, left))
-        return left
+        return left, depths
 
-    monkeypatch.setattr(Price, "edges", lambda self, choice, goodput: (Edge(self.base.rows + 20, 1e9, 0.0),))
-    monkeypatch.setattr("paceline.engine.loop.trim", counted)
+    monkeypatch.setattr(Price, "panels", lambda self, choice, goodput: (Panel(self.base.rows + 20, 1e9, 0.0),))
+    monkeypatch.setattr("paceline.engine.drafters.trim", counted)
     assert worst_p(f"{first}|{second}", verifier, "temperature", range(2)) > 1e-4
     assert cuts[0]
 

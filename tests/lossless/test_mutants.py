@@ -17,11 +17,12 @@ from paceline.core.params import SamplingParams
 from paceline.draft import Ask, tree
 from paceline.draft.model import ModelDrafter
 from paceline.draft.tree import TreeDrafter
-from paceline.engine import layout, loop, prune, runs
+from paceline.engine import compute, layout, prune, session
+from paceline.engine.compute import Compute
 from paceline.engine.judge import Judge
-from paceline.engine.loop import Engine
-from paceline.engine.stop import Stopper
+from paceline.engine.session import Session
 from paceline.sample.grammar import Parse, Place, Structure
+from paceline.sample.sampler import Sampler
 from paceline.verify import chain, kseq, rrs, walk
 from paceline.verify.exact import Exact
 from tests.lossless.cases import FEATURES, Setting, Wish, check
@@ -113,7 +114,7 @@ def reshaped(patch: MonkeyPatch, change: Callable[[Forest, list[int]], list[int]
         return other
 
     patch.setattr(TreeDrafter, "draft", draft)
-    patch.setattr(TreeDrafter, "learn", lambda self, view, verdict: None)  # its rows are no longer the forest's
+    patch.setattr(TreeDrafter, "learn", lambda self, view: None)  # its rows are no longer the forest's
 
 
 def reshaping_nothing(patch: MonkeyPatch) -> None:
@@ -290,26 +291,26 @@ def stale_position(patch: MonkeyPatch) -> None:
 def missed_stop(patch: MonkeyPatch) -> None:
     """15: a stop inside an accepted run is not seen."""
 
-    class Blind(Stopper):
-        def __init__(self, request: Any, detokenizer: Any) -> None:
-            super().__init__(request, detokenizer)
-            self.request = request
+    original = Session.read
 
-        def push(self, token: int) -> Any:
-            reason = super().push(token)
-            return None if self.request.authors[-1] and reason == "stop" else reason
+    def read(self: Session, items: Any, results: Any) -> None:
+        for item, result in zip(items, results):
+            stopper = self.stoppers[item.request.id]
+            ids, stopper.ids = stopper.ids, stopper.ids - set(result.tokens[:-1])
+            original(self, [item], [result])
+            stopper.ids = ids
 
-    patch.setattr(loop, "Stopper", Blind)
+    patch.setattr(Session, "read", read)
 
 
 def forks_without_lineage(patch: MonkeyPatch) -> None:
     """16: all samples of a prompt draw with the same noise."""
-    original = loop.Request
+    original = session.Request
 
     def make(*args: Any, lineage: Any = (), **kwargs: Any) -> Any:
         return original(*args, lineage=(), **kwargs)
 
-    patch.setattr(loop, "Request", make)
+    patch.setattr(session, "Request", make)
 
 
 def moves_forgotten(patch: MonkeyPatch) -> None:
@@ -324,7 +325,7 @@ def _frozen(toy: Any) -> Any:
 
 def stale_frontier(patch: MonkeyPatch) -> None:
     """The draft model keeps K/V of rejected tokens: harmless for the text, so it must survive (see below)."""
-    patch.setattr(ModelDrafter, "learn", lambda self, view, verdict: None)
+    patch.setattr(ModelDrafter, "learn", lambda self, view: None)
 
 
 def siblings_share_a_parse(patch: MonkeyPatch) -> None:
@@ -341,23 +342,19 @@ def siblings_share_a_parse(patch: MonkeyPatch) -> None:
 
 def one_noise_for_all_passes(patch: MonkeyPatch) -> None:
     """Every token of several passes in one call is drawn with the noise of the first."""
-    original = Engine._straight
+    original = Compute._continuation
 
-    def straight(self: Engine, item: Any, passes: int) -> Any:
+    def continuation(self: Compute, item: Any, passes: int) -> Any:
         text = original(self, item, passes)
         return text._replace(keys=text.keys[:1] * text.most)
 
-    patch.setattr(Engine, "_straight", straight)
+    patch.setattr(Compute, "_continuation", continuation)
 
 
 def everybody_straight(patch: MonkeyPatch) -> None:
     """Requests whose law is not temperature's alone go without a judge."""
-    patch.setattr(Judge, "straight", lambda self, request: True)
-    patch.setattr(Engine, "_straight", lambda self, item, n: _at_its_own(self, item, n))
-
-
-def _at_its_own(engine: Engine, item: Any, passes: int) -> Any:
-    return runs.straight(item, passes, item.request.params.temperature, engine.stoppers[item.request.id].ids)
+    patch.setattr(Judge, "judge_free", lambda self, request: True)
+    patch.setattr(Sampler, "temperature", lambda self, request: request.params.temperature)
 
 
 TEXT: list[tuple[Callable[[MonkeyPatch], None], str, str]] = [
@@ -422,4 +419,4 @@ def test_drafter_memory_is_disposable(monkeypatch: MonkeyPatch) -> None:
 
 def test_engine_and_roles_are_what_the_mutants_patch() -> None:
     """The patched seams are the ones in use (a rename must not turn a mutant into a no-op)."""
-    assert hasattr(Engine, "_emit") and Role.CANDIDATE == 1 and loop.lay_out is layout.lay_out
+    assert hasattr(Compute, "_continuation") and Role.CANDIDATE == 1 and compute.lay_out is layout.lay_out

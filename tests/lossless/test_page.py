@@ -9,7 +9,6 @@ from torch import Tensor
 
 from paceline.core.errors import RefusalError
 from paceline.core.params import SamplingParams
-from paceline.core.registry import NEED_TEXT
 from paceline.core.request import Request
 from paceline.draft import DRAFTERS
 from paceline.engine.loop import Engine
@@ -60,10 +59,10 @@ def test_a_missing_need_is_refused() -> None:
     """Every drafter with needs, on an engine that was given nothing, under every verifier."""
     toy = Setting()
     bare = Engine(toy.target(), toy.engine().config)
-    assert bare.have == set() and toy.engine().have == HAVE
+    assert bare.drafters.have == set() and toy.engine().drafters.have == HAVE
     for (drafter, verifier), card in ((pair, DRAFTERS.card(pair[0])) for pair in refusals()):
         if card.needs:
-            texts = [f"Drafter {drafter!r} needs {NEED_TEXT[need]}." for need in card.needs]
+            texts = [f"Drafter {drafter!r} needs {need.text}." for need in card.needs]
             assert refused_with(bare, drafter, verifier) in texts
 
 
@@ -155,7 +154,7 @@ def check_run(setting: Setting, wishes: list[Wish], seed: int, *, text: bool, tw
     """Every request holds; `twice`: the same run again, arrivals and lost slots too, is the same run."""
     engine = setting.engine()
     groups = run(engine, wishes, random.Random(seed))
-    assert engine.drafter_errors == []
+    assert engine.drafters.errors == []
     for wish, group in zip(wishes, groups):
         assert [r.lineage for r in group] == ([()] if wish.params.n == 1 else [(i,) for i in range(wish.params.n)])
         for request in group:
@@ -209,7 +208,7 @@ def test_batch_mates_do_not_change_the_text_of_a_seed() -> None:
         rng.shuffle(wishes)
         engine = setting.engine()
         groups = run(engine, wishes, rng)
-        assert engine.drafter_errors == []
+        assert engine.drafters.errors == []
         for wish, group in zip(wishes, groups):
             [alone] = run(setting.engine(), [wish])
             assert [r.output for r in alone] == [r.output for r in group], wish

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from paceline.core.errors import CheckpointError
 from paceline.model import packed
-from paceline.model.grouped import Form, block_bytes, pack_bytes, pack_groups, pack_int4, size, twin, unpack
+from paceline.model.grouped import Form, block_bytes, looked_up, pack_bytes, pack_groups, pack_int4, size, twin, unpack
 from paceline.native import build
 from paceline.native.build import Unit, library
 from tests.model.units import compiled, narrow
@@ -52,6 +52,12 @@ def test_what_another_tool_has_quantised_is_kept(outputs: int, inputs: int, form
     assert it.c.form == form
     assert all(torch.equal(ours, given) for ours, given in zip(unpack(it), (codes, scale, low)))
     assert it.bytes <= size(outputs, inputs, bits, form)
+
+
+def test_looking_up_an_embedding() -> None:
+    it = pack_bytes(torch.randn(70, 130, generator=torch.Generator().manual_seed(5)), None)
+    tokens = torch.tensor([69, 0, 33, 33])
+    assert torch.equal(looked_up(it, tokens), expand(*unpack(it)).float()[tokens])
 
 
 def test_bits_of_a_weight() -> None:

@@ -12,8 +12,11 @@ from torch import Tensor
 
 from paceline.core.errors import RefusalError
 from paceline.core.params import SamplingParams
+from paceline.core.program import Program
+from paceline.core.proposer import Continuation
 from paceline.core.request import Request
-from paceline.core.rows import Rows, Straight
+from paceline.core.result import Round
+from paceline.core.rows import Rows
 from paceline.model import packed
 from paceline.model.load import load_model
 from paceline.model.native import NativeDecoder
@@ -222,11 +225,11 @@ def test_layer_ranges_and_taps(checkpoints: dict[str, Path]) -> None:
     taps = ("input:0", "input:2", "pre_norm", "post_norm")
     whole = decoder.forward(lay_out([Chunk(range(2), 0, tokens)], 16, taps=taps))
     first = lay_out([Chunk(range(2), 0, tokens)], 16)
-    first.layers = (0, 2)
+    first.program = Program(0, 2, head=False)
     left = decoder.forward(first).leave
     assert left is not None and torch.equal(left, whole.taps["input:2"])
     rest = lay_out([Chunk(range(2), 0, tokens)], 16)
-    rest.layers, rest.hidden = (2, 3), left
+    rest.program, rest.hidden = Program(2, 3), left
     assert torch.equal(decoder.forward(rest).logits, whole.logits)
     assert not torch.equal(whole.taps["pre_norm"], whole.taps["post_norm"])
     head = decoder.weights.head(whole.taps["post_norm"])
@@ -303,21 +306,22 @@ def test_a_run_is_its_passes_one_by_one(
     assert len({*expected[0]}) > 1
     keys = [[request.target_noise.key(index) for index in range(passes)] for request in requests]
     for ends in ([()] * 2, [(VOCAB + 1, expected[0][2]), ()]):
-        drawn_by = [Straight(temperature, mine if temperature else [], last, passes) for mine, last in zip(keys, ends)]
+        drawn_by = [
+            Continuation(temperature, mine if temperature else [], last, passes) for mine, last in zip(keys, ends)
+        ]
         out = decoder.run(last(), passes, drawn_by).drawn
-        assert out is not None
         stop = expected[0].index(ends[0][1]) + 1 if ends[0] else passes
-        assert out.tokens == [expected[0][:stop], expected[1]]
-        assert out.passes == [[(0, 0)] * len(tokens) for tokens in out.tokens]
+        assert [drawn.tokens for drawn in out] == [expected[0][:stop], expected[1]]
+        assert [drawn.rounds for drawn in out] == [[Round([], [])] * len(drawn.tokens) for drawn in out]
         for chunk, drawn, z in list(zip(chunks, expected, nexts))[stop < passes :]:
             at = len(chunk.given) + passes - 1
             after = decoder.forward(lay_out([Chunk(chunk.table, at, drawn[-1:])], size)).logits[0]
             torch.testing.assert_close(after, z, rtol=0, atol=0)
     if quantize is None:  # in int8 what is no number is rounded to one
         decoder.weights.norm.weight.fill_(float("nan"))
-        texts = [Straight(temperature, mine, (), passes) for mine in keys]
+        texts = [Continuation(temperature, mine, (), passes) for mine in keys]
         nothing = decoder.run(last(), passes, texts).drawn
-        assert nothing is not None and nothing.tokens == [[-1], [-1]]
+        assert [drawn.tokens for drawn in nothing] == [[-1], [-1]]
 
 
 def test_int8_is_refused_where_it_cannot_run(checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from paceline.core.program import Program
 from paceline.model.decoder import Decoder
 from tests.oracle.cases import BLOCK, BLOCKS, CASES, Oracle, load, text, write
 from tests.oracle.rows import Chunk, feed, lay_out
@@ -98,10 +99,10 @@ def test_taps_and_layer_ranges(pair: Pair) -> None:
     for name, expected in zip(("input:0", "input:1", "input:2", "post_norm"), hidden, strict=True):
         torch.testing.assert_close(whole.taps[name], expected, rtol=TOLERANCE, atol=TOLERANCE)
 
-    rows.layers, rows.taps = (0, 2), ()
+    rows.program, rows.taps = Program(0, 2, head=False), ()
     first = pair.ours.forward(rows)
     assert first.leave is not None and first.logits.shape == (0, pair.ours.vocab_size)
-    rows.layers, rows.hidden, rows.taps = (2, 3), first.leave.clone(), ("pre_norm",)
+    rows.program, rows.hidden, rows.taps = Program(2, 3), first.leave.clone(), ("pre_norm",)
     second = pair.ours.forward(rows)
     torch.testing.assert_close(second.logits, whole.logits)
     torch.testing.assert_close(second.taps["pre_norm"], whole.taps["pre_norm"])

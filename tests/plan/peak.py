@@ -59,8 +59,8 @@ def wishes(llm: Any, rng: random.Random, count: int) -> tuple[list[list[int]], l
     config, vocab = llm.engine.config, llm.engine.model.vocab_size
     room = min(config.blocks * config.block_size, llm.engine.model.max_len)
     pairs = [
-        (d, v) for d, card in llm.engine.cards.items() for v, rule in VERIFIERS.items()
-        if v != "typical" and not refusal(d, DRAFTERS.card(d), v, rule, llm.engine.have)
+        (d, v) for d, card in llm.engine.drafters.cards.items() for v, rule in VERIFIERS.items()
+        if v != "typical" and not refusal(d, DRAFTERS.card(d), v, rule, llm.engine.drafters.have)
     ]  # fmt: skip
     prompts, params = [], []
     for seed in range(count):
@@ -129,8 +129,8 @@ def main() -> None:
     texts = [o.token_ids for o in llm.generate(prompts, params, progress=False)]
     config = llm.engine.config
     shape = {"blocks": config.blocks, "rows": config.row_budget, "requests": config.max_requests}
-    errors = [repr(e) for e in llm.engine.drafter_errors]
-    stats = {"preempted": llm.engine.totals.preemptions, "errors": errors}
+    errors = [repr(e) for e in llm.engine.drafters.errors]
+    stats = {"preempted": llm.engine.desk.totals.preemptions, "errors": errors}
     print(json.dumps({"loaded": loaded, "peak": resident("VmHWM") - base, "texts": texts, **shape, **stats}))
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.params import SamplingParams
-from paceline.core.plan import Note, Work, Worth
+from paceline.core.plan import MinChance, Note, Work
 from paceline.core.request import Request
 from paceline.plan.acceptance import Acceptance, Expected, Key, Mean
 from paceline.plan.allocate import LEAST, MARGIN
@@ -92,7 +92,7 @@ def test_not_drafting_is_priced_by_steps_of_several_passes() -> None:
         pick.arms["a"] = replace(pick.arms["a"], runs=runs)
         pick.patience = 0.02
         (request,) = requests(1)
-        request.straight = straight
+        request.judge_free = straight
         choice, goodput = pick.best([request], 8, base(1))
         assert bool(choice) == drafts
         seconds = 25.5e-3 / 5 if runs or not drafts else 10e-3
@@ -178,13 +178,13 @@ def test_a_tree_that_ends_itself_is_whole_alone_and_small_where_drafting_it_cost
             return Expected([0.5], [2.0 if key[1] == 7 else 2.3], [float(key[1])])
 
     for count, nodes in ((1, 15), (4, 7)):
-        arm = Arm.of("t", 15, chain=False, thrifty=True)
+        arm = Arm.of("t", 15, chain=False, stops_early=True)
         pick = Goodput({"t": arm}, Trees(), lambda r, d: 9, Sized({("t", 7): Mean(), ("t", 15): Mean()}))
         rs = requests(count, "t")
         shares = pick.share(rs, 99, base(count))
         _, goodput = pick.best(rs, 99, base(count))
         assert {share.nodes for share in shares.values()} == {nodes}
-        worth = shares[0].worth
+        worth = shares[0].min_chance
         assert worth is not None and worth.row == pytest.approx(max(LEAST, goodput * 1.844e-2))
 
 
@@ -262,7 +262,7 @@ def test_a_text_that_turns_out_unlike_others_ends_the_choice() -> None:
 
 def test_what_is_part_of_another_needs_no_tries() -> None:
     """A merged drafter brings at least what its first part does, whose rounds there are as good as tries."""
-    arms = {"a": Arm("a", (2, 4), True), "a+b": Arm.of("a+b", 8, False, sure="a")}
+    arms = {"a": Arm("a", (2, 4), True), "a+b": Arm.of("a+b", 8, False, always_asked="a")}
     pick = Goodput(arms, Frozen(), lambda r, d: 8)
     request = requests(1, ("a", "a+b"))[0]
     for _ in range(16):
@@ -278,7 +278,7 @@ def test_what_is_part_of_another_needs_no_tries() -> None:
 
 def test_a_tree_of_no_use_is_tried_with_one_node() -> None:
     """What it costs to look again whether anything is kept at all."""
-    arms = {"a": Arm("a", (4,), True), "t": Arm.of("t", 8, False), "a+t": Arm.of("a+t", 8, False, sure="a")}
+    arms = {"a": Arm("a", (4,), True), "t": Arm.of("t", 8, False), "a+t": Arm.of("a+t", 8, False, always_asked="a")}
     pick, rs, tried = Goodput(arms, Frozen(), lambda r, d: 8), requests(1, tuple(arms)), dict[str, list[int]]()
     for _ in range(600):
         share = pick.share(rs, 99, base(1))[0]
@@ -339,7 +339,7 @@ def test_worth_is_the_price_of_a_node_in_tokens() -> None:
         )
 
     goodput = sum(0.8**d for d in range(k + 1)) / seconds(k)
-    assert share.worth is not None
+    assert share.min_chance is not None
     row = (times.of_target(base(1, k)) - times.of_target(base(1))) / k
-    assert share.worth == Worth(pytest.approx(max(LEAST, goodput * row)), pytest.approx(goodput * 0.452))
-    assert 0.8 ** (k + 1) < share.worth.node <= 0.8**k + 1e-9
+    assert share.min_chance == MinChance(pytest.approx(max(LEAST, goodput * row)), pytest.approx(goodput * 0.452))
+    assert 0.8 ** (k + 1) < share.min_chance.node <= 0.8**k + 1e-9

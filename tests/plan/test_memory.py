@@ -208,7 +208,7 @@ def test_the_text_is_the_same_under_every_budget() -> None:
         rows.add(llm.engine.config.row_budget)
         outputs = llm.generate(prompts, params, progress=False)
         assert [o.token_ids for o in outputs] == [o.token_ids for o in plain]
-        assert not llm.engine.drafter_errors
+        assert not llm.engine.drafters.errors
     assert len(rows) > 2
 
 

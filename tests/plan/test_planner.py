@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.params import SamplingParams
-from paceline.core.plan import Item, Work, Worth
+from paceline.core.plan import Item, MinChance, Work
 from paceline.core.request import Request
 from paceline.plan.fixed import FixedLength
 from paceline.plan.planner import Planner, Room
@@ -43,8 +43,8 @@ def room(requests: list[Request], free: int) -> Room:
     return Room(free, need, gain)
 
 
-def planner(budget: int = 32, nodes: int = 3, free_rows: int | None = None) -> Planner:
-    return Planner(FixedLength({"ngram": nodes}, free_rows=free_rows), budget)
+def planner(budget: int = 32, nodes: int = 3, cheap_rows: int | None = None) -> Planner:
+    return Planner(FixedLength({"ngram": nodes}, cheap_rows=cheap_rows), budget)
 
 
 def test_decoding_requests_come_first_and_prompts_share_the_rest() -> None:
@@ -73,7 +73,7 @@ def test_nodes_go_before_requests_and_the_last_goes_first() -> None:
 
 
 def test_nodes_are_shared_when_many_run() -> None:
-    policy = FixedLength({"ngram": 5}, free_rows=12)
+    policy = FixedLength({"ngram": 5}, cheap_rows=12)
     r = request(0, 9, 8)
     assert [policy.nodes(r, running) for running in (1, 2, 3, 6, 12, 40)] == [5, 5, 3, 1, 0, 0]
     wish = Request(0, [0], SamplingParams(max_nodes=2), 0, drafter="ngram", max_tokens=9)
@@ -84,11 +84,11 @@ def test_rows_that_cost_have_to_bring_something() -> None:
     """The price of a row in tokens, where the machine has one: the more requests share a pass, the more a row adds to
     it. Who asks for a number of nodes gets them."""
     mine, wish = request(0, 9, 8), Request(1, [0], SamplingParams(max_nodes=2), 0, drafter="ngram", max_tokens=9)
-    free, dear = FixedLength({"ngram": 5}), FixedLength({"ngram": 5}, row=0.1)
+    free, dear = FixedLength({"ngram": 5}), FixedLength({"ngram": 5}, row_cost=0.1)
 
-    def worth(policy: FixedLength, running: int) -> list[Worth | None]:
+    def worth(policy: FixedLength, running: int) -> list[MinChance | None]:
         base = Work(running, running, 9, 9, running)
-        return [share.worth for share in policy.share([mine, wish], 99, base).values()]
+        return [share.min_chance for share in policy.share([mine, wish], 99, base).values()]
 
     assert worth(free, 1) == [None, None]
     (alone, asked), (among, _), (most, _) = worth(dear, 1), worth(dear, 4), worth(dear, 60)
@@ -129,16 +129,16 @@ def test_several_passes_in_a_step() -> None:
         return plan.passes
 
     def plain(
-        i: int, tokens: int = 9, computed: int = 8, left: int = 50, straight: bool = True, drafter: str = "none"
+        i: int, tokens: int = 9, computed: int = 8, left: int = 50, judge_free: bool = True, drafter: str = "none"
     ) -> Request:
         r = request(i, tokens, computed, drafter, left)
-        r.straight = straight
+        r.judge_free = judge_free
         return r
 
     assert passes([plain(0), plain(1)]) == 5
     assert passes([plain(0), plain(1, left=3)]) == 3 and passes([plain(0, left=1)]) == 1
     assert [passes([plain(0), plain(1)], free) for free in (2, 3, 4)] == [4, 4, 5]
-    assert passes([plain(0), plain(1, straight=False)]) == 1
+    assert passes([plain(0), plain(1, judge_free=False)]) == 1
     assert passes([plain(0), plain(1, tokens=12)]) == 1
     drafting = plain(1, drafter="ngram")
     assert passes([plain(0), drafting]) == 5 and passes([plain(0), request(1, 9, 8, "ngram")]) == 1

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.errors import InputError
-from paceline.core.noise import TargetNoise, keys_tensor, mix
+from paceline.core.noise import TargetNoise, mix
 from paceline.sample.filters import Warp, law, torch_law
+from paceline.sample.noise import keys_tensor
 from paceline.sample.race import perturbed, race, torch_race, torch_winners, winners
 from paceline.sample.sampler import Sampler
 from tests.sample import slow

@@ -8,6 +8,7 @@ from paceline.cache.cache import Cache
 from paceline.core.params import SamplingParams
 from paceline.core.plan import Item, Plan, Work
 from paceline.core.request import Request
+from paceline.core.result import Result
 from paceline.engine.desk import Desk
 from paceline.plan.fixed import FixedLength
 from paceline.plan.planner import Planner
@@ -119,12 +120,13 @@ class Population:
 
     def compute(self, item: Item) -> None:
         """As a model would: some candidates are kept, one token is drawn after them."""
-        request, txn = item.request, self.desk.begin(item)
+        request, plan = item.request, Plan([item])
+        txns = self.desk.begin(plan)
         if not item.completes:
-            self.desk.settle(item, txn, [], [])
+            self.desk.commit(plan, txns, [Result()])
             return
         kept = [self.rng.randrange(1000) for _ in range(self.rng.randint(0, item.chain))]
-        self.desk.settle(item, txn, list(range(len(kept))), kept)
+        self.desk.commit(plan, txns, [Result([*kept, 0], list(range(len(kept))))])
         for token in kept:
             request.append(token, True)
         request.append(self.rng.randrange(1000), False)

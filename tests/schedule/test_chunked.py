@@ -1,4 +1,4 @@
-"""Rows of a step: the most that meet the target, to a panel's edge, and never fewer than decodes and a chunk."""
+"""Rows of a step: the most that meet the target, to a panel's panel, and never fewer than decodes and a chunk."""
 
 from dataclasses import dataclass
 

@@ -15,7 +15,6 @@ import pytest
 from paceline import LLM, AsyncLLM, SamplingParams
 from paceline.core.forest import ROOT, Forest, Law
 from paceline.core.system import allow_many_files
-from paceline.core.verdict import Verdict
 from paceline.draft import Ask, View
 from paceline.serve.settings import Settings
 from tests.serve.conftest import DEMO, running
@@ -199,7 +198,7 @@ class Liar:
         forest.add(len(asks) + 5, 10**9, ROOT, law=Law.POINT)
         return forest
 
-    def learn(self, view: View, verdict: Verdict) -> None:
+    def learn(self, view: View) -> None:
         raise AssertionError("nothing was accepted")
 
 
@@ -219,7 +218,7 @@ def test_drafters_that_raise_or_return_nonsense(llm: LLM, caplog: pytest.LogCapt
             body = {**WISH, "prompt": PROMPTS[0], "seed": i, "max_tokens": 9}
             response = httpx2.post(f"{url}/v1/completions", json=body, timeout=60)
             assert response.json()["choices"][0]["text"] == solo(llm, PROMPTS[0], i, max_tokens=9), i
-        engine.llm.engine.drafters["ngram"] = Liar()
+        engine.llm.engine.drafters.drafters["ngram"] = Liar()
         for i in range(2):
             body = {**WISH, "prompt": PROMPTS[0], "seed": i, "max_tokens": 9, "speculation": {"drafter": "ngram"}}
             response = httpx2.post(f"{url}/v1/completions", json=body, timeout=60)

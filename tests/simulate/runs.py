@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from paceline.core.forest import Forest
 from paceline.core.params import SamplingParams
-from paceline.core.rows import Chains
-from paceline.core.verdict import Verdict
+from paceline.core.proposer import Proposer
 from paceline.draft import Ask, Drafter, View
 from paceline.engine.loop import Engine
 from paceline.simulate.log import Event
@@ -31,14 +30,14 @@ class Flaky:
         self.fail()
         return self.inner.draft(asks, view)
 
-    def chains(self, asks: Sequence[Ask], view: View) -> Chains | None:
+    def propose(self, asks: Sequence[Ask], view: View) -> Proposer | None:
         self.fail()
         inner: Any = self.inner
-        chains: Chains | None = inner.chains(asks, view)
-        return chains
+        proposer: Proposer | None = inner.propose(asks, view)
+        return proposer
 
-    def learn(self, view: View, verdict: Verdict) -> None:
-        self.inner.learn(view, verdict)
+    def learn(self, view: View) -> None:
+        self.inner.learn(view)
         self.fail()
 
     def fail(self) -> None:
@@ -57,7 +56,7 @@ def fail_at_times(engine: Engine, rng: random.Random) -> None:
 
     engine.model.forward = flaky  # type: ignore[method-assign]
     for name in ("ngram", "model"):
-        engine.drafters[name] = Flaky(engine._drafter(name), rng)
+        engine.drafters.drafters[name] = Flaky(engine.drafters.drafter(name), rng)
 
 
 def drive(engine: Engine, wishes: Sequence[Wish], rng: random.Random, aborts: float = 0.0) -> None:

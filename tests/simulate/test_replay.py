@@ -30,7 +30,7 @@ def test_decisions_repeat(setting: Setting, wishes: list[Wish], seed: int, fault
     assert done.steps == sum(isinstance(event, Step) for event in events)
     done.twin.desk.cache.check_integrity()
     assert not done.twin.requests
-    assert not done.twin.roster.chooser.acceptance.own
+    assert not done.twin.desk.policy.acceptance.own
 
 
 def pressed(**setting: object) -> list[Event]:
@@ -52,8 +52,9 @@ def test_the_run_has_what_the_property_is_about() -> None:
     several = [step for step in steps if step.decision.passes > 1]
     assert several and all(step.outcome and len(step.outcome.results[0].tokens) > 1 for step in several)
     steps += [e for e in recorded(patient, some(3, 8, drafter="model"), 1) if isinstance(e, Step)]
-    passes = [p for step in steps if step.outcome for result in step.outcome.results for p in result.passes]
-    assert {0, 1} <= {kept for drafted, kept in passes if drafted}
+    ran = [s for s in steps if s.outcome and s.decision.passes > 1]
+    rounds = [r for step in ran if step.outcome for result in step.outcome.results for r in result.rounds]
+    assert {0, 1} <= {round.depth for round in rounds if round.offered}
     drafters = {item.drafter for step in steps for item in step.decision.items if item.nodes}
     assert len(drafters) > 1
 

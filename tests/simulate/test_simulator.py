@@ -11,11 +11,12 @@ from paceline.core.noise import SimulationNoise
 from paceline.core.params import SamplingParams
 from paceline.core.plan import Item
 from paceline.core.request import Request
+from paceline.core.result import Result, Round
 from paceline.engine.config import EngineConfig
-from paceline.engine.roster import Entry
+from paceline.engine.drafter_table import DrafterFacts
 from paceline.plan.cost import StepTimes
 from paceline.simulate.figures import figures
-from paceline.simulate.log import Abort, Arrival, Event, Given, Result, Setup, Step
+from paceline.simulate.log import Abort, Arrival, Event, Given, Setup, Step
 from paceline.simulate.replay import replay
 from paceline.simulate.simulator import simulate
 from paceline.simulate.workload import Job, Rates, Speech, Workload
@@ -38,13 +39,15 @@ def flat() -> StepTimes:
 
 def workload(requests: int, tokens: int, drafter: str = "none", **config: int) -> Workload:
     """Requests that arrive together; nodes that a drafter proposes are all kept."""
-    entries = {"none": Entry(0, True), "ngram": Entry(4, True), "model": Entry(4, True, "draft")}
+    entries = {"none": DrafterFacts(0, True), "ngram": DrafterFacts(4, True), "model": DrafterFacts(4, True, "draft")}
     made = EngineConfig(**{"blocks": 64, "block_size": 4, "max_requests": 4, "row_budget": 32, **config})
     setup = Setup(made, ("draft",), entries, flat().dump())
     arrivals = [Arrival(0.0, i, i, [i, 1, 2], drafter, (), "exact", tokens) for i in range(requests)]
     rates = Rates(entries)
     for _ in range(2000):
-        rates.count(Given(-1, 1, 4, drafter, 4, 0.1), Result([0] * 5, [0, 1, 2, 3], 5, [1] * 4, [1] * 4))
+        rates.count(
+            Given(-1, 1, 4, drafter, 4, 0.1), Result([0] * 5, [0, 1, 2, 3], [Round([1] * 4, [1] * 4)], emitted=5)
+        )
     speech = Speech(list(range(100, 100 + tokens)), "length")
     jobs = [Job(0.0, [arrival]) for arrival in arrivals]
     return Workload(setup, jobs, dict.fromkeys(range(requests), speech), rates, flat())
@@ -102,13 +105,13 @@ def test_a_run_by_hand() -> None:
     """Behind the prompt's own step, which brings five tokens, four passes of five in one step."""
     made = workload(2, 25, "model", patience_ms=10**9)
     made.setup.entries["model"] = replace(made.setup.entries["model"], runs=True)
-    made.jobs[:] = [Job(0.0, [replace(a, straight=True) for a in job.arrivals]) for job in made.jobs]
+    made.jobs[:] = [Job(0.0, [replace(a, judge_free=True) for a in job.arrivals]) for job in made.jobs]
     events = simulate(made)
     out = figures(events)
     assert out.steps == 2 and out.latency == pytest.approx([5 * STEP] * 2) and out.drafters == {"model": 50}
     last = events[-1]
     assert isinstance(last, Step) and last.outcome and last.outcome.work.passes == 4
-    assert [result.passes for result in last.outcome.results] == [[(4, 4)] * 4] * 2
+    assert [result.rounds for result in last.outcome.results] == [[Round([1] * 4, [1] * 4)] * 4] * 2
     assert replay(events).difference is None
 
 
@@ -146,12 +149,14 @@ def test_less_room_pre_empts_and_too_little_is_refused() -> None:
 
 def test_draws_follow_the_rates() -> None:
     """A chain that is offered in full half the time and kept at 0.8, then 0.5; a tree with 3, then 2 rows."""
-    entries = {"ngram": Entry(8, True), "topk": Entry(5, False)}
+    entries = {"ngram": DrafterFacts(8, True), "topk": DrafterFacts(5, False)}
     rates = Rates(entries)
     for i in range(200):
         kept = [int(i % 5 > 0), int(i % 5 > 0 and i % 2)]
-        rates.count(Given(0, 1, 2, "ngram", 2, 0.1), Result([0], [], 1, [1, 1] if i % 4 else [1], kept))
-        rates.count(Given(0, 1, 5, "topk", 2, 0.1), Result([0], [], 1, [3, 2], kept))
+        rates.count(
+            Given(0, 1, 2, "ngram", 2, 0.1), Result([0], [], [Round([1, 1] if i % 4 else [1], kept)], emitted=3)
+        )
+        rates.count(Given(0, 1, 5, "topk", 2, 0.1), Result([0], [], [Round([3, 2], kept)], emitted=3))
     for drafter, nodes in (("ngram", 2), ("topk", 5)):
         drawn = [rates.draw(item(drafter, nodes, index), SimulationNoise(3)) for index in range(4000)]
         expected = rates.acceptance.expected(0, (drafter, 0 if drafter == "ngram" else 5), 2)
@@ -170,10 +175,10 @@ def item(drafter: str, nodes: int, index: int) -> Item:
 
 
 def test_a_size_that_was_never_drawn_has_its_neighbours_rates() -> None:
-    rates = Rates({"topk": Entry(5, False)})
+    rates = Rates({"topk": DrafterFacts(5, False)})
     for _ in range(500):
-        rates.count(Given(0, 1, 3, "topk", 2, 0.1), Result([0], [], 1, [2, 1], [1, 1]))
-        rates.count(Given(0, 1, 40, "topk", 2, 0.1), Result([0], [], 1, [20, 20], [0, 0]))
+        rates.count(Given(0, 1, 3, "topk", 2, 0.1), Result([0], [], [Round([2, 1], [1, 1])], emitted=3))
+        rates.count(Given(0, 1, 40, "topk", 2, 0.1), Result([0], [], [Round([20, 20], [0, 0])], emitted=3))
     assert [sum(rates.draw(item("topk", n, i), SimulationNoise(0))[1] for i in range(50)) for n in (4, 32)] == [100, 0]
 
 
@@ -201,10 +206,10 @@ def test_the_table_is_fitted_to_the_recording() -> None:
 
 def test_a_narrow_tree_keeps_its_depth() -> None:
     """Seven nodes, often all in use: deep places that are kept do not lose their rows to shallow ones."""
-    rates = Rates({"topk": Entry(7, False)})
+    rates = Rates({"topk": DrafterFacts(7, False)})
     for i in range(400):
         rows = [[3, 2, 1, 1], [2, 1, 2, 2]][i % 2]
-        rates.count(Given(0, 1, 7, "topk", 4, 0.1), Result([0], [], 1, rows, [int(i % 4 > 0)] * 4))
+        rates.count(Given(0, 1, 7, "topk", 4, 0.1), Result([0], [], [Round(rows, [int(i % 4 > 0)] * 4)], emitted=5))
     wide = item("topk", 7, 0)._replace(depth=4)
     drawn = []
     for index in range(2000):

@@ -98,5 +98,5 @@ def test_greedy_is_exact(drafter: str) -> None:
         )
         engine = Setting(draft_noise=0.5).engine()
         texts.append([g[0].output for g in run(engine, [Wish([1, 2, x], params.resolve({})) for x in range(6)])])
-        assert engine.drafter_errors == []
+        assert engine.drafters.errors == []
     assert texts[0] == texts[1]

@@ -106,7 +106,7 @@ def measure(engine: Engine, prompts: Sequence[Sequence[int]], plan: Plan, tick: 
             runs.append(Run())
         for temperature in plan.temperatures:
             for batch in plan.batches:
-                engine.drafters.clear()  # what they learned of these very prompts
+                engine.drafters.drafters.clear()  # what they learned of these very prompts
                 for group in groups(len(prompts), batch):
                     turn += 1
                     for method in rotated(plan.methods, turn):

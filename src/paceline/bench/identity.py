@@ -65,8 +65,8 @@ class Referee:
     def _margins(self, prompt: Sequence[int], params: SamplingParams, common: list[int]) -> tuple[float, float]:
         """Score gap and boundary distance of the token that follows prompt + common."""
         assert params.seed is not None
-        sampler = self.engine.sampler
-        request = Request(-1, list(prompt), params, params.seed, self.engine.eos, output=common)
+        sampler = self.engine.judge.sampler
+        request = Request(-1, list(prompt), params, params.seed, self.engine.session.eos, output=common)
         logits = next_logits(self.engine, request.tokens)
         sampler.admit(request)
         try:

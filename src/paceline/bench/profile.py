@@ -154,8 +154,9 @@ class Clock:
 def host_parts(engine: Engine, clock: Clock) -> Iterator[Swap]:
     """What `step` itself does beside these calls is planning; what `_run` does, drafting and layout."""
     calls: list[tuple[Any, str, str]] = [
-        (engine, "_run", LAYOUT), (engine.cache, "begin", CACHE), (engine, "_settle", CACHE),
-        (engine.model, "forward", DISPATCH), (engine.judge, "judge", SAMPLING), (engine, "_emit", EMIT),
+        (engine, "_run", LAYOUT), (engine.cache, "begin", CACHE), (engine, "_commit", CACHE),
+        (engine.model, "forward", DISPATCH), (engine.judge, "judge", SAMPLING),
+        (engine, "_emit", EMIT),
     ]  # fmt: skip
     for owner, name, part in calls:
         yield owner, name, clock.wrap(part, getattr(owner, name))
@@ -179,7 +180,8 @@ def forward_parts(model: object, clock: Clock, native: torch.Tensor) -> Iterator
     for block in weights.blocks:
         for name in ("qkv", "out", "gate_up", "down"):
             yield block, name, clock.wrap(LINEAR, getattr(block, name))
-    yield weights, "blocks", [SimpleNamespace(forward=clock.wrap(NORMS, block.forward)) for block in weights.blocks]
+    parts = [(clock.wrap(NORMS, block.attend), clock.wrap(NORMS, block.feed)) for block in weights.blocks]
+    yield weights, "blocks", [SimpleNamespace(attend=attend, feed=feed) for attend, feed in parts]
 
 
 @contextmanager
@@ -257,7 +259,7 @@ def timed(engine: Engine, request: Request, rows: int, clock: Clock, native: tor
     native.zero_()
     clock.seconds = {}
     clock.wrap(PLANNING, engine.step)()
-    assert request.stats.drafted - before == rows - 1, f"the step had no {rows} rows: {engine.drafter_errors}"
+    assert request.stats.drafted - before == rows - 1, f"the step had no {rows} rows: {engine.drafters.errors}"
     seconds = {part: clock.seconds.get(part, 0.0) for part in PARTS}
     for part, spent in zip(FORWARD, native.tolist(), strict=True):
         seconds[part] += spent

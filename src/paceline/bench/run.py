@@ -99,7 +99,7 @@ def methods_of(engine: Engine, names: Sequence[str], verifier: str, more: Sequen
     every = list(names) == ["all"]
     chosen = [PLAIN]
     for name in DRAFTERS.names() if every else [*names, *more]:
-        reason = refusal(name, DRAFTERS.card(name), verifier, accepts, engine.have)
+        reason = refusal(name, DRAFTERS.card(name), verifier, accepts, engine.drafters.have)
         if reason and not every:
             raise RefusalError(reason)
         if not reason and name not in chosen:
@@ -121,7 +121,7 @@ def _timed(engine: Engine, prompts: Sequence[Sequence[int]], plan: Plan, progres
 
 def complaints(engine: Engine, results: Results) -> list[str]:
     """What went otherwise than a reader of the figures would think."""
-    found = [f"A drafter failed and its requests went on without it: {e!r}." for e in engine.drafter_errors]
+    found = [f"A drafter failed and its requests went on without it: {e!r}." for e in engine.drafters.errors]
     preempted = sum(run.preempted for runs in results.values() for run in runs)
     if preempted:
         found.append(f"The K/V cache was full: {preempted} requests were pre-empted and recomputed; raise --memory.")

@@ -145,8 +145,8 @@ class Session:
         engine = self.llm.engine
         if name:
             verifier = engine.config.verifier
-            reason = refusal(name, DRAFTERS.card(name), verifier, VERIFIERS.card(verifier), engine.have)
+            reason = refusal(name, DRAFTERS.card(name), verifier, VERIFIERS.card(verifier), engine.drafters.have)
             if reason:
                 raise RefusalError(reason)
             self.params = replace(self.params, drafter=name)
-        note(f"drafter: {self.params.drafter or engine.config.drafter} (of {', '.join(engine.cards)})")
+        note(f"drafter: {self.params.drafter or engine.config.drafter} (of {', '.join(engine.drafters.cards)})")

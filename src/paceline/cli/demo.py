@@ -54,7 +54,7 @@ def demo(engine: EngineArgs, max_tokens: int, *, color: bool) -> None:
     llm = LLM(**{**engine.arguments(), "nodes": None}, prefix_cache=False)
     params = params.resolve(llm.text.defaults)
     screen, ids = Screen(color), encode(llm.text, QUESTION)
-    names = [name for name in MODES if name in llm.engine.cards]
+    names = [name for name in MODES if name in llm.engine.drafters.cards]
     typer.echo(f"{QUESTION}\n")
     if screen.color:
         typer.echo(f"Tokens in this colour were {screen.legend()}; the others the model wrote one by one.\n")

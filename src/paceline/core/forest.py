@@ -11,10 +11,12 @@ the forward pass, is judged from its parent's logits and, if accepted, ends the 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from paceline.core.errors import InputError, IntegrityError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NO_ROW = -1
 ROOT = -1
@@ -64,7 +66,9 @@ class Forest:
     role: list[Role] = field(default_factory=list)
     law: list[Law] = field(default_factory=list)
     q_row: list[int] = field(default_factory=list)
-    q: Tensor | None = None
+    source: dict[int, tuple[int, int]] = field(default_factory=dict, compare=False)
+    """{node: (number of the forest that it came from, its node there)}, of a forest that was made from others."""
+    q: "Tensor | None" = None
 
     def __len__(self) -> int:
         return len(self.token)
@@ -171,7 +175,7 @@ def join(
     for r, tokens in enumerate(given):
         forest.add_given(r, tokens)
         root, rows, limit = len(forest) - 1, len(tokens), len(tokens) + min(budget[r], MAX_CANDIDATES)
-        for part, lists, q_shift in zip(parts, candidates, shifts):
+        for number, (part, lists, q_shift) in enumerate(zip(parts, candidates, shifts)):
             place: dict[int, int] = {ROOT: root}
             rank: dict[int, int] = {}
             for i in lists[r]:
@@ -186,4 +190,5 @@ def join(
                 q_row = part.q_row[i] + q_shift if part.q_row[i] >= 0 else -1
                 place[i] = j = forest.add(r, part.token[i], parent, law=part.law[i], q_row=q_row, role=part.role[i])
                 forest.row[j] = rank[part.row[i]]
+                forest.source[j] = number, part.source[i][1] if part.source else i
     return forest

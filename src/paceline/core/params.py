@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import InputError, RefusalError
 from paceline.core.grammar import Grammar
 
-LogitsFn = Callable[[Sequence[int], Sequence[int], Tensor], Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LogitsFn = Callable[[Sequence[int], Sequence[int], "Tensor"], "Tensor"]
 """(prompt ids, output ids of this path, logits [V]) -> logits [V]. Must be a pure function."""
 
 MOST_PRIORITY = 100

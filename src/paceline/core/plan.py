@@ -8,18 +8,21 @@ from paceline.core.errors import IntegrityError
 from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.request import Request
 
+LAG = 64
+"""Rows by which a drafter's K/V may lag the text while others draft."""
 CHUNK = 16
 """Rows that decodes and nodes leave to waiting prompts, as far as there are so many: prompts never starve."""
 
 
 @dataclass(frozen=True, slots=True)
-class Worth:
-    """What more of a draft has to bring to pay, in tokens kept: so much the chance of a node has to be."""
+class MinChance:
+    """The least chance of being kept that a drafted node must have. It is the node's price in tokens: what it costs,
+    times the tokens that the engine makes in that time."""
 
     row: float
-    """One more row, of a tree."""
+    """Price of one more row."""
     level: float = 0.0
-    """What a chain's node costs beside its row: a pass of a draft model, say."""
+    """Price of one more node of a chain beside its row: a pass of a draft model, say."""
 
     @property
     def node(self) -> float:
@@ -28,9 +31,9 @@ class Worth:
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
-    """A pass of more `rows` than these costs more at once: the nodes beyond are worth it if they are expected to bring
-    `opening` tokens, and `row` more for each."""
+class Panel:
+    """A number of rows beyond which the cost of a pass jumps: the weights are read once for each panel of rows. Nodes
+    beyond it pay if they are expected to bring `opening` tokens, and `row` more for each."""
 
     rows: int
     opening: float
@@ -47,10 +50,12 @@ class Item(NamedTuple):
     drafter: str
     verifier: str
     depth: int = MAX_CANDIDATES
-    worth: Worth | None = None
+    min_chance: MinChance | None = None
     """None: the drafter's own figures."""
     chances: tuple[float, ...] = ()
-    """That each row of the draft is kept, never rising; () when the draft is not to be cut at an edge."""
+    """Chance of each row of the draft to be kept, never rising; () when the draft is not to be cut at a panel."""
+    taps: tuple[str, ...] = ()
+    """Hidden states of the target that somebody reads of this request's rows (`Rows.taps`)."""
 
     @property
     def chain(self) -> int:
@@ -72,6 +77,11 @@ class Item(NamedTuple):
     def completes(self) -> bool:
         """Will this step draw a new token?"""
         return self.given == self.request.pending
+
+    def behind(self, base: int, frontier: int) -> bool:
+        """Is it time for a drafter that is not asked to draft to catch up with the text, of which `base` rows are
+        committed and it has `frontier`? At a prompt's end, or when it lags too far."""
+        return self.given > 1 or base - frontier > LAG
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +115,21 @@ class Work:
         return Work(max(1, self.rows + nodes), self.requests, self.context, pairs, self.logits + nodes)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Plan:
+    """A step: who gets which rows, and whose cache is given up for it."""
+
     items: list[Item] = field(default_factory=list)
     preempt: list[Request] = field(default_factory=list)
-    edges: tuple[Edge, ...] = ()
+    panels: tuple[Panel, ...] = ()
     passes: int = 1
-    """Of the target, in one call: more than one only where every item's request is `straight`, and who drafts, if
-    anybody does, can do so in a run."""
+    """Passes of the target in one call. More than one only where every item's request is `judge_free`, and the one
+    drafter, if there is any, can draft in a run."""
+
+    @property
+    def taps(self) -> tuple[str, ...]:
+        """Hidden states of the target that somebody reads."""
+        return tuple(sorted({tap for item in self.items for tap in item.taps}))
 
     @property
     def rows(self) -> int:
@@ -138,7 +155,7 @@ class Plan:
                 raise IntegrityError(f"Plan item {item} breaks the plan's invariants.")
             seen.add(item.request.id)
             deep = item.nodes > 0 and item.ahead(self.passes) > item.depth
-            if self.passes > 1 and (deep or item.request.pending > 1 or not item.request.straight):
+            if self.passes > 1 and (deep or item.request.pending > 1 or not item.request.judge_free):
                 raise IntegrityError(f"A plan of {self.passes} passes has {item}, which needs a pass of its own.")
         if self.rows > row_budget:
             raise IntegrityError(f"Plan has {self.rows} rows, the budget is {row_budget}.")
@@ -146,8 +163,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What one step taught about one request: of at most `nodes` asked for, `depth` deep, those offered and kept per
-    depth (1, 2, ...)."""
+    """One round of one request, as estimators see it: of at most `nodes` asked for, `depth` deep, those offered and
+    kept per depth (1, 2, ...)."""
 
     request: int
     drafter: str

@@ -4,13 +4,21 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from paceline.core.errors import InputError
 from paceline.core.forest import Law
 
 T = TypeVar("T")
 Shape = Literal["chain", "tree"]
+
+
+class Need(NamedTuple):
+    """Something that the engine must have been given: a component, by its name, or a function."""
+
+    name: str
+    text: str
+    """As a refusal puts it, with what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +31,21 @@ class Offers:
     shape: Shape
     nodes: int
     """Default number of nodes a step."""
-    needs: frozenset[str] = frozenset()
-    """What the engine must have been given: `draft` (a draft model), `callable` (a function of the user's)."""
+    needs: frozenset[Need] = frozenset()
+    """What the engine must have been given."""
     group: str | None = None
-    """Name of its own K/V group in the shared block table, if it has one."""
-    thrifty: bool = False
-    """Does it end a draft where more does not pay (`Worth`)? A tree's size need not be chosen for it then."""
+    """The component whose K/V group in the shared block table it keeps up, if it has one."""
+    taps: tuple[str, ...] = ()
+    """Hidden states of the target that it reads (`Rows.taps`), beside those of its components."""
+    stops_early: bool = False
+    """Does it end a draft where more does not pay (`MinChance`)? A tree's size need not be chosen for it then."""
     runs: bool = False
-    """Can its chains be drafted within a run of several passes (`draft.Running`)?"""
+    """Can it draft within a run of several passes (`draft.Running`)?"""
+    auto: tuple[str, ...] = ()
+    """Names by which `auto` tries it, where the engine has what they need: its own, or merged with others."""
     parts: tuple[str, ...] = ()
     """The drafters that a merged one joins in one tree, the cheapest first."""
-    sure: str | None = None
+    always_asked: str | None = None
     """The first of them, which is always asked, if it drafts chains."""
     arms: tuple[str, ...] = ()
     """The drafters that a choice is made from, step by step."""
@@ -49,6 +61,12 @@ class Accepts:
     shape: Shape
     guarantee: Literal["text", "law", "none"]
     """What equals plain decoding: the text for a seed, the distribution, or neither (named by the request)."""
+    needs: frozenset[Need] = frozenset()
+    taps: tuple[str, ...] = ()
+    """Hidden states of the target that it reads of each judged row (`Case.hidden`)."""
+    runs: bool = False
+    """Does it accept the nodes that carry the token which plain decoding draws, and no others? Then a run of several
+    passes can judge in its place."""
 
 
 class Registry(Generic[T]):
@@ -58,6 +76,7 @@ class Registry(Generic[T]):
         self.kind = kind
         self._package = package
         self._entries: dict[str, tuple[T, Any]] = {}
+        self._loaded = False
 
     def register(self, name: str, card: Any) -> Callable[[T], T]:
         def enter(plugin: T) -> T:
@@ -67,9 +86,11 @@ class Registry(Generic[T]):
         return enter
 
     def _load(self) -> dict[str, tuple[T, Any]]:
-        package = importlib.import_module(self._package)
-        for module in pkgutil.iter_modules(package.__path__):
-            importlib.import_module(f"{self._package}.{module.name}")
+        if not self._loaded:
+            self._loaded = True
+            package = importlib.import_module(self._package)
+            for module in pkgutil.iter_modules(package.__path__):
+                importlib.import_module(f"{self._package}.{module.name}")
         return self._entries
 
     def names(self) -> list[str]:
@@ -92,16 +113,12 @@ class Registry(Generic[T]):
         return entry
 
 
-NEED_TEXT = {
-    "draft": "a draft model (give draft=PATH)",
-    "callable": "a function (give drafter=FUNCTION)",
-}
-
-
 def refusal(drafter: str, offers: Offers, verifier: str, accepts: Accepts, have: Collection[str]) -> str | None:
     """Why this drafter cannot serve under this verifier with what the engine `have`s; None when it can."""
-    for need in sorted(offers.needs - set(have)):
-        return f"Drafter {drafter!r} needs {NEED_TEXT[need]}."
+    for kind, name, needs in (("Drafter", drafter, offers.needs), ("Verifier", verifier, accepts.needs)):
+        for need in sorted(needs):
+            if need.name not in have:
+                return f"{kind} {name!r} needs {need.text}."
     if offers.parts and Law.SHARED_NOISE not in accepts.laws:
         return f"Drafter {drafter!r} joins several in one tree, which only verifier 'exact' can judge."
     if offers.shape == "tree" and accepts.shape == "chain":

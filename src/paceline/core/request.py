@@ -1,6 +1,6 @@
 """A request from admission to its last token. Serialisable without its lease: that is migration."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from paceline.core.noise import AcceptNoise, DraftNoise, TargetNoise
@@ -86,7 +86,7 @@ class Request:
     arms: tuple[str, ...] = ()
     """The drafters that the planner chooses from, step by step; empty: `drafter` it is."""
     verifier: str = "exact"
-    straight: bool = False
+    judge_free: bool = False
     """Temperature alone makes its law from the target's logits, and nothing else of a pass is wanted: one call may
     draw several tokens."""
     max_tokens: int = 0
@@ -100,6 +100,10 @@ class Request:
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     """One entry per prompt token, the first None; filled as the prompt is computed."""
     stats: SpecStats = field(default_factory=SpecStats)
+    branches: int = 0
+    """Forks of it so far."""
+    epochs: int = 0
+    """Redraws of it so far."""
     round: int = 0
     """Verification rounds so far: keys the streams that a redraw must not repeat."""
     lease: Held | None = None
@@ -138,6 +142,31 @@ class Request:
     def index(self, depth: int = 0) -> int:
         """Noise index of the token `depth` places after the next one (D2)."""
         return len(self.tokens) + depth + self.offset
+
+    def fork(self, number: int) -> "Request":
+        """A request of this id that goes on from the text so far, with noise of its own."""
+        child = replace(
+            self, id=number, prompt=list(self.prompt), output=list(self.output), lineage=(*self.lineage, self.branches),
+            group=number, branches=0, epochs=0, logprobs=list(self.logprobs),
+            prompt_logprobs=list(self.prompt_logprobs), stats=SpecStats(), lease=None,
+            admitted=None, authors=list(self.authors), marks=list(self.marks),
+        )  # fmt: skip
+        self.branches += 1
+        return child
+
+    def rewind(self, length: int, redraw: bool = False) -> None:
+        """Forget the output from token `length` on; `redraw`: what comes in its place has noise of its own."""
+        for part in (self.output, self.authors, self.marks, self.logprobs):
+            del part[length:]
+        if redraw:
+            self.lineage, self.epochs = (*self.lineage, self.epochs), self.epochs + 1
+        self.__post_init__()
+
+    def replace_prompt(self, prompt: list[int]) -> None:
+        """Another prompt under the same output; noise goes on as before."""
+        self.offset += len(self.prompt) - len(prompt)
+        self.prompt, self.prompt_logprobs = list(prompt), []
+        self.__post_init__()
 
     def append(self, token: int, author: str | None = None) -> None:
         self.output.append(token)

@@ -1,4 +1,4 @@
-"""The forward pass seen from outside: `Rows` in, `Out` out, and the protocol between them.
+"""The forward pass seen from outside: `Rows` in, `Out` out.
 
 A request's rows are contiguous: first its *given* rows (prompt or committed tokens), then its candidates.
 
@@ -8,13 +8,17 @@ A request's rows are contiguous: first its *given* rows (prompt or committed tok
 """
 
 from array import array
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
+from paceline.core.program import WHOLE, Program
+from paceline.core.result import Round
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 class Segment(NamedTuple):
@@ -48,13 +52,13 @@ class Rows:
     width: int
     """B"""
     segments: list[Segment]
-    device: torch.device | str = "cpu"
-    layers: tuple[int, int] | None = None
-    """Layer range [first, last) of the pass; None: all, from embedding to logits."""
-    hidden: Tensor | None = None
-    """Hidden states [T, H] to enter with when the range does not start at layer 0."""
+    device: "torch.device | str" = "cpu"
+    program: Program = WHOLE
+    hidden: "Tensor | None" = None
+    """Hidden states [T, H] to enter with when the program does not start at layer 0."""
     taps: tuple[str, ...] = ()
-    """Hidden states to return: `input:i` (input of layer i), `pre_norm`, `post_norm`."""
+    """Hidden states to return: `input:i` (input of layer i), `pre_norm`, `post_norm` (before and behind the final
+    norm). InputError when the program has no such place."""
 
     @property
     def count(self) -> int:
@@ -67,128 +71,58 @@ class Rows:
         return len(self.numbers) - 4 * self.count - len(self.segments) * self.width
 
     @cached_property
-    def _tensors(self) -> Sequence[Tensor]:
+    def _tensors(self) -> "Sequence[Tensor]":
+        import torch
+
         lengths = [self.count] * 4 + [len(self.segments) * self.width, self.wanted]
         return torch.frombuffer(self.numbers, dtype=torch.int64).to(self.device).split_with_sizes(lengths)
 
     @property
-    def token(self) -> Tensor:
+    def token(self) -> "Tensor":
         return self._tensors[0]
 
     @property
-    def position(self) -> Tensor:
+    def position(self) -> "Tensor":
         return self._tensors[1]
 
     @property
-    def slot(self) -> Tensor:
+    def slot(self) -> "Tensor":
         return self._tensors[2]
 
     @property
-    def word(self) -> Tensor:
+    def word(self) -> "Tensor":
         return self._tensors[3]
 
     @property
-    def tables(self) -> Tensor:
+    def tables(self) -> "Tensor":
         return self._tensors[4].view(len(self.segments), self.width)
 
     @property
-    def want(self) -> Tensor:
+    def want(self) -> "Tensor":
         return self._tensors[5]
 
 
 @dataclass(slots=True)
 class Drawn:
-    """What a run of several passes brought: the tokens of each segment; of each of its passes (nodes drafted, nodes
-    kept); rows with K/V in the draft model, by text of `Chains`; seconds spent drafting."""
+    """What a run brought one of its texts: tokens, of which the last has no row yet, and its rounds."""
 
-    tokens: list[list[int]]
-    passes: list[list[tuple[int, int]]]
-    reach: dict[int, int] = field(default_factory=dict)
-    drafting: float = 0.0
+    tokens: list[int]
+    rounds: list[Round]
 
 
 @dataclass(slots=True)
 class Out:
-    """logits: raw, float32 or float64 [L, V] for the wanted rows; taps {name: [T, H]}; leave: hidden states
-    [T, H] when the layer range ends before the last layer (logits are then empty); drawn: of a run (logits are then
-    empty, too)."""
+    """logits: raw, float32 or float64 [L, V] for the wanted rows; taps {name: [T, H]}, of a run one row for each token
+    of each text in turn; leave: hidden states [T, H] where the program has no head (logits are then empty); drawn: of a
+    run (logits are then empty, too), a text each; drafting: seconds that a run spent on drafts."""
 
-    logits: Tensor
-    taps: dict[str, Tensor] = field(default_factory=dict)
-    leave: Tensor | None = None
-    drawn: Drawn | None = None
-
-
-class Model(Protocol):
-    """What computes. The only seam between deciding and computing: a decoder, or a table in tests."""
-
-    vocab_size: int
-    max_len: int
-    kv_bytes_per_token: int
-    weight_bytes: int
-    device: torch.device
-
-    def allocate(self, blocks: int, block_size: int) -> None:
-        """Make the K/V pool; called once, before any forward."""
-
-    def forward(self, rows: Rows) -> Out:
-        """Write the rows' K/V to their slots, attend, return what `rows` asks for."""
-
-    def move(self, source: list[int], target: list[int]) -> None:
-        """Copy pool slots source[i] -> target[i], all read before any is written."""
-
-
-class Straight(NamedTuple):
-    """How a text goes on: at most `most` tokens, to one of its `ends` at most, drawn at this temperature, each by the
-    next of `keys` (0: greedy, without keys)."""
-
-    temperature: float
-    keys: list[int]
-    ends: Collection[int]
-    most: int
-
-
-@dataclass(slots=True)
-class Chains:
-    """How a draft model drafts in a run: a chain before each pass, for some of its texts, with their noise."""
-
-    model: Model
-    rows: Rows
-    """What it lacks of these texts, a segment each."""
-    texts: list[int]
-    """Which of the run's they are."""
-    most: list[int]
-    """Their longest chains."""
-    worth: list[float]
-    """A chain ends when the chance that all of it is kept falls below this: a greedy token's chance is its probability
-    at temperature `sharp`, another's is `share`."""
-    share: float
-    sharp: float
-
-
-@dataclass(slots=True)
-class Lookups:
-    """How prompt lookup drafts in a run: before each pass the end of a text is looked up in what is before it
-    (draft/ngram.py)."""
-
-    texts: list[int]
-    most: list[int]
-    """Their longest chains."""
-    worth: list[float]
-    """A chain ends when the chance that all of it is kept falls below this."""
-    tokens: list[list[int]]
-    """All of each text, the one that has a row last."""
-    rates: list[list[float]]
-    """Of each text hits and tries, in turns, of matches of 0, 1, .. tokens; no match is longer."""
-    stamina: float
-    memory: float
-
-
-Run = Callable[[Rows, int, Sequence[Straight], Chains | Lookups | None], Out]
-"""What a model may have as `run` beside `forward`: at most so many passes in one call, over texts with one row each.
-What is drawn from a row, as the engine would, is its text's next token, -1 where none can be; if that is the one that
-was drafted, it is kept, and the next row counts, too. The last token has a row, in the next slot, in the next pass. A
-model that has this can draft for another one's."""
+    logits: "Tensor"
+    taps: "dict[str, Tensor]" = field(default_factory=dict)
+    leave: "Tensor | None" = None
+    drawn: list[Drawn] = field(default_factory=list)
+    drafting: float = 0.0
+    error: Exception | None = None
+    """What a run's proposer raised: its drafts ended there, the texts did not."""
 
 
 class RowsBuilder:
@@ -224,7 +158,7 @@ class RowsBuilder:
         self._want.extend(start + rank for rank in ([len(tokens) - 1] if want is None else want))
         self._segments.append(Segment(start, given, nodes, base))
 
-    def build(self, device: torch.device | str = "cpu", taps: tuple[str, ...] = ()) -> Rows:
+    def build(self, device: "torch.device | str" = "cpu", taps: tuple[str, ...] = (), program: Program = WHOLE) -> Rows:
         """The pass, for a model on `device`."""
         width, numbers = max(map(len, self._tables)), array("q")
         for part in self._flat:
@@ -233,4 +167,4 @@ class RowsBuilder:
             numbers.extend(table)
             numbers.extend([0] * (width - len(table)))
         numbers.extend(self._want)
-        return Rows(numbers, width, self._segments, device, taps=taps)
+        return Rows(numbers, width, self._segments, device, program, taps=taps)

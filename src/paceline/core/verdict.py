@@ -1,8 +1,10 @@
 """`Verdict`: what verifiers make. No cache words in it."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(slots=True)
@@ -14,4 +16,4 @@ class Verdict:
     path: list[list[int]]
     next_token: list[int | None]
     score_rows: list[list[int]] = field(default_factory=list)
-    scores: Tensor | None = None
+    scores: "Tensor | None" = None

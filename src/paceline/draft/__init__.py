@@ -5,31 +5,27 @@ time, never correctness.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from torch import Tensor
 
 from paceline.cache.txn import Txn
+from paceline.core.component import DRAFT, Component, Embeds, Model
 from paceline.core.forest import Forest, Law
 from paceline.core.plan import Item, Note
-from paceline.core.registry import Registry
+from paceline.core.proposer import Proposer
+from paceline.core.registry import Need, Registry
 from paceline.core.request import Request
-from paceline.core.rows import Chains, Lookups, Model
-from paceline.core.verdict import Verdict
+from paceline.core.result import Result
 from paceline.sample.sampler import Sampler
 
 S = TypeVar("S")
 Proposal = Sequence[int] | Sequence[tuple[int, int]]
 UserFn = Callable[[list[int], int], Proposal]
-LAG = 64
-"""Rows by which a drafter's K/V may lag the text while others draft: blocks are shared once it has caught up."""
-
-
-def behind(item: Item, txn: Txn, group: str) -> bool:
-    """Is it time to catch up with the text, though nothing may be drafted? At a prompt's end, or now and then."""
-    return item.given > 1 or txn.base - txn.lease.frontier[group] > LAG
+NEED_DRAFT = Need(DRAFT, "a draft model (give draft=PATH)")
+NEED_FUNCTION = Need("callable", "a function (give drafter=FUNCTION)")
 
 
 class Ask(NamedTuple):
@@ -48,9 +44,14 @@ class Ask(NamedTuple):
     def request(self) -> Request:
         return self.item.request
 
+    @property
+    def known(self) -> int:
+        """Tokens of the text whose slots this step has."""
+        return self.txn.base + self.item.given
+
     def behind(self, group: str) -> bool:
-        """As the function, for this request."""
-        return behind(self.item, self.txn, group)
+        """Is it time to catch up with the text, though nothing may be drafted (`Item.behind`)?"""
+        return self.item.behind(self.txn.base, self.txn.lease.frontier[group])
 
     def key(self, depth: int, rank: int = 0) -> int:
         """Noise row for a candidate at `depth` (1, 2, ...): the target's own under `exact`, else a private one, one for
@@ -64,16 +65,25 @@ class Ask(NamedTuple):
 
 @dataclass(slots=True)
 class Host:
-    """What the engine hands to a drafter's constructor."""
+    """What the engine hands to the constructor of a drafter or a verifier."""
 
     sampler: Sampler
     vocab_size: int
-    draft: Model | None = None
+    components: Mapping[str, Component] = field(default_factory=dict)
+    """The target, the draft model and every head and judge, by name."""
     callable: UserFn | None = None
     chunk: int = 512
     """Most rows of text in one pass of a draft model, all requests together: those that lag share them."""
     remember: int = 1 << 28
     """Bytes for what drafters remember of all requests together, shared out evenly to those that do."""
+
+    def model(self, name: str) -> Model:
+        """The component of this name, which computes tokens."""
+        return cast(Model, self.components[name])
+
+    def embeds(self, name: str) -> Embeds:
+        """The component of this name, which has the ability `embed`."""
+        return cast(Embeds, self.components[name])
 
 
 @dataclass(slots=True)
@@ -82,17 +92,32 @@ class View:
 
     slots: dict[int, Any] = field(default_factory=dict)
     asks: Sequence[Ask] = ()
+    name: str = ""
+    """The drafter's, in `Result.accepted`."""
     advance: Callable[[Ask, str, int], None] = lambda ask, group, length: None
     """Tell the cache, after the step is committed, how many rows of the drafter's own group are complete."""
+    results: Sequence[Result] = ()
+    """In `learn`, by place: what the step brought."""
     probes: Mapping[int, Tensor] = field(default_factory=dict)
     """In `learn`: {place: raw logits [P, V] of the request's probes, in the order they were drafted; those beyond the
     budget of rows have none}."""
+    scores: Callable[[int], Tensor] | None = None
+    """In `learn`, by place: processed log-probabilities [N, V] that the N tokens of the result were judged by. A
+    run has none."""
+    hidden: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
+    """In `learn`: {place: {tap: hidden states [N, H] of the N rows that the step committed}}, in text order: the given
+    rows, then the accepted ones. Of the taps on the drafter's card and of its components."""
+    held: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
+    """In `draft` and `propose`: {place: {tap: hidden states [N, H] of the committed rows that the drafter's group
+    lacks}}. A drafter without a group of its own has those of the last committed row."""
     rows: Sequence[int] = ()
     """In `learn`, by place: candidates that had a row."""
-    reach: Mapping[int, int] = field(default_factory=dict)
-    """In `learn`, after a run: {place: rows of the drafter's own K/V that are complete}."""
     found: list[Note] = field(default_factory=list)
     """What `learn` has to say of others: of the parts of a merged drafter."""
+
+    def accepted(self, ask: Ask) -> list[int]:
+        """In `learn`: the accepted nodes, from depth 1 down, as indices into the forest that this drafter made."""
+        return self.results[ask.place].accepted.get(self.name, [])
 
     def slot(self, request: Request, make: Callable[[], S]) -> S:
         """This drafter's memory of `request`; made anew when the engine dropped it."""
@@ -110,30 +135,38 @@ class Drafter(Protocol):
 
     def draft(self, asks: Sequence[Ask], view: View) -> Forest: ...
 
-    def learn(self, view: View, verdict: Verdict) -> None: ...
+    def learn(self, view: View) -> None: ...
 
 
 class Running(Drafter, Protocol):
-    """One whose card says `runs`: it may be asked for `chains` in place of drafts. Its `learn` finds `view.reach`, of a
-    draft model."""
+    """One whose card says `runs`: it may be asked for a proposer in place of drafts."""
 
-    def chains(self, asks: Sequence[Ask], view: View) -> Chains | Lookups | None:
-        """How a run is to draft for these requests, one text each; None: it has to be asked for drafts."""
+    def propose(self, asks: Sequence[Ask], view: View) -> Proposer | None:
+        """What drafts for these requests within a run, a text each; None: it has to be asked for drafts."""
 
 
 class Drafters(Registry[Callable[[Host], Drafter]]):
     """The drafters by name; `a+b` is a merged one, `a|b` a choice."""
 
+    def arms(self) -> tuple[str, ...]:
+        """Whom `auto` chooses from, by their cards: those that need least first."""
+        names = dict.fromkeys(arm for _, offers in self._load().values() for arm in offers.auto)
+        return tuple(sorted(names, key=lambda arm: (arm.count("+"), len(self.card(arm).needs), arm)))
+
     def _entry(self, name: str) -> tuple[Callable[[Host], Drafter], Any]:
+        if name == "auto":
+            plugin, card = super()._entry(name)
+            return plugin, replace(card, arms=self.arms())
         if "|" in name:
             from paceline.draft import auto
 
             return auto.Auto, auto.card(name)
         if "+" not in name:
             return super()._entry(name)
-        from paceline.draft.merge import Merged, card
+        from paceline.draft.merge import Merged
+        from paceline.draft.merge import card as merged
 
-        return partial(Merged, name=name), card(name)
+        return partial(Merged, name=name), merged(name)
 
 
 DRAFTERS = Drafters("drafter", "paceline.draft")

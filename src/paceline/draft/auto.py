@@ -5,11 +5,7 @@ from collections.abc import Sequence
 from paceline.core.errors import InputError, IntegrityError
 from paceline.core.forest import Forest, Law
 from paceline.core.registry import Offers
-from paceline.core.verdict import Verdict
 from paceline.draft import DRAFTERS, Ask, Host, View
-
-ARMS = ("ngram", "model", "ngram+topk")
-"""Whom `auto` chooses from, as far as the engine has what they need and the verifier can judge them."""
 
 
 def card(name: str) -> Offers:
@@ -28,10 +24,7 @@ def card(name: str) -> Offers:
     )
 
 
-@DRAFTERS.register(
-    "auto",
-    Offers("whoever brings most, or nobody", frozenset(Law), "chain", nodes=15, arms=ARMS),
-)
+@DRAFTERS.register("auto", Offers("whoever brings most, or nobody", frozenset(Law), "chain", nodes=15))
 class Auto:
     """Never asked: each step the planner puts one of the arms, or `none`, in its place."""
 
@@ -41,5 +34,5 @@ class Auto:
     def draft(self, asks: Sequence[Ask], view: View) -> Forest:
         raise IntegrityError("A choice of drafters was asked to draft; the planner has to choose one first.")
 
-    def learn(self, view: View, verdict: Verdict) -> None:
+    def learn(self, view: View) -> None:
         raise IntegrityError("A choice of drafters was asked to learn; the planner has to choose one first.")

@@ -15,17 +15,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, nsmallest
 from math import exp, log
+from typing import Protocol, cast
 
 from torch import Tensor
 
 from paceline.core.forest import ROOT, Law
-from paceline.core.plan import Worth
-from paceline.core.rows import RowsBuilder
+from paceline.core.plan import MinChance
+from paceline.core.rows import Rows, RowsBuilder
 from paceline.draft import DRAFTERS, Host
 from paceline.draft.model import SHARP
 from paceline.draft.tree import Draws, Laws, Tree, TreeDrafter, offers
 
-WORTH = Worth(0.02)
+MIN_CHANCE = MinChance(0.02)
 """A deterministic node of a smaller chance is not worth its row, unless the planner knows better: one beyond the first
 costs 1-3 % of a step."""
 GAIN = 0.2
@@ -41,6 +42,20 @@ WEIGHT = 8.0
 """Tries that the paper's estimate counts for, in each bin."""
 
 Path = tuple[int, ...]
+
+
+class Trees(Protocol):
+    """A draft model with the ability `tree`."""
+
+    def tree(
+        self,
+        rows: Rows,
+        size: Sequence[tuple[int, int]],
+        temperature: list[float],
+        least: list[float],
+        limits: tuple[int, int, float],
+    ) -> list[tuple[list[int], list[int], int]]:
+        """A whole deterministic tree for each segment in one call."""
 
 
 class Rates:
@@ -170,7 +185,7 @@ class DySpec(TreeDrafter):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self.native = getattr(host.draft, "tree", None)
+        self.native = cast(Trees, self.model).tree if "tree" in self.model.abilities else None
         self.chances = Chances()
 
     def plant(self, tree: Tree) -> None:
@@ -197,7 +212,10 @@ class DySpec(TreeDrafter):
                 text, slots = ask.request.tokens[start : tree.known], ask.txn.lease.slots(start, tree.known)
                 builder.add(text, slots, ask.txn.table, start)
             items = [tree.ask.item for tree, _ in warm]
-            sizes, least = [(item.nodes, item.depth) for item in items], [(item.worth or WORTH).row for item in items]
+            sizes, least = (
+                [(item.nodes, item.depth) for item in items],
+                [(item.min_chance or MIN_CHANCE).row for item in items],
+            )
             limits = (self.width, PASSES, GAIN)
             grown = self.native(builder.build(), sizes, [x or SHARP for _, x in warm], least, limits)
             for (tree, _), (tokens, parents, computed) in zip(warm, grown):
@@ -211,7 +229,7 @@ class DySpec(TreeDrafter):
         known so far, until the laws of its places are known. After d passes it is right down to depth d."""
         known: dict[Path, Draws] = tree.memo.paths
         known.update((tree.path(place), draws) for place, draws in laws.items())
-        least = (tree.ask.item.worth or WORTH).row
+        least = (tree.ask.item.min_chance or MIN_CHANCE).row
         best = most_probable(known, tree.ask.item.nodes, least)
         tree.replant([path for _, path in best])
         last = best[-1][0] if tree.left <= 0 else least

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from paceline.draft.ngram import TRIES
+from paceline.draft.rates import TRIES
 
 LONGEST = 4
 TOP = 10

@@ -19,9 +19,8 @@ from functools import partial
 
 from paceline.core.forest import PROBE, ROOT, Forest, Law
 from paceline.core.registry import Offers
-from paceline.core.verdict import Verdict
 from paceline.draft import DRAFTERS, Ask, Host, View
-from paceline.draft.ngram import TRIES
+from paceline.draft.rates import TRIES
 from paceline.sample.race import winners
 
 LEVEL = 4
@@ -144,12 +143,11 @@ class LookaheadDrafter:
                 state.look(forest, ask.place, width)
         return forest
 
-    def learn(self, view: View, verdict: Verdict) -> None:
+    def learn(self, view: View) -> None:
         for ask in view.asks:
             state: Lookahead | None = view.slots.get(ask.request.id)
-            last, probes = verdict.next_token[ask.place], view.probes.get(ask.place)
-            if state is None or last is None or not ask.item.nodes:
+            tokens, probes = view.results[ask.place].tokens, view.probes.get(ask.place)
+            if state is None or not tokens or not ask.item.nodes:
                 continue
             ends = [] if probes is None else winners(probes[state.level - 3 :: state.level - 1])
-            accepted = ask.txn.lease.tokens[ask.txn.base + ask.item.given :]
-            state.learn(ask.request.tokens[-1], accepted, last, [max(0, token) for token in ends])
+            state.learn(ask.request.tokens[-1], tokens[:-1], tokens[-1], [max(0, token) for token in ends])

@@ -12,15 +12,16 @@ The nodes of a drafter with a K/V group come first, so that their rows stay wher
 granted goes from the end (`join`).
 """
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.core.errors import InputError
 from paceline.core.forest import CANDIDATE, ROOT, Forest, Law
 from paceline.core.plan import Note
 from paceline.core.registry import Offers
-from paceline.core.verdict import Verdict
+from paceline.core.result import Result
 from paceline.draft import DRAFTERS, Ask, Drafter, Host, View
 
 MEMORY = 0.98
@@ -34,8 +35,6 @@ TELL = 2
 
 LAWS = (Law.SHARED_NOISE, Law.POINT, Law.WITHOUT_REPLACEMENT, Law.SAMPLED)
 """All are legal under `exact`; shared noise agrees most often."""
-
-Path = tuple[int, ...]
 
 
 def card(name: str) -> Offers:
@@ -55,9 +54,9 @@ def card(name: str) -> Offers:
         nodes=max(it.nodes for it in parts.values()),
         needs=frozenset().union(*(it.needs for it in parts.values())),
         group=next((parts[part].group for part in grouped), None),
-        thrifty=all(it.thrifty for it in parts.values()),
+        stops_early=all(it.stops_early for it in parts.values()),
         parts=tuple(order),
-        sure=order[0] if parts[order[0]].shape == "chain" else None,
+        always_asked=order[0] if parts[order[0]].shape == "chain" else None,
     )
 
 
@@ -124,7 +123,8 @@ class Memory:
     slots: dict[str, Any] = field(default_factory=dict)
     asked: dict[str, int] = field(default_factory=dict)
     beside: dict[str, float] = field(default_factory=dict)
-    paths: dict[str, set[Path]] = field(default_factory=dict)
+    nodes: dict[str, dict[int, int]] = field(default_factory=dict)
+    """{part: {node of the tree: the part's own node}}, of candidates; nodes with one path are one node of the tree."""
     ranks: list[int] = field(default_factory=list)
     """Of the first part's chain: the place of each node among those of the request."""
     beaten: dict[str, int] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class Memory:
 
 class Merged:
     def __init__(self, host: Host, name: str) -> None:
-        parts, self.sure = card(name).parts, card(name).sure
+        parts, self.always_asked = card(name).parts, card(name).always_asked
         self.parts: dict[str, Drafter] = {part: DRAFTERS.get(part)(host) for part in parts}
         self.laws = {part: next(law for law in LAWS if law in DRAFTERS.card(part).laws) for part in parts}
         self.records = {part: Record() for part in parts}
@@ -148,25 +148,27 @@ class Merged:
         expected = dict.fromkeys(left, 0.0)
         forests: dict[str, Forest] = {}
         for memory in memories.values():
-            memory.asked, memory.beside, memory.paths, memory.ranks = {}, {}, {}, []
+            memory.asked, memory.beside, memory.nodes, memory.ranks = {}, {}, {}, []
         for part, drafter in self.parts.items():
             mine = [self._ask(part, ask, left[ask.place], expected[ask.place], memories[ask.place]) for ask in asks]
             with_slots = self._view(part, mine, memories, view)
             forests[part] = forest = drafter.draft(mine, with_slots)
             self._keep(part, mine, memories, with_slots)
-            paths = forest.paths(range(len(forest)))
-            for i, place in enumerate(forest.request):
-                if forest.role[i] is CANDIDATE:
-                    memories[place].paths.setdefault(part, set()).add(paths[i])
+            counts = candidates(forest)
             for ask in mine:
                 memories[ask.place].asked[part] = ask.item.nodes
                 memories[ask.place].beside[part] = expected[ask.place]
-                drafted = memories[ask.place].paths.get(part, ())
-                left[ask.place] -= len(drafted)
-                expected[ask.place] = max(expected[ask.place], self.records[part].expected(len(drafted)))
+                drafted = counts.get(ask.place, 0)
+                left[ask.place] -= drafted
+                expected[ask.place] = max(expected[ask.place], self.records[part].expected(drafted))
         out, places = union([forests[part] for part in self.joined])
-        if self.sure is not None and any(tells(ask) for ask in asks):
-            self._rank(forests[self.sure], places[self.joined.index(self.sure)], out, memories)
+        for part, where in zip(self.joined, places):
+            for i, node in where.items():
+                if i != ROOT and out.role[node] is CANDIDATE:
+                    memories[out.request[node]].nodes.setdefault(part, {}).setdefault(node, i)
+        if self.always_asked is not None and any(tells(ask) for ask in asks):
+            chains = places[self.joined.index(self.always_asked)]
+            self._rank(forests[self.always_asked], chains, out, memories)
         return out
 
     @staticmethod
@@ -181,31 +183,33 @@ class Merged:
 
     def _ask(self, part: str, ask: Ask, left: int, expected: float, memory: Memory) -> Ask:
         """What a part is asked; no nodes if the ones before it are expected to do as well."""
-        nodes, row = max(left, ask.item.nodes // 2), ask.item.worth.row if ask.item.worth else 0.0
+        nodes, row = max(left, ask.item.nodes // 2), ask.item.min_chance.row if ask.item.min_chance else 0.0
         brings = self.records[part].promised(ask.item.nodes, row)
         waited = ask.request.round - memory.beaten.get(part, -TRY)
         wanted = expected < brings or waited >= TRY or part == next(iter(self.parts))
         return ask._replace(item=ask.item._replace(nodes=nodes if wanted else 0), law=self.laws[part])
 
-    def learn(self, view: View, verdict: Verdict) -> None:
+    def learn(self, view: View) -> None:
         memories = {ask.place: view.slot(ask.request, Memory) for ask in view.asks}
+        results: dict[str, dict[int, Result]] = {part: {} for part in self.parts}
         for ask in view.asks:
-            path = tuple(ask.txn.lease.tokens[ask.txn.base + ask.item.given :])
-            memory = memories[ask.place]
-            for part, asked in memory.asked.items():
-                if not asked:
+            memory, path = memories[ask.place], view.accepted(ask)
+            for part in self.parts:
+                own = memory.nodes.get(part, {})
+                kept = [own[node] for node in path if node in own]
+                results[part][ask.place] = replace(view.results[ask.place], accepted={part: kept})
+                if not (asked := memory.asked.get(part, 0)):
                     continue
-                paths = memory.paths.get(part, set())
-                depth = next((n for n in range(len(path), 0, -1) if path[:n] in paths), 0)
-                self.records[part].count(asked, len(paths), depth, part in self.models)
-                if depth <= memory.beside[part]:
+                self.records[part].count(asked, len(own), len(kept), part in self.models)
+                if len(kept) <= memory.beside[part]:
                     memory.beaten[part] = ask.request.round
-                if part == self.sure and tells(ask):
-                    self._tell(part, view, ask, memory, depth)
+                if part == self.always_asked and tells(ask):
+                    self._tell(part, view, ask, memory, len(kept))
         for part, drafter in self.parts.items():
             mine = [ask._replace(law=self.laws[part]) for ask in view.asks]
             with_slots = self._view(part, mine, memories, view)
-            drafter.learn(with_slots, verdict)
+            with_slots.results = [results[part].get(place, it) for place, it in enumerate(view.results)]
+            drafter.learn(with_slots)
             self._keep(part, mine, memories, with_slots)
 
     @staticmethod
@@ -220,7 +224,7 @@ class Merged:
     @staticmethod
     def _view(part: str, asks: Sequence[Ask], memories: dict[int, Memory], view: View) -> View:
         slots = {a.request.id: memories[a.place].slots[part] for a in asks if part in memories[a.place].slots}
-        return View(slots, asks, view.advance, view.probes)
+        return replace(view, slots=slots, asks=asks, name=part, found=[])
 
     @staticmethod
     def _keep(part: str, asks: Sequence[Ask], memories: dict[int, Memory], view: View) -> None:
@@ -250,3 +254,9 @@ def union(forests: Sequence[Forest]) -> tuple[Forest, list[dict[int, int]]]:
                 known[request, parent, token] = place[i]
         places.append(place)
     return out, places
+
+
+def candidates(forest: Forest) -> Counter[int]:
+    """{request: candidates with paths of their own}"""
+    rows = {(forest.request[i], forest.row[i]) for i, role in enumerate(forest.role) if role is CANDIDATE}
+    return Counter(request for request, _ in rows)

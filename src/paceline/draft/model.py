@@ -4,26 +4,50 @@ It keeps K/V in its own group of the shared block table, batched over requests. 
 begins with the tokens committed since the last one (also after a rejection), then draws one token at a time.
 """
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
+from paceline.core.component import DRAFT, Model
 from paceline.core.forest import Forest, Law
-from paceline.core.plan import Worth
+from paceline.core.plan import MinChance
+from paceline.core.proposer import Draft, Table, Turn
 from paceline.core.registry import Offers
-from paceline.core.rows import Chains, Rows, RowsBuilder
-from paceline.core.verdict import Verdict
-from paceline.draft import DRAFTERS, Ask, Host, View
+from paceline.core.rows import Rows, RowsBuilder
+from paceline.draft import DRAFTERS, NEED_DRAFT, Ask, Host, View
+from paceline.native.structs import CChains, addresses, integers_in, reals_in
+from paceline.sample.sampler import Sampler
 
-GROUP = "draft"
-WORTH = Worth(0.1)
+MIN_CHANCE = MinChance(0.1)
 """A draft goes on while the chance that all of it is kept is at least this, unless the planner knows better."""
 SHARP = 0.6
 """Temperature at which the draft's law says how often a greedy target takes each token: it is surer than the law."""
 SHARE = 0.5
 """Chance counted for a sampled token. q(x) says little of it: with shared noise a token is kept far more often."""
+
+
+class Chains(Protocol):
+    """A draft model with the ability `chain`."""
+
+    def chain(
+        self,
+        rows: Rows,
+        most: list[int],
+        temperature: list[float],
+        keys: list[list[int]],
+        worth: list[float],
+        share: float,
+        sharp: float,
+    ) -> list[list[int]]:
+        """A whole chain for each segment in one call."""
+
+    def drafting(self, rows: Rows, further: int) -> tuple[Any, Any, Any]:
+        """The model and a pass over `rows` as the library takes them, and what must outlive them. `further`: places
+        that later rows will go beyond these."""
 
 
 @dataclass(slots=True)
@@ -35,16 +59,17 @@ class Growing:
     tokens: list[int] = field(default_factory=list)
     q_rows: list[int] = field(default_factory=list)
     chance: float = 1.0
-    """That all tokens so far are kept, by `_confidence`."""
+    """That all tokens so far are kept, by `confidence`."""
+    in_run: bool = False
+    """A run's proposer has followed what was accepted: `reach` is right."""
 
     @property
     def known(self) -> int:
-        """Tokens of the text whose slots this step has."""
-        return self.ask.txn.base + self.ask.item.given
+        return self.ask.known
 
     @property
     def live(self) -> bool:
-        return len(self.tokens) < self.ask.item.chain and self.chance >= (self.ask.item.worth or WORTH).node
+        return len(self.tokens) < self.ask.item.chain and self.chance >= (self.ask.item.min_chance or MIN_CHANCE).node
 
     def run(self, chunk: int) -> list[int]:
         """The next tokens to compute: what is missing of the text, then the last drafted one."""
@@ -64,31 +89,30 @@ class Growing:
         laws=frozenset({Law.SHARED_NOISE, Law.SAMPLED}),
         shape="chain",
         nodes=8,
-        needs=frozenset({"draft"}),
-        group=GROUP,
-        thrifty=True,
+        needs=frozenset({NEED_DRAFT}),
+        group=DRAFT,
+        stops_early=True,
         runs=True,
+        auto=("model",),
     ),
 )
 class ModelDrafter:
     def __init__(self, host: Host) -> None:
-        assert host.draft is not None
-        self.model, self.sampler, self.chunk = host.draft, host.sampler, host.chunk
-        self.chain = getattr(host.draft, "chain", None)
+        self.model, self.sampler, self.chunk = host.model(DRAFT), host.sampler, host.chunk
+        self.chain = cast(Chains, self.model).chain if "chain" in self.model.abilities else None
 
-    def chains(self, asks: Sequence[Ask], view: View) -> Chains | None:
-        growing = [Growing(ask, ask.txn.lease.frontier[GROUP]) for ask in asks]
-        if sum(g.known - g.reach for g in growing) > self.chunk:
+    def propose(self, asks: Sequence[Ask], view: View) -> "ChainProposer | None":
+        growing = [Growing(ask, ask.txn.lease.frontier[DRAFT]) for ask in asks]
+        if "run" not in self.model.abilities or sum(g.known - g.reach for g in growing) > self.chunk:
             return None
         for g in growing:
             view.slots[g.ask.request.id] = g
-        most, worth = [ask.item.chain for ask in asks], [(ask.item.worth or WORTH).node for ask in asks]
-        return Chains(self.model, lacking(growing), [ask.place for ask in asks], most, worth, SHARE, SHARP)
+        return ChainProposer(self.model, self.sampler, growing)
 
     def draft(self, asks: Sequence[Ask], view: View) -> Forest:
         for ask in asks:
             view.slots.pop(ask.request.id, None)
-        growing = [Growing(ask, ask.txn.lease.frontier[GROUP]) for ask in asks if ask.item.nodes or ask.behind(GROUP)]
+        growing = [Growing(ask, ask.txn.lease.frontier[DRAFT]) for ask in asks if ask.item.nodes or ask.behind(DRAFT)]
         tables: list[Tensor] = []
         self._chains(growing)
         while active := [g for g in growing if g.live or g.lagging]:
@@ -112,7 +136,7 @@ class ModelDrafter:
         rows = lacking([g for g, _ in warm])
         most = [g.ask.item.chain for g, _ in warm]
         keys = [[g.ask.key(depth + 1) for depth in range(n)] if t else [] for (g, t), n in zip(warm, most)]
-        worth = [(g.ask.item.worth or WORTH).node for g, _ in warm]
+        worth = [(g.ask.item.min_chance or MIN_CHANCE).node for g, _ in warm]
         drawn = self.chain(rows, most, [t for _, t in warm], keys, worth, SHARE, SHARP)
         for (g, _), tokens in zip(warm, drawn):
             g.tokens, g.reach, g.chance = tokens, g.known + max(0, len(tokens) - 1), 0.0
@@ -143,33 +167,95 @@ class ModelDrafter:
             for i, g in enumerate(drawing):
                 if g.ask.law is Law.SAMPLED:
                     g.q_rows.append(base + i)
-        for g, token, chance in zip(drawing, drawn, self._confidence(drawing, scores)):
+        for g, token, chance in zip(drawing, drawn, confidence(drawing, scores)):
             if token < 0:  # every token was masked: nothing can be drafted here, and the request will fail here
                 g.chance = 0.0
                 continue
             g.tokens.append(token)
             g.chance *= chance
 
-    @staticmethod
-    def _confidence(drawing: Sequence[Growing], scores: Tensor) -> list[float]:
-        """That each drawn token is kept: the draft model's own confidence where it is greedy, else SHARE."""
-        chances = [SHARE] * len(drawing)
-        greedy = [i for i, g in enumerate(drawing) if g.ask.request.params.greedy]
-        if greedy:
-            for i, q in zip(greedy, (scores[greedy] / SHARP).softmax(-1).amax(-1).tolist()):
-                chances[i] = q
-        return chances
-
-    def learn(self, view: View, verdict: Verdict) -> None:
+    def learn(self, view: View) -> None:
         """Keep the K/V of accepted drafts: the frontier follows the text as far as it was computed (the last drafted
-        token was not) and as this chain was what was accepted."""
+        token was not)."""
         for ask in view.asks:
             g = view.slots.pop(ask.request.id, None)
             if g is not None:
-                accepted = ask.txn.lease.tokens[g.known :]
-                kept = next((i for i, (a, b) in enumerate(zip(g.tokens, accepted)) if a != b), len(accepted))
-                reach = view.reach.get(ask.place, min(g.reach, g.known + kept))
-                view.advance(ask, GROUP, min(reach, ask.txn.lease.length))
+                reach = g.reach if g.in_run else min(g.reach, g.known + len(view.accepted(ask)))
+                view.advance(ask, DRAFT, min(reach, ask.txn.lease.length))
+
+
+@dataclass(slots=True)
+class ChainProposer:
+    """The draft model's chains between the passes of a run; native/propose_model.h is its twin."""
+
+    model: Model
+    sampler: Sampler
+    growing: Sequence[Growing]
+    """One for each text."""
+
+    @property
+    def texts(self) -> list[int]:
+        return [g.ask.place for g in self.growing]
+
+    @property
+    def nodes(self) -> list[int]:
+        return [g.ask.item.chain for g in self.growing]
+
+    def propose(self, turns: Sequence[Turn]) -> list[Draft]:
+        live = []
+        for turn in turns:
+            g = self.growing[turn.place]
+            g.tokens, g.chance = [], 1.0
+            if turn.room > 0:
+                live.append(turn)
+        while live:
+            self._extend(live)
+            live = [t for t in live if self.growing[t.place].live and len(self.growing[t.place].tokens) < t.room]
+        drafts = [self.growing[turn.place].tokens for turn in turns]
+        return [(tokens, range(-1, len(tokens) - 1)) for tokens in drafts]
+
+    def _extend(self, turns: list[Turn]) -> None:
+        """One pass of the draft model, and the next token of each draft."""
+        builder = RowsBuilder()
+        for place, said, _, _ in turns:
+            g = self.growing[place]
+            text = [*g.ask.request.tokens[: g.known], *said, *g.tokens]
+            slots = g.ask.txn.lease.slots(g.reach, len(text))
+            builder.add(text[g.reach :], slots, g.ask.txn.table, g.reach)
+            g.reach = len(text)
+        logits = self.model.forward(builder.build(self.model.device)).logits
+        drawing = [self.growing[turn.place] for turn in turns]
+        refs = [(g.ask.request, tuple[int, ...]()) for g in drawing]
+        scores = self.sampler.scores(refs, logits)
+        keys = [t.how.keys[len(t.said) + len(g.tokens)] if t.how.keys else 0 for t, g in zip(turns, drawing)]
+        drawn = self.sampler.draw(refs, scores, keys)
+        for g, token, chance in zip(drawing, drawn, confidence(drawing, scores)):
+            if token < 0:
+                g.chance = -1.0
+                continue
+            g.tokens.append(token)
+            g.chance *= chance
+
+    def kept(self, turns: Sequence[Turn], paths: Sequence[Sequence[int]]) -> None:
+        for turn, path in zip(turns, paths):
+            g = self.growing[turn.place]
+            g.reach, g.in_run = min(g.reach, g.known + len(turn.said) + len(path)), True
+
+    def native(self) -> Table | None:
+        if "chain" not in self.model.abilities:
+            return None
+        rows = lacking(self.growing)
+        room = max(g.ask.txn.rows for g in self.growing)
+        model, behind, held = cast(Chains, self.model).drafting(rows, room)
+        least = reals_in([(g.ask.item.min_chance or MIN_CHANCE).node for g in self.growing])
+        nodes, reach = integers_in(self.nodes), integers_in([g.reach for g in self.growing])
+        state = CChains(ctypes.pointer(model), ctypes.pointer(behind), *addresses(nodes, least, reach), SHARE, SHARP)
+
+        def done() -> None:
+            for g, rows in zip(self.growing, reach):
+                g.reach, g.in_run = rows, True
+
+        return Table("paceline_chains", state, (held, nodes, least, reach), done)
 
 
 def lacking(growing: Sequence[Growing]) -> Rows:
@@ -179,3 +265,14 @@ def lacking(growing: Sequence[Growing]) -> Rows:
         text = g.ask.request.tokens[g.reach : g.known]
         builder.add(text, g.ask.txn.lease.slots(g.reach, g.known), g.ask.txn.table, g.reach)
     return builder.build()
+
+
+def confidence(drawing: Sequence[Growing], scores: Tensor) -> list[float]:
+    """The chance of each drawn token to be kept: the draft model's own confidence where the request is greedy, else
+    SHARE."""
+    chances = [SHARE] * len(drawing)
+    greedy = [i for i, g in enumerate(drawing) if g.ask.request.params.greedy]
+    if greedy:
+        for i, q in zip(greedy, (scores[greedy] / SHARP).softmax(-1).amax(-1).tolist()):
+            chances[i] = q
+    return chances

@@ -9,26 +9,17 @@ is drafted, and it depends on committed tokens alone.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from paceline.core.forest import Forest, Law
-from paceline.core.plan import Worth
+from paceline.core.proposer import Draft, Table, Turn
 from paceline.core.registry import Offers
-from paceline.core.rows import Lookups
-from paceline.core.verdict import Verdict
 from paceline.draft import DRAFTERS, Ask, Host, View
+from paceline.draft.rates import MEMORY, MIN_CHANCE, STAMINA, TRIES
+from paceline.native.structs import CLookups, addresses, integers_in, reals_in
 
 LONGEST = 4
-WORTH = Worth(0.06)
-"""A node is drafted while the chance that it is kept is at least this, unless the planner knows better: a row beyond
-the first costs 1-3 % of a step."""
-STAMINA = 0.8
-"""Least chance, once a guess was right, that the next one of the same run is."""
-MEMORY = 0.95
-"""Weight of a rate's past at each new observation."""
-TRIES = {True: 3.0, False: 20.0}
-"""A rate starts as one hit in this many tries, for greedy requests and for others. A sampled text repeats itself less:
-its rates start below WORTH, so nothing is drafted until a guess would have been right."""
 
 
 class Index:
@@ -85,7 +76,7 @@ class Index:
             drafted.append(drafted[start - len(tokens)])
         return drafted
 
-    def draft(self, tokens: list[int], most: int, least: float = WORTH.node) -> list[int]:
+    def draft(self, tokens: list[int], most: int, least: float = MIN_CHANCE.node) -> list[int]:
         """What is worth drafting after `tokens`, at most `most`, each kept with a chance of at least `least`."""
         self.extend(tokens)
         n, start = self.match(tokens, len(tokens))
@@ -99,8 +90,9 @@ class Index:
         laws=frozenset({Law.POINT}),
         shape="chain",
         nodes=15,
-        thrifty=True,
+        stops_early=True,
         runs=True,
+        auto=("ngram",),
     ),
 )
 class NgramDrafter:
@@ -111,27 +103,61 @@ class NgramDrafter:
         forest = Forest()
         for ask in asks:
             if ask.item.nodes:
-                tokens = self._index(ask, view).draft(ask.request.tokens, ask.item.chain, _worth(ask))
+                tokens = self._index(ask, view).draft(ask.request.tokens, ask.item.chain, _least(ask))
                 forest.add_chain(ask.place, tokens, ask.law)
         return forest
 
-    def chains(self, asks: Sequence[Ask], view: View) -> Lookups:
-        """The library looks up without an index; it is told how often matches were right."""
-        texts, rates = [ask.request.tokens for ask in asks], []
-        for ask, tokens in zip(asks, texts):
-            index = self._index(ask, view)
-            index.extend(tokens)
-            rates.append([x for pair in zip(index.hits, index.tries) for x in pair])
-        most = [ask.item.chain for ask in asks]
-        return Lookups([a.place for a in asks], most, [*map(_worth, asks)], texts, rates, STAMINA, MEMORY)
+    def propose(self, asks: Sequence[Ask], view: View) -> "LookupProposer":
+        indices = [self._index(ask, view) for ask in asks]
+        for ask, index in zip(asks, indices):
+            index.extend(ask.request.tokens)
+        texts, nodes = [ask.place for ask in asks], [ask.item.chain for ask in asks]
+        return LookupProposer(texts, nodes, [*map(_least, asks)], [ask.request.tokens for ask in asks], indices)
 
     @staticmethod
     def _index(ask: Ask, view: View) -> Index:
         return view.slot(ask.request, partial(Index, len(ask.request.prompt), ask.request.params.greedy))
 
-    def learn(self, view: View, verdict: Verdict) -> None:
+    def learn(self, view: View) -> None:
         pass
 
 
-def _worth(ask: Ask) -> float:
-    return (ask.item.worth or WORTH).node
+@dataclass(slots=True)
+class LookupProposer:
+    """Prompt lookup between the passes of a run; its twin, native/propose_ngram.h, scans the text without an index."""
+
+    texts: list[int]
+    nodes: list[int]
+    least: list[float]
+    """Of each text: the least chance that all of a draft is kept."""
+    tokens: list[list[int]]
+    """All of each text, the one that has a row last."""
+    indices: list[Index]
+
+    def propose(self, turns: Sequence[Turn]) -> list[Draft]:
+        out = list[Draft]()
+        for place, said, _, room in turns:
+            most = min(self.nodes[place], room)
+            drafted = self.indices[place].draft([*self.tokens[place], *said], most, self.least[place])
+            out.append((drafted, range(-1, len(drafted) - 1)))
+        return out
+
+    def kept(self, turns: Sequence[Turn], paths: Sequence[Sequence[int]]) -> None:
+        pass
+
+    def native(self) -> Table:
+        """It is told how often matches were right; Python's indices hear of the run's tokens behind it."""
+        rates = [x for index in self.indices for pair in zip(index.hits, index.tries) for x in pair]
+        held = (
+            integers_in([token for tokens in self.tokens for token in tokens]),
+            integers_in([*map(len, self.tokens)]),
+            reals_in(rates),
+            integers_in(self.nodes),
+            reals_in(self.least),
+        )
+        state = CLookups(len(self.texts), LONGEST, *addresses(*held), STAMINA, MEMORY)
+        return Table("paceline_ngram", state, held)
+
+
+def _least(ask: Ask) -> float:
+    return (ask.item.min_chance or MIN_CHANCE).node

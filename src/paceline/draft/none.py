@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from paceline.core.forest import Forest, Law
 from paceline.core.registry import Offers
-from paceline.core.verdict import Verdict
 from paceline.draft import DRAFTERS, Ask, Host, View
 
 
@@ -16,5 +15,5 @@ class NoDrafter:
     def draft(self, asks: Sequence[Ask], view: View) -> Forest:
         return Forest()
 
-    def learn(self, view: View, verdict: Verdict) -> None:
+    def learn(self, view: View) -> None:
         pass

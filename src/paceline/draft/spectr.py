@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from paceline.core.forest import ROOT, Law
-from paceline.core.noise import keys_tensor
 from paceline.draft import DRAFTERS
 from paceline.draft.tree import Draws, Laws, Tree, TreeDrafter, offers
+from paceline.sample.noise import keys_tensor
 from paceline.sample.race import race
 
 

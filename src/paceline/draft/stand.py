@@ -16,14 +16,13 @@ import torch
 from torch import Tensor
 
 from paceline.core.forest import ROOT, Forest, Law
-from paceline.core.noise import gumbel, keys_tensor
 from paceline.core.registry import Offers
 from paceline.core.request import Request
-from paceline.core.verdict import Verdict
 from paceline.draft import DRAFTERS, Ask, Host, View
 from paceline.draft.laws import LONGEST, TOP, Rates, Table
-from paceline.draft.ngram import WORTH
+from paceline.draft.rates import MIN_CHANCE
 from paceline.draft.topology import Slot, Topology
+from paceline.sample.noise import gumbel, keys_tensor
 
 FLOOR = 1e-6
 """A token of less probability is neither kept nor drawn."""
@@ -50,17 +49,6 @@ class Growth:
             self.tokens[slot] = [*self.tokens[place], token][-LONGEST:]
         return [slot for slot in slots if slot in self.width]
 
-    def accepted(self, tokens: Sequence[int]) -> Slot:
-        """The slot that the committed tokens after the root led to."""
-        place: Slot = ()
-        for token in tokens:
-            children = ((*place, rank) for rank in range(self.width.get(place, 0)))
-            hit = next((c for c in children if c in self.nodes and self.tokens[c][-1] == token), None)
-            if hit is None:
-                break
-            place = hit
-        return place
-
 
 Places = Sequence[tuple[Growth, Slot, dict[int, float]]]
 """Places whose laws are known."""
@@ -73,7 +61,7 @@ Places = Sequence[tuple[Growth, Slot, dict[int, float]]]
         laws=frozenset({Law.SHARED_NOISE, Law.WITHOUT_REPLACEMENT}),
         shape="tree",
         nodes=15,
-        thrifty=True,
+        stops_early=True,
     ),
 )
 class Stand:
@@ -103,7 +91,7 @@ class Stand:
         tokens = ask.request.tokens[-LONGEST:]
         n, law = self.table.find(tokens) if ask.item.nodes else (0, {})
         worth = self.rates.worth(n, temperature(ask.request)) if law else 0.0
-        width = self.topology.plan(ask.item.nodes, GUESSES, worth, (ask.item.worth or WORTH).node)
+        width = self.topology.plan(ask.item.nodes, GUESSES, worth, (ask.item.min_chance or MIN_CHANCE).node)
         return Growth(ask, Law.POINT if ask.request.params.greedy else ask.law, width, {(): tokens})
 
     def _draw(self, places: Places, tables: list[Tensor]) -> list[tuple[list[int], int]]:
@@ -130,22 +118,24 @@ class Stand:
                 row[i] = base + n
         return list(zip(drawn, row))
 
-    def learn(self, view: View, verdict: Verdict) -> None:
+    def learn(self, view: View) -> None:
         """Keep the laws of the accepted path and of the token after it."""
-        rows, contexts = list[int](), list[tuple[list[int], int, float]]()
+        rows, contexts = list[Tensor](), list[tuple[list[int], int, float]]()
         for ask in view.asks:
-            growth, last = view.slots.pop(ask.request.id, None), verdict.next_token[ask.place]
-            if last is None or last < 0:
+            growth, tokens = view.slots.pop(ask.request.id, None), view.results[ask.place].tokens
+            if not tokens or tokens[-1] < 0:
                 continue
-            known, text = ask.txn.base + ask.item.given, [*ask.txn.lease.tokens, last]
+            text = [*ask.txn.lease.tokens, tokens[-1]]
             if growth is not None and len(growth.nodes) > 1:
-                self.topology.observe([slot for slot in growth.nodes if slot], growth.accepted(text[known:-1]))
-            rows += verdict.score_rows[ask.place]
-            for end in range(known, len(text)):
+                places = {node: slot for slot, node in growth.nodes.items()}
+                reached = places[view.accepted(ask)[-1]] if view.accepted(ask) else ()
+                self.topology.observe([slot for slot in growth.nodes if slot], reached)
+            assert view.scores is not None
+            rows.append(view.scores(ask.place))
+            for end in range(ask.known, len(text)):
                 contexts.append((text[max(0, end - LONGEST) : end], text[end], temperature(ask.request)))
         if rows:
-            assert verdict.scores is not None
-            self._enter(verdict.scores[rows], contexts)
+            self._enter(torch.cat(rows), contexts)
 
     def _enter(self, scores: Tensor, contexts: Sequence[tuple[list[int], int, float]]) -> None:
         """Enter rows of scores [L, V], each with (the tokens before, the token that came, temperature)."""
@@ -167,7 +157,7 @@ class Stand:
         laws=frozenset({Law.POINT}),
         shape="tree",
         nodes=15,
-        thrifty=True,
+        stops_early=True,
     ),
 )
 class StandGreedy(Stand):

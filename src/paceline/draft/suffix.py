@@ -13,10 +13,9 @@ from functools import partial
 from paceline.core.forest import ROOT, Forest, Law
 from paceline.core.registry import Offers
 from paceline.core.request import Request
-from paceline.core.verdict import Verdict
 from paceline.draft import DRAFTERS, Ask, Host, View
 from paceline.draft.automaton import LONGEST, Automaton
-from paceline.draft.ngram import MEMORY, STAMINA, TRIES, WORTH
+from paceline.draft.rates import MEMORY, MIN_CHANCE, STAMINA, TRIES
 
 CAP = 1 << 17
 """Most states at which a generation of past outputs makes way for the next."""
@@ -55,7 +54,7 @@ class Reader:
     def rate(self, n: int) -> float:
         return min(1.0, self.hits[n.bit_length()] / self.tries[n.bit_length()])
 
-    def tree(self, most: int, least: float = WORTH.node) -> Paths:
+    def tree(self, most: int, least: float = MIN_CHANCE.node) -> Paths:
         """The likeliest continuations, none below `least`, best first; a text that ends goes on as its longest suffix
         did."""
         a, out = self.automaton, Paths()
@@ -87,7 +86,7 @@ class Memory:
 @DRAFTERS.register(
     "suffix",
     Offers(summary="suffix automata of the text and of past outputs", laws=frozenset({Law.POINT}), shape="tree",
-           nodes=15, thrifty=True),
+           nodes=15, stops_early=True),
 )  # fmt: skip
 class SuffixDrafter:
     def __init__(self, host: Host) -> None:
@@ -99,7 +98,7 @@ class SuffixDrafter:
         for ask in asks:
             memory = self._read(view, ask.request, ask.request.tokens)
             if ask.item.nodes:
-                nodes, least = ask.item.nodes, (ask.item.worth or WORTH).node
+                nodes, least = ask.item.nodes, (ask.item.min_chance or MIN_CHANCE).node
                 trees = [reader.tree(nodes, least) for reader in (memory.own, *memory.shared[:1])]
                 self._plant(forest, ask, merged(trees, nodes))
         return forest
@@ -110,11 +109,10 @@ class SuffixDrafter:
         for path in paths:
             places[path] = forest.add(ask.place, path[-1], places[path[:-1]], law=ask.law)
 
-    def learn(self, view: View, verdict: Verdict) -> None:
+    def learn(self, view: View) -> None:
         """Read what was committed now: there may be no next draft."""
         for ask in view.asks:
-            last = verdict.next_token[ask.place]
-            tail = [] if last is None or last < 0 else [last]
+            tail = [token for token in view.results[ask.place].tokens[-1:] if token >= 0]
             self._read(view, ask.request, [*ask.txn.lease.tokens, *tail])
 
     def _read(self, view: View, request: Request, tokens: list[int]) -> Memory:

@@ -7,6 +7,6 @@ from paceline.draft.dyspec import DySpec
 from paceline.draft.tree import offers
 
 
-@DRAFTERS.register("topk", offers("the draft's most probable paths", Law.POINT, thrifty=True))
+@DRAFTERS.register("topk", offers("the draft's most probable paths", Law.POINT, stops_early=True, auto=("ngram+topk",)))
 class TopK(DySpec):
     """DySpec's deterministic tree, at any temperature."""

@@ -5,7 +5,7 @@ import heapq
 from collections.abc import Iterable
 
 from paceline.core.forest import MAX_CANDIDATES
-from paceline.draft.ngram import WORTH
+from paceline.draft.rates import MIN_CHANCE
 from paceline.draft.sequoia import DEPTH, PRIOR, WEIGHT
 
 REVIEW = 64
@@ -55,7 +55,7 @@ class Topology:
             self.due *= 2
             self.chance = self.best()
 
-    def plan(self, most: int, guesses: int, worth: float, least: float = WORTH.node) -> dict[Slot, int]:
+    def plan(self, most: int, guesses: int, worth: float, least: float = MIN_CHANCE.node) -> dict[Slot, int]:
         """{place: number of its children} of those of the best `most` slots whose chance is at least `least`, for a
         root where the first `guesses` children hold the token that comes with chance `worth`."""
         scale = worth / sum(self.chance.get((rank,), 0.0) for rank in range(guesses))

@@ -12,22 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.core.component import DRAFT
 from paceline.core.forest import ROOT, Forest, Law
-from paceline.core.noise import keys_tensor
 from paceline.core.registry import Offers
 from paceline.core.rows import RowsBuilder
-from paceline.core.verdict import Verdict
-from paceline.draft import Ask, Host, View
-from paceline.draft.model import GROUP, SHARP
+from paceline.draft import NEED_DRAFT, Ask, Host, View
+from paceline.draft.model import SHARP
 from paceline.sample.chunks import chunks
+from paceline.sample.noise import keys_tensor
 from paceline.sample.race import perturbed
 
 NODES = 15
 
 
-def offers(summary: str, *laws: Law, thrifty: bool = False) -> Offers:
+def offers(summary: str, *laws: Law, stops_early: bool = False, auto: tuple[str, ...] = ()) -> Offers:
     """The card of a tree method that grows on a draft model."""
-    return Offers(summary, frozenset(laws), "tree", NODES, needs=frozenset({"draft"}), group=GROUP, thrifty=thrifty)
+    needs = frozenset({NEED_DRAFT})
+    return Offers(summary, frozenset(laws), "tree", NODES, needs, DRAFT, stops_early=stops_early, auto=auto)
 
 
 @dataclass(slots=True)
@@ -66,13 +67,14 @@ class Tree:
     """Places whose law is wanted next."""
     computed: int = 0
     """Rows whose K/V the draft's group has."""
+    places: dict[int, int] = field(default_factory=dict)
+    """{node of the forest: place}"""
     memo: Any = None
     """The rule's own."""
 
     @property
     def known(self) -> int:
-        """Tokens of the text whose slots this step has."""
-        return self.ask.txn.base + self.ask.item.given
+        return self.ask.known
 
     @property
     def lagging(self) -> bool:
@@ -130,20 +132,6 @@ class Tree:
             place = self.parent[place]
         return tuple(reversed(out))
 
-    def accepted(self, tokens: Sequence[int]) -> list[int]:
-        """The places that `tokens`, the committed ones after the root, went through; of those with one path the
-        first."""
-        out: list[int] = []
-        below = {
-            (self.row(above), token): i for i, (above, token) in reversed([*enumerate(zip(self.parent, self.token))])
-        }
-        for token in tokens:
-            hit = below.get((self.row(out[-1]) if out else ROOT, token))
-            if hit is None:
-                break
-            out.append(hit)
-        return out
-
     def examined(self, path: Sequence[int]) -> Iterator[tuple[int, int, bool]]:
         """(place above, rank, was it accepted) of the children that were examined when `path` was accepted: at each
         place that was reached those up to the accepted one."""
@@ -167,8 +155,7 @@ class TreeDrafter:
     """Does the rule read `Draws.square`?"""
 
     def __init__(self, host: Host) -> None:
-        assert host.draft is not None
-        self.model, self.sampler, self.chunk = host.draft, host.sampler, host.chunk
+        self.model, self.sampler, self.chunk = host.model(DRAFT), host.sampler, host.chunk
 
     def plant(self, tree: Tree) -> None:
         """Prepare a request's tree before anything is drawn: its shape may depend on what is known now."""
@@ -186,9 +173,9 @@ class TreeDrafter:
         trees = []
         for ask in asks:
             view.slots.pop(ask.request.id, None)
-            if ask.item.nodes or ask.behind(GROUP):
+            if ask.item.nodes or ask.behind(DRAFT):
                 law = Law.POINT if ask.request.params.greedy and ask.law is not Law.SAMPLED else ask.law
-                tree = Tree(ask, ask.txn.lease.frontier[GROUP], law)
+                tree = Tree(ask, ask.txn.lease.frontier[DRAFT], law)
                 trees.append(tree)
                 if ask.item.nodes:
                     tree.fresh = [ROOT]
@@ -199,7 +186,7 @@ class TreeDrafter:
             start = len(forest)
             for i, token in enumerate(tree.token):
                 above, twin = tree.parent[i], tree.twin[i]
-                forest.add(
+                node = forest.add(
                     tree.ask.place,
                     token,
                     ROOT if above == ROOT else start + above,
@@ -207,6 +194,7 @@ class TreeDrafter:
                     q_row=tree.law_row.get(above, -1),
                     twin=None if twin is None else start + twin,
                 )
+                tree.places[node] = i
             view.slots[tree.ask.request.id] = tree
         return forest
 
@@ -273,15 +261,15 @@ class TreeDrafter:
         rows = zip(token.tolist(), log_q.gather(-1, token).tolist(), score.tolist(), square)
         return [Draws(*cut(token, log_q, score), square) for token, log_q, score, square in rows]
 
-    def learn(self, view: View, verdict: Verdict) -> None:
+    def learn(self, view: View) -> None:
         """Keep the K/V of accepted nodes that were computed, and let the method see what was accepted."""
         for ask in view.asks:
             tree = view.slots.pop(ask.request.id, None)
             if tree is None:
                 continue
-            path = tree.accepted(ask.txn.lease.tokens[tree.known :])
+            path = [tree.places[node] for node in view.accepted(ask)]
             kept = next((n for n, i in enumerate(path) if tree.rank[i] >= tree.computed), len(path))
-            view.advance(ask, GROUP, min(tree.reach + kept, ask.txn.lease.length))
+            view.advance(ask, DRAFT, min(tree.reach + kept, ask.txn.lease.length))
             if tree.ask.item.nodes:  # one of several drafters may have been asked for none
                 self.observe(tree, path)
 

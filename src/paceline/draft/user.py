@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from paceline.core.errors import InputError
 from paceline.core.forest import ROOT, Forest, Law
 from paceline.core.registry import Offers
-from paceline.core.verdict import Verdict
-from paceline.draft import DRAFTERS, Ask, Host, Proposal, View
+from paceline.draft import DRAFTERS, NEED_FUNCTION, Ask, Host, Proposal, View
 
 
 @DRAFTERS.register(
@@ -17,13 +16,13 @@ from paceline.draft import DRAFTERS, Ask, Host, Proposal, View
         laws=frozenset({Law.POINT}),
         shape="tree",
         nodes=5,
-        needs=frozenset({"callable"}),
+        needs=frozenset({NEED_FUNCTION}),
     ),
 )
 class UserDrafter:
     def __init__(self, host: Host) -> None:
         assert host.callable is not None
-        self.propose = host.callable
+        self.function = host.callable
         self.vocab_size = host.vocab_size
 
     def draft(self, asks: Sequence[Ask], view: View) -> Forest:
@@ -31,7 +30,7 @@ class UserDrafter:
         for ask in asks:
             if ask.item.nodes == 0:
                 continue
-            proposal = self.propose(list(ask.request.tokens), ask.item.nodes)
+            proposal = self.function(list(ask.request.tokens), ask.item.nodes)
             places: dict[int, int] = {ROOT: ROOT}
             for i, (token, parent) in enumerate(self._pairs(proposal)[: ask.item.nodes]):
                 places[i] = forest.add(ask.place, token, places[parent], law=ask.law)
@@ -50,5 +49,5 @@ class UserDrafter:
             pairs.append((token, parent))
         return pairs
 
-    def learn(self, view: View, verdict: Verdict) -> None:
+    def learn(self, view: View) -> None:
         pass

@@ -17,7 +17,7 @@ from paceline.core.request import Request
 from paceline.engine.door import DOOR, Ticket, Trip
 from paceline.engine.llm import LLM, Prompt, as_batch
 from paceline.engine.outputs import Chunk, Follower, RequestOutput, output
-from paceline.engine.totals import Snapshot, snapshot
+from paceline.engine.totals import Snapshot
 
 if TYPE_CHECKING:
     from paceline.draft import UserFn
@@ -126,7 +126,7 @@ class AsyncLLM:
         count two teams, find that they do not fit, and put its workers to sleep between any two parts of a pass."""
         try:
             self.llm = make()
-            self.snapshot = snapshot(self.llm.engine)
+            self.snapshot = self.llm.engine.snapshot()
         except BaseException as error:
             built.set_exception(error)
             return
@@ -271,7 +271,7 @@ class AsyncLLM:
     def _publish(self) -> None:
         """Renew the snapshot, before the news: who has seen a request's end finds it counted."""
         if not self.llm.engine.busy or monotonic() >= self._due:
-            self.snapshot = snapshot(self.llm.engine)
+            self.snapshot = self.llm.engine.snapshot()
             self._due = monotonic() + PUBLISH_S
 
     def _drain(self) -> bool:

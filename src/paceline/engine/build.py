@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.core.component import DRAFT
 from paceline.core.errors import CheckpointError, InputError, RefusalError
 from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.registry import refusal
@@ -55,6 +56,8 @@ class Options:
     prefix_cache: bool = True
     eviction: str = "lru"
     """Which cached prefix to forget when room is needed: lru, det, mark0, mark_predict or shadow."""
+    length: str = "goodput"
+    """Who decides who drafts how much: goodput, or for comparison fixed."""
     schedule: str = "chunked"
     """How prompts and decodes share the steps: chunked, or for comparison prefill_first or decode_first."""
     order: str = "fcfs"
@@ -95,6 +98,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
         if value is not None and value < least:
             raise InputError(f"{name} is {value}, but it must be at least {least}.")
     policy(options.eviction)
+    check_length(options.length, options.drafter)
     schedules.check(options.schedule, options.order, options.tbt_target_ms, options.group_size)
     check_device(options.device)
     if options.threads:
@@ -118,11 +122,12 @@ def build(options: Options) -> "tuple[Engine, Text]":
         if draft.vocab_size != size or text.vocabulary(size) != Text(draft_path).vocabulary(size):
             raise RefusalError(
                 f"The draft {draft_at} has another vocabulary ({draft.vocab_size} entries) than the model "
-                f"({model.vocab_size}); use a draft made for this tokenizer, or drafter='ngram'."
+                f"({model.vocab_size}); use a draft made for this tokenizer, or none."
             )
     user = options.drafter if callable(options.drafter) else None
     name = options.drafter if isinstance(options.drafter, str) else "user" if user else "auto"
-    _check_pair(name, options.verifier, {n for n, it in (("draft", draft), ("callable", user)) if it})
+    components = {} if draft is None else {DRAFT: draft}
+    _check_pair(name, options.verifier, {*components, *(("callable",) if user else ())})
     config = EngineConfig(
         blocks=shape.blocks,
         block_size=options.block_size,
@@ -131,10 +136,11 @@ def build(options: Options) -> "tuple[Engine, Text]":
         drafter=name,
         verifier=options.verifier,
         nodes={} if options.nodes is None else dict.fromkeys((name, *DRAFTERS.card(name).arms), options.nodes),
-        free_rows=model.packing.free_rows if options.nodes is None else None,
-        row=model.packing.row if options.nodes is None else 0.0,
+        cheap_rows=model.packing.free_rows if options.nodes is None else None,
+        row_cost=model.packing.row if options.nodes is None else 0.0,
         prefix_cache=options.prefix_cache,
         eviction=options.eviction,
+        length=options.length,
         schedule=options.schedule,
         order=options.order,
         tbt_target_ms=options.tbt_target_ms,
@@ -143,11 +149,12 @@ def build(options: Options) -> "tuple[Engine, Text]":
         check=options.check,
     )
     eos = text.eos()
-    engine = Engine(model, config, draft=draft, callable=user, tokenizer=text.tokenizer, eos=eos)
-    if DRAFTERS.card(name).arms or options.tbt_target_ms is not None:
+    engine = Engine(model, config, components=components, callable=user, tokenizer=text.tokenizer, eos=eos)
+    chooses = DRAFTERS.card(name).arms or options.tbt_target_ms is not None
+    if chooses and engine.desk.policy.times is not None:
         from paceline.engine.calibrate import calibrated
 
-        engine.chooser.times = calibrated(engine, facts(options, model, draft))
+        engine.desk.policy.times = calibrated(engine, facts(options, model, draft))
     return engine, text
 
 
@@ -158,6 +165,16 @@ def facts(options: Options, *models: Any) -> dict[str, Any]:
     sizes = [(m.describe(), m.weight_bytes, m.kv_bytes_per_token, m.vocab_size) for m in models if m is not None]
     shape = (options.block_size, options.row_budget, options.max_requests, torch.get_num_threads(), torch.__version__)
     return {"models": sizes, "shape": shape, "drafter": options.drafter}
+
+
+def check_length(length: str, drafter: object) -> None:
+    """Raise InputError or RefusalError for a length policy that is not known, or cannot serve this drafter."""
+    from paceline.draft import DRAFTERS
+    from paceline.plan import POLICIES
+
+    card, name = POLICIES.card(length), drafter if isinstance(drafter, str) else "user" if drafter else "auto"
+    if not card.arms and DRAFTERS.card(name).arms:
+        raise RefusalError(f"length {length!r} does not choose between drafters; name one in place of {name!r}.")
 
 
 def check_device(device: str) -> None:

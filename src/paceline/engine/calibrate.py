@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -14,15 +14,16 @@ from typing import Any
 
 from paceline import __version__
 from paceline.core.params import SamplingParams
-from paceline.core.plan import Item, Work, Worth
+from paceline.core.plan import Item, MinChance, Work
 from paceline.core.request import Request
 from paceline.core.rows import RowsBuilder
 from paceline.draft import DRAFTERS
-from paceline.engine.loop import AUTO, NONE, Engine
+from paceline.engine.drafters import AUTO, NONE
+from paceline.engine.loop import Engine
 from paceline.engine.totals import Totals
 from paceline.native.build import home, library
 from paceline.plan import Share
-from paceline.plan.choose import Goodput
+from paceline.plan.choose import Arm, Goodput
 from paceline.plan.cost import KNOTS, Drafting, StepTimes, Times
 
 log = logging.getLogger("paceline")
@@ -41,17 +42,17 @@ BATCHES, NODES, STEPS = (1, 4, 16), (3, 14), 6
 Sample = tuple[Work, Sequence[Drafting], Times]
 
 
-class Recorder(Goodput):
-    """In the chooser's place: shares as it is told, and keeps what it is taught."""
+class AsTold(Goodput):
+    """A policy that shares as it is told, and keeps what it is taught."""
 
-    def __init__(self, other: Goodput) -> None:
-        super().__init__(other.arms, StepTimes(), other.limit)
+    def __init__(self, arms: dict[str, Arm], limit: Callable[[Request, str], int]) -> None:
+        super().__init__(arms, StepTimes(), limit)
         self.drafter, self.nodes, self.several = NONE, 0, 1
         self.samples: list[Sample] = []
 
     def share(self, requests: Sequence[Request], spare: int, base: Work) -> dict[int, Share]:
         each = min(self.nodes, spare // max(len(requests), 1))
-        return {r.id: Share(self.drafter if each else NONE, each, each, Worth(0.0)) for r in requests}
+        return {r.id: Share(self.drafter if each else NONE, each, each, MinChance(0.0)) for r in requests}
 
     def passes(self, items: Sequence[Item], base: Work) -> int:
         return self.several
@@ -97,22 +98,21 @@ def measure(engine: Engine) -> StepTimes:
     for _ in range(SWEEPS):
         for work, seconds in passes(engine, end - BUDGET_S / 2):
             alone[work] = min(seconds, alone.get(work, seconds))
-    length, chooser = engine.desk.planner.length, engine.chooser
-    recorder = Recorder(chooser)
-    engine.desk.planner.length = engine.chooser = recorder
+    policy = engine.desk.planner.length
+    told = AsTold(policy.arms if isinstance(policy, Goodput) else {}, engine.table.depth)
+    engine.desk.planner.length = engine.table.policy = told
     try:
         for batch in BATCHES:
             if batch <= engine.config.max_requests:
-                rounds(engine, recorder, batch, end)
+                rounds(engine, told, batch, end)
     finally:
-        engine.desk.planner.length, engine.chooser = length, chooser
-        engine.drafters.clear()
-        engine.slots.clear()
-        engine.totals, engine.timer = Totals(), type(engine.timer)()
+        engine.desk.planner.length = engine.table.policy = policy
+        engine.drafters.restart()
+        engine.desk.totals, engine.timer = Totals(), type(engine.timer)()
         engine.cache.drop_prefix()
         engine.cache.pool.queries = engine.cache.pool.hits = 0
-    times.fit_target([*alone.items(), *((work, took.target) for work, _, took in recorder.samples)])
-    times.fit(recorder.samples)
+    times.fit_target([*alone.items(), *((work, took.target) for work, _, took in told.samples)])
+    times.fit(told.samples)
     return times
 
 
@@ -164,7 +164,7 @@ def renamed(times: Times, drafter: str) -> Times:
     return replace(times, drafts={drafter: sum(times.drafts.values())})
 
 
-def rounds(engine: Engine, recorder: Recorder, batch: int, end: float) -> None:
+def rounds(engine: Engine, told: AsTold, batch: int, end: float) -> None:
     """Steps of `batch` requests: plain ones of one pass, and of two; with each drafter at some sizes, of one pass, and
     of two where it can. The first of a kind is not counted."""
     vocab, need = engine.model.vocab_size, SHORT + 256
@@ -175,21 +175,21 @@ def rounds(engine: Engine, recorder: Recorder, batch: int, end: float) -> None:
     prompts = [[(7 * i * i + 13 * j * j * (i + 3) + 5) % vocab for j in range(SHORT)] for i in range(batch)]
     requests = [engine.submit(prompt, wish)[0] for prompt in prompts]
     try:
-        recorder.drafter, recorder.nodes = NONE, 0
+        told.drafter, told.nodes = NONE, 0
         while any(not r.output for r in requests) and perf_counter() < end:
             engine.step()
-        recorder.samples = [s for s in recorder.samples if s[0].rows == s[0].requests or s[1]]
+        told.samples = [s for s in told.samples if s[0].rows == s[0].requests or s[1]]
         kinds = [(NONE, 0, 1), (NONE, 0, 2), *((arm, nodes, 1) for arm in requests[0].arms for nodes in NODES)]
-        kinds += [(arm, nodes, 2) for arm in requests[0].arms if recorder.arms[arm].runs for nodes in NODES]
+        kinds += [(arm, nodes, 2) for arm in requests[0].arms if told.arms[arm].runs for nodes in NODES]
         for drafter, nodes, several in kinds:
             if perf_counter() > end:
                 return
-            recorder.drafter, recorder.nodes, recorder.several = dearest(drafter), nodes, several
-            before = len(recorder.samples)
+            told.drafter, told.nodes, told.several = dearest(drafter), nodes, several
+            before = len(told.samples)
             for _ in range(STEPS):
                 engine.step()
-            new = sorted(recorder.samples[before + 1 :], key=lambda sample: sample[2].total)
-            recorder.samples[before:] = [
+            new = sorted(told.samples[before + 1 :], key=lambda sample: sample[2].total)
+            told.samples[before:] = [
                 (work, [replace(part, drafter=drafter) for part in parts], renamed(took, drafter))
                 for work, parts, took in new[: STEPS // 2]
             ]

@@ -27,9 +27,11 @@ class EngineConfig:
     verifier: str = "exact"
     nodes: dict[str, int] = field(default_factory=dict)
     """Default nodes per drafter; missing: the drafter's own."""
-    free_rows: int | None = None
-    row: float = 0.0
+    cheap_rows: int | None = None
+    row_cost: float = 0.0
     """These two are of `FixedLength`."""
+    length: str = "goodput"
+    """Who decides who drafts how much: a name in `plan.POLICIES`."""
     prefix_cache: bool = True
     eviction: str = "lru"
     schedule: str = "chunked"

@@ -8,16 +8,19 @@ from paceline.cache.cache import Cache
 from paceline.cache.lease import Lease
 from paceline.cache.policies import policy
 from paceline.cache.txn import Move, Txn
-from paceline.core.plan import Item, Plan
+from paceline.core.plan import Item, Note, Plan
 from paceline.core.request import Request
-from paceline.engine.roster import Roster
+from paceline.core.result import Result
+from paceline.engine.drafter_table import DrafterTable
+from paceline.engine.totals import Totals
+from paceline.plan import LengthPolicy
 from paceline.plan.planner import Planner, Room
-from paceline.plan.wishes import Wishes
 from paceline.schedule import SchedulePolicy, policies
 from paceline.schedule.exspec import shape
 
 if TYPE_CHECKING:
     from paceline.engine.config import EngineConfig
+
 
 Groups = Callable[[Request], tuple[str, ...]]
 """The K/V groups that a request's lease keeps."""
@@ -31,26 +34,32 @@ class Desk:
     ) -> None:
         self.cache, self.schedule, self.planner = cache, schedule, planner
         self.groups, self.max_requests = groups, max_requests
+        self.totals = Totals()
         self.waiting: list[Request] = []
         self.running: list[Request] = []
 
     @classmethod
-    def of(cls, config: "EngineConfig", roster: Roster, groups: Iterable[str]) -> "Desk":
+    def of(cls, config: "EngineConfig", table: DrafterTable, groups: Iterable[str]) -> "Desk":
         """As an engine of this configuration has it; `groups` are those beside the target's."""
-        roster.chooser.patience = min(config.patience_ms, config.tbt_target_ms or config.patience_ms) / 1e3
+        table.policy.patience = min(config.patience_ms, config.tbt_target_ms or config.patience_ms) / 1e3
         forget = policy(config.eviction)(config.blocks)
         cache = Cache(config.blocks, config.block_size, groups=groups, prefix=config.prefix_cache, eviction=forget)
-        planner = Planner(Wishes(roster.fixed, roster.chooser), config.row_budget)
+        planner = Planner(table.policy, config.row_budget, taps=table.taps)
         schedule = policies.policy(
             config.schedule,
             config.order,
             config.row_budget,
             tbt_target_ms=config.tbt_target_ms,
-            seconds=roster.chooser.seconds,
+            seconds=None if table.policy.times is None else table.policy.seconds,
             group_size=config.group_size,
-            shape=shape(roster.fixed.defaults),
+            shape=shape(table.defaults),
         )
-        return cls(cache, schedule, planner, roster.groups, config.max_requests)
+        return cls(cache, schedule, planner, table.groups, config.max_requests)
+
+    @property
+    def policy(self) -> LengthPolicy:
+        """Who decides who drafts how much."""
+        return self.planner.length
 
     @property
     def busy(self) -> bool:
@@ -75,6 +84,8 @@ class Desk:
             request.stats.cached = max(request.stats.cached, lease.length)
             if request.admitted is None:
                 request.admitted = now
+            if not request.stats.preempted:
+                self.totals.admitted(request)
             new.append(request)
             filling += max(0, need - len(lease.blocks))
             self.waiting.remove(request)
@@ -103,6 +114,7 @@ class Desk:
             self.running.remove(request)
             self.waiting.append(request)
             request.stats.preempted += 1
+            self.totals.preemptions += 1
         return plan
 
     def _room(self) -> Room:
@@ -112,15 +124,94 @@ class Desk:
             lambda r: self.cache.gain(lease_of(r)),
         )
 
-    def begin(self, item: Item, passes: int = 1) -> Txn:
-        """Reserve the rows of an item, in a step of so many passes."""
-        return self.cache.begin(lease_of(item.request), item.given, item.ahead(passes))
+    def begin(self, plan: Plan) -> list[Txn]:
+        """Reserve the rows of a step: of all items, or of none."""
+        txns = list[Txn]()
+        try:
+            for item in plan.items:
+                txns.append(self.cache.begin(lease_of(item.request), item.given, item.ahead(plan.passes)))
+        except BaseException:
+            for txn in txns:
+                txn.abort()
+            raise
+        return txns
 
     @staticmethod
-    def settle(item: Item, txn: Txn, ranks: Sequence[int], drafted: Sequence[int]) -> list[Move]:
-        """Keep the given rows and the accepted candidates: their ranks among the reserved ones and their tokens."""
+    def commit(plan: Plan, txns: Sequence[Txn], results: Sequence[Result]) -> list[Move]:
+        """Keep the given rows and the accepted candidates of each item, and drop all others. The moves are the models'
+        to make."""
+        moves = list[Move]()
+        for item, txn, result in zip(plan.items, txns, results, strict=True):
+            request = item.request
+            moves += txn.commit(result.ranks, [*request.tokens[request.length :][: item.given], *result.tokens[:-1]])
+        return moves
+
+    def emit(self, plan: Plan, results: Sequence[Result]) -> list[Note]:
+        """Give each output what it got of its result, and end the requests that have finished."""
+        return [note for item, result in zip(plan.items, results) for note in self._emit(item, plan.passes, result)]
+
+    def _emit(self, item: Item, passes: int, result: Result) -> list[Note]:
         request = item.request
-        return txn.commit(ranks, [*request.tokens[request.length :][: item.given], *drafted])
+        if not result.tokens:
+            return []
+        left = min(passes * (1 + item.chain), request.left, 1 + item.depth)
+        deepest = item.depth if result.depth is None else result.depth
+        authors = [author for round in result.rounds for author in (*[item.drafter] * round.depth, None)]
+        for token, author in zip(result.tokens[: result.emitted], authors):
+            request.append(token, author)
+        notes = []
+        for before, kept, round in result.heard():
+            told = [int(depth < kept) for depth in range(len(round.offered))]
+            deep = min(deepest, left - before - 1)
+            notes.append(Note(request.id, item.drafter, item.nodes, deep, round.offered, told))
+        request.round += len(notes)
+        request.stats.passes += len(notes)
+        request.stats.generated += result.emitted
+        for note in notes:
+            request.stats.count(note.offered, note.kept)
+        self.totals.passed(notes, result.emitted)
+        request.finish = result.finish
+        if request.finish is not None:
+            self.leave(request)
+        return notes if item.nodes else notes[:1]
+
+    # -- operations --------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def extend(request: Request, tokens: Sequence[int]) -> None:
+        """Tokens join the output that nobody has drawn."""
+        for token in tokens:
+            request.append(token)
+
+    def rewound(self, request: Request) -> None:
+        """A text has become shorter: its cache follows, with one row left to compute."""
+        if request.lease is not None:
+            lease = lease_of(request)
+            self.cache.rewind(lease, min(lease.length, len(request.tokens) - 1))
+
+    def restart(self, request: Request) -> None:
+        """A text has changed from its beginning: it waits again."""
+        self.release(request)
+        if request in self.running:
+            self.running.remove(request)
+            self.waiting.append(request)
+
+    def adopt(self, tokens: Sequence[int], groups: Sequence[str]) -> Txn | None:
+        """Room for rows whose K/V comes from elsewhere; None where there is none, or it would not be kept."""
+        if not tokens or not self.cache.pool.prefix or self.cache.blocks_for(len(tokens)) > self.cache.room():
+            return None
+        return self.cache.begin(self.cache.open([], groups), len(tokens), 0)
+
+    def adopted(self, txn: Txn, tokens: Sequence[int]) -> None:
+        """Those rows are written: they enter the prefix cache."""
+        lease = txn.lease
+        txn.commit([], tokens)
+        for group in lease.frontier:
+            self.cache.advance(lease, group, len(tokens))
+        self.cache.seal(lease)
+        self.cache.close(lease)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
 
     def release(self, request: Request) -> None:
         """Give up the lease, if there is one."""

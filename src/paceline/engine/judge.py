@@ -1,14 +1,15 @@
 """Scores for the rows that need them, each request judged by its own rule, log-probabilities on the way out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from paceline.core.forest import Forest, Law
+from paceline.core.component import Component
+from paceline.core.forest import Forest
 from paceline.core.plan import Item
 from paceline.core.request import Request, TokenLogprob
-from paceline.core.rows import Out
+from paceline.core.rows import Out, Rows
 from paceline.core.verdict import Verdict
 from paceline.engine.layout import Layout
 from paceline.sample.logprobs import prompt_logprobs, token_logprobs
@@ -19,31 +20,22 @@ from paceline.verify import VERIFIERS, Case, Verifier
 class Judge:
     """Applies processors and verifiers to one pass."""
 
-    def __init__(self, sampler: Sampler) -> None:
-        self.sampler = sampler
+    def __init__(self, sampler: Sampler, components: Mapping[str, Component]) -> None:
+        self.sampler, self.components = sampler, components
         self._verifiers: dict[str, Verifier] = {}
 
-    def straight(self, request: Request) -> bool:
-        """Can several passes in a row do without a judge?"""
+    def judge_free(self, request: Request) -> bool:
+        """Can several passes in a row do without a judge? Temperature alone must make the distribution from the logits,
+        and nothing else of a pass may be wanted."""
         p = request.params
         told = p.logprobs is not None or p.prompt_logprobs is not None
-        return request.verifier == "exact" and not told and self.sampler.temperature(request) is not None
+        return VERIFIERS.card(request.verifier).runs and not told and self.sampler.temperature(request) is not None
 
-    def judge(self, items: Sequence[Item], forest: Forest, layout: Layout, out: Out) -> Verdict:
+    def judge(self, items: Sequence[Item], forest: Forest, layout: Layout, out: Out, rows: Rows) -> Verdict:
         """The verdict on every item; next_token None where the text is not complete, -1 where every token was
-        masked or the request's own processor failed (its `error` says so). What a run has drawn joins the
-        forest, all but the last token below one another."""
+        masked or the request's own processor failed (its `error` says so)."""
         count = len(items)
         verdict = Verdict([[] for _ in range(count)], [None] * count, [[] for _ in range(count)])
-        if out.drawn is not None:
-            for place, tokens in enumerate(out.drawn.tokens):
-                node = layout.roots[place]
-                for rank, token in enumerate(tokens[:-1], items[place].given):
-                    node = forest.add(place, token, node, law=Law.POINT)
-                    forest.row[node] = rank
-                    verdict.path[place].append(node)
-                verdict.next_token[place] = tokens[-1]
-            return verdict
         refs, logits, line = self._refs(items, forest, layout, out)
         if not refs:
             return verdict
@@ -51,15 +43,16 @@ class Judge:
         for name in {items[p].verifier for p in layout.roots}:
             places = [p for p in layout.roots if items[p].verifier == name]
             case = Case(
-                forest, items, places, layout.roots, layout.children, line, refs, verdict.scores, self.sampler, verdict
-            )
+                forest, items, places, layout.roots, layout.children, line, refs, verdict.scores, self.sampler, verdict,
+                out.taps, [segment.start for segment in rows.segments],
+            )  # fmt: skip
             self._verifier(name).judge(case)
         self._report(items, forest, refs, verdict)
         return verdict
 
     def _verifier(self, name: str) -> Verifier:
         if name not in self._verifiers:
-            self._verifiers[name] = VERIFIERS.get(name)()
+            self._verifiers[name] = VERIFIERS.get(name)(self.components)
         return self._verifiers[name]
 
     @staticmethod

@@ -1,15 +1,12 @@
 """From forest to rows: a pure function of plan, forest and reserved slots."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from paceline.cache.txn import Txn
 from paceline.core.forest import CANDIDATE, NO_ROW, PROBE, Forest
-from paceline.core.plan import Item, Work
-from paceline.core.registry import Offers
+from paceline.core.plan import Item
 from paceline.core.rows import RowsBuilder
-from paceline.plan.cost import Drafting
 
 
 @dataclass(slots=True)
@@ -96,22 +93,3 @@ def tree_words(forest: Forest, candidates: Sequence[int]) -> list[int]:
     for j, node in enumerate(candidates):
         words[forest.row[node]] = words.get(forest.row[forest.parent[node]], 0) | 1 << j
     return [*words.values()]
-
-
-def measured(
-    items: Sequence[Item], txns: Sequence[Txn], layout: Layout, forest: Forest, cards: Mapping[str, Offers]
-) -> tuple[Work, list[Drafting]]:
-    """What a step of one pass did in the end, as the table of costs counts it."""
-    by: dict[str, list[Sequence[int]]] = {}
-    shape = []
-    for place, (item, txn) in enumerate(zip(items, txns)):
-        nodes = layout.candidates[place]
-        judged = len(nodes) + len(layout.probes.get(place, ()))
-        shape.append((item.given + judged, txn.base, judged + item.completes))
-        if item.nodes:
-            by.setdefault(item.drafter, []).append(nodes)
-    parts = []
-    for name, each in by.items():
-        deepest = max((forest.depth[n] for n in chain(*each)), default=0) if cards[name].shape == "chain" else 0
-        parts.append(Drafting(name, len(each), deepest, sum(map(len, each))))
-    return Work.of(shape), parts

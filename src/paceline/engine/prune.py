@@ -26,6 +26,7 @@ def prune(part: Forest, items: Sequence[Item], sampler: Sampler) -> Forest:
         at = (request, token, places[parent])
         places[i] = out.add(*at, law=part.law[i], q_row=part.q_row[i], role=part.role[i])
         out.row[places[i]] = part.row[i]
+        out.source[places[i]] = 0, i
     return out
 
 

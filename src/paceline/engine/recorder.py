@@ -2,26 +2,28 @@
 
 from collections.abc import Sequence
 
-from paceline.core.forest import Forest
+from paceline.core.operations import Operation
 from paceline.core.plan import Note, Plan, Work
 from paceline.core.request import Request
-from paceline.core.rows import Drawn
-from paceline.core.verdict import Verdict
-from paceline.engine.roster import Entry
+from paceline.core.result import Result
+from paceline.plan import DrafterFacts
 from paceline.plan.cost import Drafting, Times
 
 
 class Recorder:
     """Told of all that decisions depend on, in order, by the engine's thread. This one forgets it."""
 
-    def enrolled(self, drafter: str, entry: Entry) -> None:
+    def enrolled(self, drafter: str, facts: DrafterFacts) -> None:
         """A drafter became known."""
 
     def arrived(self, request: Request) -> None:
         """A request was queued."""
 
-    def aborted(self, request: Request) -> None:
-        """A request ends between two steps."""
+    def operated(self, operation: Operation) -> None:
+        """A request is changed, or leaves, between two steps."""
+
+    def adopted(self, tokens: Sequence[int], groups: Sequence[str]) -> None:
+        """Rows whose K/V came from elsewhere enter the prefix cache."""
 
     def planned(self, now: float, admitted: Sequence[Request], plan: Plan) -> None:
         """A step begins. Without a `ran` before the next event it had no items, or failed: its rows were dropped."""
@@ -29,14 +31,12 @@ class Recorder:
     def failed(self, drafter: str, requests: Sequence[Request]) -> None:
         """A drafter failed in this step."""
 
-    def drafted(self, rows: Sequence[int]) -> None:
-        """So many rows each item's draft would have, before any are cut."""
-
     def advanced(self, request: Request, group: str, length: int) -> None:
-        """A drafter has so many rows of a request complete; after the step's commits, before its tokens."""
+        """A drafter has so many rows of a request complete; or, of the target's group, the text was rewound to so many
+        rows. After the step's commits, before its tokens."""
 
     def ran(
-        self, forest: Forest, verdict: Verdict, drawn: Drawn | None, notes: Sequence[Note], work: Work,
-        parts: Sequence[Drafting], times: Times,
-    ) -> None:  # fmt: skip
-        """The step, a run if anything is `drawn`, is done: outputs have grown, the finished have left."""
+        self, results: Sequence[Result], found: Sequence[Note], work: Work, parts: Sequence[Drafting], times: Times
+    ) -> None:
+        """The step is done: outputs have grown, the finished have left. `found`: what merged drafters said of their
+        parts."""

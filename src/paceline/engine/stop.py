@@ -1,5 +1,7 @@
 """When a request ends, and which of its text may be shown meanwhile."""
 
+from collections.abc import Sequence
+
 from paceline.core.errors import InputError
 from paceline.core.request import FinishReason, Request
 from paceline.engine.detokenize import Detokenizer
@@ -24,8 +26,14 @@ class Stopper:
         self._shown = 0
         """Characters of `_text` that may be shown."""
         self._finished = False
-        for token in request.output:
-            self.push(token)
+        self.extend(request.output)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Take tokens that end nothing, whatever they are."""
+        for token in tokens:
+            self.count += 1
+            self._decode(token)
+        self._shown = len(self._text) - (self._undecided() if self.stops else 0)
 
     def push(self, token: int) -> FinishReason | None:
         """Take one token; the reason if the request ends with it. No kind of stop before `min_tokens` tokens."""

@@ -2,13 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
+from paceline.cache.blocks import BlockPool
 from paceline.core.plan import Note
 from paceline.core.request import Request, SpecStats
-
-if TYPE_CHECKING:
-    from paceline.engine.loop import Engine
 
 
 @dataclass(slots=True)
@@ -29,20 +26,20 @@ class Totals:
         self.prompt += len(request.prompt)
         self.cached += request.length
 
-    def passed(self, notes: Sequence[Note], passes: int, generated: int) -> None:
-        """Count one request's part of a step."""
+    def passed(self, notes: Sequence[Note], generated: int) -> None:
+        """Count one request's part of a step, a note a pass."""
         drafter = notes[0].drafter
         stats = self.drafters.get(drafter)
         if stats is None:
             stats = self.drafters[drafter] = SpecStats()
         for note in notes:
             stats.count(note.offered, note.kept)
-        stats.passes += passes
+        stats.passes += len(notes)
         stats.generated += generated
 
-    def failed(self, drafter: str) -> None:
-        """Count a failure of a drafter."""
-        self.drafter_errors[drafter] = self.drafter_errors.get(drafter, 0) + 1
+    def failed(self, drafter: str, count: int = 1) -> None:
+        """Count failures of a drafter."""
+        self.drafter_errors[drafter] = self.drafter_errors.get(drafter, 0) + count
 
     def copy(self) -> "Totals":
         """A copy that shares nothing that changes."""
@@ -69,17 +66,10 @@ class Snapshot:
         return summed(self.totals.drafters.values())
 
 
-def snapshot(engine: "Engine") -> Snapshot:
-    """What `engine` has done. For its own thread, between steps."""
-    pool = engine.cache.pool
-    return Snapshot(
-        len(engine.desk.running),
-        len(engine.desk.waiting),
-        pool.num_blocks,
-        pool.num_blocks - pool.room,
-        len(pool.evictable),
-        engine.totals.copy(),
-    )
+def snapshot(running: Sequence[Request], waiting: Sequence[Request], pool: BlockPool, totals: Totals) -> Snapshot:
+    """What an engine has done, between two steps."""
+    used = pool.num_blocks - pool.room
+    return Snapshot(len(running), len(waiting), pool.num_blocks, used, len(pool.evictable), totals.copy())
 
 
 def summed(parts: Iterable[SpecStats]) -> SpecStats:

@@ -103,10 +103,14 @@ class Block:
     down: Linear
     ffn_post_norm: Norm | None
 
-    def forward(self, x: Tensor, turn: Turn, attend: Attend) -> None:
-        """Add the layer's contribution to the residual stream x [T, hidden], in place."""
-        y = self.attention(self.attention_norm(x), turn, attend)
+    def attend(self, x: Tensor, entry: Tensor | None, turn: Turn, attend: Attend) -> None:
+        """Add the attention's contribution to the residual stream x [T, hidden], in place. It reads `entry`, if there
+        is one, not x."""
+        y = self.attention(self.attention_norm(x if entry is None else entry), turn, attend)
         x.add_(y if self.attention_post_norm is None else self.attention_post_norm(y))
+
+    def feed(self, x: Tensor) -> None:
+        """Add the feed-forward part's contribution, in place."""
         y = self.ffn(self.ffn_norm(x))
         x.add_(y if self.ffn_post_norm is None else self.ffn_post_norm(y))
 

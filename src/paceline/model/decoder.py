@@ -8,13 +8,20 @@ from torch import Tensor
 
 from paceline.attend import Make
 from paceline.attend.fused import Fused
+from paceline.core.component import Ability
+from paceline.core.errors import InputError
 from paceline.core.forest import MAX_CANDIDATES
+from paceline.core.program import WHOLE
 from paceline.core.rows import Out, Rows
 from paceline.model import pages
 from paceline.model.blocks import Block, Norm, Rotary
+from paceline.model.grouped import looked_up
 from paceline.model.linear import Linear, Packing
 from paceline.model.packed import Packed
 from paceline.model.spec import ModelSpec
+
+ENDS = ("pre_norm", "post_norm")
+"""Hidden states before and behind the final norm."""
 
 
 @dataclass(slots=True)
@@ -37,7 +44,10 @@ class Decoder:
         self.spec, self.weights, self.packing, self.attend_type = spec, weights, packing, attend
         self.dtype, self.compute = packing.dtype, packing.compute
         self.device = weights.norm.weight.device
-        self.vocab_size, self.max_len = spec.vocab, spec.max_len
+        self.vocab_size, self.max_len, self.width = spec.vocab, spec.max_len, spec.hidden
+        self.taps: tuple[str, ...] = ()
+        self.places = frozenset({*(f"input:{i}" for i in range(len(spec.layers))), *ENDS})
+        self.abilities = frozenset[Ability]({"program", "embed"})
         self.kv_bytes_per_token = kv_bytes(spec, packing)
         self.weight_bytes = weights.bytes
         self.exact = torch.float64 if self.dtype == torch.float64 else torch.float32
@@ -61,27 +71,65 @@ class Decoder:
             where = torch.tensor([source, target], device=self.device)
             slots.index_copy_(3, where[1], slots.index_select(3, where[0]))
 
+    def read(self, slots: list[int]) -> bytes:
+        at = torch.tensor(slots, device=self.device, dtype=torch.int64)
+        return self.attend.slots.index_select(3, at).cpu().contiguous().view(torch.uint8).numpy().tobytes()
+
+    @torch.inference_mode()
+    def write(self, slots: list[int], packed: bytes) -> None:
+        pool = self.attend.slots
+        shape = (*pool.shape[:3], len(slots), *pool.shape[4:])
+        pool.index_copy_(
+            3,
+            torch.tensor(slots, device=self.device, dtype=torch.int64),
+            unpacked(packed, shape, pool.dtype).to(self.device),
+        )
+
+    def check(self, rows: Rows) -> None:
+        """InputError unless the program and the taps of these rows are places of this model."""
+        layers, program = len(self.spec.layers), rows.program
+        if program is WHOLE and not rows.taps:
+            return
+        program.check(layers)
+        first, last = program.first, layers if program.last is None else program.last
+        for tap in rows.taps:
+            if not (program.head if (place := self.place(tap)) < 0 else first <= place < last):
+                raise InputError(f"The hidden state {tap!r} is not in a pass over the layers {first} to {last - 1}.")
+
+    def place(self, tap: str) -> int:
+        """The layer whose input it is; -1 and -2 before and behind the final norm."""
+        if tap not in self.places:
+            raise InputError(f"There is no hidden state {tap!r}; this model has {', '.join(sorted(self.places))}.")
+        return -1 - ENDS.index(tap) if tap in ENDS else int(tap.removeprefix("input:"))
+
     @torch.inference_mode()
     def forward(self, rows: Rows) -> Out:
-        spec, taps = self.spec, {}
-        first, last = rows.layers or (0, len(spec.layers))
+        self.check(rows)
+        program, taps = rows.program, dict[str, Tensor]()
         x = self.embed(rows.token) if rows.hidden is None else rows.hidden.to(self.compute, copy=True)
         self.attend.prepare(rows)
         reach = max(s.base + s.rows for s in rows.segments)
         turns = [rotary(rows.position, reach) for rotary in self.rotaries]
-        for index in range(first, last):
-            if f"input:{index}" in rows.taps:
-                taps[f"input:{index}"] = x.clone()
-            self.weights.blocks[index].forward(x, turns[self.rotary_of[index]], self.attend)
-        if last < len(spec.layers):
+        for group in program.order(len(self.spec.layers)):
+            entry = x.clone() if len(group) > 1 else None
+            for index in group:
+                if f"input:{index}" in rows.taps:
+                    taps[f"input:{index}"] = x.clone()
+                block, turn = self.weights.blocks[index], turns[self.rotary_of[index]]
+                if (index, "attention") not in program.skip:
+                    block.attend(x, entry, turn, self.attend)
+                if (index, "ffn") not in program.skip:
+                    block.feed(x)
+        if not program.head:
             return Out(self.no_logits(), taps, x)
         if "pre_norm" in rows.taps:
             taps["pre_norm"] = x
         return Out(self.logits(x, rows, taps), taps)
 
     def embed(self, token: Tensor) -> Tensor:
-        assert isinstance(self.weights.embedding, Tensor)  # what is packed is looked up by the native decoder
-        x = torch.nn.functional.embedding(token, self.weights.embedding).to(self.compute)
+        table = self.weights.embedding
+        x = looked_up(table, token) if isinstance(table, Packed) else torch.nn.functional.embedding(token, table)
+        x = x.to(self.compute)
         return x if self.spec.embedding_scale == 1.0 else x.mul_(self.embedding_scale)
 
     def logits(self, x: Tensor, rows: Rows, taps: dict[str, Tensor]) -> Tensor:
@@ -94,7 +142,11 @@ class Decoder:
         if len(rows.want) < len(x):
             x = x.index_select(0, rows.want)
         x = x if tapped else self.weights.norm(x)
-        logits, cap = self.weights.head(x).to(self.exact), self.spec.logit_softcap
+        return self.head(x)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [L, vocab] of hidden states [L, H] that have passed the final norm."""
+        logits, cap = self.weights.head(hidden).to(self.exact), self.spec.logit_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def no_logits(self) -> Tensor:
@@ -108,6 +160,14 @@ def kv_bytes(spec: ModelSpec, packing: Packing) -> int:
     """Of one token, without padding."""
     each = 17 / 16 if packing.kv == "int8" else packing.dtype.itemsize
     return int(spec.kv_width * each)
+
+
+def unpacked(packed: bytes, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """K/V that `read` packed. InputError when the bytes are not of this shape."""
+    need = math.prod(shape) * dtype.itemsize
+    if len(packed) != need:
+        raise InputError(f"The packed K/V has {len(packed)} bytes, but {need} are expected: it is another model's.")
+    return torch.frombuffer(bytearray(packed), dtype=dtype).view(shape) if need else torch.empty(shape, dtype=dtype)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

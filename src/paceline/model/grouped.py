@@ -176,6 +176,16 @@ def unpack(packed: Packed) -> tuple[Tensor, Tensor, Tensor]:
     return whole[:, : c.inputs], high, deep
 
 
+def looked_up(packed: Packed, outputs: Tensor) -> Tensor:
+    """The weights [T, in] of some outputs [T], float32: of an embedding."""
+    c = packed.c
+    every = CLinear(None, None, None, None, c.inputs, len(outputs) * OUTPUTS, c.form, c.bits)
+    codes, scale, low = unpack(Packed(packed.weight[outputs // OUTPUTS], None, None, None, every))
+    which = torch.arange(len(outputs)) * OUTPUTS + outputs % OUTPUTS
+    scale, low = (x[which].double().repeat_interleave(GROUP, 1)[:, : c.inputs] for x in (scale, low))
+    return (codes[which] * scale + low).float()
+
+
 def of_head(form: Form, head: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Scale and low [blocks, groups, 32] of a record's head: what native/grouped.h does in `decode`."""
 

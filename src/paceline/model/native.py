@@ -1,8 +1,10 @@
 """The decoder whose pass is one native call. Its slow twin is model/decoder.py."""
 
 import ctypes
+import math
 from array import array
 from collections.abc import Sequence
+from ctypes import c_int64
 from itertools import chain
 from typing import Any
 
@@ -10,35 +12,33 @@ import torch
 from torch import Tensor
 
 from paceline.core.forest import MAX_CANDIDATES
-from paceline.core.rows import Chains, Drawn, Lookups, Out, Rows, Straight
+from paceline.core.program import Program
+from paceline.core.proposer import Continuation, Proposer
+from paceline.core.result import Round
+from paceline.core.rows import Drawn, Out, Rows
 from paceline.model.blocks import Norm
-from paceline.model.decoder import Decoder, Weights, zeros
+from paceline.model.callbacks import Callbacks
+from paceline.model.decoder import Decoder, Weights, unpacked, zeros
 from paceline.model.footprint import UNIT
 from paceline.model.linear import Packing
 from paceline.model.packed import Packed, address
 from paceline.model.spec import ModelSpec
 from paceline.native.build import Unit, library, unit
-from paceline.native.structs import CLayer, CModel, CPass, CRun
+from paceline.native.structs import (
+    MOST_NODES,
+    CLayer,
+    CModel,
+    CPass,
+    CRun,
+    addresses,
+    integers_in,
+    keys_in,
+    reals_in,
+)
 
+ATTENDS, FEEDS, BEGINS, SHARES = 1, 2, 4, 8
 LANES = 16
 """Slots that lie side by side in the pool; UNIT // LANES groups of them follow one another."""
-
-
-def integers(values: Sequence[int]) -> "ctypes.Array[ctypes.c_int64]":
-    """As the library reads them, without torch, whose code a pass has driven from the caches."""
-    return (ctypes.c_int64 * len(values))(*values)
-
-
-def reals(values: Sequence[float]) -> "ctypes.Array[ctypes.c_double]":
-    return (ctypes.c_double * len(values))(*values)
-
-
-def unsigned(values: Sequence[int]) -> "ctypes.Array[ctypes.c_uint64]":
-    return (ctypes.c_uint64 * len(values))(*values)
-
-
-def addresses(*arrays: "ctypes.Array[Any]") -> list[int]:
-    return [ctypes.addressof(it) for it in arrays]
 
 
 class NativeDecoder(Decoder):
@@ -49,6 +49,7 @@ class NativeDecoder(Decoder):
         found = library()
         assert found is not None, "the packing was chosen where there is no native library"
         self.library = found
+        self.abilities |= {"run", "chain", "tree"}
         self.turned = 0
         self.layers = (CLayer * len(spec.layers))(*(self.layer(index) for index in range(len(spec.layers))))
         head: Any = weights.head
@@ -97,15 +98,52 @@ class NativeDecoder(Decoder):
         self.model.block_size = block_size
 
     def move(self, source: list[int], target: list[int]) -> None:
-        self.library.paceline_move(self.model, len(source), integers(source), integers(target))
+        self.library.paceline_move(self.model, len(source), integers_in(source), integers_in(target))
+
+    def read(self, slots: list[int]) -> bytes:
+        keys, values = self.rows_of(slots)
+        packed = torch.stack((keys.flatten(-2), values), 1).view(torch.uint8).numpy().tobytes()
+        if not self.scales:
+            return packed
+        unit, group, lane = self.where(slots)
+        scales = torch.stack([each[unit, :, :, group, :, lane] for each in self.scales], 1)
+        return packed + scales.view(torch.uint8).numpy().tobytes()
+
+    def write(self, slots: list[int], packed: bytes) -> None:
+        shape = (len(slots), 2, len(self.spec.layers), self.spec.kv_heads, self.keys.shape[4] * 2)
+        unit, group, lane = self.where(slots)
+        if self.scales:
+            size = math.prod(shape)
+            by = unpacked(packed[size:], (*shape[:-1], shape[-1] // 32), self.dtype)
+            packed = packed[:size]
+            for each, mine in zip(self.scales, by.unbind(1)):
+                each[unit, :, :, group, :, lane] = mine
+        both = unpacked(packed, shape, self.keys.dtype)
+        self.keys[unit, :, :, group, :, lane] = both[:, 0].view(*shape[:1], *shape[2:-1], -1, 2)
+        self.values[unit, :, :, group, lane // 2, :, lane % 2] = both[:, 1]
+
+    def rows_of(self, slots: list[int]) -> tuple[Tensor, Tensor]:
+        """Keys [N, layers, kv heads, dims / 2, 2] and values [N, layers, kv heads, dims] of these slots."""
+        unit, group, lane = self.where(slots)
+        return self.keys[unit, :, :, group, :, lane], self.values[unit, :, :, group, lane // 2, :, lane % 2]
+
+    @staticmethod
+    def where(slots: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Unit, group and lane of each slot."""
+        at = torch.tensor(slots, dtype=torch.int64)
+        return at // UNIT, at % UNIT // LANES, at % LANES
 
     def forward(self, rows: Rows) -> Out:
-        ended = rows.layers is None or rows.layers[1] == len(self.spec.layers)
-        names = rows.taps if ended else [name for name in rows.taps if name.startswith("input:")]
-        taps = {name: torch.empty(rows.count, self.spec.hidden) for name in names}
+        self.check(rows)
+        taps = {name: torch.empty(rows.count, self.spec.hidden) for name in rows.taps}
         call, x, logits, _ = self.call(rows, taps)
         self.library.paceline_forward(self.model, call)
-        return Out(logits, taps, None if ended else x)
+        return Out(logits, taps, None if rows.program.head else x)
+
+    def drafting(self, rows: Rows, further: int) -> tuple[CModel, CPass, Any]:
+        """The model and a pass over `rows` as the library takes them, for a proposer; and what must outlive them."""
+        call, *held = self.call(rows, {}, further)
+        return self.model, call, (rows, held)
 
     def chain(
         self,
@@ -125,54 +163,45 @@ class NativeDecoder(Decoder):
         call, *_held = self.call(rows, {}, steps)
         tokens, lengths = (ctypes.c_int64 * (count * steps))(), (ctypes.c_int64 * count)()
         self.library.paceline_draft(
-            self.model, call, steps, integers(most), reals(temperature), unsigned(noise), reals(worth), share, sharp,
-            tokens, lengths,
+            self.model, call, steps, integers_in(most), reals_in(temperature), keys_in(noise), reals_in(worth), share,
+            sharp, tokens, lengths,
         )  # fmt: skip
         return [tokens[i * steps : i * steps + length] for i, length in enumerate(lengths)]
 
-    def run(self, rows: Rows, passes: int, texts: Sequence[Straight], chains: Chains | Lookups | None = None) -> Out:
-        """`core.rows.Run`."""
+    def run(self, rows: Rows, passes: int, texts: Sequence[Continuation], proposer: Proposer | None = None) -> Out:
+        """`core.component.Runs`."""
+        self.check(rows)
         count, room, each = len(texts), max(text.most for text in texts), max(len(text.ends) for text in texts)
-        call, *_held = self.call(rows, {}, room)
+        call, *_held = self.call(rows, {}, room + MOST_NODES)
         given = (
-            integers([text.most for text in texts]),
-            reals([text.temperature for text in texts]),
-            unsigned([key for text in texts for key in (text.keys + [0] * room)[:room]]),
-            integers([token for text in texts for token in (*text.ends, *[-1] * (each - len(text.ends)))]),
+            integers_in([text.most for text in texts]),
+            reals_in([text.temperature for text in texts]),
+            keys_in([key for text in texts for key in (text.keys + [0] * room)[:room]]),
+            integers_in([token for text in texts for token in (*text.ends, *[-1] * (each - len(text.ends)))]),
+            integers_in([] if proposer is None else proposer.texts),
+            integers_in([self.place(tap) for tap in rows.taps]),
         )
-        run = CRun(passes, room, each, *addresses(*given))
-        if chains is not None:
-            drafts = integers(chains.texts), integers(chains.most), reals(chains.worth)
-            run.drafts, (run.whose, run.chain, run.worth) = len(chains.texts), addresses(*drafts)
-        if isinstance(chains, Chains):
-            assert isinstance(chains.model, NativeDecoder)
-            behind, *_lacked = chains.model.call(chains.rows, {}, room)
-            run.drafter, run.behind = ctypes.pointer(chains.model.model), ctypes.pointer(behind)
-            run.share, run.sharp = chains.share, chains.sharp
-        elif chains is not None:
-            known = [token for tokens in chains.tokens for token in tokens]
-            said = (
-                integers(known),
-                integers([*map(len, chains.tokens)]),
-                reals([x for rate in chains.rates for x in rate]),
-            )
-            run.longest, (run.history, run.size, run.rate) = len(chains.rates[0]) // 2 - 1, addresses(*said)
-            run.stamina, run.memory = chains.stamina, chains.memory
-        tokens, drafted, kept, length, reach = (
-            (ctypes.c_int64 * n)() for n in (count * room, count * passes, count * passes, count, count)
-        )
-        run.tokens, run.length, run.drafted, run.kept, run.reach = addresses(tokens, length, drafted, kept, reach)
+        calls = None if proposer is None else Callbacks(self.library, proposer, texts, self.vocab_size)
+        hidden = torch.empty(len(rows.taps), count, room, self.spec.hidden)
+        out = [(c_int64 * n)() for n in (count * room, count, count, count * passes * MOST_NODES, count * passes)]
+        *how, whose, taps = addresses(*given)
+        run = CRun(
+            passes, room, each, *how, len(given[4]), whose, None if calls is None else ctypes.pointer(calls.c),
+            len(rows.taps), taps, hidden.data_ptr(), *addresses(*out),
+        )  # fmt: skip
         self.library.paceline_run(self.model, call, run)
-        drawn = Drawn(
-            [tokens[i * room : i * room + n] for i, n in enumerate(length)],
-            [
-                [pair for pair in zip(drafted[at : at + passes], kept[at : at + passes]) if pair[0] >= 0]
-                for at in range(0, count * passes, passes)
-            ],
-            dict(zip(chains.texts, reach)) if isinstance(chains, Chains) else {},
-            run.seconds,
-        )
-        return Out(torch.empty(0, self.spec.vocab), drawn=drawn)
+        tokens, length, rounds, offered, kept = out
+        drawn = []
+        for i in range(count):
+            mine = tokens[i * room : i * room + length[i]]
+            turns = range(i * passes, i * passes + rounds[i])
+            drafts = [until_none(offered[turn * MOST_NODES : (turn + 1) * MOST_NODES]) for turn in turns]
+            drawn.append(Drawn(mine, [Round.of(each, kept[turn]) for turn, each in zip(turns, drafts)]))
+        read = {
+            tap: torch.cat([states[i, : length[i]] for i in range(count)]) for tap, states in zip(rows.taps, hidden)
+        }
+        error = None if calls is None else calls.ended()
+        return Out(torch.empty(0, self.spec.vocab), read, drawn=drawn, drafting=run.seconds, error=error)
 
     def tree(
         self,
@@ -188,9 +217,9 @@ class NativeDecoder(Decoder):
         count, most = len(size), MAX_CANDIDATES
         tokens, parents, computed = ((ctypes.c_int64 * n)() for n in (count * most, count * most, count))
         call, *_held = self.call(rows, {}, most)
+        sizes = integers_in([n for each in size for n in each])
         self.library.paceline_tree(
-            self.model, call, integers([n for each in size for n in each]), reals(temperature), reals(least), *limits,
-            tokens, parents, computed,
+            self.model, call, sizes, reals_in(temperature), reals_in(least), *limits, tokens, parents, computed,
         )  # fmt: skip
         out = []
         for i, done in enumerate(computed):
@@ -202,26 +231,40 @@ class NativeDecoder(Decoder):
         """The pass as the library takes it, its hidden states where somebody wants them, its logits, and what must
         outlive the call. `further`: places that later rows will go beyond these."""
         spec, count = self.spec, rows.count
-        first, last = rows.layers or (0, len(spec.layers))
+        first, last = rows.program.first, len(spec.layers) if rows.program.last is None else rows.program.last
         self.reach(max(s.base + s.rows for s in rows.segments) + further)
         x = taps.get("pre_norm")
-        if x is None and (rows.hidden is not None or last < len(spec.layers)):
+        if x is None and (rows.hidden is not None or not rows.program.head):
             x = torch.empty(count, spec.hidden)
         if x is not None and rows.hidden is not None:
             x.copy_(rows.hidden)
-        wanted = rows.wanted if last == len(spec.layers) else 0
+        wanted = rows.wanted if rows.program.head else 0
         logits = torch.empty(wanted, spec.vocab)
+        parts = self.parts(rows.program)
         segments = array("q", chain.from_iterable(rows.segments))
         row, (numbers, _) = 8 * count, rows.numbers.buffer_info()
         tables = numbers + 4 * row
         call = CPass(
-            count, len(rows.segments), wanted, rows.width, first, last, rows.hidden is None,
+            count, len(rows.segments), wanted, rows.width, first, last, rows.hidden is None, rows.program.head,
             numbers, numbers + row, numbers + 2 * row, numbers + 3 * row, tables + 8 * len(rows.segments) * rows.width,
             tables, segments.buffer_info()[0],
             address(x), self.inputs(taps), address(taps.get("post_norm")), logits.data_ptr(), address(self.seconds),
+            None if parts is None else ctypes.addressof(parts),
         )  # fmt: skip
         self.model.threads = torch.get_num_threads()
-        return call, x, logits, segments
+        return call, x, logits, (segments, parts)
+
+    def parts(self, program: Program) -> "ctypes.Array[Any] | None":
+        """Of each layer what runs, as bits of base.h's Parts; None: the whole of all layers."""
+        if not program.skip and not program.groups:
+            return None
+        layers, bits = len(self.spec.layers), dict[int, int]()
+        for group in program.order(layers):
+            for index in group:
+                shares = (BEGINS * (index == group[0]) | SHARES) * (len(group) > 1)
+                attends, feeds = ((index, part) not in program.skip for part in ("attention", "ffn"))
+                bits[index] = ATTENDS * attends | FEEDS * feeds | shares
+        return integers_in([bits.get(index, 0) for index in range(layers)])
 
     def reach(self, length: int) -> None:
         """Rotations of every position below `length`."""
@@ -241,8 +284,13 @@ class NativeDecoder(Decoder):
         places = [address(taps.get(f"input:{index}")) for index in range(layers)]
         if not any(places):
             return None
-        self.places = (ctypes.c_void_p * layers)(*places)
-        return ctypes.addressof(self.places)
+        self.targets = (ctypes.c_void_p * layers)(*places)
+        return ctypes.addressof(self.targets)
 
     def describe(self) -> str:
         return f"{super().describe()}{' with AMX' if self.model.unit == Unit.TILES else ''}"
+
+
+def until_none(counts: Sequence[int]) -> list[int]:
+    """Nodes at depth 1, 2, ... down to the deepest."""
+    return list(counts[: counts.index(0)]) if 0 in counts else list(counts)

@@ -60,18 +60,22 @@ struct Model {
   i64 wide() const { return fused() ? 4 : 2; }  // bytes of a number that is multiplied, but for int8
 };
 
+enum Parts { ATTENDS = 1, FEEDS = 2, BEGINS = 4, SHARES = 8 };  // its attention, its feed-forward part; it begins a group; its
+                                                                // attention reads the input of the group's first layer
+
 struct Segment {
   i64 start, given, nodes, base;
 };
 
 struct Pass {
-  i64 rows, segments, wanted, width, first, last, embed;
+  i64 rows, segments, wanted, width, first, last, embed, head;  // layers first .. last; head: norm and logits behind them
   const i64 *token, *position, *slot, *word, *want, *table;
   const Segment* segment;
   float* hidden;      // [rows][hidden]: in where the pass does not begin with the embedding, and out; null: of no interest
   float** inputs;     // of each layer, copied out where not null; or null
   float *post_norm, *logits;
   double* seconds;    // by Part; or null
+  const i64* parts;   // of each layer, bits of Parts; null: the whole of all layers
 };
 }
 

@@ -14,7 +14,7 @@
 //                   in 8 bits: the same of int8, and their scales [slot/512][layer][kv head][32][dim/32][16 slots]
 //
 // base.h, product.h, grouped.h, linear.h, rows.h, cache.h, attention.h: a thread's part of a pass, from the bottom up; draw.h: tokens;
-// draft.h: whole drafts; run.h: several passes in one call.
+// draft.h: whole drafts; run.h: several passes in one call, with what proposer.h describes drafting between them.
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -26,8 +26,18 @@ struct Worker : Attention {
 
   void layer(i64 index) {
     const Layer& l = m.layer[index];
+    const i64 how = p.parts ? p.parts[index] : ATTENDS | FEEDS;
+    if (how & BEGINS) {
+      if (me == 0) memcpy(b.entry, b.x, p.rows * m.hidden * 4);
+      done(EMBED);
+    }
+    if (how & ATTENDS) attention(index, l, how & SHARES ? b.entry : b.x);
+    if (how & FEEDS) feed(l);
+  }
+
+  void attention(i64 index, const Layer& l, const float* x) {
     const i64 rows = p.rows;
-    norm_rows(b.x, l.attention_norm, rows, nullptr, nullptr);
+    norm_rows(x, l.attention_norm, rows, nullptr, nullptr);
     done(NORM);
     expect(index);
     store(l.qkv, b.normed, rows, b.wide, l.qkv.out);
@@ -47,6 +57,10 @@ struct Worker : Attention {
       done(NORM);
     }
     contribute(l.out, b.mixed, l.attention_post);
+  }
+
+  void feed(const Layer& l) {
+    const i64 rows = p.rows;
     norm_rows(b.x, l.ffn_norm, rows, nullptr, nullptr);
     done(NORM);
     const bool gelu = m.gelu, int8 = m.int8, floats = m.fused();  // copies, so that the loops below keep them in registers
@@ -94,7 +108,7 @@ struct Worker : Attention {
       if (p.inputs && p.inputs[i]) done(EMBED);
       layer(i);
     }
-    if (p.last == m.layers) {
+    if (p.head) {
       if (p.post_norm) {
         norm_rows(b.x, m.norm, p.rows, nullptr, p.post_norm);
         done(NORM);
@@ -134,6 +148,7 @@ static void lay_out(Arena& arena, const Model& m, const Pass& p, Buffers& b) {
   };
   arena.used = 0;
   b.x = p.hidden ? p.hidden : (float*)arena.take(p.rows * m.hidden * 4);
+  b.entry = (float*)arena.take(p.parts ? p.rows * m.hidden * 4 : 0);
   b.wide = (float*)arena.take(rows * widest * 4);
   b.query = arena.take((m.kv_heads * p.rows * group + 16) * dims * m.wide());
   b.parts = (float*)arena.take(m.heads * p.rows * b.spans * (16 + dims) * 4);
@@ -247,6 +262,8 @@ extern "C" void paceline_move(const Model* m, i64 count, const i64* source, cons
   }
 }
 
+#include "propose_model.h"
+#include "propose_ngram.h"
 #include "run.h"
 
 // One layer alone: `head` of a model that has nothing else, from x [rows][in] to y [rows][out]

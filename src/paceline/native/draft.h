@@ -25,7 +25,7 @@ struct Laid {  // a pass in the making, its slots from block tables of `width`
     (bits ? segment.back().nodes : segment.back().given)++;
   }
   Pass pass(const Model& m) {
-    Pass p = {(i64)token.size(), (i64)segment.size(), (i64)want.size(), width, 0, m.layers, 1};
+    Pass p = {(i64)token.size(), (i64)segment.size(), (i64)want.size(), width, 0, m.layers, 1, 1};
     p.token = token.data(), p.position = position.data(), p.slot = slot.data(), p.word = word.data();
     p.want = want.data(), p.table = table.data(), p.segment = segment.data();
     p.logits = room<float>(logits, p.wanted * m.vocab), p.seconds = seconds;

@@ -19,7 +19,7 @@ struct Piece {
 };
 
 struct Buffers {
-  float *x, *wide;
+  float *x, *wide, *entry;  // entry: what the layers of a group read
   uint8_t* query;  // bfloat16 or float32
   float* parts;  // [queries][spans][top, sum, .., 16 + dims]
   i64 spans = 0;

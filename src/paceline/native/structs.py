@@ -1,7 +1,9 @@
 """The C structures of decoder.cpp, field by field in its order; it says what they mean."""
 
 import ctypes
-from ctypes import POINTER, Structure, c_double, c_int64, c_void_p
+from collections.abc import Sequence
+from ctypes import CFUNCTYPE, POINTER, Structure, c_double, c_int64, c_void_p
+from typing import Any
 
 
 def integers(*names: str) -> list[tuple[str, type]]:
@@ -43,10 +45,41 @@ class CModel(Structure):
 
 class CPass(Structure):
     _fields_ = [
-        *integers("rows", "segments", "wanted", "width", "first", "last", "embed"),
+        *integers("rows", "segments", "wanted", "width", "first", "last", "embed", "head"),
         *pointers("token", "position", "slot", "word", "want", "table", "segment"),
-        *pointers("hidden", "inputs", "post_norm", "logits", "seconds"),
+        *pointers("hidden", "inputs", "post_norm", "logits", "seconds", "parts"),
     ]
+
+
+MOST_NODES = 64
+"""Of one draft (proposer.h)."""
+
+
+class CTurn(Structure):
+    _fields_ = [
+        *integers("place", "said", "room", "base", "root"),
+        *doubles("temperature"),
+        *((name, POINTER(c_int64)) for name in ("tokens", "keys", "table")),
+    ]
+
+
+class CDraft(Structure):
+    _fields_ = [
+        *integers("count"),
+        *((name, c_int64 * MOST_NODES) for name in ("token", "parent", "depth", "word")),
+    ]
+
+
+class CKept(Structure):
+    _fields_ = [*integers("count"), ("node", c_int64 * MOST_NODES)]
+
+
+PROPOSE = CFUNCTYPE(None, c_void_p, c_int64, POINTER(CTurn), POINTER(CDraft))
+KEPT = CFUNCTYPE(None, c_void_p, c_int64, POINTER(CTurn), POINTER(CDraft), POINTER(CKept))
+
+
+class CProposer(Structure):
+    _fields_ = [*pointers("state", "propose", "kept", "done")]
 
 
 class CRun(Structure):
@@ -54,16 +87,47 @@ class CRun(Structure):
         *integers("passes", "room", "ends"),
         *pointers("most", "temperature", "keys", "end"),
         *integers("drafts"),
-        *pointers("whose", "chain", "worth"),
-        ("drafter", POINTER(CModel)),
-        ("behind", POINTER(CPass)),
-        *doubles("share", "sharp"),
-        *integers("longest"),
-        *pointers("history", "size", "rate"),
-        *doubles("stamina", "memory"),
-        *pointers("tokens", "length", "drafted", "kept", "reach"),
+        *pointers("whose"),
+        ("proposer", POINTER(CProposer)),
+        *integers("taps"),
+        *pointers("tap", "hidden", "tokens", "length", "rounds", "offered", "kept"),
         *doubles("seconds"),
     ]
+
+
+class CLookups(Structure):
+    _fields_ = [
+        *integers("texts", "longest"),
+        *pointers("history", "size", "rate", "nodes", "least"),
+        *doubles("stamina", "memory"),
+        *pointers("made"),
+    ]
+
+
+class CChains(Structure):
+    _fields_ = [
+        ("model", POINTER(CModel)),
+        ("behind", POINTER(CPass)),
+        *pointers("nodes", "least", "reach"),
+        *doubles("share", "sharp"),
+    ]
+
+
+def integers_in(values: Sequence[int]) -> "ctypes.Array[c_int64]":
+    """An array as the library reads it, without torch, whose code a pass has driven from the caches."""
+    return (c_int64 * len(values))(*values)
+
+
+def reals_in(values: Sequence[float]) -> "ctypes.Array[c_double]":
+    return (c_double * len(values))(*values)
+
+
+def keys_in(values: Sequence[int]) -> "ctypes.Array[ctypes.c_uint64]":
+    return (ctypes.c_uint64 * len(values))(*values)
+
+
+def addresses(*arrays: "ctypes.Array[Any]") -> list[int]:
+    return [ctypes.addressof(it) for it in arrays]
 
 
 PARTS = ("embedding", "norms", "linear layers", "rope", "attention", "head")

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from paceline.core.plan import Edge, Work, Worth
+from paceline.core.plan import MinChance, Panel, Work
 from paceline.plan.acceptance import Expected
 from paceline.plan.cost import OPENINGS, PANEL, Drafting, StepTimes
 
@@ -84,18 +84,18 @@ class Price:
                 return alone + of_rest(requests, 0, passes) / passes
         return self.rows(rows) + sum(map(of_draft, parts))
 
-    def edges(self, choice: Choice, goodput: float) -> tuple[Edge, ...]:
-        """The edges among the rows that it may come to."""
+    def panels(self, choice: Choice, goodput: float) -> tuple[Panel, ...]:
+        """The panels among the rows that it may come to."""
         out, most = [], sum(point.nodes for _, point in choice.values())
         for rows in OPENINGS:
             nodes = rows - self.base.rows
             if 0 <= nodes < most:
                 first, last = self.rows(nodes + 1), self.rows(nodes + PANEL)
                 row = (last - first) / (PANEL - 1)
-                out.append(Edge(rows, goodput * (first - self.rows(nodes) - row), goodput * row))
+                out.append(Panel(rows, goodput * (first - self.rows(nodes) - row), goodput * row))
         return tuple(out)
 
-    def worth(self, choice: Choice, goodput: float) -> dict[str, Worth]:
+    def worth(self, choice: Choice, goodput: float) -> dict[str, MinChance]:
         """What nodes have to bring: their price in tokens (Huang et al. 2024, SpecDec++, theorem 1, at measured cost).
         A row's is its average: of a staircase the last step says little."""
         out, every = {}, max(1, round(sum(point.rows for _, point in choice.values())))
@@ -107,7 +107,7 @@ class Price:
                 row += (self.times.of_draft(part) - self.times.of_draft(fewer)) / part.requests
             level = self.times.of_draft(part) - self.times.of_draft(replace(part, depth=max(0, part.depth - 1)))
             level *= goodput / part.requests
-            out[part.drafter] = Worth(min(MOST, max(LEAST, goodput * row)), min(MOST, level))
+            out[part.drafter] = MinChance(min(MOST, max(LEAST, goodput * row)), min(MOST, level))
         return out
 
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
-from paceline.core.plan import Edge, Item, Note, Work, Worth
+from paceline.core.plan import Item, MinChance, Note, Panel, Work
 from paceline.core.request import Request
-from paceline.plan import Share
+from paceline.plan import DrafterFacts, LengthPolicy, Share
 from paceline.plan.acceptance import Acceptance, Key
 from paceline.plan.allocate import Choice, Pick, Point, Price, best, fitting
 from paceline.plan.cost import Drafting, StepTimes, Times
@@ -53,17 +53,17 @@ class Arm:
     drafter: str
     sizes: tuple[int, ...]
     chain: bool
-    thrifty: bool = False
+    stops_early: bool = False
     """It ends a draft where more does not pay: alone, when rows are cheap, it needs no other size than its largest."""
-    sure: str | None = None
+    always_asked: str | None = None
     """A drafter whose chain is always in it."""
     runs: bool = False
     """It can draft in steps of several passes."""
 
     @classmethod
     def of(
-        cls, drafter: str, nodes: int, chain: bool, thrifty: bool = False, limit: int | None = None,
-        sure: str | None = None, runs: bool = False,
+        cls, drafter: str, nodes: int, chain: bool, stops_early: bool = False, limit: int | None = None,
+        always_asked: str | None = None, runs: bool = False,
     ) -> "Arm":  # fmt: skip
         """Sizes around a drafter's own number of nodes, none above `limit`."""
         most = max(8, nodes)
@@ -71,7 +71,7 @@ class Arm:
         sizes = [*small, most if chain else nodes]
         if limit is not None:
             sizes = [*(n for n in sizes if n < limit), limit]
-        return cls(drafter, tuple(sizes), chain, thrifty and not chain, sure, runs)
+        return cls(drafter, tuple(sizes), chain, stops_early and not chain, always_asked, runs)
 
     def key(self, size: int) -> Key:
         """Where acceptance keeps it."""
@@ -79,15 +79,15 @@ class Arm:
 
 
 @dataclass(slots=True)
-class Held:
+class CurrentChoice:
     """A choice that holds for some steps."""
 
     picks: dict[int, Pick | None] = field(default_factory=dict)
     """{request id: pick} of those that were there when it was made."""
     usual: Pick | None = None
     """What most of them were given, or its least size."""
-    worth: dict[str, Worth] = field(default_factory=dict)
-    edges: tuple[Edge, ...] = ()
+    worth: dict[str, MinChance] = field(default_factory=dict)
+    panels: tuple[Panel, ...] = ()
     goodput: float = 0.0
     count: int = 0
     """Requests that it was made for."""
@@ -102,7 +102,7 @@ class Held:
 
 
 @dataclass(slots=True)
-class Trial:
+class Probe:
     """When an arm that is not chosen is tried."""
 
     due: int = 0
@@ -123,7 +123,7 @@ class Trial:
 
 
 @dataclass(slots=True)
-class Goodput:
+class Goodput(LengthPolicy):
     """`arms` {drafter: arm}; `limit(request, drafter)`: how deep its draft may be."""
 
     arms: dict[str, Arm]
@@ -140,14 +140,14 @@ class Goodput:
     """Seconds that tries were expected to cost: what one that went well has brought another drafter might have, too."""
     parts: Sequence[Drafting] = ()
     """Of the latest step."""
-    trials: dict[str, Trial] = field(default_factory=dict)
+    trials: dict[str, Probe] = field(default_factory=dict)
     _unheard: list[Note] = field(default_factory=list)
     """Of the latest steps."""
-    _plain: Held = field(default_factory=Held)
+    _plain: CurrentChoice = field(default_factory=CurrentChoice)
     """For steps of decoding requests alone."""
-    _filling: Held = field(default_factory=Held)
+    _filling: CurrentChoice = field(default_factory=CurrentChoice)
     """For steps that prompts share, when there is more than one in a row."""
-    _now: Held = field(default_factory=Held)
+    _now: CurrentChoice = field(default_factory=CurrentChoice)
     """Which of them is for the latest step."""
     _filled: int = -2
     """The latest step that prompts shared."""
@@ -186,14 +186,14 @@ class Goodput:
             drafter, point = pick
             nodes = min(point.nodes, spare)
             spare -= nodes
-            whole = not now.edges or request.id in tried  # who is tried is not cut
+            whole = not now.panels or request.id in tried  # who is tried is not cut
             chances = () if whole or point.law is None else point.law.per_row()
             shares[request.id] = Share(drafter if nodes else NONE, nodes, depth, worth.get(drafter), chances)
         return shares
 
-    def edges(self, base: Work) -> tuple[Edge, ...]:
+    def panels(self, base: Work) -> tuple[Panel, ...]:
         """Of the step that was just shared out."""
-        return self._now.edges
+        return self._now.panels
 
     def passes(self, items: Sequence[Item], base: Work) -> int:
         """As many as `patience` allows, if who drafts can do so in a run: the rest of a step is then paid for once. Not
@@ -201,7 +201,7 @@ class Goodput:
         drafting = [item for item in items if item.nodes]
         names, nodes = {item.drafter for item in drafting}, sum(item.nodes for item in drafting)
         runs = len(names) < 2 and all(name in self.arms and self.arms[name].runs for name in names)
-        if not runs or any(edge.rows < base.rows + nodes for edge in self._now.edges):
+        if not runs or any(panel.rows < base.rows + nodes for panel in self._now.panels):
             return 1
         points = [
             self._price(i.request, self.arms[i.drafter], [i.nodes], min(i.depth, DEPTH), len(drafting))[0]
@@ -213,7 +213,7 @@ class Goodput:
 
     # -- the choice ------------------------------------------------------------------------------------------------
 
-    def _fits(self, now: Held, requests: Sequence[Request], base: Work) -> bool:
+    def _fits(self, now: CurrentChoice, requests: Sequence[Request], base: Work) -> bool:
         """Does a choice still hold? Not when half of the requests came or went, or half are others: who has just come
         beside prompts, of whom nothing is known, may have what most have."""
         alike = now is self._filling
@@ -225,16 +225,16 @@ class Goodput:
         return best({r.id: self._points(r, base.requests) for r in requests}, spare, self._prices(requests, base))
 
     def _prices(self, requests: Sequence[Request], base: Work) -> Price:
-        straight = base.rows == len(requests) and all(r.straight for r in requests)
+        straight = base.rows == len(requests) and all(r.judge_free for r in requests)
         runs = {name for name, arm in self.arms.items() if arm.runs}
         return Price(self.times, base, self.patience if straight else 0.0, runs)
 
-    def _decide(self, now: Held, requests: Sequence[Request], spare: int, base: Work) -> None:
+    def _decide(self, now: CurrentChoice, requests: Sequence[Request], spare: int, base: Work) -> None:
         """Choose anew."""
         self._hear()
         choice, now.goodput = self.best(requests, spare, base)
         price = self._prices(requests, base)
-        now.worth, now.edges = price.worth(choice, now.goodput), price.edges(choice, now.goodput)
+        now.worth, now.panels = price.worth(choice, now.goodput), price.panels(choice, now.goodput)
         now.picks = {r.id: choice.get(r.id) for r in requests}
         used = Counter(drafter for drafter, _ in choice.values())
         period, recent = (LONGER, RECENT) if base.requests >= MANY else (PERIOD, 1)
@@ -245,7 +245,7 @@ class Goodput:
         now.usual = min(least, key=lambda pick: pick[1].nodes) if 2 * count > len(requests) else None
         for drafter in used:
             trial, end = self._trial(drafter), self.step + now.left
-            self.trials[drafter] = Trial(end, trial.last, trial.count, banned=trial.banned, chosen=end)
+            self.trials[drafter] = Probe(end, trial.last, trial.count, banned=trial.banned, chosen=end)
 
     def _points(self, request: Request, count: int) -> dict[str, list[Point]]:
         """What each drafter could be given for a request, the fewest nodes first."""
@@ -261,7 +261,7 @@ class Goodput:
         arm, wish = self.arms[drafter], request.params.max_nodes
         most = min(depth if arm.chain else depth * 64, arm.sizes[-1] if wish is None else wish)
         fitting = [n for n in arm.sizes if n <= most] or ([most] if most else [])
-        return fitting[-1:] if arm.thrifty and count == 1 else fitting
+        return fitting[-1:] if arm.stops_early and count == 1 else fitting
 
     def _price(self, request: Request, arm: Arm, sizes: Sequence[int], limit: int, count: int) -> list[Point]:
         """Expected depth, tokens and rows of each size, for one of `count` requests."""
@@ -277,7 +277,7 @@ class Goodput:
                 points.append(Point(n, deep or 1, tokens, rows, expected))
             return points
         points, part = [], None
-        if arm.sure in self.arms and (key := self.arms[arm.sure].key(0)) in self.acceptance.means:
+        if arm.always_asked in self.arms and (key := self.arms[arm.always_asked].key(0)) in self.acceptance.means:
             part = self.acceptance.expected(request.id, key, min(sizes[-1], limit))
         for n in sizes:
             tried = [size for size in arm.sizes if arm.key(size) in self.acceptance.means]
@@ -291,13 +291,15 @@ class Goodput:
 
     # -- trying what is not chosen ---------------------------------------------------------------------------------
 
-    def _trial(self, drafter: str) -> Trial:
+    def _trial(self, drafter: str) -> Probe:
         trial = self.trials.get(drafter)
         if trial is None:
-            trial = self.trials[drafter] = Trial()
+            trial = self.trials[drafter] = Probe()
         return trial
 
-    def _probe(self, now: Held, requests: Sequence[Request], base: Work) -> tuple[Choice, dict[str, Worth], int] | None:
+    def _probe(
+        self, now: CurrentChoice, requests: Sequence[Request], base: Work
+    ) -> tuple[Choice, dict[str, MinChance], int] | None:
         """One request's pick that has not been tried for long, if any is due; the worth of everybody's nodes; and how
         deep the try goes."""
         if self.step < self._saving:
@@ -319,7 +321,7 @@ class Goodput:
         place = min(3, len(sizes) - 1) if arm.chain else trial.count % len(sizes)
         nodes, deep = sizes[place], min(depths[drafter], DEPTH)
         if trial.missed >= USELESS:
-            nodes, deep = sizes[0] if arm.sure in self.arms else 1, 1
+            nodes, deep = sizes[0] if arm.always_asked in self.arms else 1, 1
         point = self._price(request, arm, [nodes], deep, base.requests)[0]
         choice, price = {**held, request.id: (drafter, point)}, self._prices(requests, base)
         given_up = held[request.id][1].tokens if request.id in held else 0.0
@@ -385,8 +387,11 @@ class Goodput:
 
     @property
     def count(self) -> int:
-        """Requests of the latest choices."""
         return max(self._plain.count, self._filling.count)
+
+    def enrol(self, drafter: str, facts: DrafterFacts) -> None:
+        f = facts
+        self.arms[drafter] = Arm.of(drafter, f.nodes, f.chain, f.stops_early, f.most, f.always_asked, f.runs)
 
     def seconds(self, work: Work) -> float:
         """Of a step whose pass is this work and that drafts as the latest did."""

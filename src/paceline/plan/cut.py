@@ -3,26 +3,25 @@ drafts are, since their sum is what counts."""
 
 from collections.abc import Callable, Sequence
 
-from paceline.core.plan import Edge, Item, Plan
+from paceline.core.plan import Item, Panel, Plan
 
 
-def trim(plan: Plan, drafted: Sequence[int], chain: Callable[[str], bool]) -> list[int]:
-    """Rows that each item's draft keeps of those `drafted`. A `chain` that loses some was only asked for so deep."""
-    left = cut(plan.items, drafted, plan.edges) if plan.edges else list(drafted)
-    for place, (item, had, has) in enumerate(zip(plan.items, drafted, left)):
-        if has < had and chain(item.drafter):
-            plan.items[place] = item._replace(depth=has)
-    return left
+def trim(plan: Plan, drafted: Sequence[int], chain: Callable[[str], bool]) -> tuple[list[int], list[int | None]]:
+    """Rows that each item's draft keeps of those `drafted`; and the depth to which a `chain` that lost some was cut,
+    None for the others."""
+    left = cut(plan.items, drafted, plan.panels) if plan.panels else list(drafted)
+    depths = [has if has < had and chain(item.drafter) else None for item, had, has in zip(plan.items, drafted, left)]
+    return left, depths
 
 
-def cut(items: Sequence[Item], drafted: Sequence[int], edges: Sequence[Edge]) -> list[int]:
-    """At the last edge below the rows of all, the nodes that are least likely to be kept go, when together they are
+def cut(items: Sequence[Item], drafted: Sequence[int], panels: Sequence[Panel]) -> list[int]:
+    """At the last panel below the rows of all, the nodes that are least likely to be kept go, when together they are
     expected to bring less than their rows cost. What goes is the end of a draft, for a reason that looks at no token,
     and a drawn node is judged without its row, too (`core.forest.join`): legal under every verifier."""
     left = list(drafted)
     rows = sum(item.given for item in items) + sum(left)
-    edge = next((edge for edge in reversed(edges) if edge.rows < rows), None)
-    if edge is None:
+    panel = next((panel for panel in reversed(panels) if panel.rows < rows), None)
+    if panel is None:
         return left
     nodes = [
         (item.chances[min(rank, len(item.chances) - 1)], -rank, place)
@@ -30,9 +29,9 @@ def cut(items: Sequence[Item], drafted: Sequence[int], edges: Sequence[Edge]) ->
         if item.chances
         for rank in range(left[place])
     ]
-    over = rows - edge.rows
+    over = rows - panel.rows
     last = sorted(nodes)[:over]
-    if len(last) == over and sum(chance for chance, _, _ in last) < edge.opening + edge.row * over:
+    if len(last) == over and sum(chance for chance, _, _ in last) < panel.opening + panel.row * over:
         for _, _, place in last:
             left[place] -= 1
     return left

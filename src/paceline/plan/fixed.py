@@ -1,13 +1,14 @@
 """A fixed number of nodes per drafter, shared out when many requests run."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from paceline.core.forest import MAX_CANDIDATES
-from paceline.core.plan import Work, Worth
+from paceline.core.plan import MinChance, Work
 from paceline.core.request import Request
-from paceline.plan import LengthPolicy, Share
+from paceline.plan import POLICIES, Basis, Chooses, LengthPolicy, Share
 from paceline.plan.allocate import MOST
+from paceline.plan.cost import StepTimes
 
 TOKENS, ROWS = 2.5, 3
 """Tokens and rows that a request has in a usual step."""
@@ -17,16 +18,21 @@ TOKENS, ROWS = 2.5, 3
 class FixedLength(LengthPolicy):
     """`defaults` {drafter: nodes}; `limits` {drafter: longest text it can draft for}.
 
-    `free_rows`: rows that a pass can have at little more than the cost of one (a property of machine and weights;
+    `cheap_rows`: rows that a pass can have at little more than the cost of one (a property of machine and weights;
     None: no limit). The nodes of all requests together stay within it, and a request keeps at least `least`.
-    `row`: what a row beyond the first costs, in passes of one row (0: too little to tell drafters).
+    `row_cost`: what a row beyond the first costs, in passes of one row (0: too little to tell drafters).
     """
 
     defaults: dict[str, int]
     limits: dict[str, int] = field(default_factory=dict)
-    free_rows: int | None = None
-    row: float = 0.0
+    cheap_rows: int | None = None
+    row_cost: float = 0.0
     least: int = 0
+    limit: Callable[[Request, str], int] | None = None
+    """How deep a draft of this drafter may be; None: as `room` says."""
+    times: StepTimes | None = None
+    step: int = 0
+    patience: float = 0.0
 
     def share(self, requests: Sequence[Request], spare: int, base: Work) -> dict[int, Share]:
         shares: dict[int, Share] = {}
@@ -43,17 +49,34 @@ class FixedLength(LengthPolicy):
         """0 .. MAX_CANDIDATES for `request`, one of `running` that decode in this step."""
         wish = request.params.max_nodes
         nodes = self.defaults.get(request.drafter, 0) if wish is None else wish
-        if self.free_rows is not None and wish is None:
-            nodes = min(nodes, max(self.least, (self.free_rows - running) // max(running, 1)))
+        if self.cheap_rows is not None and wish is None:
+            nodes = min(nodes, max(self.least, (self.cheap_rows - running) // max(running, 1)))
         return max(0, min(nodes, MAX_CANDIDATES))
 
-    def worth(self, running: int) -> Worth | None:
+    def worth(self, running: int) -> MinChance | None:
         """What a node has to bring where `running` requests decode: its row's price in the tokens of a usual step."""
-        if not self.row:
+        if not self.row_cost:
             return None
-        return Worth(min(MOST, self.row * TOKENS * running / (1 + self.row * (ROWS * running - 1))))
+        return MinChance(min(MOST, self.row_cost * TOKENS * running / (1 + self.row_cost * (ROWS * running - 1))))
 
     def depth(self, request: Request, drafter: str) -> int:
-        """How deep a tree may be: no accepted path may run beyond the request's end."""
-        room = self.limits.get(drafter, 1 << 62) - len(request.tokens)
-        return max(0, min(request.left - 1, room, MAX_CANDIDATES))
+        return self.limit(request, drafter) if self.limit else room(request, self.limits.get(drafter))
+
+
+def room(request: Request, limit: int | None) -> int:
+    """How deep a draft may be: no accepted path may run beyond the request's end, nor the text beyond `limit` tokens,
+    those that its drafter can read."""
+    left = (1 << 62 if limit is None else limit) - len(request.tokens)
+    return max(0, min(request.left - 1, left, MAX_CANDIDATES))
+
+
+def fixed(basis: Basis) -> FixedLength:
+    """The policy of requests that name their drafter."""
+    b = basis
+    return FixedLength(b.defaults, b.limits, b.cheap_rows, b.row_cost, limit=b.limit)
+
+
+@POLICIES.register("fixed", Chooses("a fixed number of nodes for each drafter; it does not choose", arms=False))
+def alone(basis: Basis) -> LengthPolicy:
+    """That policy for all requests."""
+    return fixed(basis)

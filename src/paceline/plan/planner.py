@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from paceline.core.plan import CHUNK, Item, Plan, Work
 from paceline.core.request import Request
-from paceline.plan import LengthPolicy
+from paceline.plan import LengthPolicy, Share
 from paceline.plan.choose import NONE
 
 
@@ -24,11 +24,18 @@ class Room:
     gain: Callable[[Request], int]
 
 
+def no_taps(request: Request) -> tuple[str, ...]:
+    """Nobody reads hidden states."""
+    return ()
+
+
 @dataclass(slots=True)
 class Planner:
     length: LengthPolicy
     row_budget: int
     """Most rows of one pass: prompt rows and draft nodes alike (D1)."""
+    taps: Callable[[Request], tuple[str, ...]] = no_taps
+    """Hidden states of the target that somebody reads of a request's rows."""
 
     def plan(
         self, turn: Sequence[Request], room: Room, rows: int | None = None, order: Sequence[Request] | None = None
@@ -52,25 +59,20 @@ class Planner:
         if ending:
             whole = Work.of((given[r.id], r.length, 1) for r in [*decoding, *ending])
             shares.update(self.length.share(ending, left, whole))
-        edges = self.length.edges(base)
         items = []
         for request in [*decoding, *prompts]:
-            if given[request.id]:
-                share = shares.get(request.id)
-                nodes, depth, worth = (share.nodes, share.depth, share.worth) if share else (0, 0, None)
-                chances = share.chances if share else ()
-                drafter = share.drafter if share else NONE if request.arms else request.drafter
-                items.append(Item(request, given[request.id], nodes, drafter, request.verifier, depth, worth, chances))
-        plan = fit(items, turn if order is None else order, room)
-        plan.edges = edges
-        if not prompts:
-            plan.passes = self._passes(plan.items, base, room)
-        return plan
+            if rows_of := given[request.id]:
+                share = shares.get(request.id) or Share(NONE if request.arms else request.drafter, 0, 0)
+                item = Item(request, rows_of, share.nodes, share.drafter, request.verifier, *share[2:])
+                items.append(item._replace(taps=self.taps(request)))
+        kept, preempt = fit(items, turn if order is None else order, room)
+        panels, passes = self.length.panels(base), 1 if prompts else self._passes(kept, base, room)
+        return Plan(kept, preempt, panels, passes)
 
     def _passes(self, items: Sequence[Item], base: Work, room: Room) -> int:
         """Of the target in this step: no more than anybody has tokens left, or the cache has room for; one where a
         drafter is only to look on."""
-        if not all(item.request.straight and (item.nodes or item.drafter == NONE) for item in items):
+        if not all(item.request.judge_free and (item.nodes or item.drafter == NONE) for item in items):
             return 1
         most = min([self.length.passes(items, base), *(item.request.left for item in items)])
         while most > 1:
@@ -80,24 +82,25 @@ class Planner:
         return 1
 
 
-def fit(items: Sequence[Item], order: Sequence[Request], room: Room) -> Plan:
-    """What of it the cache has blocks for. Given rows first, for the most important of `order` first: where blocks run
-    out, the last of all that hold some give theirs up. Then of the nodes those that fit."""
-    plan, free, queue = Plan(), room.free, deque(order)
+def fit(items: Sequence[Item], order: Sequence[Request], room: Room) -> tuple[list[Item], list[Request]]:
+    """The items that the cache has blocks for, and who gives up the lease for them. Given rows come first, for the
+    most important of `order` first: where blocks run out, the last of all that hold some gives them up. Then as many
+    nodes as fit."""
+    preempt, free, queue = list[Request](), room.free, deque(order)
     given = {item.request.id: item.given for item in items}
     while queue:
         request = queue.popleft()
         need = room.need(request, given[request.id]) if request.id in given else 0
         while need > free:
             victim = queue.pop() if queue else request
-            plan.preempt.append(victim)
+            preempt.append(victim)
             free += room.gain(victim)
             if victim is request:
                 break
         else:
             free -= need
-    plan.items = [item for item in items if item.request not in plan.preempt] if plan.preempt else [*items]
-    for i, item in enumerate(plan.items):
+    kept = [item for item in items if item.request not in preempt]
+    for i, item in enumerate(kept):
         if not (nodes := item.nodes):
             continue
         held = room.need(item.request, item.given)
@@ -105,5 +108,5 @@ def fit(items: Sequence[Item], order: Sequence[Request], room: Room) -> Plan:
             nodes -= 1
         free -= more
         if nodes < item.nodes:
-            plan.items[i] = item._replace(nodes=nodes)
-    return plan
+            kept[i] = item._replace(nodes=nodes)
+    return kept, preempt

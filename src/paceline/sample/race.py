@@ -11,9 +11,9 @@ from ctypes import CDLL
 import torch
 from torch import Tensor
 
-from paceline.core.noise import counts, gumbel
 from paceline.native.build import library
 from paceline.sample.chunks import chunks
+from paceline.sample.noise import counts, gumbel
 
 FEW = 1024
 """Tokens a row up to which all survivors of filters race exactly."""

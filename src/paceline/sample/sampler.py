@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import InputError
-from paceline.core.noise import keys_tensor
 from paceline.core.request import Request
 from paceline.sample.chunks import chunks
 from paceline.sample.filters import Warp, boundary, law
 from paceline.sample.grammar import Grammars, Structure
 from paceline.sample.history import Custom, Penalties
+from paceline.sample.noise import keys_tensor
 from paceline.sample.processors import AllowedTokens, BadWords, Encode, LogitBias, MinTokens, Processor
 from paceline.sample.race import perturbed, race, winners
 

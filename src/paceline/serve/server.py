@@ -51,7 +51,7 @@ class Server:
         def work() -> SamplingParams:
             params = make()
             if params.grammar is not None:
-                self.llm.llm.engine.sampler.grammars.compile(params.grammar)
+                self.llm.llm.engine.judge.sampler.grammars.compile(params.grammar)
             return params
 
         return await asyncio.to_thread(work)

@@ -6,7 +6,7 @@ from typing import Any
 from paceline.core.request import SpecStats
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.build import paths
-from paceline.engine.loop import AUTO
+from paceline.engine.drafters import AUTO
 from paceline.serve.server import served_name
 from paceline.serve.settings import Settings
 from paceline.verify import VERIFIERS
@@ -20,7 +20,7 @@ def stats(llm: AsyncLLM, settings: Settings, uptime: float) -> dict[str, Any]:
         "uptime_s": uptime,
         "model": served_name(llm, settings),
         "draft": Path(draft).name if (draft := paths(llm.llm.options)[1]) is not None else None,
-        "drafters": sorted(name for name in list(engine.cards) if name != AUTO and not {"+", "|"} & set(name)),
+        "drafters": sorted(name for name in list(engine.drafters.cards) if name != AUTO and not {"+", "|"} & set(name)),
         "default_drafter": engine.config.drafter,
         "verifiers": VERIFIERS.names(),
         "running": now.running,

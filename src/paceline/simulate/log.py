@@ -10,10 +10,11 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
-from paceline.core.plan import Note, Plan, Work, Worth
-from paceline.core.request import FinishReason, Request
+from paceline.core.plan import MinChance, Note, Plan, Work
+from paceline.core.request import Request
+from paceline.core.result import Result
 from paceline.engine.config import EngineConfig
-from paceline.engine.roster import Entry
+from paceline.plan import DrafterFacts
 from paceline.plan.cost import Drafting, Times
 
 DECIDING = ("max_nodes", "prompt_logprobs", "priority", "deadline_ms")
@@ -28,10 +29,10 @@ class Setup:
     config: EngineConfig
     groups: tuple[str, ...]
     """K/V groups beside the target's."""
-    entries: dict[str, Entry]
+    entries: dict[str, DrafterFacts]
     times: dict[str, Any]
     """`StepTimes.dump`."""
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     event: Literal["setup"] = "setup"
 
 
@@ -40,7 +41,7 @@ class Enrolled:
     """A drafter that a request named first."""
 
     drafter: str
-    entry: Entry
+    facts: DrafterFacts
     event: Literal["enrolled"] = "enrolled"
 
 
@@ -56,12 +57,14 @@ class Arrival:
     arms: tuple[str, ...]
     verifier: str
     max_tokens: int
-    straight: bool = False
+    judge_free: bool = False
     """May several of its tokens be drawn in one call?"""
     key: str = ""
     """Among whom `fair` shares."""
     params: dict[str, Any] = field(default_factory=dict)
     """Those of `DECIDING` that are set."""
+    output: list[int] = field(default_factory=list)
+    """Of one that was forked or parked: its output so far."""
     event: Literal["arrival"] = "arrival"
 
     @classmethod
@@ -69,7 +72,18 @@ class Arrival:
         r = request
         params = {name: value for name in DECIDING if (value := getattr(r.params, name)) != getattr(_DEFAULT, name)}
         return cls(
-            r.arrival, r.id, r.group, r.prompt, r.drafter, r.arms, r.verifier, r.max_tokens, r.straight, r.key, params
+            r.arrival,
+            r.id,
+            r.group,
+            r.prompt,
+            r.drafter,
+            r.arms,
+            r.verifier,
+            r.max_tokens,
+            r.judge_free,
+            r.key,
+            params,
+            r.output[:],
         )
 
     def request(self) -> Request:
@@ -82,17 +96,41 @@ class Arrival:
             drafter=self.drafter,
             arms=self.arms,
             verifier=self.verifier,
-            straight=self.straight,
+            judge_free=self.judge_free,
             max_tokens=self.max_tokens,
             arrival=self.now,
             key=self.key,
+            output=list(self.output),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
+    """A request leaves between two steps: it was aborted, or parked."""
+
     id: int
     event: Literal["abort"] = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A request's text is changed between two steps. `extend`: tokens that joined its output; `rewind`: the length that
+    its output was cut to; `prompt`: what took its prompt's place."""
+
+    id: int
+    extend: list[int] | None = None
+    rewind: int | None = None
+    prompt: list[int] | None = None
+    event: Literal["changed"] = "changed"
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """Rows whose K/V came from elsewhere enter the prefix cache."""
+
+    tokens: list[int]
+    groups: list[str]
+    event: Literal["adopted"] = "adopted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +142,7 @@ class Given:
     nodes: int
     drafter: str
     depth: int
-    worth: Worth | None
+    min_chance: MinChance | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,26 +156,8 @@ class Decision:
 
     @classmethod
     def of(cls, admitted: Iterable[Request], plan: Plan) -> "Decision":
-        items = [Given(i.request.id, i.given, i.nodes, i.drafter, i.depth, i.worth) for i in plan.items]
+        items = [Given(i.request.id, i.given, i.nodes, i.drafter, i.depth, i.min_chance) for i in plan.items]
         return cls([r.id for r in admitted], [r.id for r in plan.preempt], items, plan.passes)
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What a step brought one item. `tokens`: the accepted ones, then the next one; none while the text is not
-    complete. `ranks`: of the accepted ones among the rows. `emitted`: how many of the tokens the output got."""
-
-    tokens: list[int] = field(default_factory=list)
-    ranks: list[int] = field(default_factory=list)
-    emitted: int = 0
-    offered: list[int] = field(default_factory=list)
-    kept: list[int] = field(default_factory=list)
-    """Nodes at depth 1, 2, ..., as in `Note`."""
-    finish: FinishReason | None = None
-    drafted: int = 0
-    """Rows of the draft, before any were cut."""
-    passes: list[tuple[int, int]] = field(default_factory=list)
-    """Of a run: nodes (drafted, kept) in each pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +184,7 @@ class Step:
     event: Literal["step"] = "step"
 
 
-Event = Setup | Enrolled | Arrival | Abort | Step
+Event = Setup | Enrolled | Arrival | Abort | Changed | Adopted | Step
 _EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 
 

@@ -4,34 +4,50 @@ import logging
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.cache.blocks import BlockPool
 from paceline.cache.lease import TARGET
 from paceline.cache.policies import policy
+from paceline.core import operations
 from paceline.core.errors import InputError
-from paceline.core.forest import Forest
+from paceline.core.operations import Operation
 from paceline.core.plan import Note, Plan, Work
 from paceline.core.request import Request
-from paceline.core.rows import Drawn
-from paceline.core.verdict import Verdict
-from paceline.engine.loop import Engine
+from paceline.core.result import Result
 from paceline.engine.recorder import Recorder
-from paceline.engine.roster import Entry
-from paceline.plan.cost import Drafting, Times
-from paceline.simulate.log import Abort, Arrival, Decision, Enrolled, Event, Outcome, Result, Setup, Step, dump
+from paceline.plan import DrafterFacts
+from paceline.plan.cost import Drafting, StepTimes, Times
+from paceline.simulate.log import (
+    Abort,
+    Adopted,
+    Arrival,
+    Changed,
+    Decision,
+    Enrolled,
+    Event,
+    Outcome,
+    Setup,
+    Step,
+    dump,
+)
+
+if TYPE_CHECKING:
+    from paceline.engine.loop import Engine
 
 log = logging.getLogger("paceline")
 
 
-def setup(engine: Engine) -> Setup:
+def setup(engine: "Engine") -> Setup:
     """An engine before its first request. InputError when it has served some."""
-    if engine.busy or engine.chooser.step:
+    if engine.busy or engine.desk.policy.step:
         raise InputError("A decision log begins before an engine's first request, and this one has served some.")
     groups = tuple(sorted(engine.cache.groups - {TARGET}))
-    return Setup(engine.config, groups, dict(engine.roster.entries), deepcopy(engine.chooser.times.dump()))
+    times = engine.desk.policy.times or StepTimes()
+    return Setup(engine.config, groups, dict(engine.table.entries), deepcopy(times.dump()))
 
 
-def record(engine: Engine, sink: Callable[[Event], object]) -> None:
+def record(engine: "Engine", sink: Callable[[Event], object]) -> None:
     """From now on tell `sink` every event of this engine, from its thread."""
     config = engine.config
     sink(setup(engine))
@@ -71,61 +87,49 @@ class LogRecorder(Recorder):
         """Of the step in progress."""
         self._step = Step(0.0, Decision([], [], []))
         self._advanced: list[tuple[int, str, int]] = []
-        self._drafted: Sequence[int] = ()
-        self._lengths: dict[int, int] = {}
-        """Output lengths before the step."""
 
-    def enrolled(self, drafter: str, entry: Entry) -> None:
+    def enrolled(self, drafter: str, facts: DrafterFacts) -> None:
         self._end()
-        self.sink(Enrolled(drafter, entry))
+        self.sink(Enrolled(drafter, facts))
 
     def arrived(self, request: Request) -> None:
         self._end()
         self.sink(Arrival.of(request))
 
-    def aborted(self, request: Request) -> None:
+    def operated(self, operation: Operation) -> None:
         self._end()
-        self.sink(Abort(request.id))
+        match operation:
+            case operations.Abort() | operations.Park():
+                self.sink(Abort(operation.id))
+            case operations.Extend():
+                self.sink(Changed(operation.id, extend=[*operation.tokens]))
+            case operations.Rewind():
+                self.sink(Changed(operation.id, rewind=operation.length))
+            case operations.Replace():
+                self.sink(Changed(operation.id, prompt=[*operation.prompt]))
+
+    def adopted(self, tokens: Sequence[int], groups: Sequence[str]) -> None:
+        self._end()
+        self.sink(Adopted([*tokens], [*groups]))
 
     def planned(self, now: float, admitted: Sequence[Request], plan: Plan) -> None:
         self._end()
         if not (admitted or plan.items or plan.preempt):
             return
         self._plan, self._step, self._advanced = plan, Step(now, Decision.of(admitted, plan)), []
-        self._lengths = {item.request.id: len(item.request.output) for item in plan.items}
         if not plan.items:
             self._end()
 
     def failed(self, drafter: str, requests: Sequence[Request]) -> None:
         self._step.failed.append((drafter, [r.id for r in requests]))
 
-    def drafted(self, rows: Sequence[int]) -> None:
-        self._drafted = rows
-
     def advanced(self, request: Request, group: str, length: int) -> None:
         self._advanced.append((request.id, group, length))
 
     def ran(
-        self, forest: Forest, verdict: Verdict, drawn: Drawn | None, notes: Sequence[Note], work: Work,
-        parts: Sequence[Drafting], times: Times,
-    ) -> None:  # fmt: skip
-        assert self._plan is not None
-        noted = {note.request: note for note in notes if not note.part}
-        results = []
-        passes = [[]] * len(self._plan.items) if drawn is None else drawn.passes
-        each = zip(self._plan.items, verdict.path, verdict.next_token, self._drafted, passes)
-        for item, path, last, drafted, mine in each:
-            request, note = item.request, noted.get(item.request.id)
-            if last is None or note is None:
-                results.append(Result())
-                continue
-            tokens = [*(forest.token[n] for n in path), last]
-            ranks = [forest.row[n] - item.given for n in path]
-            emitted = len(request.output) - self._lengths[request.id]
-            told = ([], []) if mine else (note.offered, note.kept)
-            results.append(Result(tokens, ranks, emitted, *told, request.finish, drafted, list(mine)))
-        found = [note for note in notes if note.part]
-        outcome = Outcome(results, self._advanced, work, list(parts), times, found)
+        self, results: Sequence[Result], found: Sequence[Note], work: Work, parts: Sequence[Drafting], times: Times
+    ) -> None:
+        outcome = Outcome([*results], self._advanced, work, [*parts], times, [*found])
         step, self._plan = self._step, None
         self.sink(Step(step.now, step.decision, step.failed, outcome))
 

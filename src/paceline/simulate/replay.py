@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from paceline.core.errors import IntegrityError, PacelineError
-from paceline.simulate.log import Abort, Arrival, Decision, Enrolled, Event, Setup, Step
+from paceline.simulate.log import Abort, Adopted, Arrival, Changed, Decision, Enrolled, Event, Setup, Step
 from paceline.simulate.twin import Twin
 
 
@@ -40,11 +40,15 @@ def _follow(twin: Twin, event: Event) -> str | None:
     """Do what the event says; what differs from it, if anything."""
     match event:
         case Enrolled():
-            twin.roster.enrol(event.drafter, event.entry)
+            twin.table.enrol(event.drafter, event.facts)
         case Arrival():
             twin.arrive(event)
         case Abort():
             twin.abort(twin.requests[event.id])
+        case Changed():
+            twin.change(event)
+        case Adopted():
+            twin.adopt(event)
         case Step():
             return _step(twin, event)
     return None
@@ -54,7 +58,7 @@ def _step(twin: Twin, step: Step) -> str | None:
     decision, plan = twin.decide(step.now)
     if decision != step.decision:
         return _compare(decision, step.decision)
-    txns = twin.begin(plan)
+    txns = twin.desk.begin(plan)
     for drafter, requests in step.failed:
         twin.fail(drafter, requests)
     if step.outcome is not None:

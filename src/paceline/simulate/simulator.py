@@ -9,12 +9,12 @@ from itertools import accumulate
 from paceline.core.errors import CapacityError, IntegrityError
 from paceline.core.noise import SimulationNoise
 from paceline.core.plan import Item, Plan, Work
-from paceline.draft import LAG
-from paceline.engine import runs
+from paceline.core.result import Result, Round
 from paceline.engine.desk import lease_of
+from paceline.engine.measured import measured
 from paceline.plan.cost import Drafting, StepTimes, Times, judged
 from paceline.plan.cut import trim
-from paceline.simulate.log import Event, Outcome, Result, Step
+from paceline.simulate.log import Event, Outcome, Step
 from paceline.simulate.twin import Twin
 from paceline.simulate.workload import Job, Workload
 
@@ -63,7 +63,7 @@ class Simulator:
         decision, plan = twin.decide(self.now)
         outcome = None
         if plan.items:
-            txns = twin.begin(plan)
+            txns = twin.desk.begin(plan)
             outcome = self._outcome(plan, twin)
             twin.end(plan, txns, outcome)
         elif not plan.preempt:
@@ -75,30 +75,15 @@ class Simulator:
     def _outcome(self, plan: Plan, twin: Twin) -> Outcome:
         """What the target and the drafters would have made of a plan."""
         if plan.passes > 1:
-            return self._run(plan, twin)
-        draws = [self._draw(item) for item in plan.items]
-        left = trim(plan, [sum(offered) for offered, _ in draws], twin.chain)
-        results = [self._result(item, *draw, rows) for item, draw, rows in zip(plan.items, draws, left)]
-        shape, by = [], dict[str, list[Result]]()
-        advanced: list[tuple[int, str, int]] = []
-        for item, result in zip(plan.items, results):
-            rows = sum(result.offered)
-            shape.append((item.given + rows, item.request.length, rows + item.completes))
-            if item.nodes:
-                by.setdefault(item.drafter, []).append(result)
-            advanced += self._advances(item, result, twin)
-        parts = []
-        for name, each in by.items():
-            deepest = max(len(r.offered) for r in each) if twin.chain(name) else 0
-            parts.append(Drafting(name, len(each), deepest, sum(sum(r.offered) for r in each)))
-        return self._taken(plan, twin, results, advanced, (Work.of(shape), parts))
-
-    def _run(self, plan: Plan, twin: Twin) -> Outcome:
-        """The same of a plan of several passes."""
-        results = [self._drawn(item, plan.passes) for item in plan.items]
+            results = [self._drawn(item, plan.passes) for item in plan.items]
+        else:
+            draws = [self._draw(item) for item in plan.items]
+            left, depths = trim(plan, [sum(offered) for offered, _ in draws], twin.table.chain)
+            results = [self._result(item, *draw, rows) for item, draw, rows in zip(plan.items, draws, left)]
+            for result, depth in zip(results, depths):
+                result.depth = depth
         advanced = [each for item, result in zip(plan.items, results) for each in self._advances(item, result, twin)]
-        bases = [item.request.length for item in plan.items]
-        done = runs.measured(plan.items, bases, [result.passes for result in results])
+        done = measured(plan, [item.request.length for item in plan.items], results, twin.table.chain)
         return self._taken(plan, twin, results, advanced, done)
 
     def _taken(
@@ -115,16 +100,15 @@ class Simulator:
         """Of a run: the next tokens of the recorded output, pass by pass, as many as the draws say."""
         speech, before = self.workload.outputs[item.request.id], len(item.request.output)
         ahead = speech.tokens[before : before + 1 + item.ahead(most)]
-        passes: list[tuple[int, int]] = []
-        count = 0
-        while len(passes) < most and count < len(ahead):
+        rounds, count = list[Round](), 0
+        while len(rounds) < most and count < len(ahead):
             deep = min(item.chain, item.ahead(most) - count)
             offered, kept = self.workload.rates.draw(item, self.noise, count) if deep > 0 else ([], 0)
             kept = min(kept, len(ahead) - count)
-            passes.append((len(offered), kept))
+            rounds.append(Round.of(offered, kept))
             count = min(count + kept + 1, len(ahead))
         finish = speech.finish if before + count == len(speech.tokens) else None
-        return Result(ahead[:count], list(range(count - 1)), count, finish=finish, passes=passes)
+        return Result(ahead[:count], list(range(count - 1)), rounds, emitted=count, finish=finish)
 
     @staticmethod
     def _catching(plan: Plan, advanced: Sequence[tuple[int, str, int]], twin: Twin) -> dict[str, int]:
@@ -132,8 +116,8 @@ class Simulator:
         rows, items = dict[str, int](), {item.request.id: item for item in plan.items}
         for number, group, length in advanced:
             item = items[number]
-            if not item.nodes or twin.roster.entries[item.drafter].group != group:
-                arms = (arm for arm in item.request.arms if twin.roster.entries[arm].group == group)
+            if not item.nodes or twin.table.entries[item.drafter].group != group:
+                arms = (arm for arm in item.request.arms if twin.table.entries[arm].group == group)
                 if (keeper := next(arms, None)) is not None:
                     rows[keeper] = rows.get(keeper, 0) + length - lease_of(item.request).frontier[group]
         return rows
@@ -156,11 +140,10 @@ class Simulator:
         return Result(
             [*ahead, 0][: kept + 1],
             list(range(kept)),
-            emitted,
-            offered,
-            [int(depth < kept) for depth in range(len(offered))],
-            speech.finish if before + emitted == len(speech.tokens) else None,
-            sum(drafted),
+            [Round.of(offered, kept)],
+            drafted=sum(drafted),
+            emitted=emitted,
+            finish=speech.finish if before + emitted == len(speech.tokens) else None,
         )
 
     @staticmethod
@@ -169,13 +152,13 @@ class Simulator:
         that does not catches up at a prompt's end and now and then (`draft.Ask.behind`)."""
         lease = lease_of(item.request)
         known, out = lease.length + item.given, []
-        drafting = twin.roster.entries[item.drafter].group if item.nodes else None
+        drafting = twin.table.entries[item.drafter].group if item.nodes else None
         for group, frontier in lease.frontier.items():
             if group == drafting:
-                count, kept = result.passes[-1] if result.passes else (len(result.offered), len(result.ranks))
+                count, kept = len(result.rounds[-1].offered), result.rounds[-1].depth
                 last = known + len(result.ranks) - kept  # before the last draft
                 out.append((item.request.id, group, last + min(max(0, count - 1), kept)))
-            elif item.given > 1 or lease.length - frontier > LAG:
+            elif item.behind(lease.length, frontier):
                 out.append((item.request.id, group, known))
         return out
 

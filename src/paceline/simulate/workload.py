@@ -9,11 +9,12 @@ from paceline.core.errors import InputError
 from paceline.core.noise import SimulationNoise, uniform
 from paceline.core.plan import Item
 from paceline.core.request import FinishReason
-from paceline.engine.roster import Entry
+from paceline.core.result import Result
+from paceline.plan import DrafterFacts
 from paceline.plan.acceptance import Acceptance, Expected, Key, Mean, Record
 from paceline.plan.choose import DEPTH
 from paceline.plan.cost import StepTimes, judged
-from paceline.simulate.log import Abort, Arrival, Enrolled, Event, Given, Outcome, Result, Setup, Step
+from paceline.simulate.log import Abort, Arrival, Enrolled, Event, Given, Outcome, Setup, Step
 from paceline.simulate.replay import replay
 
 
@@ -39,7 +40,7 @@ class Rates:
     """How much of a draft is drawn and kept. `acceptance` counts all rounds alike; a size of tree that was never drawn
     has the rates of the nearest one that was, a drafter that was never tried those that the planner begins with."""
 
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, DrafterFacts]
     acceptance: Acceptance = field(default_factory=Acceptance)
 
     def count(self, given: Given, result: Result) -> None:
@@ -49,13 +50,11 @@ class Rates:
         key = self._key(given.drafter, given.nodes)
         mean = self.acceptance.means.setdefault(key, Mean())
         own = self.acceptance.own.setdefault(given.id, {}).setdefault(key, Record())
-        whole = sum(result.offered) == result.drafted or not self.entries[given.drafter].chain
-        deepest = min(given.nodes, given.depth, DEPTH) if whole else len(result.offered)
-        rounds = [([1] * n, [int(i < kept) for i in range(n)]) for n, kept in result.passes]
-        for offered, told in rounds or [(result.offered, result.kept)]:
-            mean.count(deepest, offered, 1.0)
+        deepest = min(given.nodes, given.depth if result.depth is None else result.depth, DEPTH)
+        for _, kept, round in result.heard():
+            mean.count(deepest, round.offered, 1.0)
             for counts in (mean, own):
-                counts.add(deepest, told, 1.0)
+                counts.add(deepest, [int(depth < kept) for depth in range(len(round.offered))], 1.0)
         mean.known = None
 
     def draw(self, item: Item, noise: SimulationNoise, ahead: int = 0) -> tuple[list[int], int]:
@@ -119,7 +118,7 @@ class Workload:
         done = replay(events)
         if done.difference is not None:
             raise InputError(f"The log does not replay, so it cannot be simulated: {done.difference}.")
-        entries = {**setup.entries, **{e.drafter: e.entry for e in events if isinstance(e, Enrolled)}}
+        entries = {**setup.entries, **{e.drafter: e.facts for e in events if isinstance(e, Enrolled)}}
         steps = [e for e in events if isinstance(e, Step)]
         rates, outputs = Rates(entries), dict[int, Speech]()
         for step in steps:
@@ -133,7 +132,7 @@ class Workload:
         }
         outputs = {i: speech for i, speech in {**outputs, **aborted}.items() if speech.tokens}
         jobs = _jobs([e for e in events if isinstance(e, Arrival) and e.id in outputs])
-        times = done.twin.roster.chooser.times
+        times = done.twin.desk.policy.times or StepTimes()
         if fit:
             scale(times, [step.outcome for step in steps if step.outcome is not None])
         known = replace(setup, entries=entries)
@@ -172,7 +171,7 @@ def _ratio(pairs: Iterable[tuple[float, float]]) -> float:
     return measured / predicted if measured > 0.0 and predicted > 0.0 else 1.0
 
 
-def _catching(steps: Sequence[Step], entries: Mapping[str, Entry]) -> float:
+def _catching(steps: Sequence[Step], entries: Mapping[str, DrafterFacts]) -> float:
     seconds, rows, reached = 0.0, 0, dict[tuple[int, str], int]()
     for step in steps:
         if step.outcome is None:

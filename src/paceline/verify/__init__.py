@@ -1,11 +1,12 @@
 """Verifiers: one file per rule. They see a forest, processed scores and noise, and know nothing of the cache."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
 
+from paceline.core.component import Component
 from paceline.core.forest import NO_ROW, Forest
 from paceline.core.plan import Item
 from paceline.core.registry import Registry
@@ -34,6 +35,15 @@ class Case:
     scores: Tensor
     sampler: Sampler
     verdict: Verdict = field(default_factory=lambda: Verdict([], []))
+    taps: Mapping[str, Tensor] = field(default_factory=dict)
+    """Hidden states [T, H] of all rows of the pass, of the taps on the rule's card and of its components."""
+    starts: Sequence[int] = ()
+    """The first row of each place in the pass."""
+
+    def hidden(self, node: int) -> dict[str, Tensor]:
+        """Hidden states [H] of a node that has a row, by tap; given nodes have one, too."""
+        row = self.starts[self.forest.request[node]] + self.forest.row[node]
+        return {tap: states[row] for tap, states in self.taps.items()}
 
     def q(self, node: int) -> Tensor:
         """The law [V] that a drawn node was drawn from (of the first draw at its parent)."""
@@ -46,9 +56,17 @@ class Case:
 
 class Verifier(Protocol):
     """One rule: fills `case.verdict` for `case.places`. It may use each request's target noise (rules that emit
-    the target's own draw) or accept noise (rules that look at q), never both."""
+    the target's own draw) or accept noise (rules that look at q), never both. It is made with the engine's components,
+    by name."""
 
     def judge(self, case: Case) -> None: ...
 
 
-VERIFIERS: Registry[type[Verifier]] = Registry("verifier", "paceline.verify")
+class Rule:
+    """A rule that needs no components."""
+
+    def __init__(self, components: Mapping[str, Component] | None = None) -> None:
+        self.components = components or {}
+
+
+VERIFIERS: Registry[Callable[[Mapping[str, Component]], Verifier]] = Registry("verifier", "paceline.verify")

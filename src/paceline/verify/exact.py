@@ -3,7 +3,7 @@ descend while a child carries it. Exact for any tree, however it was built: the 
 
 from paceline.core.forest import Law
 from paceline.core.registry import Accepts
-from paceline.verify import VERIFIERS, Case
+from paceline.verify import VERIFIERS, Case, Rule
 
 
 @VERIFIERS.register(
@@ -13,9 +13,10 @@ from paceline.verify import VERIFIERS, Case
         laws=(Law.SHARED_NOISE, Law.POINT, Law.WITHOUT_REPLACEMENT, Law.SAMPLED),
         shape="tree",
         guarantee="text",
+        runs=True,
     ),
 )
-class Exact:
+class Exact(Rule):
     def judge(self, case: Case) -> None:
         places = set(case.places)
         nodes = [node for node in case.line if case.forest.request[node] in places]

@@ -8,7 +8,7 @@ from math import exp, log
 
 from paceline.core.forest import Law
 from paceline.core.registry import Accepts
-from paceline.verify import VERIFIERS, Case
+from paceline.verify import VERIFIERS, Case, Rule
 
 EPSILON, DELTA = 0.09, 0.3
 
@@ -22,7 +22,7 @@ EPSILON, DELTA = 0.09, 0.3
         guarantee="none",
     ),
 )
-class Typical:
+class Typical(Rule):
     def judge(self, case: Case) -> None:
         for place in case.places:
             self._pick(case, place)

@@ -6,14 +6,15 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from paceline.core.noise import gumbel, keys_tensor, uniform
+from paceline.core.noise import uniform
 from paceline.core.request import Request
-from paceline.verify import Case
+from paceline.sample.noise import gumbel, keys_tensor
+from paceline.verify import Case, Rule
 
 COIN, DRAW = 0, 1
 
 
-class Walk(ABC):
+class Walk(Rule, ABC):
     """A rule gives `choose`."""
 
     @abstractmethod

@@ -1,0 +1,74 @@
+"""What an engine holds by name: the target, a draft model, heads, judges. `Model` is the one that computes tokens."""
+
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from paceline.core.proposer import Continuation, Proposer
+    from paceline.core.rows import Out, Rows
+
+TARGET, DRAFT = "target", "draft"
+"""Names of the components that an engine has always, and of a small model of the same vocabulary."""
+Ability = Literal["run", "chain", "tree", "program", "embed"]
+
+
+class Component(Protocol):
+    """A part of an engine with weights. Its name in the engine is also that of its K/V group, if it keeps rows."""
+
+    kv_bytes_per_token: int
+    """Bytes that it keeps for each token, in a K/V group of its own; 0: nothing."""
+    weight_bytes: int
+    max_len: int
+    """Longest text in tokens."""
+    vocab_size: int
+    width: int
+    """Numbers in a hidden state: its own, or of a component with taps those that it reads."""
+    taps: tuple[str, ...]
+    """Hidden states of the target that it reads (`Rows.taps`)."""
+    abilities: frozenset[Ability]
+    """What it can do beside the protocol: `run` (`Runs`), `chain` and `tree` (whole drafts in one call), `program`
+    (`Rows.program`: sets of layers, early exits), `embed` (`Embeds`)."""
+
+    def allocate(self, blocks: int, block_size: int) -> None:
+        """Make the K/V pool; called once, before anything is computed."""
+
+    def move(self, source: list[int], target: list[int]) -> None:
+        """Copy pool slots source[i] -> target[i], all read before any is written."""
+
+    def read(self, slots: list[int]) -> bytes:
+        """What it keeps in these slots, packed. Only one of the same weights, dtype and layout can `write` it."""
+
+    def write(self, slots: list[int], packed: bytes) -> None:
+        """Put what `read` gave into these slots. InputError when the bytes are not of so many slots."""
+
+
+class Model(Component, Protocol):
+    """What computes tokens: a decoder, or a table in tests."""
+
+    device: "torch.device"
+    places: frozenset[str]
+    """Hidden states that it can give (`Rows.taps`)."""
+
+    def forward(self, rows: "Rows") -> "Out":
+        """Write the rows' K/V to their slots, attend, return what `rows` asks for."""
+
+
+class Runs(Model, Protocol):
+    """A model with the ability `run`."""
+
+    def run(self, rows: "Rows", passes: int, texts: "list[Continuation]", proposer: "Proposer | None" = None) -> "Out":
+        """At most so many passes in one call, over texts with one row each. What is drawn from a row, as the engine
+        would, is its text's next token, -1 where none can be; if that is one that was drafted, it is kept, and its row
+        counts, too. The last token has a row, in the next slot, in the next pass."""
+
+
+class Embeds(Protocol):
+    """What heads share with their target."""
+
+    def embed(self, token: "Tensor") -> "Tensor":
+        """Hidden states [T, H] of token ids [T], as they enter the first layer."""
+
+    def head(self, hidden: "Tensor") -> "Tensor":
+        """Logits [T, V] of hidden states [T, H] that have passed the final norm (the tap `post_norm`)."""

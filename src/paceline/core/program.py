@@ -1,0 +1,50 @@
+"""`Program`: which layers a pass runs through, and what stands behind them."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.core.errors import InputError
+
+Part = Literal["attention", "ffn"]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Layers `first` .. `last` in order. A pass that does not begin at layer 0 enters with hidden states
+    (`Rows.hidden`); one without a head leaves with them (`Out.leave`)."""
+
+    first: int = 0
+    last: int | None = None
+    """None: all of them."""
+    skip: frozenset[tuple[int, Part]] = frozenset()
+    """(layer, part) of those that are left out; their K/V stay as they are (SWIFT, Xia et al. 2024)."""
+    groups: tuple[tuple[int, ...], ...] = ()
+    """Layers whose attention reads one input, that of the first of them (EasySpec, arXiv 2502.02493): each group is a
+    run of neighbours."""
+    head: bool = True
+    """Final norm and logits behind the last layer that runs: of an early exit, too."""
+
+    def check(self, layers: int) -> None:
+        """InputError unless a model of so many layers can run this."""
+        last = layers if self.last is None else self.last
+        if not 0 <= self.first <= last <= layers:
+            raise InputError(f"A program of layers {self.first} to {last} does not fit a model of {layers} layers.")
+        outside = [layer for layer, _ in self.skip if not 0 <= layer < layers]
+        outside += [layer for group in self.groups for layer in group if not self.first <= layer < last]
+        if outside:
+            raise InputError(f"A program names layer {outside[0]}, but it has the layers {self.first} to {last - 1}.")
+        flat = [layer for group in self.groups for layer in group]
+        if any(list(group) != list(range(group[0], group[-1] + 1)) for group in self.groups if group):
+            raise InputError(f"The groups {self.groups} of a program must be runs of neighbouring layers.")
+        if len(set(flat)) < len(flat) or any(not group for group in self.groups):
+            raise InputError(f"The groups {self.groups} of a program must be disjoint and not empty.")
+
+    def order(self, layers: int) -> list[tuple[int, ...]]:
+        """The groups in order, with every other layer as a group of its own."""
+        starts = {group[0]: group for group in self.groups}
+        inner = {layer for group in self.groups for layer in group[1:]}
+        last = layers if self.last is None else self.last
+        return [starts.get(layer, (layer,)) for layer in range(self.first, last) if layer not in inner]
+
+
+WHOLE = Program()

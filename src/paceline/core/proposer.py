@@ -1,0 +1,67 @@
+"""`Proposer`: what drafts between the passes of a run, and how the texts of a run go on."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    import ctypes
+
+
+class Continuation(NamedTuple):
+    """How a text goes on: at most `most` tokens, to one of its `ends` at most, drawn at this temperature, each by the
+    next of `keys` (0: greedy, without keys)."""
+
+    temperature: float
+    keys: list[int]
+    ends: Collection[int]
+    most: int
+
+
+class Turn(NamedTuple):
+    """One text before a pass of a run."""
+
+    place: int
+    """Which of the proposer's texts."""
+    said: Sequence[int]
+    """Tokens that the run has brought it so far."""
+    how: Continuation
+    room: int
+    """Deepest node that could be kept."""
+
+
+Draft = tuple[Sequence[int], Sequence[int]]
+"""Tokens of the nodes, and the parent of each: an earlier node, or -1 for the text's last token."""
+
+
+@dataclass(slots=True)
+class Table:
+    """A proposer's twin in the native library (native/run.h: Proposer)."""
+
+    name: str
+    """Its functions are NAME_propose, NAME_kept and NAME_done."""
+    state: "ctypes.Structure"
+    """What they are called with."""
+    held: Any = None
+    """What must outlive the run."""
+    done: Callable[[], None] | None = None
+    """Called behind the run: what the proposer has to read from `state`."""
+
+
+class Proposer(Protocol):
+    """Drafts for some of the texts of a run, round by round."""
+
+    texts: Sequence[int]
+    """Places of these texts in the run."""
+    nodes: Sequence[int]
+    """Most nodes of each in one round."""
+
+    def propose(self, turns: Sequence[Turn]) -> list[Draft]:
+        """A draft, which may be empty, for each of these texts."""
+
+    def kept(self, turns: Sequence[Turn], paths: Sequence[Sequence[int]]) -> None:
+        """The nodes of each draft that were kept, from depth 1 down. Their K/V in a group of the proposer's own is its
+        to move: a node's slot is the text's next one plus its number."""
+
+    def native(self) -> Table | None:
+        """Its twin; None: the library calls back."""

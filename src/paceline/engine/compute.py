@@ -1,0 +1,139 @@
+"""`Compute`: how a plan is computed, by one pass of the target or by a run of several, and what each item got of it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+from torch import Tensor
+
+from paceline.cache.txn import Txn
+from paceline.core.component import Model, Runs
+from paceline.core.errors import IntegrityError
+from paceline.core.forest import Forest
+from paceline.core.plan import Item, Plan
+from paceline.core.proposer import Continuation
+from paceline.core.result import Result, Round
+from paceline.core.rows import Out, Rows
+from paceline.core.verdict import Verdict
+from paceline.engine.config import Timer
+from paceline.engine.judge import Judge, add_prompt_logprobs
+from paceline.engine.layout import Layout, lay_out
+
+if TYPE_CHECKING:
+    from paceline.engine.drafters import Drafts
+
+
+def nothing_judged(place: int) -> Tensor:
+    """Scores of a run."""
+    raise IntegrityError(f"Nothing was judged for place {place}: it has no scores.")
+
+
+@dataclass(slots=True)
+class Computed:
+    """Results by place, and what drafters may see of the pass beside them (`View`)."""
+
+    results: list[Result]
+    probes: dict[int, Tensor] = field(default_factory=dict)
+    scores: Callable[[int], Tensor] = nothing_judged
+    hidden: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    rows: list[int] = field(default_factory=list)
+    """Candidates of each item that had a row."""
+    target: float = 0.0
+    """Seconds of the target's passes."""
+    drafting: float = 0.0
+    """Seconds of the drafts of a run."""
+    error: Exception | None = None
+    """What a run's proposer raised."""
+
+
+class Compute:
+    """The computing half of a step. `ends`: the tokens that end a request, by its id."""
+
+    def __init__(
+        self,
+        model: Model,
+        judge: Judge,
+        timer: Timer,
+        clock: Callable[[], float],
+        ends: Callable[[int], frozenset[int]],
+    ) -> None:
+        self.model, self.judge, self.timer, self.clock, self.ends = model, judge, timer, clock, ends
+
+    def __call__(self, plan: Plan, txns: Sequence[Txn], drafts: "Drafts") -> Computed:
+        layout = lay_out(drafts.forest, plan.items, txns)
+        rows = layout.builder.build(self.model.device, plan.taps)
+        started = self.clock()
+        if drafts.run:
+            texts = [self._continuation(item, plan.passes) for item in plan.items]
+            out = cast(Runs, self.model).run(rows, plan.passes, texts, drafts.proposer)
+        else:
+            out = self.model.forward(rows)
+        done = Computed([], target=self.clock() - started - out.drafting, drafting=out.drafting, error=out.error)
+        self.timer.target += done.target
+        started = self.clock()
+        add_prompt_logprobs(plan.items, layout, out)
+        if drafts.run:
+            self._told(plan, out, done)
+        else:
+            verdict = self.judge.judge(plan.items, drafts.forest, layout, out, rows)
+            self._judged(plan, drafts, layout, out, verdict, done)
+        self._tapped(plan, rows, out, done)
+        self.timer.sample += self.clock() - started
+        return done
+
+    def _continuation(self, item: Item, passes: int) -> Continuation:
+        """How a text goes on in so many passes."""
+        request, most = item.request, 1 + item.ahead(passes)
+        temperature = self.judge.sampler.temperature(request) or 0.0
+        keys = [request.target_noise.key(request.index(depth)) for depth in range(most)] if temperature else []
+        return Continuation(temperature, keys, self.ends(request.id), most)
+
+    @staticmethod
+    def _told(plan: Plan, out: Out, done: Computed) -> None:
+        """The results of a run, which has judged and made its K/V contiguous itself."""
+        for drawn in out.drawn:
+            done.results.append(Result(drawn.tokens, list(range(len(drawn.tokens) - 1)), drawn.rounds))
+        done.rows = [0] * len(plan.items)
+
+    @staticmethod
+    def _judged(plan: Plan, drafts: "Drafts", layout: Layout, out: Out, verdict: Verdict, done: Computed) -> None:
+        """The results of one pass."""
+        forest, scores = drafts.forest, verdict.scores
+        if scores is not None:
+            done.scores = lambda place: scores[verdict.score_rows[place]]
+        for place, item in enumerate(plan.items):
+            path, last, candidates = verdict.path[place], verdict.next_token[place], layout.candidates[place]
+            result = Result(drafted=drafts.drafted[place], depth=drafts.depths[place])
+            done.results.append(result)
+            done.rows.append(len(candidates))
+            if place in layout.probes:
+                done.probes[place] = out.logits[layout.probes[place]]
+                result.probes = len(layout.probes[place])
+            if last is None:
+                continue
+            result.tokens = [*(forest.token[node] for node in path), last]
+            result.ranks = [forest.row[node] - item.given for node in path]
+            result.rounds = [Round.of(by_depth(forest, candidates), len(path))]
+            if path:
+                sources = [forest.source[node] for node in path]
+                result.accepted = {drafts.names[sources[0][0]]: [node for _, node in sources]}
+
+    @staticmethod
+    def _tapped(plan: Plan, rows: Rows, out: Out, done: Computed) -> None:
+        """Hidden states of the rows that each item will commit."""
+        start = 0
+        for place, (item, segment, result) in enumerate(zip(plan.items, rows.segments, done.results)):
+            if out.drawn:
+                mine = [*range(start, start + len(result.tokens))]
+                start += len(result.tokens)
+            else:
+                ranks = [*range(item.given), *(item.given + rank for rank in result.ranks)]
+                mine = [segment.start + rank for rank in ranks]
+            if item.taps:
+                done.hidden[place] = {tap: out.taps[tap][mine] for tap in item.taps}
+
+
+def by_depth(forest: Forest, nodes: Sequence[int]) -> list[int]:
+    """How many of these nodes are at depth 1, 2, ..."""
+    depths = [forest.depth[node] for node in nodes]
+    return [depths.count(depth) for depth in range(1, max(depths, default=0) + 1)]

@@ -1,0 +1,64 @@
+"""Who may draft, as decisions see it: sizes, limits and groups, without the drafters themselves."""
+
+from paceline.cache.lease import TARGET, Lease
+from paceline.core.request import Request
+from paceline.plan import POLICIES, Basis, DrafterFacts
+from paceline.plan.cost import StepTimes
+from paceline.plan.fixed import room
+
+RETRY, FEW = 8, 4
+"""While a K/V group's drafters are of no use, one request in RETRY steps for each running request, and for FEW more,
+keeps the group all the same: that is how it is seen when they become useful again."""
+
+
+class DrafterTable:
+    """The drafters of an engine, and the policy that decides who drafts how much."""
+
+    def __init__(self, policy: str, times: StepTimes, cheap_rows: int | None = None, row_cost: float = 0.0) -> None:
+        """`policy`: its name in `plan.POLICIES`; the other arguments are those of `plan.Basis`."""
+        basis = Basis(times, self.depth, cheap_rows=cheap_rows, row_cost=row_cost)
+        self.defaults, self.limits = basis.defaults, basis.limits
+        self.entries: dict[str, DrafterFacts] = {}
+        self.policy = POLICIES.get(policy)(basis)
+        self.verifier_taps: dict[str, tuple[str, ...]] = {}
+        """{verifier: hidden states of the target that it reads}"""
+        self.retry = 0
+        """Step from which on the next request keeps a group whose drafters are of no use."""
+
+    def enrol(self, drafter: str, facts: DrafterFacts) -> None:
+        """Make a drafter known."""
+        self.entries[drafter] = facts
+        self.defaults[drafter] = facts.nodes
+        if facts.limit is not None:
+            self.limits[drafter] = facts.limit
+        self.policy.enrol(drafter, facts)
+
+    def chain(self, drafter: str) -> bool:
+        """Does it draft chains?"""
+        return self.entries[drafter].chain
+
+    def depth(self, request: Request, drafter: str) -> int:
+        """How deep a draft may be: 0 of a drafter whose K/V group the request's lease does not keep."""
+        group = self.entries[drafter].group if drafter in self.entries else None
+        lacks = group is not None and isinstance(request.lease, Lease) and group not in request.lease.groups
+        return 0 if lacks else room(request, self.limits.get(drafter))
+
+    def groups(self, request: Request) -> tuple[str, ...]:
+        """The K/V groups that a request's lease will keep. Keeping one up costs time: while the policy has no use for
+        its drafters, most requests do without."""
+        groups = {self.entries[name].group for name in request.arms or (request.drafter,)}
+        of_use = {self.entries[name].group for name in request.arms if not self.policy.idle(name)}
+        if request.arms and groups - of_use - {None}:
+            if self.policy.step < self.retry:
+                groups = of_use
+            else:
+                self.retry = self.policy.step + RETRY * (self.policy.count + FEW)
+        return (TARGET, *sorted(group for group in groups if group))
+
+    def taps(self, request: Request) -> tuple[str, ...]:
+        """Hidden states of the target that somebody reads of this request's rows."""
+        kept = request.lease.groups if isinstance(request.lease, Lease) else frozenset()
+        names = request.arms or (request.drafter,)
+        facts = [self.entries[name] for name in names if name in self.entries]
+        mine = {tap for it in facts if it.group is None or it.group in kept for tap in it.taps}
+        return tuple(sorted({*mine, *self.verifier_taps.get(request.verifier, ())}))

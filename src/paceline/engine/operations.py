@@ -1,0 +1,145 @@
+"""How the operations of core/operations.py change an engine, between two steps. The deciding half of each is a method
+of `Desk`, which the simulator's twin calls, too."""
+
+from collections.abc import Mapping
+from functools import singledispatchmethod
+from typing import Any
+
+from paceline.core.component import Component
+from paceline.core.errors import InputError, RefusalError
+from paceline.core.operations import Abort, Extend, Fork, Park, Replace, Resume, Rewind, Submit
+from paceline.core.request import Request
+from paceline.engine.desk import Desk, lease_of
+from paceline.engine.drafters import DrafterPool
+from paceline.engine.packing import pack, unpack
+from paceline.engine.session import Session
+
+
+class Operations:
+    """The door of an engine. One thread owns it."""
+
+    def __init__(
+        self, session: Session, desk: Desk, drafters: DrafterPool, components: Mapping[str, Component]
+    ) -> None:
+        self.session, self.desk, self.drafters, self.components = session, desk, drafters, components
+
+    @singledispatchmethod
+    def apply(self, operation: Any, now: float) -> Any:
+        """The requests that it made, or of `Park` bytes. InputError, and nothing has changed, for one that names an
+        unknown or ended request, or cannot be done."""
+        raise InputError(f"{operation!r} is no operation of core/operations.py.")
+
+    @apply.register
+    def _submit(self, operation: Submit, now: float) -> list[Request]:
+        o = operation
+        requests = self.session.submit(o.prompt, o.params, now, o.lineage, o.offset)
+        self._queue(requests)
+        return requests
+
+    @apply.register
+    def _abort(self, operation: Abort, now: float) -> None:
+        request = self.session.live(operation.id)
+        self.drafters.recorder.operated(operation)
+        request.finish = "abort"
+        self._leave(request)
+
+    @apply.register
+    def _extend(self, operation: Extend, now: float) -> None:
+        request = self.session.live(operation.id)
+        self.session.check_tokens(operation.tokens)
+        if len(operation.tokens) >= request.left:
+            raise InputError(
+                f"{len(operation.tokens)} tokens do not fit request {request.id}, which may get {request.left} more "
+                "and needs room for one; raise its max_tokens."
+            )
+        if request.params.logprobs is not None:
+            raise RefusalError("A request with log-probabilities cannot be extended: nobody has judged the new tokens.")
+        self.drafters.recorder.operated(operation)
+        self.desk.extend(request, operation.tokens)
+        self.session.extend(request, operation.tokens)
+
+    @apply.register
+    def _fork(self, operation: Fork, now: float) -> list[Request]:
+        request = self.session.live(operation.id)
+        if operation.count < 1:
+            raise InputError(f"A fork makes at least one request, not {operation.count}.")
+        children = [request.fork(self.session.number()) for _ in range(operation.count)]
+        for child in children:
+            child.arrival = now
+        self.session.admit(children)
+        self._queue(children)
+        return children
+
+    @apply.register
+    def _rewind(self, operation: Rewind, now: float) -> None:
+        request = self.session.live(operation.id)
+        if not 0 <= operation.length <= len(request.output):
+            raise InputError(
+                f"Request {request.id} has {len(request.output)} tokens of output; it cannot be rewound to "
+                f"{operation.length}."
+            )
+        self.drafters.recorder.operated(operation)
+        request.rewind(operation.length, operation.redraw)
+        self.desk.rewound(request)
+        self._again(request)
+
+    @apply.register
+    def _replace(self, operation: Replace, now: float) -> None:
+        request = self.session.live(operation.id)
+        self.session.check_prompt(operation.prompt)
+        self.session.check_capacity(len(operation.prompt), request.max_tokens)
+        self.drafters.recorder.operated(operation)
+        request.replace_prompt(operation.prompt)
+        self.desk.restart(request)
+        self._again(request)
+
+    @apply.register
+    def _park(self, operation: Park, now: float) -> bytes:
+        request = self.session.live(operation.id)
+        rows, kv = 0, dict[str, bytes]()
+        if request.lease is not None:
+            lease = lease_of(request)
+            rows = lease.sealed * lease.pool.block_size
+            slots = lease.slots(0, rows)
+            kv = {group: self.components[group].read(slots) for group in sorted(lease.groups)} if rows else {}
+        packed = pack(request, rows, kv, self.components)
+        self.drafters.recorder.operated(operation)
+        self._leave(request)
+        return packed
+
+    @apply.register
+    def _resume(self, operation: Resume, now: float) -> list[Request]:
+        packed = unpack(operation.packed, self.components)
+        arms = self.drafters.arms(packed.fields["drafter"], packed.fields["verifier"])
+        kept = {name: value for name, value in packed.fields.items() if name != "lineage"}
+        request = Request(
+            self.session.number(), params=packed.params, eos=self.session.eos, arms=arms, arrival=now,
+            lineage=tuple(packed.fields["lineage"]), **kept,
+        )  # fmt: skip
+        request.group = request.id
+        self.session.check_prompt(request.prompt)
+        self.session.admit([request])
+        groups = tuple(group for group in packed.kv if group in self.components)
+        txn = self.desk.adopt(request.tokens[: packed.rows], groups)
+        if txn is not None:
+            for group in groups:
+                self.components[group].write(txn.slots, packed.kv[group])
+            self.desk.adopted(txn, request.tokens[: packed.rows])
+            self.drafters.recorder.adopted(request.tokens[: packed.rows], groups)
+        self._queue([request])
+        return [request]
+
+    def _queue(self, requests: list[Request]) -> None:
+        self.desk.waiting.extend(requests)
+        for request in requests:
+            self.drafters.recorder.arrived(request)
+
+    def _leave(self, request: Request) -> None:
+        self.desk.leave(request)
+        self.session.leave(request)
+        self.desk.policy.drop(request)
+
+    def _again(self, request: Request) -> None:
+        """What follows a text that has changed begins anew."""
+        self.drafters.forget(request)
+        self.session.again(request)

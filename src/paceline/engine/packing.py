@@ -1,0 +1,93 @@
+"""A request as bytes: what `Park` gives and `Resume` takes.
+
+magic (8) | length of the header (8) | header, JSON | K/V of each group, one behind the other
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from paceline.core.component import Component
+from paceline.core.errors import InputError, RefusalError
+from paceline.core.grammar import Grammar
+from paceline.core.params import SamplingParams
+from paceline.core.request import Request
+
+MAGIC = b"PACELN\x00\x01"
+"""The last byte is the format's version."""
+KEPT = (
+    "prompt", "output", "seed", "lineage", "offset", "drafter", "verifier", "max_tokens", "key", "round", "branches",
+    "epochs", "authors",
+)  # fmt: skip
+"""Fields of a request that go on, besides its parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A parked request. `rows`: those that have K/V here; `kv` {group: bytes}."""
+
+    fields: dict[str, Any]
+    params: SamplingParams
+    rows: int
+    kv: dict[str, bytes]
+
+
+def pack(request: Request, rows: int, kv: Mapping[str, bytes], components: Mapping[str, Component]) -> bytes:
+    """RefusalError for a request with processors, which are functions of this process."""
+    if request.params.processors:
+        raise RefusalError("A request with processors cannot be parked: they are functions of this process.")
+    header = {
+        "model": model_of(components),
+        "request": {name: getattr(request, name) for name in KEPT},
+        "params": asdict(request.params),
+        "rows": rows,
+        "kv": {group: len(part) for group, part in kv.items()},
+    }
+    text = json.dumps(header).encode()
+    return b"".join([MAGIC, len(text).to_bytes(8, "little"), text, *kv.values()])
+
+
+def unpack(packed: bytes, components: Mapping[str, Component]) -> Packed:
+    """InputError for bytes that are no parked request, or one of another model or version."""
+    if packed[:7] != MAGIC[:7]:
+        raise InputError("These bytes are no parked request; give what `Park` returned.")
+    if packed[:8] != MAGIC:
+        raise InputError(f"The parked request has format {packed[7]}, but this version reads {MAGIC[7]}.")
+    end = 16 + int.from_bytes(packed[8:16], "little")
+    try:
+        header = json.loads(packed[16:end])
+        grammar = header["params"].pop("grammar")
+        lists = {f.name: header["params"][f.name] for f in fields(SamplingParams) if f.name in header["params"]}
+        params = SamplingParams(**{**tuples(lists), "grammar": None if grammar is None else Grammar(**grammar)})
+        kv = dict[str, bytes]()
+        for group, size in header["kv"].items():
+            kv[group], end = packed[end : end + size], end + size
+            if len(kv[group]) != size:
+                raise InputError("The parked request ends early; its bytes were cut.")
+        made = Packed(header["request"], params, header["rows"], kv)
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"The parked request cannot be read ({error}).") from None
+    if header["model"] != model_of(components):
+        raise InputError(
+            f"The request was parked by an engine of {header['model']}, but this one has {model_of(components)}."
+        )
+    return made
+
+
+def model_of(components: Mapping[str, Component]) -> list[Any]:
+    """What must be alike in two engines: sizes of the target, which its K/V depends on."""
+    target = components["target"]
+    return [target.vocab_size, target.width, target.kv_bytes_per_token, target.weight_bytes]
+
+
+def tuples(params: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has lists in place of tuples, and texts in place of the numbers that are keys."""
+    out = {name: frozen(value) for name, value in params.items()}
+    if out.get("logit_bias"):
+        out["logit_bias"] = {int(token): bias for token, bias in params["logit_bias"].items()}
+    return out
+
+
+def frozen(value: Any) -> Any:
+    return tuple(map(frozen, value)) if isinstance(value, list) else value

@@ -1,0 +1,71 @@
+"""A proposer as the native library calls it: by its own twin there, or back into Python."""
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import c_void_p, cast
+from typing import Any
+
+from paceline.core.errors import InputError
+from paceline.core.proposer import Continuation, Draft, Proposer, Turn
+from paceline.native.structs import KEPT, MOST_NODES, PROPOSE, CProposer
+
+
+class Callbacks:
+    """The table of functions of one run. What a proposer raises in Python ends its drafts, and is raised behind the
+    run."""
+
+    def __init__(self, library: Any, proposer: Proposer, texts: Sequence[Continuation], vocab: int) -> None:
+        self.proposer, self.texts, self.vocab = proposer, texts, vocab
+        self.error: Exception | None = None
+        self.table = proposer.native()
+        if self.table is not None:
+            ends = ("propose", "kept", "done")
+            calls = [cast(getattr(library, f"{self.table.name}_{end}"), c_void_p) for end in ends]
+            self.c = CProposer(ctypes.addressof(self.table.state), *calls)
+        else:
+            self.calls = PROPOSE(self._propose), KEPT(self._kept)  # held: the library has their addresses
+            self.c = CProposer(None, *(cast(call, c_void_p) for call in self.calls), None)
+
+    def ended(self) -> Exception | None:
+        """Behind the run: what the proposer raised."""
+        if self.table is not None and self.table.done is not None:
+            self.table.done()
+        return self.error
+
+    def _turns(self, count: int, turns: Any) -> list[Turn]:
+        each = [turns[i] for i in range(count)]
+        whose = self.proposer.texts
+        return [Turn(t.place, t.tokens[: t.said], self.texts[whose[t.place]], t.room) for t in each]
+
+    def _propose(self, state: Any, count: int, turns: Any, drafts: Any) -> None:
+        try:
+            mine = self._turns(count, turns)
+            found = self.proposer.propose(mine) if self.error is None else []
+            for i, (turn, (tokens, parents)) in enumerate(zip(mine, found)):
+                check_draft((tokens, parents), self.proposer.nodes[turn.place], turn.room, self.vocab)
+                drafts[i].token[: len(tokens)], drafts[i].parent[: len(tokens)] = tokens, parents
+                drafts[i].count = len(tokens)
+        except Exception as error:
+            self.error = error
+            for i in range(count):
+                drafts[i].count = 0
+
+    def _kept(self, state: Any, count: int, turns: Any, drafts: Any, kept: Any) -> None:
+        try:
+            if self.error is None:
+                self.proposer.kept(self._turns(count, turns), [kept[i].node[: kept[i].count] for i in range(count)])
+        except Exception as error:
+            self.error = error
+
+
+def check_draft(draft: Draft, most: int, room: int, vocab: int) -> None:
+    """InputError unless a draft is a tree of at most `most` nodes, none deeper than `room`."""
+    tokens, parents = draft
+    most, depth = min(most, MOST_NODES), dict[int, int]({-1: 0})
+    for node, (token, parent) in enumerate(zip(tokens, parents)):
+        depth[node] = depth.get(parent, room) + 1
+        if not 0 <= token < vocab or not -1 <= parent < node or depth[node] > room or node >= most:
+            raise InputError(
+                f"Node {node} is token {token!r} below {parent}; a draft here has at most {most} nodes, none "
+                f"deeper than {room}, of tokens below {vocab}."
+            )

@@ -1,0 +1,34 @@
+"""`goodput`: requests that name their drafter get it, with a fixed number of nodes; for the others the chooser
+decides."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from paceline.core.plan import Work
+from paceline.core.request import Request
+from paceline.plan import POLICIES, Basis, Chooses, LengthPolicy, Share
+from paceline.plan.choose import Goodput
+from paceline.plan.fixed import FixedLength, fixed
+
+
+@dataclass(slots=True)
+class ByRequest(Goodput):
+    """The chooser, and beside it what `fixed` gives to those who named their drafter."""
+
+    fixed: FixedLength = field(default_factory=lambda: FixedLength({}))
+
+    def share(self, requests: Sequence[Request], spare: int, base: Work) -> dict[int, Share]:
+        named, free = [r for r in requests if not r.arms], [r for r in requests if r.arms]
+        if not named:
+            return Goodput.share(self, free, spare, base)
+        shares = self.fixed.share(named, spare, base)
+        if free:
+            used = sum(share.nodes for share in shares.values())
+            shares.update(Goodput.share(self, free, spare - used, replace(base, rows=base.rows + used)))
+        return shares
+
+
+@POLICIES.register("goodput", Chooses("most expected tokens a second; a fixed number where a drafter is named", True))
+def by_request(basis: Basis) -> LengthPolicy:
+    """The default."""
+    return ByRequest({}, basis.times, basis.limit, fixed=fixed(basis))
