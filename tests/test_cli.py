@@ -338,6 +338,9 @@ def test_info(pair: list[str], tmp_path: Path) -> None:
         and model["kv_bytes_per_token"] == 2 * 2 * 8 * 2 * 4
     )
     assert model["weight_bytes"] < said["least_memory"] < 100 << 20
+    assert said["longest_context"] == model["context"]
+    less = json.loads(run("info", *pair, "--memory", str(said["least_memory"]), "--json").stdout)
+    assert less["longest_context"] == 16
     fits = {entry["drafter"]: entry["exact"] for entry in said["drafters"]}
     assert fits["none"] is fits["ngram"] is fits["model"] is None and "function" in fits["user"]
     other = tiny_checkpoint(tmp_path / "other", vocab=300)

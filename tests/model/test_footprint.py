@@ -35,19 +35,23 @@ def held(part: Any) -> int:
     return sum(seen.values())
 
 
+@pytest.mark.parametrize(("quantize", "kv"), [(None, None), ("int4", "int8")])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_native_weights_are_counted_to_within_their_norms(family: str, tmp_path: Path) -> None:
+def test_native_weights_are_counted_to_within_their_norms(
+    family: str, quantize: str | None, kv: str | None, tmp_path: Path
+) -> None:
     packing = form("bfloat16", None, "cpu")
     if not packing.native:
         pytest.skip("the native decoder is not available here")
+    packing = form("bfloat16", quantize, "cpu", kv_dtype=kv)
     checkpoint = tiny_checkpoint(tmp_path, family, hidden=128)
     _, foretold = measure(checkpoint, packing)
-    decoder = load_model(checkpoint)
+    decoder = load_model(checkpoint, quantize=quantize, kv_dtype=kv)
     real = held(decoder.weights)
     assert real <= foretold.weights <= 1.1 * real
     assert isinstance(decoder, NativeDecoder)
     decoder.allocate(5, 12)
-    assert foretold.kv(5, 12) == decoder.keys.nbytes + decoder.values.nbytes
+    assert foretold.kv(5, 12) == sum(it.nbytes for it in (decoder.keys, decoder.values, *decoder.scales))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -57,7 +61,8 @@ def test_a_pool_in_pytorch(dtype: str, tmp_path: Path) -> None:
     decoder = load_model(checkpoint, dtype=dtype, fast=False)
     decoder.allocate(5, 12)
     assert foretold.kv(5, 12) == decoder.attend.slots.nbytes == 60 * decoder.kv_bytes_per_token
-    whole = sum(p.numel() for p in [decoder.weights.embedding]) * DTYPES[dtype].itemsize
+    assert isinstance(decoder.weights.embedding, torch.Tensor)
+    whole = decoder.weights.embedding.numel() * DTYPES[dtype].itemsize
     assert foretold.weights >= decoder.weight_bytes + whole
 
 

@@ -13,26 +13,27 @@ from paceline.native.structs import declare
 
 
 def test_it_builds_wherever_the_machine_allows_it() -> None:
-    if not build.abilities() >= build.NEEDED or shutil.which("g++") is None:
-        pytest.skip("this machine has no AVX-512 BF16 or no g++")
+    if build.machine_flags() is None or shutil.which("g++") is None:
+        pytest.skip("this machine has no AVX2 or no g++")
     assert build.library() is not None
 
 
 @pytest.mark.parametrize("compiler", ["clang++", "clang++-15", "clang++-16", "clang++-19"])
 def test_clang_builds_it_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: str) -> None:
     """For the runtime of torch, whatever clang's own is."""
-    if not build.abilities() >= build.NEEDED or shutil.which(compiler) is None:
-        pytest.skip(f"this machine has no AVX-512 BF16 or no {compiler}")
+    flags = build.machine_flags()
+    if flags is None or shutil.which(compiler) is None:
+        pytest.skip(f"this machine has no AVX2 or no {compiler}")
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     monkeypatch.setenv("CXX", compiler)
     won, scores = array("q", [0, 0]), array("f", [0, 2, 1, 5, 4, 3])
-    declare(CDLL(str(build.built()))).paceline_winners(scores.buffer_info()[0], 2, 3, 2, won.buffer_info()[0])
+    declare(CDLL(str(build.built(flags)))).paceline_winners(scores.buffer_info()[0], 2, 3, 2, won.buffer_info()[0])
     assert won.tolist() == [1, 0]
 
 
 def test_without_a_compiler_pytorch_serves_with_one_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    if not build.abilities() >= build.NEEDED:
-        pytest.skip("this machine has no AVX-512 BF16")
+    if build.machine_flags() is None:
+        pytest.skip("this machine has no AVX2")
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
     build.library.cache_clear()
@@ -55,14 +56,41 @@ def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("vendor", "tiles", "expected"),
-    [("GenuineIntel", True, Unit.TILES), ("GenuineIntel", False, Unit.FUSED), ("AuthenticAMD", False, Unit.DOT)],
+    [
+        ("GenuineIntel", True, Unit.TILES),
+        ("GenuineIntel", False, Unit.FUSED),
+        ("AuthenticAMD", False, Unit.DOT),
+    ],
 )
 def test_what_bfloat16_is_multiplied_with(
     monkeypatch: pytest.MonkeyPatch, vendor: str, tiles: bool, expected: Unit
 ) -> None:
     monkeypatch.setattr(build, "cpu", lambda: {"vendor_id": vendor})
     monkeypatch.setattr(build, "has_amx", lambda: tiles)
+    monkeypatch.setattr(build, "machine_flags", lambda: build.WIDE)
     assert build.unit.__wrapped__() == expected
+    monkeypatch.setattr(build, "machine_flags", lambda: build.NARROW)
+    assert build.unit.__wrapped__() == Unit.SHORT
+
+
+@pytest.mark.parametrize(
+    ("abilities", "wish", "expected"),
+    [
+        (build.NEEDED | build.LESS, "", build.WIDE),
+        (build.NEEDED | build.LESS, "avx2", build.NARROW),
+        (build.NEEDED | build.LESS, "0", None),
+        (build.LESS, "", build.NARROW),
+        (build.LESS | {"avx_vnni"}, "", (*build.NARROW, "-mavxvnni")),
+        (build.ARM, "", build.NEON),
+        ({"sse2", "avx"}, "", None),
+    ],
+)
+def test_what_is_compiled_for_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, abilities: set[str], wish: str, expected: tuple[str, ...] | None
+) -> None:
+    monkeypatch.setattr(build, "abilities", lambda: frozenset(abilities))
+    monkeypatch.setenv("PACELINE_NATIVE", wish)
+    assert build.machine_flags() == expected
 
 
 def test_its_openmp_is_that_of_torch() -> None:

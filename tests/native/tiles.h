@@ -74,16 +74,21 @@ static void product_bf16(int c, int a, int b) {
   _mm_setcsr(before);
 }
 
+template <bool SIGNED>  // the bytes of b
 static void product_int8(int c, int a, int b) {
   check(c, a, b);
+  auto bytes = [](__m512i x, int up) {  // one of each pair, as 16 bits
+    x = _mm512_slli_epi16(x, up);
+    return SIGNED ? _mm512_srai_epi16(x, 8) : _mm512_srli_epi16(x, 8);
+  };
   for (int i = 0; i < shape.rows[c]; i++) {
     __m512i sum = _mm512_load_si512(tile[c].row[i]);
     for (int k = 0; k < shape.rows[b]; k++) {
       uint32_t four;
       memcpy(&four, tile[a].row[i] + 4 * k, 4);
       const __m512i left = _mm512_set1_epi32(four), right = _mm512_load_si512(tile[b].row[k]);
-      sum = _mm512_dpwssd_epi32(sum, _mm512_srai_epi16(left, 8), _mm512_srai_epi16(right, 8));
-      sum = _mm512_dpwssd_epi32(sum, _mm512_srai_epi16(_mm512_slli_epi16(left, 8), 8), _mm512_srai_epi16(_mm512_slli_epi16(right, 8), 8));
+      sum = _mm512_dpwssd_epi32(sum, _mm512_srai_epi16(left, 8), bytes(right, 0));
+      sum = _mm512_dpwssd_epi32(sum, _mm512_srai_epi16(_mm512_slli_epi16(left, 8), 8), bytes(right, 8));
     }
     _mm512_store_si512(tile[c].row[i], sum);
   }
@@ -99,6 +104,7 @@ static void product_int8(int c, int a, int b) {
 #undef _tile_stored
 #undef _tile_dpbf16ps
 #undef _tile_dpbssd
+#undef _tile_dpbsud
 #define _tile_loadconfig tiles::configure
 #define _tile_release tiles::release
 #define _tile_zero tiles::zero
@@ -106,4 +112,5 @@ static void product_int8(int c, int a, int b) {
 #define _tile_stream_loadd tiles::load
 #define _tile_stored tiles::store
 #define _tile_dpbf16ps tiles::product_bf16
-#define _tile_dpbssd tiles::product_int8
+#define _tile_dpbssd tiles::product_int8<true>
+#define _tile_dpbsud tiles::product_int8<false>

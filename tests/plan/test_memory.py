@@ -45,6 +45,18 @@ def test_the_parts_add_up() -> None:
     assert memory.total(replace(shape, blocks=1, rows=1, nodes=0, requests=1)) > 10**8 + 10**7 + 10**7
 
 
+def test_the_longest_context_fits_and_one_block_more_does_not() -> None:
+    memory = arithmetic(max_len=100_000)
+    budget = memory.total(memory.smallest()) + 10**8
+    longest = memory.longest(budget)
+    shape = memory.smallest(longest // 16)
+    assert 0 < longest < 100_000 and longest % 16 == 0
+    assert memory.total(shape) <= budget < memory.total(replace(shape, blocks=shape.blocks + 1))
+    assert memory.longest(10**12) == 100_000 and memory.longest(10) == 0
+    half = replace(memory, target=replace(memory.target, slot=5 * 10**3))  # K/V in fewer bits
+    assert half.longest(budget) > 1.4 * longest
+
+
 def test_loading_may_be_the_peak() -> None:
     small = arithmetic()
     heavy = replace(small, target=replace(small.target, loading=10**9))

@@ -81,8 +81,8 @@ def perplexity(
     items = read_items(path, limit)
     own = replace(options, model=paths(options)[0], draft=None, drafter="none", max_requests=1, prefix_cache=False)
     found = []
-    for quantize in dict.fromkeys((options.quantize, None)):
-        found.append(measure(replace(own, quantize=quantize), items, progress))
+    for quantize, kv in dict.fromkeys(((options.quantize, options.kv_dtype), (None, None))):
+        found.append(measure(replace(own, quantize=quantize, kv_dtype=kv), items, progress))
         gc.collect()  # frames of the libraries' lazy imports hold the first model in a cycle
     return replace(found[0], values={name: value for it in found for name, value in it.values.items()})
 
@@ -91,6 +91,8 @@ def measure(options: Options, items: list[Item], progress: Progress) -> Perplexi
     """One model, which nothing but garbage refers to when this returns."""
     engine, text = build(options)
     name, longest = options.quantize or options.dtype, engine.model.max_len - 1
+    if options.kv_dtype not in (None, "auto", options.dtype):
+        name += f" with K/V in {options.kv_dtype}"
     cut, losses = 0, list[float]()
     for done, item in enumerate(items):
         progress(done, len(items), name)

@@ -208,7 +208,7 @@ EXAMPLES = {
     "batch": "1,8", "temperature": "0,1", "methods": "none,ngram", "rate": "1,2,4", "speed": "1,2", "clients": "1,8",
 }  # fmt: skip
 QUALITY = {
-    "perplexity", "prompts", "num_prompts", "json", "model", "dtype", "quantize", "device", "threads", "max_model_len",
-    "memory", "blocks", "revision", "token",
+    "perplexity", "prompts", "num_prompts", "json", "model", "dtype", "quantize", "kv_dtype", "device", "threads",
+    "max_model_len", "memory", "blocks", "revision", "token",
 }  # fmt: skip
 """Options that --perplexity uses."""

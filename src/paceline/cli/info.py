@@ -28,7 +28,7 @@ def info(engine: EngineArgs, *, as_json: bool) -> None:
     check_device(engine.device)
     revisions = (engine.revision, None)
     known = [
-        inspect(path, dtype=engine.dtype, revision=revision, token=engine.token)
+        inspect(path, dtype=engine.dtype, kv_dtype=engine.kv_dtype, revision=revision, token=engine.token)
         for path, revision in zip(paths(engine.options()), revisions)
         if path is not None
     ]
@@ -43,10 +43,12 @@ def info(engine: EngineArgs, *, as_json: bool) -> None:
         )
     memory = memory_of(engine.options(), *(facts.path for facts in known))
     least = memory.total(memory.smallest())
+    room = room_of(engine.memory)
+    longest = memory.longest(room)
     drafters = fits({"draft"} if len(known) == 2 and not problem else set())
     if as_json:
         entry: dict[str, Any] = dict(zip(("model", "draft"), sheets))
-        entry |= {"draft_refused": problem, "least_memory": least, "drafters": drafters}
+        entry |= {"draft_refused": problem, "least_memory": least, "longest_context": longest, "drafters": drafters}
         typer.echo(json.dumps(entry, ensure_ascii=False, indent=2))
         return
     from rich.console import Console
@@ -54,16 +56,29 @@ def info(engine: EngineArgs, *, as_json: bool) -> None:
     console = Console(soft_wrap=False)
     console.print(sheet(sheets))
     typer.echo(f"Together they run in a memory of {size(least)} or more.")
+    where = f"a memory of {size(room)}" if engine.memory else f"the {size(room)} that are free here"
+    typer.echo(f"The longest context that fits in {where}: {longest:,} of {memory.max_len:,} tokens.")
     if problem:
         typer.echo(problem)
     console.print(ladder(drafters))
+
+
+def room_of(memory: str | None) -> int:
+    """Bytes that may be used: as asked for, else what is free."""
+    if memory is not None:
+        from paceline.engine.build import parse_bytes
+
+        return parse_bytes(memory)
+    import psutil
+
+    return int(psutil.virtual_memory().available)
 
 
 def describe(facts: "Facts", text: Any, engine: EngineArgs) -> dict[str, Any]:
     """By name, for people and machines. `text`: the checkpoint's `Text`."""
     from paceline.model.load import form, measure
 
-    spec, packing = facts.spec, form(engine.dtype, engine.quantize, engine.device)
+    spec, packing = facts.spec, form(engine.dtype, engine.quantize, engine.device, kv_dtype=engine.kv_dtype)
     count, stored = parameters(facts)
     return {
         "path": str(facts.path),

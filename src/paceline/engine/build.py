@@ -41,7 +41,10 @@ class Options:
     dtype: str = "bfloat16"
     """Of weights and K/V cache: bfloat16, float32 or float16."""
     quantize: str | None = None
-    """"int8": the linear layers of model and draft in int8 (W8A8). The text is then the quantised model's own."""
+    """"int8": the linear layers of model and draft in int8 (W8A8); "int4": in 4 bits by groups of 32, head
+    and embedding in 8, activations in 8. The text is then the quantised model's own."""
+    kv_dtype: str | None = None
+    """"int8": keys and values in 8 bits, which leaves room for 1.88 times the tokens. None: as dtype."""
     device: str = "cpu"
     """cpu, cuda, cuda:1, ..."""
     threads: int | None = None
@@ -120,6 +123,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
     where: dict[str, Any] = {
         "dtype": options.dtype,
         "quantize": options.quantize,
+        "kv_dtype": options.kv_dtype,
         "device": options.device,
         "max_len": options.max_model_len,
         "cache": options.weights_cache,
@@ -230,7 +234,7 @@ def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory
     """The arithmetic of the budget for these checkpoints, from their headers."""
     from paceline.model.load import form, measure
 
-    packing = form(options.dtype, options.quantize, options.device)
+    packing = form(options.dtype, options.quantize, options.device, kv_dtype=options.kv_dtype)
     spec, target = measure(path, packing, options.max_model_len)
     drafts = None if draft is None else measure(draft, packing)[1]
     files = [at if at.suffix == ".gguf" else at / "tokenizer.json" for at in (path, draft) if at is not None]

@@ -15,7 +15,9 @@ from paceline.core.program import WHOLE
 from paceline.core.rows import Out, Rows
 from paceline.model import pages
 from paceline.model.blocks import Block, Norm, Rotary
+from paceline.model.grouped import looked_up
 from paceline.model.linear import Linear, Packing
+from paceline.model.packed import Packed
 from paceline.model.spec import ModelSpec
 
 ENDS = ("pre_norm", "post_norm")
@@ -24,9 +26,10 @@ ENDS = ("pre_norm", "post_norm")
 
 @dataclass(slots=True)
 class Weights:
-    """What a checkpoint gives. `embedding` [vocab, hidden] stays in the storage dtype, for look-up."""
+    """What a checkpoint gives. `embedding` [vocab, hidden] stays in the storage dtype, for look-up, or in groups of 8
+    bits, perhaps the head's own."""
 
-    embedding: Tensor
+    embedding: Tensor | Packed
     blocks: list[Block]
     norm: Norm
     head: Linear
@@ -40,12 +43,12 @@ class Decoder:
     def __init__(self, spec: ModelSpec, weights: Weights, packing: Packing, attend: Make = Fused) -> None:
         self.spec, self.weights, self.packing, self.attend_type = spec, weights, packing, attend
         self.dtype, self.compute = packing.dtype, packing.compute
-        self.device = weights.embedding.device
+        self.device = weights.norm.weight.device
         self.vocab_size, self.max_len, self.width = spec.vocab, spec.max_len, spec.hidden
         self.taps: tuple[str, ...] = ()
         self.places = frozenset({*(f"input:{i}" for i in range(len(spec.layers))), *ENDS})
         self.abilities = frozenset[Ability]({"program", "embed"})
-        self.kv_bytes_per_token = spec.kv_width * self.dtype.itemsize
+        self.kv_bytes_per_token = kv_bytes(spec, packing)
         self.weight_bytes = weights.bytes
         self.exact = torch.float64 if self.dtype == torch.float64 else torch.float32
         # gemma rounds the factor to the weights' dtype before it multiplies
@@ -124,7 +127,9 @@ class Decoder:
         return Out(self.logits(x, rows, taps), taps)
 
     def embed(self, token: Tensor) -> Tensor:
-        x = torch.nn.functional.embedding(token, self.weights.embedding).to(self.compute)
+        table = self.weights.embedding
+        x = looked_up(table, token) if isinstance(table, Packed) else torch.nn.functional.embedding(token, table)
+        x = x.to(self.compute)
         return x if self.spec.embedding_scale == 1.0 else x.mul_(self.embedding_scale)
 
     def logits(self, x: Tensor, rows: Rows, taps: dict[str, Tensor]) -> Tensor:
@@ -151,6 +156,12 @@ class Decoder:
 
     def describe(self) -> str:
         return f"{self.spec.family}, {self.packing.describe()}, on {self.device}"
+
+
+def kv_bytes(spec: ModelSpec, packing: Packing) -> int:
+    """Of one token, without padding."""
+    each = 17 / 16 if packing.kv == "int8" else packing.dtype.itemsize
+    return int(spec.kv_width * each)
 
 
 def unpacked(packed: bytes, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -31,7 +31,10 @@ class Form(Protocol):
     def native(self) -> bool: ...
     @property
     def working(self) -> int: ...
+    @property
+    def head(self) -> "Form | None": ...
     def size(self, outputs: int, inputs: int, /) -> int: ...
+    def slot(self, heads: int, head_dim: int, /) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +82,13 @@ def footprint(spec: ModelSpec, form: Form, itemsize: int, stored: int, threads: 
     packed = sum(form.size(outputs, inputs) for outputs, inputs in matrices)
     layers = len(spec.layers)
     norms = 4 * (4 * spec.hidden + (spec.heads + spec.kv_heads) * spec.head_dim)
-    embedding = spec.vocab * spec.hidden * itemsize
-    head = form.size(spec.vocab, spec.hidden)
+    of_head = form.head or form
+    head = of_head.size(spec.vocab, spec.hidden)
+    embedding = spec.vocab * spec.hidden * itemsize if form.head is None else 0 if spec.tied else head
     layer, largest = sum(o * i for o, i in matrices), max(o * i for o, i in matrices)
     whole = spec.vocab * spec.hidden  # the head, which is not fused
-    loading = max(stored * layer + form.working * largest, (stored + max(form.working - 4, 2)) * whole)
-    dims = -(-spec.head_dim // 32) * 32 if form.native else spec.head_dim
-    slot = 2 * layers * spec.kv_heads * dims * itemsize
+    loading = max(stored * layer + form.working * largest, (stored + max(of_head.working - 4, 2)) * whole)
+    slot = layers * form.slot(spec.kv_heads, spec.head_dim)
     turned = 3 * 2 * 4 * sum({layer.rope: len(layer.rope.inverse) for layer in spec.layers}.values())
     weights = layers * (packed + norms) + norms + head + embedding
     fixed, row, *of_keys = native_scratch(spec, threads) if form.native else torch_scratch(spec, itemsize)

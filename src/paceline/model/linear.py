@@ -4,8 +4,9 @@ A pass over few rows is bound by reading the weights, and plain `F.linear` on a 
 converts them at every call. Which packing is chosen depends on what the machine can do, found by trying:
 
     dtype             machine                        packing   activations
-    bfloat16          AVX-512 BF16 and a compiler    native    float32, the whole decoder is one native call
-    quantize int8     AVX-512 VNNI and a compiler    native    the same, rounded to int8 by row
+    bfloat16          AVX2 or NEON and a compiler    native    float32, the whole decoder is one native call
+    quantize int8     the same                       native    the same, rounded to int8 by row
+    quantize int4     the same                       native    the same; head and embedding in 8 bits
     float32           oneDNN                         mkldnn    float32
     bfloat16/float16  computes it natively           mkldnn    as the weights
     bfloat16/float16  other CPUs with FBGEMM         fbgemm    float32, weights held in float16
@@ -24,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.core.errors import RefusalError
+from paceline.model import grouped
 from paceline.model.packed import pack_bfloat16, pack_int8, size
 from paceline.native.build import Unit, library, unit
 
@@ -51,6 +53,11 @@ class Packing:
     """Rows up to which a pass costs little more than one of a single row: draft nodes within it are cheap."""
     row: float = 0.0
     """What each row beyond the first costs, in passes of one row, where that is not little."""
+    head: "Packing | None" = field(default=None, compare=False)
+    """How head and embedding lie where not as the rest. The embedding is then looked up as it lies, and where the two
+    are tied they are one."""
+    kv: str | None = None
+    """"int8": keys and values in 8 bits, each 32 numbers of a head with a scale; None: as `dtype`."""
     native: bool = False
     """Whether `pack` gives `packed.Packed`, for the decoder that is one native call."""
     groups: Callable[[Tensor, Tensor, Tensor, Tensor | None, int], Linear] | None = None
@@ -58,7 +65,13 @@ class Packing:
     bits of a code (4 or 8)."""
 
     def describe(self) -> str:
-        return f"{self.name}, weights {short(self.dtype)}, activations {short(self.compute)}"
+        kv = "" if self.kv is None else f", K/V {self.kv}"
+        return f"{self.name}, weights {short(self.dtype)}, activations {short(self.compute)}{kv}"
+
+    def slot(self, heads: int, head_dim: int) -> int:
+        """Bytes of one token's keys and values in one layer."""
+        dims = -(-head_dim // 32) * 32 if self.native else head_dim
+        return 2 * heads * (dims + dims // 16 if self.kv == "int8" else dims * self.dtype.itemsize)
 
 
 def choose(dtype: torch.dtype, device: torch.device) -> Packing:
@@ -71,7 +84,7 @@ def available(dtype: torch.dtype, device: torch.device) -> Iterator[Packing]:
     if device.type == "cpu":
         if dtype is torch.bfloat16 and library() is not None:
             whole = partial(size, quantised=False)
-            row = 0.09 if unit() == Unit.FUSED else 0.0
+            row = {Unit.FUSED: 0.09, Unit.SHORT: 0.16}.get(unit(), 0.0)
             native = Packing("native", dtype, torch.float32, pack_bfloat16, whole, 8, 16, row, native=True)
             yield from filter(works, [native])
         if dtype in (torch.float32, *HALF):
@@ -98,21 +111,38 @@ def available(dtype: torch.dtype, device: torch.device) -> Iterator[Packing]:
 
 
 def quantised(method: str, dtype: torch.dtype, device: torch.device) -> Packing:
-    """Weights and activations in int8 (W8A8, activations by row), K/V in bfloat16. RefusalError where that cannot run:
-    another precision would be another model."""
-    if method != "int8":
-        raise RefusalError(f"quantize is {method!r}, which is not known; use int8.")
+    """int8: weights and activations in int8 (W8A8, activations by row), K/V in bfloat16. int4: weights in 4 bits by
+    groups (W4A8), head and embedding in 8. RefusalError where that cannot run: another precision would be another
+    model."""
+    if method not in ("int8", "int4"):
+        raise RefusalError(f"quantize is {method!r}, which is not known; use int8 or int4.")
     if dtype is not torch.bfloat16:
-        raise RefusalError(f"quantize int8 keeps everything else in bfloat16; use dtype bfloat16, not {short(dtype)}.")
-    whole = partial(size, quantised=True)
-    row = 0.075 if unit() == Unit.FUSED else 0.0
-    packing = Packing("native int8", dtype, torch.float32, pack_int8, whole, 14, 16, row, native=True)
-    if device.type != "cpu" or library() is None or not works(packing, 0.3):
         raise RefusalError(
-            "quantize int8 needs Linux, a CPU with AVX-512 VNNI and BF16, and a C++ compiler, which are not all here; "
-            "leave quantize out."
+            f"quantize {method} keeps everything else in bfloat16; use dtype bfloat16, not {short(dtype)}."
+        )
+    whole = partial(size, quantised=True)
+    row = {Unit.FUSED: 0.075, Unit.SHORT: 0.16}.get(unit(), 0.0)
+    packing = Packing("native int8", dtype, torch.float32, pack_int8, whole, 14, 16, row, native=True)
+    if method == "int4":
+        packing = in_groups(dtype)
+    if device.type != "cpu" or library() is None or not works(packing, 0.3 if method == "int8" else 2):
+        raise RefusalError(
+            f"quantize {method} needs Linux, a CPU with AVX2 and FMA (or NEON with its dot product), and a C++ "
+            "compiler, which are not all here; leave quantize out."
         )
     return packing
+
+
+def in_groups(dtype: torch.dtype) -> Packing:
+    """The packing of `quantize int4`."""
+    fine = partial(grouped.size, bits=8, form=grouped.Form.ZEROS)
+    coarse = partial(grouped.size, bits=4, form=grouped.Form.SUPER)
+    row = {Unit.SHORT: 0.2}.get(unit(), 0.06)
+    head = Packing("native int8", dtype, torch.float32, grouped.pack_bytes, fine, 8, 8, native=True)
+    return Packing(
+        "native int4", dtype, torch.float32, grouped.pack_int4, coarse, 8, 8, row, head=head, native=True,
+        groups=grouped.pack_groups,
+    )  # fmt: skip
 
 
 def plain(dtype: torch.dtype, device: torch.device) -> Packing:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from paceline.core.errors import CapacityError, CheckpointError, RefusalError
 from paceline.model import store
 from paceline.model.blocks import Block, LayerNorm, Norm, WholeNorm
 from paceline.model.checkpoint import DTYPES, Tensors, open_tensors, read_config, resolve
-from paceline.model.decoder import Decoder, Weights
+from paceline.model.decoder import Decoder, Weights, kv_bytes
 from paceline.model.families import FAMILIES, Names
 from paceline.model.footprint import Footprint, footprint
 from paceline.model.gguf import GgufTensors
@@ -41,6 +42,7 @@ def load_model(
     token: str | None = None,
     max_len: int | None = None,
     quantize: str | None = None,
+    kv_dtype: str | None = None,
     fast: bool = True,
     vocabulary: tuple[int, int] | None = None,
     cache: bool = True,
@@ -48,13 +50,14 @@ def load_model(
     """Load a directory, a GGUF file or a hub id for serving texts of up to `max_len` tokens (default: the config's).
 
     dtype: of weights and K/V cache: float32, bfloat16, float16 (float64 for tests). quantize:
-    "int8" rounds the weights of all linear layers as they are loaded. With `fast` false every part is its slow twin in
-    plain PyTorch. vocabulary: of a draft, how many logits its target has and how many ids their tokenizer knows; where
-    the draft is padded differently, it gets as many, and what lies beyond the tokenizer is never drawn. cache: packed
-    weights of a large model are kept on disk for the next time (store.py). Raises CheckpointError for whatever cannot
+    "int8" and "int4" round the weights of all linear layers as they are loaded. kv_dtype: "int8" keeps keys and values
+    in 8 bits. With `fast` false every part is its slow twin in plain PyTorch. vocabulary: of a draft, how many logits
+    its target has and how many ids their tokenizer knows; where the draft is padded differently, it gets as many, and
+    what lies beyond the tokenizer is never drawn. cache: packed weights of a large model are kept on disk for the next
+    time (store.py). Raises CheckpointError for whatever cannot
     be served, RefusalError for what this machine cannot do.
     """
-    packing, target = form(dtype, quantize, device, fast), torch.device(device)
+    packing, target = form(dtype, quantize, device, fast, kv_dtype), torch.device(device)
     path = resolve(model, revision, token)
     spec = read_config(path, max_len)
     packing = suited(packing, spec, target)
@@ -133,14 +136,25 @@ def writing(where: Path | None, size: int) -> Iterator[store.Straight]:
         yield keep
 
 
-def form(dtype: str, quantize: str | None, device: str, fast: bool = True) -> Packing:
-    """How the weights will lie in memory."""
+def form(dtype: str, quantize: str | None, device: str, fast: bool = True, kv_dtype: str | None = None) -> Packing:
+    """How weights, keys and values will lie in memory."""
     if dtype not in DTYPES:
         raise CheckpointError(f"dtype {dtype!r} is not known; use one of {', '.join(DTYPES)}.")
     where = torch.device(device)
     if quantize is not None:
-        return quantised(quantize, DTYPES[dtype], where)
-    return choose(DTYPES[dtype], where) if fast else plain(DTYPES[dtype], where)
+        packing = quantised(quantize, DTYPES[dtype], where)
+    else:
+        packing = choose(DTYPES[dtype], where) if fast else plain(DTYPES[dtype], where)
+    if kv_dtype in (None, "auto", dtype):
+        return packing
+    if kv_dtype != "int8":
+        raise RefusalError(f"kv_dtype is {kv_dtype!r}, but keys and values lie as dtype, {dtype}, or in int8.")
+    if not packing.native:
+        raise RefusalError(
+            "kv_dtype int8 needs the native decoder: dtype bfloat16, Linux, a CPU with AVX2 and FMA (or NEON with its "
+            "dot product) and a C++ compiler; leave kv_dtype out."
+        )
+    return replace(packing, kv="int8")
 
 
 def suited(packing: Packing, spec: ModelSpec, device: torch.device) -> Packing:
@@ -174,12 +188,17 @@ class Facts:
 
 
 def inspect(
-    model: str | Path, *, dtype: str = "bfloat16", revision: str | None = None, token: str | None = None
+    model: str | Path,
+    *,
+    dtype: str = "bfloat16",
+    kv_dtype: str | None = None,
+    revision: str | None = None,
+    token: str | None = None,
 ) -> Facts:
-    """Facts of a checkpoint from its config and headers; `dtype` is that of the K/V cache."""
+    """Facts of a checkpoint from its config and headers; `dtype`, or `kv_dtype`, is that of the K/V cache."""
     path = resolve(model, revision, token)
     spec, tensors = read_config(path), open_tensors(path)
-    kv = spec.kv_width * DTYPES[dtype].itemsize
+    kv = kv_bytes(spec, replace(plain(DTYPES[dtype], torch.device("cpu")), kv="int8" if kv_dtype == "int8" else None))
     return Facts(path, spec, len(tensors.place), tensors.bytes(), kv)
 
 
@@ -207,8 +226,12 @@ class Loader:
         self.bytes = 0
 
     def weights(self) -> Weights:
-        spec, names, keep = self.spec, self.names, self.keep
-        embedding = keep.tensor(names.embedding, lambda: self.table(names.embedding))
+        spec, names, keep, form = self.spec, self.names, self.keep, self.packing.head
+        table = self.table
+        if form is None:
+            embedding: Any = keep.tensor(names.embedding, lambda: table(names.embedding))
+        else:
+            embedding = keep.linear(names.embedding, lambda: form.pack(table(names.embedding), None))
         blocks = []
         for index in tracked(range(len(spec.layers)), "Loading"):
             blocks.append(self.block(index))
@@ -216,9 +239,14 @@ class Loader:
         norm = self.norm(names.norm, spec.hidden)
 
         def head() -> Linear:
-            return self.packing.pack(self.head(embedding), self.closed())
+            rows = table(names.embedding) if form is not None and spec.tied else embedding
+            return (form or self.packing).pack(self.head(rows), self.closed())
 
-        last = self.counted(keep.linear(names.head, head), spec.vocab * spec.hidden)
+        own = not spec.tied or f"{names.head}.weight" in self.tensors.place
+        if form is not None and not own and self.known is None:
+            last = self.counted(embedding, 0)  # one copy serves both
+        else:
+            last = self.counted(keep.linear(names.head, head), spec.vocab * spec.hidden)
         self.tensors.let_go()
         return Weights(embedding, blocks, norm, last, self.bytes)
 

@@ -1,6 +1,7 @@
 """The decoder whose pass is one native call. Its slow twin is model/decoder.py."""
 
 import ctypes
+import math
 from array import array
 from collections.abc import Sequence
 from ctypes import c_int64
@@ -20,7 +21,7 @@ from paceline.model.callbacks import Callbacks
 from paceline.model.decoder import Decoder, Weights, unpacked, zeros
 from paceline.model.footprint import UNIT
 from paceline.model.linear import Packing
-from paceline.model.packed import address
+from paceline.model.packed import Packed, address
 from paceline.model.spec import ModelSpec
 from paceline.native.build import Unit, library, unit
 from paceline.native.structs import (
@@ -52,14 +53,18 @@ class NativeDecoder(Decoder):
         self.turned = 0
         self.layers = (CLayer * len(spec.layers))(*(self.layer(index) for index in range(len(spec.layers))))
         head: Any = weights.head
+        table = weights.embedding
+        rows = 2 if head.c.form else int(head.scale is not None)
         self.model = CModel(
             layers=len(spec.layers), hidden=spec.hidden, heads=spec.heads, kv_heads=spec.kv_heads,
             head_dim=spec.head_dim, ffn=spec.ffn, vocab=spec.vocab, gelu=spec.activation == "gelu_tanh",
-            int8=packing.name == "native int8", unit=unit(), eps=spec.norm_eps, attention_scale=spec.attention_scale,
+            int8=rows, unit=unit(), eps=spec.norm_eps, attention_scale=spec.attention_scale,
             attention_cap=spec.attention_softcap or 0.0, logit_cap=spec.logit_softcap or 0.0,
-            embedding_scale=self.embedding_scale, embedding=weights.embedding.data_ptr(),
+            embedding_scale=self.embedding_scale, embedding=table.data_ptr() if isinstance(table, Tensor) else None,
             norm=weights.norm.weight.data_ptr(), head=head.c, layer=self.layers,
         )  # fmt: skip
+        if isinstance(table, Packed):
+            self.model.lookup = table.c
         self.seconds: Tensor | None = None
         """Where the native parts (structs.PARTS) add up their time, float64, while someone measures."""
 
@@ -81,9 +86,15 @@ class NativeDecoder(Decoder):
         spec = self.spec
         dims = -(-spec.head_dim // 32) * 32
         shape = (-(-blocks * block_size // UNIT), len(spec.layers), spec.kv_heads, UNIT // LANES)
-        self.keys = zeros((*shape, dims // 2, LANES, 2), self.dtype, self.device)
-        self.values = zeros((*shape, LANES // 2, dims, 2), self.dtype, self.device)
+        of = torch.int8 if self.packing.kv == "int8" else self.dtype
+        self.keys = zeros((*shape, dims // 2, LANES, 2), of, self.device)
+        self.values = zeros((*shape, LANES // 2, dims, 2), of, self.device)
         self.model.keys, self.model.values = self.keys.data_ptr(), self.values.data_ptr()
+        self.scales: list[Tensor] = []
+        if of == torch.int8:
+            self.scales = [zeros((*shape, dims // 32, LANES), self.dtype, self.device) for _ in range(2)]
+            self.model.key_scales, self.model.value_scales = (each.data_ptr() for each in self.scales)
+        self.model.bytes = of == torch.int8
         self.model.block_size = block_size
 
     def move(self, source: list[int], target: list[int]) -> None:
@@ -91,12 +102,23 @@ class NativeDecoder(Decoder):
 
     def read(self, slots: list[int]) -> bytes:
         keys, values = self.rows_of(slots)
-        return torch.stack((keys.flatten(-2), values), 1).view(torch.uint8).numpy().tobytes()
+        packed = torch.stack((keys.flatten(-2), values), 1).view(torch.uint8).numpy().tobytes()
+        if not self.scales:
+            return packed
+        unit, group, lane = self.where(slots)
+        scales = torch.stack([each[unit, :, :, group, :, lane] for each in self.scales], 1)
+        return packed + scales.view(torch.uint8).numpy().tobytes()
 
     def write(self, slots: list[int], packed: bytes) -> None:
         shape = (len(slots), 2, len(self.spec.layers), self.spec.kv_heads, self.keys.shape[4] * 2)
-        both = unpacked(packed, shape, self.dtype)
         unit, group, lane = self.where(slots)
+        if self.scales:
+            size = math.prod(shape)
+            by = unpacked(packed[size:], (*shape[:-1], shape[-1] // 32), self.dtype)
+            packed = packed[:size]
+            for each, mine in zip(self.scales, by.unbind(1)):
+                each[unit, :, :, group, :, lane] = mine
+        both = unpacked(packed, shape, self.keys.dtype)
         self.keys[unit, :, :, group, :, lane] = both[:, 0].view(*shape[:1], *shape[2:-1], -1, 2)
         self.values[unit, :, :, group, lane // 2, :, lane % 2] = both[:, 1]
 

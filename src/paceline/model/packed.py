@@ -1,4 +1,5 @@
-"""Weights in the order in which the native decoder reads them: bfloat16, or int8 with a scale for each output."""
+"""Weights in the order in which the native decoder reads them: bfloat16, or int8 with a scale for each output. Those
+in groups: grouped.py."""
 
 from collections.abc import Mapping
 from ctypes import c_int64
@@ -20,7 +21,7 @@ OUTPUTS = 32
 @dataclass(slots=True)
 class Packed:
     """One matrix [out, in] as blocks of 32 outputs x 64 bytes of input. int8 (W8A8): `scale` of each output, `sums` of
-    its quantised weights. `c` is the structure that points here."""
+    its quantised weights. In groups: see grouped.py. `c` is the structure that points here."""
 
     weight: Tensor
     bias: Tensor | None
@@ -39,7 +40,8 @@ class Packed:
         assert it is not None
         x = x.float().contiguous()
         out = torch.empty(len(x), self.c.outputs)
-        model = CModel(int8=self.scale is not None, threads=torch.get_num_threads(), unit=unit(), head=self.c)
+        rows = 2 if self.c.form else int(self.scale is not None)
+        model = CModel(int8=rows, threads=torch.get_num_threads(), unit=unit(), head=self.c)
         it.paceline_linear(model, x.data_ptr(), len(x), out.data_ptr())
         return out
 

@@ -1,129 +1,10 @@
 // Attention of rows over a paged prefix and their own tree.
 #pragma once
 
-#include "rows.h"
+#include "cache.h"
 
-struct Attention : Rows {
-  using Rows::Rows;
-
-  i64 dims() const { return up(m.head_dim, 32); }
-  i64 group() const { return m.heads / m.kv_heads; }
-  bf16* pool(bf16* all, i64 layer, i64 head, i64 at) const {
-    return all + place(at, layer * m.kv_heads + head, m.layers * m.kv_heads) * 16 * dims();
-  }
-
-  void turn(float* x, const Layer& l, i64 position) const {
-    const i64 half = l.rotated / 2;
-    const float *cosines = l.turn + position * 2 * l.rotated, *sines = cosines + l.rotated + half;
-    each(half, [=](i64 i, __mmask16 k) {
-      const __m512 a = _mm512_maskz_loadu_ps(k, x + i), c = _mm512_maskz_loadu_ps(k, x + half + i);
-      const __m512 cos = _mm512_maskz_loadu_ps(k, cosines + i), sin = _mm512_maskz_loadu_ps(k, sines + i);
-      put(x + i, _mm512_fmsub_ps(a, cos, _mm512_mul_ps(c, sin)), k);
-      put(x + half + i, _mm512_fmadd_ps(c, cos, _mm512_mul_ps(a, sin)), k);
-    });
-  }
-
-  // A head's numbers as bfloat16, zeros beyond their end
-  void narrow(const float* x, bf16* to) const {
-    for (i64 d = 0; d < dims(); d += 32) {
-      const __m512 low = _mm512_maskz_loadu_ps(below(m.head_dim - d), x + d);
-      const __m512 high = _mm512_maskz_loadu_ps(below(m.head_dim - d - 16), x + d + 16);
-      _mm512_storeu_si512(to + d, (__m512i)_mm512_cvtne2ps_pbh(high, low));
-    }
-  }
-
-  // Where `rope` will write: few cache lines of each row, far apart
-  void expect(i64 layer) const {
-    i64 first, last, before = -1;
-    share(p.rows * m.kv_heads, first, last);
-    for (i64 i = first; i < last; i++) {
-      const i64 at = p.slot[i % p.rows] / 16, head = i / p.rows;
-      const bf16* values = pool(m.values, layer, head, at) + p.slot[i % p.rows] % 16 / 2 * dims() * 2;
-      for (i64 d = 0; d < dims(); d += 16) prefetchw(values + d * 2);
-      if (i % p.rows == 0 || at != before)
-        for (i64 line = 0; line < 16 * dims(); line += 32) prefetchw(pool(m.keys, layer, head, at) + line);
-      before = at;
-    }
-  }
-
-  // Head norms and rotation of the rows' q and k; queries to their buffer, keys and values to their slots. Rows that share a
-  // group of slots write there together, by whole cache lines: each of many small stores holds up the loads after it
-  void rope(const Layer& l, i64 layer) {
-    const i64 n = m.head_dim, width = (m.heads + 2 * m.kv_heads) * n;
-    bf16 *turned = room<bf16>(s.gathered, 32 * dims()), *plain = turned + 16 * dims();  // keys, values by lane
-    i64 first, last;
-    share(p.rows * m.kv_heads, first, last);
-    while (first < last) {
-      const i64 head = first / p.rows, at = p.slot[first % p.rows] / 16;
-      __mmask16 lanes = 0;
-      for (; first < last && first / p.rows == head && p.slot[first % p.rows] / 16 == at; first++) {
-        stir();
-        const i64 row = first % p.rows, lane = p.slot[row] % 16;
-        float* line = b.wide + row * width + head * (group() + 2) * n;
-        for (i64 g = 0; g < group(); g++) {
-          float* q = line + g * n;
-          if (l.head_norm) norm(q, l.head_norm + (head * group() + g) * n, n, q);
-          turn(q, l, p.position[row]);
-          uint8_t* to = b.query + ((head * p.rows + row) * group() + g) * dims() * m.wide();
-          if (m.fused()) memset(to, 0, dims() * 4), memcpy(to, q, n * 4);
-          else narrow(q, (bf16*)to);
-        }
-        float* k = line + group() * n;
-        if (l.head_norm) norm(k, l.head_norm + (m.heads + head) * n, n, k);
-        turn(k, l, p.position[row]);
-        narrow(k, turned + lane * dims());
-        narrow(k + n, plain + lane * dims());
-        lanes |= 1 << lane;
-      }
-      bf16 *keys = pool(m.keys, layer, head, at), *values = pool(m.values, layer, head, at);
-      for (i64 d = 0; d < dims(); d += 32) {
-        __m512i square[16];
-        for (i64 j = 0; j < 16; j++) square[j] = _mm512_loadu_si512(turned + j * dims() + d);
-        transpose(square);
-        for (i64 j = 0; j < 16; j++) _mm512_mask_storeu_epi32(keys + (d / 2 + j) * 32, lanes, square[j]);
-      }
-      for (i64 j = 0; j < 16; j += 2) {
-        const __mmask32 there = (lanes >> j & 1) * 0x55555555u | (lanes >> j & 2) * 0x55555555u;
-        for (i64 d = 0; there && d < dims(); d += 16) {
-          const bf16* two = plain + j * dims() + d;
-          const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)two));
-          const __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(two + dims())));
-          _mm512_mask_storeu_epi16(values + (j / 2 * dims() + d) * 2, there, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
-        }
-      }
-    }
-  }
-
-  i64 slot(i64 segment, i64 position) const {
-    return p.table[segment * p.width + position / m.block_size] * m.block_size + position % m.block_size;
-  }
-
-  // Sixteen keys side by side, from any slots; -1: none
-  void gather_keys(i64 layer, i64 head, const i64* slots, bf16* keys) const {
-    memset(keys, 0, 16 * dims() * 2);
-    for (i64 j = 0; j < 16; j++) {
-      if (slots[j] < 0) continue;
-      const bf16* k = pool(m.keys, layer, head, slots[j] / 16) + slots[j] % 16 * 2;
-      for (i64 d = 0; d < dims(); d += 2) memcpy(keys + d * 16 + j * 2, k + d * 16, 4);
-    }
-  }
-
-  // The same of values. The first `together` lie side by side in the pool
-  void gather_values(i64 layer, i64 head, const i64* slots, i64 together, bf16* values) const {
-    if (together > 0) memcpy(values, pool(m.values, layer, head, slots[0] / 16), 16 * dims() * 2);
-    else memset(values, 0, 16 * dims() * 2);
-    for (i64 j = together; j < 16; j++) {
-      if (slots[j] < 0) continue;
-      const i64 lane = slots[j] % 16;
-      const bf16* v = pool(m.values, layer, head, slots[j] / 16) + lane / 2 * dims() * 2;
-      for (i64 d = 0; d < dims(); d += 16) {
-        __m512i two = _mm512_loadu_si512(v + d * 2);
-        if (lane % 2 == 0) two = _mm512_slli_epi32(two, 16);
-        if (j % 2 == 0) two = _mm512_srli_epi32(two, 16);
-        _mm512_mask_storeu_epi16(values + (j / 2 * dims() + d) * 2, 0x55555555u << j % 2, two);
-      }
-    }
-  }
+struct Attention : Cache {
+  using Cache::Cache;
 
   // `score` and `mix` without AMX: two groups of keys, or parts of values, at a time for a panel of queries, while
   // the panels fetch evenly what comes next
@@ -180,7 +61,9 @@ struct Attention : Rows {
   template <class F>
   void score(const uint8_t* query, i64 rows, const bf16* const* keys, i64 groups, float* scores, F ahead) const {
     if (m.fused()) return score_avx<FLOATS>(query, rows, keys, groups, scores, ahead);
+#ifndef PACELINE_NARROW
     if (!m.tiles()) return score_avx<HALVES>(query, rows, keys, groups, scores, ahead);
+#endif
     FENCE;
     _tile_loadd(2, query, dims() * 2);  // these stay
     if (dims() > 32) _tile_loadd(3, query + 64, dims() * 2);
@@ -207,7 +90,9 @@ struct Attention : Rows {
   template <class F>
   void mix(const uint8_t* shares, i64 rows, const bf16* const* values, i64 groups, float* out, F ahead) const {
     if (m.fused()) return mix_avx<FLOATS>(shares, rows, values, groups, out, ahead);
+#ifndef PACELINE_NARROW
     if (!m.tiles()) return mix_avx<HALVES>(shares, rows, values, groups, out, ahead);
+#endif
     for (i64 d = 0; d < dims(); d += 64) {
       const bool four = d + 32 < dims();
       float* to = out + d;
@@ -372,15 +257,20 @@ struct Attention : Rows {
     i64 tails_of_all = 0;
     for (i64 r = row0; r < row1; r++) tails_of_all += tail(r);
     stir();
-    bf16* copy = room<bf16>(s.gathered, (tails_of_all + (paged ? 0 : own + met)) * size);
+    bf16* copy = room<bf16>(s.gathered, (tails_of_all + (paged && !m.bytes ? 0 : own + met)) * size);
     const bf16 **keys = room<const bf16*>(s.keys, met), **values = room<const bf16*>(s.values, own + tails_of_all);
     i64 slots[16];
     const i64* table = p.table + piece.segment * p.width;
     const i64 whole = std::max<i64>(1, m.block_size / 16);  // groups of a block
     for (i64 g = 0, block = origin / whole, of = origin % whole; paged && g < met; g++) {
       const i64 place = table[block] * whole + of;
-      keys[g] = pool(m.keys, layer, piece.head, place);
-      if (g < own) values[g] = pool(m.values, layer, piece.head, place);
+      if (m.bytes) {
+        widen(false, bytes(false, layer, piece.head, place), copy), keys[g] = copy, copy += size;
+        if (g < own) widen(true, bytes(true, layer, piece.head, place), copy), values[g] = copy, copy += size;
+      } else {
+        keys[g] = pool(m.keys, layer, piece.head, place);
+        if (g < own) values[g] = pool(m.values, layer, piece.head, place);
+      }
       if (++of == whole) of = 0, block++;
     }
     for (i64 g = 0; !paged && g < met; g++) {
@@ -395,6 +285,10 @@ struct Attention : Rows {
     for (i64 r = row0, n = own; r < row1; r++)
       for (i64 t = 0; t < tail(r); t++, n++) {
         const i64 at = border + t * 16;
+        if (paged && straight(seg, r) && m.bytes) {
+          widen(true, bytes(true, layer, piece.head, slot(piece.segment, at) / 16), copy), values[n] = copy, copy += size;
+          continue;
+        }
         if (paged && straight(seg, r)) {
           values[n] = pool(m.values, layer, piece.head, slot(piece.segment, at) / 16);
           continue;
@@ -438,7 +332,7 @@ struct Attention : Rows {
       auto beyond = [&](i64 g) -> const bf16* {
         if (q > 0) return nullptr;
         if (g + far < own) return values[g + far];
-        return m.tiles() || !after ? nullptr : after + (g + far - own) * size;
+        return m.tiles() || m.bytes || !after ? nullptr : after + (g + far - own) * size;
       };
       score(query + q * dims() * m.wide(), here, keys, own, scores, ahead);
       score(query + q * dims() * m.wide(), here, keys + own, met - own, scores + SPAN, [&](i64 g) { return ahead(own + g); });

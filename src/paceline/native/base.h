@@ -1,8 +1,15 @@
 // What the library is called with (native/structs.py says the same), and arithmetic on 16 numbers.
 #pragma once
 
-#include <immintrin.h>
 #include <sched.h>
+
+#ifdef PACELINE_NARROW  // a CPU without AVX-512
+#include "narrow.h"
+const bool NARROW = true;
+#else
+#include <immintrin.h>
+const bool NARROW = false;
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -15,17 +22,18 @@
 typedef uint16_t bf16;
 typedef int64_t i64;
 
-// What multiplies rows by weights, and queries by keys: AVX-512 BF16, AMX, or, where the first takes longer, float32 products
-enum Unit { DOT, TILES, FUSED };
+// What multiplies rows by weights, and queries by keys: AVX-512 BF16, AMX, or, where the first takes longer, float32 products;
+// or such of AVX2 or NEON
+enum Unit { DOT, TILES, FUSED, SHORT };
 
 extern "C" {
 
-struct Linear {  // int8: `scale` of each output, `sums` of its weights
+struct Linear {  // int8: `scale` of each output, `sums` of its weights. In groups: see grouped.h
   const uint8_t* weight;
   const float* scale;
   const int32_t* sums;
   const float* bias;
-  i64 in, out;
+  i64 in, out, form, bits;
 };
 
 struct Layer {
@@ -36,15 +44,19 @@ struct Layer {
 };
 
 struct Model {
-  i64 layers, hidden, heads, kv_heads, head_dim, ffn, vocab, gelu, int8, block_size, threads, unit;
+  i64 layers, hidden, heads, kv_heads, head_dim, ffn, vocab, gelu, int8, block_size, threads, unit;  // int8: rows are; 2: weights lie in groups
   double eps, attention_scale, attention_cap, logit_cap, embedding_scale;  // cap: 0 for none
-  const bf16* embedding;
+  const bf16* embedding;  // null: `lookup`, weights in groups
   const float* norm;
-  Linear head;
+  Linear head, lookup;
   const Layer* layer;
-  bf16 *keys, *values;
-  bool tiles() const { return unit == TILES; }
-  bool fused() const { return unit == FUSED; }
+  bf16 *keys, *values;  // or int8, if these are given:
+  bf16 *key_scales, *value_scales;
+  i64 bytes;
+  bool tiles() const { return !NARROW && unit == TILES; }
+  bool fused() const { return NARROW || unit == FUSED; }
+  bool grouped() const { return int8 == 2; }
+  bool whole() const { return int8 == 1; }
   i64 wide() const { return fused() ? 4 : 2; }  // bytes of a number that is multiplied, but for int8
 };
 
@@ -110,12 +122,20 @@ const i64 NEAR = 32;  // groups of 16 slots that lie side by side, of each layer
 static i64 place(i64 group, i64 head, i64 heads) { return (group / NEAR * heads + head) * NEAR + group % NEAR; }
 static i64 up(i64 n, i64 to) { return (n + to - 1) / to * to; }
 // To the second cache. A loop of _mm_prefetch does nothing in the compiler's eyes: GCC 12 leaves it out
+#ifdef __aarch64__
+static inline void prefetch(const void* at) { asm volatile("prfm pldl2keep, [%0]" ::"r"(at)); }
+#else
 static inline void prefetch(const void* at) { asm volatile("prefetcht1 (%0)" ::"r"(at)); }
+#endif
 static inline void fetch(const void* from, i64 bytes) {
   for (i64 i = 0; i < bytes; i += 64) prefetch((const uint8_t*)from + i);
 }
 // To be written soon
+#ifdef __aarch64__
+static inline void prefetchw(const void* at) { asm volatile("prfm pstl1keep, [%0]" ::"r"(at)); }
+#else
 static inline void prefetchw(const void* at) { asm volatile("prefetchw (%0)" ::"r"(at)); }
+#endif
 static __m512 set(float x) { return _mm512_set1_ps(x); }
 static __m512 larger(__m512 a, __m512 b) { return _mm512_max_ps(a, b); }
 static __mmask16 below(i64 n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : (__mmask16)((1 << n) - 1); }
@@ -139,6 +159,12 @@ static inline __m512 strands(i64 n, __m512 a, F f, G g) {
   return g(g(a, b), g(c, d));
 }
 
+#ifdef PACELINE_NARROW
+static inline void transpose(__m512i x[16]) {  // 16 x 16 words of 32 bits
+  for (int i = 0; i < 16; i++)
+    for (int j = 0; j < i; j++) std::swap(x[i][j], x[j][i]);
+}
+#else
 static inline void transpose(__m512i x[16]) {  // 16 x 16 words of 32 bits
   const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
 #pragma GCC unroll 4
@@ -154,6 +180,7 @@ static inline void transpose(__m512i x[16]) {  // 16 x 16 words of 32 bits
     }
   }
 }
+#endif
 
 const float TO_2 = 1.44269504f;  // e^x = 2^(x * this)
 

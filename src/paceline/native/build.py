@@ -18,16 +18,21 @@ from paceline.native.store import home, trusted
 from paceline.native.structs import declare
 
 SOURCE = Path(__file__).with_name("decoder.cpp")
-FLAGS = (
-    *("-O3", "-std=c++17", "-shared", "-fPIC", "-mfma", "-mprefer-vector-width=512"),
-    *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mavx512bf16"),
+FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC")
+WIDE = (
+    *("-mfma", "-mprefer-vector-width=512"),
+    *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mavx512bf16", "-mf16c"),
     *("-mamx-tile", "-mamx-bf16", "-mamx-int8"),
 )
+NARROW = ("-DPACELINE_NARROW", "-mavx2", "-mfma", "-mf16c")
+NEON = ("-DPACELINE_NARROW", "-march=armv8.2-a+dotprod")
 CLANG = ("-mllvm", "-disable-vector-combine")
 """That pass of clang 16 does not come to an end here."""
 ASAN = ("-fsanitize=address", "-fno-omit-frame-pointer", "-g", "-O1")
 """With PACELINE_NATIVE=asan: every access to memory is checked (make asan)."""
 NEEDED = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16", "fma"}
+LESS = {"avx2", "fma", "f16c"}
+ARM = {"asimddp"}
 AMX = {"amx_tile", "amx_bf16", "amx_int8"}
 
 log = logging.getLogger("paceline")
@@ -42,6 +47,8 @@ class Unit(IntEnum):
     """AMX."""
     FUSED = 2
     """float32, weights taken apart and activations as they are: quicker than DOT on Intel's CPUs."""
+    SHORT = 3
+    """The same by AVX2 (int8 with AVX-VNNI where it is) or NEON, where there is no AVX-512 BF16."""
 
 
 @cache
@@ -56,18 +63,30 @@ def cpu() -> dict[str, str]:
 
 def abilities() -> frozenset[str]:
     """The instruction sets of this CPU, by their names in /proc/cpuinfo."""
-    return frozenset(cpu().get("flags", "").split())
+    return frozenset(cpu().get("flags", cpu().get("Features", "")).split())
+
+
+def machine_flags() -> tuple[str, ...] | None:
+    """The compiler's flags for the most that this CPU has, or, where PACELINE_NATIVE is avx2, for no more than that;
+    None where nothing is written for it."""
+    if platform.system() != "Linux" or os.environ.get("PACELINE_NATIVE") == "0":
+        return None
+    if abilities() >= NEEDED and os.environ.get("PACELINE_NATIVE") != "avx2":
+        return WIDE
+    if abilities() >= LESS:
+        return (*NARROW, *(("-mavxvnni",) if "avx_vnni" in abilities() else ()))
+    return NEON if abilities() >= ARM else None
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The native decoder, or None where this CPU lacks AVX-512 BF16 or no compiler builds it (said once)."""
-    if platform.system() != "Linux" or not abilities() >= NEEDED:
-        return None
-    if os.environ.get("PACELINE_NATIVE") == "0":
+    """The native decoder, or None where this CPU lacks AVX2, or on ARM the dot product, or no compiler builds it (said
+    once)."""
+    flags = machine_flags()
+    if flags is None:
         return None
     try:
-        return declare(loaded())
+        return declare(loaded(flags))
     except (OSError, subprocess.SubprocessError) as error:
         lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
         detail = next((line for line in lines if "error" in line), lines[-1])
@@ -79,43 +98,45 @@ def library() -> ctypes.CDLL | None:
         return None
 
 
-def loaded() -> ctypes.CDLL:
+def loaded(machine: tuple[str, ...] = WIDE) -> ctypes.CDLL:
     """The library; one that does not load, cut short by a full disk or made for another machine, is built anew."""
-    path = built()
+    path = built(machine)
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
         log.warning("%s does not load (%s); it is built anew.", path, error)
         path.unlink(missing_ok=True)
-        return ctypes.CDLL(str(built()))
+        return ctypes.CDLL(str(built(machine)))
 
 
 @cache
 def has_amx() -> bool:
     """Whether tiles can be used: the CPU has them and the system lets this process."""
     it = library()
-    return it is not None and abilities() >= AMX and it.paceline_permit_tiles() == 0
+    return it is not None and machine_flags() == WIDE and abilities() >= AMX and it.paceline_permit_tiles() == 0
 
 
 @cache
 def unit() -> Unit:
     """The quickest here. Intel's CPUs start a product of AVX-512 BF16 every second cycle, and two float32 ones in each
     (AMD's: one a cycle of the former), so there the latter take half the time."""
+    if machine_flags() != WIDE:
+        return Unit.SHORT
     if has_amx():
         return Unit.TILES
     return Unit.FUSED if cpu().get("vendor_id") == "GenuineIntel" else Unit.DOT
 
 
-def built(first: Path | None = None) -> Path:
-    """The shared library, compiled if these sources, these flags and this runtime were not seen before. `first`: a
-    header that is read before them."""
+def built(machine: tuple[str, ...] = WIDE, first: Path | None = None) -> Path:
+    """The shared library, compiled if these sources, these flags and this runtime were not seen before. `machine`: the
+    flags of its instructions; `first`: a header that is read before the sources."""
     runtime = openmp()
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise OSError("There is neither g++ nor clang++.")
     before = [] if first is None else [first]
     sanitize = ASAN if os.environ.get("PACELINE_NATIVE") == "asan" else ()
-    flags = (*FLAGS, *(CLANG if "clang" in Path(compiler).name else ()), *sanitize)
+    flags = (*FLAGS, *machine, *(CLANG if "clang" in Path(compiler).name else ()), *sanitize)
     text = b"".join(path.read_bytes() for path in (*before, SOURCE, *sorted(SOURCE.parent.glob("*.h"))))
     seal = hashlib.sha256(text + repr((compiler, flags, runtime)).encode()).hexdigest()[:16]
     target = home() / f"decoder-{seal}.so"
@@ -125,7 +146,7 @@ def built(first: Path | None = None) -> Path:
             made = Path(work) / target.name
             command = [compiler, *flags, *(f"-include{path}" for path in before), str(SOURCE), "-o", str(made)]
             command += ["-nodefaultlibs", str(runtime), "-lstdc++", "-lm", "-lgcc_s", "-lgcc", "-lc"]
-            subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=1800)
             made.chmod(0o755)  # whatever the umask is
             made.replace(target)
         log.info("Built the native decoder in %.1f s: %s", perf_counter() - started, target)

@@ -7,10 +7,13 @@
 //
 //   linear weights  [out/32][in/step][2][16][16][e]   step = 32 bfloat16 (e = 2) or 64 int8 (e = 4): one tile of 16 outputs
 //                                                     is 1 KB, read once for all rows
+//                   or in groups of 32 with a scale and a low each: grouped.h
 //   keys            [slot/512][layer][kv head][32][dim/2][16 slots][2]        a text's K/V lie together: memory is taken
 //   values          [slot/512][layer][kv head][32][8 pairs of slots][dim][2]  in huge pages, not one a layer and head
 //
-// base.h, linear.h, rows.h, attention.h: a thread's part of a pass, from the bottom up; draw.h: tokens;
+//                   in 8 bits: the same of int8, and their scales [slot/512][layer][kv head][32][dim/32][16 slots]
+//
+// base.h, product.h, grouped.h, linear.h, rows.h, cache.h, attention.h: a thread's part of a pass, from the bottom up; draw.h: tokens;
 // draft.h: whole drafts; run.h: several passes in one call, with what proposer.h describes drafting between them.
 
 #include <sys/syscall.h>
@@ -139,6 +142,8 @@ static void lay_out(Arena& arena, const Model& m, const Pass& p, Buffers& b) {
     a.stride = up(width * each, step);
     a.data = arena.take(rows * a.stride);
     a.scale = (float*)arena.take(rows * 4);
+    a.groups = m.grouped() ? up(width, GROUP) / GROUP : 0;
+    a.sums = (float*)arena.take(rows * a.groups * 4);
     return a;
   };
   arena.used = 0;
@@ -154,7 +159,11 @@ static void lay_out(Arena& arena, const Model& m, const Pass& p, Buffers& b) {
 }
 
 // Asks the system for tiles: ARCH_REQ_XCOMP_PERM, tile data. 0: granted.
+#ifdef PACELINE_NARROW
+extern "C" int paceline_permit_tiles() { return -1; }
+#else
 extern "C" int paceline_permit_tiles() { return (int)syscall(SYS_arch_prctl, 0x1023, 18); }
+#endif
 
 static thread_local Arena arena;
 
@@ -211,9 +220,34 @@ static void forward(const Model& m, const Pass& p) {
 
 extern "C" void paceline_forward(const Model* m, const Pass* p) { forward(*m, *p); }
 
+static void move_bytes(const Model& m, i64 count, const i64* source, const i64* target) {
+  const i64 dims = up(m.head_dim, 32), heads = m.layers * m.kv_heads, size = 16 * dims, scales = dims / 32;
+  std::vector<int8_t> held(count * dims * 2);
+  std::vector<bf16> by(count * scales * 2);
+  for (i64 head = 0; head < heads; head++) {
+    auto each = [&](const i64* slots, auto f) {
+      for (i64 i = 0; i < count; i++) {
+        const i64 lane = slots[i] % 16, group = place(slots[i] / 16, head, heads);
+        int8_t *k = (int8_t*)m.keys + group * size + lane * 2, *v = (int8_t*)m.values + group * size + lane / 2 * dims * 2 + lane % 2;
+        for (i64 d = 0; d < dims; d++) f(held[i * 2 * dims + d], k[d / 2 * 32 + d % 2]), f(held[(i * 2 + 1) * dims + d], v[d * 2]);
+        for (i64 s = 0; s < scales; s++) {
+          f(by[i * 2 * scales + s], m.key_scales[(group * scales + s) * 16 + lane]);
+          f(by[(i * 2 + 1) * scales + s], m.value_scales[(group * scales + s) * 16 + lane]);
+        }
+      }
+    };
+    each(source, [](auto& mine, auto& pool) { mine = pool; });
+    each(target, [](auto& mine, auto& pool) { pool = mine; });
+  }
+}
+
 // Copies keys and values of slots source[i] to target[i] in every layer and head; all are read before any is written
 extern "C" void paceline_move(const Model* m, i64 count, const i64* source, const i64* target) {
   const i64 dims = up(m->head_dim, 32), heads = m->layers * m->kv_heads, size = 16 * dims;
+  if (m->bytes) {
+    move_bytes(*m, count, source, target);
+    return;
+  }
   std::vector<bf16> held(count * dims * 2);
   for (i64 head = 0; head < heads; head++) {
     auto each = [&](const i64* slots, auto f) {

@@ -34,11 +34,16 @@ struct Rows : Linears {
     a.scale[row] = scale;
     stir();
     const __m512 inverse = set(scale > 0 ? 1.f / scale : 0.f);
-    const __m128i offset = _mm_set1_epi8(m.tiles() ? 0 : -128);
+    const __m128i offset = _mm_set1_epi8(NARROW || m.tiles() || m.grouped() ? 0 : -128);
     each(n, [&](i64 i, __mmask16 k) {
       const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(k, x + i), inverse));
       _mm_mask_storeu_epi8(to + i, k, _mm_xor_si128(_mm512_cvtsepi32_epi8(q), offset));
     });
+    if (!m.grouped()) return;
+    for (i64 g = 0; g < a.groups; g++) {
+      auto part = [&](i64 i) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(to + g * GROUP + i))); };
+      a.sums[row * a.groups + g] = _mm512_reduce_add_epi32(_mm512_add_epi32(part(0), part(16)));
+    }
   }
 
   void norm_rows(const float* x, const float* weight, i64 rows, const i64* which, float* copy) {
@@ -75,12 +80,16 @@ struct Rows : Linears {
   void embed() {
     i64 first, last;
     share(p.rows, first, last);
-    for (i64 r = first; r < last; r++)
+    for (i64 r = first; r < last; r++) {
+      if (!m.embedding) weights_of(m.lookup, p.token[r], b.x + r * m.hidden);
       for (i64 i = 0; i < m.hidden; i++) {
-        const uint32_t bits = (uint32_t)m.embedding[p.token[r] * m.hidden + i] << 16;
-        float value;
-        memcpy(&value, &bits, 4);
+        float value = b.x[r * m.hidden + i];
+        if (m.embedding) {
+          const uint32_t bits = (uint32_t)m.embedding[p.token[r] * m.hidden + i] << 16;
+          memcpy(&value, &bits, 4);
+        }
         b.x[r * m.hidden + i] = value * (float)m.embedding_scale;
       }
+    }
   }
 };

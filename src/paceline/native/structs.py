@@ -19,7 +19,7 @@ def doubles(*names: str) -> list[tuple[str, type]]:
 
 
 class CLinear(Structure):
-    _fields_ = [*pointers("weight", "scale", "sums", "bias"), *integers("inputs", "outputs")]
+    _fields_ = [*pointers("weight", "scale", "sums", "bias"), *integers("inputs", "outputs", "form", "bits")]
 
 
 class CLayer(Structure):
@@ -36,9 +36,10 @@ class CModel(Structure):
         *integers("block_size", "threads", "unit"),
         *doubles("eps", "attention_scale", "attention_cap", "logit_cap", "embedding_scale"),
         *pointers("embedding", "norm"),
-        ("head", CLinear),
+        *((name, CLinear) for name in ("head", "lookup")),
         ("layer", POINTER(CLayer)),
-        *pointers("keys", "values"),
+        *pointers("keys", "values", "key_scales", "value_scales"),
+        *integers("bytes"),
     ]
 
 

@@ -117,6 +117,11 @@ class Memory:
         """One row a pass, and blocks for the shortest request: a token of prompt and one of output."""
         return Shape(blocks or -(-2 // self.block_size), 1, 0, 1)
 
+    def longest(self, budget: int) -> int:
+        """Tokens of the longest context that fits, alone and with one row a pass; at most `max_len`."""
+        most = self.most_blocks(budget, self.smallest(), -(-self.max_len // self.block_size))
+        return min(self.max_len, most * self.block_size)
+
     def most_blocks(self, budget: int, shape: Shape, most: int) -> int:
         """The most blocks, up to `most`, with which `shape` stays within the budget; 0 where none does."""
         low, high = 0, most

@@ -115,7 +115,7 @@ class Pool:
             self._changed.notify_all()
 
 
-def give_back(generation: int = 1) -> None:
+def give_back(generation: int = 2) -> None:
     """Return freed memory to the system, where its C library can: else a large request leaves its mark for ever."""
     gc.collect(generation)
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None

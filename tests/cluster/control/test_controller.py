@@ -130,7 +130,10 @@ def test_hints_are_taken_out_of_the_request_and_checked() -> None:
 
 async def test_a_router_over_two_real_servers() -> None:
     llms = [AsyncLLM(**DEMO) for _ in range(2)]
-    with running(llms[0], Settings(served_model_name=("demo",))) as one, running(llms[1], Settings(served_model_name=("demo",))) as two:
+    with (
+        running(llms[0], Settings(served_model_name=("demo",))) as one,
+        running(llms[1], Settings(served_model_name=("demo",))) as two,
+    ):
         setup = Setup("hexgen", ((one, "k", 2), (two, "k", 2), ("http://127.0.0.1:9", "k", 2)), PRIOR)
         urls = [name for name, _, _ in setup.instances]
         made, events = Controller(setup.dispatcher(), {url: HttpEngine(url) for url in urls}), list[Event]()
