@@ -624,7 +624,7 @@ def test_case_B9_over_http(engine: AsyncLLM, caplog: pytest.LogCaptureFixture) -
 
 
 def test_case_B9_combinations_have_a_number(engine: AsyncLLM, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.engine.loop.MOST_DRAFTERS", len(engine.llm.engine.drafters.cards))
+    monkeypatch.setattr("paceline.engine.drafters.MOST_DRAFTERS", len(engine.llm.engine.drafters.cards))
     wish = {"prompt": "a", "speculation": {"drafter": "ngram|stand|lookahead"}}
     status, answer = post(url + COMPLETIONS, wish)
     assert status == 400 and "too many combinations" in answer["error"]["message"]
@@ -683,7 +683,7 @@ def test_case_B10_a_library_that_does_not_load_is_built_anew(tmp_path: Path, mon
     empty.write_bytes(b"")
     made: list[Path] = []
 
-    def built() -> Path:
+    def built(machine: tuple[str, ...]) -> Path:
         if not empty.exists():
             made.append(empty)
             return Path("libc.so.6")

@@ -1,5 +1,6 @@
 """List C: a newcomer's first hour. `test_case_C2` is line C2, and so on; C1, C6, C14 and C15 are tested elsewhere."""
 
+import doctest
 import inspect
 import json
 import logging
@@ -47,12 +48,8 @@ def test_case_C2() -> None:
 def test_case_C3(llm: LLM) -> None:
     hint = get_type_hints(EngineArgs, include_extras=True)["drafter"].__metadata__[0].help
     assert "Default: auto" in hint and llm.options.drafter == "none" and Options().drafter is None
-    example = re.findall(r">>> (.*)", inspect.getdoc(LLM) or "")
-    assert example[0] == 'llm = LLM("path/to/model", draft="path/to/draft")'
-    scope: dict[str, Any] = {"llm": llm, "SamplingParams": SamplingParams}
-    for line in example[1:]:
-        exec(line, scope)
-    assert scope["answer"].text
+    example = doctest.DocTestParser().get_doctest(inspect.getdoc(LLM) or "", {}, "LLM", None, 0)
+    assert doctest.DocTestRunner().run(example) == doctest.TestResults(0, 3)
 
 
 def test_case_C4(monkeypatch: pytest.MonkeyPatch) -> None:

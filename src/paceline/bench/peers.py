@@ -327,7 +327,7 @@ def compare(wish: Wish, progress: Progress = lambda done, total, what: None) -> 
     common = {
         "threads": wish.threads or torch.get_num_threads(),
         "max_len": max(map(len, prompts)) + wish.max_tokens,
-        "eos": sorted(text.eos()),
+        "eos": sorted({*text.eos()}),
     }
     warnings = [Watch().before()]
     comparison = Comparison(entries, wish, prompts, common, notes)

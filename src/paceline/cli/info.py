@@ -56,8 +56,8 @@ def info(engine: EngineArgs, *, as_json: bool) -> None:
     console = Console(soft_wrap=False)
     console.print(sheet(sheets))
     typer.echo(f"Together they run in a memory of {size(least)} or more.")
-    where = f"a memory of {size(room)}" if engine.memory else f"the {size(room)} that are free here"
-    typer.echo(f"The longest context that fits in {where}: {longest:,} of {memory.max_len:,} tokens.")
+    where = f"a memory of {size(room)}" if engine.memory else f"the {size(room)} that are free"
+    typer.echo(f"Longest context in {where}: {longest:,} of {memory.max_len:,} tokens.")
     if problem:
         typer.echo(problem)
     console.print(ladder(drafters))

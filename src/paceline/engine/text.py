@@ -84,15 +84,15 @@ class Text:
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(tokens)))
 
-    def eos(self) -> frozenset[int]:
-        """Every id that ends a text: generation_config.json's, else config.json's, and the tokenizer's own, with which
-        chat templates end a turn."""
+    def eos(self) -> list[Any]:
+        """What is said to be an id that ends a text, unchecked: generation_config.json's, else config.json's, and the
+        tokenizer's own, with which chat templates end a turn."""
         own = self.tokenizer.eos_token_id
-        ends = frozenset() if own is None else frozenset([own])
+        ends = [] if own is None else [own]
         for source in (self.defaults, read_json(self.path / "config.json")):
             ids = source.get("eos_token_id")
             if ids is not None:
-                return ends | frozenset(ids if isinstance(ids, list) else [ids])
+                return [*ends, *(ids if isinstance(ids, list) else [ids])]
         return ends
 
     def vocabulary(self, size: int) -> dict[str, int]:

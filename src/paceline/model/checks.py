@@ -19,6 +19,8 @@ SIZES = {
 }
 """Whole numbers from 1 to this."""
 HEAD = 4096
+EPS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon")
+"""What norms add under the root, by the names that families give it."""
 POSITIVE = ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")
 """Numbers above 0, where they are given."""
 ROPE_POSITIVE = ("rope_theta", "factor", "beta_fast", "beta_slow", "attention_factor", "low_freq_factor",
@@ -54,8 +56,9 @@ def check(config: Any) -> None:
         refuse("num_attention_heads", heads, f"a divisor of hidden_size ({hidden}), or head_dim must be given")
     width = hidden // heads if width is None else width
     whole("head_dim", width, 1, HEAD)
-    if not 0 <= number("rms_norm_eps", config.rms_norm_eps) < 1:
-        refuse("rms_norm_eps", config.rms_norm_eps, "in [0, 1)")
+    for name in EPS:
+        if hasattr(config, name) and not 0 <= number(name, getattr(config, name)) < 1:
+            refuse(name, getattr(config, name), "in [0, 1)")
     for name in POSITIVE:
         positive(name, getattr(config, name, None))
     window = getattr(config, "sliding_window", None)

@@ -219,7 +219,7 @@ class Grammars:
         walk = parser.deep_copy()
         for step in range(PROBE):
             tokens = np.unpackbits(np.frombuffer(walk.compute_bitmask(), np.uint8), bitorder="little").nonzero()[0]
-            if walk.is_error() and "lexer" in walk.get_error():
+            if walk.is_error() and "lexer" in (why := walk.get_error()) and "NoExtension" not in why:
                 raise InputError(f"The {grammar.kind} grammar is too complex: {brief(walk.get_error())}.")
             if not len(tokens) or walk.is_error() or not walk.try_consume_tokens([int(tokens[-(step % 2)])]):
                 return
