@@ -77,7 +77,7 @@ def test_the_tokenizers_own_end_ends_a_turn(listed: object, tmp_path: Path) -> N
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"eos_token_id": 2}))
     text = Text(path)
-    assert text.eos() == {1, 2} and text.tokenizer.eos_token_id == 1
+    assert {*text.eos()} == {1, 2} and text.tokenizer.eos_token_id == 1
     llm = LLM(path, dtype="float32", memory="100M", drafter="none")
     params = SamplingParams(temperature=0, max_tokens=8, logit_bias={1: 100.0})
     assert llm.generate(PROMPT, params, progress=False)[0].outputs[0].finish_reason == "stop"

@@ -39,7 +39,7 @@ Say = Callable[[Sequence[int]], None]
 @contextmanager
 def saying(llm: AsyncLLM, ids: Sequence[int]) -> Iterator[None]:
     """Every request's answer is `ids` and the end of sequence."""
-    engine, [eos, *_] = llm.llm.engine, sorted(llm.llm.text.eos())
+    engine, [eos, *_] = llm.llm.engine, sorted({*llm.llm.text.eos()})
     submit, words = engine.submit, [*ids, eos]
 
     def only(prompt: Sequence[int], output: Sequence[int], logits: Tensor) -> Tensor:

@@ -152,7 +152,7 @@ def test_text(pair: tuple[Path, Path]) -> None:
     assert ours.chat(messages) == theirs.encode(expected)
     assert (ours.tokenizer.bos_token, ours.tokenizer.eos_token, ours.tokenizer.pad_token) == ("<bos>", "<eos>", "<pad>")
     assert ours.vocabulary(10**6) == theirs.get_vocab()
-    assert ours.eos() == {1, 4}
+    assert {*ours.eos()} == {1, 4}
     assert (ours.defaults["temperature"], ours.defaults["top_k"]) == (0.25, 7)
 
 
