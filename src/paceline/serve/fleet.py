@@ -63,7 +63,7 @@ class Fleet:
         unloaded; 0: never. Raises InputError."""
         if not models:
             raise InputError("models is empty; name at least one.")
-        self.settings, self.idle_s, self.pools = settings, idle_s, Pools()
+        self.settings, self.idle_s, self.pools = settings, idle_s, Pools(settings.queue_limit)
         self.budget = None if memory is None else parse_bytes(memory)
         share = None if self.budget is None else self.budget // len(models)
         self.members: dict[str, Member] = {}

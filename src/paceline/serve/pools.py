@@ -135,9 +135,11 @@ def _settle(future: "asyncio.Future[Any]", value: Any, error: Exception | None) 
 class Pools:
     """The pools of one server, by what they do: none waits for another's work."""
 
-    def __init__(self) -> None:
-        self.bodies = Pool("bodies")
-        self.texts = Pool("tokenizer")
+    def __init__(self, crowd: int = 0) -> None:
+        """`crowd`: requests that may wait for the engine; as many small pieces may wait here, and never under 256."""
+        most = max(256, crowd)
+        self.bodies = Pool("bodies", most)
+        self.texts = Pool("tokenizer", most)
         self.grammars = Pool("grammars", 64)
         self.answers = Pool("long answers", 64)
         self._tidying = False

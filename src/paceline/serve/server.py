@@ -77,7 +77,7 @@ class Server:
         self.text: Text = llm.llm.text
         self.text.encode("")  # settles the tokenizer's own state: from now on it is only read, by several threads
         self.tokens = Tokens(self.text.tokenizer)
-        self.pools = pools or Pools()
+        self.pools = pools or Pools(settings.queue_limit)
         self.most_characters = longest(self.text, self.tokens, settings.max_prompt_tokens or self.max_len)
 
     @property
