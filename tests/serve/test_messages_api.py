@@ -1,5 +1,6 @@
 """/v1/messages, by Anthropic's own client against the demo pair."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -122,6 +123,17 @@ def test_an_answer_goes_on_where_the_last_message_ends(claude: Anthropic, llm: L
     assert made.content[0].text == want.text  # type: ignore[union-attr]
 
 
+def test_output_config_has_a_schema(claude: Anthropic) -> None:
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+    made = claude.messages.create(
+        model="demo",
+        max_tokens=40,
+        messages=[{"role": "user", "content": QUESTION}],
+        extra_body={"output_config": {"effort": "low", "format": {"type": "json_schema", "schema": schema}}},
+    )
+    assert json.loads(made.content[0].text)["n"] in (1, 2)  # type: ignore[union-attr]
+
+
 def test_keys_come_as_anthropic_sends_them(engine: AsyncLLM) -> None:
     with running(engine, Settings(served_model_name=("demo",), api_keys=("secret",))) as url:
         wish: dict[str, Any] = {"model": "demo", "max_tokens": 2, "messages": [{"role": "user", "content": "a"}]}
@@ -137,6 +149,8 @@ def test_keys_come_as_anthropic_sends_them(engine: AsyncLLM) -> None:
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "runs elsewhere"),
         ({"tools": [{"name": "f", "input_schema": {}, "colour": 1}]}, "unknown field 'colour'"),
         ({"context_management": {"edits": [{}]}}, "context_management"),
+        ({"output_config": {"format": {"type": "xml"}}}, "output_config"),
+        ({"output_config": {"colour": 1}}, "colour"),
         ({"tool_choice": {"type": "tool"}}, "needs a name"),
         ({"n": 2}, "n is of another"),
         ({"max_tokens": 0}, "max_tokens"),

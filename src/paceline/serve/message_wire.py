@@ -32,6 +32,16 @@ class Thinking(Wire):
     display: str | None = None
 
 
+class OutputFormat(Wire):
+    type: Literal["json_schema"]
+    schema_: Shallow = Field(alias="schema")
+
+
+class OutputConfig(Wire):
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
 class ToolWish(Wire):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -55,7 +65,9 @@ class CountRequest(Wire):
     )
     chat_template_kwargs: Shallow | None = Field(None, description="variables of the model's chat template")
     cache_control: Shallow | None = Field(None, description="an object (without effect: prefixes are shared)")
-    output_config: Shallow | None = Field(None, description='{"effort": ...}; a hint without effect')
+    output_config: OutputConfig | None = Field(
+        None, description='{"format": {"type": "json_schema", "schema": ...}}; "effort" is a hint without effect'
+    )
     context_management: Shallow | None = Field(None, description="an object without edits")
 
 
@@ -86,9 +98,12 @@ def as_chat(body: CountRequest, template: str) -> ChatRequest:
     last = conversation[-1]
     prefill = last["role"] == "assistant" and not last.get("tool_calls")
     kwargs = {**thinking(body.thinking, template), **(body.chat_template_kwargs or {})}
+    form = body.output_config and body.output_config.format
     return validated(
         {
             **wish,
+            "response_format": form
+            and {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.schema_}},
             "messages": conversation,
             "tools": [tool(each, i) for i, each in enumerate(body.tools or ())] or None,
             "continue_final_message": prefill or None,

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from paceline.cluster.learn.files import loaded
 from paceline.cluster.workflow.jssp.env import WINDOW, Env
 from paceline.cluster.workflow.jssp.problem import Ints, Problem, Schedule
-from paceline.core.errors import InputError
 
 WIDTH, HIDDEN = 8, 32
 NO = -1e9
@@ -121,12 +121,7 @@ def save(network: DispatchNetwork, path: Path) -> None:
 
 def load(path: Path) -> DispatchNetwork:
     """InputError for a file that holds no such network."""
-    network = DispatchNetwork()
-    try:
-        network.load_state_dict(load_file(path))
-    except Exception as error:
-        raise InputError(f"{path} is not a job-shop policy made by `paceline train jssp`.") from error
-    return network
+    return loaded(DispatchNetwork(), path, "a job-shop policy made by `paceline train jssp`")
 
 
 def best_of(network: DispatchNetwork, problems: Sequence[Problem], copies: int = 32) -> list[int]:

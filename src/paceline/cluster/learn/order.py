@@ -7,13 +7,13 @@ from math import isfinite, log
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from paceline.cluster.learn.features import FEATURES, Graph, graph
+from paceline.cluster.learn.files import loaded
 from paceline.cluster.workflow.heft import Ranks
 from paceline.cluster.workflow.tasks import Instance, Predictor, Task
-from paceline.core.errors import InputError
 
 WIDTH = 6
 """Numbers of an embedding."""
@@ -91,9 +91,4 @@ def save(network: OrderNetwork, path: Path) -> None:
 
 def load(path: Path) -> OrderNetwork:
     """InputError for a file that holds no such network."""
-    network = OrderNetwork()
-    try:
-        network.load_state_dict(load_file(path))
-    except Exception as error:
-        raise InputError(f"{path} is not an order made by `paceline train workflow-order`.") from error
-    return network
+    return loaded(OrderNetwork(), path, "an order made by `paceline train workflow-order`")
