@@ -23,7 +23,19 @@ from typing import Any
 import httpx2
 import psutil
 
-SERVE = ["-m", "paceline", "serve", "--port", "0", "--dtype", "float32", "--blocks", "2000", "--served-model-name", "demo"]
+SERVE = [
+    "-m",
+    "paceline",
+    "serve",
+    "--port",
+    "0",
+    "--dtype",
+    "float32",
+    "--blocks",
+    "2000",
+    "--served-model-name",
+    "demo",
+]
 OTHERS, EVERY_S, REST_S, WARM = 20, 0.5, 1.0, 5
 KEPT = 100 * 2**20
 MEGA = 4 * 2**20
