@@ -18,7 +18,7 @@ FLOAT = plain(torch.float32, torch.device("cpu"))
 def eagle(fused: bool = True, draft_vocab: int = 5) -> Eagle:
     """A head on the toy. With a draft vocabulary of 5 the last ids are never drafted."""
     shape = Shape(
-        width=2, hidden=2, heads=2, kv_heads=1, head_dim=4, ffn=8, vocab=VOCAB,
+        width=2, heads=2, kv_heads=1, head_dim=4, ffn=8, vocab=VOCAB,
         draft_vocab=draft_vocab, max_len=MAX_LEN, taps=("post_norm",), fused=fused,
     )  # fmt: skip
     d2t = torch.arange(draft_vocab) % 2 if fused else None

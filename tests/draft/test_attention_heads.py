@@ -1,4 +1,4 @@
-"""Heads with attention of their own: the lossless matrix, with batches, pre-emption, prefix hits and dropped memories."""
+"""Heads with attention of their own: the lossless matrix, with batches, pre-emption, prefix hits, lost memories."""
 
 import random
 

@@ -1,11 +1,12 @@
-"""`eagle3`: a one-layer decoder on features of three of the target's layers (EAGLE-3, Li et al. 2025, arXiv 2503.01840).
+"""`eagle3`: a decoder of one layer on features of three of the target's layers (EAGLE-3, Li et al. 2025, arXiv
+2503.01840).
 
     f = W [g_low; g_mid; g_high]                          the target's hidden states, fused once per row
     h = f + Attention([norm e(x); norm f]);  h = h + FFN(norm h)
-    logits = W_head norm h                                over the draft vocabulary; h goes to the children in place of f
+    logits = W_head norm h                                over the draft vocabulary; the children read h in place of f
 
-EAGLE-1 (Li et al. 2024, arXiv 2401.15077) is a switch, `fused: false`: f is the target's state behind its last norm, the
-layer reads W [e(x); f] without a norm, and what it puts out is a state for the target's own head.
+EAGLE-1 (Li et al. 2024, arXiv 2401.15077) is a switch, `fused: false`: f is the target's state behind its last norm,
+the layer reads W [e(x); f] without a norm, and what it puts out is a state for the target's own head.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,11 +21,10 @@ from paceline.core.forest import Law
 from paceline.core.registry import Need, Offers
 from paceline.core.rows import Out, Rows
 from paceline.draft import DRAFTERS
-from paceline.draft.feature import FeatureDrafter, FeatureHead
+from paceline.draft.feature import FeatureDrafter, FeatureHead, layer_spec
 from paceline.draft.tree import NODES
-from paceline.model.blocks import Block, Norm
+from paceline.model.blocks import FeedForward, Norm, SelfAttention
 from paceline.model.linear import Linear, Packing
-from paceline.model.spec import Layer, ModelSpec, Rope
 
 NAME = "eagle3"
 NEVER = -1e30
@@ -34,11 +34,10 @@ NEED = Need(NAME, "an EAGLE head (give draft=HEAD_DIR, made by `paceline train e
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of a head. `taps`: the states that it reads; `fused`: EAGLE-3, else EAGLE-1; `vocab` the target's, `draft_vocab`
-    that of its own head."""
+    """Sizes of a head. `taps`: the states that it reads; `fused`: EAGLE-3, else EAGLE-1; `width` and `vocab` are those
+    of the target; `draft_vocab`: tokens that its own matrix knows."""
 
     width: int
-    hidden: int
     heads: int
     kv_heads: int
     head_dim: int
@@ -51,20 +50,9 @@ class Shape:
     eps: float = 1e-6
     theta: float = 10000.0
 
-    def spec(self) -> ModelSpec:
-        """As a decoder of one layer."""
-        inverse = 1.0 / self.theta ** (torch.arange(0, self.head_dim, 2, dtype=torch.float32) / self.head_dim)
-        return ModelSpec(
-            family=NAME, layers=(Layer(Rope(tuple(inverse.tolist()))),), vocab=self.vocab, hidden=self.hidden,
-            heads=self.heads, kv_heads=self.kv_heads, head_dim=self.head_dim, ffn=self.ffn, max_len=self.max_len,
-            activation="silu", norm_eps=self.eps, norm_offset=0.0, tied=False, qkv_bias=False, out_bias=False,
-            mlp_bias=False, qk_norm=False, post_norms=False, attention_scale=self.head_dim**-0.5,
-            attention_softcap=None, logit_softcap=None, embedding_scale=1.0, eos=(),
-        )  # fmt: skip
-
     def sizes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every weight, by its name in the layout of `speculators`."""
-        h, q, kv = self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim
+        h, q, kv = self.width, self.heads * self.head_dim, self.kv_heads * self.head_dim
         entry = 2 * h if self.fused else h
         out: dict[str, tuple[int, ...]] = {
             "fc.weight": (h, len(self.taps) * self.width if self.fused else 2 * h),
@@ -99,7 +87,7 @@ class Eagle(FeatureHead):
                 has = tuple(weights[name].shape) if name in weights else "missing"
                 raise CheckpointError(f"Weight {name} of the EAGLE head is {has}, but {size} is expected.")
         read = sum(weights[name].numel() for name in shape.sizes()) * packing.dtype.itemsize
-        super().__init__(shape.spec(), shape.taps, shape.width, shape.vocab, read)
+        super().__init__(layer_spec(NAME, shape), shape.taps, shape.width, shape.vocab, read)
         self.shape, self.compute = shape, packing.compute
         self.ids = None if d2t is None else torch.arange(len(d2t)) + d2t
 
@@ -107,20 +95,16 @@ class Eagle(FeatureHead):
             return packing.pack(torch.cat([weights[n] for n in names]).to(packing.dtype).contiguous(), None)
 
         def norm(name: str) -> Norm | None:
-            return Norm(weights[name].float(), shape.eps) if name in weights else None
+            return Norm(weights[name].float(), shape.eps) if name in shape.sizes() else None
 
-        layer, attention = "layers.0.", [f"layers.0.self_attn.{x}_proj.weight" for x in "qkv"]
+        at = "layers.0."
         self.fc = linear("fc.weight")
-        self.block = Block(
-            self.spec, 0, None, linear(*attention), None, linear(f"{layer}self_attn.o_proj.weight"), None,
-            norm(f"{layer}post_attention_layernorm.weight"),
-            linear(f"{layer}mlp.gate_proj.weight", f"{layer}mlp.up_proj.weight"),
-            linear(f"{layer}mlp.down_proj.weight"), None,
-        )  # fmt: skip
-        self.embedding_norm, self.feature_norm = (
-            norm(f"{layer}input_layernorm.weight"),
-            norm(f"{layer}hidden_norm.weight"),
-        )
+        qkv = linear(*(f"{at}self_attn.{x}_proj.weight" for x in "qkv"))
+        self.mixer = SelfAttention(self.spec, 0, qkv, None, linear(f"{at}self_attn.o_proj.weight"))
+        gate_up = linear(f"{at}mlp.gate_proj.weight", f"{at}mlp.up_proj.weight")
+        self.ffn = FeedForward(self.spec, gate_up, linear(f"{at}mlp.down_proj.weight"))
+        self.ffn_norm = Norm(weights[f"{at}post_attention_layernorm.weight"].float(), shape.eps)
+        self.embedding_norm, self.feature_norm = norm(f"{at}input_layernorm.weight"), norm(f"{at}hidden_norm.weight")
         self.norm = norm("norm.weight")
         self.head = linear("lm_head.weight") if shape.fused else None
 
@@ -138,8 +122,8 @@ class Eagle(FeatureHead):
             x = self.fc(torch.cat((embedded, feature), -1))
             entry = x
         turn = self.rotary(rows.position, max(s.base + s.rows for s in rows.segments) + 1)
-        x = x + self.block.attention(entry, turn, self.attend)
-        self.block.feed(x)
+        x = x + self.mixer(entry, turn, self.attend)
+        x = x + self.ffn(self.ffn_norm(x))
         return Out(self.logits(x.index_select(0, rows.want)), leave=x)
 
     def logits(self, x: Tensor) -> Tensor:

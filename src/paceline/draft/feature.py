@@ -1,14 +1,14 @@
-"""What heads with attention of their own share: a pool of K/V and of the target's features, and trees that grow on both.
+"""What heads with attention of their own share: a pool of K/V and of the target's features, and trees that grow on it.
 
 Row t of such a head reads the token x_t and the target's feature of row t - 1, and says what follows x_t. So it depends
-on the text up to x_t alone, as the target's rows do, and a prefix can be shared with it. Row 0 has no feature before it;
-nobody sees its key. A drafted node reads what the head itself put out at the node's parent.
+on the text up to x_t alone, as the target's rows do, and a prefix can be shared with it. Row 0 has no feature before
+it; nobody sees its key. A drafted node reads what the head itself put out at the node's parent.
 
 The feature lies in the pool beside the row's K/V: after a prefix hit nobody else has that of the last shared row.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -16,14 +16,49 @@ from torch import Tensor
 from paceline.attend.fused import Fused
 from paceline.attend.reference import Reference
 from paceline.core.component import TARGET, Ability, Embeds
-from paceline.core.forest import ROOT, Forest
+from paceline.core.forest import Forest
 from paceline.core.rows import Out, Rows, RowsBuilder
 from paceline.draft import Ask, Host, View
 from paceline.draft.dyspec import DySpec
 from paceline.draft.tree import Tree
 from paceline.model.blocks import Rotary
 from paceline.model.decoder import unpacked, zeros
-from paceline.model.spec import ModelSpec
+from paceline.model.spec import Attention, Dense, Layer, ModelSpec, Rope
+
+
+class Sizes(Protocol):
+    """What the shape of a head says of its layer."""
+
+    @property
+    def width(self) -> int: ...
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def ffn(self) -> int: ...
+    @property
+    def max_len(self) -> int: ...
+    @property
+    def eps(self) -> float: ...
+    @property
+    def theta(self) -> float: ...
+
+
+def layer_spec(name: str, of: Sizes) -> ModelSpec:
+    """A head's layer as a decoder of one."""
+    inverse = 1.0 / of.theta ** (torch.arange(0, of.head_dim, 2, dtype=torch.float32) / of.head_dim)
+    return ModelSpec(
+        family=name, layers=(Layer(Attention(Rope(tuple(inverse.tolist()))), Dense(of.ffn)),), vocab=of.vocab,
+        hidden=of.width, heads=of.heads, kv_heads=of.kv_heads, head_dim=of.head_dim, max_len=of.max_len,
+        activation="silu", norm_eps=of.eps, norm_offset=0.0, tied=False, qkv_bias=False, out_bias=False,
+        mlp_bias=False, qk_norm=False, post_norms=False, attention_scale=of.head_dim**-0.5,
+        attention_softcap=None, logit_softcap=None, embedding_scale=1.0, eos=(),
+    )  # fmt: skip
 
 
 class Headless(Fused):
@@ -49,7 +84,7 @@ class FeatureHead:
         """`width`, `vocab`: the target's; `bytes_`: of the weights that a pass reads."""
         self.spec, self.taps, self.width, self.vocab_size = spec, tuple(taps), width, vocab
         self.max_len, self.weight_bytes = spec.max_len, bytes_
-        self.rotary = Rotary(spec.layers[0].rope, self.device, torch.float32, spec.max_len + 64)
+        self.rotary = Rotary(spec.layers[0].mixer.rope, self.device, torch.float32, spec.max_len + 64)
         self.dtype = torch.bfloat16
         self.target: Embeds | None = None
         """Whose embedding and head it shares; the drafter sets it."""
@@ -62,7 +97,9 @@ class FeatureHead:
         spec = self.spec
         shape = (len(spec.layers), 2, spec.kv_heads, blocks, block_size, spec.head_dim)
         pool = zeros(shape, self.dtype, self.device)
-        self.attend = Headless(pool, [layer.window for layer in spec.layers], spec.heads, spec.attention_scale, None)
+        self.attend = Headless(
+            pool, [layer.mixer.window for layer in spec.layers], spec.heads, spec.attention_scale, None
+        )
         self.features = zeros((blocks * block_size, spec.hidden), self.dtype, self.device)
 
     def move(self, source: list[int], target: list[int]) -> None:
@@ -173,6 +210,3 @@ class FeatureDrafter(DySpec):
 def bytes_of(part: Tensor) -> bytes:
     packed: Any = part.contiguous().view(torch.uint8).numpy()
     return bytes(packed.tobytes())
-
-
-__all__ = ["ROOT", "FeatureDrafter", "FeatureHead", "Headless"]
