@@ -7,6 +7,7 @@ import torch
 
 from paceline.core.component import Component
 from paceline.draft.eagle3 import Eagle, Shape, random_weights
+from paceline.draft.ppd import Prompts
 from paceline.engine.loop import Engine
 from paceline.model.linear import plain
 from tests.lossless.cases import MAX_LEN, Setting
@@ -25,7 +26,11 @@ def eagle(fused: bool = True, draft_vocab: int = 5) -> Eagle:
     return Eagle(shape, random_weights(shape, 3), FLOAT, None if d2t is None else d2t.sort().values)
 
 
-MAKE: dict[str, Callable[[], Component]] = {"eagle3": eagle}
+def prompts() -> Prompts:
+    return Prompts(torch.ones(3, 2), VOCAB, MAX_LEN, ())
+
+
+MAKE: dict[str, Callable[[], Component]] = {"eagle3": eagle, "ppd": prompts}
 
 
 @dataclass
