@@ -14,6 +14,7 @@ from paceline.core.noise import TargetNoise
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.draft import DRAFTERS
+from paceline.draft.head import HEADS
 from paceline.engine.config import EngineConfig
 from paceline.engine.loop import Engine
 from paceline.sample.grammar import Grammars, vocabulary
@@ -24,8 +25,13 @@ from tests.toy import VOCAB, Toy, table
 
 EOS = 6
 MAX_LEN = 48
-HAVE = {"draft", "callable"}
+HAVE = {"draft", "callable", *HEADS.names()}
 """What the engines of these tests are given."""
+
+
+def sketches() -> dict[str, Any]:
+    """A small random head of every format."""
+    return {name: HEADS.get(name).sketch(2, VOCAB, seed) for seed, name in enumerate(HEADS.names())}
 
 
 def toy_user(tokens: list[int], nodes: int) -> list[tuple[int, int]]:
@@ -135,7 +141,8 @@ class Setting:
             prefix_cache=self.prefix_cache, schedule=self.schedule, order=self.order, group_size=self.group_size,
             tbt_target_ms=self.tbt_target_ms, patience_ms=self.patience_ms, check=self.check,
         )  # fmt: skip
-        return Engine(self.target(), config, components={"draft": draft}, callable=user, tokenizer=TOKENIZER,
+        components = {"draft": draft, **sketches()}
+        return Engine(self.target(), config, components=components, callable=user, tokenizer=TOKENIZER,
                       eos=(EOS,), clock=clock(self.clock))  # fmt: skip
 
 

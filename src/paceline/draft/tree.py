@@ -212,8 +212,11 @@ class TreeDrafter:
                 if ask.item.nodes:
                     tree.fresh = [ROOT]
                     self.plant(tree)
-        tables = self.grow(trees)
-        forest = Forest(q=torch.cat(tables) if tables else None)
+        return self.forest(trees, self.grow(trees), view)
+
+    def forest(self, trees: Sequence[Tree], tables: Sequence[Tensor], view: View) -> Forest:
+        """The candidates of these trees and the laws that they were drawn from; each tree is remembered in its slot."""
+        forest = Forest(q=torch.cat(list(tables)) if tables else None)
         for tree in trees:
             start = len(forest)
             for i, token in enumerate(tree.token):
