@@ -86,12 +86,9 @@ class FeatureHead:
         self.max_len, self.weight_bytes = spec.max_len, bytes_
         self.rotary = Rotary(spec.layers[0].mixer.rope, self.device, torch.float32, spec.max_len + 64)
         self.dtype = torch.bfloat16
+        self.kv_bytes_per_token = (spec.kv_width + spec.hidden) * self.dtype.itemsize
         self.target: Embeds | None = None
         """Whose embedding and head it shares; the drafter sets it."""
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        return (self.spec.kv_width + self.spec.hidden) * self.dtype.itemsize
 
     def allocate(self, blocks: int, block_size: int) -> None:
         spec = self.spec

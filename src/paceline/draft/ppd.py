@@ -22,9 +22,12 @@ import torch
 from torch import Tensor
 
 from paceline.core.component import TARGET, Ability, Lends
+from paceline.core.errors import CheckpointError
 from paceline.core.forest import PROBE, ROOT, Forest, Law
-from paceline.core.registry import Need, Offers
+from paceline.core.registry import Offers
 from paceline.draft import DRAFTERS, Ask, Host, View
+from paceline.draft.head import HEADS, LAYOUT, HeadCard, HeadConfig, HeadFacts, HeadFiles, need
+from paceline.model.linear import Packing
 
 NAME = "ppd"
 RANKS = 6
@@ -35,7 +38,6 @@ PRICE = 0.02
 """Tokens that a row has to bring, unless the planner knows better."""
 REVIEW = 32
 """Rounds before the chances are read anew; then twice as many each."""
-NEED = Need(NAME, "prompt embeddings (give draft=HEAD_DIR, made by `paceline train ppd`)")
 
 Ranks = tuple[int, ...]
 Chances = tuple[tuple[float, ...], ...]
@@ -44,14 +46,42 @@ Sparse = tuple[tuple[Ranks, int], ...]
 """(path of ranks, length of its chain) of each node, parents first; () is the root."""
 
 
+@HEADS.register(NAME, HeadCard("prompt embeddings that the target itself reads"))
 class Prompts:
     """The component: m embeddings [m, width]; it keeps nothing."""
 
-    kv_bytes_per_token, taps, abilities = 0, (), frozenset[Ability]()
+    kv_bytes_per_token = 0
+    taps: tuple[str, ...] = ()
+    abilities = frozenset[Ability]()
 
     def __init__(self, table: Tensor, vocab: int, max_len: int, chances: Chances) -> None:
         self.table, self.vocab_size, self.max_len, self.chances = table.float(), vocab, max_len, chances
         self.width, self.weight_bytes = table.shape[1], table.numel() * 4
+
+    @classmethod
+    def claims(cls, config: Mapping[str, Any]) -> bool:
+        return config.get(LAYOUT) == NAME
+
+    @classmethod
+    def facts(cls, config: Mapping[str, Any]) -> HeadFacts:
+        made = HeadConfig.read(config)
+        return HeadFacts(NAME, made.width, made.vocab, made.depth, 0, ())
+
+    @classmethod
+    def load(cls, files: HeadFiles, packing: Packing) -> "Prompts":
+        made, tensors = HeadConfig.read(files.config), files.tensors()
+        table = tensors.get("prompts.weight")
+        if table is None or tuple(table.shape) != (made.depth, made.width):
+            has = None if table is None else tuple(table.shape)
+            raise CheckpointError(
+                f"Weight prompts.weight of the head {files.path} has the shape {has}, but {(made.depth, made.width)} "
+                "is expected; config and weights are of different heads."
+            )
+        return cls(table, made.vocab, made.max_len, made.accuracy)
+
+    @classmethod
+    def sketch(cls, width: int, vocab: int, seed: int) -> "Prompts":
+        return cls(torch.randn(3, width, generator=torch.Generator().manual_seed(seed)), vocab, 512, ())
 
     def allocate(self, blocks: int, block_size: int) -> None:
         pass
@@ -140,8 +170,8 @@ def reached(chances: Chances, path: Ranks) -> float:
 
 @lru_cache(4096)
 def plan(chances: Chances, rows: int) -> tuple[float, tuple[Sparse, ...]]:
-    """(R, the tree of each state 1 .. m) for a pass of so many rows: R candidates are accepted a pass in the long run. The
-    number of candidates of each state is found by going up one at a time (the paper searches them, too)."""
+    """(R, the tree of each state 1 .. m) for a pass of so many rows: R candidates are accepted a pass in the long run.
+    The number of candidates of each state is found by going up in small steps (the paper searches them, too)."""
     m = len(chances)
     counts = [max(0, (rows - m) // 3)] * m
 
@@ -197,7 +227,7 @@ class State:
 @DRAFTERS.register(
     NAME,
     Offers(
-        "prompt tokens inside the target's pass", frozenset({Law.POINT}), "tree", 24, needs=frozenset({NEED}),
+        "prompt tokens inside the target's pass", frozenset({Law.POINT}), "tree", 24, needs=frozenset({need(NAME)}),
         stops_early=True, auto=(NAME,),
     ),
 )  # fmt: skip
