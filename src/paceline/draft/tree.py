@@ -79,7 +79,7 @@ class Tree:
     """The rule's own."""
     laid: tuple[int, int] | None = None
     """Rows of the text in the latest pass; None: it had the nodes."""
-    states: dict[tuple[int, ...], Any] = field(default_factory=dict)
+    states: dict[Any, Any] = field(default_factory=dict)
     """{path: what a head hands on to the children of the node there}, () for the root."""
 
     @property

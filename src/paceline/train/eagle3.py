@@ -1,8 +1,8 @@
-"""Training of `eagle3` (draft/eagle3.py) by training-time test: the head is unrolled to its depth, each step on what the
-step before put out, and learns the target's law at each (Li et al. 2025, arXiv 2503.01840, section 3.2).
+"""Training of `eagle3` (draft/eagle3.py) by training-time test: the head is unrolled to its depth, each step on what
+the step before put out, and learns the target's law at each (Li et al. 2025, arXiv 2503.01840, section 3.2).
 
-`fused=false` is EAGLE-1 (Li et al. 2024, arXiv 2401.15077): one step on the target's own states with uniform noise, to be
-like the target's next state (SmoothL1) and to say what it would say (0.1 of the cross entropy).
+`fused=false` is EAGLE-1 (Li et al. 2024, arXiv 2401.15077): one step on the target's own states with uniform noise, to
+be like the target's next state (SmoothL1) and to say what it would say (0.1 of the cross entropy).
 """
 
 from collections.abc import Mapping, Sequence
@@ -113,7 +113,7 @@ class TrainEagle(UnrolledMethod):
             )
         self.shape, self.target = shape, target
         self.taps = tuple(dict.fromkeys((*shape.taps, "post_norm")))
-        self.module: EagleModule = EagleModule(shape)  # type: ignore[assignment]
+        self.module: EagleModule = EagleModule(shape)
         self.ids = torch.arange(shape.draft_vocab)
         self.start()
 
@@ -127,7 +127,9 @@ class TrainEagle(UnrolledMethod):
             width = self.shape.width
             self.module.fc.weight.mul_(0.1)
             self.module.fc.weight[:, -width:] += torch.eye(width)
-            for part in (self.module.layers[0].self_attn.o_proj, self.module.layers[0].mlp.down_proj):  # type: ignore[union-attr]
+            layer = self.module.layers[0]
+            assert isinstance(layer, Layer)
+            for part in (layer.self_attn.o_proj, layer.mlp.down_proj):
                 part.weight.mul_(0.3)
             if self.shape.fused:
                 self.module.norm.weight.copy_(self.target.decoder.weights.norm.weight / width**0.5)

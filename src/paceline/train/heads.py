@@ -17,9 +17,7 @@ from paceline.train.objective import Objective
 from paceline.train.target import Target
 
 Steps = list[Tensor]
-"""What a head puts out at each depth of a round, [B, T - 2 - depth, H]: row t is the round whose root is token t + 1."""
-PLACES = 1536
-"""Most places of a depth whose laws are compared in a batch: over a large vocabulary they are what costs."""
+"""What a head puts out at each depth, [B, T - 2 - depth, H]: row t is of the round whose root is token t + 1."""
 
 
 class UnrolledMethod(Method):
@@ -53,38 +51,41 @@ class UnrolledMethod(Method):
         return self.losses(steps, post, batch)
 
     def losses(self, steps: Steps, post: Tensor, batch: Batch) -> Loss:
+        """The objective at every depth against the target's laws, which are computed once: the law for a token is the
+        same at whatever depth it is drafted."""
         loss, ids, weight = Loss(torch.zeros(())), self.known(), 0.0
-        alive = torch.ones_like(batch.learn, dtype=torch.bool)
+        learn = batch.learn.bool()
+        learn[:, :2] = False
+        at = torch.full(learn.shape, -1, dtype=torch.int64)
+        at[learn] = torch.arange(int(learn.sum()))
+        states, tokens = post[:, :-1][learn[:, 1:]], batch.ids[learn]
+        with torch.no_grad():
+            teacher = self.target.head(states)
+            inside = torch.ones(len(tokens), dtype=torch.bool)
+            if ids is not None:  # what the target would say must be a word of the draft
+                inside, teacher = torch.isin(teacher.argmax(-1), ids), teacher[:, ids]
+        alive = torch.ones_like(learn)
         for depth, out in enumerate(steps):
             rows = out.shape[1]
-            places = batch.learn[:, 2 + depth :].flatten().nonzero().flatten()
-            if len(places) > PLACES:
-                places = places[torch.randperm(len(places))[:PLACES].sort().values]
-            state = post[:, 1 + depth : 1 + depth + rows].flatten(0, 1)[places]
-            token = batch.ids[:, 2 + depth :].flatten()[places]
-            with torch.no_grad():
-                teacher = self.target.head(state)
-                inside = torch.ones(len(places), dtype=torch.bool)
-                if ids is not None:  # what the target would say must be a word of the draft
-                    inside = torch.isin(teacher.argmax(-1), ids)
-                    teacher = teacher[:, ids]
-            if not inside.any():
-                continue
+            law = at[:, 2 + depth : 2 + depth + rows].flatten()
+            places = (law >= 0).nonzero().flatten()
+            law = law[places]
             mine = out.flatten(0, 1)[places]
             logits = self.logits(mine)
-            at = inside.nonzero().flatten()
-            own = token if ids is None else torch.searchsorted(ids, token).clamp(max=len(ids) - 1)
-            each = self.goal.places(
-                teacher=teacher[at], logits=logits[at], token=own[at], hidden=state[at], out=mine[at]
-            )
-            loss.total = loss.total + self.goal.decay**depth * each.mean()
-            weight += self.goal.decay**depth
+            use = inside[law].nonzero().flatten()
+            if len(use):
+                mark = tokens[law[use]]
+                own = mark if ids is None else torch.searchsorted(ids, mark).clamp(max=len(ids) - 1)
+                each = self.goal.places(
+                    teacher=teacher[law[use]], logits=logits[use], token=own, hidden=states[law[use]], out=mine[use]
+                )
+                loss.total = loss.total + self.goal.decay**depth * each.mean()
+                weight += self.goal.decay**depth
             with torch.no_grad():
                 said = logits.argmax(-1) if ids is None else ids[logits.argmax(-1)]
-                hit, looked = torch.zeros(len(batch.ids) * rows, dtype=torch.bool), torch.zeros(
-                    len(batch.ids) * rows, dtype=torch.bool
-                )
-                hit[places], looked[places] = said == token, True
+                hit = torch.zeros(len(batch.ids) * rows, dtype=torch.bool)
+                looked = torch.zeros_like(hit)
+                hit[places], looked[places] = said == tokens[law], True
                 before = alive[:, :rows].flatten() & looked
                 loss.seen.append(float(before.sum()))
                 loss.right.append(float((before & hit).sum()))
@@ -111,7 +112,11 @@ class UnrolledMethod(Method):
 
 
 def write_head(
-    path: Path, weights: Mapping[str, Tensor], config: Mapping[str, Any], method: UnrolledMethod, facts: Mapping[str, Any]
+    path: Path,
+    weights: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    method: UnrolledMethod,
+    facts: Mapping[str, Any],
 ) -> None:
     """The directory that `--draft` takes."""
     path.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""A head's decoder layer over whole texts, unrolled as it will draft: training-time test (EAGLE-3, Li et al. 2025, arXiv
-2503.01840, section 3.2).
+"""A head's decoder layer over whole texts, unrolled as it will draft: training-time test (EAGLE-3, Li et al. 2025,
+arXiv 2503.01840, section 3.2).
 
-At step s the row with number u stands for the node that is s tokens below row u of the text: it reads the token s places
-on and what its own row put out at step s - 1. It sees the text's rows up to u, as step 0 computed them, and its own
+At step s the row with number u stands for the node that is s tokens below row u of the text: it reads the token s
+places on and what its own row put out at step s - 1. It sees the text up to u, as step 0 computed it, and its own
 ancestors, which are its rows of the steps before.
 """
 
@@ -27,7 +27,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(heads * head_dim, width, bias=False)
 
     def split(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [B, heads, R, head_dim] of x [B, R, entry]; keys and values once for each query head."""
+        """Queries, keys and values [B, heads, R, head_dim] of x [B, R, entry]; keys and values once a query head."""
         shape, group = (*x.shape[:2], -1, self.head_dim), self.heads // self.kv_heads
         q, k, v = (each(x).view(shape).transpose(1, 2).float() for each in (self.q_proj, self.k_proj, self.v_proj))
         q, k = rotated(q, turn), rotated(k, turn)
