@@ -137,8 +137,8 @@ class Eagle(FeatureHead):
             if name not in weights or tuple(weights[name].shape) != size:
                 has = tuple(weights[name].shape) if name in weights else "missing"
                 raise CheckpointError(f"Weight {name} of the EAGLE head is {has}, but {size} is expected.")
-        read = sum(weights[name].numel() for name in shape.sizes()) * packing.dtype.itemsize
-        super().__init__(layer_spec(NAME, shape), shape.taps, shape.width, shape.vocab, read)
+        read = sum(weights[name].numel() for name in shape.sizes())
+        super().__init__(layer_spec(NAME, shape), shape.taps, shape.width, shape.vocab, read, packing.dtype)
         self.shape, self.compute = shape, packing.compute
         self.ids = None if d2t is None else torch.arange(len(d2t)) + d2t
 

@@ -79,8 +79,8 @@ class Falcon(FeatureHead):
             if name not in weights or tuple(weights[name].shape) != size:
                 has = tuple(weights[name].shape) if name in weights else None
                 raise CheckpointError(f"Weight {name} of the Falcon head has the shape {has}, but {size} is expected.")
-        read = sum(weights[name].numel() for name in sizes(config)) * packing.dtype.itemsize
-        super().__init__(layer_spec(NAME, config), ("post_norm",), config.width, config.vocab, read)
+        read = sum(weights[name].numel() for name in sizes(config))
+        super().__init__(layer_spec(NAME, config), ("post_norm",), config.width, config.vocab, read, packing.dtype)
         self.config, self.block, self.compute = config, config.block, packing.compute
 
         def linear(*names: str, dim: int = 0, bias: Tensor | None = None) -> Linear:

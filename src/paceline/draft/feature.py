@@ -80,12 +80,14 @@ class FeatureHead:
     places = frozenset[str]()
     device = torch.device("cpu")
 
-    def __init__(self, spec: ModelSpec, taps: Sequence[str], width: int, vocab: int, bytes_: int) -> None:
-        """`width`, `vocab`: the target's; `bytes_`: of the weights that a pass reads."""
+    def __init__(
+        self, spec: ModelSpec, taps: Sequence[str], width: int, vocab: int, numbers: int, dtype: torch.dtype
+    ) -> None:
+        """`width`, `vocab`: the target's; `numbers`: weights that a pass reads; `dtype`: of weights and pool."""
         self.spec, self.taps, self.width, self.vocab_size = spec, tuple(taps), width, vocab
-        self.max_len, self.weight_bytes = spec.max_len, bytes_
+        self.max_len, self.dtype = spec.max_len, dtype
+        self.weight_bytes = numbers * dtype.itemsize
         self.rotary = Rotary(spec.layers[0].mixer.rope, self.device, torch.float32, spec.max_len + 64)
-        self.dtype = torch.bfloat16
         self.kv_bytes_per_token = (spec.kv_width + spec.hidden) * self.dtype.itemsize
         self.target: Embeds | None = None
         """Whose embedding and head it shares; the drafter sets it."""
