@@ -1,4 +1,4 @@
-"""Heads with attention of their own say in a drafter, node by node, what their training module says over whole texts."""
+"""Heads with attention say in a drafter, node by node, what their training module says over whole texts."""
 
 from pathlib import Path
 from typing import Any

@@ -3,6 +3,7 @@
 import hashlib
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -70,7 +71,7 @@ class Target:
     def norm_weight(self) -> Tensor:
         """Of the final norm [H], float32."""
         weight = self.decoder.weights.norm.weight.float()
-        return weight / weight.shape[-1] ** 0.5  # as `model.blocks.Norm` holds it
+        return cast(Tensor, weight / weight.shape[-1] ** 0.5)  # as `model.blocks.Norm` holds it
 
     def norm(self, hidden: Tensor) -> Tensor:
         """States behind the final norm, of those before it."""
