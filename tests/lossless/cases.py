@@ -24,7 +24,7 @@ from tests.toy import VOCAB, Toy, table
 
 EOS = 6
 MAX_LEN = 48
-HAVE = {"draft", "callable"}
+HAVE = {"draft", "callable", "target:program"}
 """What the engines of these tests are given."""
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 from torch import Tensor
 
 from paceline.cache.txn import Txn
-from paceline.core.component import DRAFT, Component, Embeds, Model
+from paceline.core.component import DRAFT, TARGET, Component, Embeds, Model
 from paceline.core.forest import Forest, Law
 from paceline.core.plan import Item, Note
 from paceline.core.proposer import Proposer
@@ -25,6 +25,8 @@ S = TypeVar("S")
 Proposal = Sequence[int] | Sequence[tuple[int, int]]
 UserFn = Callable[[list[int], int], Proposal]
 NEED_DRAFT = Need(DRAFT, "a draft model (give draft=PATH)")
+NEED_PROGRAM = Need(f"{TARGET}:program", "a target that can run some of its layers (load it by Paceline's own decoder)")
+NEED_EXIT = Need(f"{TARGET}:exit", "a target that was trained to end early")
 NEED_FUNCTION = Need("callable", "a function (give drafter=FUNCTION)")
 
 

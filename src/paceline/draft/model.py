@@ -69,6 +69,11 @@ class Growing:
 
     @property
     def live(self) -> bool:
+        return self.goes_on
+
+    @property
+    def goes_on(self) -> bool:
+        """Is there room for one more token, and is it likely enough to be kept?"""
         return len(self.tokens) < self.ask.item.chain and self.chance >= (self.ask.item.min_chance or MIN_CHANCE).node
 
     def run(self, chunk: int) -> list[int]:
@@ -157,7 +162,7 @@ class ModelDrafter:
         if drawing:
             self._draw(drawing, logits, tables)
 
-    def _draw(self, drawing: list[Growing], logits: Tensor, tables: list[Tensor]) -> None:
+    def _draw(self, drawing: Sequence[Growing], logits: Tensor, tables: list[Tensor]) -> None:
         refs = [(g.ask.request, tuple(g.tokens)) for g in drawing]
         scores = self.sampler.scores(refs, logits)
         drawn = self.sampler.draw(refs, scores, [g.ask.key(len(g.tokens) + 1) for g in drawing])
@@ -167,12 +172,16 @@ class ModelDrafter:
             for i, g in enumerate(drawing):
                 if g.ask.law is Law.SAMPLED:
                     g.q_rows.append(base + i)
-        for g, token, chance in zip(drawing, drawn, confidence(drawing, scores)):
+        for g, token, chance in zip(drawing, drawn, self.chances(drawing, scores, drawn)):
             if token < 0:  # every token was masked: nothing can be drafted here, and the request will fail here
                 g.chance = 0.0
                 continue
             g.tokens.append(token)
             g.chance *= chance
+
+    def chances(self, drawing: Sequence[Growing], scores: Tensor, drawn: Sequence[int]) -> list[float]:
+        """The chance of each drawn token to be kept."""
+        return confidence(drawing, scores)
 
     def learn(self, view: View) -> None:
         """Keep the K/V of accepted drafts: the frontier follows the text as far as it was computed (the last drafted
