@@ -1,4 +1,4 @@
-"""A table-driven Markov target (vocabulary 7, float64) of three layers that reads its context through the paged pool.
+"""A table-driven Markov target (vocabulary 7, float64) of four layers that reads its context through the paged pool.
 
 The logits of a row depend on its position and on the last three tokens of its context; every layer reads the tokens of
 committed rows back from its own slots, which the block table names, those of candidates through the tree words. A wrong
@@ -22,7 +22,7 @@ from paceline.sample.race import race, winners
 VOCAB = 7
 ORDER = 3
 PHASES = 5
-LAYERS = 3
+LAYERS = 4
 CODES = (VOCAB + 1) ** ORDER
 BASE = 2 * (PHASES * CODES + 1)
 """A hidden state between layers is the row's token, and a number with a digit of this base for each layer so far: what

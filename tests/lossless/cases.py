@@ -24,7 +24,7 @@ from tests.toy import VOCAB, Toy, table
 
 EOS = 6
 MAX_LEN = 48
-HAVE = {"draft", "callable", "target:program"}
+HAVE = {"draft", "callable", "target:program", "draft:program"}
 """What the engines of these tests are given."""
 
 

@@ -78,7 +78,7 @@ class EarlyExit(ModelDrafter):
         growing = [self.leaving(ask, view) for ask in asks if ask.item.chain > 0]
         tables: list[Tensor] = []
         while active := [g for g in growing if g.live]:
-            self._extend(active, tables)
+            self._pass(active, tables)
         forest = Forest(q=torch.cat(tables) if tables else None)
         for g in growing:
             forest.add_chain(g.ask.place, g.tokens, g.ask.law, g.q_rows)
@@ -87,7 +87,7 @@ class EarlyExit(ModelDrafter):
                 forest.entries[g.ask.place] = Entry(g.layer, torch.cat(g.hidden), taps)
         return forest
 
-    def _extend(self, active: Sequence[Growing], tables: list[Tensor]) -> None:
+    def _pass(self, active: Sequence[Growing], tables: list[Tensor]) -> None:
         """One pass of the lower layers, of each text as many as it wants, and the next token of each draft."""
         builder, leaving = RowsBuilder(), [g for g in active if isinstance(g, Leaving)]
         for g in leaving:

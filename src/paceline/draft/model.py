@@ -15,6 +15,7 @@ from torch import Tensor
 from paceline.core.component import DRAFT, Model
 from paceline.core.forest import Forest, Law
 from paceline.core.plan import MinChance
+from paceline.core.program import WHOLE, Program
 from paceline.core.proposer import Draft, Table, Turn
 from paceline.core.registry import Offers
 from paceline.core.rows import Rows, RowsBuilder
@@ -146,7 +147,7 @@ class ModelDrafter:
         for (g, _), tokens in zip(warm, drawn):
             g.tokens, g.reach, g.chance = tokens, g.known + max(0, len(tokens) - 1), 0.0
 
-    def _extend(self, active: list[Growing], tables: list[Tensor]) -> None:
+    def _extend(self, active: Sequence[Growing], tables: list[Tensor], program: Program = WHOLE) -> None:
         """One pass of the draft model: a run of each text, and the next token of each draft that has caught up."""
         builder, drawing = RowsBuilder(), []
         share = max(1, self.chunk // (sum(g.lagging for g in active) or 1))
@@ -158,7 +159,7 @@ class ModelDrafter:
             builder.add(tokens, slots, g.ask.txn.table, start, want=None if draws else [])
             if draws:
                 drawing.append(g)
-        logits = self.model.forward(builder.build(self.model.device)).logits
+        logits = self.model.forward(builder.build(self.model.device, program=program)).logits
         if drawing:
             self._draw(drawing, logits, tables)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from paceline.core.component import DRAFT
 from paceline.core.forest import ROOT, Forest, Law
 from paceline.core.plan import Item
+from paceline.core.program import WHOLE, Program
 from paceline.core.proposer import Draft, Turn
 from paceline.core.registry import Offers
 from paceline.core.rows import RowsBuilder
@@ -199,9 +200,9 @@ class TreeDrafter:
         trees = []
         for ask in asks:
             view.slots.pop(ask.request.id, None)
-            if ask.item.nodes or ask.behind(DRAFT):
+            if self.asked(ask):
                 law = Law.POINT if ask.request.params.greedy and ask.law is not Law.SAMPLED else ask.law
-                tree = Tree(ask, ask.txn.lease.frontier[DRAFT], law)
+                tree = Tree(ask, self.reach(ask), law)
                 trees.append(tree)
                 if ask.item.nodes:
                     tree.fresh = [ROOT]
@@ -228,13 +229,26 @@ class TreeDrafter:
         """Draw the trees; the laws they were drawn from, where a rule will ask for them."""
         tables: list[Tensor] = []
         while active := [tree for tree in trees if tree.lagging or tree.fresh]:
-            builder = RowsBuilder()
             share = max(1, self.chunk // (sum(tree.lagging for tree in active) or 1))
-            places = [(tree, place) for tree in active for place in self._lay(builder, tree, share)]
-            logits = self.model.forward(builder.build(self.model.device)).logits
-            if places:
-                self._level(places, logits, tables)
+            for program, mine in self.programs(active):
+                builder = RowsBuilder()
+                places = [(tree, place) for tree in mine for place in self._lay(builder, tree, share)]
+                logits = self.model.forward(builder.build(self.model.device, program=program)).logits
+                if places:
+                    self._level(places, logits, tables)
         return tables
+
+    def asked(self, ask: Ask) -> bool:
+        """Is there anything to compute for this request?"""
+        return ask.item.nodes > 0 or ask.behind(DRAFT)
+
+    def reach(self, ask: Ask) -> int:
+        """Rows of the text whose K/V is there."""
+        return ask.txn.lease.frontier[DRAFT]
+
+    def programs(self, trees: Sequence[Tree]) -> Sequence[tuple[Program, Sequence[Tree]]]:
+        """The passes of one level."""
+        return [(WHOLE, trees)]
 
     def _lay(self, builder: RowsBuilder, tree: Tree, share: int) -> list[int]:
         """Rows of one tree: what is missing of the text, at most `share`, else all its nodes. Returns the places that
