@@ -113,7 +113,8 @@ class Toy:
         for layer in range(program.first, last):
             if f"input:{layer}" in rows.taps:
                 taps[f"input:{layer}"] = torch.tensor(states, dtype=torch.float64)
-            self.layer(rows, layer, states, program.skip, layer in shared)
+            fuzzy = layer in shared or any(at < layer for at, _ in program.skip)
+            self.layer(rows, layer, states, program.skip, fuzzy)
         if not program.head:
             return Out(torch.empty(0, VOCAB, dtype=torch.float64), taps, torch.tensor(states, dtype=torch.float64))
         hidden = torch.tensor([self.normed(state) for state in states], dtype=torch.float64)
@@ -122,8 +123,8 @@ class Toy:
         return Out(self.head(hidden[rows.want]), taps)
 
     def layer(self, rows: Rows, layer: int, states: list[list[int]], skip: Any, fuzzy: bool) -> None:
-        """One layer of all rows, in place. `fuzzy`: its input is that of an earlier one, and what it keeps is wrong for
-        some tokens."""
+        """One layer of all rows, in place. `fuzzy`: its input is not that of a whole pass, and what it keeps is
+        wrong for some tokens."""
         if (layer, "attention") not in skip:
             pool, word, position = self.pool[layer], rows.word.tolist(), rows.position.tolist()
             token = [(state[0] + (fuzzy and state[0] % 3 == 0)) % VOCAB for state in states]

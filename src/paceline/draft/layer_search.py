@@ -7,13 +7,13 @@ import numpy as np
 
 from paceline.core.program import Part, Program
 
-BAYESIAN = 25
-"""Every so many-th suggestion is the process's."""
+BAYESIAN = 5
+"""Every so many-th suggestion is the process's (the paper's 25th: a score costs more than a choice)."""
 KAPPA, NOISE = 2.5, 1e-2
 """Weight of the deviation in the upper confidence bound; variance of a score's noise."""
 POOL = 512
 """Sets that the bound is computed of."""
-KEPT = 256
+KEPT = 128
 """Latest scores that the process knows."""
 GOOD, STALE, MOST = 0.93, 300, 1000
 """The search ends at this score, after so many suggestions without a better one, or after so many."""
@@ -40,7 +40,8 @@ def upper_bounds(seen: np.ndarray, scores: np.ndarray, points: np.ndarray) -> np
     with the kernel s^2 exp(-h / (d / 4)) of their Hamming distance h."""
 
     def kernel(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        hamming = (a[:, None, :] != b[None, :, :]).sum(-1)
+        a, b = a.astype(np.float64), b.astype(np.float64)
+        hamming = a.sum(1)[:, None] + b.sum(1)[None, :] - 2 * (a @ b.T)
         grown: np.ndarray = np.exp(-hamming / (a.shape[1] / 4))
         return grown
 
@@ -81,7 +82,9 @@ class Search:
             return self.best
         if (self.tried + 1) % BAYESIAN or len(self.seen) < 4:
             return self._random(1)[0]
+        known = {choice for choice, _ in self.seen}
         points = [*self._random(POOL // 2), *(self._swapped() for _ in range(POOL // 2))]
+        points = [choice for choice in points if choice not in known] or points
         seen = np.array([choice for choice, _ in self.seen])
         scores = np.array([score for _, score in self.seen])
         return points[int(upper_bounds(seen, scores, np.array(points)).argmax())]
@@ -89,12 +92,11 @@ class Search:
     def register(self, choice: Choice, score: float) -> None:
         """What a set scored; the better one is used from now on."""
         self.seen = [*self.seen[-KEPT + 1 :], (choice, score)]
-        if choice == self.best:
-            self.score = score  # of the text as it is now
-            return
         self.tried += 1
         self.stale += 1
-        if score > self.score:
+        if choice == self.best:
+            self.score = score  # of the text as it is now
+        elif score > self.score:
             self.best, self.score, self.stale = choice, score, 0
 
     def _random(self, many: int) -> list[Choice]:
