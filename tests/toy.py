@@ -46,7 +46,8 @@ class Toy:
         self.device = torch.device("cpu")
         self.width, self.taps = 2, ()
         self.places = frozenset({*(f"input:{i}" for i in range(LAYERS)), "pre_norm", "post_norm"})
-        self.abilities = frozenset({"run", "embed", "program"})
+        self.abilities = frozenset({"run", "embed", "lend", "keys", "program"})
+        self.lent = 0
         self.forwards = 0
         self.work = 0
         """Layers of all passes, whatever their rows."""
@@ -76,6 +77,18 @@ class Toy:
 
     def embed(self, token: torch.Tensor) -> torch.Tensor:
         return torch.stack([token, token], -1).to(torch.float64)
+
+    def lend(self, table: torch.Tensor) -> int:
+        """Rows beyond the vocabulary: a table of logits knows every id."""
+        self.lent = len(table)
+        return VOCAB
+
+    def last_keys(self, slots: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the pool has in place of keys: one head of two numbers."""
+        token = (
+            torch.tensor([self.pool[-1][slot] for slot in slots], dtype=torch.float32).view(-1, 1, 1).expand(-1, 1, 2)
+        )
+        return token, -token
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.table[hidden[:, 0].long(), hidden[:, 1].long()]
@@ -127,7 +140,7 @@ class Toy:
         wrong for some tokens."""
         if (layer, "attention") not in skip:
             pool, word, position = self.pool[layer], rows.word.tolist(), rows.position.tolist()
-            token = [(state[0] + (fuzzy and state[0] % 3 == 0)) % VOCAB for state in states]
+            token = [(state[0] + 1) % VOCAB if fuzzy and state[0] % 3 == 0 else state[0] for state in states]
             for slot, own in zip(rows.slot.tolist(), token):
                 pool[slot] = own
             for segment, blocks in zip(rows.segments, rows.tables.tolist()):

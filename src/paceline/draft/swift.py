@@ -16,7 +16,7 @@ import torch
 
 from paceline.core.component import TARGET
 from paceline.core.forest import Law
-from paceline.core.program import Program, inputs
+from paceline.core.program import inputs
 from paceline.core.registry import Offers
 from paceline.core.request import Request
 from paceline.core.rows import RowsBuilder
@@ -97,11 +97,15 @@ class Swift(TreeDrafter):
     def plant(self, tree: Tree) -> None:
         tree.memo = self.search(tree.ask.request).best
 
-    def programs(self, trees: Sequence[Tree]) -> Sequence[tuple[Program, Sequence[Tree]]]:
+    def passes(self, trees: Sequence[Tree]) -> Sequence[Sequence[Tree]]:
+        """Requests of one set share passes."""
         sets: dict[Choice, list[Tree]] = {}
         for tree in trees:
             sets.setdefault(tree.memo, []).append(tree)
-        return [(skipping(choice), mine) for choice, mine in sets.items()]
+        return [*sets.values()]
+
+    def forward(self, builder: RowsBuilder, trees: Sequence[Tree]) -> torch.Tensor:
+        return self.model.forward(builder.build(self.model.device, program=skipping(trees[0].memo))).logits
 
     def expand(self, tree: Tree, laws: Laws) -> list[int]:
         """The number of siblings depends on the first one alone, which a rule looks at first."""
