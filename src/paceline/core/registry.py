@@ -15,7 +15,8 @@ Shape = Literal["chain", "tree"]
 
 
 class Need(NamedTuple):
-    """Something that the engine must have been given: a component, by its name, or a function."""
+    """Something that the engine must have been given: a component, by its name, a component's ability
+    (`target:program`), or a function."""
 
     name: str
     text: str
@@ -38,12 +39,17 @@ class Offers:
     """The component whose K/V group in the shared block table it keeps up, if it has one."""
     taps: tuple[str, ...] = ()
     """Hidden states of the target that it reads (`Rows.taps`), beside those of its components."""
+    exits: int = 0
+    """It also reads the inputs of so many layers of the target, at most, before which a pass may end early
+    (`program.exits`)."""
     stops_early: bool = False
     """Does it end a draft where more does not pay (`MinChance`)? A tree's size need not be chosen for it then."""
     runs: bool = False
     """Can it draft within a run of several passes (`draft.Running`)?"""
     auto: tuple[str, ...] = ()
     """Names by which `auto` tries it, where the engine has what they need: its own, or merged with others."""
+    auto_needs: frozenset[Need] = frozenset()
+    """What the engine must have beside `needs` before `auto` tries it: without, it would rarely pay."""
     parts: tuple[str, ...] = ()
     """The drafters that a merged one joins in one tree, the cheapest first."""
     always_asked: str | None = None

@@ -25,6 +25,9 @@ S = TypeVar("S")
 Proposal = Sequence[int] | Sequence[tuple[int, int]]
 UserFn = Callable[[list[int], int], Proposal]
 NEED_DRAFT = Need(DRAFT, "a draft model (give draft=PATH)")
+NEED_PROGRAM = Need(f"{TARGET}:program", "a target that can run some of its layers (load it by Paceline's own decoder)")
+NEED_EXIT = Need(f"{TARGET}:exit", "a target that was trained to end early")
+SCRATCH = 32
 NEED_FUNCTION = Need("callable", "a function (give drafter=FUNCTION)")
 
 
@@ -74,6 +77,9 @@ class Host:
     callable: UserFn | None = None
     chunk: int = 512
     """Most rows of text in one pass of a draft model, all requests together: those that lag share them."""
+    scratch: Sequence[int] = ()
+    """Blocks of the target's pool that no request holds, for SCRATCH rows that begin anywhere in a block: what one pass
+    writes there is read by nobody else."""
     remember: int = 1 << 28
     """Bytes for what drafters remember of all requests together, shared out evenly to those that do."""
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from paceline.core.component import DRAFT, Model
 from paceline.core.forest import Forest, Law
 from paceline.core.plan import MinChance
+from paceline.core.program import WHOLE, Program
 from paceline.core.proposer import Draft, Table, Turn
 from paceline.core.registry import Offers
 from paceline.core.rows import Rows, RowsBuilder
@@ -69,6 +70,11 @@ class Growing:
 
     @property
     def live(self) -> bool:
+        return self.goes_on
+
+    @property
+    def goes_on(self) -> bool:
+        """Is there room for one more token, and is it likely enough to be kept?"""
         return len(self.tokens) < self.ask.item.chain and self.chance >= (self.ask.item.min_chance or MIN_CHANCE).node
 
     def run(self, chunk: int) -> list[int]:
@@ -141,7 +147,7 @@ class ModelDrafter:
         for (g, _), tokens in zip(warm, drawn):
             g.tokens, g.reach, g.chance = tokens, g.known + max(0, len(tokens) - 1), 0.0
 
-    def _extend(self, active: list[Growing], tables: list[Tensor]) -> None:
+    def _extend(self, active: Sequence[Growing], tables: list[Tensor], program: Program = WHOLE) -> None:
         """One pass of the draft model: a run of each text, and the next token of each draft that has caught up."""
         builder, drawing = RowsBuilder(), []
         share = max(1, self.chunk // (sum(g.lagging for g in active) or 1))
@@ -153,11 +159,11 @@ class ModelDrafter:
             builder.add(tokens, slots, g.ask.txn.table, start, want=None if draws else [])
             if draws:
                 drawing.append(g)
-        logits = self.model.forward(builder.build(self.model.device)).logits
+        logits = self.model.forward(builder.build(self.model.device, program=program)).logits
         if drawing:
             self._draw(drawing, logits, tables)
 
-    def _draw(self, drawing: list[Growing], logits: Tensor, tables: list[Tensor]) -> None:
+    def _draw(self, drawing: Sequence[Growing], logits: Tensor, tables: list[Tensor]) -> None:
         refs = [(g.ask.request, tuple(g.tokens)) for g in drawing]
         scores = self.sampler.scores(refs, logits)
         drawn = self.sampler.draw(refs, scores, [g.ask.key(len(g.tokens) + 1) for g in drawing])
@@ -167,12 +173,16 @@ class ModelDrafter:
             for i, g in enumerate(drawing):
                 if g.ask.law is Law.SAMPLED:
                     g.q_rows.append(base + i)
-        for g, token, chance in zip(drawing, drawn, confidence(drawing, scores)):
+        for g, token, chance in zip(drawing, drawn, self.chances(drawing, scores, drawn)):
             if token < 0:  # every token was masked: nothing can be drafted here, and the request will fail here
                 g.chance = 0.0
                 continue
             g.tokens.append(token)
             g.chance *= chance
+
+    def chances(self, drawing: Sequence[Growing], scores: Tensor, drawn: Sequence[int]) -> list[float]:
+        """The chance of each drawn token to be kept."""
+        return confidence(drawing, scores)
 
     def learn(self, view: View) -> None:
         """Keep the K/V of accepted drafts: the frontier follows the text as far as it was computed (the last drafted

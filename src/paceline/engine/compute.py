@@ -18,6 +18,7 @@ from paceline.core.verdict import Verdict
 from paceline.engine.config import Timer
 from paceline.engine.judge import Judge, add_prompt_logprobs
 from paceline.engine.layout import Layout, lay_out
+from paceline.model import spans
 
 if TYPE_CHECKING:
     from paceline.engine.drafters import Drafts
@@ -67,7 +68,7 @@ class Compute:
             texts = [self._continuation(item, plan.passes) for item in plan.items]
             out = cast(Runs, self.model).run(rows, plan.passes, texts, drafts.proposer)
         else:
-            out = self.model.forward(rows)
+            out = spans.forward(self.model, rows, drafts.entries)
         done = Computed([], target=self.clock() - started - out.drafting, drafting=out.drafting, error=out.error)
         self.timer.target += done.target
         started = self.clock()

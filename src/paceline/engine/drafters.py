@@ -3,14 +3,16 @@
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, cast
 
 from paceline.cache.cache import Cache
 from paceline.cache.txn import Txn
-from paceline.core.component import TARGET
+from paceline.core.component import TARGET, Model
 from paceline.core.errors import InputError, RefusalError
-from paceline.core.forest import Forest, join
+from paceline.core.forest import NO_ROW, Forest, join
 from paceline.core.plan import Item, Note, Plan
+from paceline.core.program import Entry, exits, inputs
 from paceline.core.proposer import Proposer
 from paceline.core.registry import Offers, law_for, refusal
 from paceline.core.request import Request
@@ -48,6 +50,8 @@ class Drafts:
     proposer: Proposer | None = None
     drafter: str | None = None
     """Whose proposer it is."""
+    entries: list[Entry | None] = field(default_factory=list)
+    """Rows of each item that have run through lower layers of the target while they were drafted."""
 
 
 class DrafterPool:
@@ -58,7 +62,8 @@ class DrafterPool:
     ) -> None:
         self.host, self.config, self.table, self.cache, self.clock = host, config, table, cache, clock
         given = ("callable",) if host.callable is not None else ()
-        self.have: Collection[str] = {*(name for name in host.components if name != TARGET), *given}
+        able = (f"{name}:{ability}" for name, it in host.components.items() for ability in it.abilities)
+        self.have: Collection[str] = {*(name for name in host.components if name != TARGET), *able, *given}
         self.cards: dict[str, Offers] = {}
         self.drafters: dict[str, Drafter] = {}
         self.slots: dict[str, dict[int, Any]] = {}
@@ -90,6 +95,8 @@ class DrafterPool:
             card = replace(card, group=None)  # a head of this format that keeps nothing
         self.cards[name] = card
         mine = [components[need.name] for need in card.needs if need.name in components]
+        places = cast(Model, components[TARGET]).places
+        shadows = tuple(f"input:{layer}" for layer in exits(inputs(places), card.exits)) if card.exits else ()
         most = self.config.nodes.get(name)
         facts = DrafterFacts(
             nodes=card.nodes if most is None else most,
@@ -100,7 +107,7 @@ class DrafterPool:
             most=most,
             always_asked=card.always_asked,
             runs=card.runs and all("run" in it.abilities for it in (components[TARGET], *mine)),
-            taps=tuple(sorted({*card.taps, *(tap for it in mine for tap in it.taps)})),
+            taps=tuple(sorted({*card.taps, *shadows, *(tap for it in mine for tap in it.taps)})),
         )
         self.table.enrol(name, facts)
         self.recorder.enrolled(name, facts)
@@ -118,7 +125,8 @@ class DrafterPool:
         reasons = {arm: reason(arm) for arm in DRAFTERS.card(drafter).arms}
         if drafter != AUTO and (refused := next(filter(None, reasons.values()), None)):
             raise RefusalError(refused)
-        arms = tuple(arm for arm, why in reasons.items() if not why)
+        shy = {arm for arm in reasons if any(need.name not in self.have for need in DRAFTERS.card(arm).auto_needs)}
+        arms = tuple(arm for arm, why in reasons.items() if not why and not (drafter == AUTO and arm in shy))
         for name in (drafter, *arms):
             self.enrol(name)
         return arms
@@ -160,7 +168,8 @@ class DrafterPool:
         left, depths = trim(plan, drafted, lambda name: self.cards[name].shape == "chain")
         deep = [item.depth if depth is None else depth for item, depth in zip(plan.items, depths)]
         forest = join(given, [*parts.values()], left, deep)
-        return Drafts(asks, forest, [*parts], drafted, depths, run, proposer, plan.drafter)
+        entries = entered(plan, forest, [*parts.values()])
+        return Drafts(asks, forest, [*parts], drafted, depths, run, proposer, plan.drafter, entries)
 
     def learn(self, drafts: Drafts, computed: Computed) -> list[Note]:
         """Tell the drafters what came of their drafts; what they found beside it."""
@@ -266,3 +275,28 @@ class DrafterPool:
             if not ask.request.arms:
                 ask.request.drafter = NONE
             self.slots.get(name, {}).pop(ask.request.id, None)
+
+
+def entered(plan: Plan, forest: Forest, parts: Sequence[Forest]) -> list[Entry | None]:
+    """The rows of each item that need not begin at the target's first layer: where its draft in the joined forest is
+    the chain that its drafter computed, or the beginning of it, and every hidden state that somebody reads is there."""
+    out: list[Entry | None] = [None] * len(plan.items)
+    for number, part in enumerate(parts):
+        drafts = part.by_request(len(plan.items)) if part.entries else []
+        joined = forest.by_request(len(plan.items)) if part.entries else []
+        for place, entry in part.entries.items():
+            item, nodes = plan.items[place], joined[place]
+            own, below = nodes[item.given :], [tap for tap in item.taps if under(tap, entry.layer)]
+            sources = [(number, node) for node in drafts[place]]
+            chain = all(forest.parent[node] == above for above, node in pairwise(nodes[item.given - 1 :]))
+            if not chain or [forest.source[node] for node in own] != sources[: len(own)] or {*below} - {*entry.taps}:
+                continue
+            rows = item.given + sum(forest.row[node] != NO_ROW for node in own)
+            taps = {tap: entry.taps[tap][:rows] for tap in below}
+            out[place] = Entry(entry.layer, entry.hidden[:rows], taps)
+    return out
+
+
+def under(tap: str, layer: int) -> bool:
+    """Is this hidden state the input of a layer below this one?"""
+    return tap.startswith("input:") and int(tap.removeprefix("input:")) < layer

@@ -13,7 +13,7 @@ from paceline.core.params import SamplingParams
 from paceline.core.plan import Note, Plan
 from paceline.core.request import Request
 from paceline.core.result import Result
-from paceline.draft import Host, UserFn
+from paceline.draft import SCRATCH, Host, UserFn
 from paceline.engine.components import check_component, reading
 from paceline.engine.compute import Compute, Computed
 from paceline.engine.config import EngineConfig, Timer
@@ -58,15 +58,17 @@ class Engine:
             raise InputError(f"row_budget {config.row_budget} is below max_requests {config.max_requests}; raise it.")
         self.components: dict[str, Component] = {TARGET: model, **(components or {})}
         self.model, self.config, self.now, self.clock = model, config, now, clock
+        scratch = 1 + -(-SCRATCH // config.block_size) if "program" in model.abilities else 0
         for name, component in self.components.items():
             check_component(name, component, model)
-            component.allocate(config.blocks, config.block_size)
+            component.allocate(config.blocks + (scratch if name == TARGET else 0), config.block_size)
         groups = [n for n, it in self.components.items() if it.kv_bytes_per_token and n != TARGET]
         self.table = DrafterTable(config.length, times or StepTimes(), config.cheap_rows, config.row_cost)
         self.table.verifier_taps = {name: card.taps for name, card in VERIFIERS.items() if card.taps}
         self.desk = Desk.of(config, self.table, groups)
         sampler = Sampler(model.vocab_size, *reading(tokenizer, model.vocab_size, eos))
-        host = Host(sampler, model.vocab_size, self.components, callable, min(512, config.row_budget), config.remember)
+        spare, chunk = range(config.blocks, config.blocks + scratch), min(512, config.row_budget)
+        host = Host(sampler, model.vocab_size, self.components, callable, chunk, spare, config.remember)
         self.judge = Judge(sampler, self.components)
         self.drafters = DrafterPool(host, config, self.table, self.desk.cache, clock)
         self.session = Session(model, config, self.judge, self.drafters, self.desk.cache, tokenizer=tokenizer, eos=eos)
