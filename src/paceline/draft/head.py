@@ -360,6 +360,8 @@ class Head(nn.Module):
         with torch.no_grad():
             for _, weight in sorted(head.named_parameters()):
                 weight.copy_(torch.randn(weight.shape, generator=stream))
+            for output in head.output if not head.kv_layers else ():
+                output.weight.mul_(0.01)  # type: ignore[operator]  # the toy's states are large
         head.taps = ("post_norm",)  # which every target has
         return head.settle()
 

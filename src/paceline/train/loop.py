@@ -104,6 +104,8 @@ class Trained:
     tokens: int
     seconds: float
     scores: Scores | None
+    held: tuple[Sample, ...] = ()
+    """The texts that it was not trained on."""
 
 
 def train(plan: Plan, report: Callable[[Progress], None] = lambda now: None) -> Trained:
@@ -126,10 +128,14 @@ def train(plan: Plan, report: Callable[[Progress], None] = lambda now: None) -> 
         method.accuracy = scores.accuracy
     facts = {"steps": run.step, "tokens": run.tokens, "seed": plan.seed, "target": target.fingerprint}
     if scores is not None:
-        facts |= {"tau": round(scores.tau, 4), "conditional": [round(x, 4) for x in scores.conditional]}
+        facts |= {
+            "tau": round(scores.tau, 4),
+            "tree_tau": round(scores.tree, 4),
+            "conditional": [round(x, 4) for x in scores.conditional],
+        }
     method.module.eval()
     method.save(plan.out, facts)
-    return Trained(plan.out, run.step, run.tokens, run.seconds, scores)
+    return Trained(plan.out, run.step, run.tokens, run.seconds, scores, tuple(samples[:held]))
 
 
 def check(plan: Plan) -> None:

@@ -1,6 +1,7 @@
 """The target of a training: its decoder, and what heads share with it as tensors that gradients go through."""
 
 import hashlib
+import math
 from functools import cached_property
 from pathlib import Path
 
@@ -69,13 +70,13 @@ class Target:
     @cached_property
     def norm_weight(self) -> Tensor:
         """Of the final norm [H], float32."""
-        weight = self.decoder.weights.norm.weight.float()
-        return weight / weight.shape[-1] ** 0.5  # as `model.blocks.Norm` holds it
+        weight: Tensor = self.decoder.weights.norm.weight.float()
+        return weight / math.sqrt(weight.shape[-1])  # as `model.blocks.Norm` holds it
 
     def norm(self, hidden: Tensor) -> Tensor:
         """States behind the final norm, of those before it."""
-        made = self.decoder.weights.norm(hidden.reshape(-1, hidden.shape[-1]))
-        return made.view_as(hidden)
+        flat: Tensor = self.decoder.weights.norm(hidden.reshape(-1, hidden.shape[-1]))
+        return flat.reshape(hidden.shape)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of hidden states [..., H] behind the final norm; differentiable."""
