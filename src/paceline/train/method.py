@@ -4,13 +4,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import InputError
-from paceline.draft.head import Head
+from paceline.draft.head import Head, HeadFiles
 from paceline.draft.layers import Dense, Layer
 from paceline.model.blocks import Rotary
 from paceline.train.features import Batch
