@@ -307,3 +307,60 @@ def test_the_memory_budget_counts_it(target: Path, tmp_path: Path) -> None:
             LLM(target, path, dtype="float32", memory=1)
         needs.append(int(str(error.value).split("at least ")[1].split(" bytes")[0].replace(",", "")))
     assert needs[1] - needs[0] > 39 * 4 * WIDTH * WIDTH * 4
+
+
+# -- the authors' layouts ----------------------------------------------------------------------------------------------
+
+
+def as_medusa(head: Head) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    weights = {}
+    for name, part in head.state_dict().items():
+        kind, depth, *rest = name.split(".")
+        if kind == "blocks":
+            weights[".".join([depth, "0", *rest])] = part
+        elif rest == ["weight"]:
+            weights[f"{depth}.1.weight"] = part
+    return {"medusa_num_heads": head.config.depth, "medusa_num_layers": 1, "base_model_name_or_path": "m"}, weights
+
+
+def as_hydra(head: Hydra) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    weights = {"prefix_embeding_layer.embed_tokens.weight": torch.zeros(3, 3)}
+    parts = {"straight": "1.res_connection", "bent": "1.linear"}
+    for name, part in head.state_dict().items():
+        kind, first, *rest = name.split(".")
+        if kind == "depths" and rest[0] in parts:
+            weights[f"hydra_mlp.{first}.{parts[rest[0]]}.{rest[1]}"] = part
+        elif kind == "depths":
+            weights[f"hydra_mlp.{first}.{2 * int(rest[1]) + 3}.linear.{rest[3]}"] = part
+        elif kind == "output":
+            weights[f"hydra_lm_head.{first}.1.{rest[0]}"] = part
+        elif kind == "prefix":
+            inner = {"q": "self_attn.", "k": "self_attn.", "v": "self_attn.", "o": "self_attn."}.get(first[0], "")
+            inner = "" if "norm" in first else inner or "mlp."
+            weights[f"prefix_embeding_layer.layers.0.{inner}{first}.{rest[0]}"] = part
+        else:
+            weights[f"prefix_embeding_layer.{name}"] = part
+    config = {"hydra_num_heads": head.config.depth, "hydra_num_layers": head.config.layers, "head_dim": 8}
+    return config, weights
+
+
+@pytest.mark.parametrize("method", ["medusa", "hydra"])
+def test_released_heads_are_read(method: str, target: Path, tmp_path: Path) -> None:
+    more = {"depth": 2, "own_head": True}
+    head: Any = Medusa(HeadConfig(**SIZES, **more))
+    if method == "hydra":
+        head = Hydra(HydraConfig(**SIZES, **more, layers=3, prefix=True))
+    shaken(head)
+    config, weights = as_medusa(head) if method == "medusa" else as_hydra(head)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    torch.save(weights, tmp_path / f"{method}_lm_head.pt")
+    assert method_of(tmp_path) == method and facts_of(tmp_path).vocab == VOCAB
+    found = type(head).restored(_files(tmp_path)).state_dict()
+    for name, part in head.state_dict().items():
+        if not (method == "medusa" and name.endswith("bias") and name.startswith("output")):
+            assert torch.equal(found[name], part), name
+    with LLM(target, tmp_path, dtype="float32", memory="100M", nodes=5) as llm:
+        assert texts(llm, greedy(drafter=method)) == texts(llm, greedy(drafter="none"))
+    (tmp_path / f"{method}_lm_head.pt").unlink()
+    with pytest.raises(CheckpointError, match="restore it from its source"):
+        method_of(tmp_path)
