@@ -149,7 +149,7 @@ class DrafterPool:
             started = self.clock()
             try:
                 forest = self.drafter(name).draft(mine, self._view(name, mine))
-                forest.check({ask.place for ask in mine}, self.host.vocab_size)
+                forest.check({ask.place for ask in mine}, self.host.vocab_size, self.host.lent)
                 parts[name] = prune(forest, plan.items, self.host.sampler)
             except Exception as error:
                 del asks[name]  # who has failed has nothing to learn

@@ -10,6 +10,7 @@ uses:
 
 - `module`: the `torch.nn.Module` whose parameters with `requires_grad` are trained;
 - `taps`: the target's hidden states that a batch must bring ((): none);
+- `see(samples)`: once, before anything else, the texts that it will learn from (a draft vocabulary comes of them);
 - `loss(batch, step) -> Loss`: a scalar with a gradient, and what was seen: for each depth how many of the counted
   places were right given that all before were. `step` counts from 0; draw from torch's own generator, which the loop
   seeds for every step, so that a resumed run draws the same;

@@ -119,6 +119,7 @@ def train(plan: Plan, report: Callable[[Progress], None] = lambda now: None) -> 
     method = make(target, plan.settings)
     samples = texts(plan, target)
     held = min(plan.held, max(1, len(samples) // 10))
+    method.see(samples[held:])
     source = FeatureSource(target, samples, method.taps, plan.cache, plan.cache_bytes)
     run = Run(plan, method, source, list(range(held, len(samples))))
     run.restore()

@@ -1,7 +1,7 @@
 """What a training method is to the loop, and `HeadMethod`: the whole of it for a head (draft/head.py)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -13,6 +13,7 @@ from paceline.core.errors import InputError
 from paceline.draft.head import Head, HeadFiles
 from paceline.draft.layers import Dense, Layer
 from paceline.model.blocks import Rotary
+from paceline.train.data import Sample
 from paceline.train.features import Batch
 from paceline.train.objective import Objective
 from paceline.train.target import Target
@@ -42,6 +43,9 @@ class Method(ABC):
     taps: tuple[str, ...] = ()
     accuracy: tuple[tuple[float, ...], ...] = ()
     """Of each rank at each depth, which the loop sets before `save`."""
+
+    def see(self, samples: Sequence[Sample]) -> None:  # noqa: B027
+        """Before anything else: the texts that it will learn from, for what depends on all of them."""
 
     @abstractmethod
     def loss(self, batch: Batch, step: int) -> Loss: ...
