@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 from paceline import LLM, SamplingParams
+from paceline.cli import app
 from paceline.core.errors import InputError
 from paceline.train import METHODS, train
 from paceline.train.evaluate import engine_tau
@@ -64,6 +66,8 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(
         with pytest.raises(KeyboardInterrupt):
             train(broken)
     again = train(broken)
+    steps = [line.split(",")[0] for line in (broken.out / "log.csv").read_text().splitlines()]
+    assert steps == ["step", "10"]
     assert whole.steps == again.steps == 12 and whole.tokens == again.tokens
     one, other = (load_file(it.out / "model.safetensors") for it in (whole, again))
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
@@ -125,7 +129,7 @@ def test_a_loss_that_is_not_finite_stops_it(place: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(("changes", "message"), [
     ({"minutes": None, "steps": None}, "Neither minutes nor steps"), ({"steps": 0}, "steps is 0"),
-    ({"method": "guessing"}, "Unknown training method 'guessing'; known are"),
+    ({"method": "guessing"}, "Unknown trainer 'guessing'; known are"),
     ({"settings": {"colour": "red"}}, "medusa has no setting 'colour'; it has depth"),
     ({"settings": {"depth": "many"}}, "depth is 'many'"), ({"settings": {"depth": 0}}, "at least one token"),
     ({"settings": {"objective": "love"}}, "'love' is not known"), 
@@ -144,3 +148,21 @@ def test_going_on_with_other_settings_is_refused(place: Path) -> None:
     (place / "other" / "state.pt").write_bytes(b"torn")
     with pytest.raises(InputError, match="delete it to begin anew"):
         train(plan(place, "other", steps=4))
+
+
+def test_from_the_command_line(place: Path, tmp_path: Path) -> None:
+    run = CliRunner()
+    listed = run.invoke(app, ["train", "list"])
+    assert all(name in listed.output for name in METHODS.names())
+    (tmp_path / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": it["text"][:30]}) for it in LINES[:12]))
+    asked = [
+        "train", "medusa", "--target", str(place / "target"), "--data", str(tmp_path / "prompts.jsonl"), "--dtype",
+        "float32", "--out", str(tmp_path / "out"), "--steps", "3", "--set", "depth=2", "--answer", "20",
+    ]  # fmt: skip
+    made = run.invoke(app, asked)
+    assert made.exit_code == 0, made.output
+    assert "3 steps" in made.output and "the same text as plain decoding" in made.output
+    assert (tmp_path / "out" / "model.safetensors").is_file() and (tmp_path / "out" / "state.pt").is_file()
+    for wrong, message in ((["--set", "depth"], "is not KEY=VALUE"), (["--minutes", "0"], "minutes is 0")):
+        refused = run.invoke(app, [*asked, *wrong])
+        assert refused.exit_code == 2 and message in refused.output + refused.stderr

@@ -1,6 +1,5 @@
 """The parts of the trainer: objectives, data, hidden states, evaluation."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -118,9 +117,12 @@ def test_answers_are_the_targets_own_and_kept(target: Target, tmp_path: Path) ->
             params = SamplingParams(temperature=0.0, max_tokens=12, drafter="none")
             [output] = llm.generate([list(sample.ids[: sample.start])], params, progress=False)
             assert output.token_ids == list(sample.ids[sample.start :])
-    [file] = tmp_path.glob("answers-*.json")
-    file.write_text(json.dumps([[[1, 2, 3, 4], 2]]))
-    assert answered(target, entries, 64, cache=tmp_path, answer=12) == [Sample((1, 2, 3, 4), 2)]
+    [file] = tmp_path.glob("answers-*.jsonl")
+    whole = file.read_text()
+    file.write_text(whole[: len(whole) // 2])  # as it lies when a run is killed
+    assert answered(target, entries, 64, cache=tmp_path, answer=12) == made and file.read_text() == whole
+    file.write_text(whole.replace("[[", "[[7, "))
+    assert [s.ids[0] for s in answered(target, entries, 64, cache=tmp_path, answer=12)] == [7] * 5, "they are read"
     assert len(answered(target, entries[:2], 64, cache=tmp_path, answer=12)) == 2, "other prompts, other answers"
     with pytest.raises(InputError, match="no prompt"):
         answered(target, [{"text": "no prompt"}], 64)

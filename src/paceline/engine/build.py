@@ -141,6 +141,8 @@ def build(options: Options) -> "tuple[Engine, Text]":
     text = Text(path, options.chat_template)
     model = load_model(path, **where)
     draft, components = None, dict[str, Component]()
+    if head is not None and model.device.type != "cpu":
+        raise RefusalError(f"The head {draft_at} drafts on a CPU only, but device is {options.device!r}; leave it out.")
     if draft_path is not None and head is not None:
         part, component = load_head(draft_path, model.width, model.vocab_size, model.packing)
         components[part] = component

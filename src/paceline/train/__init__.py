@@ -51,7 +51,7 @@ class Trains:
     """The drafter that serves what it makes; None: the one of its own name."""
 
 
-METHODS: "Registry[Callable[[Target, dict[str, Any]], Method]]" = Registry("training method", "paceline.train")
+METHODS: "Registry[Callable[[Target, dict[str, Any]], Method]]" = Registry("trainer", "paceline.train")
 
 
 def train(plan: "Plan") -> "Trained":

@@ -32,6 +32,14 @@ class Target:
         if "post_norm" not in self.decoder.places:
             raise RefusalError(f"{model} does not show its hidden states, so no head can be trained on it.")
 
+        self.blocks = 0
+
+    def reserve(self, blocks: int, size: int) -> None:
+        """Have a K/V pool of at least so many blocks: sources of several lengths share one decoder."""
+        if blocks > self.blocks:
+            self.decoder.allocate(blocks, size)
+            self.blocks = blocks
+
     @property
     def spec(self) -> ModelSpec:
         return self.decoder.spec
