@@ -19,6 +19,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "eagle3": ("eagle3", {"draft_vocab": 300}),
     "eagle1": ("eagle3", {"fused": False}),
     "falcon": ("falcon", {}),
+    "longspec": ("longspec", {"window": 8}),
     "falcon3": ("falcon", {"block": 3, "depth": 6}),
 }
 
