@@ -3,8 +3,8 @@ sees the target's cache up to d + 1 rows before it, as when it drafts (the paper
 draws one such shift for each batch).
 
 Anchor-offset positions (section 3.2): the first rows keep their positions, the others are moved on by a random offset
-in half of the batches, so that large positions are trained on short texts. The target's own states are those of the places
-where the text lies; the rotations of its keys are moved with it.
+in half of the batches, so that large positions are trained on short texts. The target's own states are those of the
+places where the text lies; the rotations of its keys are moved with it.
 """
 
 from collections.abc import Mapping
