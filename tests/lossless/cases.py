@@ -3,7 +3,9 @@
 import itertools
 import random
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -31,7 +33,12 @@ HAVE = {"draft", "callable", *HEADS.names()}
 
 def sketches() -> dict[str, Any]:
     """A small random head of every format."""
-    return {name: HEADS.get(name).sketch(2, VOCAB, seed) for seed, name in enumerate(HEADS.names())}
+    return {name: copy(sketch(name)) for name in HEADS.names()}
+
+
+@cache
+def sketch(name: str) -> Any:
+    return HEADS.get(name).sketch(2, VOCAB, len(name))
 
 
 def toy_user(tokens: list[int], nodes: int) -> list[tuple[int, int]]:

@@ -125,7 +125,8 @@ def drafter(
     plan = Plan(
         method=method, target=target, data=tuple(data), out=out, minutes=minutes, steps=steps,
         settings=settings(set or []), answers=answers, prompts=prompts, answer=answer, temperature=temperature,
-        length=length, tokens=tokens, accumulate=accumulate, lr=lr, seed=seed, dtype=dtype, cache=cache, cache_bytes=parse_bytes(cache_size),
+        length=length, tokens=tokens, accumulate=accumulate, lr=lr, seed=seed, dtype=dtype, cache=cache,
+        cache_bytes=parse_bytes(cache_size),
     )  # fmt: skip
     with Bar() as bar:
         made = train(plan, bar.show)

@@ -355,13 +355,18 @@ class Head(nn.Module):
     @classmethod
     def sketch(cls, width: int, vocab: int, seed: int) -> Self:
         """Small and random."""
-        sizes: dict[str, Any] = {"depth": 3, "heads": 2, "kv_heads": 1, "head_dim": 4, "ffn": 8, "max_len": 512}
-        config = cls.config_type(width=width, vocab=vocab, own_head=True, **sizes)
+        config = cls.config_type(width=width, vocab=vocab, own_head=True, **cls.small())
         head, stream = cls(config), torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for _, weight in sorted(head.named_parameters()):
                 weight.copy_(torch.randn(weight.shape, generator=stream))
+        head.taps = ("post_norm",)  # which every target has
         return head.settle()
+
+    @classmethod
+    def small(cls) -> dict[str, Any]:
+        """What the config of a sketch says."""
+        return {"depth": 3, "heads": 2, "kv_heads": 1, "head_dim": 4, "ffn": 8, "max_len": 512}
 
     def save(self, path: Path, **more: Any) -> None:
         """Write config and weights; `more`: further keys of config.json."""

@@ -66,6 +66,17 @@ class Target:
         table = torch.empty(0) if own and not self.spec.tied else loader.table(loader.names.embedding)
         return loader.head(table).float().contiguous()
 
+    @cached_property
+    def norm_weight(self) -> Tensor:
+        """Of the final norm [H], float32."""
+        weight = self.decoder.weights.norm.weight.float()
+        return weight / weight.shape[-1] ** 0.5  # as `model.blocks.Norm` holds it
+
+    def norm(self, hidden: Tensor) -> Tensor:
+        """States behind the final norm, of those before it."""
+        made = self.decoder.weights.norm(hidden.reshape(-1, hidden.shape[-1]))
+        return made.view_as(hidden)
+
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of hidden states [..., H] behind the final norm; differentiable."""
         logits = torch.nn.functional.linear(hidden, self.output.to(hidden.dtype)).float() * self.spec.logit_scale
