@@ -6,6 +6,7 @@ lives in tests/cache.
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from pytest import MonkeyPatch
 from paceline.core.forest import ROOT, Forest, Role
 from paceline.core.params import SamplingParams
 from paceline.draft import Ask, tree
+from paceline.draft.grow import HeadDrafter
 from paceline.draft.model import ModelDrafter
 from paceline.draft.tree import TreeDrafter
 from paceline.engine import compute, layout, prune, session
@@ -190,6 +192,20 @@ def pruned_under_a_q_rule(patch: MonkeyPatch) -> None:
     patch.setattr(prune, "stays", lambda part, node, items: False)
 
 
+def heads_tree_by_token(patch: MonkeyPatch) -> None:
+    """9, of trees on a head: a node's children that are odd are left out."""
+    original = HeadDrafter.expand
+
+    def expand(self: HeadDrafter, tree: Any, laws: Any) -> list[int]:
+        kept = {
+            place: replace(draws, token=[token for token in draws.token if token % 2 == 0])
+            for place, draws in laws.items()
+        }
+        return original(self, tree, kept)
+
+    patch.setattr(HeadDrafter, "expand", expand)
+
+
 Mutant = Callable[[MonkeyPatch], None]
 LAW: list[tuple[Mutant, str, str, str]] = [
     (residual_is_p, "model", "chain", "temperature"),
@@ -206,6 +222,7 @@ LAW: list[tuple[Mutant, str, str, str]] = [
     (replayed_draft_noise, "rsd_s", "rrs", "temperature"),
     (raw_q_of_a_tree, "rsd_c", "rrs", "top-k"),
     (pruned_under_a_q_rule, "rsd_c", "rrs", "grammar"),
+    (heads_tree_by_token, "medusa", "rrs", "temperature"),
 ]
 
 
