@@ -15,7 +15,8 @@ from paceline.core.errors import InputError, RefusalError
 from paceline.engine.text import Message, Text
 
 QUESTION = (
-    "Grade the last paragraph of your reasoning so far, and only that: is it correct, and does it follow? Ignore style. "
+    "Grade the last paragraph of your reasoning so far, and only that: is it correct, and does it follow? Ignore its "
+    "style. "
     "Answer with one digit from 0 (wrong) to 9 (certainly right)."
 )
 LEADS = ("Score: ", "Score:", "Score:\n", "")

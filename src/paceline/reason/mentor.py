@@ -1,5 +1,5 @@
-"""`mentor` (Speculative Thinking, arXiv 2504.12329): the small model writes; where a paragraph begins with a cue, the base
-model takes the pen for a burst.
+"""`mentor` (Speculative Thinking, arXiv 2504.12329): the small model writes; where a paragraph begins with a cue, the
+base model takes the pen for a burst.
 
     small ... blank line | peek of 20 tokens
                            no cue: they stand, and the small model simply goes on
@@ -24,7 +24,7 @@ from paceline.reason.cues import Cues
 from paceline.reason.level import Level
 from paceline.reason.pen import HandOver, Part, Pen, counters, shown
 from paceline.reason.runner import BASE, SMALL, Script, Stage, need_small
-from paceline.reason.steps import SEPARATOR, tally
+from paceline.reason.steps import SEPARATOR, check_separator, tally
 
 CHECK = "Let me check what I have so far.\n\n"
 
@@ -52,11 +52,14 @@ class MentorWishes:
     budget: int | None = None
     """Tokens that the mentor may write; then the small model goes on alone. None: no limit."""
     deadline_s: float | None = None
-    cues: Cues = Cues()
+    cues: Cues = field(default_factory=Cues)
+    separator: str = SEPARATOR
+    """What ends a paragraph."""
 
     def __post_init__(self) -> None:
         if self.choose not in ("mentor", "opposite"):
             raise InputError(f"choose is {self.choose!r}, but it must be mentor or opposite.")
+        check_separator(self.separator)
         least = {"peek": 1, "verify": 0, "begin": 0, "excess": 1, "recap": 1, "budget": 0, "deadline_s": 0}
         for name, low in least.items():
             value = getattr(self, name)
@@ -111,7 +114,7 @@ class Mentor:
         before, begun = len(text.tokens), stage.clock()
         request = pen.begin(text.left)
         words = Detokenizer(stage.engines[SMALL].session.tokenizer, True, [*text.prompt, *text.tokens])
-        reader = Breaks(words, text.text.rsplit(SEPARATOR, 1)[-1])
+        reader = Breaks(words, text.text.rsplit(self.wishes.separator, 1)[-1], self.wishes.separator)
         needed = None
         try:
             while needed is None and text.open:
@@ -128,7 +131,7 @@ class Mentor:
         return needed
 
     def read(self, request: Request, reader: "Breaks", pen: Pen, before: int, ended: bool) -> Part | None:
-        """Take in what the student wrote, up to a peek that is still to be completed; the peek that needs the mentor."""
+        """Take in what the student wrote, up to a peek that is not complete; the peek that needs the mentor."""
         text, wish = pen.stage.transcript, self.wishes
         new = request.output[before:]
         while text.open:
@@ -204,6 +207,7 @@ class Breaks:
     detokenizer: Detokenizer
     tail: str
     """The text since the last break."""
+    separator: str = SEPARATOR
     found: deque[int] = field(default_factory=deque)
     """Tokens up to and with each blank line behind some text; those that nobody has dealt with."""
     _read: int = 0
@@ -213,7 +217,7 @@ class Breaks:
         for token in tokens[self._read :]:
             self._read += 1
             self.tail += self.detokenizer.push(token)
-            if SEPARATOR in self.tail.lstrip():
+            if self.separator in self.tail.lstrip():
                 self.found.append(self._read)
                 self.tail = ""
         while self.found and self.found[0] < least:

@@ -1,5 +1,5 @@
-"""`Pen`: one model's hand in a transcript. It writes by a request over the text so far, of which the engine finds all but
-the end in its prefix cache: what others wrote since it last wrote is all that is computed anew."""
+"""`Pen`: one model's hand in a transcript. It writes by a request over the text so far, of which the engine finds all
+but the end in its prefix cache: what others wrote since it last wrote is all that is computed anew."""
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -81,7 +81,7 @@ class Pen:
             min_tokens=min(stage.params.min_tokens, len(text) + most), seed=stage.transcript.request.seed,
             drafter=self.drafter, max_nodes=None, verifier=None,
         )  # fmt: skip
-        [request] = engine.apply(Submit(list(prompt), wish))
+        request: Request = engine.apply(Submit(list(prompt), wish))[0]
         if text:
             engine.apply(Extend(request.id, text))
         return request

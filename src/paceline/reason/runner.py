@@ -64,8 +64,10 @@ class Policy(Protocol):
     """What metrics call it: steps, mentor, ..."""
     level: Level
     """Counters of this one answer."""
-    deadline_s: float | None
-    """Seconds from the start after which what stands is the answer."""
+
+    @property
+    def deadline_s(self) -> float | None:
+        """Seconds from the start after which what stands is the answer."""
 
     def check(self, params: SamplingParams, engines: Mapping[str, Engine]) -> None:
         """Raise InputError or RefusalError for what cannot be served so, before anything is begun."""

@@ -43,10 +43,13 @@ class StepWishes:
     speculate: bool = False
     """The base model's own steps are drafted token by token, too, by its engine's drafter."""
     deadline_s: float | None = None
+    separator: str = SEPARATOR
+    """What ends a step."""
 
     def __post_init__(self) -> None:
         if self.score not in ("mean", "argmax"):
             raise InputError(f"score is {self.score!r}, but it must be mean or argmax.")
+        check_separator(self.separator)
         for name, least in (("first", 0), ("step_tokens", 1), ("repeats", 2), ("budget", 0), ("deadline_s", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -111,7 +114,7 @@ class Steps:
         most = min(self.wishes.step_tokens, pen.stage.transcript.left)
         tokens, said = list[int](), ""
         while True:
-            part = yield from pen.write(most - len(tokens), why, (SEPARATOR,), tokens)
+            part = yield from pen.write(most - len(tokens), why, (self.wishes.separator,), tokens)
             tokens, said = [*tokens, *part.tokens], said + part.text
             if part.ended or part.cut or said.strip() or not part.tokens or len(tokens) >= most:
                 return Part(tokens, said, part.ended, part.cut)
@@ -150,6 +153,12 @@ class Steps:
             rollbacks=self.rollbacks, models=counters(self.log), handovers=shown(self.log),
         )  # fmt: skip
         stage.transcript.request.stats.passes = counters(self.log).get(BASE, {}).get("passes", 0)
+
+
+def check_separator(separator: str) -> None:
+    """InputError for one that is empty or too long."""
+    if not 0 < len(separator) <= 64:
+        raise InputError(f"separator has {len(separator)} characters, but it must have 1 to 64.")
 
 
 def tally(level: Level, log: list[HandOver]) -> None:

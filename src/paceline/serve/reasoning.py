@@ -14,8 +14,14 @@ from paceline.serve.reasoning_wire import ReasoningWish
 from paceline.serve.server import Server
 
 OF: dict[str, tuple[type[Wishes], tuple[str, ...]]] = {
-    "steps": (StepWishes, ("tau", "score", "first", "step_tokens", "repeats", "speculate", "budget", "deadline_s")),
-    "mentor": (MentorWishes, ("peek", "verify", "begin", "always", "choose", "check", "budget", "deadline_s")),
+    "steps": (
+        StepWishes,
+        ("tau", "score", "first", "step_tokens", "repeats", "speculate", "budget", "deadline_s", "separator"),
+    ),
+    "mentor": (
+        MentorWishes,
+        ("peek", "verify", "begin", "always", "choose", "check", "budget", "deadline_s", "separator"),
+    ),
 }
 """What each policy is told."""
 
