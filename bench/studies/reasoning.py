@@ -2,9 +2,9 @@
 
     python bench/studies/reasoning.py BASE SMALL svamp.json --questions 60 --seconds 100 --quantize int8
 
-One row a policy; `seconds` is a limit for each, and what is not finished then does not count. The share of right answers
-has the standard error of its own row; the same questions are asked in every row. Seconds mean something on an idle
-machine alone.
+One row a policy; `seconds` is a limit for each, and what is not finished then does not count. The share of right
+answers has the standard error of its own row; the same questions are asked in every row. Seconds mean something on an
+idle machine alone.
 """
 
 import argparse
@@ -62,9 +62,18 @@ def row(pair: Ensemble, questions: Sequence[dict[str, Any]], wishes: Wishes, lim
         judges += sum(each["why"] == "judge" for each in policy.report["handovers"])
         proposed, accepted = proposed + policy.report["proposed"], accepted + policy.report["accepted"]
     good = sum(right(request.text, question["Answer"]) for question, _, request in done)
-    return {"done": len(done), "right": good, **sums, "judges": judges, "proposed": proposed, "accepted": accepted,
-            "tokens": sum(len(request.output) for *_, request in done), "seconds": time.monotonic() - begun,
-            "ids": [question["ID"] for question, *_ in done], "texts": [request.text for *_, request in done]}  # fmt: skip
+    return {
+        "done": len(done),
+        "right": good,
+        **sums,
+        "judges": judges,
+        "proposed": proposed,
+        "accepted": accepted,
+        "tokens": sum(len(request.output) for *_, request in done),
+        "seconds": time.monotonic() - begun,
+        "ids": [question["ID"] for question, *_ in done],
+        "texts": [request.text for *_, request in done],
+    }
 
 
 def main() -> None:
