@@ -26,7 +26,8 @@ class Hashed:
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         vectors = np.stack([self._one(text) for text in texts])
-        return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+        made: NDArray[np.float32] = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+        return made
 
     def _one(self, text: str) -> NDArray[np.float64]:
         made = np.full(WIDTH, 1e-3)
@@ -36,9 +37,7 @@ class Hashed:
         return made
 
 
-WORDS = (
-    "apple river stone Tom counts how many three four buys answer dog fox cloud green table seven sleeps print".split()
-)
+WORDS = "apple river stone Tom counts how many three four buys answer dog fox cloud green table seven sleeps print"
 
 
 def folder(path: Path, files: int = 6, seed: int = 0) -> Path:
@@ -46,7 +45,7 @@ def folder(path: Path, files: int = 6, seed: int = 0) -> Path:
     path.mkdir(exist_ok=True)
     draw = np.random.default_rng(seed)
     for number in range(files):
-        words = " ".join(draw.choice(WORDS, 60))
+        words = " ".join(draw.choice(WORDS.split(), 60))
         (path / f"{number}.txt").write_text(words, encoding="utf-8")
     (path / "twin.md").write_text((path / "0.txt").read_text(encoding="utf-8"), encoding="utf-8")
     return path

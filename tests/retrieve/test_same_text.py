@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -30,7 +29,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
         yield made
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 1 << 32), kind=st.sampled_from(["exact", "hnsw", "bm25"]),
     stride=st.sampled_from([None, 1, 2, 3, 5]), every=st.integers(1, 6), prefetch=st.sampled_from([1, 3, 40]),

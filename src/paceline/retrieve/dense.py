@@ -1,8 +1,8 @@
 """Dense retrieval: inner products of vectors, of all passages (`exact`) or by a graph (`hnsw`).
 
-Vectors of unit length are scaled by `SCALE` and rounded. By Cauchy and Schwarz every partial sum of a product of two such
-vectors is a whole number below 2^24, so float32 adds them without an error: any order of summation, any batch, any
-library and any number of threads give the same score.
+Vectors of unit length are scaled by `SCALE` and rounded. By Cauchy and Schwarz every partial sum of a product of two
+such vectors is a whole number below 2^24, so float32 adds them without an error: any order of summation, any batch,
+any library and any number of threads give the same score.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class Dense:
         self.encoder, self.size = encoder, len(vectors)
 
     def query(self, text: str) -> Vectors:
-        return whole(self.encoder.encode([text]))[0].astype(np.float32)
+        return cast(Vectors, whole(self.encoder.encode([text]))[0].astype(np.float32))
 
     def search(self, queries: Sequence[Vectors], k: int) -> list[list[Hit]]:
         scores = (np.stack(queries) @ self.vectors.T).astype(np.int64)

@@ -90,8 +90,8 @@ class Index:
             raise InputError(f"{self.path} was built without an encoder; build it with one, or leave the encoder out.")
         if mine["name"] != encoder.name:
             raise InputError(
-                f"{self.path} has vectors of another encoder ({mine['name']}, not {encoder.name}): give the one that it "
-                "was built with, or build it again."
+                f"{self.path} has vectors of another encoder ({mine['name']}, not {encoder.name}): give the one that "
+                "it was built with, or build it again."
             )
         self.encoder = encoder
 
@@ -110,8 +110,8 @@ def build(
     folder: Path | str, out: Path | str, encoder: Encoder | Path | str | None = None, words: int = 100,
     report: Callable[[int, int], None] = lambda done, of: None,
 ) -> Index:  # fmt: skip
-    """Index the texts of a folder. `encoder`: a folder in Hugging Face layout; None: bm25 alone. `report`: told how many
-    passages of how many have vectors. InputError for a folder without text, or where nothing can be built."""
+    """Index the texts of a folder. `encoder`: a folder in Hugging Face layout; None: bm25 alone. `report`: told how
+    many passages of how many have vectors. InputError for a folder without text, or where nothing can be built."""
     out, sparse, graph = Path(out), find_spec("bm25s") is not None, find_spec("faiss") is not None
     if encoder is None and not sparse:
         raise InputError("There is no encoder and no bm25s: give --encoder, or pip install 'paceline[rag]'.")
@@ -132,8 +132,8 @@ def build(
             dense.write_graph(dense.connect(vectors), out / "hnsw.faiss")
     if sparse:
         Sparse.of([p.text for p in made]).save(out / "bm25.npz")
-    about = {"format": FORMAT, "passages": len(made), "words": words,
-             "encoder": None if coder is None else {"name": coder.name, "width": coder.width, "path": where}}  # fmt: skip
+    mine = None if coder is None else {"name": coder.name, "width": coder.width, "path": where}
+    about = {"format": FORMAT, "passages": len(made), "words": words, "encoder": mine}
     (out / "index.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     return Index.open(out, coder)
 

@@ -4,9 +4,9 @@
                      (from the cache)                                        │ guesses right up to the m-th
                   ◀─ what was written with a wrong passage is dropped ───────┘
 
-A stride is written by a request of its own that begins with the tokens so far (`Submit`, `Extend`); its noise goes on at the
-place that the token has in the answer, whatever the passage's length. So a token depends on the tokens before it and its
-passage alone, and the text is that of a retrieval at a time.
+A stride is written by a request of its own that begins with the tokens so far (`Submit`, `Extend`); its noise goes on
+at the place that the token has in the answer, whatever the passage's length. So a token depends on the tokens before
+it and its passage alone, and the text is that of a retrieval at a time.
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -80,7 +80,7 @@ class Figures:
 class Retrieving:
     """Writes one answer with retrieval."""
 
-    name, deadline_s = "retrieval", None
+    name = "retrieval"
 
     def __init__(self, prompts: Prompts, retriever: Retriever, wish: Retrieval, pool: Executor) -> None:
         """`pool`: threads on which the knowledge base is searched."""
@@ -88,6 +88,7 @@ class Retrieving:
         self.cache = Cache(retriever)
         self.stride = Stride(wish.stride, wish.overlap, wish.most, wish.cap, wish.window)
         self.figures, self.report = Figures(), dict[str, Any]()
+        self.deadline_s: float | None = None
         self._room = 0
         self._next: Hit = (0, 0)
         """The passage that the next round begins with."""
@@ -115,8 +116,8 @@ class Retrieving:
     def _round(
         self, stage: Stage, hit: Hit, ahead: Stretch | None
     ) -> Generator["Future[Any] | None", None, Stretch | None]:
-        """Strides from the verified passage on, then one call for their queries. The stretch written meanwhile, where it
-        can stay."""
+        """Strides from the verified passage on, then one call for their queries. The stretch written meanwhile, where
+        it can stay."""
         text, made = stage.transcript, list[Stretch]()
         tokens, queries, guesses = list(text.tokens), list[Any](), list[Hit]()
         for _ in range(self.stride.next()):

@@ -1,5 +1,5 @@
-"""`Retriever`: what finds passages. Its scores are whole numbers, so that a passage has the same score in a batch, alone
-and in a request's own cache, on any number of threads; of equal scores the lower number is first."""
+"""`Retriever`: what finds passages. Its scores are whole numbers, so that a passage has the same score in a batch,
+alone and in a request's own cache, on any number of threads; of equal scores the lower number is first."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol

@@ -1,6 +1,7 @@
 """Sparse retrieval: BM25 with the statistics of the whole index (bm25s), its terms rounded to whole numbers."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ class Sparse:
         model.index(split(texts), show_progress=False)
         starts, ids = model.scores["indptr"].astype(np.int64), model.scores["indices"].astype(np.int32)
         parts = np.rint(model.scores["data"].astype(np.float64) * UNIT).astype(np.int64)
-        for a, b in zip(starts[:-1], starts[1:]):
+        for a, b in pairwise(starts.tolist()):
             order = np.argsort(ids[a:b], kind="stable")
             ids[a:b], parts[a:b] = ids[a:b][order], parts[a:b][order]
         return cls({str(term): int(t) for term, t in model.vocab_dict.items() if term}, starts, ids, parts, len(texts))

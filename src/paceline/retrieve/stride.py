@@ -1,4 +1,4 @@
-"""How many retrievals are speculated before one call verifies them: a number, or the optimal stride (OS3, RaLMSpec 4.3).
+"""How many retrievals are speculated before one call verifies them: a number, or the optimal stride (OS3, RaLMSpec).
 
 a      seconds of the model for a step of speculation
 b      seconds of a verification

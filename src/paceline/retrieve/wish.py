@@ -5,13 +5,13 @@ from dataclasses import dataclass, fields
 from paceline.core.errors import InputError
 
 TEMPLATE = "{question}\n\nUse this passage where it helps:\n{passage}"
-"""The passage stands after the question: what is before it, the conversation too, keeps its K/V when passages change."""
+"""The passage stands after the question: what is before it, the conversation too, keeps its K/V."""
 MOST_STRIDE = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Retrieval:
-    """Iterative retrieval (Ram et al.): every `every` tokens the best passage for the newest text replaces the last one."""
+    """Iterative retrieval: after every `every` tokens the best passage for the newest text replaces the last one."""
 
     every: int = 4
     """Tokens between two retrievals."""
