@@ -217,6 +217,7 @@ class Retrieving:
         ]
         self.report.update(
             passages=passages, segments=text.shown(), calls=len(f.batches), batches=f.batches, rounds=len(f.rounds),
+            verified=[list(round) for round in f.rounds],
             proposed=f.proposed, accepted=f.accepted, dropped_tokens=f.dropped, overlapped=f.overlapped,
             strides=f.strides, stride_tokens=f.tokens, cached_tokens=f.cached, model_seconds=f.model_s,
             call_seconds=sum(f.call_s), seconds_saved=f.saved(stage.clock() - self._begun),
