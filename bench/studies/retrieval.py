@@ -6,8 +6,8 @@
 Each question is answered once in each way, in turns, whoever is first changing; all texts must be those of `one`.
 Ways, as the paper names them: one (a retrieval at a time), s3 (three guesses a call), P (20 passages of a call join the
 cache), S (the optimal number of guesses), A (writing goes on during a call). `latency`: seconds that every call takes
-longer, as a larger or remote knowledge base would. `predicted` is (a + b) verified(gamma, s) / (s a + b) with a and b of
-`one`, gamma and s as the way had them; A and S are beyond that formula. Each question is answered once before, so that
+longer, as a larger or remote knowledge base would. `predicted` is (a + b) verified(gamma, s) / (s a + b) with a and b
+of `one`, gamma and s as the way had them; A and S are beyond that formula. Each question is answered once before, so that
 all ways find its prompts cached; `cold` is what that first answer found. Times need an idle machine; counts do not.
 """
 
@@ -69,12 +69,13 @@ class Sum:
     reports: list[dict[str, Any]] = field(default_factory=list)
 
     def of(self, name: str) -> float:
-        return float(sum(report[name] for report in self.reports))
+        return float(sum(float(report[name]) for report in self.reports))
 
     @property
     def judged(self) -> float:
         """Guesses up to the first wrong one of each round."""
-        return self.of("accepted") + sum(right < asked for r in self.reports for asked, right in r["verified"])
+        wrong = sum(right < asked for report in self.reports for asked, right in report["verified"])
+        return self.of("accepted") + wrong
 
 
 def row(way: str, mine: Sum, one: Sum) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 from paceline.core.params import SamplingParams
 from paceline.engine.async_llm import AsyncLLM
 from paceline.reason.runner import BASE, Policy, Runner
+from paceline.serve import retrieval
 from paceline.serve.errors import ApiError
 from paceline.serve.generation import Generation
 from paceline.serve.protocol import ChatRequest
@@ -19,7 +20,7 @@ from paceline.serve.server import Server
 
 Maker = Callable[[ChatRequest, Server, Mapping[str, Any]], Awaitable[Policy]]
 """From a request, the server of its model, and the variables of its chat template. Raises ApiError or InputError."""
-MAKERS: dict[str, Maker] = {}
+MAKERS: dict[str, Maker] = {"retrieval": retrieval.make}
 """By the name of the request's field."""
 
 
