@@ -69,13 +69,14 @@ class Sum:
     reports: list[dict[str, Any]] = field(default_factory=list)
 
     def of(self, name: str) -> float:
-        return float(sum(float(report[name]) for report in self.reports))
+        total: float = sum(float(report[name]) for report in self.reports)
+        return total
 
     @property
     def judged(self) -> float:
         """Guesses up to the first wrong one of each round."""
-        wrong = sum(right < asked for report in self.reports for asked, right in report["verified"])
-        return self.of("accepted") + wrong
+        rounds = [each for report in self.reports for each in report["verified"]]
+        return self.of("accepted") + len([1 for asked, right in rounds if right < asked])
 
 
 def row(way: str, mine: Sum, one: Sum) -> dict[str, Any]:
@@ -86,7 +87,8 @@ def row(way: str, mine: Sum, one: Sum) -> dict[str, Any]:
     gamma, s = mine.of("accepted") / max(1, mine.judged), mine.of("proposed") / max(1, mine.of("rounds"))
     return {
         "way": way, "calls": mine.of("calls") / texts, "batch": s, "right": gamma,
-        "strides": mine.of("strides") / texts, "dropped": mine.of("dropped_tokens") / texts, "overlapped": mine.of("overlapped") / texts,
+        "strides": mine.of("strides") / texts, "dropped": mine.of("dropped_tokens") / texts,
+        "overlapped": mine.of("overlapped") / texts,
         "cached": mine.of("cached_tokens") / mine.of("stride_tokens"), "a": a, "b": b,
         "ratio": one.seconds / mine.seconds, "predicted": gain(a, b, gamma, max(1, round(s))),
     }  # fmt: skip

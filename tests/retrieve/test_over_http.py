@@ -21,8 +21,8 @@ PARAMS: dict[str, Any] = {"temperature": 0.7, "seed": 5, "max_tokens": 24}
 
 
 @pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
-    root = tmp_path_factory.mktemp("index")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    root = tmp_path_factory.mktemp("words")
     return build(folder(root / "texts"), root / "out", words=20)
 
 
@@ -34,8 +34,8 @@ def engine() -> Iterator[AsyncLLM]:
 
 
 @pytest.fixture(scope="module")
-def url(engine: AsyncLLM, index: Index) -> Iterator[str]:
-    with running(engine, Settings(index=index.path)) as address:
+def url(engine: AsyncLLM, words: Index) -> Iterator[str]:
+    with running(engine, Settings(index=words.path)) as address:
         yield address
 
 
@@ -50,11 +50,11 @@ def metric(url: str, name: str) -> float:
     return float(next(line.split()[-1] for line in lines if line.startswith(f"{name} ")))
 
 
-def test_the_answer_is_the_offline_one_with_its_passages(client: OpenAI, url: str, index: Index) -> None:
+def test_the_answer_is_the_offline_one_with_its_passages(client: OpenAI, url: str, words: Index) -> None:
     before = metric(url, "paceline_retrieval_proposed_total")
     got = client.chat.completions.create(model="demo", messages=ASK, extra_body={"retrieval": WISH}, **PARAMS)
     with LLM(dtype="float32", blocks=200) as llm:
-        want = generate(llm, ASK, index, SamplingParams(**PARAMS), Retrieval(**WISH))
+        want = generate(llm, ASK, words, SamplingParams(**PARAMS), Retrieval(**WISH))
     [choice] = got.choices
     assert choice.message.content == want.text
     report = choice.model_extra["retrieval"]
@@ -66,7 +66,7 @@ def test_the_answer_is_the_offline_one_with_its_passages(client: OpenAI, url: st
     used = {segment["passage"] for segment in report["segments"]}
     assert used == {passage["id"] for passage in report["passages"]} and len(used) > 1
     for passage in report["passages"]:
-        assert index.passages[passage["id"]].text == passage["text"] and passage["score"] >= 0
+        assert words.passages[passage["id"]].text == passage["text"] and passage["score"] >= 0
     assert metric(url, "paceline_retrieval_proposed_total") == before + report["proposed"] > before
 
 

@@ -1,32 +1,16 @@
 """Speculative retrieval writes the text of a retrieval at a time: every retriever, stride, thread count and seed."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline import LLM, SamplingParams
-from paceline.retrieve import Index, Retrieval, build, generate
-from tests.retrieve.scenes import Hashed, folder, one_at_a_time
-from tests.tiny import tiny_checkpoint
+from paceline.retrieve import Index, Retrieval, generate
+from tests.retrieve.scenes import one_at_a_time
 
 QUESTION = "Tom has 3 apples and buys 4 more."
 PARAMS = SamplingParams(temperature=0.8, max_tokens=33, drafter="none")
-
-
-@pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
-    root = tmp_path_factory.mktemp("index")
-    return build(folder(root / "texts"), root / "out", Hashed(), words=20)
-
-
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    path = tiny_checkpoint(tmp_path_factory.mktemp("model"), max_position_embeddings=1024)
-    with LLM(path, dtype="float32", blocks=400, block_size=8, check=True) as made:
-        yield made
 
 
 @settings(max_examples=40, deadline=None)
