@@ -19,6 +19,7 @@ from paceline.core.errors import InputError, PacelineError
 from paceline.core.operations import Abort, Extend, Submit
 from paceline.core.params import SamplingParams
 from paceline.engine.loop import Engine
+from paceline.reason.level import Level
 from paceline.reason.runner import BASE, Script, Stage
 from paceline.retrieve.prompts import Prompts
 from paceline.retrieve.retriever import Cache, Hit, Retriever
@@ -69,18 +70,17 @@ class Figures:
     def accepted(self) -> int:
         return sum(m for _, m in self.rounds)
 
-    def saved(self, elapsed: float) -> float:
-        """Seconds saved, by estimate: a retrieval at a time would take each kept stride and a call for it."""
-        if not self.strides:
-            return 0.0
-        one = min(self.call_s)
-        return self.model_s + self.strides * one - elapsed
+    @property
+    def one_at_a_time(self) -> float:
+        """Seconds that a retrieval at a time would take, by estimate: each kept stride and a call for it."""
+        return self.model_s + self.strides * min(self.call_s, default=0.0)
 
 
 class Retrieving:
     """Writes one answer with retrieval."""
 
-    name = "retrieval"
+    name = kind = "retrieval"
+    deadline_s: float | None = None
 
     def __init__(self, prompts: Prompts, retriever: Retriever, wish: Retrieval, pool: Executor) -> None:
         """`pool`: threads on which the knowledge base is searched."""
@@ -88,8 +88,8 @@ class Retrieving:
         self.cache = Cache(retriever)
         self.stride = Stride(wish.stride, wish.overlap, wish.most, wish.cap, wish.window)
         self.figures, self.report = Figures(), dict[str, Any]()
-        self.deadline_s: float | None = None
-        self._room = 0
+        self.level = Level()
+        self._room, self._begun = 0, 0.0
         self._next: Hit = (0, 0)
         """The passage that the next round begins with."""
 
@@ -209,7 +209,8 @@ class Retrieving:
         return list(answers)
 
     def ended(self, stage: Stage) -> None:
-        f, text = self.figures, stage.transcript
+        f, text, elapsed = self.figures, stage.transcript, stage.clock() - self._begun
+        self.level = Level(f.proposed, f.accepted, f.strides, elapsed, dear=f.strides, dear_s=f.one_at_a_time)
         used = {segment.notes["passage"]: segment.notes["score"] for segment in text.segments}
         passages = [
             {"id": i, "title": self.prompts.passages[i].title, "text": self.prompts.passages[i].text, "score": score}
@@ -220,7 +221,7 @@ class Retrieving:
             verified=[list(round) for round in f.rounds],
             proposed=f.proposed, accepted=f.accepted, dropped_tokens=f.dropped, overlapped=f.overlapped,
             strides=f.strides, stride_tokens=f.tokens, cached_tokens=f.cached, model_seconds=f.model_s,
-            call_seconds=sum(f.call_s), seconds_saved=f.saved(stage.clock() - self._begun),
+            call_seconds=sum(f.call_s), seconds_saved=self.level.saved_s,
             retriever=self.retriever.kind,
         )  # fmt: skip
 

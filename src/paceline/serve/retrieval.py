@@ -10,7 +10,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from paceline.reason.runner import Policy, Stage
+from paceline.reason.runner import Policy, Runner, Stage
 from paceline.retrieve import Index, Retrieval
 from paceline.retrieve.policy import Retrieving
 from paceline.retrieve.prompts import Prompts
@@ -77,7 +77,7 @@ def _open(path: Path, encoder: Path | None) -> Knowledge:
     return Knowledge(index, ThreadPoolExecutor(THREADS, thread_name_prefix="paceline-retrieval"))
 
 
-async def make(body: ChatRequest, server: Server, args: Mapping[str, Any]) -> Policy:
+async def make(body: ChatRequest, server: Server, runner: Runner, args: Mapping[str, Any]) -> Policy:
     """The policy of a request. Raises ApiError where the server has no index, InputError for a bad wish."""
     knowledge = knowledge_of(server.settings)
     if knowledge is None:
