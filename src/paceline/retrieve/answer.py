@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 from paceline.core.params import SamplingParams
 from paceline.engine.llm import LLM
 from paceline.engine.outputs import RequestOutput, output
-from paceline.reason.runner import BASE, Runner
+from paceline.reason.runner import BASE, Policy, Runner
+from paceline.retrieve.datastore import Datastore
 from paceline.retrieve.index import Index
+from paceline.retrieve.knn import Knn, KnnWriting
 from paceline.retrieve.policy import Retrieving
 from paceline.retrieve.prompts import Prompts
 from paceline.retrieve.retriever import Retriever
@@ -46,14 +48,33 @@ def generate(
     `threads`: of the knowledge base. Raises InputError, RefusalError or CapacityError where it cannot be served."""
     wish = wish or Retrieval()
     prompts = Prompts(llm.text, question, index.passages, wish)
+    found = retriever or index.retriever(wish.retriever)
+    with ThreadPoolExecutor(threads, thread_name_prefix="paceline-retrieval") as pool:
+        return _written(llm, question, prompts.bare, params, Retrieving(prompts, found, wish, pool))
+
+
+def knn_generate(
+    llm: LLM,
+    question: "str | Sequence[Message]",
+    store: Datastore,
+    params: SamplingParams | None = None,
+    wish: Knn | None = None,
+) -> Answer:
+    """Complete a text, or answer a conversation, with the mixture of the model's law and that of its neighbours in a
+    datastore (KNN-LM). Raises InputError, RefusalError or CapacityError where it cannot be served."""
+    with ThreadPoolExecutor(1, thread_name_prefix="paceline-retrieval") as pool:
+        return _written(llm, question, llm.ids(question), params, KnnWriting(store, wish or Knn(), pool))
+
+
+def _written(
+    llm: LLM, question: "str | Sequence[Message]", ids: list[int], params: SamplingParams | None, policy: Policy
+) -> Answer:
     resolved = (params or SamplingParams()).resolve(llm.text.defaults)
     runner = Runner({BASE: llm.engine})
-    with ThreadPoolExecutor(threads, thread_name_prefix="paceline-retrieval") as pool:
-        policy = Retrieving(prompts, retriever or index.retriever(wish.retriever), wish, pool)
-        requests = runner.submit(prompts.bare, resolved, policy)
-        try:
-            while runner.busy:
-                runner.step()
-        finally:
-            runner.close()
+    requests = runner.submit(ids, resolved, policy)
+    try:
+        while runner.busy:
+            runner.step()
+    finally:
+        runner.close()
     return Answer(output(requests, question if isinstance(question, str) else None), policy.report)
