@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from paceline.core.joined import Layout
 from paceline.core.operations import Operation
 from paceline.core.plan import Note, Plan, Work
 from paceline.core.request import Request
@@ -22,7 +23,7 @@ class Recorder:
     def operated(self, operation: Operation) -> None:
         """A request is changed, or leaves, between two steps."""
 
-    def adopted(self, tokens: Sequence[int], groups: Sequence[str]) -> None:
+    def adopted(self, tokens: Sequence[int], groups: Sequence[str], layout: Layout = ()) -> None:
         """Rows whose K/V came from elsewhere enter the prefix cache."""
 
     def planned(self, now: float, admitted: Sequence[Request], plan: Plan) -> None:

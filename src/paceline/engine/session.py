@@ -71,7 +71,7 @@ class Session:
     def admit(self, requests: Sequence[Request]) -> None:
         """Take requests in, with whatever output they have; raises as `submit`."""
         for request in requests:
-            self.check_capacity(len(request.prompt), request.max_tokens)
+            self.check_capacity(len(request.prompt), request.max_tokens + request.shift)
         stoppers = {r.id: Stopper(r, self._detokenizer(r)) for r in requests}
         for request in requests:
             self.judge.sampler.admit(request)
@@ -94,6 +94,7 @@ class Session:
     def extend(self, request: Request, tokens: Sequence[int]) -> None:
         """Tokens have joined the output that the model has not drawn."""
         stopper = self.stoppers[request.id]
+        stopper.max_tokens = request.max_tokens + request.shift
         stopper.extend(tokens)
         request.text = stopper.text()
         request.marks += [len(request.text)] * len(tokens)
@@ -132,7 +133,7 @@ class Session:
         changed = []
         for item, result in zip(items, results):
             request = item.request
-            if not result.tokens:
+            if not result.tokens and request.finish is None:
                 continue
             del request.logprobs[len(request.output) :]
             self.judge.sampler.commit(request, result.tokens[: result.emitted])

@@ -26,7 +26,10 @@ class Twin:
 
     def arrive(self, arrival: Arrival) -> None:
         self.requests[arrival.id] = request = arrival.request()
-        self.desk.waiting.append(request)
+        if arrival.parent >= 0:
+            self.desk.branch(self.requests[arrival.parent], request)
+        else:
+            self.desk.waiting.append(request)
 
     def abort(self, request: Request) -> None:
         request.finish = "abort"
@@ -47,7 +50,7 @@ class Twin:
 
     def adopt(self, adopted: Adopted) -> None:
         """Rows whose K/V came from elsewhere enter the prefix cache."""
-        txn = self.desk.adopt(adopted.tokens, adopted.groups)
+        txn = self.desk.adopt(adopted.tokens, adopted.groups, adopted.layout)
         assert txn is not None, "the engine had room for these rows"
         self.desk.adopted(txn, adopted.tokens)
 
