@@ -332,10 +332,10 @@ def siblings_share_a_parse(patch: MonkeyPatch) -> None:
     """The grammar's parser goes forward only: a node's mask is that of whatever path was asked for before it."""
 
     def go(self: Parse, place: Place) -> None:
-        if place.before is not None and place not in self._trail:
+        if place.before is not None and place.key not in self._trail:
             go(self, place.before)
             self._parser.try_consume_tokens([place.token])
-            self._trail.append(place)
+            self._trail.append(place.key)
 
     patch.setattr(Parse, "_go", go)
 

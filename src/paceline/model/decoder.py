@@ -1,4 +1,4 @@
-"""The decoder: one forward pass over flat rows, for every dense family."""
+"""The decoder: one forward pass over flat rows, for every family."""
 
 import math
 from dataclasses import dataclass
@@ -55,15 +55,15 @@ class Decoder:
         self.exact = torch.float64 if self.dtype == torch.float64 else torch.float32
         # gemma rounds the factor to the weights' dtype before it multiplies
         self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=self.dtype).item()
-        ropes = list(dict.fromkeys(layer.rope for layer in spec.layers))
+        ropes = list(dict.fromkeys(layer.mixer.rope for layer in spec.layers))
         self.rotaries = [Rotary(rope, self.device, self.compute, spec.max_len + MAX_CANDIDATES) for rope in ropes]
-        self.rotary_of = [ropes.index(layer.rope) for layer in spec.layers]
+        self.rotary_of = [ropes.index(layer.mixer.rope) for layer in spec.layers]
 
     def allocate(self, blocks: int, block_size: int) -> None:
         spec = self.spec
         shape = (len(spec.layers), 2, spec.kv_heads, blocks, block_size, spec.head_dim)
         pool = zeros(shape, self.dtype, self.device)
-        windows = [layer.window for layer in spec.layers]
+        windows = [layer.mixer.window for layer in spec.layers]
         self.attend = self.attend_type(pool, windows, spec.heads, spec.attention_scale, spec.attention_softcap)
 
     @torch.inference_mode()

@@ -70,16 +70,16 @@ class NativeDecoder(Decoder):
 
     def layer(self, index: int) -> CLayer:
         block: Any = self.weights.blocks[index]  # its layers are all `Packed`
-        rope, window = self.spec.layers[index].rope, self.spec.layers[index].window
+        mixer = self.spec.layers[index].mixer
 
         def norm(it: Norm | None) -> int | None:
             return None if it is None else it.weight.data_ptr()
 
         return CLayer(
-            qkv=block.qkv.c, out=block.out.c, gate_up=block.gate_up.c, down=block.down.c,
+            qkv=block.mixer.qkv.c, out=block.mixer.out.c, gate_up=block.ffn.gate_up.c, down=block.ffn.down.c,
             attention_norm=norm(block.attention_norm), ffn_norm=norm(block.ffn_norm),
             attention_post=norm(block.attention_post_norm), ffn_post=norm(block.ffn_post_norm),
-            head_norm=norm(block.head_norm), rotated=2 * len(rope.inverse), window=window or 0,
+            head_norm=norm(block.mixer.head_norm), rotated=2 * len(mixer.rope.inverse), window=mixer.window or 0,
         )  # fmt: skip
 
     def allocate(self, blocks: int, block_size: int) -> None:
