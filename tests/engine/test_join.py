@@ -17,6 +17,7 @@ from paceline.core.request import Request
 from paceline.engine import desk as desk_module
 from paceline.engine import layout as layout_module
 from paceline.engine import operations as operations_module
+from paceline.native.build import library
 from paceline.simulate.log import Event
 from paceline.simulate.record import record
 from paceline.simulate.replay import replay
@@ -321,7 +322,7 @@ def test_a_request_whose_branches_were_all_aborted_goes_on(pair: tuple[Path, Pat
         for child in branch(engine, request, [[5], [6]][:wanted], [30, 30][:wanted]):
             engine.step()
             engine.apply(Abort(child.id))
-        until(engine, lambda: request.finish is not None)
+        until(engine, lambda request=request: request.finish is not None)  # type: ignore[misc]
         texts.append(request.output)
     assert texts[0] == texts[1]
 
@@ -399,3 +400,23 @@ def test_a_model_with_windows_is_refused(tmp_path: Path) -> None:
     [request] = engine.submit(PROMPT, GREEDY)
     with pytest.raises(RefusalError, match="window"):
         engine.apply(Branch(request.id, 2))
+
+
+@pytest.mark.skipif(library() is None, reason="this machine has no AVX2, or no compiler")
+def test_natively_speculation_and_runs_change_no_bit(pair: tuple[Path, Path]) -> None:
+    """In bfloat16, where runs of several passes serve branches and what follows them."""
+    texts = []
+    for drafter, patience in (("none", 0.0), ("none", 1.0), ("model", 1.0), ("ngram", 1.0), ("topk", 0.0)):
+        engine = engine_of(pair, drafter=drafter, dtype="bfloat16")
+        engine.desk.policy.patience, runs, run = patience, list[int](), engine.model.run
+
+        def watched(rows: Any, passes: int, *rest: Any, run: Any = run, runs: list[int] = runs) -> Any:
+            runs.append(passes)
+            return run(rows, passes, *rest)
+
+        engine.model.run = watched
+        request, _ = nested(engine)
+        until(engine, lambda request=request: request.finish is not None)  # type: ignore[misc]
+        texts.append(request.output)
+        assert not engine.drafters.errors and bool(runs) == bool(patience)
+    assert all(text == texts[0] for text in texts)
