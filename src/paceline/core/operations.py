@@ -44,12 +44,19 @@ class Fork:
 @dataclass(frozen=True, slots=True)
 class Branch:
     """A fork whose branches are to be joined: the request waits, and a branch that ends keeps its K/V. A request that
-    waits may get more branches; when all of them were aborted it goes on. `params`: those of the branches, where they are not the request's; their
-    `max_tokens` counts what a branch adds."""
+    waits may get more branches; when all of them were aborted it goes on. `params`: those of the branches, where they
+    are not the request's; their `max_tokens` counts what a branch adds."""
 
     id: int
     count: int
     params: SamplingParams | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """End a branch where it stands, as a stop would: it can be joined."""
+
+    id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,4 +102,4 @@ class Resume:
     packed: bytes
 
 
-Operation = Submit | Abort | Extend | Fork | Branch | Join | Rewind | Replace | Park | Resume
+Operation = Submit | Abort | Extend | Fork | Branch | Close | Join | Rewind | Replace | Park | Resume

@@ -212,7 +212,9 @@ class Desk:
         """A branch that has ended keeps its K/V until it is joined."""
         if request.closing is not None and request.finish is None and request.length >= len(request.tokens):
             request.finish = request.closing
-            self.running.remove(request)
+            for queue in (self.waiting, self.running):
+                if request in queue:
+                    queue.remove(request)
             self.branches.completed(request)
 
     # -- operations --------------------------------------------------------------------------------------------------
@@ -230,6 +232,11 @@ class Desk:
             if parent in queue:
                 queue.remove(parent)
         self.waiting.append(child)
+
+    def close(self, request: Request) -> None:
+        """A branch ends where it stands."""
+        request.close("stop")
+        self._completed(request)
 
     def join(self, request: Request, numbers: Sequence[int], tokens: Sequence[int]) -> list[Move]:
         """Ended branches, one behind the other, and `tokens` join the text of the request, which waits for its place

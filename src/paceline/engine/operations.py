@@ -8,7 +8,7 @@ from typing import Any
 from paceline.core.component import TARGET, Component
 from paceline.core.errors import InputError, RefusalError
 from paceline.core.joined import cut, joined, shift_of
-from paceline.core.operations import Abort, Branch, Extend, Fork, Join, Park, Replace, Resume, Rewind, Submit
+from paceline.core.operations import Abort, Branch, Close, Extend, Fork, Join, Park, Replace, Resume, Rewind, Submit
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.engine.branches import Family
@@ -97,9 +97,7 @@ class Operations:
     def _check_branch(self, request: Request, params: SamplingParams | None) -> None:
         """Can it have branches, with these parameters?"""
         if "join" not in self.components[TARGET].abilities:
-            raise RefusalError(
-                "This model cannot join branches: some of its layers see a window of the text."
-            )
+            raise RefusalError("This model cannot join branches: some of its layers see a window of the text.")
         wishes = params or request.params
         if request.params.logprobs is not None or wishes.logprobs is not None:
             raise RefusalError("A request with log-probabilities cannot have branches: nobody judges what joins them.")
@@ -107,6 +105,17 @@ class Operations:
             raise InputError("Branches have their request's drafter, and n of 1; leave both out.")
         if (wishes.verifier or request.verifier) != request.verifier:
             raise InputError("Branches have their request's verifier; leave it out.")
+
+    @apply.register
+    def _close(self, operation: Close, now: float) -> None:
+        request = self._changeable(operation.id)
+        if self.desk.branches.of(request) is None:
+            raise InputError(f"Request {request.id} is no branch that is to be joined; abort it to end it.")
+        self.drafters.recorder.operated(operation)
+        self.desk.close(request)
+        if request.finish is not None:
+            self.session.leave(request)
+            self.desk.policy.drop(request)
 
     @apply.register
     def _join(self, operation: Join, now: float) -> None:

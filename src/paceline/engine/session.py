@@ -72,7 +72,7 @@ class Session:
         """Take requests in, with whatever output they have; raises as `submit`."""
         for request in requests:
             self.check_capacity(len(request.prompt), request.max_tokens + request.shift)
-        stoppers = {r.id: Stopper(r, self._detokenizer(r)) for r in requests}
+        stoppers = {r.id: Stopper(r, self.detokenizer(r)) for r in requests}
         for request in requests:
             self.judge.sampler.admit(request)
             runs = "run" in self.model.abilities
@@ -104,7 +104,7 @@ class Session:
         """A text has changed: follow it from its beginning."""
         self.judge.sampler.drop(request)
         self.judge.sampler.admit(request)
-        self.stoppers[request.id] = Stopper(request, self._detokenizer(request))
+        self.stoppers[request.id] = Stopper(request, self.detokenizer(request))
         request.text = self.stoppers[request.id].text()
 
     def ends(self, number: int) -> frozenset[int]:
@@ -151,7 +151,7 @@ class Session:
         self.judge.sampler.drop(request)
         self.drafters.forget(request)
 
-    def _detokenizer(self, request: Request) -> Detokenizer | None:
+    def detokenizer(self, request: Request) -> Detokenizer | None:
         if self.tokenizer is None:
             return None
         return Detokenizer(self.tokenizer, request.params.skip_special_tokens, request.prompt)

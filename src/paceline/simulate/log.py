@@ -143,6 +143,14 @@ class Changed:
 
 
 @dataclass(frozen=True, slots=True)
+class Closed:
+    """A branch ends between two steps where it stands."""
+
+    id: int
+    event: Literal["closed"] = "closed"
+
+
+@dataclass(frozen=True, slots=True)
 class Joined:
     """Branches that ended, and tokens behind them, join the text of their request."""
 
@@ -213,7 +221,7 @@ class Step:
     event: Literal["step"] = "step"
 
 
-Event = Setup | Enrolled | Arrival | Abort | Changed | Joined | Adopted | Step
+Event = Setup | Enrolled | Arrival | Abort | Changed | Closed | Joined | Adopted | Step
 _EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 
 

@@ -24,6 +24,7 @@ from paceline.simulate.log import (
     Adopted,
     Arrival,
     Changed,
+    Closed,
     Decision,
     Enrolled,
     Event,
@@ -107,6 +108,8 @@ class LogRecorder(Recorder):
                 self.sink(Changed(operation.id, extend=[*operation.tokens]))
             case operations.Rewind():
                 self.sink(Changed(operation.id, rewind=operation.length))
+            case operations.Close():
+                self.sink(Closed(operation.id))
             case operations.Join():
                 self.sink(Joined(operation.id, [*operation.branches], [*operation.tokens]))
             case operations.Replace():

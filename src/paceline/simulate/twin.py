@@ -36,6 +36,12 @@ class Twin:
         self.desk.leave(request)
         self._forget(request)
 
+    def close(self, request: Request) -> None:
+        """A branch ends where it stands."""
+        self.desk.close(request)
+        if request.finish is not None:
+            self._forget(request)
+
     def change(self, changed: Changed) -> None:
         """A text is changed between two steps."""
         request = self.requests[changed.id]
