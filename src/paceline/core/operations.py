@@ -63,7 +63,8 @@ class Close:
 class Join:
     """Put branches that ended behind their request, in this order, and `tokens` behind them; it goes on from there.
     Nothing is computed again: their K/V is copied. Branches do not see one another, positions go on behind the longest
-    (core/joined.py). Branches that are not named end here."""
+    (core/joined.py). Branches that are not named end here. Where the context is short, the request gets fewer
+    tokens."""
 
     id: int
     branches: list[int]

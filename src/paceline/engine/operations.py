@@ -6,7 +6,7 @@ from functools import singledispatchmethod
 from typing import Any
 
 from paceline.core.component import TARGET, Component
-from paceline.core.errors import InputError, RefusalError
+from paceline.core.errors import CapacityError, InputError, RefusalError
 from paceline.core.joined import cut, joined, shift_of
 from paceline.core.operations import Abort, Branch, Close, Extend, Fork, Join, Park, Replace, Resume, Rewind, Submit
 from paceline.core.params import SamplingParams
@@ -131,15 +131,21 @@ class Operations:
         size = sum(len(branch.tokens) - branch.common for branch in branches)
         output = len(request.output) + size + len(operation.tokens)
         shift = shift_of(layout)
+        room = self.session.longest - len(request.prompt)
+        if output >= room:
+            raise CapacityError(
+                f"The joined text of {output + len(request.prompt)} tokens leaves no room in the context and the "
+                f"cache, which hold {self.session.longest}; join fewer or shorter branches."
+            )
         if output - shift >= request.max_tokens:
             raise InputError(
                 f"The longest branch and {len(operation.tokens)} tokens are {output - shift} tokens of output, and "
                 f"request {request.id} may get {request.max_tokens} and needs room for one; raise its max_tokens."
             )
-        self.session.check_capacity(len(request.prompt), request.max_tokens + shift)
         for number in family.live.copy():
             self._abort(Abort(number), now)
-        self.drafters.recorder.operated(operation)
+        request.max_tokens = min(request.max_tokens, room - shift)
+        self.drafters.recorder.joined(operation, request.max_tokens)
         before = len(request.output)
         moves = self.desk.join(request, operation.branches, operation.tokens)
         move(self.components, moves)

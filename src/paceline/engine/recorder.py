@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from paceline.core.joined import Layout
-from paceline.core.operations import Operation
+from paceline.core.operations import Join, Operation
 from paceline.core.plan import Note, Plan, Work
 from paceline.core.request import Request
 from paceline.core.result import Result
@@ -22,6 +22,9 @@ class Recorder:
 
     def operated(self, operation: Operation) -> None:
         """A request is changed, or leaves, between two steps."""
+
+    def joined(self, operation: Join, max_tokens: int) -> None:
+        """Branches join their request, which may get so many tokens then."""
 
     def adopted(self, tokens: Sequence[int], groups: Sequence[str], layout: Layout = ()) -> None:
         """Rows whose K/V came from elsewhere enter the prefix cache."""

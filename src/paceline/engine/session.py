@@ -173,6 +173,11 @@ class Session:
         if bad is not None:
             raise InputError(f"Token id {bad} is outside the vocabulary [0, {self.model.vocab_size}).")
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest text that fits the context and the cache."""
+        return min(self.model.max_len, self.config.blocks * self.config.block_size)
+
     def check_capacity(self, prompt: int, output: int) -> None:
         """A request alone, at its longest, must fit the context and the cache: then pre-emption can make room."""
         if prompt + output > self.model.max_len:

@@ -31,6 +31,10 @@ class Node:
     """(name, tokens) of what can change no more: itself, and what was joined."""
     block: list["Node"] = field(default_factory=list)
     """Its branches while it waits for them."""
+    start: int = 0
+    """Tokens of the output that came before this branch."""
+    room: int = 0
+    """Tokens that it may have of its own, its branches' included: all of them must fit the context together."""
     header: int = 0
     """Tokens of the output up to the end of those that a branch begins with."""
     mind: Any = None
@@ -43,8 +47,13 @@ class Node:
 
     @property
     def path(self) -> int:
-        """Tokens on the longest way to its end."""
+        """Tokens on the way to its end: of branches that were joined those of the longest."""
         return len(self.output) - self.request.shift
+
+    @property
+    def longest(self) -> int:
+        """Tokens on the longest way to the end of a branch, or to its own."""
+        return max([self.path, *(child.longest for child in self.block)])
 
     def told(self) -> Iterator[tuple[str, list[int]]]:
         """(name, tokens) in the order of the joined text, up to the first branch that goes on."""
@@ -67,8 +76,8 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a token means. The branch has `ended`, with `instead` in place of its last `drop` tokens; or branches `fork` here,
-    each (name, the tokens that it begins with), and `behind` them the text goes on with these."""
+    """What a token means. The branch has `ended`, with `instead` in place of its last `drop` tokens; or branches `fork`
+    here, each (name, the tokens that it begins with), and `behind` them the text goes on with these."""
 
     ended: bool = False
     drop: int = 0
@@ -114,14 +123,15 @@ class Writer:
             node.seen += 1
             turn = self.mode.look(node, token)
             path = node.path - (len(node.output) - node.seen)
-            if not node.name and path >= self.path_tokens:
+            own = node.seen - node.start
+            if not node.name and (path >= self.path_tokens or own >= node.room):
                 self._cut(node, node.seen)
                 self.over = True
             elif node.name and turn.ended:
                 self._end(node, turn.drop, turn.instead)
-            elif node.name and (token in request.eos or path >= self.path_tokens - RESERVE):
+            elif node.name and (token in request.eos or path >= self.path_tokens - RESERVE or own >= node.room):
                 self._end(node, int(token in request.eos), self.mode.closing(node))
-            elif turn.fork and path + 2 * RESERVE < self.path_tokens:
+            elif turn.fork and path + 2 * RESERVE < self.path_tokens and share(node, turn.fork) >= 2 * RESERVE:
                 self._cut(node, node.seen)
                 yield from self.fork(node, turn.fork, turn.behind)
 
@@ -140,7 +150,8 @@ class Writer:
     def fork(self, node: Node, branches: Sequence[tuple[str, list[int]]], behind: Sequence[int]) -> Iterator[None]:
         """Branches of a node, until all have ended and are joined."""
         before = len(node.output)
-        node.block = [self._begin(node, name, header) for name, header in branches]
+        room = share(node, branches)
+        node.block = [self._begin(node, name, header, room) for name, header in branches]
         self.blocks, self.branches = self.blocks + 1, self.branches + len(branches)
         scripts = [self.follow(child) for child in node.block]
         while scripts := [script for script in scripts if next(script, self) is None]:
@@ -149,11 +160,11 @@ class Writer:
         node.joined(before)
         self._skim(node)
 
-    def _begin(self, node: Node, name: str, header: list[int]) -> Node:
+    def _begin(self, node: Node, name: str, header: list[int], room: int) -> Node:
         [request] = self.engine.apply(Branch(node.request.id, 1, self.params))
         start = len(request.output)
         self.engine.apply(Extend(request.id, header))
-        child = Node(request, name, node.depth + 1, start, start, header=start + len(header))
+        child = Node(request, name, node.depth + 1, start, start, start=start, room=room, header=start + len(header))
         self._skim(child)
         return child
 
@@ -162,3 +173,8 @@ class Writer:
         for token in node.output[node.seen :]:
             self.mode.look(node, token)
         node.seen = len(node.output)
+
+
+def share(node: Node, branches: Sequence[object]) -> int:
+    """Tokens that each branch of a node may have: what follows them has its own."""
+    return (node.room - (node.seen - node.start) - 2 * RESERVE) // len(branches) - RESERVE

@@ -28,8 +28,8 @@ Script = Generator["Future[Any] | None", None, None]
 Render = Callable[[str], list[int]]
 """Token ids of the conversation with a text behind its last message, up to where an answer begins."""
 OUTLINE = (
-    "\n\nDo not answer yet. Plan a list of 2 to {most} different points that answer this. Write only the title of each, "
-    'of 1 to 5 words, as JSON like {{"parts": ["First title", "Second title"]}}. Points must not overlap.'
+    "\n\nDo not answer yet. Plan a list of 2 to {most} different points that answer this. Write only the title of "
+    'each, of 1 to 5 words, as JSON like {{"parts": ["First title", "Second title"]}}. Points must not overlap.'
 )
 ANSWER = (
     "\n\nAnswer as a numbered list with exactly these points, two or three sentences each:\n{parts}\nAfter the list, "
@@ -174,7 +174,8 @@ class Parallel:
 
     def ended(self, stage: Stage) -> None:
         root, writer, tokens = self.root, self.writer, len(stage.transcript.tokens)
-        path = tokens if root is None else min(tokens, root.path)
+        beyond = 0 if root is None or root.block else len(root.output) - tokens  # the transcript ended before it
+        path = tokens if root is None else min(tokens, root.longest - beyond)
         counts = {"blocks": writer.blocks if writer else 0, "branches": writer.branches if writer else 0}
         if isinstance(self.mode, Tagged):
             counts["sequential"] = self.mode.sequential
@@ -240,14 +241,16 @@ class Parallel:
     def _begin(self, stage: Stage, made: list[Request], mode: Tagged | Listed, prompt: list[int]) -> Node:
         """The request that writes the text; the transcript ends it, by stop strings and limits."""
         engine, left = stage.engines[BASE], stage.transcript.left
-        room = engine.model.max_len - len(prompt)
+        room = engine.session.longest - len(prompt) - SLACK
+        if room < SLACK:
+            raise InputError(f"A prompt of {len(prompt)} tokens leaves too little room for branches; shorten it.")
         path = min(left, room, self.settings.path_tokens or left)
         wish = replace(
             stage.params, n=1, seed=stage.transcript.request.seed, stop=(), stop_token_ids=(), min_tokens=0,
-            max_tokens=min(room, path + SLACK),
+            max_tokens=path + SLACK,
         )  # fmt: skip
         made += engine.submit(prompt, wish)
-        self.mode, self.root = mode, Node(made[-1])
+        self.mode, self.root = mode, Node(made[-1], room=room)
         self.writer = Writer(engine, mode, replace(wish, ignore_eos=True, max_tokens=None), path)
         return self.root
 

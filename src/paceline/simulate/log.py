@@ -157,6 +157,8 @@ class Joined:
     id: int
     branches: list[int]
     tokens: list[int]
+    max_tokens: int
+    """Resolved limit from now on."""
     event: Literal["joined"] = "joined"
 
 

@@ -110,10 +110,12 @@ class LogRecorder(Recorder):
                 self.sink(Changed(operation.id, rewind=operation.length))
             case operations.Close():
                 self.sink(Closed(operation.id))
-            case operations.Join():
-                self.sink(Joined(operation.id, [*operation.branches], [*operation.tokens]))
             case operations.Replace():
                 self.sink(Changed(operation.id, prompt=[*operation.prompt]))
+
+    def joined(self, operation: operations.Join, max_tokens: int) -> None:
+        self._end()
+        self.sink(Joined(operation.id, [*operation.branches], [*operation.tokens], max_tokens))
 
     def adopted(self, tokens: Sequence[int], groups: Sequence[str], layout: Layout = ()) -> None:
         self._end()

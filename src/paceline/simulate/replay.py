@@ -62,7 +62,7 @@ def _follow(twin: Twin, event: Event) -> str | None:
         case Closed():
             twin.close(twin.requests[event.id])
         case Joined():
-            twin.desk.join(twin.requests[event.id], event.branches, event.tokens)
+            twin.join(event)
         case Adopted():
             twin.adopt(event)
         case Step():

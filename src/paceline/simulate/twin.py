@@ -9,7 +9,7 @@ from paceline.core.request import Request
 from paceline.engine.desk import Desk, lease_of
 from paceline.engine.drafter_table import DrafterTable
 from paceline.plan.cost import StepTimes
-from paceline.simulate.log import Adopted, Arrival, Changed, Decision, Outcome, Setup
+from paceline.simulate.log import Adopted, Arrival, Changed, Decision, Joined, Outcome, Setup
 
 
 class Twin:
@@ -41,6 +41,12 @@ class Twin:
         self.desk.close(request)
         if request.finish is not None:
             self._forget(request)
+
+    def join(self, joined: Joined) -> None:
+        """Branches join their request."""
+        request = self.requests[joined.id]
+        request.max_tokens = joined.max_tokens
+        self.desk.join(request, joined.branches, joined.tokens)
 
     def change(self, changed: Changed) -> None:
         """A text is changed between two steps."""
