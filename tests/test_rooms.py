@@ -8,7 +8,7 @@ import paceline
 SRC = Path(paceline.__file__).parent
 LEVEL = {
     "core": 0, "native": 0, "model": 1, "attend": 1, "cache": 1, "sample": 1, "draft": 2, "verify": 2, "plan": 2,
-    "schedule": 2, "engine": 3, "serve": 4, "bench": 4, "simulate": 4, "cluster": 5, "cli": 6,
+    "schedule": 2, "engine": 3, "reason": 4, "serve": 5, "bench": 5, "simulate": 5, "cluster": 6, "cli": 7,
 }  # fmt: skip
 BESIDE = {("model", "attend")}
 DECIDE = ("cache", "plan", "schedule", "cluster/workflow")

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, cast
 
 from paceline.core.errors import CapacityError
 from paceline.core.params import SamplingParams
@@ -30,6 +30,28 @@ T = TypeVar("T")
 log = logging.getLogger("paceline")
 PUBLISH_S = 0.05
 """A busy engine's snapshot is no older than this and a step."""
+
+
+class Beside(Protocol):
+    """What works on an engine's thread beside it: a second engine, a policy that writes with several."""
+
+    @property
+    def busy(self) -> bool:
+        """Is there anything to do?"""
+
+    def step(self) -> None:
+        """Do a little. Called after each step of the engine while it is busy."""
+
+    def abort(self, request: Request) -> None:
+        """End this request, if it is one of its own."""
+
+    def close(self) -> None:
+        """End everything."""
+
+
+B = TypeVar("B", bound=Beside)
+TakeIn = Callable[[list[int], SamplingParams], list[Request]]
+"""What takes a prompt (token ids) in, and returns its samples."""
 
 
 class Subscription:
@@ -119,6 +141,8 @@ class AsyncLLM:
         self._due = 0.0
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._live: list[Subscription] = []
+        self.beside: list[Beside] = []
+        """For the engine's thread."""
         self._death: BaseException | None = None
         self._closed = False
         self._beat: float | None = None
@@ -196,10 +220,15 @@ class AsyncLLM:
         return output(subscription.requests, text)
 
     async def submit(
-        self, batch: Sequence[tuple[list[int], SamplingParams | None]], *, whole: bool = False
+        self,
+        batch: Sequence[tuple[list[int], SamplingParams | None]],
+        *,
+        whole: bool = False,
+        by: TakeIn | None = None,
     ) -> Subscription:
         """Queue prompts (token ids) in one go, all of them or, when one cannot be served, none. Take the news from
-        what is returned (`whole`: one chunk a sample, at its end); `abort` it at the end.
+        what is returned (`whole`: one chunk a sample, at its end); `abort` it at the end. `by`: who takes them in, in
+        place of the engine; called on its thread.
 
         Raises InputError, RefusalError or CapacityError, and RuntimeError when the engine is closed or dead."""
         loop = asyncio.get_running_loop()
@@ -217,10 +246,10 @@ class AsyncLLM:
                 if self._death is not None:
                     raise RuntimeError("The engine thread died.") from self._death
                 for ids, params in wishes:
-                    requests.extend(self.llm.engine.submit(ids, params))
+                    requests.extend((by or self.llm.engine.submit)(ids, params))
             except BaseException as error:
                 for request in requests:
-                    self.llm.engine.abort(request)
+                    self._end(request)
                 if ticket is not None:
                     _post(loop, ticket.refused)
                 _post(loop, _settle, future, None, error)
@@ -298,9 +327,37 @@ class AsyncLLM:
             if operation is not None:
                 operation()
 
+    def attach(self, make: Callable[[LLM], B]) -> B:
+        """What `make` makes, on the engine's thread: from now on it gets a step after each of the engine's. Raises what
+        `make` raises, and RuntimeError when the engine is closed or dead."""
+        if self._closed or not self.alive:
+            raise RuntimeError("The engine is closed.")
+        made: Future[B] = Future()
+
+        def run() -> None:
+            try:
+                beside = make(self.llm)
+                self.beside.append(beside)
+            except BaseException as error:
+                made.set_exception(error)
+            else:
+                made.set_result(beside)
+
+        self._inbox.put(run)
+        return made.result()
+
+    @property
+    def _busy(self) -> bool:
+        return self.llm.engine.busy or any(each.busy for each in self.beside)
+
     def _abort(self, subscription: Subscription) -> None:
         for request in subscription.requests:
-            self.llm.engine.abort(request)
+            self._end(request)
+
+    def _end(self, request: Request) -> None:
+        self.llm.engine.abort(request)
+        for each in self.beside:
+            each.abort(request)
 
     def _serve(self) -> None:
         """Take what arrived, make a step, send the news."""
@@ -309,6 +366,9 @@ class AsyncLLM:
                 self._beat = monotonic()
                 if self.llm.engine.busy:
                     self.llm.engine.step()
+                for each in self.beside:
+                    if each.busy:
+                        each.step()
                 self._publish()
                 self._live = [s for s in self._live if self._tell(s)]
         except BaseException as error:
@@ -333,14 +393,14 @@ class AsyncLLM:
 
     def _drain(self) -> bool:
         """Run what is in the inbox (waiting for it when idle); False when told to close."""
-        while not self.llm.engine.busy or not self._inbox.empty():
-            self._beat = self._beat if self.llm.engine.busy else None
+        while not self._busy or not self._inbox.empty():
+            self._beat = self._beat if self._busy else None
             operation = self._inbox.get()
             self._beat = monotonic()
             if operation is None:
                 return False
             operation()
-            if self._live and not self.llm.engine.busy:
+            if self._live and not self._busy:
                 return True
         return True
 
@@ -358,6 +418,8 @@ class AsyncLLM:
         for subscription in self._live:
             self._abort(subscription)
             subscription.news()
+        for each in self.beside:
+            each.close()
 
     async def __aenter__(self) -> "AsyncLLM":
         return self

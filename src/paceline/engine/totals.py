@@ -14,7 +14,7 @@ class Totals:
     mid-text is told apart."""
 
     prompt: int = 0
-    """Prompt tokens of the requests that got a lease, once each."""
+    """Tokens that requests had when they first got a lease: the prompt, and what a fork or an extension gave."""
     cached: int = 0
     """Those of them that were found in the prefix cache."""
     preemptions: int = 0
@@ -23,7 +23,7 @@ class Totals:
 
     def admitted(self, request: Request) -> None:
         """Count a request that got its first lease."""
-        self.prompt += len(request.prompt)
+        self.prompt += len(request.tokens)
         self.cached += request.length
 
     def passed(self, notes: Sequence[Note], generated: int) -> None:

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request, Response
 from paceline.core.params import SamplingParams
 from paceline.engine.outputs import Chunk, Completion
 from paceline.serve import logprobs
+from paceline.serve.above import Written, policy_of
 from paceline.serve.body import JsonRoute, size
 from paceline.serve.errors import ApiError
 from paceline.serve.generation import Generation
@@ -47,7 +48,11 @@ async def begin(body: ChatRequest, server: Server, bulk: int) -> tuple[Generatio
         params = replace(params, skip_special_tokens=False)
     ids = await render(server, body.messages, args)
     tail = server.text.decode(ids[-8:])
-    generation = await Generation.start(server.llm, [ids], [params], whole=not body.stream)
+    policy = await policy_of(body, server, args)
+    if policy is None:
+        generation = await Generation.start(server.llm, [ids], [params], whole=not body.stream)
+    else:
+        generation = await Written.begin(server, ids, params, policy, whole=not body.stream)
     return generation, [Reader(how.voice(tail)) for _ in generation.requests]
 
 
@@ -180,8 +185,8 @@ class Answer:
             "finish_reason": self.readers[chunk.index].finish(chunk.done),
         }
         if chunk.done:
-            part["seed"] = chunk.done.seed
-        if self.body.trace:
+            part.update(seed=chunk.done.seed, **self.generation.report())
+        if self.body.trace or self.body.extended:
             part["pieces"] = self.generation.pieces(chunk)
         return part
 

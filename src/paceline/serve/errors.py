@@ -14,7 +14,8 @@ from paceline.core.errors import PacelineError
 from paceline.core.grammar import MOST_DEPTH
 from paceline.engine.door import DOOR
 from paceline.serve.protocol import PARAMETERS, REQUESTS, Message, Speculation
-from paceline.serve.wire import LABEL
+from paceline.serve.reasoning_wire import ReasoningWish
+from paceline.serve.wire import LABEL, Wire
 
 log = logging.getLogger("paceline")
 
@@ -141,8 +142,13 @@ def written(place: Sequence[str | int]) -> str:
 def expected(name: str) -> str | None:
     """What the value of a parameter, or of a field within one, must be: by its own description."""
     inner = name.rsplit(".", 1)[-1]
-    models = REQUESTS if inner == name else (Message, Speculation)
+    above = INNER.get(name.split(".", 1)[0])
+    models = REQUESTS if inner == name else (Message, Speculation) if above is None else (above,)
     return next((model.model_fields[inner].description for model in models if inner in model.model_fields), None)
+
+
+INNER: dict[str, type[Wire]] = {"reasoning": ReasoningWish}
+"""What is within a field that names a policy above tokens."""
 
 
 def brief(value: object) -> str:

@@ -46,6 +46,10 @@ class Generation:
                     check(chunk.done)
             yield chunks
 
+    def report(self) -> dict[str, Any]:
+        """What a finished choice says beside its text."""
+        return {}
+
     def close(self) -> None:
         """End what is unfinished."""
         self.llm.abort(self.subscription)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from paceline.serve.reasoning_wire import ReasoningWish
 from paceline.serve.wire import FailFast, Ids, Label, Shallow, Wire, few
 
 NO_MEDIA = "only text is served"
@@ -274,6 +275,16 @@ class ChatRequest(Sampling):
     continue_final_message: bool | None = Field(
         None, description="true: go on with the last message, of role assistant; or false"
     )
+    reasoning: ReasoningWish | None = Field(None, description='{"policy": "steps" or "mentor", ...}')
+
+    @property
+    def extended(self) -> tuple[str, ...]:
+        """The policies above tokens that it asks for, by the names of their fields."""
+        return tuple(name for name in ABOVE if getattr(self, name) is not None)
+
+
+ABOVE = ("reasoning",)
+"""Fields of a chat request that name a policy above tokens (serve/above.py)."""
 
 
 class TokenizeRequest(Wire):

@@ -1,0 +1,27 @@
+"""What a chat request says under `reasoning`."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from paceline.serve.wire import Wire
+
+
+class ReasoningWish(Wire):
+    """A policy of two models over one text, and its settings; docs/reasoning.md has the meaning of each."""
+
+    policy: Literal["steps", "mentor"] = Field(description='"steps" or "mentor"')
+    deadline_s: float | None = Field(None, gt=0, description="a positive number of seconds")
+    budget: int | None = Field(None, ge=0, description="a whole number >= 0, tokens that the large model may write")
+    tau: float | None = Field(None, description="a number, by which scores of 0 to 9 are judged; with steps")
+    score: Literal["mean", "argmax"] | None = Field(None, description='"mean" or "argmax", with steps')
+    first: int | None = Field(None, ge=0, description="a whole number >= 0, with steps")
+    step_tokens: int | None = Field(None, ge=1, description="a whole number >= 1, with steps")
+    repeats: int | None = Field(None, ge=2, description="a whole number >= 2, with steps")
+    speculate: bool | None = Field(None, description="true or false, with steps")
+    peek: int | None = Field(None, ge=1, description="a whole number >= 1, with mentor")
+    verify: int | None = Field(None, ge=0, description="a whole number >= 0, with mentor")
+    begin: int | None = Field(None, ge=0, description="a whole number >= 0, with mentor")
+    always: bool | None = Field(None, description="true or false, with mentor")
+    choose: Literal["mentor", "opposite"] | None = Field(None, description='"mentor" or "opposite", with mentor')
+    check: str | None = Field(None, max_length=2000, description="a text of at most 2000 characters, with mentor")
