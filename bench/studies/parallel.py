@@ -10,7 +10,7 @@ import argparse
 from time import monotonic
 
 from paceline import LLM, SamplingParams
-from paceline.reason.parallel import Parallel, Settings
+from paceline.reason.parallel import Parallel, Settings, conversation
 from paceline.reason.runner import BASE, Runner
 
 QUESTIONS = (
@@ -59,11 +59,10 @@ def main() -> None:
 def answer(llm: LLM, question: str, params: SamplingParams) -> tuple[dict[str, int], float, str]:
     """The report of one answer, its seconds and its text."""
 
-    def render(extra: str) -> list[int]:
-        return llm.text.chat([{"role": "user", "content": question + extra}])
-
-    runner, policy, started = Runner({BASE: llm.engine}), Parallel(Settings(), render), monotonic()
-    [request] = runner.submit(render(""), params, policy)
+    messages = [{"role": "user", "content": question}]
+    runner = Runner({BASE: llm.engine})
+    policy, started = Parallel(Settings(), conversation(llm.text, messages)), monotonic()
+    [request] = runner.submit(llm.text.chat(messages), params, policy)
     while request.finish is None:
         runner.step()
     return policy.report, monotonic() - started, request.text

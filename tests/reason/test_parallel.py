@@ -115,7 +115,7 @@ def write(llm: LLM, script: Script, wish: SamplingParams = WISH, **settings: Any
 
 
 def engine_of(model: Path, **changes: Any) -> LLM:
-    options = {"dtype": "float32", "blocks": 300, "block_size": 4, "check": True, "drafter": "none"}
+    options = {"dtype": "float32", "blocks": 600, "block_size": 4, "check": True, "drafter": "none"}
     return LLM(model, **{**options, **changes})
 
 

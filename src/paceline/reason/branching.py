@@ -102,10 +102,13 @@ class Mode(Protocol):
 class Writer:
     """Follows a tree of requests, step by step."""
 
-    def __init__(self, engine: Engine, mode: Mode, params: SamplingParams, path_tokens: int) -> None:
-        """`params`: of branches, whose text does not end by itself. `path_tokens`: most tokens of the longest path."""
-        self.engine, self.mode, self.params, self.path_tokens = engine, mode, params, path_tokens
-        self.blocks = self.branches = 0
+    def __init__(self, engine: Engine, mode: Mode, params: SamplingParams, path_tokens: int, most: int | None) -> None:
+        """`params`: of branches, whose text does not end by itself. `path_tokens`: most tokens of the longest path;
+        `most`: of a branch."""
+        self.engine, self.mode, self.params = engine, mode, params
+        self.path_tokens, self.most = path_tokens, most
+        self.blocks = self.branches = self.sequential = 0
+        """Blocks that forked, their branches, and blocks that did not for want of room."""
         self.over = False
         """The text itself has come to its limit."""
 
@@ -131,9 +134,15 @@ class Writer:
                 self._end(node, turn.drop, turn.instead)
             elif node.name and (token in request.eos or path >= self.path_tokens - RESERVE or own >= node.room):
                 self._end(node, int(token in request.eos), self.mode.closing(node))
-            elif turn.fork and path + 2 * RESERVE < self.path_tokens and share(node, turn.fork) >= 2 * RESERVE:
+            elif turn.fork and not self._fits(node, path, len(turn.fork)):
+                self.sequential += 1
+            elif turn.fork:
                 self._cut(node, node.seen)
                 yield from self.fork(node, turn.fork, turn.behind)
+
+    def _fits(self, node: Node, path: int, count: int) -> bool:
+        """Is there room for so many branches?"""
+        return path + 2 * RESERVE < self.path_tokens and share(node, count) >= 2 * RESERVE
 
     def _cut(self, node: Node, length: int) -> None:
         """Take back what was drawn beyond: the engine may draw several tokens a step."""
@@ -150,7 +159,8 @@ class Writer:
     def fork(self, node: Node, branches: Sequence[tuple[str, list[int]]], behind: Sequence[int]) -> Iterator[None]:
         """Branches of a node, until all have ended and are joined."""
         before = len(node.output)
-        room = share(node, branches)
+        room = share(node, len(branches))
+        room = room if self.most is None else min(room, self.most)
         node.block = [self._begin(node, name, header, room) for name, header in branches]
         self.blocks, self.branches = self.blocks + 1, self.branches + len(branches)
         scripts = [self.follow(child) for child in node.block]
@@ -175,6 +185,6 @@ class Writer:
         node.seen = len(node.output)
 
 
-def share(node: Node, branches: Sequence[object]) -> int:
-    """Tokens that each branch of a node may have: what follows them has its own."""
-    return (node.room - (node.seen - node.start) - 2 * RESERVE) // len(branches) - RESERVE
+def share(node: Node, branches: int) -> int:
+    """Tokens that each of so many branches of a node may have: what follows them has its own."""
+    return (node.room - (node.seen - node.start) - 2 * RESERVE) // branches - RESERVE

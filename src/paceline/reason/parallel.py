@@ -7,7 +7,6 @@ again.
               model was not trained for is an approximation: parts do not see one another, by design
 """
 
-import json
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -20,16 +19,21 @@ from paceline.core.operations import Rewind
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.engine.loop import Engine
+from paceline.engine.text import Message, Text
 from paceline.reason.branching import NOTHING, SLACK, Node, Turn, Writer
 from paceline.reason.runner import BASE, Stage
-from paceline.reason.tags import Parser
+from paceline.reason.tags import NAMES, Parser
 
 Script = Generator["Future[Any] | None", None, None]
-Render = Callable[[str], list[int]]
+Render = Callable[[str], "Future[list[int]]"]
 """Token ids of the conversation with a text behind its last message, up to where an answer begins."""
+PARAGRAPH = 200
+"""Tokens of a paragraph that goes on for ever."""
+TITLE = r"[^\s:.]([^\n:]{1,38}[^\s:])"
+"""Of a point, without a colon."""
 OUTLINE = (
     "\n\nDo not answer yet. Plan a list of 2 to {most} different points that answer this. Write only the title of "
-    'each, of 1 to 5 words, as JSON like {{"parts": ["First title", "Second title"]}}. Points must not overlap.'
+    "each, of 1 to 5 words, one a line:\n1. First title\n2. Second title"
 )
 ANSWER = (
     "\n\nAnswer as a numbered list with exactly these points, two or three sentences each:\n{parts}\nAfter the list, "
@@ -48,12 +52,14 @@ class Settings:
     """Most branches of one block; a block with more is written in sequence."""
     path_tokens: int | None = None
     """Most tokens on the longest path through the text; None: max_tokens alone limits it."""
+    branch_tokens: int | None = None
+    """Most tokens of a branch with all that branches from it; None: in the mode prompt 200, else no limit."""
     conclusion: str = "\n\nOverall,"
     """What the text goes on with behind a list. With prompt."""
     deadline_s: float | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("depth", 1), ("fan_out", 2), ("path_tokens", 2 * SLACK)):
+        for name, least in (("depth", 1), ("fan_out", 2), ("path_tokens", 2 * SLACK), ("branch_tokens", 8)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InputError(f"{name} is {value}, but it must be at least {least}.")
@@ -126,8 +132,11 @@ class Listed(_Spelled):
 
 
 class Parallel:
-    """A policy: writes one answer. `report`: blocks, branches, tokens, critical_path (tokens of the longest path),
-    parallelism = tokens / critical_path, passes of the target while it was written, outline and its tokens."""
+    """A policy: writes one answer.
+
+    `report`: blocks that forked and their branches; sequential: blocks that did not; tokens; critical_path: tokens of
+    the longest path; parallelism = tokens / critical_path; passes of the target while it was written; the outline and
+    its tokens."""
 
     name = "reasoning"
 
@@ -156,12 +165,12 @@ class Parallel:
         engine = stage.engines[BASE]
         try:
             work = self._tagged(stage, made) if self.settings.mode == "tags" else self._prompted(stage, made)
-            for _ in work:
-                self.steps += 1
+            for awaited in work:
+                self.steps += awaited is None
                 self._tell(stage)
                 if not stage.transcript.open:
                     return
-                yield None
+                yield awaited
             self._tell(stage)
             if self.writer is not None and self.writer.over:
                 stage.transcript.end("length", "path_tokens")
@@ -176,9 +185,9 @@ class Parallel:
         root, writer, tokens = self.root, self.writer, len(stage.transcript.tokens)
         beyond = 0 if root is None or root.block else len(root.output) - tokens  # the transcript ended before it
         path = tokens if root is None else min(tokens, root.longest - beyond)
-        counts = {"blocks": writer.blocks if writer else 0, "branches": writer.branches if writer else 0}
+        counts = {name: getattr(writer, name, 0) for name in ("blocks", "branches", "sequential")}
         if isinstance(self.mode, Tagged):
-            counts["sequential"] = self.mode.sequential
+            counts["sequential"] += self.mode.sequential
         self.report.update(
             counts, tokens=tokens, critical_path=path, parallelism=round(tokens / max(path, 1), 3), passes=self.steps,
             outline=self.outline, outline_tokens=self.outline_tokens, why=stage.transcript.why,
@@ -186,20 +195,19 @@ class Parallel:
 
     # -- modes -------------------------------------------------------------------------------------------------------
 
-    def _tagged(self, stage: Stage, made: list[Request]) -> Generator[None, None, None]:
+    def _tagged(self, stage: Stage, made: list[Request]) -> Script:
         mode = Tagged(stage.engines[BASE].session.tokenizer, self.settings)
         root = self._begin(stage, made, mode, stage.transcript.prompt)
         assert self.writer is not None
         yield from self.writer.follow(root)
 
-    def _prompted(self, stage: Stage, made: list[Request]) -> Generator[None, None, None]:
+    def _prompted(self, stage: Stage, made: list[Request]) -> Script:
         engine, prompt = stage.engines[BASE], stage.transcript.prompt
-        assert self.render is not None
         yield from self._outline(stage, made)
         listed = len(self.outline) > 1
         if listed:
             parts = "\n".join(f"{i}. {title}" for i, title in enumerate(self.outline, 1))
-            prompt = self.render(ANSWER.format(parts=parts))
+            prompt = yield from self._rendered(ANSWER.format(parts=parts))
         mode = Listed(engine.session.tokenizer)
         root = self._begin(stage, made, mode, prompt)
         assert self.writer is not None
@@ -212,31 +220,28 @@ class Parallel:
             yield from self.writer.fork(root, headers, mode.ids(self.settings.conclusion))
         yield from self.writer.follow(root)
 
-    def _outline(self, stage: Stage, made: list[Request]) -> Generator[None, None, None]:
-        """The parts of the answer, as a grammar makes the model list them."""
+    def _rendered(self, extra: str) -> "Generator[Future[Any] | None, None, list[int]]":
         assert self.render is not None
+        future = self.render(extra)
+        while not future.done():
+            yield future
+        return future.result()
+
+    def _outline(self, stage: Stage, made: list[Request]) -> Script:
+        """The parts of the answer, as a grammar makes the model list them."""
         most = self.settings.fan_out
-        title = {"type": "string", "minLength": 3, "maxLength": 40, "pattern": r"^[^\n:{}\[\]]*$"}
-        points = {"type": "array", "items": title, "minItems": 2, "maxItems": most}
-        schema = {
-            "type": "object",
-            "properties": {"parts": points},
-            "required": ["parts"],
-            "additionalProperties": False,
-        }
-        limit = min(40 * most, stage.engines[BASE].model.max_len)
         wish = SamplingParams(
-            temperature=0.0, max_tokens=limit, grammar=Grammar("json_schema", json.dumps(schema)), seed=0,
-            user=stage.params.user, priority=stage.params.priority,
+            temperature=0.0, max_tokens=min(32 * most, stage.engines[BASE].session.longest // 2), seed=0,
+            grammar=Grammar("regex", lines(most)), user=stage.params.user, priority=stage.params.priority,
         )  # fmt: skip
-        made += stage.engines[BASE].submit(self.render(OUTLINE.format(most=most)), wish)
+        prompt = yield from self._rendered(OUTLINE.format(most=most))
+        made += stage.engines[BASE].submit(prompt, wish)
         while made[-1].finish is None:
             yield None
         self.outline_tokens = len(made[-1].output)
-        try:
-            self.outline = list(dict.fromkeys(json.loads(made[-1].text)["parts"]))
-        except (ValueError, KeyError):
-            self.outline = []  # cut at its limit: the answer is written in sequence
+        titles = [line.partition(". ")[2].strip() for line in made[-1].text.split("\n")]
+        whole = titles if made[-1].finish == "stop" else titles[:-1]
+        self.outline = list(dict.fromkeys(title for title in whole if title))
 
     def _begin(self, stage: Stage, made: list[Request], mode: Tagged | Listed, prompt: list[int]) -> Node:
         """The request that writes the text; the transcript ends it, by stop strings and limits."""
@@ -251,8 +256,12 @@ class Parallel:
         )  # fmt: skip
         made += engine.submit(prompt, wish)
         self.mode, self.root = mode, Node(made[-1], room=room)
-        self.writer = Writer(engine, mode, replace(wish, ignore_eos=True, max_tokens=None), path)
+        self.writer = Writer(engine, mode, replace(wish, ignore_eos=True, max_tokens=None), path, self._most())
         return self.root
+
+    def _most(self) -> int | None:
+        most = self.settings.branch_tokens
+        return PARAGRAPH if most is None and self.settings.mode == "prompt" else most
 
     def _tell(self, stage: Stage) -> None:
         """Give the transcript what is new, in order."""
@@ -262,3 +271,30 @@ class Parallel:
                 notes = {"branch": name} if name else {}
                 stage.transcript.add(tokens[known:], "branch" if name else "base", **notes)
             known = max(0, known - len(tokens))
+
+
+def lines(most: int) -> str:
+    """The language of outlines, as a regular expression: 2 to `most` numbered titles."""
+    rest = ""
+    for number in range(most, 0, -1):
+        line = rf"{number}\. {TITLE}{rest}"
+        rest = line if number == 1 else rf"\n{line}" if number == 2 else rf"(\n{line})?"
+    return rest
+
+
+def writes_tags(tokenizer: Any) -> bool:
+    """Has the model tags of its own, as one that was trained to write in parallel has?"""
+    vocabulary = tokenizer.get_vocab()
+    return all(f"<{name}>" in vocabulary for name in NAMES)
+
+
+def conversation(text: Text, messages: Sequence[Message]) -> Render:
+    """Of a conversation in Python; its last message is the user's."""
+    *before, last = messages
+
+    def render(extra: str) -> "Future[list[int]]":
+        done = Future[list[int]]()
+        done.set_result(text.chat([*before, {**last, "content": f"{last['content']}{extra}"}]))
+        return done
+
+    return render

@@ -275,7 +275,7 @@ class ChatRequest(Sampling):
     continue_final_message: bool | None = Field(
         None, description="true: go on with the last message, of role assistant; or false"
     )
-    reasoning: ReasoningWish | None = Field(None, description='{"policy": "steps" or "mentor", ...}')
+    reasoning: ReasoningWish | None = Field(None, description='{"policy": "steps", "mentor" or "parallel", ...}')
 
     @property
     def extended(self) -> tuple[str, ...]:
