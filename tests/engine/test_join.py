@@ -109,7 +109,9 @@ def follows(dense: Any, request: Request, text: Text) -> None:
     assert best[start - 1 : -1] == request.tokens[start:] and len(request.tokens) > start
 
 
-@pytest.mark.parametrize("drafter", ["none", "model", "ngram", "topk", "auto"])
+@pytest.mark.parametrize(
+    "drafter", ["none", "model", *(pytest.param(name, marks=pytest.mark.full) for name in ("ngram", "topk", "auto"))]
+)
 def test_a_joined_text_goes_on_as_behind_one_pass_under_the_training_mask(
     pair: tuple[Path, Path], dense: Any, drafter: str
 ) -> None:

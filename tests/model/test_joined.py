@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(library() is None, reason="this machine has no A
 SIZE = 16
 SHORT = joined(20, [(50, ()), (90, joined(30, [(44, ()), (39, ())])), (25, ())])
 LONG = joined(600, [(1900, ()), (700, ()), (650, ())])
-"""The second branch of the first nests; of the second the first span of 1,024 keys is hidden in part, the next whole."""
+"""The second branch of the first nests; of the second a span of 1,024 keys is hidden in part, the next as a whole."""
 
 
 def walk(decoder: Any, tokens: Sequence[int], layout: Layout, cut: int) -> Tensor:
@@ -34,8 +34,8 @@ def walk(decoder: Any, tokens: Sequence[int], layout: Layout, cut: int) -> Tenso
         end = min(place + cut, end_of(layout, place, len(tokens)))
         builder, stretch = RowsBuilder(), stretch_at(layout, place)
         slots = [table[p // SIZE] * SIZE + p % SIZE for p in range(place, end)]
-        where = {"shift": stretch.shift, "hidden": stretch.hidden, "want": [*range(end - place)]}
-        builder.add(list(tokens[place:end]), slots, table, place, **where)
+        want = [*range(end - place)]
+        builder.add(list(tokens[place:end]), slots, table, place, want=want, shift=stretch.shift, hidden=stretch.hidden)
         outs.append(decoder.forward(builder.build()).logits)
         place = end
     return torch.cat(outs)
@@ -51,7 +51,7 @@ def test_a_row_has_the_same_bits_in_any_pass(checkpoints: dict[str, Path], unit:
 
 @pytest.mark.parametrize("layout", [SHORT, LONG], ids=["nested", "long"])
 @pytest.mark.parametrize("unit", Unit, ids=attrgetter("name"))
-@pytest.mark.parametrize("form", ["llama-biases", "qwen3"])
+@pytest.mark.parametrize("form", ["llama-biases", pytest.param("qwen3", marks=pytest.mark.full)])
 def test_slow_twin(checkpoints: dict[str, Path], form: str, unit: Unit, layout: Layout) -> None:
     """No further from float32 than the PyTorch decoder in bfloat16 is; and far from a text that sees everything."""
     tokens = text(5, layout[-1].start + 30)
