@@ -78,12 +78,12 @@ class Item(NamedTuple):
     @property
     def completes(self) -> bool:
         """Will this step draw a new token?"""
-        return self.given == self.request.pending
+        return self.given == self.request.pending and self.request.closing is None
 
     def behind(self, base: int, frontier: int) -> bool:
         """Is it time for a drafter that is not asked to draft to catch up with the text, of which `base` rows are
-        committed and it has `frontier`? At a prompt's end, or when it lags too far."""
-        return self.given > 1 or base - frontier > LAG
+        committed and it has `frontier`? At a prompt's end, when a branch has ended, or when it lags too far."""
+        return self.given > 1 or base - frontier > LAG or self.request.closing is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class Plan:
         for item in self.items:
             bad = (
                 item.request.id in seen
-                or not 1 <= item.given <= item.request.pending
+                or not 1 <= item.given <= item.request.ready
                 or not 0 <= item.nodes <= MAX_CANDIDATES
                 or (item.nodes > 0 and not item.completes)
                 or item.further < 0

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from paceline.core.component import TARGET
 from paceline.core.forest import Forest, Law
+from paceline.core.joined import placed
 from paceline.core.program import Entry, exits, inputs
 from paceline.core.registry import Offers
 from paceline.core.rows import RowsBuilder
@@ -93,7 +94,7 @@ class EarlyExit(ModelDrafter):
         for g in leaving:
             text = [*g.ask.request.tokens[: g.known], *g.tokens]
             slots = g.ask.txn.lease.slots(g.reach, len(text))
-            builder.add(text[g.reach :], slots, g.ask.txn.table, g.reach)
+            builder.add(text[g.reach :], slots, g.ask.txn.table, g.reach, **placed(g.ask.request.layout, g.reach))
             g.reach = len(text)
         taps = tuple(sorted({tap for g in leaving for tap in g.below}))
         rows = builder.build(self.model.device, taps)

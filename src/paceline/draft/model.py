@@ -183,7 +183,7 @@ class ModelDrafter:
             start, g.reach = g.reach, g.reach + len(tokens)
             draws = g.live and not g.lagging
             slots = g.ask.txn.lease.slots(start, g.reach)
-            builder.add(tokens, slots, g.ask.txn.table, start, want=None if draws else [])
+            builder.add(tokens, slots, g.ask.txn.table, start, want=None if draws else [], shift=g.ask.request.shift)
             if draws:
                 drawing.append(g)
         logits = self.model.forward(builder.build(self.model.device, program=program)).logits
@@ -258,7 +258,7 @@ class ChainProposer:
             g = self.growing[place]
             text = [*g.ask.request.tokens[: g.known], *said, *g.tokens]
             slots = g.ask.txn.lease.slots(g.reach, len(text))
-            builder.add(text[g.reach :], slots, g.ask.txn.table, g.reach)
+            builder.add(text[g.reach :], slots, g.ask.txn.table, g.reach, shift=g.ask.request.shift)
             g.reach = len(text)
         logits = self.model.forward(builder.build(self.model.device)).logits
         drawing = [self.growing[turn.place] for turn in turns]
@@ -299,8 +299,8 @@ def lacking(growing: Sequence[Growing]) -> Rows:
     """A pass over what is missing of these texts."""
     builder = RowsBuilder()
     for g in growing:
-        text = g.text(g.reach, g.known)
-        builder.add(text, g.ask.txn.lease.slots(g.reach, g.known), g.ask.txn.table, g.reach)
+        text, slots = g.text(g.reach, g.known), g.ask.txn.lease.slots(g.reach, g.known)
+        builder.add(text, slots, g.ask.txn.table, g.reach, shift=g.ask.request.shift)
     return builder.build()
 
 

@@ -14,7 +14,7 @@ from paceline.core.plan import Note, Plan
 from paceline.core.request import Request
 from paceline.core.result import Result
 from paceline.draft import SCRATCH, Host, UserFn
-from paceline.engine.components import check_component, reading
+from paceline.engine.components import check_component, move, reading
 from paceline.engine.compute import Compute, Computed
 from paceline.engine.config import EngineConfig, Timer
 from paceline.engine.desk import Desk
@@ -184,11 +184,7 @@ class Engine:
 
     def _commit(self, plan: Plan, txns: Sequence[Txn], results: Sequence[Result]) -> None:
         """Keep what was accepted, contiguous in every component's pool, and drop everything else."""
-        moves = self.desk.commit(plan, txns, results)
-        if moves:
-            source, target = [list(side) for side in zip(*moves)]
-            for component in self.components.values():
-                component.move(source, target)
+        move(self.components, self.desk.commit(plan, txns, results))
 
     def _emit(self, plan: Plan, results: Sequence[Result]) -> tuple[list[Note], list[Request]]:
         """Let the outputs grow, up to the token that ends each; what was taught, and who changed."""

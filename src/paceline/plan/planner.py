@@ -50,8 +50,8 @@ class Planner:
         """A plan for the requests of `turn`, most important first, of at most `rows`. `order`: all that hold leases, of
         whom the last may be pre-empted; None: those of `turn`."""
         left = self.row_budget if rows is None else min(rows, self.row_budget)
-        decoding = [r for r in turn if r.pending == 1][:left]
-        prompts = [r for r in turn if r.pending > 1]
+        decoding = [r for r in turn if r.pending == 1 and r.closing is None][:left]
+        prompts = [r for r in turn if r.pending > 1 or r.closing is not None]
         left -= len(decoding)
         filling = min(left, sum(r.pending for r in prompts))
         base = Work.of((1, r.length, 1) for r in decoding)
@@ -60,9 +60,9 @@ class Planner:
         left -= sum(share.nodes for share in shares.values())
         given = {r.id: 1 for r in decoding}
         for request in prompts:
-            given[request.id] = min(request.pending, left)
+            given[request.id] = min(request.ready, left)
             left -= given[request.id]
-        ending = [r for r in prompts if given[r.id] == r.pending]
+        ending = [r for r in prompts if given[r.id] == r.pending and r.closing is None]
         if ending:
             whole = Work.of((given[r.id], r.length, 1) for r in [*decoding, *ending])
             shares.update(self.length.share(ending, left, whole))

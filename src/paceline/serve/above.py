@@ -12,7 +12,7 @@ from typing import Any
 from paceline.core.params import SamplingParams
 from paceline.engine.async_llm import AsyncLLM
 from paceline.reason.runner import BASE, Policy, Runner
-from paceline.serve import reasoning, retrieval
+from paceline.serve import parallel, reasoning, retrieval
 from paceline.serve.errors import ApiError
 from paceline.serve.generation import Generation
 from paceline.serve.protocol import ChatRequest
@@ -30,6 +30,8 @@ async def policy_of(body: ChatRequest, server: Server, args: Mapping[str, Any]) 
     names = body.extended
     if len(names) > 1:
         raise ApiError(400, f"{' and '.join(names)} cannot be combined; give one of them.", param=names[1])
+    if body.reasoning is not None and body.reasoning.policy == "parallel":
+        return await parallel.policy(body, server, args)
     return await MAKERS[names[0]](body, server, runner_of(server.llm), args) if names else None
 
 

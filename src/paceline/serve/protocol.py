@@ -276,7 +276,7 @@ class ChatRequest(Sampling):
     continue_final_message: bool | None = Field(
         None, description="true: go on with the last message, of role assistant; or false"
     )
-    reasoning: ReasoningWish | None = Field(None, description='{"policy": "steps" or "mentor", ...}')
+    reasoning: ReasoningWish | None = Field(None, description='{"policy": "steps", "mentor" or "parallel", ...}')
     retrieval: RetrievalWish | None = Field(None, description='{"every": 4, "stride": null, ...}, all optional')
 
     @property
