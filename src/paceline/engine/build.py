@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.component import DRAFT, Component
+from paceline.core.component import DRAFT, TARGET, Component
 from paceline.core.errors import CheckpointError, InputError, RefusalError
 from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.registry import refusal
@@ -135,6 +135,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
     draft_path = None if draft_at is None else resolve(draft_at, None, options.token)
     head = None if draft_path is None else method_of(draft_path)
     have = {n for n, it in ((head or DRAFT, draft_at), ("callable", user)) if it}
+    have |= {f"{n}:program" for n in (TARGET, DRAFT) if n == TARGET or n in have}  # as every decoder that is loaded here
     _check_pair(name, options.verifier, have)
     path = resolve(model_at, options.revision, options.token)
     shape = shape_of(options, path, draft_path)
