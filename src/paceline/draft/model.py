@@ -62,6 +62,11 @@ class Growing:
     """That all tokens so far are kept, by `confidence`."""
     in_run: bool = False
     """A run's proposer has followed what was accepted: `reach` is right."""
+    least: int = 0
+    """Tokens that are drafted whatever their chance."""
+    most: int = 1 << 30
+    worth: float | None = None
+    """The least chance of a whole draft; None: as the planner says, else MIN_CHANCE."""
 
     @property
     def known(self) -> int:
@@ -69,7 +74,9 @@ class Growing:
 
     @property
     def live(self) -> bool:
-        return len(self.tokens) < self.ask.item.chain and self.chance >= (self.ask.item.min_chance or MIN_CHANCE).node
+        count = len(self.tokens)
+        worth = (self.ask.item.min_chance or MIN_CHANCE).node if self.worth is None else self.worth
+        return count < min(self.ask.item.chain, self.most) and (count < self.least or self.chance >= worth)
 
     def run(self, chunk: int) -> list[int]:
         """The next tokens to compute: what is missing of the text, then the last drafted one."""
@@ -97,9 +104,20 @@ class Growing:
     ),
 )
 class ModelDrafter:
+    taps: tuple[str, ...] = ()
+    """Hidden states of the draft model that `chances` reads."""
+
     def __init__(self, host: Host) -> None:
         self.model, self.sampler, self.chunk = host.model(DRAFT), host.sampler, host.chunk
         self.chain = cast(Chains, self.model).chain if "chain" in self.model.abilities else None
+
+    def begin(self, ask: Ask, reach: int) -> Growing:
+        return Growing(ask, reach)
+
+    def chances(self, drawing: Sequence[Growing], scores: Tensor, hidden: Tensor | None) -> list[float]:
+        """What the chance of each draft is multiplied by at its next token, which is not in `tokens` yet. hidden
+        [N, H]: states of the rows that the scores [N, V] are of, where there are taps."""
+        return confidence(drawing, scores)
 
     def propose(self, asks: Sequence[Ask], view: View) -> "ChainProposer | None":
         growing = [Growing(ask, ask.txn.lease.frontier[DRAFT]) for ask in asks]
@@ -112,7 +130,9 @@ class ModelDrafter:
     def draft(self, asks: Sequence[Ask], view: View) -> Forest:
         for ask in asks:
             view.slots.pop(ask.request.id, None)
-        growing = [Growing(ask, ask.txn.lease.frontier[DRAFT]) for ask in asks if ask.item.nodes or ask.behind(DRAFT)]
+        growing = [
+            self.begin(ask, ask.txn.lease.frontier[DRAFT]) for ask in asks if ask.item.nodes or ask.behind(DRAFT)
+        ]
         tables: list[Tensor] = []
         self._chains(growing)
         while active := [g for g in growing if g.live or g.lagging]:
@@ -143,21 +163,27 @@ class ModelDrafter:
 
     def _extend(self, active: list[Growing], tables: list[Tensor]) -> None:
         """One pass of the draft model: a run of each text, and the next token of each draft that has caught up."""
-        builder, drawing = RowsBuilder(), []
+        builder, drawing, last = RowsBuilder(), [], list[int]()
         share = max(1, self.chunk // (sum(g.lagging for g in active) or 1))
+        rows = 0
         for g in active:
             tokens = g.run(share)
             start, g.reach = g.reach, g.reach + len(tokens)
             draws = g.live and not g.lagging
             slots = g.ask.txn.lease.slots(start, g.reach)
             builder.add(tokens, slots, g.ask.txn.table, start, want=None if draws else [])
+            rows += len(tokens)
             if draws:
                 drawing.append(g)
-        logits = self.model.forward(builder.build(self.model.device)).logits
+                last.append(rows - 1)
+        out = self.model.forward(builder.build(self.model.device, taps=self.taps))
         if drawing:
-            self._draw(drawing, logits, tables)
+            hidden = out.taps[self.taps[0]][last] if self.taps else None
+            self._draw(drawing, out.logits, tables, hidden)
 
-    def _draw(self, drawing: list[Growing], logits: Tensor, tables: list[Tensor]) -> None:
+    def _draw(
+        self, drawing: list[Growing], logits: Tensor, tables: list[Tensor], hidden: Tensor | None = None
+    ) -> None:
         refs = [(g.ask.request, tuple(g.tokens)) for g in drawing]
         scores = self.sampler.scores(refs, logits)
         drawn = self.sampler.draw(refs, scores, [g.ask.key(len(g.tokens) + 1) for g in drawing])
@@ -167,9 +193,9 @@ class ModelDrafter:
             for i, g in enumerate(drawing):
                 if g.ask.law is Law.SAMPLED:
                     g.q_rows.append(base + i)
-        for g, token, chance in zip(drawing, drawn, confidence(drawing, scores)):
+        for g, token, chance in zip(drawing, drawn, self.chances(drawing, scores, hidden)):
             if token < 0:  # every token was masked: nothing can be drafted here, and the request will fail here
-                g.chance = 0.0
+                g.chance, g.least, g.worth = 0.0, 0, None
                 continue
             g.tokens.append(token)
             g.chance *= chance
