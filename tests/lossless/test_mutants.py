@@ -68,8 +68,10 @@ def raw_q_after_warped_draw(patch: MonkeyPatch) -> None:
     """14: the draft is drawn after top-k, but the stored q is the model's own."""
     original = ModelDrafter._draw
 
-    def draw(self: ModelDrafter, drawing: Any, logits: torch.Tensor, tables: list[torch.Tensor]) -> None:
-        original(self, drawing, logits, tables)
+    def draw(
+        self: ModelDrafter, drawing: Any, logits: torch.Tensor, tables: list[torch.Tensor], hidden: Any = None
+    ) -> None:
+        original(self, drawing, logits, tables, hidden)
         tables[-1] = logits.softmax(-1)
 
     patch.setattr(ModelDrafter, "_draw", draw)

@@ -95,6 +95,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
 
     from paceline.cache.policies import policy
     from paceline.draft import DRAFTERS
+    from paceline.draft.companion import companions
     from paceline.draft.head import load_head, method_of
     from paceline.engine.config import EngineConfig
     from paceline.engine.ids import check_defaults, known_ids
@@ -134,8 +135,10 @@ def build(options: Options) -> "tuple[Engine, Text]":
     name = options.drafter if isinstance(options.drafter, str) else "user" if user else "auto"
     draft_path = None if draft_at is None else resolve(draft_at, None, options.token)
     head = None if draft_path is None else method_of(draft_path)
-    have = {n for n, it in ((head or DRAFT, draft_at), ("callable", user)) if it}
-    have |= {f"{n}:program" for n in (TARGET, DRAFT) if n == TARGET or n in have}  # as every decoder that is loaded here
+    have = {n for n, it in ((head or DRAFT, draft_at), ("callable", user)) if it} | beside(draft_path)
+    have |= {
+        f"{n}:program" for n in (TARGET, DRAFT) if n == TARGET or n in have
+    }  # as every decoder that is loaded here
     _check_pair(name, options.verifier, have)
     path = resolve(model_at, options.revision, options.token)
     shape = shape_of(options, path, draft_path)
@@ -156,6 +159,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
             )
         draft = load_model(draft_path, **{**where, "max_len": None}, vocabulary=(model.vocab_size, text.size))
         components[DRAFT] = draft
+        components.update(companions(draft_path, model, draft))
     config = EngineConfig(
         blocks=shape.blocks,
         block_size=options.block_size,
@@ -229,11 +233,23 @@ def paths(options: Options) -> tuple[str | Path, str | Path | None]:
     return DEMO / "target", options.draft or DEMO / "draft"
 
 
+def beside(draft: Path | None) -> set[str]:
+    """Companions that a draft model's directory has."""
+    from paceline.draft.companion import COMPANIONS, CONFIG
+
+    return set() if draft is None else {kind for kind in COMPANIONS.names() if (draft / kind / CONFIG).is_file()}
+
+
 def _check_pair(drafter: str, verifier: str, have: set[str]) -> None:
     from paceline.draft import DRAFTERS
     from paceline.verify import VERIFIERS
 
     reason = refusal(drafter, DRAFTERS.card(drafter), verifier, VERIFIERS.card(verifier), have)
+    if VERIFIERS.card(verifier).consent:
+        reason = (
+            f"Verifier {verifier!r} changes the text, so an engine has it for nobody unasked; name it in the requests "
+            "that consent (SamplingParams)."
+        )
     if reason:
         raise RefusalError(reason)
 
