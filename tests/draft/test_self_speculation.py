@@ -157,7 +157,7 @@ def test_tau_lies_between_right_and_wrong_ones() -> None:
     shadows = Shadows.none(1)
     assert shadows.tau(0) is None and shadows.alpha() == [0.0]
     shadows.add(torch.tensor([[1.0, 1.0, 0.0]]), torch.tensor([[0.9, 0.7, 0.2]]))
-    assert shadows.tau(0) == pytest.approx((0.8 + 0.2) / 2) and shadows.alpha() == pytest.approx([2 / 3])
+    assert shadows.tau(0) == pytest.approx((0.8 + 0.2) / 2) and shadows.alpha() == pytest.approx([2 / 5])
 
 
 def test_shadows_are_what_an_exit_would_have_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
