@@ -6,8 +6,8 @@ With L layers, alpha the share of right shadow tokens at exit l, and drafts of g
     TPL(l, g) = (1 - alpha^(g+1)) / (1 - alpha) / (L + g l)        tokens per layer.
 
 The best pair is taken. The paper lets a draft go on beyond g, up to the first token of less probability than tau, the
-mean of what right and wrong shadow tokens had (`by_confidence`). On the models measured here g itself brings more tokens
-per layer (docs/self-speculation.md).
+mean of what right and wrong shadow tokens had (`by_confidence`). On the models measured here g itself brings more
+tokens per layer (docs/self-speculation.md).
 """
 
 from collections.abc import Mapping, Sequence
