@@ -95,7 +95,7 @@ class Compute:
         if not any(item.further for item in plan.items):
             return Started(layout, rows, Done(lambda: self._timed(self.model.forward, rows)), at)
         started, upper = Started(layout, rows, Done(lambda: (Out(Tensor()), 0.0)), at), rows
-        if drafts.exit:
+        if drafts.exit and "program" in self.model.abilities:
             upper = self._enter(plan, started, drafts.exit)
         started.before = self.clock() - at
         started.ticket = self.place.start(lambda: self._timed(self.model.forward, upper))
