@@ -73,11 +73,13 @@ def serve(context: typer.Context, model: str | None, engine: ServingArgs, server
     sock = bind(settings.host, settings.port)
     from paceline.reason.ensemble import load as load_models
     from paceline.serve import logs
+    from paceline.serve.retrieval import knowledge_of
     from paceline.serve.run import run
     from paceline.serve.server import served_name
     from paceline.simulate.record import LogFile, record
 
     logs.configure(settings)
+    knowledge_of(settings)  # a bad index is found before a model is loaded
     decisions = None if settings.decision_log is None else LogFile(settings.decision_log)
     if settings.models is not None:
         raise typer.Exit(several(args, settings, sock))

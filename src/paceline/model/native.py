@@ -5,7 +5,8 @@ import math
 from array import array
 from collections.abc import Sequence
 from ctypes import c_int64
-from itertools import chain
+from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -70,16 +71,16 @@ class NativeDecoder(Decoder):
 
     def layer(self, index: int) -> CLayer:
         block: Any = self.weights.blocks[index]  # its layers are all `Packed`
-        rope, window = self.spec.layers[index].rope, self.spec.layers[index].window
+        mixer = self.spec.layers[index].mixer
 
         def norm(it: Norm | None) -> int | None:
             return None if it is None else it.weight.data_ptr()
 
         return CLayer(
-            qkv=block.qkv.c, out=block.out.c, gate_up=block.gate_up.c, down=block.down.c,
+            qkv=block.mixer.qkv.c, out=block.mixer.out.c, gate_up=block.ffn.gate_up.c, down=block.ffn.down.c,
             attention_norm=norm(block.attention_norm), ffn_norm=norm(block.ffn_norm),
             attention_post=norm(block.attention_post_norm), ffn_post=norm(block.ffn_post_norm),
-            head_norm=norm(block.head_norm), rotated=2 * len(rope.inverse), window=window or 0,
+            head_norm=norm(block.mixer.head_norm), rotated=2 * len(mixer.rope.inverse), window=mixer.window or 0,
         )  # fmt: skip
 
     def allocate(self, blocks: int, block_size: int) -> None:
@@ -127,6 +128,15 @@ class NativeDecoder(Decoder):
         unit, group, lane = self.where(slots)
         return self.keys[unit, :, :, group, :, lane], self.values[unit, :, :, group, lane // 2, :, lane % 2]
 
+    def last_keys(self, slots: list[int]) -> tuple[Tensor, Tensor]:
+        unit, group, lane = self.where(slots)
+        keys = self.keys[unit, -1, :, group, :, lane].flatten(-2).float()
+        values = self.values[unit, -1, :, group, lane // 2, :, lane % 2].float()
+        if self.scales:
+            scales = [each[unit, -1, :, group, :, lane].float().repeat_interleave(32, -1) for each in self.scales]
+            keys, values = keys * scales[0], values * scales[1]
+        return keys[..., : self.spec.head_dim], values[..., : self.spec.head_dim]
+
     @staticmethod
     def where(slots: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Unit, group and lane of each slot."""
@@ -135,6 +145,8 @@ class NativeDecoder(Decoder):
 
     def forward(self, rows: Rows) -> Out:
         self.check(rows)
+        if self._lent and max(rows.numbers[: rows.count]) >= self.spec.vocab:
+            rows = replace(rows, hidden=self.embed(rows.token))
         taps = {name: torch.empty(rows.count, self.spec.hidden) for name in rows.taps}
         call, x, logits, _ = self.call(rows, taps)
         self.library.paceline_forward(self.model, call)
@@ -241,7 +253,9 @@ class NativeDecoder(Decoder):
         wanted = rows.wanted if rows.program.head else 0
         logits = torch.empty(wanted, spec.vocab)
         parts = self.parts(rows.program)
-        segments = array("q", chain.from_iterable(rows.segments))
+        hidden = array("q", (place for s in rows.segments for pair in s.hidden for place in pair))
+        before = [0, *accumulate(len(s.hidden) for s in rows.segments)]
+        segments = array("q", [n for s, i in zip(rows.segments, before) for n in (*s[:-1], i, len(s.hidden))])
         row, (numbers, _) = 8 * count, rows.numbers.buffer_info()
         tables = numbers + 4 * row
         call = CPass(
@@ -249,10 +263,10 @@ class NativeDecoder(Decoder):
             numbers, numbers + row, numbers + 2 * row, numbers + 3 * row, tables + 8 * len(rows.segments) * rows.width,
             tables, segments.buffer_info()[0],
             address(x), self.inputs(taps), address(taps.get("post_norm")), logits.data_ptr(), address(self.seconds),
-            None if parts is None else ctypes.addressof(parts),
+            None if parts is None else ctypes.addressof(parts), hidden.buffer_info()[0],
         )  # fmt: skip
         self.model.threads = torch.get_num_threads()
-        return call, x, logits, (segments, parts)
+        return call, x, logits, (segments, hidden, parts)
 
     def parts(self, program: Program) -> "ctypes.Array[Any] | None":
         """Of each layer what runs, as bits of base.h's Parts; None: the whole of all layers."""
