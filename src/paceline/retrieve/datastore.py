@@ -33,7 +33,7 @@ LEAST = -20.0
 @lru_cache(maxsize=4)
 def directions(vocab: int) -> Tensor:
     """[V, WIDTH] The projection: the same for every datastore of a vocabulary."""
-    made = torch.randn(vocab, WIDTH, generator=torch.Generator().manual_seed(0))
+    made: Tensor = torch.randn(vocab, WIDTH, generator=torch.Generator().manual_seed(0))
     return made
 
 
