@@ -64,6 +64,32 @@ MORE: dict[str, dict[str, Any]] = {
     "cohere2": {"model_type": "cohere2", "num_key_value_heads": 2, "sliding_window": 7, "sliding_window_pattern": 2},
     "starcoder2": {"model_type": "starcoder2", "num_key_value_heads": 2, "sliding_window": 7},
     "arcee": {"model_type": "arcee", "num_key_value_heads": 2},
+    "mixtral": {
+        "model_type": "mixtral",
+        "num_key_value_heads": 2,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": None,
+    },
+    "qwen2_moe": {
+        "model_type": "qwen2_moe",
+        "num_key_value_heads": 2,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40,
+        "norm_topk_prob": True,
+    },
+    "qwen3_moe": {
+        "model_type": "qwen3_moe",
+        "num_key_value_heads": 2,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "decoder_sparse_step": 2,
+        "head_dim": 16,
+    },
+    "olmoe": {"model_type": "olmoe", "num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2},
 }
 """Families that the lossless matrix leaves out: their layers differ in data alone, or are PyTorch's."""
 

@@ -70,6 +70,7 @@ def departures(family: Family) -> str:
     """In a few words, by the fields of its entry."""
     names, plain = family.names, Family("")
     said = {
+        "a mixture of experts": family.experts,
         "biases": family.qkv_bias or family.out_bias or family.mlp_bias,
         "q/k norms": family.qk_norm,
         "over all heads": family.whole_norm,

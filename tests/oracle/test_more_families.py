@@ -1,4 +1,4 @@
-"""The other dense families against transformers: chunks, a tree, and half precision."""
+"""The other families against transformers: chunks, a tree, and half precision."""
 
 from pathlib import Path
 
@@ -8,6 +8,7 @@ import torch
 from paceline.core.errors import CheckpointError, RefusalError
 from paceline.model.families import FAMILIES as KNOWN
 from paceline.model.load import load_model
+from paceline.model.spec import Experts
 from paceline.native.build import library
 from tests.oracle.cases import BLOCK, Case, Oracle, load, text, write
 from tests.oracle.rows import Chunk, feed, lay_out
@@ -52,7 +53,9 @@ def test_half(name: str, tmp_path: Path) -> None:
     assert decoder.packing.native == (decoder.spec.common and library() is not None)
     assert name not in NATIVE or decoder.spec.common
     ours = (feed(decoder, tokens, range(10), BLOCK, [5, 6, 30]) - exact).abs()
-    assert ours.mean() < 1.5 * theirs.mean() and ours.max() < 3 * theirs.max()
+    assert ours.mean() < 1.5 * theirs.mean()
+    jumps = any(isinstance(layer.feed, Experts) for layer in decoder.spec.layers)
+    assert jumps or ours.max() < 3 * theirs.max(), "rounding may give a token another expert, which is no small step"
 
 
 def test_what_is_not_served_is_named(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Masks against a parser of their own for every path, and what ends, gives up or cannot be compiled."""
 
+import gc
 import random
+import weakref
 from functools import partial
 from typing import Any
 
@@ -232,6 +234,27 @@ def test_a_parser_that_gives_up_empties_the_row_and_says_why() -> None:
     scores = sampler.scores([(r, ())], torch.zeros(1, V))
     assert (scores == -INF).all() and sampler.draw([(r, ())], scores, [0]) == [-1]
     assert "The grammar's parser gave up (lexer error: too many states" in sampler.empty_message(r)
+
+
+def test_a_parser_goes_with_the_last_of_its_places() -> None:
+    """A parser may hold hundreds of megabytes: it does not wait for the garbage collector."""
+    parse = limited(100)
+    last = walk(parse, 5, 0)[-1]
+    parse.mask(last)
+    gone = weakref.ref(parse)
+    gc.disable()
+    try:
+        del parse, last
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("text", ["(a{1000}){1000}e", "(a{500}b{500}){1000}e", "a{30000}"])
+def test_a_lexer_that_gives_up_at_once_is_refused_when_compiled(text: str) -> None:
+    """It refuses a token of its own mask, without a word; the engine's thread would find out."""
+    with pytest.raises(InputError, match="too complex"):
+        GRAMMARS.compile(Grammar("regex", text))
 
 
 def test_limits_that_other_paths_used_up_do_not_count() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.attend import Attend
 from paceline.model.linear import Linear
-from paceline.model.spec import Activation, ModelSpec, Rope
+from paceline.model.spec import Activation, Experts, ModelSpec, Rope
 
 Turn = tuple[Tensor, Tensor]
 """cos and signed sin of one pass's positions, [T, 1, rotated] each."""
@@ -116,22 +116,80 @@ def rotate_(x: Tensor, turn: Turn) -> None:
 
 
 @dataclass(slots=True)
-class Block:
-    """One layer. qkv: [T, hidden] -> [T, (heads + 2 kv_heads) * head_dim]; gate_up: -> [T, 2 * ffn].
-
-    `head_norm` has a row of weights for each head of q and k; the post norms are those of gemma's four.
-    """
+class SelfAttention:
+    """A layer's mixer. qkv: [T, hidden] -> [T, (heads + 2 kv_heads) * head_dim]; `head_norm` has a row of weights for
+    each head of q and k."""
 
     spec: ModelSpec
     index: int
-    attention_norm: Norm | None
     qkv: Linear
     head_norm: Norm | None
     out: Linear
-    attention_post_norm: Norm | None
-    ffn_norm: Norm | None
+
+    def __call__(self, x: Tensor, turn: Turn, attend: Attend) -> Tensor:
+        spec = self.spec
+        turned = spec.heads + spec.kv_heads
+        qkv = self.qkv(x).view(len(x), turned + spec.kv_heads, spec.head_dim)
+        q_and_k = qkv.narrow(1, 0, turned)
+        if self.head_norm is not None:
+            q_and_k.copy_(self.head_norm(q_and_k))
+        rotate_(q_and_k, turn)
+        kv = qkv.narrow(1, spec.heads, 2 * spec.kv_heads).view(len(x), 2, spec.kv_heads, spec.head_dim)
+        return self.out(attend.forward(self.index, qkv.narrow(1, 0, spec.heads), kv))
+
+
+@dataclass(slots=True)
+class FeedForward:
+    """A dense feed-forward part. gate_up: [T, hidden] -> [T, 2 * width], or [T, width] where it is not gated."""
+
+    spec: ModelSpec
     gate_up: Linear
     down: Linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        activate = ACTIVATE[self.spec.activation]
+        if not self.spec.gated:
+            return self.down(activate(self.gate_up(x)))
+        gate, up = self.gate_up(x).chunk(2, -1)
+        return self.down(activate(gate).mul_(up))
+
+
+@dataclass(slots=True)
+class Mixture:
+    """A mixture of experts. router: [T, hidden] -> [T, count]; shared_gate: [T, hidden] -> [T, 1]."""
+
+    form: Experts
+    router: Linear
+    experts: list[FeedForward]
+    shared: FeedForward | None
+    shared_gate: Linear | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        scores = self.router(x)
+        shares = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+        weights, chosen = shares.topk(self.form.active, -1)
+        if self.form.normed:
+            weights = weights / weights.sum(-1, keepdim=True)
+        y = torch.zeros_like(x)
+        for number in sorted(set(chosen.flatten().tolist())):
+            row, rank = (chosen == number).nonzero(as_tuple=True)
+            part = self.experts[number](x.index_select(0, row))
+            y.index_add_(0, row, part.mul_(weights[row, rank, None].to(x.dtype)))
+        if self.shared is not None and self.shared_gate is not None:
+            y.add_(self.shared(x).mul_(self.shared_gate(x).sigmoid()))
+        return y
+
+
+@dataclass(slots=True)
+class Block:
+    """One layer: a mixer and a feed-forward part, each with its norms. The post norms are those of gemma's four."""
+
+    spec: ModelSpec
+    attention_norm: Norm | None
+    mixer: SelfAttention
+    attention_post_norm: Norm | None
+    ffn_norm: Norm | None
+    ffn: FeedForward | Mixture
     ffn_post_norm: Norm | None
 
     def attend(self, x: Tensor, entry: Tensor | None, turn: Turn, attend: Attend) -> Tensor | None:
@@ -139,7 +197,7 @@ class Block:
         is one, not x. What the feed-forward part is to read, where that is not the stream."""
         stream = x if entry is None else entry
         normed = stream if self.attention_norm is None else self.attention_norm(stream)
-        y = self.attention(normed, turn, attend)
+        y = self.mixer(normed, turn, attend)
         self.contribute(x, y if self.attention_post_norm is None else self.attention_post_norm(y))
         return normed if self.spec.parallel else None
 
@@ -153,20 +211,3 @@ class Block:
 
     def contribute(self, x: Tensor, y: Tensor) -> None:
         x.add_(y if self.spec.residual_scale == 1 else y.mul_(self.spec.residual_scale))
-
-    def attention(self, x: Tensor, turn: Turn, attend: Attend) -> Tensor:
-        spec = self.spec
-        turned = spec.heads + spec.kv_heads
-        qkv = self.qkv(x).view(len(x), turned + spec.kv_heads, spec.head_dim)
-        q_and_k = qkv.narrow(1, 0, turned)
-        if self.head_norm is not None:
-            q_and_k.copy_(self.head_norm(q_and_k))
-        rotate_(q_and_k, turn)
-        kv = qkv.narrow(1, spec.heads, 2 * spec.kv_heads).view(len(x), 2, spec.kv_heads, spec.head_dim)
-        return self.out(attend.forward(self.index, qkv.narrow(1, 0, spec.heads), kv))
-
-    def ffn(self, x: Tensor) -> Tensor:
-        if not self.spec.gated:
-            return self.down(ACTIVATE[self.spec.activation](self.gate_up(x)))
-        gate, up = self.gate_up(x).chunk(2, -1)
-        return self.down(ACTIVATE[self.spec.activation](gate).mul_(up))

@@ -21,6 +21,9 @@ SIZES = {
 HEAD = 4096
 EPS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon")
 """What norms add under the root, by the names that families give it."""
+MIXTURES = {"num_experts": 4096, "num_local_experts": 4096, "num_experts_per_tok": 4096, "decoder_sparse_step": 4096,
+            "moe_intermediate_size": 2**20, "shared_expert_intermediate_size": 2**20}  # fmt: skip
+"""Whole numbers from 1 to this, of mixtures of experts."""
 POSITIVE = ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")
 """Numbers above 0, where they are given."""
 ROPE_POSITIVE = ("rope_theta", "factor", "beta_fast", "beta_slow", "attention_factor", "low_freq_factor",
@@ -61,10 +64,16 @@ def check(config: Any) -> None:
             refuse(name, getattr(config, name), "in [0, 1)")
     for name in POSITIVE:
         positive(name, getattr(config, name, None))
-    window = getattr(config, "sliding_window", None)
-    if window is not None:
-        whole("sliding_window", window, 1, 2**40)
+    for name, most in MIXTURES.items():
+        if hasattr(config, name):
+            whole(name, getattr(config, name), 1, most)
     kinds = getattr(config, "layer_types", None)
+    window, unused = (
+        getattr(config, "sliding_window", None),
+        isinstance(kinds, list) and "sliding_attention" not in kinds,
+    )
+    if window is not None:
+        whole("sliding_window", window, 0 if unused else 1, 2**40)
     if kinds is not None and (not isinstance(kinds, list) or len(kinds) != config.num_hidden_layers):
         refuse("layer_types", kinds, f"a list of {config.num_hidden_layers} entries")
     params = config.rope_parameters

@@ -1,6 +1,6 @@
 """The families that are served: one entry of data each, and the reading of a config by that data.
 
-This is the only file that knows families by name. A new family that is a dense decoder is one entry here;
+This is the only file that knows families by name. A new family that is a decoder is one entry here;
 if it needs something no other has, that becomes a field of ModelSpec.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 from paceline.core.errors import CheckpointError
 from paceline.model.quantised import scheme_of
 from paceline.model.rope import rope
-from paceline.model.spec import Activation, Layer, ModelSpec, Rope
+from paceline.model.spec import Activation, Attention, Dense, Experts, Layer, ModelSpec, Rope
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -44,6 +44,28 @@ class Names:
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
     ffn_post_norm: str = ""
+    router: str = "mlp.gate"
+    expert: str = "mlp.experts.{}."
+    """Of a mixture: where one expert lies; `expert_gate_up` and `expert_down` are relative to it, and to `shared`."""
+    expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    expert_down: str = "down_proj"
+    shared: str = "mlp.shared_expert."
+    shared_gate: str = "mlp.shared_expert_gate"
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """The config fields of a mixture of experts."""
+
+    count: str = "num_experts"
+    active: str = "num_experts_per_tok"
+    width: str = "moe_intermediate_size"
+    normed: bool | str = "norm_topk_prob"
+    shared: str = ""
+    """With the inner numbers of the expert that all tokens use; none: there is none."""
+    every: str = ""
+    """Every so many layers are mixtures, counted from 1; the others, and those of `dense`, are dense."""
+    dense: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +111,7 @@ class Family:
     divided: bool = False
     refused: str = ""
     """Config field that must not be set: a variant that is not served."""
+    experts: Mixed | None = None
 
 
 GEMMA_NAMES = Names(
@@ -237,6 +260,41 @@ FAMILIES: dict[str, Family] = {
         norm_bias=True,
         ungated=True,
     ),
+    "mixtral": Family(
+        "MixtralForCausalLM",
+        names=Names(
+            router="block_sparse_moe.gate",
+            expert="block_sparse_moe.experts.{}.",
+            expert_gate_up=("w1", "w3"),
+            expert_down="w2",
+        ),
+        window="sliding_window",
+        experts=Mixed(count="num_local_experts", width="intermediate_size", normed=True),
+    ),
+    "qwen2_moe": Family(
+        "Qwen2MoeForCausalLM",
+        qkv_bias="qkv_bias",
+        window="sliding_window",
+        layer_types=True,
+        experts=Mixed(shared="shared_expert_intermediate_size", every="decoder_sparse_step", dense="mlp_only_layers"),
+    ),
+    "qwen3_moe": Family(
+        "Qwen3MoeForCausalLM",
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        qk_norm=True,
+        window="sliding_window",
+        experts=Mixed(every="decoder_sparse_step", dense="mlp_only_layers"),
+    ),
+    "olmoe": Family(
+        "OlmoeForCausalLM",
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        qk_norm=True,
+        whole_norm=True,
+        refused="clip_qkv",
+        experts=Mixed(width="intermediate_size"),
+    ),
     "arcee": Family(
         "ArceeForCausalLM",
         names=Names(gate_up=("mlp.up_proj",)),
@@ -261,7 +319,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
             "model type gemma3_text (Gemma3ForCausalLM)."
         )
     if "moe" in str(kind) or any(config.get(f) for f in ("num_local_experts", "num_experts", "n_routed_experts")):
-        raise CheckpointError(f"{kind} is a mixture of experts (MoE), which is not served yet; {supported}.")
+        raise CheckpointError(f"{kind} is a mixture of experts (MoE) of a kind that is not served; {supported}.")
     if "auto_map" in config:
         raise CheckpointError(f"{kind} needs remote code, which is never run; {supported}.")
     name = ", ".join(config.get("architectures") or ["an unnamed architecture"])
@@ -300,7 +358,6 @@ def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,
         head_dim=head_dim,
-        ffn=config.intermediate_size,
         max_len=max_len or trained_len,
         activation=ACTIVATIONS[activation],
         norm_eps=getattr(config, family.norm_eps),
@@ -334,7 +391,7 @@ def read_layers(config: Any, family: Family, head_dim: int, trained_len: int, ma
     everywhere = "sliding_attention" if window else "full_attention"
     kinds = config.layer_types if family.layer_types else [everywhere] * config.num_hidden_layers
     params = config.rope_parameters
-    made: dict[str, Layer] = {}
+    made: dict[str, Attention] = {}
     for kind in sorted(set(kinds)):
         if kind not in ("sliding_attention", "full_attention"):
             raise CheckpointError(f"layers of type {kind} are not supported.")
@@ -342,9 +399,24 @@ def read_layers(config: Any, family: Family, head_dim: int, trained_len: int, ma
             turn = rope(params.get(kind, params), head_dim, trained_len, max_len)
         except (KeyError, TypeError) as error:
             raise CheckpointError(f"config.json: rope_parameters are incomplete ({error}).") from None
-        made[kind] = Layer(turn, window if kind == "sliding_attention" else None)
-    layers = [made[kind] for kind in kinds]
-    return tuple(layer if turns else still(layer) for layer, turns in zip(layers, rotated(config, family, kinds)))
+        made[kind] = Attention(turn, window if kind == "sliding_attention" else None)
+    mixers = [made[kind] for kind in kinds]
+    turned = [mixer if turns else still(mixer) for mixer, turns in zip(mixers, rotated(config, family, kinds))]
+    return tuple(Layer(mixer, feed_forward(config, family, index)) for index, mixer in enumerate(turned))
+
+
+def feed_forward(config: Any, family: Family, index: int) -> Dense | Experts:
+    form = family.experts
+    if form is None:
+        return Dense(config.intermediate_size)
+    dense = form.dense and index in (getattr(config, form.dense) or ())
+    if dense or (form.every and (index + 1) % getattr(config, form.every)):
+        return Dense(config.intermediate_size)
+    count, active, width = (int(getattr(config, name)) for name in (form.count, form.active, form.width))
+    if not 1 <= active <= count:
+        raise CheckpointError(f"config.json: {form.active} is {active}, but it must be 1 to {form.count}, {count}.")
+    normed = getattr(config, form.normed) if isinstance(form.normed, str) else form.normed
+    return Experts(count, active, width, bool(normed), int(getattr(config, form.shared)) if form.shared else 0)
 
 
 def rotated(config: Any, family: Family, kinds: Sequence[str]) -> list[bool]:
@@ -355,9 +427,9 @@ def rotated(config: Any, family: Family, kinds: Sequence[str]) -> list[bool]:
     return [bool(mark) for mark in marks] if marks else [True] * len(kinds)
 
 
-def still(layer: Layer) -> Layer:
-    """A layer whose rotation is by nothing: the same arithmetic with cos 1 and sin 0."""
-    return replace(layer, rope=Rope((0.0,) * len(layer.rope.inverse)))
+def still(mixer: Attention) -> Attention:
+    """One whose rotation is by nothing: the same arithmetic with cos 1 and sin 0."""
+    return replace(mixer, rope=Rope((0.0,) * len(mixer.rope.inverse)))
 
 
 def eos_ids(value: int | list[int] | None) -> tuple[int, ...]:

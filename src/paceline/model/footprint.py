@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from paceline.model.spec import ModelSpec
+from paceline.model.spec import Experts, Layer, ModelSpec
 
 SPAN = 1024
 """Keys of one softmax of the native attention; a longer text's are merged (base.h)."""
@@ -78,30 +78,39 @@ class Footprint:
 
 def footprint(spec: ModelSpec, form: Form, itemsize: int, stored: int, threads: int) -> Footprint:
     """`itemsize`: bytes of a number in the K/V cache and the embedding; `stored`: the widest of the checkpoint's."""
-    matrices = list(layer_matrices(spec))
-    packed = sum(form.size(outputs, inputs) for outputs, inputs in matrices)
+    each = [list(layer_matrices(spec, layer)) for layer in spec.layers]
+    packed = sum(form.size(outputs, inputs) for matrices in each for outputs, inputs in matrices)
     layers = len(spec.layers)
     norms = 4 * (4 * spec.hidden + (spec.heads + spec.kv_heads) * spec.head_dim)
     of_head = form.head or form
     head = of_head.size(spec.vocab, spec.hidden)
     embedding = spec.vocab * spec.hidden * itemsize if form.head is None else 0 if spec.tied else head
-    layer, largest = sum(o * i for o, i in matrices), max(o * i for o, i in matrices)
+    layer = max(sum(o * i for o, i in matrices) for matrices in each)
+    largest = max(o * i for matrices in each for o, i in matrices)
     whole = spec.vocab * spec.hidden  # the head, which is not fused
     loading = max(stored * layer + form.working * largest, (stored + max(of_head.working - 4, 2)) * whole)
     slot = layers * form.slot(spec.kv_heads, spec.head_dim)
-    turned = 3 * 2 * 4 * sum({layer.rope: len(layer.rope.inverse) for layer in spec.layers}.values())
-    weights = layers * (packed + norms) + norms + head + embedding
+    turned = 3 * 2 * 4 * sum({it.mixer.rope: len(it.mixer.rope.inverse) for it in spec.layers}.values())
+    weights = packed + layers * norms + norms + head + embedding
     fixed, row, *of_keys = native_scratch(spec, threads) if form.native else torch_scratch(spec, itemsize)
     return Footprint(weights, loading, slot, UNIT if form.native else 1, spec.vocab, fixed, row, turned, *of_keys)
 
 
-def layer_matrices(spec: ModelSpec) -> Iterator[tuple[int, int]]:
-    """(outputs, inputs) of one layer's matrices, as they are fused; gates and ups by 16."""
+def layer_matrices(spec: ModelSpec, layer: Layer) -> Iterator[tuple[int, int]]:
+    """(outputs, inputs) of a layer's matrices, as they are fused; gates and ups by 16."""
     q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     yield q + 2 * kv, spec.hidden
     yield spec.hidden, q
-    yield (2 if spec.gated else 1) * (-(-spec.ffn // 16) * 16), spec.hidden
-    yield spec.hidden, spec.ffn
+    feed = layer.feed
+    widths = [feed.width]
+    if isinstance(feed, Experts):
+        widths = [feed.width] * feed.count + [feed.shared] * (feed.shared > 0)
+        yield feed.count, spec.hidden
+        if feed.shared:
+            yield 1, spec.hidden
+    for width in widths:
+        yield (2 if spec.gated else 1) * (-(-width // 16) * 16), spec.hidden
+        yield spec.hidden, width
 
 
 Scratch = tuple[int, int, int, int, int, int]
@@ -128,6 +137,6 @@ def torch_scratch(spec: ModelSpec, itemsize: int) -> Scratch:
     wide = 8 if itemsize == 8 else 4
     mixed = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
     row = wide * (6 * spec.hidden + 5 * mixed + 5 * spec.ffn)
-    mask = wide * spec.heads * len({layer.window for layer in spec.layers})
+    mask = wide * spec.heads * len({layer.mixer.window for layer in spec.layers})
     copy = 2 * spec.kv_heads * spec.head_dim * (wide + itemsize)
     return 0, row, mask, 4 * wide * spec.heads, copy, PAIRS // spec.heads

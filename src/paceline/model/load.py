@@ -14,7 +14,7 @@ from paceline.attend import quickest
 from paceline.attend.reference import Reference
 from paceline.core.errors import CapacityError, CheckpointError, RefusalError
 from paceline.model import store
-from paceline.model.blocks import Block, LayerNorm, Norm, WholeNorm
+from paceline.model.blocks import Block, FeedForward, LayerNorm, Mixture, Norm, SelfAttention, WholeNorm
 from paceline.model.checkpoint import DTYPES, Tensors, open_tensors, read_config, resolve
 from paceline.model.decoder import Decoder, Weights, kv_bytes
 from paceline.model.families import FAMILIES, Names
@@ -26,7 +26,7 @@ from paceline.model.malloc import exact
 from paceline.model.native import NativeDecoder
 from paceline.model.packed import Packed, by_head, halves, interleave
 from paceline.model.progress import tracked
-from paceline.model.spec import ModelSpec
+from paceline.model.spec import Experts, ModelSpec
 
 log = logging.getLogger("paceline")
 NEVER = -1e30
@@ -290,22 +290,46 @@ class Loader:
 
         def heads(qkv: Tensor) -> Tensor:
             if self.interleaved:
-                qkv = halves(qkv, spec.heads + spec.kv_heads, spec.head_dim, 2 * len(spec.layers[index].rope.inverse))
+                qkv = halves(
+                    qkv, spec.heads + spec.kv_heads, spec.head_dim, 2 * len(spec.layers[index].mixer.rope.inverse)
+                )
             return by_head(qkv, spec.heads, spec.kv_heads) if self.packing.native else qkv
 
-        pairs = interleave if self.packing.native else None
         return Block(
             spec,
-            index,
             attention_norm=norm(names.attention_norm),
-            qkv=self.linear(at, names.qkv, (q, kv, kv), spec.hidden, spec.qkv_bias, heads),
-            head_norm=self.head_norm(at) if spec.qk_norm else None,
-            out=self.linear(at, (names.out,), (spec.hidden,), q, spec.out_bias),
+            mixer=SelfAttention(
+                spec,
+                index,
+                qkv=self.linear(at, names.qkv, (q, kv, kv), spec.hidden, spec.qkv_bias, heads),
+                head_norm=self.head_norm(at) if spec.qk_norm else None,
+                out=self.linear(at, (names.out,), (spec.hidden,), q, spec.out_bias),
+            ),
             attention_post_norm=norm(names.attention_post_norm),
             ffn_norm=norm(names.ffn_norm),
-            gate_up=self.linear(at, names.gate_up, (spec.ffn,) * (1 + spec.gated), spec.hidden, spec.mlp_bias, pairs),
-            down=self.linear(at, (names.down,), (spec.hidden,), spec.ffn, spec.mlp_bias),
+            ffn=self.feed(at, index),
             ffn_post_norm=norm(names.ffn_post_norm),
+        )
+
+    def feed(self, at: str, index: int) -> FeedForward | Mixture:
+        names, hidden, form = self.names, self.spec.hidden, self.spec.layers[index].feed
+        if not isinstance(form, Experts):
+            return self.dense(at, names.gate_up, names.down, form.width)
+        inner = names.expert_gate_up, names.expert_down
+        return Mixture(
+            form,
+            self.linear(at, (names.router,), (form.count,), hidden, False),
+            [self.dense(at + names.expert.format(number), *inner, form.width) for number in range(form.count)],
+            self.dense(at + names.shared, *inner, form.shared) if form.shared else None,
+            self.linear(at, (names.shared_gate,), (1,), hidden, False) if form.shared else None,
+        )
+
+    def dense(self, at: str, gate_up: tuple[str, ...], down: str, width: int) -> FeedForward:
+        spec, pairs = self.spec, interleave if self.packing.native else None
+        return FeedForward(
+            spec,
+            gate_up=self.linear(at, gate_up, (width,) * (1 + spec.gated), spec.hidden, spec.mlp_bias, pairs),
+            down=self.linear(at, (down,), (spec.hidden,), width, spec.mlp_bias),
         )
 
     def linear(

@@ -5,6 +5,7 @@ import math
 from array import array
 from collections.abc import Sequence
 from ctypes import c_int64
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -70,16 +71,16 @@ class NativeDecoder(Decoder):
 
     def layer(self, index: int) -> CLayer:
         block: Any = self.weights.blocks[index]  # its layers are all `Packed`
-        rope, window = self.spec.layers[index].rope, self.spec.layers[index].window
+        mixer = self.spec.layers[index].mixer
 
         def norm(it: Norm | None) -> int | None:
             return None if it is None else it.weight.data_ptr()
 
         return CLayer(
-            qkv=block.qkv.c, out=block.out.c, gate_up=block.gate_up.c, down=block.down.c,
+            qkv=block.mixer.qkv.c, out=block.mixer.out.c, gate_up=block.ffn.gate_up.c, down=block.ffn.down.c,
             attention_norm=norm(block.attention_norm), ffn_norm=norm(block.ffn_norm),
             attention_post=norm(block.attention_post_norm), ffn_post=norm(block.ffn_post_norm),
-            head_norm=norm(block.head_norm), rotated=2 * len(rope.inverse), window=window or 0,
+            head_norm=norm(block.mixer.head_norm), rotated=2 * len(mixer.rope.inverse), window=mixer.window or 0,
         )  # fmt: skip
 
     def allocate(self, blocks: int, block_size: int) -> None:
@@ -127,6 +128,15 @@ class NativeDecoder(Decoder):
         unit, group, lane = self.where(slots)
         return self.keys[unit, :, :, group, :, lane], self.values[unit, :, :, group, lane // 2, :, lane % 2]
 
+    def last_keys(self, slots: list[int]) -> tuple[Tensor, Tensor]:
+        unit, group, lane = self.where(slots)
+        keys = self.keys[unit, -1, :, group, :, lane].flatten(-2).float()
+        values = self.values[unit, -1, :, group, lane // 2, :, lane % 2].float()
+        if self.scales:
+            scales = [each[unit, -1, :, group, :, lane].float().repeat_interleave(32, -1) for each in self.scales]
+            keys, values = keys * scales[0], values * scales[1]
+        return keys[..., : self.spec.head_dim], values[..., : self.spec.head_dim]
+
     @staticmethod
     def where(slots: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Unit, group and lane of each slot."""
@@ -135,6 +145,8 @@ class NativeDecoder(Decoder):
 
     def forward(self, rows: Rows) -> Out:
         self.check(rows)
+        if self._lent and max(rows.numbers[: rows.count]) >= self.spec.vocab:
+            rows = replace(rows, hidden=self.embed(rows.token))
         taps = {name: torch.empty(rows.count, self.spec.hidden) for name in rows.taps}
         call, x, logits, _ = self.call(rows, taps)
         self.library.paceline_forward(self.model, call)

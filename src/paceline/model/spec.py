@@ -19,16 +19,45 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """What may differ from layer to layer. A key is visible iff position - key position < window."""
+class Attention:
+    """A layer's mixer of tokens. A key is visible iff position - key position < window."""
 
     rope: Rope
     window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
+class Dense:
+    """A feed-forward part with `width` inner numbers."""
+
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of `count` feed-forward parts with `width` inner numbers each. A router chooses `active` of them for
+    each token (Shazeer et al. 2017, arXiv 1701.06538)."""
+
+    count: int
+    active: int
+    width: int
+    normed: bool
+    """The weights of the chosen experts add up to 1; else they are their shares among all experts."""
+    shared: int = 0
+    """Inner numbers of one more expert that every token uses, weighed by a gate of its own; 0: there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer: what mixes tokens, then what is done to each token by itself."""
+
+    mixer: Attention
+    feed: Dense | Experts
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A dense decoder. `family` is for messages only: no code outside families.py may branch on it."""
+    """A decoder. `family` is for messages only: no code outside families.py may branch on it."""
 
     family: str
     layers: tuple[Layer, ...]
@@ -37,7 +66,6 @@ class ModelSpec:
     heads: int
     kv_heads: int
     head_dim: int
-    ffn: int
     max_len: int
     activation: Activation
     norm_eps: float
@@ -73,10 +101,16 @@ class ModelSpec:
 
     @property
     def common(self) -> bool:
-        """Whether a layer is the one that the native decoder computes: RMS norms before attention and a gated
-        feed-forward, one after the other, each added as it is."""
+        """Whether all layers are the one that the native decoder computes: RMS norms before attention and a gated
+        dense feed-forward, one after the other, each added as it is."""
         odd = self.whole_norm or self.layer_norm or self.norm_bias or self.parallel or self.activation == "relu2"
-        return self.pre_norms and self.gated and not odd and self.residual_scale == self.logit_scale == 1
+        alike = all(layer.feed == Dense(self.ffn) for layer in self.layers)
+        return alike and self.pre_norms and self.gated and not odd and self.residual_scale == self.logit_scale == 1
+
+    @property
+    def ffn(self) -> int:
+        """Inner numbers of the widest feed-forward part."""
+        return max(max(feed.width, getattr(feed, "shared", 0)) for feed in (layer.feed for layer in self.layers))
 
     @property
     def kv_width(self) -> int:

@@ -154,7 +154,7 @@ class Runner:
         seed = secrets.randbits(64) if params.seed is None else params.seed
         request = Request(
             self._next, list(prompt), params, seed, eos=session.eos, arrival=base.now(), key=params.user,
-            max_tokens=min(room, params.max_tokens or room), drafter=policy.name,
+            max_tokens=min(room, params.max_tokens or room), drafter=policy.kind,
         )  # fmt: skip
         session.check_capacity(len(prompt), request.max_tokens)
         stopper = Stopper(request, session.detokenizer(request))

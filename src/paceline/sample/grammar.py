@@ -11,6 +11,7 @@ The end of sequence is allowed exactly where the text so far is complete, and af
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
+from itertools import count
 from mmap import PAGESIZE
 from pathlib import Path
 from threading import Lock
@@ -45,10 +46,11 @@ TRIES = 2
 class Place:
     """A path of output tokens: the one before it and one more."""
 
-    __slots__ = ("before", "depth", "parse", "token")
+    __slots__ = ("before", "depth", "key", "parse", "token")
 
     def __init__(self, parse: "Parse", before: "Place | None" = None, token: int = -1) -> None:
         self.parse, self.before, self.token = parse, before, token
+        self.key = next(parse.keys)
         self.depth: int = 0 if before is None else before.depth + 1
 
 
@@ -65,9 +67,11 @@ class Parse:
         """`compile`: a parser at the beginning, which is only copied; with True a new one. `size`: of the
         vocabulary. `forget`: called when the parser has given up."""
         self._compile, self._size, self._eos, self._forget = compile, size, list(eos), forget
-        self._trail: list[Place] = []
+        self.keys = count()
+        """Names of its places. It never refers to a place itself: no circle, so it goes when its request does."""
+        self._trail: list[int] = []
         """Where the parser stands: every place from the first token on."""
-        self._masks: dict[Place, Tensor] = {}
+        self._masks: dict[int, Tensor] = {}
         self._compiled: Compiled | None = None
         self._failed = 0
         self.failure: str | None = None
@@ -77,11 +81,11 @@ class Parse:
     def mask(self, place: Place) -> Tensor:
         """Which tokens may follow, bool [V] on the CPU: none once the parser has given up, nothing but the end of
         sequence after the end and after what cannot be."""
-        if place not in self._masks:
+        if place.key not in self._masks:
             while len(self._masks) >= MASKS:
                 del self._masks[next(iter(self._masks))]
-            self._masks[place] = self._compute(place)
-        return self._masks[place]
+            self._masks[place.key] = self._compute(place)
+        return self._masks[place.key]
 
     def _compute(self, place: Place) -> Tensor:
         """The mask, by a new parser if this one gives up: copies share their lexer and what is left of its limits, and
@@ -115,7 +119,7 @@ class Parse:
         refused."""
         ahead: list[Place] = []
         trail = self._trail
-        while place.before is not None and not (place.depth <= len(trail) and trail[place.depth - 1] is place):
+        while place.before is not None and not (place.depth <= len(trail) and trail[place.depth - 1] == place.key):
             ahead.append(place)
             place = place.before
         if len(trail) > place.depth:
@@ -124,7 +128,7 @@ class Parse:
         for step in reversed(ahead):
             if step.token in self._eos or not self._parser.try_consume_tokens([step.token]):
                 return step
-            trail.append(step)
+            trail.append(step.key)
         return None
 
     def _doubt(self, refused: Place) -> None:
@@ -132,7 +136,7 @@ class Parse:
         it has given up: make it speak if it, or its mask there, says that the token is possible."""
         if refused.token in self._eos:
             return
-        known = self._masks.get(refused.before) if refused.before else None
+        known = self._masks.get(refused.before.key) if refused.before else None
         if known is None:
             known = self._unpack(self._parser.compute_bitmask(), ends=False)
         if known[refused.token]:
@@ -219,10 +223,15 @@ class Grammars:
         walk = parser.deep_copy()
         for step in range(PROBE):
             tokens = np.unpackbits(np.frombuffer(walk.compute_bitmask(), np.uint8), bitorder="little").nonzero()[0]
-            if walk.is_error() and "lexer" in (why := walk.get_error()) and "NoExtension" not in why:
-                raise InputError(f"The {grammar.kind} grammar is too complex: {brief(walk.get_error())}.")
-            if not len(tokens) or walk.is_error() or not walk.try_consume_tokens([int(tokens[-(step % 2)])]):
-                return
+            if len(tokens) and not walk.is_error():
+                token = int(tokens[-(step % 2)])
+                if walk.try_consume_tokens([token]):
+                    continue
+                walk.consume_token(token)  # it refused, without a word, what its own mask allows: make it speak
+            why = walk.get_error() if walk.is_error() else ""
+            if "lexer" in why and "NoExtension" not in why:
+                raise InputError(f"The {grammar.kind} grammar is too complex: {brief(why)}.")
+            return
 
     def _spelling(self) -> "LLTokenizer":
         if self._make is None:

@@ -83,7 +83,7 @@ def test_llama3_frequencies(tmp_path: Path) -> None:
     case = CASES["llama-llama3"]
     path = write(tmp_path, case)
     plain = write(tmp_path / "plain", CASES["llama"])
-    scaled, default = (read_config(it).layers[0].rope.inverse for it in (path, plain))
+    scaled, default = (read_config(it).layers[0].mixer.rope.inverse for it in (path, plain))
     factors = torch.tensor(default) / torch.tensor(scaled)
     assert len(factors.unique()) > 2
     file = with_factors(tmp_path / "model.gguf", path, factors)
