@@ -40,7 +40,8 @@ class Toy:
         self.kv_bytes_per_token, self.weight_bytes = 8, logits.numel() * 8
         self.device = torch.device("cpu")
         self.width, self.taps, self.places = 2, (), frozenset({"post_norm"})
-        self.abilities = frozenset({"run", "embed"})
+        self.abilities = frozenset({"run", "embed", "lend", "keys"})
+        self.lent = 0
         self.forwards = 0
 
     def allocate(self, blocks: int, block_size: int) -> None:
@@ -62,6 +63,16 @@ class Toy:
 
     def embed(self, token: torch.Tensor) -> torch.Tensor:
         return torch.stack([token, token], -1).to(torch.float64)
+
+    def lend(self, table: torch.Tensor) -> int:
+        """Rows beyond the vocabulary: a table of logits knows every id."""
+        self.lent = len(table)
+        return VOCAB
+
+    def last_keys(self, slots: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the pool has in place of keys: one head of two numbers."""
+        token = torch.tensor([self.pool[slot] for slot in slots], dtype=torch.float32).view(-1, 1, 1).expand(-1, 1, 2)
+        return token, -token
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.table[hidden[:, 0].long(), hidden[:, 1].long()]

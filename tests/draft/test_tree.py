@@ -16,7 +16,7 @@ from paceline.core.forest import ROOT, Law
 from paceline.core.noise import DraftNoise
 from paceline.core.params import SamplingParams
 from paceline.core.registry import refusal
-from paceline.draft import DRAFTERS, dyspec, sequoia, topk
+from paceline.draft import DRAFTERS, NEED_DRAFT, dyspec, sequoia, topk
 from paceline.draft.rsd_c import RsdC, branching
 from paceline.draft.rsd_s import RsdS, beam
 from paceline.draft.spectr import SpecTr
@@ -25,7 +25,10 @@ from paceline.verify import VERIFIERS
 from tests.lossless.cases import HAVE, Setting, Wish, run
 from tests.lossless.test_law import g_test
 
-TREES = [name for name in DRAFTERS.names() if issubclass(DRAFTERS.get(name), TreeDrafter)]
+TREES = [
+    name for name in DRAFTERS.names()
+    if issubclass(DRAFTERS.get(name), TreeDrafter) and NEED_DRAFT in DRAFTERS.card(name).needs
+]  # fmt: skip
 CELLS = [
     (d, v) for d in TREES for v, accepts in VERIFIERS.items() if refusal(d, DRAFTERS.card(d), v, accepts, HAVE) is None
 ]

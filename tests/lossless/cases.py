@@ -3,7 +3,9 @@
 import itertools
 import random
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from paceline.core.noise import TargetNoise
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.draft import DRAFTERS
+from paceline.draft.head import HEADS
 from paceline.engine.config import EngineConfig
 from paceline.engine.loop import Engine
 from paceline.sample.grammar import Grammars, vocabulary
@@ -24,8 +27,18 @@ from tests.toy import VOCAB, Toy, table
 
 EOS = 6
 MAX_LEN = 48
-HAVE = {"draft", "callable"}
+HAVE = {"draft", "callable", *HEADS.names()}
 """What the engines of these tests are given."""
+
+
+def sketches() -> dict[str, Any]:
+    """A small random head of every format."""
+    return {name: copy(sketch(name)) for name in HEADS.names()}
+
+
+@cache
+def sketch(name: str) -> Any:
+    return HEADS.get(name).sketch(2, VOCAB, len(name))
 
 
 def toy_user(tokens: list[int], nodes: int) -> list[tuple[int, int]]:
@@ -135,7 +148,8 @@ class Setting:
             prefix_cache=self.prefix_cache, schedule=self.schedule, order=self.order, group_size=self.group_size,
             tbt_target_ms=self.tbt_target_ms, patience_ms=self.patience_ms, check=self.check,
         )  # fmt: skip
-        return Engine(self.target(), config, components={"draft": draft}, callable=user, tokenizer=TOKENIZER,
+        components = {"draft": draft, **sketches()}
+        return Engine(self.target(), config, components=components, callable=user, tokenizer=TOKENIZER,
                       eos=(EOS,), clock=clock(self.clock))  # fmt: skip
 
 

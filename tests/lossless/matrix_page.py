@@ -4,11 +4,12 @@ from pathlib import Path
 
 from paceline.core.registry import refusal
 from paceline.draft import DRAFTERS
+from paceline.draft.head import HEADS
 from paceline.verify import VERIFIERS
 from tests.lossless.cases import FEATURES
 
 PAGE = Path(__file__).parents[2] / "docs" / "matrix.md"
-HAVE = frozenset({"draft", "callable"})
+HAVE = frozenset({"draft", "callable", *HEADS.names()})
 """An engine that was given everything: what is refused here is refused everywhere."""
 LONG = {
     "allowed": "allowed tokens", "bias": "logit bias", "custom": "a processor of your own",

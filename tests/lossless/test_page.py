@@ -11,6 +11,7 @@ from paceline.core.errors import RefusalError
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.draft import DRAFTERS
+from paceline.draft.head import HEADS
 from paceline.engine.loop import Engine
 from paceline.sample.sampler import Sampler
 from tests.lossless.cases import AUTOMATON, EOS, FEATURES, GRAMMARS, MAX_LEN, Setting, Wish, masked, plain, run
@@ -21,7 +22,9 @@ from tests.toy import VOCAB
 REFUSED = [pair for pair, reason in refusals().items() if reason]
 BATCH = 40
 """Requests of one engine."""
-SHARED_STATE = {"dyspec", "dyspec_threshold", "lookahead", "rsd_c", "sequoia", "stand", "stand_greedy", "suffix"}
+SHARED_STATE = {
+    "dyspec", "dyspec_threshold", "lookahead", "rsd_c", "sequoia", "stand", "stand_greedy", "suffix", *HEADS.names(),
+}  # fmt: skip
 """Drafters that learn from all requests, or from more of one than its text (the run drops what they remember): under a
 rule that looks at q, mates may change the text, never its law."""
 

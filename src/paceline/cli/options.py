@@ -53,7 +53,10 @@ class EngineArgs:
             "paceline list shows. Default: the demo pair."
         ),
     ] = None
-    draft: Annotated[str | None, _engine("A small model with the same vocabulary that drafts for the model.")] = None
+    draft: Annotated[
+        str | None,
+        _engine("A small model with the same vocabulary that drafts, or the directory of a head for the model."),
+    ] = None
     drafter: Annotated[
         str | None,
         _engine("Who proposes: none, ngram, model, ... Default: auto, which chooses anew for each request and step."),

@@ -1,10 +1,12 @@
-"""`paceline train`: one subcommand for each thing that can be trained, a function in the table below."""
+"""`paceline train`: drafters by the methods of train/, each by its name; and one subcommand for each planner that can
+be trained, a function in the table below."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from paceline.cli.options import command, option
 from paceline.core.errors import InputError
@@ -64,13 +66,114 @@ def jssp(
     done(output, network, updates, minutes)
 
 
+@command
+def methods() -> None:
+    """Show the methods that train a drafter."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from paceline.train import METHODS
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("method", "what it makes", "learns from"):
+        table.add_column(name)
+    for name, card in METHODS.items():
+        table.add_row(name, card.summary, "the target's answers" if card.data == "answers" else "texts as they are")
+    Console(soft_wrap=True).print(table)
+
+
+@command
+def drafter(
+    method: Annotated[str, typer.Argument(metavar="METHOD", help="A name of paceline train list.")],
+    *,
+    target: Annotated[str, option("The model to draft for: a directory, or a hub id.", PANEL)],
+    data: Annotated[list[Path], option("JSON lines of texts, chats or prompts; may be repeated.", PANEL)],
+    out: Annotated[Path, option("Write the drafter, checkpoints and the log to this directory.", PANEL)],
+    minutes: Annotated[float | None, option("Train for so long. Default: 10, or what --steps take.", PANEL)] = None,
+    steps: Annotated[int | None, option("Train for so many steps.", PANEL)] = None,
+    set: Annotated[list[str] | None, option("A setting of the method, as depth=5; may be repeated.", PANEL)] = None,
+    answers: Annotated[
+        bool | None,
+        option("Let the target answer the prompts and learn from that. Default: as the method says.", PANEL,
+               "--answers/--as-given"),
+    ] = None,
+    prompts: Annotated[int, option("Most prompts that the target answers.", PANEL, show_default=True)] = 2000,
+    answer: Annotated[int, option("Most tokens of an answer.", PANEL, show_default=True)] = 160,
+    temperature: Annotated[float, option("Of the answers.", PANEL, show_default=True)] = 0.0,
+    length: Annotated[int, option("Most tokens of a text.", PANEL, show_default=True)] = 512,
+    tokens: Annotated[int, option("Tokens of a batch.", PANEL, show_default=True)] = 1024,
+    accumulate: Annotated[int, option("Batches of a step.", PANEL, show_default=True)] = 1,
+    lr: Annotated[float, option("Learning rate.", PANEL, show_default=True)] = 1e-3,
+    seed: Seed = 0,
+    dtype: Annotated[str, option("Of the target, as it will serve.", PANEL, show_default=True)] = "bfloat16",
+    cache: Annotated[Path | None, option("Keep answers and hidden states in this directory.", PANEL)] = None,
+    cache_size: Annotated[str, option("Most bytes of hidden states there.", PANEL, show_default=True)] = "2G",
+) -> None:  # fmt: skip
+    """Train a drafter for a model.
+
+    A run that was stopped goes on when the same command is given again; it loses at most a minute. Prints loss,
+    accuracy by depth and simulated tau (tokens per pass of the model) as it goes, and writes them to log.csv. Serve
+    what it made with paceline serve MODEL --draft DIRECTORY.
+    """
+    from paceline.cli.progress import Bar
+    from paceline.engine.build import parse_bytes
+    from paceline.train import METHODS
+    from paceline.train.loop import Plan, train
+
+    METHODS.card(method)
+    minutes = 10.0 if minutes is None and steps is None else minutes
+    plan = Plan(
+        method=method, target=target, data=tuple(data), out=out, minutes=minutes, steps=steps,
+        settings=settings(set or []), answers=answers, prompts=prompts, answer=answer, temperature=temperature,
+        length=length, tokens=tokens, accumulate=accumulate, lr=lr, seed=seed, dtype=dtype, cache=cache,
+        cache_bytes=parse_bytes(cache_size),
+    )  # fmt: skip
+    with Bar() as bar:
+        made = train(plan, bar.show)
+    typer.echo(f"{out}: {made.steps} steps, {made.tokens:,} tokens in {made.seconds:.0f} s.")
+    if made.scores is not None:
+        rates = " ".join(f"{rate:.2f}" for rate in made.scores.conditional)
+        typer.echo(f"On held-out texts: accuracy by depth {rates}; simulated tau {made.scores.tau:.2f} with a chain.")
+
+
+def settings(given: list[str]) -> dict[str, str]:
+    """{key: value} of texts key=value. Raises InputError."""
+    for each in given:
+        if "=" not in each:
+            raise InputError(f"--set {each!r} is not KEY=VALUE; write for example --set depth=5.")
+    return {key: value for key, _, value in (each.partition("=") for each in given)}
+
+
+DRAFTER = "drafter"
 COMMANDS: dict[str, tuple[Callable[..., Any], str]] = {
+    DRAFTER: (drafter, "Example: paceline train medusa --target MODEL --data prompts.jsonl --out my-head --minutes 10"),
+    "list": (methods, ""),
     "workflow-order": (workflow_order, "Example: paceline train workflow-order --minutes 10 -o order.safetensors"),
     "jssp": (jssp, "Example: paceline train jssp --minutes 20 -o jssp.safetensors"),
 }
 """Name: (function, epilog of its help)."""
 
-app = typer.Typer(help="Train the small networks that planners use.", no_args_is_help=True)
+
+class Methods(TyperGroup):
+    """Names that are no subcommand are methods of train/, which are not imported to show help."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            return DRAFTER, self.commands[DRAFTER], args
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=Methods,
+    help=(
+        "Train a drafter for your model, or the small networks that planners use.\n\n"
+        "[bold]paceline train METHOD --target M --data F --out D[/bold] trains a drafter; [bold]paceline train "
+        "list[/bold] names the methods, [bold]paceline train drafter --help[/bold] the options."
+    ),
+    epilog="Example: paceline train medusa --target Qwen/Qwen2.5-1.5B-Instruct --data prompts.jsonl --out my-head",
+    rich_markup_mode="rich",
+    no_args_is_help=True,
+)
 for name, (function, epilog) in COMMANDS.items():
     app.command(name, epilog=epilog)(function)
 

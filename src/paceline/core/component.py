@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 TARGET, DRAFT = "target", "draft"
 """Names of the components that an engine has always, and of a small model of the same vocabulary."""
-Ability = Literal["run", "chain", "tree", "program", "embed", "join"]
+Ability = Literal["run", "chain", "tree", "program", "embed", "lend", "keys", "join"]
 
 
 class Component(Protocol):
@@ -29,8 +29,8 @@ class Component(Protocol):
     """Hidden states of the target that it reads (`Rows.taps`)."""
     abilities: frozenset[Ability]
     """What it can do beside the protocol: `run` (`Runs`), `chain` and `tree` (whole drafts in one call), `program`
-    (`Rows.program`: sets of layers, early exits), `embed` (`Embeds`), `join` (rows whose position is not
-    their place, and that do not see all before them)."""
+    (`Rows.program`: sets of layers, early exits), `embed` (`Embeds`), `lend` (`Lends`), `keys` (`Keys`), `join` (rows
+    whose position is not their place, and that do not see all before them)."""
 
     def allocate(self, blocks: int, block_size: int) -> None:
         """Make the K/V pool; called once, before anything is computed."""
@@ -73,3 +73,21 @@ class Embeds(Protocol):
 
     def head(self, hidden: "Tensor") -> "Tensor":
         """Logits [T, V] of hidden states [T, H] that have passed the final norm (the tap `post_norm`)."""
+
+
+class Lends(Protocol):
+    """A model that takes probes which are no tokens of its vocabulary: rows of an embedding of their own."""
+
+    lent: int
+    """How many such rows it has taken so far: their ids follow those of the vocabulary."""
+
+    def lend(self, table: "Tensor") -> int:
+        """Take the rows of `table` [m, H], which enter the first layer as they are; the id of the first. The same
+        table is taken once. Only probes may have these ids (`Forest.check`)."""
+
+
+class Keys(Protocol):
+    """A model whose last layer's keys and values others may read."""
+
+    def last_keys(self, slots: "list[int]") -> "tuple[Tensor, Tensor]":
+        """Keys, rotated, and values [N, kv_heads, head_dim] of its last layer in these slots of the pool, float32."""

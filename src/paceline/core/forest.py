@@ -119,13 +119,14 @@ class Forest:
         self.law.extend([Law.POINT] * n)
         self.q_row.extend([-1] * n)
 
-    def check(self, asked: Collection[int], vocab_size: int) -> None:
+    def check(self, asked: Collection[int], vocab_size: int, lent: int = 0) -> None:
         """InputError unless these are candidates for the `asked` places: what a drafter made wrong must not reach a
-        pass that others share."""
+        pass that others share. Probes may have one of `lent` more ids (`core.component.Lends`)."""
         for i, (request, token, parent) in enumerate(zip(self.request, self.token, self.parent)):
-            if request not in asked or not isinstance(token, int) or not 0 <= token < vocab_size:
+            most = vocab_size + lent if self.role[i] is PROBE else vocab_size
+            if request not in asked or not isinstance(token, int) or not 0 <= token < most:
                 raise InputError(
-                    f"Node {i} is token {token!r} for place {request}; expected is a token in [0, {vocab_size}) for "
+                    f"Node {i} is token {token!r} for place {request}; expected is a token in [0, {most}) for "
                     f"one of the places {sorted(asked)}."
                 )
             if not ROOT <= parent < i or (parent != ROOT and self.request[parent] != request):

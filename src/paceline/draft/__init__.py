@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 from torch import Tensor
 
 from paceline.cache.txn import Txn
-from paceline.core.component import DRAFT, Component, Embeds, Model
+from paceline.core.component import DRAFT, TARGET, Component, Embeds, Lends, Model
 from paceline.core.forest import Forest, Law
 from paceline.core.plan import Item, Note
 from paceline.core.proposer import Proposer
@@ -76,6 +76,12 @@ class Host:
     """Most rows of text in one pass of a draft model, all requests together: those that lag share them."""
     remember: int = 1 << 28
     """Bytes for what drafters remember of all requests together, shared out evenly to those that do."""
+
+    @property
+    def lent(self) -> int:
+        """Ids beyond the vocabulary that the target takes for probes."""
+        target = self.components.get(TARGET)
+        return cast(Lends, target).lent if target is not None and "lend" in target.abilities else 0
 
     def model(self, name: str) -> Model:
         """The component of this name, which computes tokens."""

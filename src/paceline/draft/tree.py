@@ -77,6 +77,10 @@ class Tree:
     """In a run: the tokens that it has brought the text so far."""
     memo: Any = None
     """The rule's own."""
+    laid: tuple[int, int] | None = None
+    """Rows of the text in the latest pass; None: it had the nodes."""
+    states: dict[Any, Any] = field(default_factory=dict)
+    """{path: what a head hands on to the children of the node there}, () for the root."""
 
     @property
     def known(self) -> int:
@@ -161,15 +165,17 @@ Laws = Mapping[int, Draws]
 
 
 class TreeDrafter:
-    """The builder. A method gives `expand`, perhaps `plant`, `draws` and `observe`."""
+    """The builder. A method gives `expand`, perhaps `plant`, `draws` and `observe`; a head `forward`, too."""
 
+    group = DRAFT
+    """The component that computes the laws, and its K/V group."""
     width = 16
     """Most children of one node."""
     squares = False
     """Does the rule read `Draws.square`?"""
 
     def __init__(self, host: Host) -> None:
-        self.model, self.sampler, self.chunk = host.model(DRAFT), host.sampler, host.chunk
+        self.model, self.sampler, self.chunk = host.model(self.group), host.sampler, host.chunk
 
     def plant(self, tree: Tree) -> None:
         """Prepare a request's tree before anything is drawn: its shape may depend on what is known now."""
@@ -185,11 +191,11 @@ class TreeDrafter:
 
     def propose(self, asks: Sequence[Ask], view: View) -> "TreeProposer | None":
         """Deterministic trees can be drafted in a run: nothing is owed to what was drawn before."""
-        lacks = sum(ask.known - ask.txn.lease.frontier[DRAFT] for ask in asks)
+        lacks = sum(ask.known - ask.txn.lease.frontier[self.group] for ask in asks)
         laws = {Law.POINT if ask.request.params.greedy and ask.law is not Law.SAMPLED else ask.law for ask in asks}
         if laws != {Law.POINT} or lacks > self.chunk:
             return None
-        trees = [Tree(ask, ask.txn.lease.frontier[DRAFT], Law.POINT) for ask in asks]
+        trees = [Tree(ask, ask.txn.lease.frontier[self.group], Law.POINT) for ask in asks]
         proposer = TreeProposer(self, trees, [ask.item for ask in asks])
         for place, ask in enumerate(asks):
             view.slots[ask.request.id] = (proposer, place)
@@ -199,15 +205,18 @@ class TreeDrafter:
         trees = []
         for ask in asks:
             view.slots.pop(ask.request.id, None)
-            if ask.item.nodes or ask.behind(DRAFT):
+            if ask.item.nodes or ask.behind(self.group):
                 law = Law.POINT if ask.request.params.greedy and ask.law is not Law.SAMPLED else ask.law
-                tree = Tree(ask, ask.txn.lease.frontier[DRAFT], law)
+                tree = Tree(ask, ask.txn.lease.frontier[self.group], law)
                 trees.append(tree)
                 if ask.item.nodes:
                     tree.fresh = [ROOT]
                     self.plant(tree)
-        tables = self.grow(trees)
-        forest = Forest(q=torch.cat(tables) if tables else None)
+        return self.forest(trees, self.grow(trees), view)
+
+    def forest(self, trees: Sequence[Tree], tables: Sequence[Tensor], view: View) -> Forest:
+        """The candidates of these trees and the laws that they were drawn from; each tree is remembered in its slot."""
+        forest = Forest(q=torch.cat(list(tables)) if tables else None)
         for tree in trees:
             start = len(forest)
             for i, token in enumerate(tree.token):
@@ -231,17 +240,22 @@ class TreeDrafter:
             builder = RowsBuilder()
             share = max(1, self.chunk // (sum(tree.lagging for tree in active) or 1))
             places = [(tree, place) for tree in active for place in self._lay(builder, tree, share)]
-            logits = self.model.forward(builder.build(self.model.device)).logits
+            logits = self.forward(builder, active)
             if places:
                 self._level(places, logits, tables)
         return tables
 
+    def forward(self, builder: RowsBuilder, trees: Sequence[Tree]) -> Tensor:
+        """Logits of the wanted rows, in a pass over what `_lay` laid of each of these trees."""
+        return self.model.forward(builder.build(self.model.device)).logits
+
     def _lay(self, builder: RowsBuilder, tree: Tree, share: int) -> list[int]:
         """Rows of one tree: what is missing of the text, at most `share`, else all its nodes. Returns the places that
         get a law."""
-        ask = tree.ask
+        ask, tree.laid = tree.ask, None
         if tree.lagging:
             start, tree.reach = tree.reach, min(tree.known, tree.reach + share)
+            tree.laid = start, tree.reach
             ready = bool(tree.fresh) and not tree.lagging
             text, slots = tree.text(start, tree.reach), tree.slots(start, tree.reach)
             builder.add(text, slots, ask.txn.table, start, want=None if ready else [], shift=ask.request.shift)
@@ -294,13 +308,13 @@ class TreeDrafter:
             tree = view.slots.pop(ask.request.id, None)
             if isinstance(tree, tuple):  # a run's proposer has followed what was accepted
                 proposer, place = tree
-                view.advance(ask, DRAFT, min(proposer.trees[place].reach, ask.txn.lease.length))
+                view.advance(ask, self.group, min(proposer.trees[place].reach, ask.txn.lease.length))
                 continue
             if tree is None:
                 continue
             path = [tree.places[node] for node in view.accepted(ask)]
             kept = next((n for n, i in enumerate(path) if tree.rank[i] >= tree.computed), len(path))
-            view.advance(ask, DRAFT, min(tree.reach + kept, ask.txn.lease.length))
+            view.advance(ask, self.group, min(tree.reach + kept, ask.txn.lease.length))
             if tree.ask.item.nodes:  # one of several drafters may have been asked for none
                 self.observe(tree, path)
 

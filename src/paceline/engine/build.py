@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.component import DRAFT
+from paceline.core.component import DRAFT, Component
 from paceline.core.errors import CheckpointError, InputError, RefusalError
 from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.registry import refusal
@@ -31,7 +31,7 @@ class Options:
     model: str | Path | None = None
     """A directory in Hugging Face layout or a hub id; None: the bundled demo pair."""
     draft: str | Path | None = None
-    """A small model of the same vocabulary."""
+    """A small model of the same vocabulary, or the directory of a head that was trained for the model."""
     drafter: "str | UserFn | None" = None
     """None: `auto`, the planner chooses. A function: the `user` drafter."""
     verifier: str = "exact"
@@ -95,6 +95,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
 
     from paceline.cache.policies import policy
     from paceline.draft import DRAFTERS
+    from paceline.draft.head import load_head, method_of
     from paceline.engine.config import EngineConfig
     from paceline.engine.ids import check_defaults, known_ids
     from paceline.engine.loop import Engine
@@ -131,15 +132,19 @@ def build(options: Options) -> "tuple[Engine, Text]":
     model_at, draft_at = paths(options)
     user = options.drafter if callable(options.drafter) else None
     name = options.drafter if isinstance(options.drafter, str) else "user" if user else "auto"
-    have = {n for n, it in (("draft", draft_at), ("callable", user)) if it}
+    draft_path = None if draft_at is None else resolve(draft_at, None, options.token)
+    head = None if draft_path is None else method_of(draft_path)
+    have = {n for n, it in ((head or DRAFT, draft_at), ("callable", user)) if it}
     _check_pair(name, options.verifier, have)
     path = resolve(model_at, options.revision, options.token)
-    draft_path = None if draft_at is None else resolve(draft_at, None, options.token)
     shape = shape_of(options, path, draft_path)
     text = Text(path, options.chat_template)
     model = load_model(path, **where)
-    draft = None
-    if draft_path is not None:
+    draft, components = None, dict[str, Component]()
+    if draft_path is not None and head is not None:
+        part, component = load_head(draft_path, model.width, model.vocab_size, model.packing)
+        components[part] = component
+    elif draft_path is not None:
         own, other = (it.vocabulary(model.vocab_size) for it in (text, Text(draft_path)))
         if own != other:
             raise RefusalError(
@@ -147,7 +152,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
                 "a draft made for this tokenizer, or none."
             )
         draft = load_model(draft_path, **{**where, "max_len": None}, vocabulary=(model.vocab_size, text.size))
-    components = {} if draft is None else {DRAFT: draft}
+        components[DRAFT] = draft
     config = EngineConfig(
         blocks=shape.blocks,
         block_size=options.block_size,
@@ -175,7 +180,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
     if chooses and engine.desk.policy.times is not None:
         from paceline.engine.calibrate import calibrated
 
-        engine.desk.policy.times = calibrated(engine, facts(options, model, draft))
+        engine.desk.policy.times = calibrated(engine, facts(options, model, *components.values()))
     return engine, text
 
 
@@ -232,11 +237,13 @@ def _check_pair(drafter: str, verifier: str, have: set[str]) -> None:
 
 def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory:
     """The arithmetic of the budget for these checkpoints, from their headers."""
+    from paceline.draft.head import footprint_of, method_of
     from paceline.model.load import form, measure
 
     packing = form(options.dtype, options.quantize, options.device, kv_dtype=options.kv_dtype)
     spec, target = measure(path, packing, options.max_model_len)
-    drafts = None if draft is None else measure(draft, packing)[1]
+    head = draft is not None and method_of(draft) is not None
+    drafts = None if draft is None else footprint_of(draft, packing) if head else measure(draft, packing)[1]
     files = [at if at.suffix == ".gguf" else at / "tokenizer.json" for at in (path, draft) if at is not None]
     tokenizers = sum(TOKENIZER * tokenizer_bytes(file) for file in files if file.is_file())
     return Memory(target, drafts, spec.max_len, options.block_size, tokenizers)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from paceline.cache.cache import Cache
@@ -85,8 +85,10 @@ class DrafterPool:
             return
         if len(self.cards) >= MOST_DRAFTERS:
             raise InputError(f"Drafter {name[:80]!r} would be one of too many combinations; use one used before.")
-        self.cards[name] = card
         components = self.host.components
+        if card.group is not None and not components[card.group].kv_bytes_per_token:
+            card = replace(card, group=None)  # a head of this format that keeps nothing
+        self.cards[name] = card
         mine = [components[need.name] for need in card.needs if need.name in components]
         most = self.config.nodes.get(name)
         facts = DrafterFacts(
@@ -147,7 +149,7 @@ class DrafterPool:
             started = self.clock()
             try:
                 forest = self.drafter(name).draft(mine, self._view(name, mine))
-                forest.check({ask.place for ask in mine}, self.host.vocab_size)
+                forest.check({ask.place for ask in mine}, self.host.vocab_size, self.host.lent)
                 parts[name] = prune(forest, plan.items, self.host.sampler)
             except Exception as error:
                 del asks[name]  # who has failed has nothing to learn

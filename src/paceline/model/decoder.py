@@ -47,11 +47,12 @@ class Decoder:
         self.vocab_size, self.max_len, self.width = spec.vocab, spec.max_len, spec.hidden
         self.taps: tuple[str, ...] = ()
         self.places = frozenset({*(f"input:{i}" for i in range(len(spec.layers))), *ENDS})
-        self.abilities = frozenset[Ability]({"program", "embed"})
+        self.abilities = frozenset[Ability]({"program", "embed", "lend", "keys"})
         if all(layer.mixer.window is None or layer.mixer.window >= spec.max_len for layer in spec.layers):
             self.abilities |= {"join"}  # windows are cut by place
         self.kv_bytes_per_token = kv_bytes(spec, packing)
         self.weight_bytes = weights.bytes
+        self._lent: list[Tensor] = []
         self.exact = torch.float64 if self.dtype == torch.float64 else torch.float32
         # gemma rounds the factor to the weights' dtype before it multiplies
         self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=self.dtype).item()
@@ -128,7 +129,33 @@ class Decoder:
             taps["pre_norm"] = x
         return Out(self.logits(x, rows, taps), taps)
 
+    @property
+    def lent(self) -> int:
+        return sum(map(len, self._lent))
+
+    def lend(self, table: Tensor) -> int:
+        first = self.spec.vocab
+        for known in self._lent:
+            if known is table:
+                return first
+            first += len(known)
+        self._lent.append(table)
+        return first
+
+    def last_keys(self, slots: list[int]) -> tuple[Tensor, Tensor]:
+        at = torch.tensor(slots, device=self.device, dtype=torch.int64)
+        keys, values = self.attend.slots[-1].index_select(2, at).float().transpose(1, 2).unbind()
+        return keys, values
+
     def embed(self, token: Tensor) -> Tensor:
+        """Of ids beyond the vocabulary, the rows that were lent."""
+        if not self._lent or int(token.max()) < self.spec.vocab:
+            return self.looked_up(token)
+        beyond, x = token >= self.spec.vocab, self.looked_up(token.clamp(max=self.spec.vocab - 1))
+        x[beyond] = torch.cat(self._lent).to(x)[token[beyond] - self.spec.vocab]
+        return x
+
+    def looked_up(self, token: Tensor) -> Tensor:
         table = self.weights.embedding
         x = looked_up(table, token) if isinstance(table, Packed) else torch.nn.functional.embedding(token, table)
         x = x.to(self.compute)

@@ -5,6 +5,7 @@ import math
 from array import array
 from collections.abc import Sequence
 from ctypes import c_int64
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -127,6 +128,15 @@ class NativeDecoder(Decoder):
         unit, group, lane = self.where(slots)
         return self.keys[unit, :, :, group, :, lane], self.values[unit, :, :, group, lane // 2, :, lane % 2]
 
+    def last_keys(self, slots: list[int]) -> tuple[Tensor, Tensor]:
+        unit, group, lane = self.where(slots)
+        keys = self.keys[unit, -1, :, group, :, lane].flatten(-2).float()
+        values = self.values[unit, -1, :, group, lane // 2, :, lane % 2].float()
+        if self.scales:
+            scales = [each[unit, -1, :, group, :, lane].float().repeat_interleave(32, -1) for each in self.scales]
+            keys, values = keys * scales[0], values * scales[1]
+        return keys[..., : self.spec.head_dim], values[..., : self.spec.head_dim]
+
     @staticmethod
     def where(slots: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Unit, group and lane of each slot."""
@@ -135,6 +145,8 @@ class NativeDecoder(Decoder):
 
     def forward(self, rows: Rows) -> Out:
         self.check(rows)
+        if self._lent and max(rows.numbers[: rows.count]) >= self.spec.vocab:
+            rows = replace(rows, hidden=self.embed(rows.token))
         taps = {name: torch.empty(rows.count, self.spec.hidden) for name in rows.taps}
         call, x, logits, _ = self.call(rows, taps)
         self.library.paceline_forward(self.model, call)

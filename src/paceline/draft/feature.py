@@ -1,0 +1,211 @@
+"""What heads with attention of their own share: a pool of K/V and of the target's features, and trees that grow on it.
+
+Row t of such a head reads the token x_t and the target's feature of row t - 1, and says what follows x_t. So it depends
+on the text up to x_t alone, as the target's rows do, and a prefix can be shared with it. Row 0 has no feature before
+it; nobody sees its key. A drafted node reads what the head itself put out at the node's parent.
+
+The feature lies in the pool beside the row's K/V: after a prefix hit nobody else has that of the last shared row.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from paceline.attend.fused import Fused
+from paceline.attend.reference import Reference
+from paceline.core.component import TARGET, Ability, Embeds
+from paceline.core.forest import Forest
+from paceline.core.rows import Out, Rows, RowsBuilder
+from paceline.draft import Ask, Host, View
+from paceline.draft.dyspec import DySpec
+from paceline.draft.tree import Tree
+from paceline.model.blocks import Rotary
+from paceline.model.decoder import unpacked, zeros
+from paceline.model.spec import Attention, Dense, Layer, ModelSpec, Rope
+
+
+class Sizes(Protocol):
+    """What the shape of a head says of its layer."""
+
+    @property
+    def width(self) -> int: ...
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def ffn(self) -> int: ...
+    @property
+    def max_len(self) -> int: ...
+    @property
+    def eps(self) -> float: ...
+    @property
+    def theta(self) -> float: ...
+
+
+def layer_spec(name: str, of: Sizes) -> ModelSpec:
+    """A head's layer as a decoder of one."""
+    inverse = 1.0 / of.theta ** (torch.arange(0, of.head_dim, 2, dtype=torch.float32) / of.head_dim)
+    return ModelSpec(
+        family=name, layers=(Layer(Attention(Rope(tuple(inverse.tolist()))), Dense(of.ffn)),), vocab=of.vocab,
+        hidden=of.width, heads=of.heads, kv_heads=of.kv_heads, head_dim=of.head_dim, max_len=of.max_len,
+        activation="silu", norm_eps=of.eps, norm_offset=0.0, tied=False, qkv_bias=False, out_bias=False,
+        mlp_bias=False, qk_norm=False, post_norms=False, attention_scale=of.head_dim**-0.5,
+        attention_softcap=None, logit_softcap=None, embedding_scale=1.0, eos=(),
+    )  # fmt: skip
+
+
+class Headless(Fused):
+    """Attention that nobody's row 0 takes part in."""
+
+    def prepare(self, rows: Rows) -> None:
+        self.lone = None
+        Reference.prepare(self, rows)
+
+    def mask(self, seen: Tensor, position: Tensor, key: Tensor, window: int | None) -> Tensor:
+        return super().mask(seen & (key[:, None, :] > 0), position, key, window)
+
+
+class FeatureHead:
+    """A component: K/V of `spec.layers` and a feature of `spec.hidden` numbers for each row. A method gives `fuse` and
+    `forward`."""
+
+    abilities = frozenset[Ability]()
+    places = frozenset[str]()
+    device = torch.device("cpu")
+
+    def __init__(
+        self, spec: ModelSpec, taps: Sequence[str], width: int, vocab: int, numbers: int, dtype: torch.dtype
+    ) -> None:
+        """`width`, `vocab`: the target's; `numbers`: weights that a pass reads; `dtype`: of weights and pool."""
+        self.spec, self.taps, self.width, self.vocab_size = spec, tuple(taps), width, vocab
+        self.max_len, self.dtype = spec.max_len, dtype
+        self.weight_bytes = numbers * dtype.itemsize
+        self.rotary = Rotary(spec.layers[0].mixer.rope, self.device, torch.float32, spec.max_len + 64)
+        self.kv_bytes_per_token = (spec.kv_width + spec.hidden) * self.dtype.itemsize
+        self.target: Embeds | None = None
+        """Whose embedding and head it shares; the drafter sets it."""
+
+    def allocate(self, blocks: int, block_size: int) -> None:
+        spec = self.spec
+        shape = (len(spec.layers), 2, spec.kv_heads, blocks, block_size, spec.head_dim)
+        pool = zeros(shape, self.dtype, self.device)
+        self.attend = Headless(
+            pool, [layer.mixer.window for layer in spec.layers], spec.heads, spec.attention_scale, None
+        )
+        self.features = zeros((blocks * block_size, spec.hidden), self.dtype, self.device)
+
+    def move(self, source: list[int], target: list[int]) -> None:
+        if source:
+            slots, (old, new) = self.attend.slots, torch.tensor([source, target])
+            slots.index_copy_(3, new, slots.index_select(3, old))
+            self.features[new] = self.features[old]
+
+    def read(self, slots: list[int]) -> bytes:
+        at = torch.tensor(slots, dtype=torch.int64)
+        return b"".join(bytes_of(part) for part in (self.attend.slots.index_select(3, at), self.features[at]))
+
+    def write(self, slots: list[int], packed: bytes) -> None:
+        at, pool = torch.tensor(slots, dtype=torch.int64), self.attend.slots
+        size = len(slots) * self.spec.kv_width * self.dtype.itemsize
+        shape = (*pool.shape[:3], len(slots), pool.shape[4])
+        pool.index_copy_(3, at, unpacked(packed[:size], shape, self.dtype))
+        self.features[at] = unpacked(packed[size:], (len(slots), self.spec.hidden), self.dtype)
+
+    def keep(self, slots: Sequence[int], hidden: Mapping[str, Tensor]) -> None:
+        """Store the features of these rows, from the target's hidden states {tap: [N, width]}."""
+        if slots:
+            self.features[torch.tensor(slots)] = self.fuse([hidden[tap] for tap in self.taps]).to(self.dtype)
+
+    def before(self, slots: Sequence[int]) -> Tensor:
+        """Features [N, hidden] in these slots; -1: none, all zeros."""
+        at = torch.tensor(slots, dtype=torch.int64)
+        return self.features[at.clamp(min=0)].float().masked_fill_((at < 0)[:, None], 0.0)
+
+    def fuse(self, hidden: Sequence[Tensor]) -> Tensor:
+        """Features [N, hidden] of hidden states, one tensor [N, width] a tap."""
+        raise NotImplementedError
+
+    def forward(self, rows: Rows) -> Out:
+        """As a model's; `rows.hidden` [T, hidden]: what each row reads beside its token; `leave`: what it puts out."""
+        raise NotImplementedError
+
+
+class FeatureDrafter(DySpec):
+    """Trees on a `FeatureHead`. Chances are learned as `dyspec` learns them."""
+
+    squares = True
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self.head = cast(FeatureHead, host.components[self.group])
+        self.head.target = host.embeds(TARGET)
+
+    def draft(self, asks: Sequence[Ask], view: View) -> Forest:
+        """For the requests whose features are all here. While a prompt is computed there is nothing to hang a tree on:
+        the features of its last rows come with this very pass."""
+        able = []
+        for ask in asks:
+            view.slots.pop(ask.request.id, None)
+            if self.catch_up(ask, view):
+                one = ask.item._replace(given=1, nodes=ask.item.nodes if ask.item.given == 1 else 0)
+                able.append(ask._replace(item=one))
+        return super().draft(able, view)
+
+    def catch_up(self, ask: Ask, view: View) -> bool:
+        """Store the features of the committed rows that the group lacks. Are they all here now?"""
+        lease, held = ask.txn.lease, view.held[ask.place]
+        start, base = lease.frontier[self.group], ask.txn.base
+        if base - start > min((len(states) for states in held.values()), default=0):
+            return False
+        if base > start:
+            self.head.keep(lease.slots(start, base), {tap: held[tap][start - base :] for tap in self.head.taps})
+        return True
+
+    def forward(self, builder: RowsBuilder, trees: Sequence[Tree]) -> Tensor:
+        rows = builder.build(self.head.device)
+        rows.hidden = torch.cat([self.entering(tree) for tree in trees])
+        out = self.head.forward(rows)
+        assert out.leave is not None
+        for tree, segment in zip(trees, rows.segments):
+            mine = out.leave[segment.start : segment.start + segment.rows]
+            if tree.laid is None:
+                tree.states.update(zip(map(tree.path, tree.first), mine))
+            elif not tree.lagging:
+                tree.states[()] = mine[-1]
+        return out.logits
+
+    def entering(self, tree: Tree) -> Tensor:
+        """What the rows that were laid read beside their tokens."""
+        if tree.laid is None:
+            return torch.stack([tree.states[tree.path(tree.parent[place])] for place in tree.first])
+        start, stop = tree.laid
+        slots = tree.slots(max(0, start - 1), stop - 1)
+        return self.head.before([-1] * (start == 0) + slots)
+
+    def learn(self, view: View) -> None:
+        """K/V of the text's rows stays, with their features; that of nodes was made without, and goes."""
+        for ask in view.asks:
+            tree = view.slots.pop(ask.request.id, None)
+            if not isinstance(tree, Tree):
+                continue
+            lease, base = ask.txn.lease, ask.txn.base
+            reach = min(tree.reach, lease.length)
+            if reach > base:
+                states: Mapping[str, Tensor] = view.hidden.get(ask.place, {})
+                reach = reach if all(tap in states for tap in self.head.taps) else base
+                self.head.keep(lease.slots(base, reach), {tap: states[tap][: reach - base] for tap in states})
+            view.advance(ask, self.group, reach)
+            if tree.ask.item.nodes:
+                self.observe(tree, [tree.places[node] for node in view.accepted(ask)])
+
+
+def bytes_of(part: Tensor) -> bytes:
+    packed: Any = part.contiguous().view(torch.uint8).numpy()
+    return bytes(packed.tobytes())

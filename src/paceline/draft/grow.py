@@ -1,0 +1,240 @@
+"""Trees on a head: the common builder (draft/tree.py) with a `Head` in place of a draft model. A level of all trees is
+one call of the head.
+
+The shape of a tree is fixed before anything is drawn. It is the best one for the chance of each rank at each depth to
+be the accepted one, as measured on the engine's own rounds (Medusa, Cai et al. 2024, arXiv 2401.10774, section 3.3:
+greedy growth), and at first when the head was trained.
+"""
+
+import heapq
+from collections.abc import Sequence
+from functools import cache
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from paceline.core.component import TARGET
+from paceline.core.forest import ROOT, Forest, Law
+from paceline.core.registry import Offers
+from paceline.core.rows import RowsBuilder
+from paceline.draft import Ask, Host, View
+from paceline.draft.head import Head, need
+from paceline.draft.sequoia import Shape, rates
+from paceline.draft.tree import Laws, Tree, TreeDrafter
+
+WIDTH = 10
+NODES = 24
+PRIOR = (0.5, 0.13, 0.07, 0.04, 0.03, 0.02, 0.015, 0.01, 0.008, 0.006)
+FADE = 0.8
+"""What `PRIOR` is multiplied by from depth to depth."""
+WEIGHT = 20.0
+"""Rounds that the first rates count for."""
+
+
+def offers(name: str, summary: str, group: bool = False) -> Offers:
+    """The card of a drafter with a head of this format. `group`: the head has K/V of its own."""
+    laws = frozenset({Law.SHARED_NOISE, Law.WITHOUT_REPLACEMENT})
+    return Offers(summary, laws, "tree", NODES, frozenset({need(name)}), name if group else None, auto=(name,))
+
+
+@cache
+def best(nodes: int, chances: tuple[tuple[float, ...], ...]) -> Shape:
+    """The tree of at most `nodes` below the root with the most expected accepted nodes, where `chances[depth][rank]` is
+    the chance of a child to be the accepted one, given that its parent is."""
+    kept: set[tuple[int, ...]] = set()
+    heap: list[tuple[float, tuple[int, ...]]] = [(-chances[0][0], (0,))]
+    while heap and len(kept) < nodes:
+        minus, path = heapq.heappop(heap)
+        kept.add(path)
+        depth, rank = len(path), path[-1]
+        if depth < len(chances):
+            heapq.heappush(heap, (minus * chances[depth][0], (*path, 0)))
+        row = chances[depth - 1]
+        if rank + 1 < len(row) and row[rank] > 0:
+            heapq.heappush(heap, (minus / row[rank] * row[rank + 1], (*path[:-1], rank + 1)))
+
+    def shape(path: tuple[int, ...]) -> Shape:
+        below = [(*path, rank) for rank in range(WIDTH)]
+        return tuple(shape(child) for child in below if child in kept)
+
+    return shape(())
+
+
+class Chances:
+    """Rates by depth and rank, over all requests, from the rounds; they change between rounds only."""
+
+    def __init__(self, first: Sequence[Sequence[float]], depth: int) -> None:
+        """`first`: as measured before; missing ones are `PRIOR`'s."""
+        known = [[float(rate) for rate in row][:WIDTH] for row in first][:depth]
+        known += [[p * FADE**d for p in PRIOR] for d in range(len(known), depth)]
+        self.hits = [[WEIGHT * max(p, 1e-4) for p in row] for row in known]
+        self.tries = [[WEIGHT * max(1 - sum(row[:rank]), 1e-3) for rank in range(len(row))] for row in known]
+        self.due = 2 * WEIGHT
+        self.rates = self.falling()
+
+    def observe(self, depth: int, rank: int, hit: bool) -> None:
+        if rank < len(self.tries[depth]):
+            self.tries[depth][rank] += 1
+            self.hits[depth][rank] += hit
+
+    def review(self) -> None:
+        """After a round."""
+        if self.tries[0][0] >= self.due:  # rates grow finer as they change less
+            self.due *= 1.5
+            self.rates = self.falling()
+
+    def falling(self) -> tuple[tuple[float, ...], ...]:
+        """By depth; from rank to rank never rising, for a tree that fills ranks in order."""
+        out = []
+        for hits, tries in zip(self.hits, self.tries):
+            row, least = list[float](), 1.0
+            for rate in rates(hits, tries):
+                least = min(least, max(rate, 1e-4))
+                row.append(least)
+            out.append(tuple(row))
+        return tuple(out)
+
+
+class HeadDrafter(TreeDrafter):
+    """The builder for a `Head`. A method gives its `name`, that of the format, and perhaps a rule of its own (`plant`,
+    `expand`, `observe`)."""
+
+    name: ClassVar[str]
+    width = WIDTH
+
+    def __init__(self, host: Host) -> None:
+        head = host.components[self.name]
+        assert isinstance(head, Head)
+        self.head, self.target = head, host.embeds(TARGET)
+        self.sampler, self.chunk = host.sampler, host.chunk
+        self.keeps = self.name if head.kv_layers else None
+        """The K/V group, of a head that has one."""
+        depth = head.config.depth
+        self.chances = {greedy: Chances(head.config.accuracy, depth) for greedy in (True, False)}
+        self.roots: dict[int, Tensor] = {}
+        """{place: state of the root}, of the requests to draft for."""
+
+    # -- the rule ----------------------------------------------------------------------------------------------------
+
+    def plant(self, tree: Tree) -> None:
+        tree.memo = {ROOT: best(tree.ask.item.nodes, self.chances[tree.law is Law.POINT].rates)}
+
+    def expand(self, tree: Tree, laws: Laws) -> list[int]:
+        new = []
+        for place, draws in laws.items():
+            for token, shape in zip(draws.token, tree.memo[place]):
+                child = tree.add(place, token)
+                if shape:
+                    tree.memo[child] = shape
+                    new.append(child)
+        return new
+
+    def observe(self, tree: Tree, path: list[int]) -> None:
+        chances = self.chances[tree.law is Law.POINT]
+        for above, rank, hit in tree.examined(path):
+            chances.observe(tree.below(above) - 1, rank, hit)
+        chances.review()
+
+    # -- the builder -------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def draft(self, asks: Sequence[Ask], view: View) -> Forest:
+        """Where the hidden state of the row before the root is at hand: not while a prompt is computed."""
+        trees = []
+        for ask in asks:
+            view.slots.pop(ask.request.id, None)
+            item = ask.item if ask.item.given == 1 else ask.item._replace(nodes=0)
+            if item.nodes or (self.keeps and ask.behind(self.keeps)):
+                law = Law.POINT if ask.request.params.greedy and ask.law is not Law.SAMPLED else ask.law
+                reach = ask.txn.lease.frontier[self.keeps] if self.keeps else ask.txn.base
+                trees.append(Tree(ask._replace(item=item), reach, law))
+        contexts = self.catch_up(trees, view) if self.keeps else self.last(trees, view)
+        grown = [tree for tree in trees if tree.ask.item.nodes and tree.ask.place in contexts]
+        if grown:
+            context = torch.stack([contexts[tree.ask.place] for tree in grown])
+            root = self.embed([tree.ask.request.tokens[tree.ask.known - 1] for tree in grown])
+            states = self.head.begin(context, root)
+            self.roots = {tree.ask.place: state for tree, state in zip(grown, states)}
+        for tree in grown:
+            tree.fresh = [ROOT]
+            self.plant(tree)
+        return self.forest(trees, self.grow(grown), view)
+
+    def embed(self, tokens: Sequence[int]) -> Tensor:
+        return self.target.embed(torch.tensor(tokens, dtype=torch.int64)).to(self.head.compute)
+
+    def last(self, trees: Sequence[Tree], view: View) -> dict[int, Tensor]:
+        """{place: hidden state of the last committed row}"""
+        held = {tree.ask.place: view.held[tree.ask.place].get(self.head.taps[0]) for tree in trees}
+        return {
+            place: states[-1].to(self.head.compute)
+            for place, states in held.items() if states is not None and len(states)
+        }  # fmt: skip
+
+    def catch_up(self, trees: Sequence[Tree], view: View) -> dict[int, Tensor]:
+        """Compute the committed rows that the head's K/V group lacks, in passes of at most `chunk` rows; the contexts
+        of those that are complete, by place."""
+        contexts, tap = dict[int, Tensor](), self.head.taps[0]
+        held = {tree.ask.place: view.held[tree.ask.place].get(tap) for tree in trees}
+        waiting = [
+            tree for tree in trees
+            if (states := held[tree.ask.place]) is not None and 0 < tree.ask.txn.base - tree.reach <= len(states)
+        ]  # fmt: skip
+        while waiting:
+            builder, left, parts, stops, ends = RowsBuilder(), self.chunk, list[Tensor](), list[int](), list[int]()
+            for tree in waiting:
+                ask, states = tree.ask, held[tree.ask.place]
+                assert states is not None
+                start, base = tree.reach, ask.txn.base
+                tree.reach = stop = min(base, start + left)
+                left -= stop - start
+                if stop == start:
+                    break
+                builder.add(
+                    [0] * (stop - start),
+                    tree.slots(start, stop),
+                    ask.txn.table,
+                    start,
+                    want=[],
+                    shift=ask.request.shift,
+                )
+                skip = len(states) - (base - start)
+                parts.append(states[skip : skip + stop - start])
+                stops += ask.request.tokens[start + 1 : stop + 1]
+                ends.append(len(stops) - 1)
+            paged = self.head.paged(builder.build())
+            context = self.head.enrich(torch.cat(parts).to(self.head.compute), self.embed(stops), paged)
+            for tree, end in zip(waiting, ends):
+                if tree.reach == tree.ask.txn.base:
+                    contexts[tree.ask.place] = context[end]
+            waiting = [tree for tree in waiting if tree.reach < tree.ask.txn.base]
+        return contexts
+
+    def grow(self, trees: Sequence[Tree]) -> list[Tensor]:
+        """Level by level: places of one depth, their states from their parents'."""
+        tables, depth = list[Tensor](), 0
+        states: dict[tuple[int, int], Tensor] = {(place, ROOT): state for place, state in self.roots.items()}
+        while active := [tree for tree in trees if tree.fresh]:
+            places = [(tree, place) for tree in active for place in sorted(tree.fresh)]
+            if depth:
+                above = torch.stack([states[tree.ask.place, tree.parent[place]] for tree, place in places])
+                tokens = self.embed([tree.token[place] for tree, place in places])
+                state = self.head.extend(above, tokens, depth - 1)
+                states = {(tree.ask.place, place): one for (tree, place), one in zip(places, state)}
+            else:
+                state = torch.stack([states[tree.ask.place, ROOT] for tree, _ in places])
+            logits = self.head.logits(self.head.draft(state, depth), depth, self.target.head)
+            self._level(places, logits.float(), tables)
+            depth += 1
+        return tables
+
+    def learn(self, view: View) -> None:
+        for ask in view.asks:
+            tree = view.slots.pop(ask.request.id, None)
+            if tree is None:
+                continue
+            if self.keeps:
+                view.advance(ask, self.keeps, min(tree.reach, ask.txn.lease.length))
+            if tree.token:
+                self.observe(tree, [tree.places[node] for node in view.accepted(ask)])

@@ -1,0 +1,38 @@
+"""Training of `clover` (draft/clover.py): states and laws of the target as labels, the true tokens above, a gradient
+through all depths (Clover-2, arXiv 2408.00264, section 3.3). `--set version=1 --set layers=1` is Clover."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.core.errors import InputError
+from paceline.draft.clover import Clover
+from paceline.draft.layers import RMSNorm
+from paceline.train import METHODS, Trains
+from paceline.train.method import HeadMethod
+from paceline.train.target import Target
+
+
+@METHODS.register("clover", Trains("a recurrence over drafted tokens on a state enriched once a round"))
+class TrainClover(HeadMethod):
+    head = Clover
+    objective = "smooth:10+kl"
+    decay = 0.7
+
+    def __init__(self, target: Target, settings: dict[str, Any]) -> None:
+        if str(settings.get("version", 2)) not in ("1", "2"):
+            raise InputError(f"version is {settings['version']!r}, but Clover has the versions 1 and 2.")
+        super().__init__(target, settings)
+
+    def started(self) -> None:
+        """What the head puts out begins with the norm of the target's states."""
+        super().started()
+        assert isinstance(self.module, Clover)
+        with torch.no_grad():
+            for norm in self.module.norms:
+                assert isinstance(norm, RMSNorm)
+                norm.weight.copy_(self.target.norm_weight)
+
+    def teacher(self, hidden: Tensor) -> Tensor:
+        return self.target.norm(hidden)

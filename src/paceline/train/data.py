@@ -1,0 +1,153 @@
+"""What drafters learn from: JSON lines of texts, chats or prompts, and the target's own answers to prompts.
+
+A line is an object. The first of these that it has says what it is:
+
+    messages (or conversations)   a chat, [{"role", "content"}, ...]; its last answer is to be predicted
+    text                          a text, all of it to be predicted
+    prompt, question, instruction or turns, with completion, answer, output or response   a prompt with its answer
+    the same without an answer    a prompt
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.bench.prompts import encode, has_template, read_text
+from paceline.core.errors import InputError
+from paceline.train.target import Target
+
+PROMPTS, ANSWERS = ("prompt", "question", "instruction", "turns"), ("completion", "answer", "output", "response")
+BATCH = 32
+"""Answers that are generated together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Token ids, and the first of them that is to be predicted."""
+
+    ids: tuple[int, ...]
+    start: int
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file of JSON lines, or of one JSON list. Raises InputError naming the line."""
+    text = read_text(path)
+    entries: list[Any]
+    if text.lstrip()[:1] == "[":
+        try:
+            entries = json.loads(text)
+        except ValueError as error:
+            raise InputError(f"{path} does not parse as JSON ({error}); give one JSON object a line.") from None
+    else:
+        entries = []
+        for number, line in enumerate(text.split("\n"), start=1):
+            if not line.strip():
+                continue
+            try:
+                entries.append(json.loads(line))
+            except ValueError as error:
+                place = f"{path}, line {number}"
+                raise InputError(f"{place} does not parse as JSON ({error}); give one JSON object a line.") from None
+    if not entries or not all(isinstance(entry, dict) for entry in entries):
+        raise InputError(f"{path} has no usable line; give JSON objects with text, messages, or prompt (and answer).")
+    return entries
+
+
+def parts(entry: dict[str, Any]) -> tuple[list[dict[str, str]] | str, str | None] | None:
+    """(conversation or prompt, its answer or None) of a line; a text is ("", text). None: not usable."""
+    chat = entry.get("messages", entry.get("conversations"))
+    if isinstance(chat, list) and chat:
+        turns = [{"role": role(turn), "content": str(turn.get("content", turn.get("value", "")))} for turn in chat]
+        last = max((i for i, turn in enumerate(turns) if turn["role"] == "assistant"), default=None)
+        if last is None:
+            return turns, None
+        return (turns[:last], turns[last]["content"] or None) if last else None
+    if isinstance(entry.get("text"), str) and entry["text"]:
+        return "", entry["text"]
+    prompt = next((entry[name] for name in PROMPTS if entry.get(name)), None)
+    prompt = prompt[0] if isinstance(prompt, list) and prompt else prompt
+    if not isinstance(prompt, str):
+        return None
+    if isinstance(entry.get("input"), str) and entry["input"]:
+        prompt = f"{prompt}\n\n{entry['input']}"
+    answer = next((entry[name] for name in ANSWERS if isinstance(entry.get(name), str) and entry[name]), None)
+    return prompt, answer
+
+
+def role(turn: dict[str, Any]) -> str:
+    said = str(turn.get("role", turn.get("from", "user")))
+    return {"human": "user", "gpt": "assistant"}.get(said, said)
+
+
+def prompt_ids(target: Target, prompt: list[dict[str, str]] | str) -> list[int]:
+    """Token ids up to where the answer begins; a lone prompt is a user's message where the target has a template."""
+    if isinstance(prompt, str):
+        return encode(target.text, prompt) if prompt else []
+    if has_template(target.text):
+        return target.text.chat(prompt)
+    return target.text.encode("\n".join(turn["content"] for turn in prompt))
+
+
+def given(target: Target, entries: Sequence[dict[str, Any]], most: int) -> Iterator[Sample]:
+    """Lines as they stand: texts, and prompts with their answers; at most `most` tokens each."""
+    ends = [token for token in target.text.eos() if isinstance(token, int)][:1]
+    for entry in entries:
+        found = parts(entry)
+        if found is None or found[1] is None:
+            continue
+        ids = prompt_ids(target, found[0])
+        tail = (
+            target.text.encode(found[1])
+            if not ids
+            else target.text.tokenizer.encode(found[1], add_special_tokens=False)
+        )
+        ids, start = [*ids, *tail, *(ends if ids else [])], max(1, len(ids))
+        if len(ids[:most]) > start + 1:
+            yield Sample(tuple(ids[:most]), start)
+
+
+def answered(
+    target: Target, entries: Sequence[dict[str, Any]], most: int, *, limit: int | None = None,
+    cache: Path | None = None, answer: int = 160, temperature: float = 0.0, seed: int = 0,
+) -> list[Sample]:  # fmt: skip
+    """The target's own answers, by our engine, to the first `limit` prompts: what a drafter will see when it serves.
+    `cache`: a directory that keeps them, by target, prompts and these arguments."""
+    prompts = [found[0] for entry in entries if (found := parts(entry)) is not None and found[0]][:limit]
+    ids = [each for prompt in prompts if 0 < len(each := prompt_ids(target, prompt)) <= most - 8]
+    if not ids:
+        raise InputError(
+            "The data has no prompt for the target to answer; give lines with prompt, question or messages."
+        )
+    key = json.dumps([target.fingerprint, target.dtype, ids, most, answer, temperature, seed])
+    file = None if cache is None else cache / f"answers-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    if file is not None and file.is_file():
+        return [Sample(tuple(text), start) for text, start in json.loads(file.read_text(encoding="utf-8"))]
+    samples = generate(target, ids, most, answer, temperature, seed)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        whole = json.dumps([[sample.ids, sample.start] for sample in samples])
+        part = file.with_suffix(".part")
+        part.write_text(whole, encoding="utf-8")
+        part.replace(file)
+    return samples
+
+
+def generate(
+    target: Target, prompts: Sequence[list[int]], most: int, answer: int, temperature: float, seed: int
+) -> list[Sample]:
+    """In batches, with prompt lookup as the drafter: the text is the target's own whoever drafts."""
+    from paceline import LLM, SamplingParams
+
+    with LLM(target.path, dtype=target.dtype, drafter="ngram", max_requests=BATCH) as llm:
+        each = [
+            SamplingParams(
+                temperature=temperature, top_k=0, top_p=1.0, seed=seed + i, max_tokens=min(answer, most - len(ids))
+            )
+            for i, ids in enumerate(prompts)
+        ]
+        outputs = llm.generate(list(prompts), each)
+    made = zip(prompts, (output.token_ids for output in outputs))
+    return [Sample((*ids, *tokens), len(ids)) for ids, tokens in made if len(tokens) > 2]

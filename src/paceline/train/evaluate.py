@@ -1,0 +1,111 @@
+"""`Eval`: how good a drafter is, on held-out answers of the target: by arithmetic, and by the engine.
+
+Simulated tau walks each answer as greedy decoding would: a round at a row keeps the drafted tokens along the true text
+as long as they are in its tree, and the next round begins behind the target's own token. It equals the engine's where
+the trees are the same: that is the best single test of a drafter's training against its serving.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from paceline.train.data import Sample
+from paceline.train.features import FeatureSource
+from paceline.train.method import Method
+
+TOP = 10
+"""Ranks whose chances are told."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """conditional[d]: chance that the first guess at depth d is right where those above are. accuracy[d][r]: the chance
+    of rank r there, the true tokens above. tau: tokens a pass, simulated, with a chain of all depths."""
+
+    conditional: tuple[float, ...]
+    accuracy: tuple[tuple[float, ...], ...]
+    tau: float
+    rounds: int
+
+
+def evaluate(method: Method, source: FeatureSource, names: Sequence[int], size: int = 8) -> Scores | None:
+    """Of the texts with these numbers; None for a method that has no ranks."""
+    method.module.eval()
+    tables: list[list[list[int]]] = []
+    counts: torch.Tensor | None = None
+    for start in range(0, len(names), size):
+        mine = list(names[start : start + size])
+        ranks = method.ranks(source.batch(mine))
+        if ranks is None:
+            return None
+        for row, name in zip(ranks, mine):
+            sample = source.samples[name]
+            table = row[sample.start - 1 : len(sample.ids)]
+            if counts is None:
+                counts = torch.zeros(table.shape[-1], TOP + 1)
+            for depth in range(table.shape[-1]):
+                seen = table[:, depth]
+                counts[depth] += torch.bincount(seen[seen >= 0].clamp(max=TOP), minlength=TOP + 1)
+            tables.append(table.tolist())
+    method.module.train()
+    assert counts is not None
+    rates = counts[:, :TOP] / counts.sum(-1, keepdim=True).clamp(min=1)
+    tau, rounds, conditional = walked(tables)
+    return Scores(conditional, tuple(tuple(round(x, 4) for x in row) for row in rates.tolist()), tau, rounds)
+
+
+def walked(tables: Sequence[Sequence[Sequence[int]]]) -> tuple[float, int, tuple[float, ...]]:
+    """(tau, rounds, conditional accuracy by depth) of greedy chains over answers: `tables[i][t]` has the ranks of a
+    round at row t, whose root is the token behind it. The answer's first token comes of the prompt's own pass."""
+    tokens = rounds = 0
+    depths = max((len(table[0]) for table in tables if table), default=0)
+    seen, right = [0] * depths, [0] * depths
+    for table in tables:
+        row, left = 0, len(table) - 2  # tokens behind the root
+        while left > 0:
+            kept = 0
+            for depth, rank in enumerate(table[row][:left]):
+                if rank < 0:
+                    break
+                seen[depth] += 1
+                if rank:
+                    break
+                right[depth], kept = right[depth] + 1, kept + 1
+            brought = min(kept + 1, left)
+            tokens, rounds, row, left = tokens + brought, rounds + 1, row + brought, left - brought
+    return tokens / max(rounds, 1), rounds, tuple(r / max(s, 1) for r, s in zip(right, seen))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the engine made of it: tokens a pass of each drafter, over the same prompts; are the texts plain
+    decoding's?"""
+
+    tau: dict[str, float]
+    same: dict[str, bool]
+
+
+def engine_tau(
+    target: str | Path, draft: str | Path | None, samples: Sequence[Sample], drafters: Sequence[str], nodes: int | None,
+    answer: int = 160, dtype: str = "bfloat16",
+) -> Measured:  # fmt: skip
+    """Greedy answers to the samples' prompts, one request at a time, by each drafter. Tau is over the tokens behind the
+    first, which the prompt's pass brings."""
+    from paceline import LLM, SamplingParams
+
+    tau, same, plain = dict[str, float](), dict[str, bool](), None
+    with LLM(target, draft, nodes=nodes, dtype=dtype, length="fixed", drafter="none", max_requests=1) as llm:
+        for drafter in ("none", *drafters):
+            params = [
+                SamplingParams(temperature=0.0, seed=0, max_tokens=min(answer, len(s.ids) - s.start), drafter=drafter)
+                for s in samples
+            ]
+            outputs = llm.generate([list(s.ids[: s.start]) for s in samples], params, progress=False)
+            texts = [output.token_ids for output in outputs]
+            plain = texts if plain is None else plain
+            passes = sum(max(output.stats.passes - 1, 0) for output in outputs)
+            tau[drafter] = sum(len(text) - 1 for text in texts) / max(passes, 1)
+            same[drafter] = texts == plain
+    return Measured(tau, same)

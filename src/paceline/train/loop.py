@@ -1,0 +1,360 @@
+"""The loop: batches, gradients, AdamW, checkpoints. One for every method.
+
+A run lives in the directory `out`: `state.pt` (weights, optimizer, where it stands; written at least once a minute and
+at the end), `log.csv` (a line every few steps), `answers-*.json` (what the target said), and at the end what
+`--draft` takes. A run that is started again there goes on where it was; one of `steps` steps ends with the same bits as
+if it had never been stopped: every step draws from a generator of its own seed, and texts come in an order of (seed,
+epoch).
+"""
+
+import csv
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.core.errors import InputError
+from paceline.train import METHODS
+from paceline.train.data import Sample, answered, given, read_lines
+from paceline.train.evaluate import Scores, evaluate
+from paceline.train.features import FeatureSource
+from paceline.train.method import Loss, Method
+from paceline.train.target import Target
+
+STATE, LOG = "state.pt", "log.csv"
+EVERY = 10
+"""Steps between two lines of the log."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A training. All but `minutes`, `report` and `cache` must be the same when a run goes on."""
+
+    method: str
+    target: str | Path
+    data: tuple[Path, ...]
+    out: Path
+    minutes: float | None = 10.0
+    """Stop after so long; None: after `steps`."""
+    steps: int | None = None
+    """Stop after so many; None: after `minutes`."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """The method's own."""
+    answers: bool | None = None
+    """Learn from the target's answers to the prompts (None: as the method's card says), else from the data as it is."""
+    prompts: int | None = 2000
+    """Most prompts that the target answers."""
+    answer: int = 160
+    """Most tokens of an answer."""
+    temperature: float = 0.0
+    """Of these answers."""
+    length: int = 512
+    """Most tokens of a text."""
+    tokens: int = 1024
+    """Tokens of a batch."""
+    accumulate: int = 1
+    """Batches of a step."""
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+    warmup: int = 20
+    """Steps in which the learning rate rises."""
+    clip: float = 1.0
+    """Most length of a gradient."""
+    seed: int = 0
+    held: int = 24
+    """Texts that are not trained on, for evaluation."""
+    dtype: str = "bfloat16"
+    """Of the target, as it will serve."""
+    cache: Path | None = None
+    """A directory for hidden states and answers; None: answers in `out`, hidden states computed each time."""
+    cache_bytes: int = 2 << 30
+    save_seconds: float = 50.0
+
+    def key(self) -> dict[str, Any]:
+        """What must not change between a run and its going on."""
+        free = ("minutes", "steps", "out", "cache", "cache_bytes", "save_seconds")
+        return {k: v for k, v in json.loads(json.dumps(asdict(self), default=str)).items() if k not in free}
+
+
+@dataclass(frozen=True)
+class Progress:
+    step: int
+    loss: float
+    conditional: tuple[float, ...]
+    tau: float
+    """Of a chain by the accuracies of the latest steps: 1 + a0 + a0 a1 + ..."""
+    tokens: int
+    seconds: float
+    share: float
+    """How much of the run is done."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came of it."""
+
+    out: Path
+    steps: int
+    tokens: int
+    seconds: float
+    scores: Scores | None
+
+
+def train(plan: Plan, report: Callable[[Progress], None] = lambda now: None) -> Trained:
+    """Raises InputError, CheckpointError or RefusalError before anything is trained; InputError naming the batch where
+    a loss is not finite."""
+    check(plan)
+    make = METHODS.get(plan.method)
+    plan.out.mkdir(parents=True, exist_ok=True)
+    target = Target(plan.target, plan.dtype)
+    torch.manual_seed(plan.seed)
+    method = make(target, plan.settings)
+    samples = texts(plan, target)
+    held = min(plan.held, max(1, len(samples) // 10))
+    method.see(samples[held:])
+    source = FeatureSource(target, samples, method.taps, plan.cache, plan.cache_bytes)
+    run = Run(plan, method, source, list(range(held, len(samples))))
+    run.restore()
+    run.go(report)
+    scores = evaluate(method, source, list(range(held)))
+    if scores is not None:
+        method.accuracy = scores.accuracy
+    facts = {"steps": run.step, "tokens": run.tokens, "seed": plan.seed, "target": target.fingerprint}
+    if scores is not None:
+        facts |= {"tau": round(scores.tau, 4), "conditional": [round(x, 4) for x in scores.conditional]}
+    method.module.eval()
+    method.save(plan.out, facts)
+    return Trained(plan.out, run.step, run.tokens, run.seconds, scores)
+
+
+def check(plan: Plan) -> None:
+    """InputError for what would fail only later."""
+    if plan.minutes is None and plan.steps is None:
+        raise InputError("Neither minutes nor steps are given, so the training would not end; give one of them.")
+    for name in ("minutes", "steps", "tokens", "accumulate", "length", "lr", "answer", "held"):
+        value = getattr(plan, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise InputError(f"{name} is {value}, but it must be a positive number.")
+    METHODS.card(plan.method)
+    if plan.out.exists() and not plan.out.is_dir():
+        raise InputError(f"out {plan.out} is a file; give a directory.")
+
+
+def texts(plan: Plan, target: Target) -> list[Sample]:
+    """All that is learned from and held out, in an order of the seed."""
+    entries = [entry for path in plan.data for entry in read_lines(path)]
+    order = torch.randperm(len(entries), generator=torch.Generator().manual_seed(plan.seed)).tolist()
+    entries = [entries[i] for i in order]
+    wanted = METHODS.card(plan.method).data == "answers" if plan.answers is None else plan.answers
+    if wanted:
+        samples = answered(
+            target, entries, plan.length, limit=plan.prompts, cache=plan.cache or plan.out, answer=plan.answer,
+            temperature=plan.temperature, seed=plan.seed,
+        )  # fmt: skip
+    else:
+        samples = list(given(target, entries, plan.length))
+    if len(samples) < 2:
+        raise InputError(
+            f"The data has {len(samples)} usable texts, but at least 2 are needed; give JSON lines with text, "
+            "messages, or prompt (and answer)."
+        )
+    return samples
+
+
+class Run:
+    """A training under way."""
+
+    def __init__(self, plan: Plan, method: Method, source: FeatureSource, names: Sequence[int]) -> None:
+        self.plan, self.method, self.source, self.names = plan, method, source, names
+        self.weights = [weight for weight in method.module.parameters() if weight.requires_grad]
+        if not self.weights:
+            raise InputError(f"{plan.method} has no weights to train with these settings.")
+        self.optimizer = torch.optim.AdamW(self.weights, lr=plan.lr, betas=(0.9, 0.95), weight_decay=plan.weight_decay)
+        self.step = self.tokens = 0
+        self.seconds, self.saved = 0.0, time.monotonic()
+        self.cool: tuple[int, int] | None = None
+        """(first step, number of steps) of the end, where the learning rate falls; part of the state, because a run
+        limited by time learns only under way where its end is."""
+        self.recent: list[Loss] = []
+        self.window: list[float] = []
+
+    # -- what a step is a function of -------------------------------------------------------------------------------
+
+    def batches(self, epoch: int) -> list[list[int]]:
+        """The texts of an epoch in batches of about `tokens`, texts of like length together; a function of seed and
+        epoch."""
+        stream = torch.Generator().manual_seed(self.plan.seed * 1_000_003 + epoch)
+        order = [self.names[i] for i in torch.randperm(len(self.names), generator=stream).tolist()]
+        sizes = [len(self.source.samples[name].ids) for name in range(len(self.source.samples))]
+        batches: list[list[int]] = []
+        for start in range(0, len(order), 64):
+            pool = sorted(order[start : start + 64], key=lambda name: (sizes[name], name))
+            batch: list[int] = []
+            for name in pool:
+                if batch and (len(batch) + 1) * max(sizes[name], *(sizes[n] for n in batch)) > self.plan.tokens:
+                    batches.append(batch)
+                    batch = []
+                batch.append(name)
+            batches.append(batch)
+        shuffled = torch.randperm(len(batches), generator=stream).tolist()
+        return [batches[i] for i in shuffled]
+
+    def stream(self) -> Iterator[list[int]]:
+        """Batches from where the run stands, without end."""
+        skip, epoch = self.step * self.plan.accumulate, 0
+        while True:
+            batches = self.batches(epoch)
+            if skip < len(batches):
+                yield from batches[skip:]
+            skip, epoch = max(0, skip - len(batches)), epoch + 1
+
+    def rate(self) -> float:
+        """Of the learning rate, in this step."""
+        warm = min(1.0, (self.step + 1) / max(1, self.plan.warmup))
+        if self.cool is None or self.step < self.cool[0]:
+            return warm
+        return warm * max(0.0, 1 - (self.step - self.cool[0] + 1) / self.cool[1])
+
+    def plan_end(self) -> None:
+        """Where the end begins: the last fifth."""
+        plan = self.plan
+        if self.cool is not None:
+            return
+        if plan.minutes is None:
+            assert plan.steps is not None
+            length = max(1, plan.steps // 5)
+            self.cool = plan.steps - length, length
+        elif self.done() >= 0.8:
+            self.cool = self.step, max(1, self.step // 4)
+
+    def done(self) -> float:
+        plan = self.plan
+        shares = [
+            0.0 if plan.steps is None else self.step / plan.steps,
+            0.0 if plan.minutes is None else self.seconds / (60 * plan.minutes),
+        ]
+        return max(shares)
+
+    def finished(self) -> bool:
+        if self.plan.minutes is None:
+            return self.step >= (self.plan.steps or 0)
+        ended = self.cool is not None and self.step >= sum(self.cool)
+        return ended or (self.plan.steps is not None and self.step >= self.plan.steps) or self.done() >= 1.2
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    def go(self, report: Callable[[Progress], None]) -> None:
+        batches = self.stream()
+        self.method.module.train()
+        while not self.finished():
+            begun = time.monotonic()
+            self.plan_end()
+            torch.manual_seed(self.plan.seed * 7_919 + self.step)
+            loss = self.advance([next(batches) for _ in range(self.plan.accumulate)])
+            self.step += 1
+            self.seconds += time.monotonic() - begun
+            self.window.append(loss)
+            if self.step % EVERY == 0:
+                now = self.progress()
+                self.write(now)
+                report(now)
+            if time.monotonic() - self.saved >= self.plan.save_seconds:
+                self.save()
+        self.save()
+
+    def advance(self, batches: Sequence[Sequence[int]]) -> float:
+        """One step; its loss."""
+        total = 0.0
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.plan.lr * self.rate()
+        self.optimizer.zero_grad(set_to_none=True)
+        for names in batches:
+            batch = self.source.batch(names)
+            with lower():
+                loss = self.method.loss(batch, self.step)
+            if not torch.isfinite(loss.total):
+                raise InputError(
+                    f"The loss of step {self.step} is {loss.total.item()}, in the batch of texts {list(names)}; the "
+                    f"run stands at its last checkpoint: take these texts out, or lower lr from {self.plan.lr}."
+                )
+            if loss.total.requires_grad:
+                torch.autograd.backward(loss.total / len(batches))
+            total += loss.total.item() / len(batches)
+            self.tokens += int(batch.length.sum())
+            self.recent = [*self.recent[1 - 4 * EVERY :], loss]
+        torch.nn.utils.clip_grad_norm_(self.weights, self.plan.clip)
+        self.optimizer.step()
+        return total
+
+    def progress(self) -> Progress:
+        depths = max((len(loss.seen) for loss in self.recent), default=0)
+        rates = []
+        for depth in range(depths):
+            mine = [loss for loss in self.recent if depth < len(loss.seen)]
+            rates.append(sum(it.right[depth] for it in mine) / max(1.0, sum(it.seen[depth] for it in mine)))
+        tau = 1 + sum(math.prod(rates[: depth + 1]) for depth in range(depths))
+        mean = sum(self.window) / max(1, len(self.window))
+        self.window.clear()
+        return Progress(self.step, mean, tuple(rates), tau, self.tokens, self.seconds, min(1.0, self.done()))
+
+    # -- on disk -----------------------------------------------------------------------------------------------------
+
+    def write(self, now: Progress) -> None:
+        file = self.plan.out / LOG
+        new = not file.exists()
+        with file.open("a", newline="", encoding="utf-8") as handle:
+            lines = csv.writer(handle)
+            if new:
+                depths = [f"accuracy_{d + 1}" for d in range(len(now.conditional))]
+                lines.writerow(["step", "tokens", "seconds", "loss", "simulated_tau", *depths])
+            rates = [f"{x:.4f}" for x in now.conditional]
+            lines.writerow([now.step, now.tokens, f"{now.seconds:.1f}", f"{now.loss:.5f}", f"{now.tau:.4f}", *rates])
+
+    def save(self) -> None:
+        file = self.plan.out / STATE
+        part = file.with_suffix(".part")
+        trained = {name: weight for name, weight in self.method.module.named_parameters() if weight.requires_grad}
+        torch.save(
+            {
+                "plan": self.plan.key(), "step": self.step, "tokens": self.tokens, "seconds": self.seconds,
+                "cool": self.cool, "weights": trained, "optimizer": self.optimizer.state_dict(),
+            },
+            part,
+        )  # fmt: skip
+        part.replace(file)
+        self.saved = time.monotonic()
+
+    def restore(self) -> None:
+        """Go on where the directory's run stands. Raises InputError where it is another one."""
+        file = self.plan.out / STATE
+        if not file.is_file():
+            return
+        try:
+            state = torch.load(file, weights_only=True)
+        except Exception as error:  # a truncated file raises what it likes
+            raise InputError(f"{file} cannot be read ({error}); delete it to begin anew.") from None
+        own, other = self.plan.key(), state["plan"]
+        differ = sorted(name for name in {*own, *other} if own.get(name) != other.get(name))
+        if differ:
+            name = differ[0]
+            raise InputError(
+                f"{self.plan.out} holds a training with {name} = {other.get(name)!r}, not {own.get(name)!r}; give the "
+                "same settings to go on, or another directory."
+            )
+        self.step, self.tokens, self.seconds, self.cool = (
+            state["step"], state["tokens"], state["seconds"], state["cool"],
+        )  # fmt: skip
+        self.method.module.load_state_dict(state["weights"], strict=False)
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+def lower() -> AbstractContextManager[Any]:
+    """Matrices in bfloat16 where the CPU multiplies it natively; sums and laws stay in float32."""
+    native = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
+    return torch.autocast("cpu", torch.bfloat16) if native else nullcontext()

@@ -1,0 +1,222 @@
+"""What a training method is to the loop, and `HeadMethod`: the whole of it for a head (draft/head.py)."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.errors import InputError
+from paceline.draft.head import Head
+from paceline.draft.layers import Dense, Layer
+from paceline.model.blocks import Rotary
+from paceline.train.data import Sample
+from paceline.train.features import Batch
+from paceline.train.objective import Objective
+from paceline.train.target import Target
+
+
+@dataclass(slots=True)
+class Loss:
+    """total: a scalar with a gradient. right, seen: of each depth, places where this draft and all before it were
+    right, and places where all before it were."""
+
+    total: Tensor
+    right: list[float] = field(default_factory=list)
+    seen: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Step:
+    """What a head says at one depth, for rows 0 ... R - 1 of every text: out [B, R, H], for its `logits`."""
+
+    out: Tensor
+
+
+class Method(ABC):
+    """See train/__init__.py."""
+
+    module: nn.Module
+    taps: tuple[str, ...] = ()
+    accuracy: tuple[tuple[float, ...], ...] = ()
+    """Of each rank at each depth, which the loop sets before `save`."""
+
+    def see(self, samples: Sequence[Sample]) -> None:  # noqa: B027
+        """Before anything else: the texts that it will learn from, for what depends on all of them."""
+
+    @abstractmethod
+    def loss(self, batch: Batch, step: int) -> Loss: ...
+
+    def ranks(self, batch: Batch) -> "Tensor | None":
+        return None
+
+    @abstractmethod
+    def save(self, path: Path, facts: Mapping[str, Any]) -> None: ...
+
+
+def settled(kind: type[Any], settings: Mapping[str, Any], known: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """Fields of a dataclass from what the user set (texts or values) over what is known. Raises InputError."""
+    names = {f.name: f for f in fields(kind)}
+    out = dict(known)
+    for name, value in settings.items():
+        if name not in names or name in ("width", "vocab", "accuracy"):
+            free = sorted(set(names) - {"width", "vocab", "accuracy"})
+            raise InputError(f"{method} has no setting {name!r}; it has {', '.join(free)}.")
+        default = names[name].default
+        try:
+            out[name] = as_kind(value, type(default))
+        except ValueError:
+            raise InputError(f"{name} is {value!r}, but {method} expects a {type(default).__name__} there.") from None
+    return out
+
+
+def as_kind(value: Any, kind: type) -> Any:
+    """A setting, which may be a text, as a value of this type."""
+    if kind is bool and isinstance(value, str):
+        if value.lower() not in ("true", "false", "yes", "no", "1", "0"):
+            raise ValueError(value)
+        return value.lower() in ("true", "yes", "1")
+    return kind(value)
+
+
+class HeadMethod(Method):
+    """A method that trains a `Head`. A method gives `head` and perhaps `objective`, `decay`, `config` and `started`."""
+
+    head: ClassVar[type[Head]]
+    objective: ClassVar[str] = "kl"
+    decay: ClassVar[float] = 1.0
+    rows: ClassVar[int] = 2048
+    """Most places of a depth whose laws are compared in a batch: over a large vocabulary they are what costs."""
+
+    def __init__(self, target: Target, settings: dict[str, Any]) -> None:
+        settings = dict(settings)
+        decay = float(settings.pop("decay", self.decay))
+        self.goal = Objective.parse(str(settings.pop("objective", self.objective)), decay)
+        self.target = target
+        made = self.head.config_type(**settled(self.head.config_type, settings, self.config(target), self.head.method))
+        if made.depth < 1:
+            raise InputError(f"depth is {made.depth}, but a head drafts at least one token.")
+        self.module: Head = self.head(made)
+        self.taps = self.module.taps
+        self.started()
+        self.rotary = Rotary(
+            Layer.rope(made.head_dim or 2, made.theta), torch.device("cpu"), torch.float32, made.max_len
+        )
+
+    def config(self, target: Target) -> dict[str, Any]:
+        """Fields of the head's config that the target decides."""
+        spec = target.spec
+        return {
+            "width": spec.hidden, "vocab": spec.vocab, "max_len": spec.max_len, "heads": spec.heads,
+            "kv_heads": spec.kv_heads, "head_dim": spec.head_dim, "ffn": spec.ffn, "eps": spec.norm_eps,
+        }  # fmt: skip
+
+    def started(self) -> None:
+        """First weights beyond the module's own: output matrices begin as the target's."""
+        if self.module.config.own_head:
+            with torch.no_grad():
+                for output in self.module.output:
+                    assert isinstance(output, nn.Linear)
+                    output.weight.copy_(self.target.output)
+                    output.bias.zero_()
+
+    @property
+    def depth(self) -> int:
+        return self.module.config.depth
+
+    def unroll(self, batch: Batch) -> list[Step]:
+        """What the head says at each depth, the true tokens above. At depth d, rows 0 ... T - 3 - d."""
+        hidden = batch.hidden[self.module.taps[0]]
+        count, length, width = hidden.shape
+        embedded = self.target.embed(batch.ids)
+        following = torch.cat((embedded[:, 1:], embedded.new_zeros(count, 1, width)), 1)
+        context = hidden
+        if self.module.kv_layers:
+            attend = Dense(count, length, self.rotary)
+            flat = self.module.enrich(hidden.reshape(-1, width), following.reshape(-1, width), attend)
+            context = flat.view(count, length, width)
+        rows = length - 2
+        state = self.module.begin(context[:, :rows].reshape(-1, width), embedded[:, 1 : 1 + rows].reshape(-1, width))
+        state = state.view(count, rows, -1)
+        steps: list[Step] = []
+        for depth in range(min(self.depth, length - 2)):
+            rows = length - 2 - depth
+            if depth:
+                state, token = state[:, :rows], embedded[:, 1 + depth : 1 + depth + rows]
+                flat = self.module.extend(state.reshape(count * rows, -1), token.reshape(-1, width), depth - 1)
+                state = flat.view(count, rows, -1)
+            out = self.module.draft(state.reshape(count * rows, -1), depth)
+            steps.append(Step(out.view(count, rows, -1)))
+        return steps
+
+    def loss(self, batch: Batch, step: int) -> Loss:
+        hidden = batch.hidden[self.module.taps[0]]
+        teacher_state = self.teacher(hidden)
+        steps, loss = self.unroll(batch), Loss(torch.zeros(()))
+        alive = torch.ones_like(batch.learn, dtype=torch.bool)
+        weight = 0.0
+        for depth, each in enumerate(steps):
+            rows = each.out.shape[1]
+            places = batch.learn[:, 2 + depth :].flatten().nonzero().flatten()
+            if len(places) > self.rows:
+                places = places[torch.randperm(len(places))[: self.rows].sort().values]
+            if not len(places):
+                continue
+            out = each.out.reshape(-1, each.out.shape[-1])[places]
+            state = teacher_state[:, 1 + depth : 1 + depth + rows].reshape(-1, hidden.shape[-1])[places]
+            token = batch.ids[:, 2 + depth :].flatten()[places]
+            logits = self.module.logits(out, depth, self.target.head)
+            with torch.no_grad():
+                teacher = self.target.head(state)
+            each_place = self.goal.places(teacher=teacher, logits=logits, token=token, hidden=state, out=out)
+            loss.total = loss.total + self.goal.decay**depth * each_place.mean()
+            weight += self.goal.decay**depth
+            with torch.no_grad():
+                hit = torch.zeros(batch.ids.shape[0] * rows, dtype=torch.bool)
+                hit[places] = logits.argmax(-1) == token
+                looked = torch.zeros_like(hit)
+                looked[places] = True
+                before = alive[:, :rows].flatten() & looked
+                loss.seen.append(float(before.sum()))
+                loss.right.append(float((before & hit).sum()))
+                alive = (alive[:, :rows].flatten() & hit).view(-1, rows)
+        loss.total = loss.total / max(weight, 1e-9)
+        return loss
+
+    def teacher(self, hidden: Tensor) -> Tensor:
+        """The states behind the target's final norm, of those that the head reads."""
+        return hidden
+
+    @torch.no_grad()
+    def ranks(self, batch: Batch) -> Tensor:
+        """[B, T, depths]: the rank that the true token has at each depth of a round at each row; -1 where none is."""
+        steps = self.unroll(batch)
+        out = torch.full((*batch.ids.shape, self.depth), -1, dtype=torch.int64)
+        for depth, each in enumerate(steps):
+            rows = each.out.shape[1]
+            logits = self.module.logits(each.out.reshape(-1, each.out.shape[-1]), depth, self.target.head)
+            token = batch.ids[:, 2 + depth :].reshape(-1, 1)
+            mine = logits.gather(1, token)
+            place = torch.arange(logits.shape[-1])
+            ahead = (logits > mine) | ((logits == mine) & (place < token))
+            known = torch.arange(rows)[None] < (batch.length - 2 - depth)[:, None]
+            out[:, :rows, depth] = torch.where(known, ahead.sum(-1).view(-1, rows), -1)
+        return out
+
+    def save(self, path: Path, facts: Mapping[str, Any]) -> None:
+        module = self.module
+        kept, module.config = module.config, replace(module.config, accuracy=self.accuracy)
+        verifier = {"name_or_path": self.target.name, "architectures": [self.target.spec.family]}
+        proposal = {"proposal_type": "greedy", "speculative_tokens": self.depth}
+        module.save(
+            path,
+            speculators_config={
+                "algorithm": module.method, "default_proposal_method": "greedy", "proposal_methods": [proposal],
+                "verifier": verifier,
+            },
+            training=dict(facts),
+        )  # fmt: skip
+        module.config = kept

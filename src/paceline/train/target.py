@@ -1,0 +1,84 @@
+"""The target of a training: its decoder, and what heads share with it as tensors that gradients go through."""
+
+import hashlib
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from paceline.core.errors import RefusalError
+from paceline.engine.text import Text
+from paceline.model.checkpoint import open_tensors, resolve
+from paceline.model.decoder import Decoder
+from paceline.model.families import FAMILIES
+from paceline.model.linear import plain
+from paceline.model.load import Loader, load_model
+from paceline.model.spec import ModelSpec
+
+SAMPLE = 1 << 20
+"""Bytes of each end of a weight file that its fingerprint reads."""
+
+
+class Target:
+    """A model that drafters are trained for. Frozen."""
+
+    def __init__(self, model: str | Path, dtype: str = "bfloat16") -> None:
+        """`dtype`: of its decoder. Raises CheckpointError."""
+        self.name, self.path, self.dtype = str(model), resolve(model), dtype
+        self.text = Text(self.path)
+        self.decoder: Decoder = load_model(self.path, dtype=dtype)
+        if "post_norm" not in self.decoder.places:
+            raise RefusalError(f"{model} does not show its hidden states, so no head can be trained on it.")
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.decoder.spec
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of config and weights: equal for equal files."""
+        digest = hashlib.sha256()
+        files = (
+            [self.path] if self.path.is_file() else [*self.path.glob("config.json"), *self.path.glob("*.safetensors")]
+        )
+        for file in sorted(files):
+            size = file.stat().st_size
+            digest.update(f"{file.name} {size}".encode())
+            with file.open("rb") as handle:
+                digest.update(handle.read(SAMPLE))
+                handle.seek(max(0, size - SAMPLE))
+                digest.update(handle.read())
+        return digest.hexdigest()[:16]
+
+    @torch.no_grad()
+    def embed(self, token: Tensor) -> Tensor:
+        """[..., H] in float32, as they enter the first layer."""
+        return self.decoder.embed(token.reshape(-1)).float().view(*token.shape, -1)
+
+    @cached_property
+    def output(self) -> Tensor:
+        """The output matrix [V, H], float32."""
+        tensors = open_tensors(self.path)
+        cpu, names = torch.device("cpu"), FAMILIES[self.spec.family].names
+        loader = Loader(self.spec, names, tensors, plain(torch.float32, cpu), cpu)
+        own = not self.spec.tied or f"{loader.names.head}.weight" in tensors.place
+        table = torch.empty(0) if own and not self.spec.tied else loader.table(loader.names.embedding)
+        return loader.head(table).float().contiguous()
+
+    @cached_property
+    def norm_weight(self) -> Tensor:
+        """Of the final norm [H], float32."""
+        weight = self.decoder.weights.norm.weight.float()
+        return weight / weight.shape[-1] ** 0.5  # as `model.blocks.Norm` holds it
+
+    def norm(self, hidden: Tensor) -> Tensor:
+        """States behind the final norm, of those before it."""
+        made = self.decoder.weights.norm(hidden.reshape(-1, hidden.shape[-1]))
+        return made.view_as(hidden)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] of hidden states [..., H] behind the final norm; differentiable."""
+        logits = torch.nn.functional.linear(hidden, self.output.to(hidden.dtype)).float() * self.spec.logit_scale
+        cap = self.spec.logit_softcap
+        return logits if cap is None else (logits / cap).tanh() * cap

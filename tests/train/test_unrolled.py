@@ -1,0 +1,63 @@
+"""Heads with attention of their own say in a drafter, node by node, what their training module says over whole texts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline import LLM, SamplingParams
+from paceline.draft.tree import Tree
+from paceline.train import METHODS
+from paceline.train.data import Sample
+from paceline.train.features import FeatureSource
+from paceline.train.target import Target
+from tests.tiny import randomise, tiny_checkpoint
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "eagle3": ("eagle3", {"draft_vocab": 300}),
+    "eagle1": ("eagle3", {"fused": False}),
+    "falcon": ("falcon", {}),
+    "falcon3": ("falcon", {"block": 3, "depth": 6}),
+}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    return Target(tiny_checkpoint(tmp_path_factory.mktemp("target"), layers=6, seed=3), "float32")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_drafter_says_what_was_trained(case: str, target: Target, tmp_path: Path) -> None:
+    name, settings = CASES[case]
+    method: Any = METHODS.get(name)(target, dict(settings))
+    randomise(method.module, 1)
+    method.see([Sample(tuple(range(5, 310)), 1)])
+    method.save(tmp_path, {})
+    seen: list[tuple[list[int], int, torch.Tensor]] = []
+    with LLM(target.path, tmp_path, name, dtype="float32", nodes=12, memory="100M") as llm:
+        drafter: Any = llm.engine.drafters.drafter(name)
+        level = drafter._level
+
+        def watch(places: list[tuple[Tree, int]], logits: torch.Tensor, tables: list[torch.Tensor]) -> None:
+            for row, (tree, place) in zip(logits, places):
+                path = list(tree.path(place))
+                if len(path) < method.depth:
+                    seen.append((tree.ask.request.tokens[: tree.known] + path, len(path), row.clone()))
+            level(places, logits, tables)
+
+        drafter._level = watch
+        params = SamplingParams(temperature=0.8, top_k=0, seed=1, max_tokens=24, ignore_eos=True)
+        llm.generate([[*range(7, 40)], [9, 8, 7]], params, progress=False)
+        assert llm.engine.drafters.errors == []
+    assert len({depth for _, depth, _ in seen}) >= 3 and len(seen) > 60
+    method.module.eval()
+    for text, depth, row in seen[:: max(1, len(seen) // 60)]:
+        root = len(text) - 1 - depth
+        ids = [*text, 0, 0]  # what is drafted, and what comes behind it, is not looked at
+        batch = FeatureSource(target, [Sample(tuple(ids), 1)], method.taps).batch([0])
+        with torch.no_grad():
+            mine = method.logits(method.unroll(batch)[depth][0, root - 1])
+        known = method.known()
+        want = row if known is None else row[known]
+        torch.testing.assert_close(mine.float(), want, rtol=1e-3, atol=2e-3)
