@@ -40,7 +40,7 @@ class Toy:
         self.kv_bytes_per_token, self.weight_bytes = 8, logits.numel() * 8
         self.device = torch.device("cpu")
         self.width, self.taps, self.places = 2, (), frozenset({"post_norm"})
-        self.abilities = frozenset({"run", "embed", "lend", "keys"})
+        self.abilities = frozenset({"run", "embed", "lend", "keys", "join"})
         self.lent = 0
         self.forwards = 0
 
@@ -49,16 +49,17 @@ class Toy:
         self.pool = [-7] * (blocks * block_size)
 
     @staticmethod
-    def state(context: list[int]) -> list[float]:
-        """The hidden state after `context`: where the table is read."""
+    def state(context: list[int], length: int | None = None) -> list[float]:
+        """The hidden state after `context`: where the table is read. `length`: the next token's position, where
+        branches were joined."""
         code = 0
         for token in [VOCAB] * ORDER + context[-ORDER:]:
             code = (code * (VOCAB + 1) + token) % (VOCAB + 1) ** ORDER
-        return [float(len(context) % PHASES), float(code)]
+        return [float((len(context) if length is None else length) % PHASES), float(code)]
 
-    def next_logits(self, context: list[int]) -> torch.Tensor:
+    def next_logits(self, context: list[int], length: int | None = None) -> torch.Tensor:
         """Logits [V] after `context`: the definition."""
-        phase, code = self.state(context)
+        phase, code = self.state(context, length)
         return self.table[int(phase), int(code)]
 
     def embed(self, token: torch.Tensor) -> torch.Tensor:
@@ -91,11 +92,13 @@ class Toy:
             for rank in range(segment.rows):
                 row = segment.start + rank
                 seen = min(segment.base + rank + 1, segment.base + segment.given)
-                context = [self.pool[blocks[p // size] * size + p % size] for p in range(seen)]
+                hidden = {place for pair in segment.hidden for place in range(*pair)}
+                context = [self.pool[blocks[p // size] * size + p % size] for p in range(seen) if p not in hidden]
                 first = segment.start + segment.given
                 context += [token[first + j] for j in range(segment.nodes) if word[row] >> j & 1]
-                assert position[row] == len(context) - 1, "position is not the depth of the row in its text"
-                states[row], logits[row] = self.state(context), self.next_logits(context)
+                depth = len(context) + len(hidden) - segment.shift
+                assert position[row] == depth - 1, "position is not the depth of the row in its text"
+                states[row], logits[row] = self.state(context, depth), self.next_logits(context, depth)
         want = [logits[i] for i in rows.want.tolist()]
         hidden = torch.tensor(states, dtype=torch.float64)
         empty = torch.empty(0, VOCAB, dtype=torch.float64)
@@ -118,7 +121,7 @@ class Toy:
                         error = raised
                 root = int(rows.token[segment.start]) if not said else said[-1]
                 start = segment.base + len(said)
-                judged = self._judge(root, tokens, parents, start, table)
+                judged = self._judge(root, tokens, parents, start, table, segment.shift)
                 node, path, ended = -1, list[int](), False
                 while True:
                     said.append(self.draw(judged.logits[node + 1], text, len(said)))
@@ -141,7 +144,9 @@ class Toy:
             out.append(Drawn(said, rounds))
         return Out(torch.empty(0, VOCAB), {tap: torch.stack(states) for tap in rows.taps}, drawn=out, error=error)
 
-    def _judge(self, root: int, nodes: Sequence[int], parents: Sequence[int], start: int, table: list[int]) -> Out:
+    def _judge(
+        self, root: int, nodes: Sequence[int], parents: Sequence[int], start: int, table: list[int], shift: int
+    ) -> Out:
         """The pass over the last token of a text, which has the row `start`, and its draft."""
         depths, words = list[int](), list[int]()
         for j, parent in enumerate(parents):
@@ -149,7 +154,8 @@ class Toy:
             words.append((0 if parent < 0 else words[parent]) | 1 << j)
         builder, count = RowsBuilder(), 1 + len(nodes)
         slots = self.slots(table, start, count)
-        builder.add([root, *nodes], slots, table, start, depths=depths, words=words, want=[*range(count)])
+        want = [*range(count)]
+        builder.add([root, *nodes], slots, table, start, depths=depths, words=words, want=want, shift=shift)
         return self.forward(builder.build(taps=("post_norm",)))
 
     def slots(self, table: list[int], start: int, count: int) -> list[int]:
