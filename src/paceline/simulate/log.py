@@ -159,6 +159,8 @@ class Joined:
     tokens: list[int]
     max_tokens: int
     """Resolved limit from now on."""
+    reading: list[str] = field(default_factory=list)
+    """K/V groups that are made from hidden states."""
     event: Literal["joined"] = "joined"
 
 
