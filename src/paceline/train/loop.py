@@ -181,7 +181,9 @@ class Run:
         self.weights = [weight for weight in method.module.parameters() if weight.requires_grad]
         if not self.weights:
             raise InputError(f"{plan.method} has no weights to train with these settings.")
-        self.optimizer = torch.optim.AdamW(self.weights, lr=plan.lr, betas=(0.9, 0.95), weight_decay=plan.weight_decay, fused=True)
+        self.optimizer = torch.optim.AdamW(
+            self.weights, lr=plan.lr, betas=(0.9, 0.95), weight_decay=plan.weight_decay, fused=True
+        )
         self.step = self.tokens = 0
         self.seconds, self.saved = 0.0, time.monotonic()
         self.cool: tuple[int, int] | None = None
