@@ -16,6 +16,7 @@ from paceline.core.noise import TargetNoise
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.draft import DRAFTERS
+from paceline.draft.companion import COMPANIONS
 from paceline.draft.head import HEADS
 from paceline.engine.config import EngineConfig
 from paceline.engine.loop import Engine
@@ -27,13 +28,17 @@ from tests.toy import VOCAB, Toy, table
 
 EOS = 6
 MAX_LEN = 48
-HAVE = {"draft", "callable", "target:program", "draft:program", *HEADS.names()}
+HAVE = {"draft", "callable", "target:program", "draft:program", *HEADS.names(), *COMPANIONS.names()}
 """What the engines of these tests are given."""
 
 
 def sketches() -> dict[str, Any]:
-    """A small random head of every format."""
-    return {name: copy(sketch(name)) for name in HEADS.names()}
+    """A small random head of every format, and every companion of a draft model."""
+    made = {name: copy(sketch(name)) for name in HEADS.names()}
+    for kind in COMPANIONS.names():
+        made[kind] = COMPANIONS.get(kind).sketch(2, len(kind))
+        made[kind].vocab_size = VOCAB
+    return made
 
 
 @cache

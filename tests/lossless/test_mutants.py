@@ -6,6 +6,7 @@ lives in tests/cache.
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from paceline.core.params import SamplingParams
 from paceline.core.program import Entry
 from paceline.draft import Ask, swift, tree
 from paceline.draft.early_exit import EarlyExit
+from paceline.draft.grow import HeadDrafter
 from paceline.draft.model import ModelDrafter
 from paceline.draft.swift import Swift
 from paceline.draft.tree import TreeDrafter
@@ -66,8 +68,10 @@ def raw_q_after_warped_draw(patch: MonkeyPatch) -> None:
     """14: the draft is drawn after top-k, but the stored q is the model's own."""
     original = ModelDrafter._draw
 
-    def draw(self: ModelDrafter, drawing: Any, logits: torch.Tensor, tables: list[torch.Tensor]) -> None:
-        original(self, drawing, logits, tables)
+    def draw(
+        self: ModelDrafter, drawing: Any, logits: torch.Tensor, tables: list[torch.Tensor], hidden: Any = None
+    ) -> None:
+        original(self, drawing, logits, tables, hidden)
         tables[-1] = logits.softmax(-1)
 
     patch.setattr(ModelDrafter, "_draw", draw)
@@ -194,6 +198,22 @@ def pruned_under_a_q_rule(patch: MonkeyPatch) -> None:
 
 
 BLOCK = Setting().block_size
+
+
+def heads_tree_by_token(patch: MonkeyPatch) -> None:
+    """9, of trees on a head: a node's children that are odd are left out."""
+    original = HeadDrafter.expand
+
+    def expand(self: HeadDrafter, tree: Any, laws: Any) -> list[int]:
+        kept = {
+            place: replace(draws, token=[token for token in draws.token if token % 2 == 0])
+            for place, draws in laws.items()
+        }
+        return original(self, tree, kept)
+
+    patch.setattr(HeadDrafter, "expand", expand)
+
+
 Mutant = Callable[[MonkeyPatch], None]
 LAW: list[tuple[Mutant, str, str, str]] = [
     (residual_is_p, "model", "chain", "temperature"),
@@ -210,6 +230,7 @@ LAW: list[tuple[Mutant, str, str, str]] = [
     (replayed_draft_noise, "rsd_s", "rrs", "temperature"),
     (raw_q_of_a_tree, "rsd_c", "rrs", "top-k"),
     (pruned_under_a_q_rule, "rsd_c", "rrs", "grammar"),
+    (heads_tree_by_token, "medusa", "rrs", "temperature"),
 ]
 
 
@@ -405,6 +426,20 @@ def fuzzy_rows_published(patch: MonkeyPatch) -> None:
     patch.setattr(Swift, "matchness", matchness)
 
 
+def probes_seen(patch: MonkeyPatch) -> None:
+    """A candidate sees the probes of its request, too."""
+    original = layout.tree_words
+
+    def words(forest: Forest, nodes: Any) -> list[int]:
+        probes = sum(1 << j for j, node in enumerate(nodes) if forest.role[node] is Role.PROBE)
+        return [
+            word | (probes if forest.role[node] is Role.CANDIDATE else 0)
+            for node, word in zip(nodes, original(forest, nodes))
+        ]
+
+    patch.setattr(layout, "tree_words", words)
+
+
 TEXT: list[tuple[Callable[[MonkeyPatch], None], str, str]] = [
     (penalties_frozen, "greedy penalties", "model"),
     (emit_something_else, "temperature", "ngram"),
@@ -426,6 +461,10 @@ TEXT: list[tuple[Callable[[MonkeyPatch], None], str, str]] = [
     (everybody_straight, "top-k", "model"),
     (everybody_straight, "bias", "none"),
     (everybody_straight, "greedy penalties", "none"),
+    (probes_seen, "greedy", "ppd"),
+    (stale_mask, "temperature", "eagle3"),
+    (stale_position, "temperature", "longspec"),
+    (moves_forgotten, "greedy", "falcon"),
 ]
 
 

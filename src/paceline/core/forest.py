@@ -156,6 +156,19 @@ class Forest:
             out[i] = () if self.role[i] is GIVEN else (*above, self.token[i])
         return out
 
+    def below(self, request: int, node: int, token: int) -> list[int]:
+        """The nodes of a request below its first candidate that carries `token` after `node`, in order; ROOT: after its
+        root."""
+        mine = (i for i, place in enumerate(self.request) if place == request and self.parent[i] == node)
+        top = next((i for i in mine if self.token[i] == token), None)
+        found = {top} if top is not None else set[int | None]()
+        out = list[int]()
+        for i in range(len(self) if top is not None else 0):
+            if self.parent[i] in found:
+                found.add(i)
+                out.append(i)
+        return out
+
 
 def join(
     given: Sequence[Sequence[int]], parts: Sequence[Forest], budget: Sequence[int], depth: Sequence[int] | None = None

@@ -12,6 +12,7 @@ from paceline.core.forest import Law
 
 T = TypeVar("T")
 Shape = Literal["chain", "tree"]
+Ahead = Literal["", "path", "outcomes"]
 
 
 class Need(NamedTuple):
@@ -46,6 +47,12 @@ class Offers:
     """Does it end a draft where more does not pay (`MinChance`)? A tree's size need not be chosen for it then."""
     runs: bool = False
     """Can it draft within a run of several passes (`draft.Running`)?"""
+    ahead: Ahead = ""
+    """Does it draft while the target's pass runs (`draft.Overlapping`)? `path`: how the text goes on if all of its
+    draft is kept; `outcomes`: a draft for each likely outcome."""
+    exit: float = 0.0
+    """Share of the target's layers behind which it is told what they make of the text (`View.exits`), before it drafts
+    for the outcomes of the pass; 0: it is not told."""
     auto: tuple[str, ...] = ()
     """Names by which `auto` tries it, where the engine has what they need: its own, or merged with others."""
     auto_needs: frozenset[Need] = frozenset()
@@ -74,6 +81,8 @@ class Accepts:
     runs: bool = False
     """Does it accept the nodes that carry the token which plain decoding draws, and no others? Then a run of several
     passes can judge in its place."""
+    consent: bool = False
+    """May only a request name it, and no engine's default?"""
 
 
 class Registry(Generic[T]):

@@ -124,6 +124,13 @@ class View:
     lacks}}. A drafter without a group of its own has those of the last committed row."""
     rows: Sequence[int] = ()
     """In `learn`, by place: candidates that had a row."""
+    drafted: Forest = field(default_factory=Forest)
+    """In `ahead`: the drafter's forest of this step, with what earlier steps had prepared of it."""
+    laid: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """In `ahead`: {place: nodes of `drafted` that have a row in the pass, parents first}."""
+    exits: Mapping[int, Tensor] = field(default_factory=dict)
+    """In `ahead`, of a drafter whose card names an `exit`: {place: raw logits [1 + N, V] that the target's lower layers
+    make of the root and of each of the N nodes of `laid`}."""
     found: list[Note] = field(default_factory=list)
     """What `learn` has to say of others: of the parts of a merged drafter."""
 
@@ -148,6 +155,16 @@ class Drafter(Protocol):
     def draft(self, asks: Sequence[Ask], view: View) -> Forest: ...
 
     def learn(self, view: View) -> None: ...
+
+
+class Overlapping(Drafter, Protocol):
+    """One whose card says `ahead`: it drafts while the target's pass runs."""
+
+    def ahead(self, asks: Sequence[Ask], view: View) -> None:
+        """Add candidates below the nodes of `view.drafted`, or below its root: how the text may go on. A request's
+        `item.further` rows are reserved behind those of its nodes. Of the first level one may turn out to be the
+        target's own next token: what hangs below it is the request's next draft, and the rest is dropped. A request
+        for which nothing is prepared is asked for a draft as ever."""
 
 
 class Running(Drafter, Protocol):

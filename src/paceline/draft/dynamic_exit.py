@@ -140,7 +140,9 @@ class DynamicExit(EarlyExit):
         free = ask._replace(item=ask.item._replace(min_chance=None))
         return Leaving(free, ask.txn.base, layer=self.exits[exit], most=most, floor=floor)
 
-    def chances(self, drawing: Sequence[Growing], scores: Tensor, drawn: Sequence[int]) -> list[float]:
+    def chances(
+        self, drawing: Sequence[Growing], scores: Tensor, drawn: Sequence[int], hidden: Tensor | None
+    ) -> list[float]:
         for g, p in zip(drawing, probabilities(scores, drawn, [g.ask.law for g in drawing])):
             if isinstance(g, Leaving):
                 g.last = p

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from paceline.core.component import TARGET
 from paceline.core.forest import Forest, Law
+from paceline.core.joined import placed
 from paceline.core.program import Entry, exits, inputs
 from paceline.core.registry import Offers
 from paceline.core.rows import RowsBuilder
@@ -41,8 +42,12 @@ class Leaving(Growing):
     taps: dict[str, list[Tensor]] = field(default_factory=dict)
 
     @property
+    def length(self) -> int:
+        return min(self.most, self.ask.item.chain)
+
+    @property
     def live(self) -> bool:
-        return len(self.tokens) < self.most and self.last >= self.floor and self.goes_on
+        return self.last >= self.floor and self.goes_on
 
     @property
     def below(self) -> list[str]:
@@ -93,7 +98,7 @@ class EarlyExit(ModelDrafter):
         for g in leaving:
             text = [*g.ask.request.tokens[: g.known], *g.tokens]
             slots = g.ask.txn.lease.slots(g.reach, len(text))
-            builder.add(text[g.reach :], slots, g.ask.txn.table, g.reach)
+            builder.add(text[g.reach :], slots, g.ask.txn.table, g.reach, **placed(g.ask.request.layout, g.reach))
             g.reach = len(text)
         taps = tuple(sorted({tap for g in leaving for tap in g.below}))
         rows = builder.build(self.model.device, taps)

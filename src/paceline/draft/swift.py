@@ -137,7 +137,7 @@ class Swift(TreeDrafter):
         size, stop = lease.pool.block_size, min(lease.length, len(request.tokens) - 1)
         start = max(0, stop - SCRATCH) // size * size
         first = max(start, len(request.prompt) - 1)
-        if stop - first < SCRATCH // 2 or stop - start > len(self.scratch) * size:
+        if request.layout or stop - first < SCRATCH // 2 or stop - start > len(self.scratch) * size:
             return None
         table = [*lease.blocks[: start // size], *self.scratch]
         slots = [table[place // size] * size + place % size for place in range(start, stop)]

@@ -271,15 +271,16 @@ class TreeDrafter:
             tree.laid = start, tree.reach
             ready = bool(tree.fresh) and not tree.lagging
             text, slots = tree.text(start, tree.reach), tree.slots(start, tree.reach)
-            builder.add(text, slots, ask.txn.table, start, want=None if ready else [])
+            builder.add(text, slots, ask.txn.table, start, want=None if ready else [], shift=ask.request.shift)
             return [ROOT] if ready else []
         rows = tree.first
         slots = tree.slots(tree.known, tree.known + len(rows))
         depths, fresh = [tree.depth[i] for i in rows], sorted(tree.fresh, key=tree.rank.__getitem__)
         want = [tree.rank[place] for place in fresh]
         builder.add(
-            [tree.token[i] for i in rows], slots, ask.txn.table, tree.known, depths=depths, words=tree.word, want=want
-        )
+            [tree.token[i] for i in rows], slots, ask.txn.table, tree.known, depths=depths, words=tree.word, want=want,
+            shift=ask.request.shift,
+        )  # fmt: skip
         tree.computed = len(rows)
         return fresh
 

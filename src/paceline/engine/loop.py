@@ -14,15 +14,16 @@ from paceline.core.plan import Note, Plan
 from paceline.core.request import Request
 from paceline.core.result import Result
 from paceline.draft import SCRATCH, Host, UserFn
-from paceline.engine.components import check_component, reading
+from paceline.engine.components import check_component, move, reading
 from paceline.engine.compute import Compute, Computed
 from paceline.engine.config import EngineConfig, Timer
 from paceline.engine.desk import Desk
 from paceline.engine.drafter_table import DrafterTable
-from paceline.engine.drafters import DrafterPool
+from paceline.engine.drafters import DrafterPool, Drafts
 from paceline.engine.judge import Judge
 from paceline.engine.measured import measured
 from paceline.engine.operations import Operations
+from paceline.engine.placement import placement
 from paceline.engine.recorder import Recorder
 from paceline.engine.session import Session
 from paceline.engine.totals import Snapshot, snapshot
@@ -73,7 +74,8 @@ class Engine:
         self.drafters = DrafterPool(host, config, self.table, self.desk.cache, clock)
         self.session = Session(model, config, self.judge, self.drafters, self.desk.cache, tokenizer=tokenizer, eos=eos)
         self.operations = Operations(self.session, self.desk, self.drafters, self.components)
-        self.compute = Compute(model, self.judge, Timer(), clock, self.session.ends)
+        place = placement(config.overlap, model.device)
+        self.compute = Compute(model, self.judge, Timer(), clock, self.session.ends, place)
 
     @property
     def cache(self) -> Cache:
@@ -145,7 +147,7 @@ class Engine:
         try:
             txns += self.desk.begin(plan)
             drafts = self.drafters.draft(plan, txns)
-            computed = self.compute(plan, txns, drafts)  # the only expensive line
+            computed = self._compute(plan, txns, drafts)
         except BaseException:
             for txn in txns:
                 txn.abort()
@@ -168,13 +170,21 @@ class Engine:
             self.desk.policy.drop(request)
         return changed
 
+    def _compute(self, plan: Plan, txns: Sequence[Txn], drafts: Drafts) -> Computed:
+        """Start the target's pass, let drafters work while it runs, and collect it: nothing writes to the rows of this
+        step any more when it has returned, or raised."""
+        started = self.compute.start(plan, txns, drafts)
+        try:
+            with self.compute.place.beside():
+                self.drafters.ahead(drafts, started.exits)
+        except BaseException:
+            started.ticket.wait()
+            raise
+        return self.compute.collect(plan, drafts, started)
+
     def _commit(self, plan: Plan, txns: Sequence[Txn], results: Sequence[Result]) -> None:
         """Keep what was accepted, contiguous in every component's pool, and drop everything else."""
-        moves = self.desk.commit(plan, txns, results)
-        if moves:
-            source, target = [list(side) for side in zip(*moves)]
-            for component in self.components.values():
-                component.move(source, target)
+        move(self.components, self.desk.commit(plan, txns, results))
 
     def _emit(self, plan: Plan, results: Sequence[Result]) -> tuple[list[Note], list[Request]]:
         """Let the outputs grow, up to the token that ends each; what was taught, and who changed."""
@@ -188,4 +198,5 @@ class Engine:
         for name, count in self.drafters.failed.items():
             self.desk.totals.failed(name, count)
         self.drafters.failed.clear()
-        return Times(computed.target, drafting, self.clock() - begun - computed.target - sum(drafting.values()))
+        rest = self.clock() - begun - computed.target - sum(drafting.values()) + computed.saved
+        return Times(computed.target, drafting, rest, computed.saved)

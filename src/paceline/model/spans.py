@@ -150,7 +150,8 @@ def select(rows: Rows, kept: Sequence[int], want: Sequence[int]) -> Rows:
             if any(word & (1 << 64) - 1 != (2 << rank) - 1 for rank, word in enumerate(words)):
                 raise IntegrityError("Rows of a tree enter a pass half done; only those of a chain can.")
             given, nodes, parts[3] = segment.rows - start, 0, array("q", [0] * (segment.rows - start))
-        segments.append(Segment(len(columns[0]), given, nodes, segment.base + start))
+        at = len(columns[0])
+        segments.append(segment._replace(start=at, given=given, nodes=nodes, base=segment.base + start))
         for column, part in zip(columns, parts):
             column.extend(part)
         blocks.extend(tables[i * width : (i + 1) * width])
