@@ -162,13 +162,16 @@ def skips(args: argparse.Namespace) -> None:
                 scores.append(texts.matchness(tuple(i in pick for i in range(width)), windows))
             search = Search(spread(width, count), count, seed=1)
             first = texts.matchness(search.best, windows)
-            while not search.over and search.tried < args.sets:
+            ended = ""
+            while search.tried < args.sets:
+                if search.over and not ended:
+                    ended = f" (it would have ended after {search.tried}, at {search.score:.3f})"
                 choice = search.suggest()
                 search.register(choice, texts.matchness(choice, windows))
             print(
                 f"{count} of {width} sub-layers left out ({ratio:.2f}): every second layer {first:.3f}; {args.sets} "
                 f"random sets: median {np.median(scores):.3f}, best {max(scores):.3f}; swift's, after {search.tried} "
-                f"suggestions: {search.score:.3f}"
+                f"suggestions: {search.score:.3f}{ended}"
             )
 
 
@@ -282,7 +285,7 @@ def groups(args: argparse.Namespace) -> None:
     with loaded(args) as llm:
         first = 0.0
         for calibrated in (True, False):
-            for size in range(1, 6):
+            for size in map(int, args.sizes.split(",")):
                 learn = EasySpec.learn if calibrated else ModelDrafter.learn
                 with patched(EasySpec, "size", size), patched(EasySpec, "learn", learn):
                     llm.engine.drafters.restart()
@@ -306,9 +309,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96, help="of each answer")
     parser.add_argument("--sets", type=int, default=500, help="random sets of `skips`")
     parser.add_argument("--ratios", default="0.25,0.45", help="shares of sub-layers that `skips` leaves out")
+    parser.add_argument("--sizes", default="1,2,3,4,5", help="N of `groups`")
     parser.add_argument("--drafters", default="none,ngram,early_exit,del,swift")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--memory", default="1GB", help="for K/V")
+    parser.add_argument("--memory", default="8GB", help="of weights and K/V")
     args = parser.parse_args()
     {"tau": tau, "skips": skips, "exits": exit_study, "groups": groups}[args.study](args)
 
