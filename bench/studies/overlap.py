@@ -137,7 +137,9 @@ def simulated(args: argparse.Namespace) -> None:
         _, events = run("pearl", table(0.04, 0.01, 1.0), 0.8, gamma - 1)
         law = max(gamma * 0.01, 0.04)
         ratio = [seconds / law for seconds, _ in rounds(events)]
-        print(f"  gamma {gamma}: mean {mean(ratio):.3f}, passes {len(ratio)}, by the law of accepted {passes(gamma, 0.8):.0f}")
+        print(
+            f"  gamma {gamma}: mean {mean(ratio):.3f}, passes {len(ratio)}, by the law of accepted {passes(gamma, 0.8):.0f}"
+        )
 
 
 def passes(gamma: int, chance: float, texts: int = 8, length: int = 200) -> float:

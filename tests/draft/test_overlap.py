@@ -64,7 +64,7 @@ def test_lossless_in_threads_and_replayed(setting: Setting, wishes: list[Wish], 
 @pytest.mark.parametrize("drafter", OVERLAPPING)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_threads_and_their_slow_twin_do_the_same(drafter: str, temperature: float) -> None:
-    setting, told = Setting(draft_noise=0.3), []
+    setting, told = Setting(draft_noise=0.3, nodes={"pearl": 4, "mirror": 4}), []
     for engine in (setting.engine(), threaded(setting)):
         [[request]] = run(engine, [wish(drafter, temperature)])
         told.append((request.output, request.stats.passes, request.stats.offered, request.stats.kept))

@@ -415,7 +415,9 @@ class Goodput(LengthPolicy):
             like = self.chains.get(f.group)
         elif f.chain and f.group is not None and not f.ahead:
             self.chains.setdefault(f.group, drafter)
-        self.arms[drafter] = Arm.of(drafter, f.nodes, f.chain, f.stops_early, f.most, f.always_asked, f.runs, f.ahead, like)
+        self.arms[drafter] = Arm.of(
+            drafter, f.nodes, f.chain, f.stops_early, f.most, f.always_asked, f.runs, f.ahead, like
+        )
         if f.ahead:
             self.times.beside.setdefault(drafter, 0.0)
 
