@@ -1,11 +1,11 @@
 """What drafting beside verifying brings, in counts and on a virtual clock. None of it reads this machine's clock.
 
     python bench/studies/overlap.py mirror --model TARGET --draft DRAFT --prompts FILE   # fallback by kappa and exit
-    python bench/studies/overlap.py simulate                                            # PEARL on machines of cost tables
+    python bench/studies/overlap.py simulate   # PEARL on machines of cost tables
 
-On an idle machine, speed is measured by
+On an idle machine, speed is measured by the same command with `--overlap shared` and `none` beside
 
-    paceline bench --methods none,model,pearl,mirror,auto --overlap 1+1 --prompts FILE   # beside: --overlap shared, none
+    paceline bench --methods none,model,pearl,mirror,auto --overlap 1+1 --prompts FILE
 """
 
 import argparse
@@ -122,15 +122,17 @@ def simulated(args: argparse.Namespace) -> None:
             none = run("none", apart, chance)[0]
             pearl, events = run("pearl", apart, chance)
             gamma = max(e.decision.items[0].nodes for e in events if isinstance(e, Step) and e.decision.items) + 1
+            same = run("model", apart, chance, gamma)[0]
             auto, _ = run("auto", apart, chance)
             slow, told = run("auto", shared, chance)
             used = figures(told).drafters
             print(
                 f"{machine}, kept {chance}: pearl (gamma {gamma}) / best model chain ({best} nodes) "
-                f"{pearl / fixed[best]:.2f}, / model at the same gamma {pearl / run('model', apart, chance, gamma)[0]:.2f}, "
+                f"{pearl / fixed[best]:.2f}, / model at the same gamma {pearl / same:.2f}, "
                 f"/ none {pearl / none:.2f}; auto / best {auto / max(pearl, fixed[best], none):.2f}; "
                 f"cores shared: auto / best of the others {slow / max(fixed[best], none):.2f}, "
-                f"pearl's tokens {used['pearl'] / sum(used.values()):.3f}"
+                f"pearl's tokens {used['pearl'] / sum(used.values()):.3f}",
+                flush=True,
             )
     print("round time / max(gamma t_draft, t_target), gamma = 2 .. 12, t_target = 4 t_draft:")
     for gamma in range(2, 13, 2):
