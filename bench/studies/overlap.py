@@ -140,7 +140,7 @@ def simulated(args: argparse.Namespace) -> None:
         law = max(gamma * 0.01, 0.04)
         ratio = [seconds / law for seconds, _ in rounds(events)]
         print(
-            f"  gamma {gamma}: mean {mean(ratio):.3f}, passes {len(ratio)}, by the law of accepted {passes(gamma, 0.8):.0f}"
+            f"  gamma {gamma}: mean {mean(ratio):.3f}, passes {len(ratio)}, by the algorithm {passes(gamma, 0.8):.0f}"
         )
 
 
