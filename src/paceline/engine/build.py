@@ -71,6 +71,9 @@ class Options:
     """Keep packed weights of large models on disk, under $PACELINE_CACHE, for the next start."""
     eviction: str = "lru"
     """Which cached prefix to forget when room is needed: lru, det, mark0, mark_predict or shadow."""
+    overlap: str = "none"
+    """How drafters may work while the target verifies: none, shared (all cores for both), T+D (threads of target and
+    draft, as 3+1) or stream (on a GPU)."""
     length: str = "goodput"
     """Who decides who drafts how much: goodput, or for comparison fixed."""
     schedule: str = "chunked"
@@ -122,6 +125,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
     check_length(options.length, options.drafter)
     schedules.check(options.schedule, options.order, options.tbt_target_ms, options.group_size)
     check_device(options.device)
+    check_overlap(options.overlap, options.device)
     if options.threads:
         torch.set_num_threads(options.threads)
     where: dict[str, Any] = {
@@ -180,6 +184,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
         prefix_cache=options.prefix_cache,
         eviction=options.eviction,
         length=options.length,
+        overlap=options.overlap,
         schedule=options.schedule,
         order=options.order,
         tbt_target_ms=options.tbt_target_ms,
@@ -204,7 +209,7 @@ def facts(options: Options, *models: Any) -> dict[str, Any]:
 
     sizes = [(m.describe(), m.weight_bytes, m.kv_bytes_per_token, m.vocab_size) for m in models if m is not None]
     shape = (options.block_size, options.row_budget, options.max_requests, torch.get_num_threads(), torch.__version__)
-    return {"models": sizes, "shape": shape, "drafter": options.drafter}
+    return {"models": sizes, "shape": shape, "drafter": options.drafter, "overlap": options.overlap}
 
 
 def check_length(length: str, drafter: object) -> None:
@@ -215,6 +220,13 @@ def check_length(length: str, drafter: object) -> None:
     card, name = POLICIES.card(length), drafter if isinstance(drafter, str) else "user" if drafter else "auto"
     if not card.arms and DRAFTERS.card(name).arms:
         raise RefusalError(f"length {length!r} does not choose between drafters; name one in place of {name!r}.")
+
+
+def check_overlap(overlap: str, device: str) -> None:
+    """Raise InputError for a placement that is not known, or that this device does not have."""
+    from paceline.engine.placement import placement
+
+    placement(overlap, device)
 
 
 def check_device(device: str) -> None:
