@@ -29,6 +29,8 @@ PROMPTS = [PROMPT, [4, 99, 210, 33, 8, 17, 5], [60 + i for i in range(14)]]
 GREEDY = SamplingParams(temperature=0, max_tokens=120, ignore_eos=True)
 STEPS = 2000
 
+MORE = ("ngram", "topk", "swift", "del", "pearl", "auto")
+
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
@@ -110,7 +112,8 @@ def follows(dense: Any, request: Request, text: Text) -> None:
 
 
 @pytest.mark.parametrize(
-    "drafter", ["none", "model", *(pytest.param(name, marks=pytest.mark.full) for name in ("ngram", "topk", "auto"))]
+    "drafter",
+    ["none", "model", "early_exit", *(pytest.param(name, marks=pytest.mark.full) for name in MORE)],
 )
 def test_a_joined_text_goes_on_as_behind_one_pass_under_the_training_mask(
     pair: tuple[Path, Path], dense: Any, drafter: str

@@ -27,7 +27,7 @@ from tests.toy import VOCAB, Toy, table
 
 EOS = 6
 MAX_LEN = 48
-HAVE = {"draft", "callable", *HEADS.names()}
+HAVE = {"draft", "callable", "target:program", "draft:program", *HEADS.names()}
 """What the engines of these tests are given."""
 
 

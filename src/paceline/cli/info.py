@@ -2,16 +2,20 @@
 
 import json
 from collections.abc import Collection
+from dataclasses import asdict
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from paceline.cli.options import EngineArgs
+from paceline.core.errors import CheckpointError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from paceline.draft.head import HeadFacts
     from paceline.model.load import Facts
 
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -21,15 +25,17 @@ Fit = dict[str, str | None]
 
 def info(engine: EngineArgs, *, as_json: bool) -> None:
     """Describe the model; the arguments are the command's."""
+    from paceline.draft.head import facts_of, method_of
     from paceline.engine.build import check_device, memory_of, paths
     from paceline.engine.text import Text
     from paceline.model.load import inspect
 
     check_device(engine.device)
-    revisions = (engine.revision, None)
+    model, draft = paths(engine.options())
+    head = None if draft is None or method_of(Path(draft)) is None else Path(draft)
     known = [
         inspect(path, dtype=engine.dtype, kv_dtype=engine.kv_dtype, revision=revision, token=engine.token)
-        for path, revision in zip(paths(engine.options()), revisions)
+        for path, revision in ((model, engine.revision), (draft if head is None else None, None))
         if path is not None
     ]
     texts = [Text(facts.path) for facts in known]
@@ -41,13 +47,19 @@ def info(engine: EngineArgs, *, as_json: bool) -> None:
             f"The draft has another vocabulary ({len(vocabularies[1])} entries) than the model "
             f"({len(vocabularies[0])}), so it cannot draft for it; use a draft made for this tokenizer."
         )
-    memory = memory_of(engine.options(), *(facts.path for facts in known))
+    told = None if head is None else facts_of(head)
+    if told is not None and head is not None:
+        problem = unfit(head, told, known[0].spec.hidden, known[0].spec.vocab)
+    memory = memory_of(engine.options(), *(facts.path for facts in known), *([] if head is None else [head]))
     least = memory.total(memory.smallest())
     room = room_of(engine.memory)
     longest = memory.longest(room)
-    drafters = fits({"draft"} if len(known) == 2 and not problem else set())
+    given = {told.method} if told is not None else {"draft"} if len(known) == 2 else set()
+    drafters = fits(set() if problem else given)
     if as_json:
         entry: dict[str, Any] = dict(zip(("model", "draft"), sheets))
+        if told is not None:
+            entry["head"] = asdict(told)
         entry |= {"draft_refused": problem, "least_memory": least, "longest_context": longest, "drafters": drafters}
         typer.echo(json.dumps(entry, ensure_ascii=False, indent=2))
         return
@@ -55,12 +67,27 @@ def info(engine: EngineArgs, *, as_json: bool) -> None:
 
     console = Console(soft_wrap=False)
     console.print(sheet(sheets))
+    if told is not None:
+        kept = f", {told.kv_numbers} numbers a token" if told.kv_numbers else ""
+        of = f" for {told.verifier}" if told.verifier else ""
+        typer.echo(f"Head: {told.method} of depth {told.depth}{of}, width {told.width}{kept}.")
     typer.echo(f"Together they run in a memory of {size(least)} or more.")
     where = f"a memory of {size(room)}" if engine.memory else f"the {size(room)} that are free"
     typer.echo(f"Longest context in {where}: {longest:,} of {memory.max_len:,} tokens.")
     if problem:
         typer.echo(problem)
     console.print(ladder(drafters))
+
+
+def unfit(path: Path, facts: "HeadFacts", width: int, vocab: int) -> str | None:
+    """Why a head cannot draft for a model of this width and vocabulary; None where it can."""
+    from paceline.draft.head import check_fit
+
+    try:
+        check_fit(path, facts, width, vocab)
+    except CheckpointError as error:
+        return str(error)
+    return None
 
 
 def room_of(memory: str | None) -> int:

@@ -118,6 +118,7 @@ def drafter(
     from paceline.cli.progress import Bar
     from paceline.engine.build import parse_bytes
     from paceline.train import METHODS
+    from paceline.train.evaluate import engine_tau
     from paceline.train.loop import Plan, train
 
     METHODS.card(method)
@@ -133,7 +134,14 @@ def drafter(
     typer.echo(f"{out}: {made.steps} steps, {made.tokens:,} tokens in {made.seconds:.0f} s.")
     if made.scores is not None:
         rates = " ".join(f"{rate:.2f}" for rate in made.scores.conditional)
-        typer.echo(f"On held-out texts: accuracy by depth {rates}; simulated tau {made.scores.tau:.2f} with a chain.")
+        taus = f"{made.scores.tau:.2f} with a chain, {made.scores.tree:.2f} with a tree"
+        typer.echo(f"On held-out texts: accuracy by depth {rates}; simulated tau {taus}.")
+    serves = METHODS.card(method).drafter or method
+    measured = engine_tau(target, out, made.held[:MEASURED], [serves], None, answer, dtype)
+    same = "the same text as" if measured.same[serves] else "ANOTHER TEXT than"
+    typer.echo(
+        f"The engine's tau on {len(made.held[:MEASURED])} of them: {measured.tau[serves]:.2f}, {same} plain decoding."
+    )
 
 
 def settings(given: list[str]) -> dict[str, str]:
@@ -145,6 +153,8 @@ def settings(given: list[str]) -> dict[str, str]:
 
 
 DRAFTER = "drafter"
+MEASURED = 12
+"""Held-out prompts that the engine answers at the end."""
 COMMANDS: dict[str, tuple[Callable[..., Any], str]] = {
     DRAFTER: (drafter, "Example: paceline train medusa --target MODEL --data prompts.jsonl --out my-head --minutes 10"),
     "list": (methods, ""),

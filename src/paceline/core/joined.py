@@ -10,7 +10,7 @@ A *place* is a token's index in its text, and its slot. A text without joins has
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Stretch(NamedTuple):
@@ -32,6 +32,14 @@ def stretch_at(layout: Layout, place: int) -> Stretch:
     """The stretch of a place."""
     number = bisect_right(layout, place, key=lambda stretch: stretch.start)
     return layout[number - 1] if number else PLAIN
+
+
+def placed(layout: Layout, place: int) -> dict[str, Any]:
+    """What `RowsBuilder.add` must know of where rows from `place` on stand."""
+    if not layout:
+        return {}
+    stretch = stretch_at(layout, place)
+    return {"shift": stretch.shift, "hidden": stretch.hidden}
 
 
 def end_of(layout: Layout, place: int, length: int) -> int:

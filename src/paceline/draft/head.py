@@ -35,6 +35,7 @@ from paceline.core.component import Ability, Component
 from paceline.core.errors import CheckpointError, InputError
 from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.registry import Need, Registry
+from paceline.draft import released
 from paceline.draft.layers import Layer, PackedLinear, Paged
 from paceline.model.blocks import Rotary
 from paceline.model.decoder import unpacked, zeros
@@ -76,12 +77,16 @@ class HeadFiles:
 
     def __init__(self, path: Path) -> None:
         self.path, self.config = path, read_config(path)
+        self.theirs = released.released(read_json(path)) if not (path / WEIGHTS).is_file() else None
+        """The method, of a head in its authors' layout."""
 
     def tensors(self) -> dict[str, Tensor]:
         """All weights by name."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
+        if self.theirs is not None:
+            return released.renamed(released.read(released.file_of(self.path, self.theirs)), self.theirs)
         try:
             return load_file(self.path / WEIGHTS)
         except (OSError, SafetensorError) as error:
@@ -93,6 +98,8 @@ class HeadFiles:
         """How many weights there are, from the file's header."""
         from safetensors import SafetensorError, safe_open
 
+        if self.theirs is not None:
+            return released.file_of(self.path, self.theirs).stat().st_size // 2
         try:
             with safe_open(self.path / WEIGHTS, "pt") as file:
                 shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
@@ -124,8 +131,8 @@ def need(name: str) -> Need:
     return Need(name, f"a {name} head (give draft=HEAD_DIR; `paceline train {name}` makes one)")
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """config.json. Raises CheckpointError."""
+def read_json(path: Path) -> dict[str, Any]:
+    """config.json as it is. Raises CheckpointError."""
     try:
         config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -133,6 +140,15 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise CheckpointError(f"{path / CONFIG} does not hold a JSON object; restore it from its source.")
     return config
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """config.json, in our layout where it is in its authors' (draft/released.py). Raises CheckpointError."""
+    config = read_json(path)
+    theirs = released.released(config)
+    if theirs is None or (path / WEIGHTS).is_file():
+        return config
+    return released.adapted(path, config, theirs)
 
 
 def method_of(path: Path) -> str | None:
@@ -360,6 +376,8 @@ class Head(nn.Module):
         with torch.no_grad():
             for _, weight in sorted(head.named_parameters()):
                 weight.copy_(torch.randn(weight.shape, generator=stream))
+            for output in head.output if not head.kv_layers else ():
+                output.weight.mul_(0.01)  # type: ignore[operator]  # the toy's states are large
         head.taps = ("post_norm",)  # which every target has
         return head.settle()
 

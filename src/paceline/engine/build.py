@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.component import DRAFT, Component
+from paceline.core.component import DRAFT, TARGET, Component
 from paceline.core.errors import CheckpointError, InputError, RefusalError
 from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.registry import refusal
@@ -135,12 +135,15 @@ def build(options: Options) -> "tuple[Engine, Text]":
     draft_path = None if draft_at is None else resolve(draft_at, None, options.token)
     head = None if draft_path is None else method_of(draft_path)
     have = {n for n, it in ((head or DRAFT, draft_at), ("callable", user)) if it}
+    have |= {f"{n}:program" for n in (TARGET, DRAFT) if n == TARGET or n in have}  # as all that are loaded here
     _check_pair(name, options.verifier, have)
     path = resolve(model_at, options.revision, options.token)
     shape = shape_of(options, path, draft_path)
     text = Text(path, options.chat_template)
     model = load_model(path, **where)
     draft, components = None, dict[str, Component]()
+    if head is not None and model.device.type != "cpu":
+        raise RefusalError(f"The head {draft_at} drafts on a CPU only, but device is {options.device!r}; leave it out.")
     if draft_path is not None and head is not None:
         part, component = load_head(draft_path, model.width, model.vocab_size, model.packing)
         components[part] = component
@@ -237,12 +240,14 @@ def _check_pair(drafter: str, verifier: str, have: set[str]) -> None:
 
 def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory:
     """The arithmetic of the budget for these checkpoints, from their headers."""
-    from paceline.draft.head import footprint_of, method_of
+    from paceline.draft.head import check_fit, facts_of, footprint_of, method_of
     from paceline.model.load import form, measure
 
     packing = form(options.dtype, options.quantize, options.device, kv_dtype=options.kv_dtype)
     spec, target = measure(path, packing, options.max_model_len)
     head = draft is not None and method_of(draft) is not None
+    if draft is not None and head:
+        check_fit(draft, facts_of(draft), spec.hidden, spec.vocab)
     drafts = None if draft is None else footprint_of(draft, packing) if head else measure(draft, packing)[1]
     files = [at if at.suffix == ".gguf" else at / "tokenizer.json" for at in (path, draft) if at is not None]
     tokenizers = sum(TOKENIZER * tokenizer_bytes(file) for file in files if file.is_file())

@@ -49,7 +49,7 @@ class Desk:
         table.policy.patience = min(config.patience_ms, config.tbt_target_ms or config.patience_ms) / 1e3
         forget = policy(config.eviction)(config.blocks)
         cache = Cache(config.blocks, config.block_size, groups=groups, prefix=config.prefix_cache, eviction=forget)
-        planner = Planner(table.policy, config.row_budget, taps=table.taps)
+        planner = Planner(table.policy, config.row_budget, taps=table.taps, further=table.further)
         schedule = policies.policy(
             config.schedule,
             config.order,
@@ -152,7 +152,7 @@ class Desk:
         txns = list[Txn]()
         try:
             for item in plan.items:
-                txns.append(self.cache.begin(lease_of(item.request), item.given, item.ahead(plan.passes)))
+                txns.append(self.cache.begin(lease_of(item.request), item.given, item.reserved(plan.passes)))
         except BaseException:
             for txn in txns:
                 txn.abort()

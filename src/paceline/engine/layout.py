@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.cache.txn import Txn
 from paceline.core.forest import CANDIDATE, NO_ROW, PROBE, Forest
-from paceline.core.joined import stretch_at
+from paceline.core.joined import placed
 from paceline.core.plan import Item
-from paceline.core.request import Request
 from paceline.core.rows import RowsBuilder
 
 
@@ -78,18 +76,10 @@ def lay_out(forest: Forest, items: Sequence[Item], txns: Sequence[Txn]) -> Layou
             depths=[forest.depth[n] for n in computed],
             words=tree_words(forest, computed),
             want=want,
-            **placed(item.request, txn.base),
+            **placed(item.request.layout, txn.base),
         )
     layout.lines = lines
     return layout
-
-
-def placed(request: Request, place: int) -> dict[str, Any]:
-    """What `RowsBuilder.add` must know of where rows from `place` on stand."""
-    if not request.layout:
-        return {}
-    stretch = stretch_at(request.layout, place)
-    return {"shift": stretch.shift, "hidden": stretch.hidden}
 
 
 def wants_prompt(item: Item) -> bool:

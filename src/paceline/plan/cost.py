@@ -104,10 +104,12 @@ class Times:
     target: float
     drafts: dict[str, float]
     rest: float
+    saved: float = 0.0
+    """For which the target's pass and drafting ran at once, so that they count once."""
 
     @property
     def total(self) -> float:
-        return self.target + sum(self.drafts.values()) + self.rest
+        return self.target + sum(self.drafts.values()) + self.rest - self.saved
 
 
 def _target() -> Terms:

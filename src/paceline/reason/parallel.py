@@ -21,6 +21,7 @@ from paceline.core.request import Request
 from paceline.engine.loop import Engine
 from paceline.engine.text import Message, Text
 from paceline.reason.branching import NOTHING, SLACK, Node, Turn, Writer
+from paceline.reason.level import Level
 from paceline.reason.runner import BASE, Stage
 from paceline.reason.tags import NAMES, Parser
 
@@ -139,11 +140,13 @@ class Parallel:
     its tokens."""
 
     name = "reasoning"
+    kind = "parallel"
 
     def __init__(self, settings: Settings | None = None, render: Render | None = None) -> None:
         """`render`: in the mode `prompt`, how the conversation is asked for an outline, and told it."""
         self.settings, self.render = settings or Settings(), render
         self.deadline_s = self.settings.deadline_s
+        self.level = Level()
         self.report: dict[str, Any] = {"policy": "parallel", "mode": self.settings.mode}
         self.root: Node | None = None
         self.writer: Writer | None = None
@@ -185,6 +188,7 @@ class Parallel:
         root, writer, tokens = self.root, self.writer, len(stage.transcript.tokens)
         beyond = 0 if root is None or root.block else len(root.output) - tokens  # the transcript ended before it
         path = tokens if root is None else min(tokens, root.longest - beyond)
+        self.level.proposed = self.level.accepted = getattr(writer, "branches", 0)
         counts = {name: getattr(writer, name, 0) for name in ("blocks", "branches", "sequential")}
         if isinstance(self.mode, Tagged):
             counts["sequential"] += self.mode.sequential

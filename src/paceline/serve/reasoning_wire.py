@@ -13,6 +13,7 @@ class ReasoningWish(Wire):
     policy: Literal["steps", "mentor", "parallel"] = Field(description='"steps", "mentor" or "parallel"')
     deadline_s: float | None = Field(None, gt=0, description="a positive number of seconds")
     budget: int | None = Field(None, ge=0, description="a whole number >= 0, tokens that the large model may write")
+    separator: str | None = Field(None, min_length=1, max_length=64, description="a text of 1 to 64 characters")
     tau: float | None = Field(None, description="a number, by which scores of 0 to 9 are judged; with steps")
     score: Literal["mean", "argmax"] | None = Field(None, description='"mean" or "argmax", with steps')
     first: int | None = Field(None, ge=0, description="a whole number >= 0, with steps")

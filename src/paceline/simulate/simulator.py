@@ -99,10 +99,10 @@ class Simulator:
     def _drawn(self, item: Item, most: int) -> Result:
         """Of a run: the next tokens of the recorded output, pass by pass, as many as the draws say."""
         speech, before = self.workload.outputs[item.request.id], len(item.request.output)
-        ahead = speech.tokens[before : before + 1 + item.ahead(most)]
+        ahead = speech.tokens[before : before + 1 + item.reserved(most)]
         rounds, count = list[Round](), 0
         while len(rounds) < most and count < len(ahead):
-            deep = min(item.chain, item.ahead(most) - count)
+            deep = min(item.chain, item.reserved(most) - count)
             offered, kept = self.workload.rates.draw(item, self.noise, count) if deep > 0 else ([], 0)
             kept = min(kept, len(ahead) - count)
             rounds.append(Round.of(offered, kept))

@@ -47,9 +47,11 @@ class Trains:
     summary: str
     data: str = "answers"
     """What it learns from: `answers` that the target gave to the prompts, or the `text` as it stands."""
+    drafter: str | None = None
+    """The drafter that serves what it makes; None: the one of its own name."""
 
 
-METHODS: "Registry[Callable[[Target, dict[str, Any]], Method]]" = Registry("training method", "paceline.train")
+METHODS: "Registry[Callable[[Target, dict[str, Any]], Method]]" = Registry("trainer", "paceline.train")
 
 
 def train(plan: "Plan") -> "Trained":

@@ -122,32 +122,49 @@ def answered(
             "The data has no prompt for the target to answer; give lines with prompt, question or messages."
         )
     key = json.dumps([target.fingerprint, target.dtype, ids, most, answer, temperature, seed])
-    file = None if cache is None else cache / f"answers-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
-    if file is not None and file.is_file():
-        return [Sample(tuple(text), start) for text, start in json.loads(file.read_text(encoding="utf-8"))]
-    samples = generate(target, ids, most, answer, temperature, seed)
-    if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        whole = json.dumps([[sample.ids, sample.start] for sample in samples])
-        part = file.with_suffix(".part")
-        part.write_text(whole, encoding="utf-8")
-        part.replace(file)
+    file = None if cache is None else cache / f"answers-{hashlib.sha256(key.encode()).hexdigest()[:16]}.jsonl"
+    done = kept(file)
+    if len(done) < len(ids):
+        generate(target, ids, done, file, most, answer, temperature, seed)
+    return [sample for sample in done if len(sample.ids) - sample.start > 2]
+
+
+def kept(file: Path | None) -> list[Sample]:
+    """The answers that a file holds, one a line; a line that was cut off is dropped."""
+    samples = list[Sample]()
+    if file is None or not file.is_file():
+        return samples
+    whole = file.read_text(encoding="utf-8").split("\n")[:-1]
+    for line in whole:
+        ids, start = json.loads(line)
+        samples.append(Sample(tuple(ids), start))
+    file.write_text("".join(f"{line}\n" for line in whole), encoding="utf-8")
     return samples
 
 
 def generate(
-    target: Target, prompts: Sequence[list[int]], most: int, answer: int, temperature: float, seed: int
-) -> list[Sample]:
-    """In batches, with prompt lookup as the drafter: the text is the target's own whoever drafts."""
+    target: Target, prompts: Sequence[list[int]], done: list[Sample], file: Path | None, most: int, answer: int,
+    temperature: float, seed: int,
+) -> None:  # fmt: skip
+    """Answer the prompts behind those that are `done`, and add to them and to the file, some at a time: what is killed
+    loses little. With prompt lookup as the drafter: the text is the target's own whoever drafts."""
     from paceline import LLM, SamplingParams
 
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
     with LLM(target.path, dtype=target.dtype, drafter="ngram", max_requests=BATCH) as llm:
-        each = [
-            SamplingParams(
-                temperature=temperature, top_k=0, top_p=1.0, seed=seed + i, max_tokens=min(answer, most - len(ids))
-            )
-            for i, ids in enumerate(prompts)
-        ]
-        outputs = llm.generate(list(prompts), each)
-    made = zip(prompts, (output.token_ids for output in outputs))
-    return [Sample((*ids, *tokens), len(ids)) for ids, tokens in made if len(tokens) > 2]
+        for start in range(len(done), len(prompts), BATCH):
+            some = prompts[start : start + BATCH]
+            each = [
+                SamplingParams(
+                    temperature=temperature, top_k=0, top_p=1.0, seed=seed + start + i,
+                    max_tokens=min(answer, most - len(ids)),
+                )
+                for i, ids in enumerate(some)
+            ]  # fmt: skip
+            outputs = llm.generate(list(some), each)
+            new = [Sample((*ids, *output.token_ids), len(ids)) for ids, output in zip(some, outputs)]
+            done += new
+            if file is not None:
+                with file.open("a", encoding="utf-8") as lines:
+                    lines.writelines(f"{json.dumps([sample.ids, sample.start])}\n" for sample in new)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from paceline.draft.grow import NODES, Chances, best
+from paceline.draft.sequoia import Shape
 from paceline.train.data import Sample
 from paceline.train.features import FeatureSource
 from paceline.train.method import Method
@@ -27,11 +29,16 @@ class Scores:
     conditional: tuple[float, ...]
     accuracy: tuple[tuple[float, ...], ...]
     tau: float
+    tree: float
+    """The same with trees."""
     rounds: int
 
 
-def evaluate(method: Method, source: FeatureSource, names: Sequence[int], size: int = 8) -> Scores | None:
-    """Of the texts with these numbers; None for a method that has no ranks."""
+def evaluate(
+    method: Method, source: FeatureSource, names: Sequence[int], shape: Shape | None = None, size: int = 8
+) -> Scores | None:
+    """Of the texts with these numbers; None for a method that has no ranks. `shape`: of the trees; None: the best one
+    for the accuracies that are found."""
     method.module.eval()
     tables: list[list[list[int]]] = []
     counts: torch.Tensor | None = None
@@ -52,29 +59,37 @@ def evaluate(method: Method, source: FeatureSource, names: Sequence[int], size: 
     method.module.train()
     assert counts is not None
     rates = counts[:, :TOP] / counts.sum(-1, keepdim=True).clamp(min=1)
-    tau, rounds, conditional = walked(tables)
-    return Scores(conditional, tuple(tuple(round(x, 4) for x in row) for row in rates.tolist()), tau, rounds)
+    accuracy = tuple(tuple(round(x, 4) for x in row) for row in rates.tolist())
+    tau, rounds, conditional = walked(tables, chain(rates.shape[0]))
+    tree, _, _ = walked(tables, shape or best(NODES, Chances(accuracy, len(accuracy)).rates))
+    return Scores(conditional, accuracy, tau, tree, rounds)
 
 
-def walked(tables: Sequence[Sequence[Sequence[int]]]) -> tuple[float, int, tuple[float, ...]]:
-    """(tau, rounds, conditional accuracy by depth) of greedy chains over answers: `tables[i][t]` has the ranks of a
-    round at row t, whose root is the token behind it. The answer's first token comes of the prompt's own pass."""
+def chain(depth: int) -> Shape:
+    """The tree with one node at each depth."""
+    return (chain(depth - 1),) if depth else ()
+
+
+def walked(tables: Sequence[Sequence[Sequence[int]]], shape: Shape) -> tuple[float, int, tuple[float, ...]]:
+    """(tau, rounds, conditional accuracy of the first guesses by depth) of greedy decoding with trees of this shape:
+    `tables[i][t]` has the ranks of a round at row t, whose root is the token behind it. The answer's first token comes
+    of the prompt's own pass, and is not counted."""
     tokens = rounds = 0
     depths = max((len(table[0]) for table in tables if table), default=0)
     seen, right = [0] * depths, [0] * depths
     for table in tables:
         row, left = 0, len(table) - 2  # tokens behind the root
         while left > 0:
-            kept = 0
-            for depth, rank in enumerate(table[row][:left]):
+            kept, below, first = 0, shape, True
+            for depth, rank in enumerate(table[row][: left - 1]):
                 if rank < 0:
                     break
-                seen[depth] += 1
-                if rank:
+                if first:
+                    seen[depth], right[depth], first = seen[depth] + 1, right[depth] + (rank == 0), rank == 0
+                if rank >= len(below):
                     break
-                right[depth], kept = right[depth] + 1, kept + 1
-            brought = min(kept + 1, left)
-            tokens, rounds, row, left = tokens + brought, rounds + 1, row + brought, left - brought
+                below, kept = below[rank], kept + 1
+            tokens, rounds, row, left = tokens + kept + 1, rounds + 1, row + kept + 1, left - kept - 1
     return tokens / max(rounds, 1), rounds, tuple(r / max(s, 1) for r, s in zip(right, seen))
 
 

@@ -48,7 +48,6 @@ class FeatureSource:
         self.target, self.samples, self.taps = target, list(samples), tuple(taps)
         longest = max(len(sample.ids) for sample in samples)
         self.blocks = -(-longest // BLOCK) + 1
-        self.target.decoder.allocate(self.blocks, BLOCK)
         self.kept = None if cache is None or not taps else Kept(cache, target, self.samples, self.taps, limit)
 
     def batch(self, names: Sequence[int]) -> Batch:
@@ -79,6 +78,7 @@ class FeatureSource:
 
     @torch.no_grad()
     def computed(self, ids: Sequence[int]) -> dict[str, Tensor]:
+        self.target.reserve(self.blocks, BLOCK)
         builder = RowsBuilder()
         builder.add(list(ids), list(range(len(ids))), list(range(self.blocks)), 0, want=[len(ids) - 1])
         return self.target.decoder.forward(builder.build(self.target.decoder.device, taps=self.taps)).taps

@@ -1,7 +1,7 @@
 """The loop: batches, gradients, AdamW, checkpoints. One for every method.
 
 A run lives in the directory `out`: `state.pt` (weights, optimizer, where it stands; written at least once a minute and
-at the end), `log.csv` (a line every few steps), `answers-*.json` (what the target said), and at the end what
+at the end), `log.csv` (a line every few steps), `answers-*.jsonl` (what the target said), and at the end what
 `--draft` takes. A run that is started again there goes on where it was; one of `steps` steps ends with the same bits as
 if it had never been stopped: every step draws from a generator of its own seed, and texts come in an order of (seed,
 epoch).
@@ -104,6 +104,8 @@ class Trained:
     tokens: int
     seconds: float
     scores: Scores | None
+    held: tuple[Sample, ...] = ()
+    """The texts that it was not trained on."""
 
 
 def train(plan: Plan, report: Callable[[Progress], None] = lambda now: None) -> Trained:
@@ -127,10 +129,14 @@ def train(plan: Plan, report: Callable[[Progress], None] = lambda now: None) -> 
         method.accuracy = scores.accuracy
     facts = {"steps": run.step, "tokens": run.tokens, "seed": plan.seed, "target": target.fingerprint}
     if scores is not None:
-        facts |= {"tau": round(scores.tau, 4), "conditional": [round(x, 4) for x in scores.conditional]}
+        facts |= {
+            "tau": round(scores.tau, 4),
+            "tree_tau": round(scores.tree, 4),
+            "conditional": [round(x, 4) for x in scores.conditional],
+        }
     method.module.eval()
     method.save(plan.out, facts)
-    return Trained(plan.out, run.step, run.tokens, run.seconds, scores)
+    return Trained(plan.out, run.step, run.tokens, run.seconds, scores, tuple(samples[:held]))
 
 
 def check(plan: Plan) -> None:
@@ -334,6 +340,7 @@ class Run:
         """Go on where the directory's run stands. Raises InputError where it is another one."""
         file = self.plan.out / STATE
         if not file.is_file():
+            (self.plan.out / LOG).unlink(missing_ok=True)
             return
         try:
             state = torch.load(file, weights_only=True)
@@ -352,6 +359,10 @@ class Run:
         )  # fmt: skip
         self.method.module.load_state_dict(state["weights"], strict=False)
         self.optimizer.load_state_dict(state["optimizer"])
+        if (log := self.plan.out / LOG).is_file():  # without the lines of what is done again
+            head, *lines = log.read_text(encoding="utf-8").splitlines()
+            lines = [line for line in lines if int(line.split(",")[0]) <= self.step]
+            log.write_text("".join(f"{line}\n" for line in (head, *lines)), encoding="utf-8")
 
 
 def lower() -> AbstractContextManager[Any]:

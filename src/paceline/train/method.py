@@ -4,13 +4,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import InputError
-from paceline.draft.head import Head
+from paceline.draft.head import Head, HeadFiles
 from paceline.draft.layers import Dense, Layer
 from paceline.model.blocks import Rotary
 from paceline.train.data import Sample
@@ -85,11 +85,12 @@ def as_kind(value: Any, kind: type) -> Any:
 class HeadMethod(Method):
     """A method that trains a `Head`. A method gives `head` and perhaps `objective`, `decay`, `config` and `started`."""
 
+    module: Head
     head: ClassVar[type[Head]]
     objective: ClassVar[str] = "kl"
     decay: ClassVar[float] = 1.0
     rows: ClassVar[int] = 2048
-    """Most places of a depth whose laws are compared in a batch: over a large vocabulary they are what costs."""
+    """Most rows of a batch whose laws are compared: over a large vocabulary they are what costs."""
 
     def __init__(self, target: Target, settings: dict[str, Any]) -> None:
         settings = dict(settings)
@@ -99,12 +100,21 @@ class HeadMethod(Method):
         made = self.head.config_type(**settled(self.head.config_type, settings, self.config(target), self.head.method))
         if made.depth < 1:
             raise InputError(f"depth is {made.depth}, but a head drafts at least one token.")
-        self.module: Head = self.head(made)
-        self.taps = self.module.taps
+        self.adopt(self.head(made))
         self.started()
-        self.rotary = Rotary(
-            Layer.rope(made.head_dim or 2, made.theta), torch.device("cpu"), torch.float32, made.max_len
-        )
+
+    def adopt(self, module: Head) -> None:
+        """Train this head."""
+        self.module, self.taps, config = module, module.taps, module.config
+        rope = Layer.rope(config.head_dim or 2, config.theta)
+        self.rotary = Rotary(rope, torch.device("cpu"), torch.float32, config.max_len)
+
+    @classmethod
+    def of(cls, target: Target, path: Path) -> Self:
+        """The method with a head that was saved, to evaluate it or to go on with it."""
+        made = cls(target, {})
+        made.adopt(cls.head.restored(HeadFiles(path)))
+        return made
 
     def config(self, target: Target) -> dict[str, Any]:
         """Fields of the head's config that the target decides."""
@@ -154,37 +164,44 @@ class HeadMethod(Method):
 
     def loss(self, batch: Batch, step: int) -> Loss:
         hidden = batch.hidden[self.module.taps[0]]
-        teacher_state = self.teacher(hidden)
-        steps, loss = self.unroll(batch), Loss(torch.zeros(()))
-        alive = torch.ones_like(batch.learn, dtype=torch.bool)
-        weight = 0.0
-        for depth, each in enumerate(steps):
+        states = self.teacher(hidden)
+        wanted = self.wanted(batch)
+        where = wanted.flatten().cumsum(0).view(wanted.shape) - 1
+        with torch.no_grad():
+            teacher = self.target.head(states[wanted])
+        loss, weight = Loss(torch.zeros(())), 0.0
+        alive = torch.ones_like(wanted)
+        for depth, each in enumerate(self.unroll(batch)):
             rows = each.out.shape[1]
-            places = batch.learn[:, 2 + depth :].flatten().nonzero().flatten()
-            if len(places) > self.rows:
-                places = places[torch.randperm(len(places))[: self.rows].sort().values]
-            if not len(places):
-                continue
-            out = each.out.reshape(-1, each.out.shape[-1])[places]
-            state = teacher_state[:, 1 + depth : 1 + depth + rows].reshape(-1, hidden.shape[-1])[places]
-            token = batch.ids[:, 2 + depth :].flatten()[places]
+            mine = wanted[:, 1 + depth : 1 + depth + rows]
+            if not mine.any():
+                break
+            out, token = each.out[mine], batch.ids[:, 2 + depth : 2 + depth + rows][mine]
             logits = self.module.logits(out, depth, self.target.head)
-            with torch.no_grad():
-                teacher = self.target.head(state)
-            each_place = self.goal.places(teacher=teacher, logits=logits, token=token, hidden=state, out=out)
-            loss.total = loss.total + self.goal.decay**depth * each_place.mean()
+            state, law = states[:, 1 + depth : 1 + depth + rows][mine], teacher[where[:, 1 + depth :][:, :rows][mine]]
+            places = self.goal.places(teacher=law, logits=logits, token=token, hidden=state, out=out)
+            loss.total = loss.total + self.goal.decay**depth * places.mean()
             weight += self.goal.decay**depth
-            with torch.no_grad():
-                hit = torch.zeros(batch.ids.shape[0] * rows, dtype=torch.bool)
-                hit[places] = logits.argmax(-1) == token
-                looked = torch.zeros_like(hit)
-                looked[places] = True
-                before = alive[:, :rows].flatten() & looked
-                loss.seen.append(float(before.sum()))
-                loss.right.append(float((before & hit).sum()))
-                alive = (alive[:, :rows].flatten() & hit).view(-1, rows)
+            hit = torch.zeros_like(mine)
+            hit[mine] = logits.detach().argmax(-1) == token
+            before = alive[:, :rows] & mine
+            alive = before & hit
+            loss.seen.append(float(before.sum()))
+            loss.right.append(float(alive.sum()))
         loss.total = loss.total / max(weight, 1e-9)
         return loss
+
+    def wanted(self, batch: Batch) -> Tensor:
+        """[B, T]: rows whose law is learned, of a token that is to be predicted; a random stretch of `rows` of them."""
+        wanted = torch.zeros_like(batch.learn, dtype=torch.bool)
+        wanted[:, 1:-1] = batch.learn[:, 2:] > 0
+        found = wanted.flatten().nonzero().flatten()
+        if len(found) > self.rows:
+            start = int(torch.randint(len(found) - self.rows + 1, ()))
+            wanted = torch.zeros_like(wanted).flatten()
+            wanted[found[start : start + self.rows]] = True
+            wanted = wanted.view(batch.learn.shape)
+        return wanted
 
     def teacher(self, hidden: Tensor) -> Tensor:
         """The states behind the target's final norm, of those that the head reads."""

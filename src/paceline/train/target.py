@@ -1,6 +1,7 @@
 """The target of a training: its decoder, and what heads share with it as tensors that gradients go through."""
 
 import hashlib
+import math
 from functools import cached_property
 from pathlib import Path
 
@@ -30,6 +31,14 @@ class Target:
         self.decoder: Decoder = load_model(self.path, dtype=dtype)
         if "post_norm" not in self.decoder.places:
             raise RefusalError(f"{model} does not show its hidden states, so no head can be trained on it.")
+
+        self.blocks = 0
+
+    def reserve(self, blocks: int, size: int) -> None:
+        """Have a K/V pool of at least so many blocks: sources of several lengths share one decoder."""
+        if blocks > self.blocks:
+            self.decoder.allocate(blocks, size)
+            self.blocks = blocks
 
     @property
     def spec(self) -> ModelSpec:
@@ -69,13 +78,13 @@ class Target:
     @cached_property
     def norm_weight(self) -> Tensor:
         """Of the final norm [H], float32."""
-        weight = self.decoder.weights.norm.weight.float()
-        return weight / weight.shape[-1] ** 0.5  # as `model.blocks.Norm` holds it
+        weight: Tensor = self.decoder.weights.norm.weight.float()
+        return weight / math.sqrt(weight.shape[-1])  # as `model.blocks.Norm` holds it
 
     def norm(self, hidden: Tensor) -> Tensor:
         """States behind the final norm, of those before it."""
-        made = self.decoder.weights.norm(hidden.reshape(-1, hidden.shape[-1]))
-        return made.view_as(hidden)
+        flat: Tensor = self.decoder.weights.norm(hidden.reshape(-1, hidden.shape[-1]))
+        return flat.reshape(hidden.shape)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of hidden states [..., H] behind the final norm; differentiable."""

@@ -1,0 +1,110 @@
+"""Heads in the layouts of their authors, as ours: Medusa's (FasterDecoding/Medusa) and Hydra's (zankner/Hydra).
+
+Their config.json names the number of heads and the model that they were made for, but not its sizes, which are those of
+the weights: `medusa_lm_head.pt` or `hydra_lm_head.pt`, or the same as safetensors.
+
+    medusa   I.J.linear.weight, .bias      head I, layer J;  I.L.weight   its own output matrix, if it has one
+    hydra    hydra_mlp.I.J.linear.*, hydra_mlp.I.1.res_connection.*, hydra_lm_head.I.1.*, J = 1, 3, 5, ...
+             prefix_embeding_layer.layers.0.*, prefix_embeding_layer.norm.weight
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.core.errors import CheckpointError
+
+METHODS = ("medusa", "hydra")
+HEAD_DIM = 128
+"""Of the models that Hydra's released prefix layers were made for."""
+
+
+def released(config: Mapping[str, Any]) -> str | None:
+    """The method of an authors' config; None for another layout."""
+    return next((method for method in METHODS if f"{method}_num_heads" in config), None)
+
+
+def file_of(path: Path, method: str) -> Path:
+    for suffix in ("safetensors", "pt"):
+        if (file := path / f"{method}_lm_head.{suffix}").is_file():
+            return file
+    raise CheckpointError(f"{path} has no {method}_lm_head.pt or .safetensors; restore it from its source.")
+
+
+def read(file: Path) -> dict[str, Tensor]:
+    """Weights by the authors' names; nothing of the file is executed."""
+    from safetensors.torch import load_file
+
+    try:
+        found = load_file(file) if file.suffix == ".safetensors" else torch.load(file, "cpu", weights_only=True)
+    except Exception as error:  # a damaged file raises what it likes
+        raise CheckpointError(f"{file} cannot be read ({error}); restore it from its source.") from None
+    return {str(name): part for name, part in found.items() if isinstance(part, Tensor)}
+
+
+def adapted(path: Path, config: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """Their config.json with the keys of ours."""
+    weights = renamed(read(file_of(path, method)), method)
+    blocks = "blocks.0.linear.weight" if method == "medusa" else "depths.0.straight.weight"
+    if blocks not in weights:
+        raise CheckpointError(f"{path} holds no weight {blocks} of a {method} head; it is of another layout.")
+    width, own = len(weights[blocks]), weights.get("output.0.weight")
+    vocab = len(own) if own is not None else config.get("vocab_size")
+    if vocab is None:
+        raise CheckpointError(f"{path} does not say its model's vocabulary; add vocab_size to its config.json.")
+    if method == "medusa" and config.get("medusa_num_layers", 1) != 1:
+        raise CheckpointError(f"{path} has {config['medusa_num_layers']} layers a head, but one is served.")
+    out = {
+        "speculators_model_type": method, "hidden_size": width, "vocab_size": vocab, "own_head": own is not None,
+        "depth": config[f"{method}_num_heads"],
+        "speculators_config": {"verifier": {"name_or_path": config.get("base_model_name_or_path", "")}},
+    }  # fmt: skip
+    if method == "hydra":
+        out |= {"layers": config.get("hydra_num_layers", 1), "grounded": config.get("grounded_heads", True)}
+    if (q := weights.get("prefix.q_proj.weight")) is not None:
+        dim = config.get("head_dim", HEAD_DIM)
+        out |= {
+            "prefix": True, "head_dim": dim, "heads": len(q) // dim,
+            "kv_heads": len(weights["prefix.k_proj.weight"]) // dim, "ffn": len(weights["prefix.gate_proj.weight"]),
+        }  # fmt: skip
+    return out
+
+
+RULES: dict[str, list[tuple[str, str]]] = {
+    "medusa": [
+        (r"(\d+)\.0\.linear\.(weight|bias)", r"blocks.\1.linear.\2"),
+        (r"(\d+)\.1\.(weight|bias)", r"output.\1.\2"),
+    ],
+    "hydra": [
+        (r"hydra_mlp\.(\d+)\.1\.res_connection\.(\w+)", r"depths.\1.straight.\2"),
+        (r"hydra_mlp\.(\d+)\.1\.linear\.(\w+)", r"depths.\1.bent.\2"),
+        (r"hydra_lm_head\.(\d+)\.1\.(\w+)", r"output.\1.\2"),
+        (r"prefix_embeding_layer\.layers\.0\.(?:self_attn\.|mlp\.)?(\w+)\.weight", r"prefix.\1.weight"),
+        (r"prefix_embeding_layer\.norm\.weight", "norm.weight"),
+    ],
+}
+LATER = re.compile(r"hydra_mlp\.(\d+)\.(\d+)\.linear\.(\w+)")
+
+
+def renamed(weights: Mapping[str, Tensor], method: str) -> dict[str, Tensor]:
+    """By our names. What is the target's (its embedding) is left out; output matrices without a bias get one of
+    zeros."""
+    out: dict[str, Tensor] = {}
+    for name, part in weights.items():
+        name = name.removeprefix("medusa_head.").removeprefix("hydra_head_module.")
+        for pattern, ours in RULES[method]:
+            if re.fullmatch(pattern, name):
+                out[re.sub(pattern, ours, name)] = part
+                break
+        else:
+            later = LATER.fullmatch(name)
+            if later:
+                head, place, kind = later.groups()
+                out[f"depths.{head}.blocks.{(int(place) - 3) // 2}.linear.{kind}"] = part
+    for name in [name for name in out if re.fullmatch(r"output\.\d+\.weight", name)]:
+        out.setdefault(name.replace("weight", "bias"), torch.zeros(len(out[name])))
+    return out
