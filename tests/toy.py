@@ -150,7 +150,7 @@ class Toy:
                     row = segment.start + rank
                     seen = min(segment.base + rank + 1, segment.base + segment.given)
                     hidden = {place for pair in segment.hidden for place in range(*pair)}
-                    near = [p for p in range(max(0, seen - ORDER - len(hidden)), seen) if p not in hidden]
+                    near = [p for p in range(max(0, seen - ORDER - len(hidden)), seen) if p not in hidden][-ORDER:]
                     context = [pool[blocks[p // size] * size + p % size] for p in near]
                     mine = [token[first + j] for j in range(segment.nodes) if word[row] >> j & 1]
                     depth = seen + len(mine) - segment.shift

@@ -1,5 +1,6 @@
 """The model drafts for itself: early exits, sub-layers left out, layers in groups; rows that enter half done."""
 
+import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -157,7 +158,7 @@ def test_tau_lies_between_right_and_wrong_ones() -> None:
     shadows = Shadows.none(1)
     assert shadows.tau(0) is None and shadows.alpha() == [0.0]
     shadows.add(torch.tensor([[1.0, 1.0, 0.0]]), torch.tensor([[0.9, 0.7, 0.2]]))
-    assert shadows.tau(0) == pytest.approx((0.8 + 0.2) / 2) and shadows.alpha() == pytest.approx([2 / 3])
+    assert shadows.tau(0) == pytest.approx((0.8 + 0.2) / 2) and shadows.alpha() == pytest.approx([2 / 5])
 
 
 def test_shadows_are_what_an_exit_would_have_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,6 +377,14 @@ def test_a_set_is_kept_for_its_task() -> None:
     [request] = engine.submit([4, 4], wish("swift", user="c").params)
     assert drafter.search(request).best != best, "the latest task's set is where a new one begins"
     assert drafter.search(request).score < 0
+
+
+def test_a_checkpoint_says_that_it_was_trained_to_end_early(tmp_path: Path) -> None:
+    path = tiny_checkpoint(tmp_path / "plain", "llama", with_tokenizer=False)
+    assert "exit" not in load_model(path, dtype="float32").abilities
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "early_exit": True}))
+    assert "exit" in load_model(path, dtype="float32").abilities
 
 
 def test_early_exit_is_registered_for_a_checkpoint_of_any_depth(tmp_path: Path) -> None:

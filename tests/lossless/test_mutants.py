@@ -68,8 +68,10 @@ def raw_q_after_warped_draw(patch: MonkeyPatch) -> None:
     """14: the draft is drawn after top-k, but the stored q is the model's own."""
     original = ModelDrafter._draw
 
-    def draw(self: ModelDrafter, drawing: Any, logits: torch.Tensor, tables: list[torch.Tensor]) -> None:
-        original(self, drawing, logits, tables)
+    def draw(
+        self: ModelDrafter, drawing: Any, logits: torch.Tensor, tables: list[torch.Tensor], hidden: Any = None
+    ) -> None:
+        original(self, drawing, logits, tables, hidden)
         tables[-1] = logits.softmax(-1)
 
     patch.setattr(ModelDrafter, "_draw", draw)
@@ -424,6 +426,20 @@ def fuzzy_rows_published(patch: MonkeyPatch) -> None:
     patch.setattr(Swift, "matchness", matchness)
 
 
+def probes_seen(patch: MonkeyPatch) -> None:
+    """A candidate sees the probes of its request, too."""
+    original = layout.tree_words
+
+    def words(forest: Forest, nodes: Any) -> list[int]:
+        probes = sum(1 << j for j, node in enumerate(nodes) if forest.role[node] is Role.PROBE)
+        return [
+            word | (probes if forest.role[node] is Role.CANDIDATE else 0)
+            for node, word in zip(nodes, original(forest, nodes))
+        ]
+
+    patch.setattr(layout, "tree_words", words)
+
+
 TEXT: list[tuple[Callable[[MonkeyPatch], None], str, str]] = [
     (penalties_frozen, "greedy penalties", "model"),
     (emit_something_else, "temperature", "ngram"),
@@ -445,6 +461,10 @@ TEXT: list[tuple[Callable[[MonkeyPatch], None], str, str]] = [
     (everybody_straight, "top-k", "model"),
     (everybody_straight, "bias", "none"),
     (everybody_straight, "greedy penalties", "none"),
+    (probes_seen, "greedy", "ppd"),
+    (stale_mask, "temperature", "eagle3"),
+    (stale_position, "temperature", "longspec"),
+    (moves_forgotten, "greedy", "falcon"),
 ]
 
 

@@ -35,7 +35,7 @@ def test_the_mean_does_not_depend_on_where_it_is_normalised() -> None:
 def test_every_digit_is_one_token_behind_the_lead(pair: Ensemble) -> None:
     judge = Judge.of(pair.llm.text, [{"role": "user", "content": "1 + 1?"}])
     assert [pair.llm.text.decode([token]).strip() for token in judge.digits] == list(DIGITS)
-    assert "Grade the last paragraph" in pair.llm.text.decode(judge.suffix)
+    assert "Grade only the last step" in pair.llm.text.decode(judge.suffix)
 
 
 def test_the_score_is_that_of_the_raw_logits(pair: Ensemble) -> None:

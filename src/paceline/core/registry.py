@@ -81,6 +81,8 @@ class Accepts:
     runs: bool = False
     """Does it accept the nodes that carry the token which plain decoding draws, and no others? Then a run of several
     passes can judge in its place."""
+    consent: bool = False
+    """May only a request name it, and no engine's default?"""
 
 
 class Registry(Generic[T]):

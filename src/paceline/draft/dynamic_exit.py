@@ -5,8 +5,9 @@ With L layers, alpha the share of right shadow tokens at exit l, and drafts of g
 
     TPL(l, g) = (1 - alpha^(g+1)) / (1 - alpha) / (L + g l)        tokens per layer.
 
-The best pair is taken. A draft then ends behind the first token of less probability than tau, the mean of what right
-and wrong shadow tokens had; g is its length while tau is unknown.
+The best pair is taken. The paper lets a draft go on beyond g, up to the first token of less probability than tau, the
+mean of what right and wrong shadow tokens had (`by_confidence`). On the models measured here g itself brings more
+tokens per layer (docs/self-speculation.md).
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,8 @@ PROMPT = 32
 """Rows at the end of a prompt that the first statistics are of."""
 SETTLED, EVERY = 16, 4
 """From so many rounds on the statistics learn from every fourth one: reading them costs passes of the head."""
+DOUBT = 2.0
+"""Wrong shadow tokens that every exit is held to have had: three right ones are no reason for a draft of 17."""
 INHERIT = 8.0
 """Most observations that a new request takes over from those before it."""
 
@@ -72,8 +75,8 @@ class Shadows:
         return Shadows(self.right * scale, self.wrong * scale, self.sure * scale, self.unsure * scale)
 
     def alpha(self) -> list[float]:
-        """Share of right ones of each exit; 0 where none was seen."""
-        return (self.right / (self.right + self.wrong).clamp(min=1e-9)).tolist()
+        """Share of right ones of each exit, with DOUBT wrong ones more; 0 where none was seen."""
+        return (self.right / (self.right + self.wrong + DOUBT)).tolist()
 
     def tau(self, exit: int) -> float | None:
         """None: no right one, or no wrong one, was seen."""
@@ -114,6 +117,9 @@ class Memory:
     ),
 )
 class DynamicExit(EarlyExit):
+    by_confidence = False
+    """Does tau end a draft, in place of g?"""
+
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self.target = host.embeds(TARGET)
@@ -128,13 +134,15 @@ class DynamicExit(EarlyExit):
         exit, length = best(shadows.alpha(), self.exits, self.layers, min(LONGEST, ask.item.chain))
         if not length:
             return nothing
-        tau = shadows.tau(exit)
+        tau = shadows.tau(exit) if self.by_confidence else None
         most, floor = (length, 0.0) if tau is None else (LONGEST, tau)
-        # the price of a node is the planner's for a fixed length; here TPL and tau decide
+        # the price of a node is the planner's for a fixed length; here TPL decides
         free = ask._replace(item=ask.item._replace(min_chance=None))
         return Leaving(free, ask.txn.base, layer=self.exits[exit], most=most, floor=floor)
 
-    def chances(self, drawing: Sequence[Growing], scores: Tensor, drawn: Sequence[int]) -> list[float]:
+    def chances(
+        self, drawing: Sequence[Growing], scores: Tensor, drawn: Sequence[int], hidden: Tensor | None
+    ) -> list[float]:
         for g, p in zip(drawing, probabilities(scores, drawn, [g.ask.law for g in drawing])):
             if isinstance(g, Leaving):
                 g.last = p

@@ -42,8 +42,12 @@ class Leaving(Growing):
     taps: dict[str, list[Tensor]] = field(default_factory=dict)
 
     @property
+    def length(self) -> int:
+        return min(self.most, self.ask.item.chain)
+
+    @property
     def live(self) -> bool:
-        return len(self.tokens) < self.most and self.last >= self.floor and self.goes_on
+        return self.last >= self.floor and self.goes_on
 
     @property
     def below(self) -> list[str]:

@@ -67,6 +67,10 @@ class Growing:
     """Tokens behind the text that count as part of it: an earlier draft's, which the target has not judged yet."""
     most: int | None = None
     """Tokens of the draft at most; None: as many as the ask says."""
+    least: int = 0
+    """Tokens that are drafted whatever their chance."""
+    worth: float | None = None
+    """The least chance of a whole draft; None: as the planner says, else MIN_CHANCE."""
 
     @property
     def known(self) -> int:
@@ -97,7 +101,9 @@ class Growing:
     @property
     def goes_on(self) -> bool:
         """Is there room for one more token, and is it likely enough to be kept?"""
-        return len(self.tokens) < self.length and self.chance >= (self.ask.item.min_chance or MIN_CHANCE).node
+        count = len(self.tokens)
+        worth = (self.ask.item.min_chance or MIN_CHANCE).node if self.worth is None else self.worth
+        return count < self.length and (count < self.least or self.chance >= worth)
 
     def run(self, chunk: int) -> list[int]:
         """The next tokens to compute: what is missing of the text, then the last drafted one."""
@@ -125,9 +131,22 @@ class Growing:
     ),
 )
 class ModelDrafter:
+    taps: tuple[str, ...] = ()
+    """Hidden states of the draft model that `chances` reads."""
+
     def __init__(self, host: Host) -> None:
         self.model, self.sampler, self.chunk = host.model(DRAFT), host.sampler, host.chunk
         self.chain = cast(Chains, self.model).chain if "chain" in self.model.abilities else None
+
+    def begin(self, ask: Ask, reach: int) -> Growing:
+        return Growing(ask, reach)
+
+    def chances(
+        self, drawing: Sequence[Growing], scores: Tensor, drawn: Sequence[int], hidden: Tensor | None
+    ) -> list[float]:
+        """What the chance of each draft is multiplied by at the token that was drawn, which is not in `tokens` yet.
+        hidden [N, H]: states of the rows that the scores [N, V] are of, where there are taps."""
+        return confidence(drawing, scores)
 
     def propose(self, asks: Sequence[Ask], view: View) -> "ChainProposer | None":
         growing = [Growing(ask, ask.txn.lease.frontier[DRAFT]) for ask in asks]
@@ -140,7 +159,9 @@ class ModelDrafter:
     def draft(self, asks: Sequence[Ask], view: View) -> Forest:
         for ask in asks:
             view.slots.pop(ask.request.id, None)
-        growing = [Growing(ask, ask.txn.lease.frontier[DRAFT]) for ask in asks if ask.item.nodes or ask.behind(DRAFT)]
+        growing = [
+            self.begin(ask, ask.txn.lease.frontier[DRAFT]) for ask in asks if ask.item.nodes or ask.behind(DRAFT)
+        ]
         tables = self.grow(growing)
         forest = Forest(q=torch.cat(tables) if tables else None)
         for g in growing:
@@ -176,21 +197,27 @@ class ModelDrafter:
 
     def _extend(self, active: Sequence[Growing], tables: list[Tensor], program: Program = WHOLE) -> None:
         """One pass of the draft model: a run of each text, and the next token of each draft that has caught up."""
-        builder, drawing = RowsBuilder(), []
+        builder, drawing, last = RowsBuilder(), [], list[int]()
         share = max(1, self.chunk // (sum(g.lagging for g in active) or 1))
+        rows = 0
         for g in active:
             tokens = g.run(share)
             start, g.reach = g.reach, g.reach + len(tokens)
             draws = g.live and not g.lagging
             slots = g.ask.txn.lease.slots(start, g.reach)
             builder.add(tokens, slots, g.ask.txn.table, start, want=None if draws else [], shift=g.ask.shift(start))
+            rows += len(tokens)
             if draws:
                 drawing.append(g)
-        logits = self.model.forward(builder.build(self.model.device, program=program)).logits
+                last.append(rows - 1)
+        out = self.model.forward(builder.build(self.model.device, self.taps, program=program))
         if drawing:
-            self._draw(drawing, logits, tables)
+            hidden = out.taps[self.taps[0]][last] if self.taps else None
+            self._draw(drawing, out.logits, tables, hidden)
 
-    def _draw(self, drawing: Sequence[Growing], logits: Tensor, tables: list[Tensor]) -> None:
+    def _draw(
+        self, drawing: Sequence[Growing], logits: Tensor, tables: list[Tensor], hidden: Tensor | None = None
+    ) -> None:
         refs = [(g.ask.request, g.path) for g in drawing]
         scores = self.sampler.scores(refs, logits)
         drawn = self.sampler.draw(refs, scores, [g.key(len(g.tokens) + 1) for g in drawing])
@@ -200,16 +227,12 @@ class ModelDrafter:
             for i, g in enumerate(drawing):
                 if g.ask.law is Law.SAMPLED:
                     g.q_rows.append(base + i)
-        for g, token, chance in zip(drawing, drawn, self.chances(drawing, scores, drawn)):
+        for g, token, chance in zip(drawing, drawn, self.chances(drawing, scores, drawn, hidden)):
             if token < 0:  # every token was masked: nothing can be drafted here, and the request will fail here
-                g.chance = 0.0
+                g.chance, g.least, g.worth = 0.0, 0, None
                 continue
             g.tokens.append(token)
             g.chance *= chance
-
-    def chances(self, drawing: Sequence[Growing], scores: Tensor, drawn: Sequence[int]) -> list[float]:
-        """The chance of each drawn token to be kept."""
-        return confidence(drawing, scores)
 
     def learn(self, view: View) -> None:
         """Keep the K/V of accepted drafts: the frontier follows the text as far as it was computed (the last drafted

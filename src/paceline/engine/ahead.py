@@ -1,5 +1,6 @@
 """What was drafted for the outcomes of a pass while it ran: kept where the outcome is one of them, else dropped."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,8 @@ class Windows:
 
     def __init__(self) -> None:
         self.held: dict[tuple[str, int], Window] = {}
+        self.reused, self.dropped = Counter[str](), Counter[str]()
+        """Verdicts by drafter: those that left a draft of what was prepared, and those that did not."""
 
     def take(self, name: str, request: Request) -> Window | None:
         """The draft that was prepared for this text, if there is one; it is given once."""
@@ -38,6 +41,7 @@ class Windows:
         if not result.tokens:
             return
         nodes = forest.below(ask.place, kept[-1] if kept else ROOT, result.tokens[-1])
+        (self.reused if nodes else self.dropped)[name] += 1
         if nodes:
             length = len(ask.request.tokens) + len(result.tokens)
             self.held[name, ask.request.id] = Window(length, result.tokens[-1], cut_out(forest, nodes))

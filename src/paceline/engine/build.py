@@ -95,7 +95,10 @@ def build(options: Options) -> "tuple[Engine, Text]":
 
     from paceline.cache.policies import policy
     from paceline.draft import DRAFTERS
+    from paceline.draft.companion import companions
+    from paceline.draft.crossvocab import FOREIGN, Foreign
     from paceline.draft.head import load_head, method_of
+    from paceline.draft.surfaces import Surfaces
     from paceline.engine.config import EngineConfig
     from paceline.engine.ids import check_defaults, known_ids
     from paceline.engine.loop import Engine
@@ -134,8 +137,10 @@ def build(options: Options) -> "tuple[Engine, Text]":
     name = options.drafter if isinstance(options.drafter, str) else "user" if user else "auto"
     draft_path = None if draft_at is None else resolve(draft_at, None, options.token)
     head = None if draft_path is None else method_of(draft_path)
-    have = {n for n, it in ((head or DRAFT, draft_at), ("callable", user)) if it}
-    have |= {f"{n}:program" for n in (TARGET, DRAFT) if n == TARGET or n in have}  # as all that are loaded here
+    foreign = head is None and draft_path is not None and FOREIGN in {need.name for need in DRAFTERS.card(name).needs}
+    have = {n for n, it in ((FOREIGN if foreign else head or DRAFT, draft_at), ("callable", user)) if it}
+    have |= beside(draft_path)
+    have |= {f"{n}:program" for n in (TARGET, DRAFT) if n == TARGET or n in have}  # as all that is loaded here
     _check_pair(name, options.verifier, have)
     path = resolve(model_at, options.revision, options.token)
     shape = shape_of(options, path, draft_path)
@@ -147,15 +152,21 @@ def build(options: Options) -> "tuple[Engine, Text]":
     if draft_path is not None and head is not None:
         part, component = load_head(draft_path, model.width, model.vocab_size, model.packing)
         components[part] = component
+    elif draft_path is not None and foreign:
+        speaks = Text(draft_path).tokenizer
+        small = load_model(draft_path, **{**where, "max_len": None})
+        target = Surfaces(text.tokenizer, model.vocab_size)
+        components[FOREIGN] = Foreign(small, Surfaces(speaks, small.vocab_size), target, model.vocab_size)
     elif draft_path is not None:
         own, other = (it.vocabulary(model.vocab_size) for it in (text, Text(draft_path)))
         if own != other:
             raise RefusalError(
                 f"The draft {draft_at} has another vocabulary ({len(other)} entries) than the model ({len(own)}); use "
-                "a draft made for this tokenizer, or none."
+                "a draft made for this tokenizer, or none, or drafter crossvocab, which translates."
             )
         draft = load_model(draft_path, **{**where, "max_len": None}, vocabulary=(model.vocab_size, text.size))
         components[DRAFT] = draft
+        components.update(companions(draft_path, model, draft))
     config = EngineConfig(
         blocks=shape.blocks,
         block_size=options.block_size,
@@ -229,11 +240,23 @@ def paths(options: Options) -> tuple[str | Path, str | Path | None]:
     return DEMO / "target", options.draft or DEMO / "draft"
 
 
+def beside(draft: Path | None) -> set[str]:
+    """Companions that a draft model's directory has."""
+    from paceline.draft.companion import COMPANIONS, CONFIG
+
+    return set() if draft is None else {kind for kind in COMPANIONS.names() if (draft / kind / CONFIG).is_file()}
+
+
 def _check_pair(drafter: str, verifier: str, have: set[str]) -> None:
     from paceline.draft import DRAFTERS
     from paceline.verify import VERIFIERS
 
     reason = refusal(drafter, DRAFTERS.card(drafter), verifier, VERIFIERS.card(verifier), have)
+    if VERIFIERS.card(verifier).consent:
+        reason = (
+            f"Verifier {verifier!r} changes the text, so an engine has it for nobody unasked; name it in the requests "
+            "that consent (SamplingParams)."
+        )
     if reason:
         raise RefusalError(reason)
 

@@ -96,7 +96,7 @@ class Compute:
         if not any(item.further for item in plan.items):
             return Started(layout, rows, Done(lambda: self._timed(spans.forward, self.model, rows, drafts.entries)), at)
         started, upper = Started(layout, rows, Done(lambda: (Out(Tensor()), 0.0)), at), rows
-        if drafts.exit and not any(drafts.entries):
+        if drafts.exit and "program" in self.model.abilities and not any(drafts.entries):
             upper = self._enter(plan, started, drafts.exit)
         started.before = self.clock() - at
         started.ticket = self.place.start(lambda: self._timed(spans.forward, self.model, upper, drafts.entries))

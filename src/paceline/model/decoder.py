@@ -50,6 +50,8 @@ class Decoder:
         self.abilities = frozenset[Ability]({"program", "embed", "lend", "keys"})
         if all(layer.mixer.window is None or layer.mixer.window >= spec.max_len for layer in spec.layers):
             self.abilities |= {"join"}  # windows are cut by place
+        if spec.early_exit:
+            self.abilities |= {"exit"}
         self.kv_bytes_per_token = kv_bytes(spec, packing)
         self.weight_bytes = weights.bytes
         self._lent: list[Tensor] = []

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from paceline.core.plan import Item, MinChance, Note, Panel, Work
+from paceline.core.registry import Ahead
 from paceline.core.request import Request
 from paceline.plan import DrafterFacts, LengthPolicy, Share
 from paceline.plan.acceptance import Acceptance, Key
@@ -59,11 +60,13 @@ class Arm:
     """A drafter whose chain is always in it."""
     runs: bool = False
     """It can draft in steps of several passes."""
+    ahead: Ahead = ""
+    """What it drafts while the target's pass runs: a `path` has one length, that of the pass."""
 
     @classmethod
     def of(
         cls, drafter: str, nodes: int, chain: bool, stops_early: bool = False, limit: int | None = None,
-        always_asked: str | None = None, runs: bool = False,
+        always_asked: str | None = None, runs: bool = False, ahead: Ahead = "",
     ) -> "Arm":  # fmt: skip
         """Sizes around a drafter's own number of nodes, none above `limit`."""
         most = max(8, nodes)
@@ -71,7 +74,7 @@ class Arm:
         sizes = [*small, most if chain else nodes]
         if limit is not None:
             sizes = [*(n for n in sizes if n < limit), limit]
-        return cls(drafter, tuple(sizes), chain, stops_early and not chain, always_asked, runs)
+        return cls(drafter, tuple(sizes), chain, stops_early and not chain, always_asked, runs, ahead)
 
     def key(self, size: int) -> Key:
         """Where acceptance keeps it."""
@@ -259,9 +262,17 @@ class Goodput(LengthPolicy):
     def _sizes(self, request: Request, drafter: str, depth: int, count: int) -> list[int]:
         """Those that a request, one of `count`, could be given."""
         arm, wish = self.arms[drafter], request.params.max_nodes
+        if arm.ahead == "path" and wish is None:
+            most = min(depth, arm.sizes[-1], self.times.window(drafter, self._base(request, count)))
+            return [most] if most else []
         most = min(depth if arm.chain else depth * 64, arm.sizes[-1] if wish is None else wish)
         fitting = [n for n in arm.sizes if n <= most] or ([most] if most else [])
         return fitting[-1:] if arm.stops_early and count == 1 else fitting
+
+    @staticmethod
+    def _base(request: Request, count: int) -> Work:
+        """The pass of so many requests like this one."""
+        return Work.of([(1, request.length, 1)] * count)
 
     def _price(self, request: Request, arm: Arm, sizes: Sequence[int], limit: int, count: int) -> list[Point]:
         """Expected depth, tokens and rows of each size, for one of `count` requests."""
@@ -274,7 +285,7 @@ class Goodput(LengthPolicy):
                     rows += expected.rows[d]
                     deep += expected.rows[d] * count >= 0.5  # of all, the deepest
                 done = min(n, limit)
-                points.append(Point(n, deep or 1, tokens, rows, expected))
+                points.append(Point(n, n + 1 if arm.ahead else deep or 1, tokens, rows, expected))
             return points
         points, part = [], None
         if arm.always_asked in self.arms and (key := self.arms[arm.always_asked].key(0)) in self.acceptance.means:
@@ -391,7 +402,9 @@ class Goodput(LengthPolicy):
 
     def enrol(self, drafter: str, facts: DrafterFacts) -> None:
         f = facts
-        self.arms[drafter] = Arm.of(drafter, f.nodes, f.chain, f.stops_early, f.most, f.always_asked, f.runs)
+        self.arms[drafter] = Arm.of(drafter, f.nodes, f.chain, f.stops_early, f.most, f.always_asked, f.runs, f.ahead)
+        if f.ahead:
+            self.times.beside.setdefault(drafter, 0.0)
 
     def seconds(self, work: Work) -> float:
         """Of a step whose pass is this work and that drafts as the latest did."""

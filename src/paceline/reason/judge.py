@@ -14,11 +14,8 @@ from dataclasses import dataclass
 from paceline.core.errors import InputError, RefusalError
 from paceline.engine.text import Message, Text
 
-QUESTION = (
-    "Grade the last paragraph of your reasoning so far, and only that: is it correct, and does it follow? Ignore its "
-    "style. "
-    "Answer with one digit from 0 (wrong) to 9 (certainly right)."
-)
+QUESTION = "Grade only the last step of your reasoning: from 0 (wrong) to 9 (right). Answer with one digit."
+"""Short: a judge computes it anew for each step."""
 LEADS = ("Score: ", "Score:", "Score:\n", "")
 """What the answer begins with: the first behind which each digit is one token."""
 MARK = "Yb7qMark"

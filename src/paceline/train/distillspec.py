@@ -1,0 +1,15 @@
+"""`distillspec`: a draft model learns its target's law (DistillSpec, Zhou et al. 2023, arXiv 2310.08461).
+
+Divergence (`--set objective=kl|reverse|jsd|tvd|lk`) and source of texts (`--set rollout=data|policy|mixed`) are
+options: which is best depends on task and temperature. A draft's chance to be accepted is 1 - tvd. With `objective=ce`
+and the target's answers it is sequence-level distillation.
+"""
+
+from paceline.train import METHODS, Trains
+from paceline.train.student import DraftMethod
+
+
+@METHODS.register("distillspec", Trains("a draft model that learns its target's law", drafter="model"))
+class DistillSpec(DraftMethod):
+    name = "distillspec"
+    preset = {"objective": "kl", "rollout": "mixed"}

@@ -1,0 +1,95 @@
+"""`fastdraft`: a small draft model made from nothing for a target's vocabulary (FastDraft, Zafrir et al. 2024, arXiv
+2411.11055).
+
+Three runs, each beginning with what the one before made (`--set draft=DIR`):
+
+    1. pre-training        on texts as they are            --as-given --data texts.jsonl
+    2. continued           on texts and code               --as-given --data texts.jsonl --data code.jsonl
+    3. alignment           on the target's own answers     --answers --data prompts.jsonl
+
+Plain cross entropy throughout. `fit` chooses the shape: at equal bytes a deep model is slower than a wide one.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from paceline.core.errors import InputError
+from paceline.train import METHODS, Trains
+from paceline.train.student import DraftMethod
+
+WIDTHS = (128, 192, 256, 320, 384, 512, 640, 768, 1024)
+HEAD = 64
+"""Numbers in a head of attention."""
+
+
+@METHODS.register("fastdraft", Trains("a small draft model from nothing, for a vocabulary", drafter="model"))
+class FastDraft(DraftMethod):
+    name = "fastdraft"
+    preset = {"objective": "ce", "rollout": "data"}
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A shape, and seconds of one of its passes over one row, by the parts' measured times."""
+
+    layers: int
+    width: int
+    seconds: float
+    parameters: int
+
+    @property
+    def settings(self) -> dict[str, int]:
+        """For `--set`."""
+        heads = self.width // HEAD
+        return {
+            "layers": self.layers, "width": self.width, "heads": heads, "kv_heads": max(1, heads // 2) if heads % 2 == 0
+            else heads, "ffn": ffn(self.width),
+        }  # fmt: skip
+
+
+def ffn(width: int) -> int:
+    return (8 * width // 3 + 15) // 16 * 16
+
+
+def weights(width: int, vocab: int) -> tuple[list[tuple[int, int]], tuple[int, int]]:
+    """(out, in) of one layer's matrices, and of the head."""
+    layer = [(width, width), (width // 2, width), (width // 2, width), (width, width)]
+    return [*layer, (ffn(width), width), (ffn(width), width), (width, ffn(width))], (vocab, width)
+
+
+def measured(shape: tuple[int, int]) -> float:
+    """Seconds of one row through a bfloat16 matrix of this shape: the median of some."""
+    weight, row = torch.randn(shape, dtype=torch.bfloat16), torch.randn(1, shape[1], dtype=torch.bfloat16)
+    times = []
+    for _ in range(15):
+        start = time.perf_counter()
+        torch.nn.functional.linear(row, weight)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def fit(
+    vocab: int, seconds: float, *, most: int = 8, overhead: float = 1e-5,
+    cost: Callable[[tuple[int, int]], float] = measured,
+) -> Fitted:  # fmt: skip
+    """The shape with the most parameters whose pass takes at most `seconds`; of equal ones the shallower. `overhead`:
+    seconds of a layer beside its matrices, for which depth pays and width does not. Raises InputError where nothing
+    fits."""
+    found: Fitted | None = None
+    for width in WIDTHS:
+        layer, head = weights(width, vocab)
+        each, top = sum(map(cost, layer)) + overhead, cost(head)
+        depth = min(most, int((seconds - top) / each)) if seconds > top else 0
+        if depth < 1:
+            continue
+        size = depth * sum(a * b for a, b in layer) + head[0] * head[1]
+        made = Fitted(depth, width, top + depth * each, size)
+        if found is None or (made.parameters, -made.layers) > (found.parameters, -found.layers):
+            found = made
+    if found is None:
+        raise InputError(f"No draft model for {vocab} tokens has a pass within {seconds:.2g} s; allow more time.")
+    return found
