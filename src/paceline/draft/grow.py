@@ -197,7 +197,7 @@ class HeadDrafter(TreeDrafter):
                     ask.txn.table,
                     start,
                     want=[],
-                    shift=ask.request.shift,
+                    shift=ask.shift(start),
                 )
                 skip = len(states) - (base - start)
                 parts.append(states[skip : skip + stop - start])
