@@ -46,7 +46,7 @@ class Fitted:
         """For `--set`."""
         heads = self.width // HEAD
         return {
-            "layers": self.layers, "width": self.width, "heads": heads, "kv_heads": max(1, heads // 2) if heads % 2 == 0
+            "layers": self.layers, "hidden": self.width, "heads": heads, "kv_heads": max(1, heads // 2) if heads % 2 == 0
             else heads, "ffn": ffn(self.width),
         }  # fmt: skip
 
