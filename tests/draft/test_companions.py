@@ -100,7 +100,9 @@ def test_deferred_rows_get_the_keys_and_values_of_a_whole_pass(pair: Path, monke
         builder = RowsBuilder()
         builder.add(text, slots, table, 0)
         drafter.model.forward(builder.build())
-        mine, whole = (torch.frombuffer(bytearray(it), dtype=torch.float32) for it in (found, drafter.model.read(slots)))
+        mine, whole = (
+            torch.frombuffer(bytearray(it), dtype=torch.float32) for it in (found, drafter.model.read(slots))
+        )
         torch.testing.assert_close(mine, whole, atol=1e-5, rtol=1e-4)
     assert any(rows[0] > rows[-1] for *_, rows in seen), "nothing was deferred"
     assert llm is not None and DRAFT == "draft"

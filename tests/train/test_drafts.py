@@ -59,9 +59,7 @@ def settings(place: Path, method: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("method", ["distillspec", "fastdraft", "s2d", "specdec"])
-def test_killed_and_resumed_is_bit_equal_and_serves(
-    method: str, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_and_resumed_is_bit_equal_and_serves(method: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = settings(place, method)
     whole = train(plan(place, f"{method}-whole", method, mine))
     broken = plan(place, f"{method}-broken", method, mine, save_seconds=0.0)

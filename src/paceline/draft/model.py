@@ -181,9 +181,7 @@ class ModelDrafter:
             hidden = out.taps[self.taps[0]][last] if self.taps else None
             self._draw(drawing, out.logits, tables, hidden)
 
-    def _draw(
-        self, drawing: list[Growing], logits: Tensor, tables: list[Tensor], hidden: Tensor | None = None
-    ) -> None:
+    def _draw(self, drawing: list[Growing], logits: Tensor, tables: list[Tensor], hidden: Tensor | None = None) -> None:
         refs = [(g.ask.request, tuple(g.tokens)) for g in drawing]
         scores = self.sampler.scores(refs, logits)
         drawn = self.sampler.draw(refs, scores, [g.ask.key(len(g.tokens) + 1) for g in drawing])

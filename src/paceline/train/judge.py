@@ -110,7 +110,7 @@ class JudgeMethod(Method):
         with LLM(self.target.path, dtype=self.target.dtype, drafter="ngram", max_requests=32) as llm:
             for _ in range(self.settings.rounds):
                 swaps = []
-                for i, sample in enumerate(samples):
+                for i in range(len(samples)):
                     found = self.mismatch(texts[i], at[i]) if answers[i] is not None else None
                     if found is not None:
                         swaps.append((i, *found))

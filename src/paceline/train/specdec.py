@@ -65,7 +65,9 @@ class SpecDec(Method):
         if t:
             q, p = (q / t).softmax(-1), (p / t).softmax(-1)
             drawn = torch.multinomial(q.flatten(0, 1), 1).view(q.shape[:2])
-            label = (p.gather(2, drawn[..., None]) / q.gather(2, drawn[..., None]).clamp(min=1e-20))[..., 0].clamp(max=1)
+            label = (p.gather(2, drawn[..., None]) / q.gather(2, drawn[..., None]).clamp(min=1e-20))[..., 0].clamp(
+                max=1
+            )
         else:
             drawn = q.argmax(-1)
             label = (drawn == p.argmax(-1)).float()

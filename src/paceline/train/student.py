@@ -94,7 +94,7 @@ def write(model: Any, target: Target, path: Path) -> None:
 
 
 class DraftMethod(Method):
-    """Trains a draft model. A method gives `name` and `preset`, what its settings are unless the user says otherwise."""
+    """Trains a draft model. A method gives `name` and `preset`: its settings unless the user says otherwise."""
 
     name: ClassVar[str]
     preset: ClassVar[Mapping[str, Any]] = {}
