@@ -46,7 +46,7 @@ class Toy:
         self.device = torch.device("cpu")
         self.width, self.taps = 2, ()
         self.places = frozenset({*(f"input:{i}" for i in range(LAYERS)), "pre_norm", "post_norm"})
-        self.abilities = frozenset({"run", "embed", "lend", "keys", "program"})
+        self.abilities = frozenset({"run", "embed", "lend", "keys", "program", "join"})
         self.lent = 0
         self.forwards = 0
         self.work = 0
@@ -58,9 +58,10 @@ class Toy:
         """Of each layer the token of each slot."""
 
     @staticmethod
-    def state(context: list[int]) -> list[float]:
-        """The hidden state after `context`: where the table is read."""
-        return Toy.place(len(context), context[-ORDER:])
+    def state(context: list[int], length: int | None = None) -> list[float]:
+        """The hidden state after `context`: where the table is read. `length`: the next token's position, where
+        branches were joined."""
+        return Toy.place(len(context) if length is None else length, context[-ORDER:])
 
     @staticmethod
     def place(length: int, last: list[int]) -> list[float]:
@@ -70,9 +71,9 @@ class Toy:
             code = (code * (VOCAB + 1) + token) % CODES
         return [float(length % PHASES), float(code)]
 
-    def next_logits(self, context: list[int]) -> torch.Tensor:
+    def next_logits(self, context: list[int], length: int | None = None) -> torch.Tensor:
         """Logits [V] after `context`: the definition."""
-        phase, code = self.state(context)
+        phase, code = self.state(context, length)
         return self.table[int(phase), int(code)]
 
     def embed(self, token: torch.Tensor) -> torch.Tensor:
@@ -148,11 +149,13 @@ class Toy:
                 for rank in range(segment.rows):
                     row = segment.start + rank
                     seen = min(segment.base + rank + 1, segment.base + segment.given)
-                    near = range(max(0, seen - ORDER), seen)
+                    hidden = {place for pair in segment.hidden for place in range(*pair)}
+                    near = [p for p in range(max(0, seen - ORDER - len(hidden)), seen) if p not in hidden][-ORDER:]
                     context = [pool[blocks[p // size] * size + p % size] for p in near]
                     mine = [token[first + j] for j in range(segment.nodes) if word[row] >> j & 1]
-                    assert position[row] == seen + len(mine) - 1, "position is not the depth of the row in its text"
-                    phase, code = self.place(seen + len(mine), (context + mine)[-ORDER:])
+                    depth = seen + len(mine) - segment.shift
+                    assert position[row] == depth - 1, "position is not the depth of the row in its text"
+                    phase, code = self.place(depth, (context + mine)[-ORDER:])
                     states[row][1] = states[row][1] * BASE + 2 * (int(phase) * CODES + int(code) + 1)
         else:
             for state in states:
@@ -178,7 +181,7 @@ class Toy:
                         error = raised
                 root = int(rows.token[segment.start]) if not said else said[-1]
                 start = segment.base + len(said)
-                judged = self._judge(root, tokens, parents, start, table)
+                judged = self._judge(root, tokens, parents, start, table, segment.shift)
                 node, path, ended = -1, list[int](), False
                 while True:
                     said.append(self.draw(judged.logits[node + 1], text, len(said)))
@@ -201,7 +204,9 @@ class Toy:
             out.append(Drawn(said, rounds))
         return Out(torch.empty(0, VOCAB), {tap: torch.stack(states) for tap in rows.taps}, drawn=out, error=error)
 
-    def _judge(self, root: int, nodes: Sequence[int], parents: Sequence[int], start: int, table: list[int]) -> Out:
+    def _judge(
+        self, root: int, nodes: Sequence[int], parents: Sequence[int], start: int, table: list[int], shift: int
+    ) -> Out:
         """The pass over the last token of a text, which has the row `start`, and its draft."""
         depths, words = list[int](), list[int]()
         for j, parent in enumerate(parents):
@@ -209,7 +214,8 @@ class Toy:
             words.append((0 if parent < 0 else words[parent]) | 1 << j)
         builder, count = RowsBuilder(), 1 + len(nodes)
         slots = self.slots(table, start, count)
-        builder.add([root, *nodes], slots, table, start, depths=depths, words=words, want=[*range(count)])
+        want = [*range(count)]
+        builder.add([root, *nodes], slots, table, start, depths=depths, words=words, want=want, shift=shift)
         return self.forward(builder.build(taps=("post_norm",)))
 
     def slots(self, table: list[int], start: int, count: int) -> list[int]:

@@ -8,7 +8,7 @@ Ways, as the paper names them: one (a retrieval at a time), s3 (three guesses a 
 cache), S (the optimal number of guesses), A (writing goes on during a call). `latency`: seconds that every call takes
 longer, as a larger or remote knowledge base would. `predicted` is (a + b) verified(gamma, s) / (s a + b) with a and b
 of `one`, gamma and s as the way had them; A and S are beyond that formula. Each question is answered once before, so
-that all ways find its prompts cached; `cold` is what that first answer found. Times need an idle machine, counts none.
+that all ways find its prompts cached; `cold` is what that first answer found. Times need an idle machine.
 """
 
 import argparse

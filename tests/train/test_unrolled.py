@@ -104,3 +104,26 @@ def test_prompts_say_in_the_engine_what_was_trained(target: Target, tmp_path: Pa
         with torch.no_grad():
             out = method.logits(through.chains(text, cut, row, method.module.prompts.weight)[0])
         torch.testing.assert_close(out[: len(logits)], logits.float(), rtol=1e-3, atol=2e-3)
+
+
+def test_glancing_answers_as_many_rows_as_its_share_says(target: Target) -> None:
+    """At first rows of blocks that are learned, and nowhere else; the first of a block sees the whole of it."""
+    method: Any = METHODS.get("falcon")(target, {"block": 2})
+    randomise(method.module, 1)
+    batch = FeatureSource(
+        target, [Sample(tuple(range(5, 45)), 9), Sample(tuple(range(60, 99)), 20)], method.taps
+    ).batch([0, 1])
+    x, embedded = method.entry(batch)
+    with torch.no_grad():
+        out = method.module.blocks(x, 1)[:, : batch.ids.shape[1] - 3]
+    learn = batch.learn[:, 3 : 3 + out.shape[1]].bool()
+    wrong = int((method.logits(out).argmax(-1) != batch.ids[:, 3 : 3 + out.shape[1]])[learn].sum())
+    changed = (method.glanced(x, embedded, batch, 1, 0.4) != x).any(-1)
+    rows = changed.nonzero()
+    assert int(changed.sum()) == int(0.4 * wrong) > 3
+    assert ((rows[:, 1] + 1) % 2 == 0).all() and batch.learn[rows[:, 0], rows[:, 1] + 2].all()
+    again = x.clone()
+    again[:, 9] += 1.0  # rows 9 and 10 are a block: row 9 + phase is even
+    with torch.no_grad():
+        moved = (method.module.blocks(again, 1) - method.module.blocks(x, 1)).abs().amax((0, 2)) > 1e-6
+    assert not moved[:8].any() and moved[8:].all()

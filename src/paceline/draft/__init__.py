@@ -14,6 +14,7 @@ from torch import Tensor
 from paceline.cache.txn import Txn
 from paceline.core.component import DRAFT, TARGET, Component, Embeds, Lends, Model
 from paceline.core.forest import Forest, Law
+from paceline.core.joined import stretch_at
 from paceline.core.plan import Item, Note
 from paceline.core.proposer import Proposer
 from paceline.core.registry import Need, Registry
@@ -51,6 +52,10 @@ class Ask(NamedTuple):
     def known(self) -> int:
         """Tokens of the text whose slots this step has."""
         return self.txn.base + self.item.given
+
+    def shift(self, place: int) -> int:
+        """Place less position of rows from `place` on, as far as nothing was joined behind it; never above `place`."""
+        return stretch_at(self.request.layout, place).shift
 
     def behind(self, group: str) -> bool:
         """Is it time to catch up with the text, though nothing may be drafted (`Item.behind`)?"""

@@ -3,9 +3,9 @@ Bhendawade et al. 2025, arXiv 2510.13161).
 
 Behind its lower layers the target is asked what they make of each row of the pass: the KAPPA tokens that are then most
 likely to follow it, under the noise that the target will draw with. For each of them the draft model draws a window,
-all of them in one tree, while the upper layers run. Where the outcome, how much of the draft is kept and the token behind
-it, is one that was prepared for, its window is the next draft (*reuse*); else the draft is made before the next pass
-(*fallback*). Either way it is the same draft.
+all of them in one tree, while the upper layers run. Where the outcome, how much of the draft is kept and the token
+behind it, is one that was prepared for, its window is the next draft (*reuse*); else the draft is made before the next
+pass (*fallback*). Either way it is the same draft.
 """
 
 from collections.abc import Sequence

@@ -205,7 +205,7 @@ class ModelDrafter:
             start, g.reach = g.reach, g.reach + len(tokens)
             draws = g.live and not g.lagging
             slots = g.ask.txn.lease.slots(start, g.reach)
-            builder.add(tokens, slots, g.ask.txn.table, start, want=None if draws else [], shift=g.ask.request.shift)
+            builder.add(tokens, slots, g.ask.txn.table, start, want=None if draws else [], shift=g.ask.shift(start))
             rows += len(tokens)
             if draws:
                 drawing.append(g)
@@ -281,7 +281,7 @@ class ChainProposer:
             g = self.growing[place]
             text = [*g.ask.request.tokens[: g.known], *said, *g.tokens]
             slots = g.ask.txn.lease.slots(g.reach, len(text))
-            builder.add(text[g.reach :], slots, g.ask.txn.table, g.reach, shift=g.ask.request.shift)
+            builder.add(text[g.reach :], slots, g.ask.txn.table, g.reach, shift=g.ask.shift(g.reach))
             g.reach = len(text)
         logits = self.model.forward(builder.build(self.model.device)).logits
         drawing = [self.growing[turn.place] for turn in turns]
@@ -323,7 +323,7 @@ def lacking(growing: Sequence[Growing]) -> Rows:
     builder = RowsBuilder()
     for g in growing:
         text, slots = g.text(g.reach, g.known), g.ask.txn.lease.slots(g.reach, g.known)
-        builder.add(text, slots, g.ask.txn.table, g.reach, shift=g.ask.request.shift)
+        builder.add(text, slots, g.ask.txn.table, g.reach, shift=g.ask.shift(g.reach))
     return builder.build()
 
 

@@ -9,6 +9,7 @@ stage has; what only upper stages have is remembered in a slot, and computed aga
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import cast
 
 import torch
@@ -60,7 +61,7 @@ class S2DDrafter:
         self.model, self.sampler, self.chunk = host.model(DRAFT), host.sampler, host.chunk
         self.exits = cast(Exits, host.components["exits"])
         ends = [0, *self.exits.layers]
-        self.stages = [Program(first, last) for first, last in zip(ends, ends[1:])]
+        self.stages = [Program(first, last) for first, last in pairwise(ends)]
         if "program" not in self.model.abilities:  # it cannot stop early
             self.stages = [WHOLE]
 
@@ -115,7 +116,7 @@ class S2DDrafter:
         return best if float(scores[0, best]) > float("-inf") else -1
 
     def stage(self, ask: Ask, kept: Ragged, text: list[int], s: int) -> Tensor:
-        """All rows that stage s lacks and the stage before has (of the first: the text's); logits [1, V] of the last."""
+        """All rows that stage s lacks and the stage before has (the first: the text's); logits [1, V] of the last."""
         start, end = kept.reach[s], len(text) if s == 0 else kept.reach[s - 1]
         entering = kept.waiting[s] if s else None
         logits, leave = self.run(ask, text, start, end, self.stages[s], entering)
@@ -132,7 +133,7 @@ class S2DDrafter:
     ) -> tuple[Tensor, Tensor]:
         """(logits of the last row, hidden states of all behind the last layer that ran)."""
         builder = RowsBuilder()
-        builder.add(text[start:end], ask.txn.lease.slots(start, end), ask.txn.table, start)
+        builder.add(text[start:end], ask.txn.lease.slots(start, end), ask.txn.table, start, shift=ask.shift(start))
         taps = (LEAVE,) if LEAVE in self.model.places else ()
         rows = builder.build(self.model.device, taps=taps, program=program)
         rows.hidden = entering

@@ -271,7 +271,7 @@ class TreeDrafter:
             tree.laid = start, tree.reach
             ready = bool(tree.fresh) and not tree.lagging
             text, slots = tree.text(start, tree.reach), tree.slots(start, tree.reach)
-            builder.add(text, slots, ask.txn.table, start, want=None if ready else [], shift=ask.request.shift)
+            builder.add(text, slots, ask.txn.table, start, want=None if ready else [], shift=ask.shift(start))
             return [ROOT] if ready else []
         rows = tree.first
         slots = tree.slots(tree.known, tree.known + len(rows))
@@ -279,7 +279,7 @@ class TreeDrafter:
         want = [tree.rank[place] for place in fresh]
         builder.add(
             [tree.token[i] for i in rows], slots, ask.txn.table, tree.known, depths=depths, words=tree.word, want=want,
-            shift=ask.request.shift,
+            shift=ask.shift(tree.known),
         )  # fmt: skip
         tree.computed = len(rows)
         return fresh

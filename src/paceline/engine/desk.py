@@ -238,9 +238,12 @@ class Desk:
         request.close("stop")
         self._completed(request)
 
-    def join(self, request: Request, numbers: Sequence[int], tokens: Sequence[int]) -> list[Move]:
+    def join(
+        self, request: Request, numbers: Sequence[int], tokens: Sequence[int], reading: Iterable[str] = ()
+    ) -> list[Move]:
         """Ended branches, one behind the other, and `tokens` join the text of the request, which waits for its place
-        again. The moves are the models' to make."""
+        again. The moves are the models' to make. `reading`: groups that are made from hidden states, which nobody has
+        of joined rows; those that such a group lacks are computed again."""
         family = self.branches[request.id]
         branches = family.named(numbers)
         layout = joined(branches[0].common, [(len(branch.tokens), branch.layout) for branch in branches])
@@ -255,6 +258,10 @@ class Desk:
         for branch in family.done.values():
             self.release(branch)
         self.waiting.append(request)
+        if request.lease is not None:
+            frontier = lease_of(request).frontier
+            known = min([frontier[group] for group in reading if group in frontier], default=request.length)
+            self.cache.rewind(lease_of(request), min(known, request.length))
         return moves
 
     def rewound(self, request: Request) -> None:

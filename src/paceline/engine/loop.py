@@ -105,8 +105,6 @@ class Engine:
         """What the engine has done. For its own thread, between steps."""
         return snapshot(self.desk.running, self.desk.waiting, self.cache.pool, self.desk.totals)
 
-    # -- the door ------------------------------------------------------------------------------------------------
-
     def submit(self, prompt: Sequence[int], params: SamplingParams, *, lineage: tuple[int, ...] = ()) -> list[Request]:
         """Queue one prompt (token ids) and return its `params.n` requests. Raises InputError, RefusalError or
         CapacityError when it cannot be served; nothing is queued then."""
@@ -121,8 +119,6 @@ class Engine:
     def apply(self, operation: Operation) -> Any:
         """Do what an operation says (core/operations.py): the requests that it made, or of `Park` bytes."""
         return self.operations.apply(operation, self.now())
-
-    # -- one step ------------------------------------------------------------------------------------------------
 
     def step(self) -> list[Request]:
         """One pass of the target model over everybody's rows, or several in one call. The requests that changed."""
@@ -171,16 +167,14 @@ class Engine:
         return changed
 
     def _compute(self, plan: Plan, txns: Sequence[Txn], drafts: Drafts) -> Computed:
-        """Start the target's pass, let drafters work while it runs, and collect it: nothing writes to the rows of this
-        step any more when it has returned, or raised."""
+        """Start the target's pass, let drafters work while it runs, and collect it: when this ends, so has the pass."""
         started = self.compute.start(plan, txns, drafts)
         try:
             with self.compute.place.beside():
                 self.drafters.ahead(drafts, started.exits)
-        except BaseException:
+            return self.compute.collect(plan, drafts, started)
+        finally:
             started.ticket.wait()
-            raise
-        return self.compute.collect(plan, drafts, started)
 
     def _commit(self, plan: Plan, txns: Sequence[Txn], results: Sequence[Result]) -> None:
         """Keep what was accepted, contiguous in every component's pool, and drop everything else."""

@@ -145,9 +145,10 @@ class Operations:
         for number in family.live.copy():
             self._abort(Abort(number), now)
         request.max_tokens = min(request.max_tokens, room - shift)
-        self.drafters.recorder.joined(operation, request.max_tokens)
+        reading = self.drafters.hidden.groups
+        self.drafters.recorder.joined(operation, request.max_tokens, reading)
         before = len(request.output)
-        moves = self.desk.join(request, operation.branches, operation.tokens)
+        moves = self.desk.join(request, operation.branches, operation.tokens, reading)
         move(self.components, moves)
         self.session.extend(request, request.output[before:])
 

@@ -23,8 +23,8 @@ class Recorder:
     def operated(self, operation: Operation) -> None:
         """A request is changed, or leaves, between two steps."""
 
-    def joined(self, operation: Join, max_tokens: int) -> None:
-        """Branches join their request, which may get so many tokens then."""
+    def joined(self, operation: Join, max_tokens: int, reading: Sequence[str]) -> None:
+        """Branches join their request, which may get so many tokens then. `reading`: as of `Desk.join`."""
 
     def adopted(self, tokens: Sequence[int], groups: Sequence[str], layout: Layout = ()) -> None:
         """Rows whose K/V came from elsewhere enter the prefix cache."""

@@ -33,7 +33,8 @@ LEAST = -20.0
 @lru_cache(maxsize=4)
 def directions(vocab: int) -> Tensor:
     """[V, WIDTH] The projection: the same for every datastore of a vocabulary."""
-    return torch.randn(vocab, WIDTH, generator=torch.Generator().manual_seed(0))
+    made: Tensor = torch.randn(vocab, WIDTH, generator=torch.Generator().manual_seed(0))
+    return made
 
 
 def keys_of(logits: Tensor) -> NDArray[np.int16]:

@@ -159,6 +159,8 @@ class Joined:
     tokens: list[int]
     max_tokens: int
     """Resolved limit from now on."""
+    reading: list[str] = field(default_factory=list)
+    """K/V groups that are made from hidden states."""
     event: Literal["joined"] = "joined"
 
 
@@ -182,6 +184,8 @@ class Given:
     drafter: str
     depth: int
     min_chance: MinChance | None
+    further: int = 0
+    """Rows for what is drafted while the pass runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +199,7 @@ class Decision:
 
     @classmethod
     def of(cls, admitted: Iterable[Request], plan: Plan) -> "Decision":
-        items = [Given(i.request.id, i.given, i.nodes, i.drafter, i.depth, i.min_chance) for i in plan.items]
+        items = [Given(i.request.id, i.given, i.nodes, i.drafter, i.depth, i.min_chance, i.further) for i in plan.items]
         return cls([r.id for r in admitted], [r.id for r in plan.preempt], items, plan.passes)
 
 

@@ -113,9 +113,9 @@ class LogRecorder(Recorder):
             case operations.Replace():
                 self.sink(Changed(operation.id, prompt=[*operation.prompt]))
 
-    def joined(self, operation: operations.Join, max_tokens: int) -> None:
+    def joined(self, operation: operations.Join, max_tokens: int, reading: Sequence[str]) -> None:
         self._end()
-        self.sink(Joined(operation.id, [*operation.branches], [*operation.tokens], max_tokens))
+        self.sink(Joined(operation.id, [*operation.branches], [*operation.tokens], max_tokens, [*reading]))
 
     def adopted(self, tokens: Sequence[int], groups: Sequence[str], layout: Layout = ()) -> None:
         self._end()

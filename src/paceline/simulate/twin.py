@@ -46,7 +46,7 @@ class Twin:
         """Branches join their request."""
         request = self.requests[joined.id]
         request.max_tokens = joined.max_tokens
-        self.desk.join(request, joined.branches, joined.tokens)
+        self.desk.join(request, joined.branches, joined.tokens, joined.reading)
 
     def change(self, changed: Changed) -> None:
         """A text is changed between two steps."""

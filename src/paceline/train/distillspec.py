@@ -5,6 +5,8 @@ options: which is best depends on task and temperature. A draft's chance to be a
 and the target's answers it is sequence-level distillation.
 """
 
+from typing import ClassVar
+
 from paceline.train import METHODS, Trains
 from paceline.train.student import DraftMethod
 
@@ -12,4 +14,4 @@ from paceline.train.student import DraftMethod
 @METHODS.register("distillspec", Trains("a draft model that learns its target's law", drafter="model"))
 class DistillSpec(DraftMethod):
     name = "distillspec"
-    preset = {"objective": "kl", "rollout": "mixed"}
+    preset: ClassVar = {"objective": "kl", "rollout": "mixed"}

@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -29,7 +30,7 @@ HEAD = 64
 @METHODS.register("fastdraft", Trains("a small draft model from nothing, for a vocabulary", drafter="model"))
 class FastDraft(DraftMethod):
     name = "fastdraft"
-    preset = {"objective": "ce", "rollout": "data"}
+    preset: ClassVar = {"objective": "ce", "rollout": "data"}
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Fitted:
         """For `--set`."""
         heads = self.width // HEAD
         return {
-            "layers": self.layers, "width": self.width, "heads": heads, "kv_heads": max(1, heads // 2) if heads % 2 == 0
+            "layers": self.layers, "hidden": self.width, "heads": heads, "kv_heads": max(1, heads // 2) if heads % 2 == 0
             else heads, "ffn": ffn(self.width),
         }  # fmt: skip
 
@@ -77,7 +78,7 @@ def fit(
     cost: Callable[[tuple[int, int]], float] = measured,
 ) -> Fitted:  # fmt: skip
     """The shape with the most parameters whose pass takes at most `seconds`; of equal ones the shallower. `overhead`:
-    seconds of a layer beside its matrices, for which depth pays and width does not. Raises InputError where nothing
+    seconds of a layer beside its matrices: the price of depth. Raises InputError where nothing
     fits."""
     found: Fitted | None = None
     for width in WIDTHS:

@@ -1,6 +1,6 @@
 """`Rollout`: whose texts a draft model learns from, batch by batch.
 
-    data     the texts as the loop brings them: what was given, or (by the loop's `answers`) the target's own answers
+    data     the texts as the loop brings them: as given, or (`answers`) the target's own
     target   the same; the loop is told to let the target answer
     policy   the student's own answers to the same prompts, sampled now (DistillSpec, Zhou et al. 2023, arXiv 2310.08461,
              algorithm 1 with lambda = 1)

@@ -31,7 +31,7 @@ class StudentSettings:
 
     draft: str = ""
     layers: int = 2
-    width: int = 256
+    hidden: int = 256
     heads: int = 4
     kv_heads: int = 2
     ffn: int = 688
@@ -49,14 +49,14 @@ def fresh(target: Target, settings: StudentSettings) -> nn.Module:
     """Random weights from torch's generator."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    if settings.width % settings.heads or settings.heads % settings.kv_heads:
+    if settings.hidden % settings.heads or settings.heads % settings.kv_heads:
         raise InputError(
-            f"width {settings.width}, heads {settings.heads} and kv_heads {settings.kv_heads} do not divide; give a "
-            "width that is a multiple of heads, and heads that are a multiple of kv_heads."
+            f"hidden {settings.hidden}, heads {settings.heads} and kv_heads {settings.kv_heads} do not divide; give a "
+            "hidden width that is a multiple of heads, and heads that are a multiple of kv_heads."
         )
     ends = [token for token in target.text.eos() if isinstance(token, int)]
     config = LlamaConfig(
-        vocab_size=target.spec.vocab, hidden_size=settings.width, num_hidden_layers=settings.layers,
+        vocab_size=target.spec.vocab, hidden_size=settings.hidden, num_hidden_layers=settings.layers,
         num_attention_heads=settings.heads, num_key_value_heads=settings.kv_heads, intermediate_size=settings.ffn,
         max_position_embeddings=target.spec.max_len, tie_word_embeddings=True, bos_token_id=None,
         eos_token_id=ends[0] if ends else None, pad_token_id=None, use_cache=True,
@@ -94,7 +94,7 @@ def write(model: Any, target: Target, path: Path) -> None:
 
 
 class DraftMethod(Method):
-    """Trains a draft model. A method gives `name` and `preset`, what its settings are unless the user says otherwise."""
+    """Trains a draft model. A method gives `name` and `preset`: its settings unless the user says otherwise."""
 
     name: ClassVar[str]
     preset: ClassVar[Mapping[str, Any]] = {}

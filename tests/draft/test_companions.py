@@ -1,0 +1,129 @@
+"""Companions of a draft model through a whole engine: `specdec` ends drafts by its head, `s2d` fills deferred K/V."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline import LLM, SamplingParams
+from paceline.core.component import DRAFT
+from paceline.core.errors import CheckpointError, RefusalError
+from paceline.draft.acceptance import Acceptance
+from paceline.draft.exits import Exits
+from paceline.draft.s2d import S2DDrafter
+from tests.tiny import tiny_checkpoint
+
+PROMPTS = [[5, 9, 14, 3, 8], [7, 7, 2], [11] * 9]
+TOKENS = 30
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The draft is the target itself: what it says is right, if its K/V is."""
+    path = tmp_path_factory.mktemp("companions")
+    tiny_checkpoint(path / "target", seed=1)
+    tiny_checkpoint(path / "draft", seed=1)
+    return path
+
+
+def served(pair: Path, drafter: str, **more: Any) -> tuple[list[list[int]], list[Any], Any]:
+    """(texts, statistics, the engine's components)."""
+    settings: dict[str, Any] = {"dtype": "float32", "length": "fixed", "blocks": 64, **more}
+    params = SamplingParams(temperature=0.0, seed=0, max_tokens=TOKENS, ignore_eos=True)
+    with LLM(pair / "target", pair / "draft", drafter=drafter, **settings) as llm:
+        outputs = llm.generate(PROMPTS, params, progress=False)
+        return [list(o.token_ids) for o in outputs], [o.stats for o in outputs], llm.engine.components
+
+
+def exits(pair: Path, thresholds: list[float]) -> None:
+    Exits([1, 2], thresholds).save(pair / "draft")
+
+
+def head(pair: Path, bias: float, **settings: Any) -> None:
+    """A head that says the same of every token: sigmoid(bias)."""
+    made = Acceptance(32, blocks=1, **settings)
+    with torch.no_grad():
+        for weight in made.parameters():
+            weight.zero_()
+        made.out.bias.copy_(torch.tensor([0.0, bias]))
+    made.save(pair / "draft")
+
+
+def test_without_its_companion_a_drafter_is_refused(tmp_path: Path, pair: Path) -> None:
+    tiny_checkpoint(tmp_path / "draft", seed=1)
+    for drafter, what in (("s2d", "exits"), ("specdec", "an acceptance head")):
+        with pytest.raises(RefusalError, match=f"needs {what} beside the draft model"):
+            LLM(pair / "target", tmp_path / "draft", drafter=drafter, dtype="float32")
+    Exits([1, 5]).save(tmp_path / "draft")
+    with pytest.raises(CheckpointError, match="ends behind layer 5"):
+        LLM(pair / "target", tmp_path / "draft", drafter="s2d", dtype="float32")
+
+
+@pytest.mark.parametrize("native", ["0", "1"])
+def test_any_exit_keeps_the_text_and_the_deepest_is_the_model(
+    pair: Path, native: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_NATIVE", native)
+    plain, *_ = served(pair, "none")
+    for thresholds, counts in (([1.1, 0.0], (False, True)), ([0.0, 0.0], (True, False)), ([0.03, 0.0], (True, True))):
+        exits(pair, thresholds)
+        texts, stats, components = served(pair, "s2d")
+        assert texts == plain
+        used = components["exits"].counts
+        assert tuple(count > 0 for count in used) == counts, used
+        if not counts[0]:
+            assert all(sum(s.kept) == sum(s.offered) for s in stats)  # deep drafts of the target itself are right
+
+
+def test_deferred_rows_get_the_keys_and_values_of_a_whole_pass(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind every step: all rows up to the frontier have, at all layers, what one pass over the text gives."""
+    monkeypatch.setenv("PACELINE_NATIVE", "0")
+    exits(pair, [0.03, 0.0])
+    original, seen = S2DDrafter.learn, []
+
+    def learn(self: S2DDrafter, view: Any) -> None:
+        original(self, view)
+        for ask in view.asks:
+            rows = view.slots[ask.request.id].reach
+            assert rows == sorted(rows, reverse=True)
+            seen.append((self, ask.txn.lease.slots(0, rows[-1]), ask.request.tokens[: rows[-1]], ask.txn.table, rows))
+
+    monkeypatch.setattr(S2DDrafter, "learn", learn)
+    params = SamplingParams(temperature=0.0, seed=0, max_tokens=TOKENS, ignore_eos=True)
+    with LLM(pair / "target", pair / "draft", drafter="s2d", dtype="float32", length="fixed", blocks=64) as llm:
+        llm.generate(PROMPTS[:1], params, progress=False)
+        drafter, slots, text, table, _ = seen[-1]
+        found = drafter.model.read(slots)
+        from paceline.core.rows import RowsBuilder
+
+        builder = RowsBuilder()
+        builder.add(text, slots, table, 0)
+        drafter.model.forward(builder.build())
+        mine, whole = (
+            torch.frombuffer(bytearray(it), dtype=torch.float32) for it in (found, drafter.model.read(slots))
+        )
+        torch.testing.assert_close(mine, whole, atol=1e-5, rtol=1e-4)
+    assert any(rows[0] > rows[-1] for *_, rows in seen), "nothing was deferred"
+    assert llm is not None and DRAFT == "draft"
+
+
+def test_a_constant_head_drafts_so_many(pair: Path) -> None:
+    """chance c: drafts have floor(log(1 - risk) / log c) + 2 tokens, within the bounds."""
+    plain, *_ = served(pair, "none")
+    for bias, settings, length in (
+        (1.3863, {"risk": 0.7, "least": 1}, 7),  # c = 0.8: 5 + 2
+        (-9.0, {"risk": 0.7, "least": 3}, 3),
+        (9.0, {"risk": 0.7, "most": 4}, 4),
+        (-9.0, {"risk": 1.0, "most": 6}, 6),
+    ):
+        head(pair, bias, **settings)
+        texts, stats, _ = served(pair, "specdec", nodes=20)
+        assert texts == plain
+        assert max(len(s.offered) for s in stats) == length
+
+
+def test_the_policy_gives_room(pair: Path) -> None:
+    head(pair, 9.0, most=9)
+    texts, stats, _ = served(pair, "specdec", length="specdec")
+    assert texts == served(pair, "none")[0] and max(len(s.offered) for s in stats) == 9
