@@ -47,8 +47,8 @@ class Fitted:
         """For `--set`."""
         heads = self.width // HEAD
         return {
-            "layers": self.layers, "hidden": self.width, "heads": heads, "kv_heads": max(1, heads // 2) if heads % 2 == 0
-            else heads, "ffn": ffn(self.width),
+            "layers": self.layers, "hidden": self.width, "heads": heads,
+            "kv_heads": heads // 2 if heads % 2 == 0 else heads, "ffn": ffn(self.width),
         }  # fmt: skip
 
 
