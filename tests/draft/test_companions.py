@@ -87,13 +87,15 @@ def test_deferred_rows_get_the_keys_and_values_of_a_whole_pass(pair: Path, monke
         for ask in view.asks:
             rows = view.slots[ask.request.id].reach
             assert rows == sorted(rows, reverse=True)
-            seen.append((self, ask.txn.lease.slots(0, rows[-1]), ask.request.tokens[: rows[-1]], ask.txn.table, rows))
+            seen.append((self, ask.txn.lease.slots(0, rows[-1]), ask.request, ask.txn.table, rows))
 
     monkeypatch.setattr(S2DDrafter, "learn", learn)
     params = SamplingParams(temperature=0.0, seed=0, max_tokens=TOKENS, ignore_eos=True)
     with LLM(pair / "target", pair / "draft", drafter="s2d", dtype="float32", length="fixed", blocks=64) as llm:
         llm.generate(PROMPTS[:1], params, progress=False)
-        drafter, slots, text, table, _ = seen[-1]
+        drafter, slots, request, table, _ = seen[-1]
+        text = request.tokens[: len(slots)]  # the step's own tokens joined it after `learn`
+        assert len(text) == len(slots) > len(PROMPTS[0])
         found = drafter.model.read(slots)
         from paceline.core.rows import RowsBuilder
 

@@ -23,9 +23,8 @@ REFUSED = [pair for pair, reason in refusals().items() if reason]
 BATCH = 40
 """Requests of one engine."""
 SHARED_STATE = {
-    "crossvocab", "del", "dyspec", "dyspec_threshold", "lookahead", "rsd_c", "sequoia", "stand", "stand_greedy", "suffix",
-    "swift",
-    *HEADS.names(),
+    "crossvocab", "del", "dyspec", "dyspec_threshold", "lookahead", "rsd_c", "sequoia", "stand", "stand_greedy",
+    "suffix", "swift", *HEADS.names(),
 }  # fmt: skip
 """Drafters that learn from all requests, or from more of one than its text (the run drops what they remember): under a
 rule that looks at q, mates may change the text, never its law."""

@@ -62,7 +62,6 @@ def siblings(probability: float, counts: Sequence[int]) -> int:
         shape="tree",
         nodes=15,
         needs=frozenset({NEED_PROGRAM}),
-        auto=("swift",),
     ),
 )
 class Swift(TreeDrafter):

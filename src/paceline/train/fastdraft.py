@@ -48,7 +48,7 @@ class Fitted:
         heads = self.width // HEAD
         return {
             "layers": self.layers, "hidden": self.width, "heads": heads,
-            "kv_heads": heads if heads % 2 else heads // 2, "ffn": ffn(self.width),
+            "kv_heads": heads // 2 if heads % 2 == 0 else heads, "ffn": ffn(self.width),
         }  # fmt: skip
 
 
