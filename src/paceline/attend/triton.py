@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.attend.fused import Fused
 from paceline.core.rows import Rows, Segment
 
 KEYS = 64
@@ -145,7 +146,8 @@ class Cut:
 
 
 class Triton:
-    """Implements `Attend` for half-precision and float32 pools. Parameters as of `Reference`."""
+    """Implements `Attend` for half-precision and float32 pools. Parameters as of `Reference`. A pass with rows that do
+    not see all before them (`Segment.hidden`: a joined text that is computed again) is left to `Fused`."""
 
     def __init__(
         self, pool: Tensor, windows: Sequence[int | None], heads: int, scale: float, softcap: float | None
@@ -155,8 +157,13 @@ class Triton:
         self.layers = self.slots.unbind()
         self.windows, self.heads, self.scale, self.softcap = windows, heads, scale, softcap
         self.group = heads // self.kv_heads
+        self.masked, self.hides = Fused(pool, windows, heads, scale, softcap), False
 
     def prepare(self, rows: Rows) -> None:
+        self.hides = any(segment.hidden for segment in rows.segments)
+        if self.hides:
+            self.masked.prepare(rows)
+            return
         self.rows, self.cut = rows, Cut.of(rows.segments, self.group, self.slots.device)
         self.spans = self.cut.spans(self.kv_heads)
         shape, device = (rows.count, self.heads, self.spans), self.slots.device
@@ -165,6 +172,8 @@ class Triton:
             self.levels = torch.empty(*shape, 2, device=device)
 
     def forward(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
+        if self.hides:
+            return self.masked.forward(layer, q, kv)
         rows, cut, lanes = self.rows, self.cut, max(16, triton.next_power_of_2(self.head_dim))
         slots, window = self.layers[layer], self.windows[layer]
         slots.index_copy_(2, rows.slot, kv.permute(1, 2, 0, 3).to(slots.dtype))
