@@ -40,7 +40,7 @@ def main(
             tokens, passes = sum(s.generated for s in stats), sum(s.passes for s in stats)
             wasted = sum(sum(s.offered) - sum(s.kept) for s in stats)
             typer.echo(
-                f"{name:12}  verification {passes / tokens:.3f}  discard {wasted / tokens:.3f} tau {tokens / passes:.2f}"
+                f"{name:12}  verified {passes / tokens:.3f}  discard {wasted / tokens:.3f} tau {tokens / passes:.2f}"
             )
             return [output.token_ids for output in outputs]
 
