@@ -11,7 +11,7 @@ LEVEL = {
     "schedule": 2, "engine": 3, "reason": 4, "retrieve": 5, "serve": 6, "bench": 6, "simulate": 6, "cluster": 7,
     "train": 7, "cli": 8,
 }  # fmt: skip
-BESIDE = {("model", "attend")}
+BESIDE = {("model", "attend"), ("verify", "draft")}
 DECIDE = ("cache", "plan", "schedule", "cluster/workflow")
 
 

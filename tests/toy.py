@@ -1,17 +1,17 @@
-"""A table-driven Markov target (vocabulary 7, float64) that reads its context through the paged pool.
+"""A table-driven Markov target (vocabulary 7, float64) of four layers that reads its context through the paged pool.
 
-The logits of a row depend on its position and on the last three tokens of its context; tokens of committed rows are
-read back from the slots the block table names, those of candidates through the tree words. A wrong slot, block, mask,
-position or move therefore changes the text.
+The logits of a row depend on its position and on the last three tokens of its context; every layer reads the tokens of
+committed rows back from its own slots, which the block table names, those of candidates through the tree words. A wrong
+slot, block, mask, position or move therefore changes the text, and so does K/V or a hidden state of another token in
+any layer. A pass that leaves layers out is wrong now and then, more often the more it leaves out.
 """
 
 from array import array
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 
-from paceline.core.program import WHOLE
 from paceline.core.proposer import Continuation, Proposer, Turn
 from paceline.core.result import Round
 from paceline.core.rows import Drawn, Out, Rows, RowsBuilder
@@ -22,6 +22,11 @@ from paceline.sample.race import race, winners
 VOCAB = 7
 ORDER = 3
 PHASES = 5
+LAYERS = 4
+CODES = (VOCAB + 1) ** ORDER
+BASE = 2 * (PHASES * CODES + 1)
+"""A hidden state between layers is the row's token, and a number with a digit of this base for each layer so far: what
+the layer read, plus one (0: nothing), and whether its feed-forward part was left out."""
 
 
 def table(seed: int, sharpness: float = 2.0) -> torch.Tensor:
@@ -31,34 +36,44 @@ def table(seed: int, sharpness: float = 2.0) -> torch.Tensor:
 
 
 class Toy:
-    """Implements `core.component.Runs` and `Embeds` with a pool of token ids in place of K/V. Its one hidden state,
-    `post_norm`, is the row of the table that the logits are read from."""
+    """Implements `core.component.Runs` and `Embeds` with a pool of token ids in place of K/V. Its hidden state behind
+    the final norm, `post_norm`, is the row of the table that the logits are read from."""
 
     def __init__(self, logits: torch.Tensor, max_len: int = 64) -> None:
         self.table = logits
         self.vocab_size, self.max_len = VOCAB, max_len
-        self.kv_bytes_per_token, self.weight_bytes = 8, logits.numel() * 8
+        self.kv_bytes_per_token, self.weight_bytes = 8 * LAYERS, logits.numel() * 8
         self.device = torch.device("cpu")
-        self.width, self.taps, self.places = 2, (), frozenset({"post_norm"})
-        self.abilities = frozenset({"run", "embed", "lend", "keys"})
+        self.width, self.taps = 2, ()
+        self.places = frozenset({*(f"input:{i}" for i in range(LAYERS)), "pre_norm", "post_norm"})
+        self.abilities = frozenset({"run", "embed", "lend", "keys", "program", "join"})
         self.lent = 0
         self.forwards = 0
+        self.work = 0
+        """Layers of all passes, whatever their rows."""
 
     def allocate(self, blocks: int, block_size: int) -> None:
         self.block_size = block_size
-        self.pool = [-7] * (blocks * block_size)
+        self.pool = [[-7] * (blocks * block_size) for _ in range(LAYERS)]
+        """Of each layer the token of each slot."""
 
     @staticmethod
-    def state(context: list[int]) -> list[float]:
-        """The hidden state after `context`: where the table is read."""
-        code = 0
-        for token in [VOCAB] * ORDER + context[-ORDER:]:
-            code = (code * (VOCAB + 1) + token) % (VOCAB + 1) ** ORDER
-        return [float(len(context) % PHASES), float(code)]
+    def state(context: list[int], length: int | None = None) -> list[float]:
+        """The hidden state after `context`: where the table is read. `length`: the next token's position, where
+        branches were joined."""
+        return Toy.place(len(context) if length is None else length, context[-ORDER:])
 
-    def next_logits(self, context: list[int]) -> torch.Tensor:
+    @staticmethod
+    def place(length: int, last: list[int]) -> list[float]:
+        """The same by the length and the last tokens."""
+        code = 0
+        for token in [VOCAB] * (ORDER - len(last)) + last:
+            code = (code * (VOCAB + 1) + token) % CODES
+        return [float(length % PHASES), float(code)]
+
+    def next_logits(self, context: list[int], length: int | None = None) -> torch.Tensor:
         """Logits [V] after `context`: the definition."""
-        phase, code = self.state(context)
+        phase, code = self.state(context, length)
         return self.table[int(phase), int(code)]
 
     def embed(self, token: torch.Tensor) -> torch.Tensor:
@@ -71,35 +86,83 @@ class Toy:
 
     def last_keys(self, slots: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """What the pool has in place of keys: one head of two numbers."""
-        token = torch.tensor([self.pool[slot] for slot in slots], dtype=torch.float32).view(-1, 1, 1).expand(-1, 1, 2)
+        token = (
+            torch.tensor([self.pool[-1][slot] for slot in slots], dtype=torch.float32).view(-1, 1, 1).expand(-1, 1, 2)
+        )
         return token, -token
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.table[hidden[:, 0].long(), hidden[:, 1].long()]
 
+    @staticmethod
+    def normed(state: list[int]) -> list[float]:
+        """Behind the final norm: right if all layers have read the same, often right if some are missing."""
+        digits, number = list[int](), state[1]
+        while number:
+            digits.append(number % BASE)
+            number //= BASE
+        read = [digit // 2 - 1 for digit in digits if digit // 2]
+        missing = LAYERS - len(read) + sum(digit % 2 for digit in digits)
+        phase, code = divmod(read[0], CODES) if read else (0, 0)
+        if len(set(read)) > 1:
+            code = (code + 7) % CODES
+        elif missing and (code * 31 + 7) % 8 < missing + 1:
+            code = (code + 1) % CODES
+        return [float(phase), float(code)]
+
     def forward(self, rows: Rows) -> Out:
         self.forwards += 1
-        assert rows.program is WHOLE and set(rows.taps) <= self.places
-        token, slot, word = rows.token.tolist(), rows.slot.tolist(), rows.word.tolist()
-        position, tables = rows.position.tolist(), rows.tables.tolist()
-        for s, t in zip(slot, token):
-            self.pool[s] = t
-        states: list[list[float]] = [[]] * len(token)
-        logits: list[torch.Tensor] = [torch.empty(0)] * len(token)
-        for segment, blocks in zip(rows.segments, tables):
-            size = self.block_size
-            for rank in range(segment.rows):
-                row = segment.start + rank
-                seen = min(segment.base + rank + 1, segment.base + segment.given)
-                context = [self.pool[blocks[p // size] * size + p % size] for p in range(seen)]
-                first = segment.start + segment.given
-                context += [token[first + j] for j in range(segment.nodes) if word[row] >> j & 1]
-                assert position[row] == len(context) - 1, "position is not the depth of the row in its text"
-                states[row], logits[row] = self.state(context), self.next_logits(context)
-        want = [logits[i] for i in rows.want.tolist()]
-        hidden = torch.tensor(states, dtype=torch.float64)
-        empty = torch.empty(0, VOCAB, dtype=torch.float64)
-        return Out(torch.stack(want) if want else empty, dict.fromkeys(rows.taps, hidden))
+        assert set(rows.taps) <= self.places
+        program = rows.program
+        program.check(LAYERS)
+        last = LAYERS if program.last is None else program.last
+        self.work += last - program.first - len({(i, p) for i, p in program.skip if p == "attention"})
+        if rows.hidden is None:
+            assert program.first == 0
+            states = [[token, 0] for token in rows.token.tolist()]
+        else:
+            states = [[int(token), int(number)] for token, number in rows.hidden.tolist()]
+        taps = dict[str, torch.Tensor]()
+        shared = {layer for group in program.groups for layer in group[1:]}
+        for layer in range(program.first, last):
+            if f"input:{layer}" in rows.taps:
+                taps[f"input:{layer}"] = torch.tensor(states, dtype=torch.float64)
+            fuzzy = layer in shared or any(at < layer for at, _ in program.skip)
+            self.layer(rows, layer, states, program.skip, fuzzy)
+        if not program.head:
+            return Out(torch.empty(0, VOCAB, dtype=torch.float64), taps, torch.tensor(states, dtype=torch.float64))
+        hidden = torch.tensor([self.normed(state) for state in states], dtype=torch.float64)
+        ends = {"pre_norm": torch.tensor(states, dtype=torch.float64), "post_norm": hidden}
+        taps |= {tap: ends[tap] for tap in rows.taps if tap in ends}
+        return Out(self.head(hidden[rows.want]), taps)
+
+    def layer(self, rows: Rows, layer: int, states: list[list[int]], skip: Any, fuzzy: bool) -> None:
+        """One layer of all rows, in place. `fuzzy`: its input is not that of a whole pass, and what it keeps is
+        wrong for some tokens."""
+        if (layer, "attention") not in skip:
+            pool, word, position = self.pool[layer], rows.word.tolist(), rows.position.tolist()
+            token = [(state[0] + 1) % VOCAB if fuzzy and state[0] % 3 == 0 else state[0] for state in states]
+            for slot, own in zip(rows.slot.tolist(), token):
+                pool[slot] = own
+            for segment, blocks in zip(rows.segments, rows.tables.tolist()):
+                size, first = self.block_size, segment.start + segment.given
+                for rank in range(segment.rows):
+                    row = segment.start + rank
+                    seen = min(segment.base + rank + 1, segment.base + segment.given)
+                    hidden = {place for pair in segment.hidden for place in range(*pair)}
+                    near = [p for p in range(max(0, seen - ORDER - len(hidden)), seen) if p not in hidden][-ORDER:]
+                    context = [pool[blocks[p // size] * size + p % size] for p in near]
+                    mine = [token[first + j] for j in range(segment.nodes) if word[row] >> j & 1]
+                    depth = seen + len(mine) - segment.shift
+                    assert position[row] == depth - 1, "position is not the depth of the row in its text"
+                    phase, code = self.place(depth, (context + mine)[-ORDER:])
+                    states[row][1] = states[row][1] * BASE + 2 * (int(phase) * CODES + int(code) + 1)
+        else:
+            for state in states:
+                state[1] *= BASE
+        if (layer, "ffn") in skip:
+            for state in states:
+                state[1] += 1
 
     def run(self, rows: Rows, passes: int, texts: Sequence[Continuation], proposer: Proposer | None = None) -> Out:
         """Text by text and pass by pass, each token drawn by the sampler's own parts."""
@@ -118,7 +181,7 @@ class Toy:
                         error = raised
                 root = int(rows.token[segment.start]) if not said else said[-1]
                 start = segment.base + len(said)
-                judged = self._judge(root, tokens, parents, start, table)
+                judged = self._judge(root, tokens, parents, start, table, segment.shift)
                 node, path, ended = -1, list[int](), False
                 while True:
                     said.append(self.draw(judged.logits[node + 1], text, len(said)))
@@ -141,7 +204,9 @@ class Toy:
             out.append(Drawn(said, rounds))
         return Out(torch.empty(0, VOCAB), {tap: torch.stack(states) for tap in rows.taps}, drawn=out, error=error)
 
-    def _judge(self, root: int, nodes: Sequence[int], parents: Sequence[int], start: int, table: list[int]) -> Out:
+    def _judge(
+        self, root: int, nodes: Sequence[int], parents: Sequence[int], start: int, table: list[int], shift: int
+    ) -> Out:
         """The pass over the last token of a text, which has the row `start`, and its draft."""
         depths, words = list[int](), list[int]()
         for j, parent in enumerate(parents):
@@ -149,7 +214,8 @@ class Toy:
             words.append((0 if parent < 0 else words[parent]) | 1 << j)
         builder, count = RowsBuilder(), 1 + len(nodes)
         slots = self.slots(table, start, count)
-        builder.add([root, *nodes], slots, table, start, depths=depths, words=words, want=[*range(count)])
+        want = [*range(count)]
+        builder.add([root, *nodes], slots, table, start, depths=depths, words=words, want=want, shift=shift)
         return self.forward(builder.build(taps=("post_norm",)))
 
     def slots(self, table: list[int], start: int, count: int) -> list[int]:
@@ -164,13 +230,14 @@ class Toy:
         return race(scores, keys_tensor([text.keys[index]]))[0]
 
     def move(self, source: list[int], target: list[int]) -> None:
-        values = [self.pool[s] for s in source]
-        for t, value in zip(target, values):
-            self.pool[t] = value
+        for pool in self.pool:
+            for t, value in zip(target, [pool[s] for s in source]):
+                pool[t] = value
 
     def read(self, slots: list[int]) -> bytes:
-        return array("q", [self.pool[s] for s in slots]).tobytes()
+        return array("q", [pool[s] for s in slots for pool in self.pool]).tobytes()
 
     def write(self, slots: list[int], packed: bytes) -> None:
-        for s, token in zip(slots, array("q", packed), strict=True):
-            self.pool[s] = token
+        places = [(pool, s) for s in slots for pool in self.pool]
+        for (pool, s), token in zip(places, array("q", packed), strict=True):
+            pool[s] = token

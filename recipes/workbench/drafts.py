@@ -39,9 +39,8 @@ def main(
             stats = [output.stats for output in outputs]
             tokens, passes = sum(s.generated for s in stats), sum(s.passes for s in stats)
             wasted = sum(sum(s.offered) - sum(s.kept) for s in stats)
-            typer.echo(
-                f"{name:12}  verified {passes / tokens:.3f}  discard {wasted / tokens:.3f} tau {tokens / passes:.2f}"
-            )
+            rates = f"verification {passes / tokens:.3f}  discard {wasted / tokens:.3f}"
+            typer.echo(f"{name:14} {rates}  tau {tokens / passes:.2f}")
             return [output.token_ids for output in outputs]
 
         texts = [row(f"fixed {k}", 1.0, k, k) for k in (2, 3, 4, 6, 8, 12)]

@@ -127,7 +127,7 @@ def keep_surplus_on_commit(patch: pytest.MonkeyPatch) -> None:
 
 def hash_without_parent(patch: pytest.MonkeyPatch) -> None:
     for module in (cache_module, lease_module):
-        patch.setattr(module, "chain_hash", lambda _, tokens: chain_hash(b"", tokens))
+        patch.setattr(module, "chain_hash", lambda _, *rest: chain_hash(b"", *rest))
 
 
 def hash_without_extra_key(patch: pytest.MonkeyPatch) -> None:

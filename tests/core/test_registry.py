@@ -9,8 +9,9 @@ from paceline.core.forest import Law
 from paceline.core.registry import Accepts, Offers, law_for, refusal
 from paceline.draft import DRAFTERS
 from paceline.verify import VERIFIERS
+from tests.lossless.cases import HAVE
 
-ALL = {"draft", "callable"}
+ALL = HAVE
 
 
 def test_the_registries_hold_what_the_docs_promise() -> None:

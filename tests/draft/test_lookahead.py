@@ -174,8 +174,12 @@ def test_a_text_that_repeats_is_accepted(seed: int) -> None:
 class Counting(Toy):
     """After x comes x + 1, of 64 tokens."""
 
-    def next_logits(self, context: list[int]) -> torch.Tensor:
-        return torch.nn.functional.one_hot(torch.tensor((context[-1] + 1) % 64), 64).to(torch.float64)
+    @staticmethod
+    def place(length: int, last: list[int]) -> list[float]:
+        return [0.0, float(last[-1])]
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.one_hot((hidden[:, 1].long() + 1) % 64, 64).to(torch.float64)
 
 
 def test_the_window_knows_what_the_text_has_never_said() -> None:

@@ -40,9 +40,7 @@ def test_only_exact_may_judge_it() -> None:
         if verifier == "exact":
             run(engine, [request])
             continue
-        with pytest.raises(
-            RefusalError, match="'ngram\\+model' joins several in one tree, which only verifier 'exact'"
-        ):
+        with pytest.raises(RefusalError, match=r"'ngram\+model' .*'exact'"):
             engine.submit(request.prompt, request.params)
 
 

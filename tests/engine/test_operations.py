@@ -9,9 +9,10 @@ import pytest
 
 from paceline.core.errors import InputError, PacelineError, RefusalError
 from paceline.core.noise import TargetNoise
-from paceline.core.operations import Abort, Extend, Fork, Park, Replace, Resume, Rewind, Submit
+from paceline.core.operations import Abort, Branch, Close, Extend, Fork, Join, Park, Replace, Resume, Rewind, Submit
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
+from paceline.engine.branches import Family
 from paceline.engine.loop import Engine
 from paceline.sample.sampler import Sampler
 from paceline.simulate.log import Event
@@ -41,7 +42,8 @@ def expected(toy: Toy, request: Request, at: int) -> int:
     sampler.admit(alone)
     row = [(alone, ())]
     key = TargetNoise(request.seed, request.lineage).key(len(text) + request.offset)
-    return sampler.draw(row, sampler.scores(row, toy.next_logits(text)[None]), [key])[0]
+    scores = sampler.scores(row, toy.next_logits(text, len(text) - request.shift)[None])
+    return sampler.draw(row, scores, [key])[0]
 
 
 class Session:
@@ -68,16 +70,38 @@ class Session:
                     assert request.output[at] == expected(self.toy, request, at)
                     self.drawn += 1
         self.live = [(engine, request) for engine, request in self.live if request.finish is None]
+        for engine in self.engines:
+            for family in list(engine.desk.branches.values()):
+                if not family.live and self.rng.random() < 0.7:
+                    self.join(engine, family)
+
+    def join(self, engine: Engine, family: Family) -> None:
+        """All branches have ended: some of them go on as one text, in any order."""
+        chosen = self.rng.sample([*family.done], self.rng.randint(1, len(family.done)))
+        tokens = [self.rng.randrange(VOCAB) for _ in range(self.rng.randint(1, 3))]
+        try:
+            engine.apply(Join(family.parent.id, chosen, tokens))
+            self.done["join"] = self.done.get("join", 0) + 1
+        except PacelineError:  # no room
+            engine.apply(Abort(family.parent.id))
+            self.live = [(owner, each) for owner, each in self.live if each.finish is None]
 
     def operate(self) -> None:
         engine, request = self.rng.choice(self.live)
-        kind = self.rng.choice(["extend", "fork", "rewind", "redraw", "replace", "park", "abort"])
+        kind = self.rng.choice(["extend", "fork", "branch", "close", "rewind", "redraw", "replace", "park", "abort"])
         tokens = [self.rng.randrange(VOCAB) for _ in range(self.rng.randint(1, 4))]
         try:
             if kind == "extend":
                 engine.apply(Extend(request.id, tokens))
             elif kind == "fork" and len(self.live) < 8:
                 self.live += [(engine, child) for child in engine.apply(Fork(request.id, self.rng.randint(1, 2)))]
+            elif kind == "branch" and len(self.live) < 8:
+                wish = replace(request.params, max_tokens=self.rng.randint(1, 9))
+                made = engine.apply(Branch(request.id, self.rng.randint(1, 3), wish))
+                self.live += [(engine, child) for child in made]
+            elif kind == "close":
+                engine, request = self.rng.choice([each for each in self.live if each[1].common] or self.live)
+                engine.apply(Close(request.id))
             elif kind in ("rewind", "redraw"):
                 length = self.rng.randint(0, len(request.output))
                 engine.apply(Rewind(request.id, length, redraw=kind == "redraw"))
@@ -92,7 +116,7 @@ class Session:
                 self.live.append((other, again))
             elif kind == "abort" and self.rng.random() < 0.2:
                 engine.apply(Abort(request.id))
-                self.live.remove((engine, request))
+                self.live = [(owner, each) for owner, each in self.live if each.finish is None]
             self.done[kind] = self.done.get(kind, 0) + 1
         except InputError:
             self.done["refused"] = self.done.get("refused", 0) + 1

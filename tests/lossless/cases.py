@@ -17,7 +17,9 @@ from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.draft import DRAFTERS
 from paceline.draft.companion import COMPANIONS
+from paceline.draft.crossvocab import Foreign
 from paceline.draft.head import HEADS
+from paceline.draft.surfaces import Surfaces
 from paceline.engine.config import EngineConfig
 from paceline.engine.loop import Engine
 from paceline.sample.grammar import Grammars, vocabulary
@@ -28,7 +30,9 @@ from tests.toy import VOCAB, Toy, table
 
 EOS = 6
 MAX_LEN = 48
-HAVE = {"draft", "callable", *HEADS.names(), *COMPANIONS.names()}
+HAVE = {
+    "draft", "foreign", "callable", "target:program", "draft:program", *HEADS.names(), *COMPANIONS.names()
+}  # fmt: skip
 """What the engines of these tests are given."""
 
 
@@ -75,6 +79,8 @@ the last state is the dead one."""
 REGEX = "(0[12]*3|4[05]4)*"
 """The same language, of the texts that the toy's tokens spell."""
 TOKENIZER = letters("012345.")
+OTHER = letters("340125.")
+"""The same characters by other ids."""
 GRAMMARS = Grammars(lambda: vocabulary(TOKENIZER, VOCAB, [EOS]), VOCAB)
 
 
@@ -153,7 +159,8 @@ class Setting:
             prefix_cache=self.prefix_cache, schedule=self.schedule, order=self.order, group_size=self.group_size,
             tbt_target_ms=self.tbt_target_ms, patience_ms=self.patience_ms, check=self.check,
         )  # fmt: skip
-        components = {"draft": draft, **sketches()}
+        foreign = Foreign(copy(draft), Surfaces(OTHER, VOCAB), Surfaces(TOKENIZER, VOCAB), VOCAB)
+        components = {"draft": draft, "foreign": foreign, **sketches()}
         return Engine(self.target(), config, components=components, callable=user, tokenizer=TOKENIZER,
                       eos=(EOS,), clock=clock(self.clock))  # fmt: skip
 

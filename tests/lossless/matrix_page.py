@@ -10,7 +10,9 @@ from paceline.verify import VERIFIERS
 from tests.lossless.cases import FEATURES
 
 PAGE = Path(__file__).parents[2] / "docs" / "matrix.md"
-HAVE = frozenset({"draft", "callable", *HEADS.names(), *COMPANIONS.names()})
+HAVE = frozenset(
+    {"draft", "foreign", "callable", "target:program", "draft:program", *HEADS.names(), *COMPANIONS.names()}
+)
 """An engine that was given everything: what is refused here is refused everywhere."""
 LONG = {
     "allowed": "allowed tokens", "bias": "logit bias", "custom": "a processor of your own",

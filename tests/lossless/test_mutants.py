@@ -15,11 +15,14 @@ from pytest import MonkeyPatch
 
 from paceline.core.forest import ROOT, Forest, Role
 from paceline.core.params import SamplingParams
-from paceline.draft import Ask, tree
+from paceline.core.program import Entry
+from paceline.draft import Ask, swift, tree
+from paceline.draft.early_exit import EarlyExit
 from paceline.draft.grow import HeadDrafter
 from paceline.draft.model import ModelDrafter
+from paceline.draft.swift import Swift
 from paceline.draft.tree import TreeDrafter
-from paceline.engine import compute, layout, prune, session
+from paceline.engine import compute, drafters, layout, prune, session
 from paceline.engine.compute import Compute
 from paceline.engine.judge import Judge
 from paceline.engine.session import Session
@@ -192,6 +195,9 @@ def pruned_under_a_q_rule(patch: MonkeyPatch) -> None:
     """9: drawn nodes that the grammar rules out are dropped before they are judged."""
     grammar_unknown_to_the_draft(patch)
     patch.setattr(prune, "stays", lambda part, node, items: False)
+
+
+BLOCK = Setting().block_size
 
 
 def heads_tree_by_token(patch: MonkeyPatch) -> None:
@@ -376,6 +382,64 @@ def everybody_straight(patch: MonkeyPatch) -> None:
     patch.setattr(Sampler, "temperature", lambda self, request: request.params.temperature)
 
 
+def entries_changed(patch: MonkeyPatch, change: Callable[[Entry], Entry]) -> None:
+    original = drafters.entered
+
+    def entered(*args: Any) -> list[Entry | None]:
+        return [entry and change(entry) for entry in original(*args)]
+
+    patch.setattr(drafters, "entered", entered)
+
+
+def stale_hidden_reused(patch: MonkeyPatch) -> None:
+    """Rows go on from the hidden states of their neighbours."""
+    entries_changed(patch, lambda entry: entry._replace(hidden=entry.hidden.roll(1, 0)))
+
+
+def entered_a_layer_too_high(patch: MonkeyPatch) -> None:
+    """An exit's number of layers is taken for the number of the next one."""
+    entries_changed(patch, lambda entry: entry._replace(layer=entry.layer + 1))
+
+
+def one_row_too_many_reused(patch: MonkeyPatch) -> None:
+    """The last drafted token counts as computed, with the hidden state of the one before."""
+    original = EarlyExit.draft
+
+    def draft(self: EarlyExit, asks: Any, view: Any) -> Forest:
+        forest = original(self, asks, view)
+        for place, entry in forest.entries.items():
+            forest.entries[place] = entry._replace(hidden=torch.cat([entry.hidden, entry.hidden[-1:]]))
+        return forest
+
+    patch.setattr(EarlyExit, "draft", draft)
+
+
+def fuzzy_rows_published(patch: MonkeyPatch) -> None:
+    """A set of sub-layers is scored in the request's own blocks: what that pass keeps stays, and is shared."""
+    original = Swift.matchness
+
+    def matchness(self: Swift, ask: Ask, choice: Any) -> float | None:
+        self.scratch = ask.txn.lease.blocks[max(0, len(ask.request.tokens) - 1 - swift.SCRATCH) // BLOCK :]
+        return original(self, ask, choice)
+
+    patch.setattr(swift, "SCRATCH", 6)
+    patch.setattr(Swift, "matchness", matchness)
+
+
+def probes_seen(patch: MonkeyPatch) -> None:
+    """A candidate sees the probes of its request, too."""
+    original = layout.tree_words
+
+    def words(forest: Forest, nodes: Any) -> list[int]:
+        probes = sum(1 << j for j, node in enumerate(nodes) if forest.role[node] is Role.PROBE)
+        return [
+            word | (probes if forest.role[node] is Role.CANDIDATE else 0)
+            for node, word in zip(nodes, original(forest, nodes))
+        ]
+
+    patch.setattr(layout, "tree_words", words)
+
+
 TEXT: list[tuple[Callable[[MonkeyPatch], None], str, str]] = [
     (penalties_frozen, "greedy penalties", "model"),
     (emit_something_else, "temperature", "ngram"),
@@ -388,10 +452,19 @@ TEXT: list[tuple[Callable[[MonkeyPatch], None], str, str]] = [
     (siblings_share_a_parse, "grammar", "topk"),
     (one_noise_for_all_passes, "temperature", "none"),
     (one_noise_for_all_passes, "temperature", "model"),
+    (stale_hidden_reused, "temperature", "early_exit"),
+    (entered_a_layer_too_high, "temperature", "early_exit"),
+    (one_row_too_many_reused, "greedy", "early_exit"),
+    (stale_hidden_reused, "greedy", "del"),
+    (fuzzy_rows_published, "temperature", "swift"),
     (everybody_straight, "top-k", "none"),
     (everybody_straight, "top-k", "model"),
     (everybody_straight, "bias", "none"),
     (everybody_straight, "greedy penalties", "none"),
+    (probes_seen, "greedy", "ppd"),
+    (stale_mask, "temperature", "eagle3"),
+    (stale_position, "temperature", "longspec"),
+    (moves_forgotten, "greedy", "falcon"),
 ]
 
 

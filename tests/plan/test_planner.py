@@ -145,7 +145,7 @@ def test_several_passes_in_a_step() -> None:
     assert [passes([drafting], free) for free in (2, 3, 4, 5)] == [2, 3, 4, 5]  # of 4 slots; 4 rows and a token each
     assert passes([plain(0, left=2, drafter="ngram")]) == 2
     limited = Planner(Patient({"ngram": 3}, {"ngram": 9 + 13}), 32).plan([drafting], room([drafting], 100))
-    assert (limited.passes, limited.items[0].ahead(5)) == (5, 13)  # for so many the draft model has room
+    assert (limited.passes, limited.items[0].reserved(5)) == (5, 13)  # for so many the draft model has room
     assert passes([plain(0, drafter="suffix")]) == 1
 
 

@@ -11,6 +11,7 @@ from paceline import LLM, InputError, RefusalError, SamplingParams
 from paceline.core.grammar import Grammar
 from paceline.core.operations import Abort, Extend, Submit
 from paceline.engine.loop import Engine
+from paceline.reason.level import Level
 from paceline.reason.runner import BASE, Runner, Script, Stage
 from tests.tiny import tiny_checkpoint
 
@@ -20,10 +21,10 @@ PARAMS = SamplingParams(temperature=1.0, seed=3, max_tokens=40, ignore_eos=True)
 class Turns:
     """Engines in turn, `burst` tokens each."""
 
-    name, deadline_s = "turns", None
+    name, kind, deadline_s = "turns", "turns", None
 
     def __init__(self, burst: int, *names: str) -> None:
-        self.burst, self.names, self.report = burst, names, dict[str, Any]()
+        self.burst, self.names, self.report, self.level = burst, names, dict[str, Any](), Level()
 
     def check(self, params: SamplingParams, engines: Mapping[str, Engine]) -> None:
         pass

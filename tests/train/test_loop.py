@@ -141,6 +141,17 @@ def test_bad_input_is_refused_in_a_sentence(changes: dict[str, Any], message: st
         train(plan(place, "bad", **changes))
 
 
+def test_a_run_may_be_made_longer(place: Path) -> None:
+    """More steps, or more time, than it had: the learning rate does not stay at its end."""
+    assert train(plan(place, "longer", steps=4)).steps == 4
+    assert train(plan(place, "longer", steps=8)).steps == 8
+    state = torch.load(place / "longer" / "state.pt", weights_only=True)
+    assert state["cool"] == (7, 1) and state["optimizer"]["param_groups"][0]["lr"] == 0.0
+    timed = train(plan(place, "timed", steps=None, minutes=0.005))
+    more = train(plan(place, "timed", steps=None, minutes=0.05))
+    assert more.steps > timed.steps
+
+
 def test_going_on_with_other_settings_is_refused(place: Path) -> None:
     train(plan(place, "other", steps=2))
     with pytest.raises(InputError, match=r"a training with lr = 0.003, not 0.1; give the same settings"):

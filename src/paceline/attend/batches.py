@@ -80,6 +80,13 @@ class Batch:
         """Most candidates of a piece."""
         return max(piece.nodes for piece in self.pieces)
 
+    def hide(self, seen: Tensor, slot: Tensor) -> Tensor:
+        """seen [R, M, S] without the slots [R, S] that a segment hides."""
+        for number, piece in enumerate(self.pieces):
+            for first, last in piece.segment.hidden:
+                seen[number] &= (slot[number] < first) | (slot[number] >= last)
+        return seen
+
     def tree(self) -> tuple[Tensor, Tensor, Tensor]:
         """Of each piece, [R, 1]: the row of its first candidate, the slots before it, how many candidates."""
         numbers = [[p.segment.start + p.segment.given for p in self.pieces], [p.end for p in self.pieces]]

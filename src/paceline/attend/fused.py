@@ -20,9 +20,10 @@ class Fused(Reference):
 
     def prepare(self, rows: Rows) -> None:
         self.lone = None
-        if len(rows.segments) == 1 and rows.segments[0].rows == rows.segments[0].given == 1:
-            self.slot, position = rows.slot, rows.segments[0].base
-            self.lone = {window: self.cut(rows, position, window) for window in set(self.windows)}
+        first = rows.segments[0]
+        if len(rows.segments) == 1 and first.rows == first.given == 1 and not first.hidden:
+            self.slot = rows.slot
+            self.lone = {window: self.cut(rows, first.base, window) for window in set(self.windows)}
         else:
             super().prepare(rows)
 
@@ -49,7 +50,7 @@ class Fused(Reference):
 
     def part(self, rows: Rows, batch: Batch, window: int | None) -> Part:
         blocks, slot = self.reach(batch, [piece.end + piece.nodes for piece in batch.pieces], window)
-        seen, key = slot[:, None, :] < batch.limit[:, :, None], slot
+        seen, key = batch.hide(slot[:, None, :] < batch.limit[:, :, None], slot), slot
         if batch.width:
             start, end, nodes = batch.tree()
             node = slot - end

@@ -51,7 +51,7 @@ class Reference:
 
     def part(self, rows: Rows, batch: Batch, window: int | None) -> Part:
         blocks, slot = self.reach(batch, [piece.end for piece in batch.pieces], window)
-        seen = slot[:, None, :] < batch.limit[:, :, None]
+        seen = batch.hide(slot[:, None, :] < batch.limit[:, :, None], slot)
         part = Part(blocks, self.mask(seen, batch.position, slot, window))
         if batch.width:
             start, _, nodes = batch.tree()

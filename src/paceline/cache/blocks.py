@@ -21,10 +21,11 @@ def root_hash(extra_key: str) -> bytes:
     return blake2b(extra_key.encode(), digest_size=16, person=b"paceline.root").digest()
 
 
-def chain_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
+def chain_hash(parent: bytes, tokens: Sequence[int], extra: Sequence[int] = ()) -> bytes:
     """128-bit name of a block: the hash of the block before it and its own token ids, so it names the whole context.
-    Cryptographic, because a collision would serve one user another one's K/V."""
-    return blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
+    `extra`: where its tokens stand and what they do not see, if they are not plain (`joined.named`). Cryptographic,
+    because a collision would serve one user another one's K/V."""
+    return blake2b(parent + array("q", [*tokens, *extra]).tobytes(), digest_size=16).digest()
 
 
 class BlockPool:

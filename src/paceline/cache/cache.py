@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from paceline.cache.blocks import BlockPool, chain_hash, root_hash
 from paceline.cache.eviction import Eviction
 from paceline.cache.lease import TARGET, Lease
-from paceline.cache.txn import Txn
+from paceline.cache.txn import Move, Txn
 from paceline.core.errors import CapacityError, InputError, IntegrityError
+from paceline.core.joined import Layout, named
 
 
 def blocks_in(memory_bytes: int, bytes_per_token: int, block_size: int) -> int:
@@ -75,17 +76,24 @@ class Cache:
         """Would `begin` of so many rows succeed now?"""
         return self.needs(lease, rows) <= self.room()
 
-    def open(self, tokens: Sequence[int], groups: Iterable[str] | None = None, extra_key: str = "") -> Lease:
+    def open(
+        self,
+        tokens: Sequence[int],
+        groups: Iterable[str] | None = None,
+        extra_key: str = "",
+        layout: Layout = (),
+    ) -> Lease:
         """A lease for a request with these tokens that keeps `groups` (None: all) complete.
 
         `lease.length` rows are there already, in every group: the longest published prefix of full blocks, at most
-        len(tokens) - 1, so that one row remains to be computed. Requests share only under the same `extra_key`.
+        len(tokens) - 1, so that one row remains to be computed. Requests share only under the same `extra_key`, and
+        where their tokens stand alike (`layout`).
         Takes no block that is not shared.
         """
         extra = (self.groups if groups is None else frozenset(groups)) - {TARGET}
         if not extra <= self.groups:
             raise IntegrityError(f"Groups {sorted(extra - self.groups)} are not among {sorted(self.groups)}.")
-        lease = Lease(self.pool, root_hash(extra_key), dict.fromkeys(sorted(extra), 0))
+        lease = Lease(self.pool, root_hash(extra_key), dict.fromkeys(sorted(extra), 0), layout=layout)
         self._match(lease, tokens)
         self._leases[lease] = None
         return lease
@@ -120,10 +128,25 @@ class Cache:
         rows = full * self.block_size
         frontier = {group: min(value, rows) for group, value in lease.frontier.items()}
         fork = Lease(self.pool, lease.root, frontier, lease.tokens[:rows], lease.blocks[:full], list(lease.hashes))
+        fork.layout = lease.layout
         for block in fork.blocks:
             self.pool.acquire(block)
         self._leases[fork] = None
         return fork
+
+    def graft(self, lease: Lease, other: Lease, start: int, stop: int) -> list[Move]:
+        """Append the rows start .. stop of another lease, in the groups that have them; the copies are the caller's to
+        do, as after a commit. `lease.layout` says where they stand now. CapacityError, and nothing changed, without
+        room."""
+        here = self._mine(lease).length
+        txn = self.begin(lease, stop - start, 0)
+        moves = list(zip(self._mine(other).slots(start, stop), txn.slots, strict=True))
+        txn.commit([], other.tokens[start:stop])
+        for group, frontier in lease.frontier.items():
+            if frontier == here:
+                lease.frontier[group] = here + max(0, min(stop, other.frontier.get(group, 0)) - start)
+        lease.seal()
+        return moves
 
     def close(self, lease: Lease) -> None:
         """Give all blocks back, aborting an open Txn. Published ones stay in the index until evicted."""
@@ -152,7 +175,7 @@ class Cache:
         self.pool.queries += len(starts)
         for start in starts:
             chunk = tokens[start : start + size]
-            name = chain_hash(name, chunk)
+            name = chain_hash(name, chunk, named(lease.layout, start, start + size))
             block = self.pool.find(name, lease.groups)
             if block is None:
                 break

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from paceline.cache.blocks import BlockPool, chain_hash
+from paceline.core import joined
 from paceline.core.errors import IntegrityError
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class Lease:
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
     """Names of the sealed blocks: the hash chain's state."""
+    layout: joined.Layout = ()
+    """Where the tokens stand: the request's."""
     txn: "Txn | None" = None
     """The open one."""
 
@@ -84,11 +87,15 @@ class Lease:
         """Publish the blocks that have become full, verified and complete in every group."""
         size = self.pool.block_size
         while (self.sealed + 1) * size <= min((self.length, *self.frontier.values())):
-            start = self.sealed * size
             parent = self.hashes[-1] if self.hashes else self.root
-            name = chain_hash(parent, self.tokens[start : start + size])
+            name = self.name(parent, self.sealed)
             self.pool.publish(self.blocks[self.sealed], name, self.groups, parent)
             self.hashes.append(name)
+
+    def name(self, parent: bytes, block: int) -> bytes:
+        """Of a full block, behind the block of the name `parent`."""
+        start, stop = block * self.pool.block_size, (block + 1) * self.pool.block_size
+        return chain_hash(parent, self.tokens[start:stop], joined.named(self.layout, start, stop))
 
     def cut(self, length: int) -> int:
         """Forget committed rows from `length` on, or from the start of the immutable block it falls into; return the
@@ -121,6 +128,6 @@ class Lease:
                 if self.pool.immutable(block):
                     raise IntegrityError(f"Block {block} is shared or published and has rows that are not verified.")
                 continue
-            name = chain_hash(name, self.tokens[i * size : (i + 1) * size])
+            name = self.name(name, i)
             if self.pool.hashes[block] not in (None, name) or (i < self.sealed and self.hashes[i] != name):
                 raise IntegrityError(f"Block {block} is published or sealed under a name that its tokens do not have.")

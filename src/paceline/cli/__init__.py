@@ -260,6 +260,27 @@ def pack(engine: EngineArgs) -> None:
     pack(engine)
 
 
+@app.command(epilog="Example: paceline index notes/ --out notes.index --encoder path/to/all-MiniLM-L6-v2")
+@command
+def index(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="With .txt, .md, .rst and .html files.")],
+    out: Annotated[Path, option("Write the index to this folder.", "Input and output", "--out", "-o")],
+    *,
+    encoder: Annotated[
+        Path | None,
+        option("A sentence encoder in Hugging Face layout. Default: none, words alone.", "Model and engine"),
+    ] = None,
+    words: Annotated[int, option("Words of a passage.", "Input and output", show_default=True)] = 100,
+) -> None:
+    """Build an index over a folder of texts, from which answers can retrieve passages while they are written.
+
+    With an encoder it has dense retrievers, exact and (with paceline[rag]) approximate; with paceline[rag] BM25.
+    """
+    from paceline.cli.index import index
+
+    index(folder, out, encoder, words)
+
+
 @app.command(epilog="Example: paceline demo")
 @command
 def demo(

@@ -70,6 +70,13 @@ class EngineArgs:
     kv_dtype: Annotated[KvDtype | None, _engine("Type of the K/V cache. Default: that of the weights.")] = None
     device: Annotated[str, _engine("cpu, cuda, cuda:1, ...", show_default=True)] = "cpu"
     threads: Annotated[int | None, _engine("CPU threads. Default: as many as torch finds cores.")] = None
+    overlap: Annotated[
+        str,
+        _engine(
+            "How drafters may work while the target verifies: none, shared, T+D (threads of each, as 3+1) or stream.",
+            show_default=True,
+        ),
+    ] = "none"
     max_model_len: Annotated[
         int | None, _engine("Longest prompt plus output, in tokens. Default: what the model was trained for.")
     ] = None

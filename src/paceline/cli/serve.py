@@ -22,6 +22,10 @@ LAST_STEP_S = 10.0
 class ServingArgs(EngineArgs):
     """What shapes an engine that serves many."""
 
+    small: Annotated[
+        str | None,
+        option("A second, small model that writes with the model, for requests with reasoning.", "Model and engine"),
+    ] = None
     max_requests: Annotated[int, option("Samples decoded at once.", "Model and engine", show_default=True)] = 64
     prefix_cache: Annotated[
         bool, option("Keep the K/V of texts that may begin another.", "Model and engine", show_default=True)
@@ -67,17 +71,19 @@ def serve(context: typer.Context, model: str | None, engine: ServingArgs, server
     from paceline.serve.run import bind
 
     sock = bind(settings.host, settings.port)
-    from paceline.engine.async_llm import AsyncLLM
+    from paceline.reason.ensemble import load as load_models
     from paceline.serve import logs
+    from paceline.serve.retrieval import knowledge_of
     from paceline.serve.run import run
     from paceline.serve.server import served_name
     from paceline.simulate.record import LogFile, record
 
     logs.configure(settings)
+    knowledge_of(settings)  # a bad index is found before a model is loaded
     decisions = None if settings.decision_log is None else LogFile(settings.decision_log)
     if settings.models is not None:
         raise typer.Exit(several(args, settings, sock))
-    llm = AsyncLLM(**args.arguments())
+    llm = load_models(**args.arguments())
     try:
         if decisions is not None:
             record(llm.llm.engine, decisions)

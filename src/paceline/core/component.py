@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 TARGET, DRAFT = "target", "draft"
 """Names of the components that an engine has always, and of a small model of the same vocabulary."""
-Ability = Literal["run", "chain", "tree", "program", "embed", "lend", "keys"]
+Ability = Literal["run", "chain", "tree", "program", "exit", "embed", "lend", "keys", "join"]
 
 
 class Component(Protocol):
@@ -29,7 +29,9 @@ class Component(Protocol):
     """Hidden states of the target that it reads (`Rows.taps`)."""
     abilities: frozenset[Ability]
     """What it can do beside the protocol: `run` (`Runs`), `chain` and `tree` (whole drafts in one call), `program`
-    (`Rows.program`: sets of layers, early exits), `embed` (`Embeds`), `lend` (`Lends`), `keys` (`Keys`)."""
+    (`Rows.program`: sets of layers, early exits), `exit` (it was trained for them), `embed` (`Embeds`), `lend`
+    (`Lends`), `keys` (`Keys`), `join` (rows whose position is not their place, and that do not see all before
+    them)."""
 
     def allocate(self, blocks: int, block_size: int) -> None:
         """Make the K/V pool; called once, before anything is computed."""

@@ -18,6 +18,8 @@ from paceline.core.errors import InputError, IntegrityError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from paceline.core.program import Entry
+
 NO_ROW = -1
 ROOT = -1
 """Parent of depth-1 candidates while a drafter builds them; resolved when the forest is joined."""
@@ -69,6 +71,9 @@ class Forest:
     source: dict[int, tuple[int, int]] = field(default_factory=dict, compare=False)
     """{node: (number of the forest that it came from, its node there)}, of a forest that was made from others."""
     q: "Tensor | None" = None
+    entries: "dict[int, Entry]" = field(default_factory=dict, compare=False)
+    """{request: rows of its given nodes and of its first candidates, a chain, that have run through lower layers of the
+    target}: of a drafter's forest. Who draws a forest from others may drop them: those rows are then computed whole."""
 
     def __len__(self) -> int:
         return len(self.token)
@@ -149,6 +154,19 @@ class Forest:
         for i in nodes:
             above = out.get(self.parent[i], ())
             out[i] = () if self.role[i] is GIVEN else (*above, self.token[i])
+        return out
+
+    def below(self, request: int, node: int, token: int) -> list[int]:
+        """The nodes of a request below its first candidate that carries `token` after `node`, in order; ROOT: after its
+        root."""
+        mine = (i for i, place in enumerate(self.request) if place == request and self.parent[i] == node)
+        top = next((i for i in mine if self.token[i] == token), None)
+        found = {top} if top is not None else set[int | None]()
+        out = list[int]()
+        for i in range(len(self) if top is not None else 0):
+            if self.parent[i] in found:
+                found.add(i)
+                out.append(i)
         return out
 
 

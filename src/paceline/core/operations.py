@@ -42,6 +42,36 @@ class Fork:
 
 
 @dataclass(frozen=True, slots=True)
+class Branch:
+    """A fork whose branches are to be joined: the request waits, and a branch that ends keeps its K/V. A request that
+    waits may get more branches; when all of them were aborted it goes on. `params`: those of the branches, where they
+    are not the request's; their `max_tokens` counts what a branch adds."""
+
+    id: int
+    count: int
+    params: SamplingParams | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """End a branch where it stands, as a stop would: it can be joined."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Put branches that ended behind their request, in this order, and `tokens` behind them; it goes on from there.
+    Nothing is computed again: their K/V is copied. Branches do not see one another, positions go on behind the longest
+    (core/joined.py). Branches that are not named end here. Where the context is short, the request gets fewer
+    tokens."""
+
+    id: int
+    branches: list[int]
+    tokens: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Rewind:
     """Forget the output from token `length` on. The same tokens are drawn again, unless `redraw`: then an epoch joins
     the lineage, as it must where what was drawn decided that it goes (D2)."""
@@ -73,4 +103,4 @@ class Resume:
     packed: bytes
 
 
-Operation = Submit | Abort | Extend | Fork | Rewind | Replace | Park | Resume
+Operation = Submit | Abort | Extend | Fork | Branch | Close | Join | Rewind | Replace | Park | Resume

@@ -56,6 +56,8 @@ class Item(NamedTuple):
     """Chance of each row of the draft to be kept, never rising; () when the draft is not to be cut at a panel."""
     taps: tuple[str, ...] = ()
     """Hidden states of the target that somebody reads of this request's rows (`Rows.taps`)."""
+    further: int = 0
+    """Rows that are reserved beside those of the pass, for what the drafter drafts while it runs; 0: it waits."""
 
     @property
     def chain(self) -> int:
@@ -66,22 +68,22 @@ class Item(NamedTuple):
     def rows(self) -> int:
         return self.given + self.nodes
 
-    def ahead(self, passes: int) -> int:
-        """Rows that so many passes may come to, beside the given ones."""
+    def reserved(self, passes: int) -> int:
+        """Rows that are reserved for so many passes, beside the given ones."""
         if passes == 1:
-            return self.nodes
+            return self.nodes + self.further
         rows = min(passes * (1 + self.chain), self.request.left) - 1
         return min(rows, self.depth) if self.nodes else rows
 
     @property
     def completes(self) -> bool:
         """Will this step draw a new token?"""
-        return self.given == self.request.pending
+        return self.given == self.request.pending and self.request.closing is None
 
     def behind(self, base: int, frontier: int) -> bool:
         """Is it time for a drafter that is not asked to draft to catch up with the text, of which `base` rows are
-        committed and it has `frontier`? At a prompt's end, or when it lags too far."""
-        return self.given > 1 or base - frontier > LAG
+        committed and it has `frontier`? At a prompt's end, when a branch has ended, or when it lags too far."""
+        return self.given > 1 or base - frontier > LAG or self.request.closing is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,15 +148,17 @@ class Plan:
         for item in self.items:
             bad = (
                 item.request.id in seen
-                or not 1 <= item.given <= item.request.pending
+                or not 1 <= item.given <= item.request.ready
                 or not 0 <= item.nodes <= MAX_CANDIDATES
                 or (item.nodes > 0 and not item.completes)
+                or item.further < 0
+                or (item.further > 0 and self.passes > 1)
                 or item.request in self.preempt
             )
             if bad:
                 raise IntegrityError(f"Plan item {item} breaks the plan's invariants.")
             seen.add(item.request.id)
-            deep = item.nodes > 0 and item.ahead(self.passes) > item.depth
+            deep = item.nodes > 0 and item.reserved(self.passes) > item.depth
             if self.passes > 1 and (deep or item.request.pending > 1 or not item.request.judge_free):
                 raise IntegrityError(f"A plan of {self.passes} passes has {item}, which needs a pass of its own.")
         if self.rows > row_budget:

@@ -1,9 +1,13 @@
-"""`Program`: which layers a pass runs through, and what stands behind them."""
+"""`Program`: which layers a pass runs through, and what stands behind them. `Entry`: rows that come to it half done."""
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from paceline.core.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Part = Literal["attention", "ffn"]
 
@@ -48,3 +52,26 @@ class Program:
 
 
 WHOLE = Program()
+
+
+class Entry(NamedTuple):
+    """The first N rows of a text in a pass have run through the layers below `layer` already, in the same slots: their
+    K/V is there, and they go on from the hidden states that they left with."""
+
+    layer: int
+    hidden: "Tensor"
+    """[N, H]"""
+    taps: "Mapping[str, Tensor]"
+    """{tap: [N, H]} of those below `layer` that somebody reads."""
+
+
+def inputs(places: Collection[str]) -> int:
+    """Layers of a model with these hidden states (`Model.places`): each has one input."""
+    return sum(place.startswith("input:") for place in places)
+
+
+def exits(layers: int, most: int) -> tuple[int, ...]:
+    """At most so many layers, evenly spread, before which a pass may end (and never before the first): numbers of the
+    layers that a pass up to there runs through."""
+    count = min(most, layers - 1)
+    return tuple(sorted({max(1, round(layers * (i + 1) / (count + 1))) for i in range(count)}))

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
+from paceline.core import joined
 from paceline.core.noise import AcceptNoise, DraftNoise, TargetNoise
 from paceline.core.params import SamplingParams
 
@@ -117,6 +118,14 @@ class Request:
     """Redraws of it so far."""
     round: int = 0
     """Verification rounds so far: keys the streams that a redraw must not repeat."""
+    layout: joined.Layout = ()
+    """Where its tokens stand, if branches were joined in it."""
+    parent: int = -1
+    """The request that waits for this branch; -1: none does."""
+    common: int = 0
+    """Of a branch: tokens that it has from its parent."""
+    closing: FinishReason | None = None
+    """Of a branch: how it ended, while K/V of its last tokens is still to be computed."""
     lease: Held | None = None
     admitted: float | None = None
     """When it got its first lease, by the engine's clock."""
@@ -146,9 +155,21 @@ class Request:
         return len(self.tokens) - self.length
 
     @property
+    def ready(self) -> int:
+        """Rows of them that one pass may take: up to the end of the stretch of `layout` that comes next."""
+        if not self.layout:
+            return self.pending
+        return joined.end_of(self.layout, self.length, len(self.tokens)) - self.length
+
+    @property
+    def shift(self) -> int:
+        """Tokens of the text less the position of the next one: 0 without joins."""
+        return joined.shift_of(self.layout)
+
+    @property
     def left(self) -> int:
-        """Output tokens that may still be drawn."""
-        return self.max_tokens - len(self.output)
+        """Output tokens that may still be drawn. Of branches that were joined the longest counts."""
+        return self.max_tokens - len(self.output) + self.shift
 
     def index(self, depth: int = 0) -> int:
         """Noise index of the token `depth` places after the next one (D2)."""
@@ -160,13 +181,30 @@ class Request:
             self, id=number, prompt=list(self.prompt), output=list(self.output), lineage=(*self.lineage, self.branches),
             group=number, branches=0, epochs=0, logprobs=list(self.logprobs),
             prompt_logprobs=list(self.prompt_logprobs), stats=SpecStats(), lease=None,
-            admitted=None, authors=list(self.authors), marks=list(self.marks),
+            admitted=None, authors=list(self.authors), marks=list(self.marks), parent=-1, common=0,
         )  # fmt: skip
         self.branches += 1
         return child
 
+    def branch(self, number: int, params: SamplingParams | None) -> "Request":
+        """A fork that is to be joined, with parameters of its own: `max_tokens` counts what it adds."""
+        child = self.fork(number)
+        child.parent, child.common = self.id, len(self.tokens)
+        if params is not None:
+            child.params = params
+            most = self.max_tokens if params.max_tokens is None else len(self.output) - self.shift + params.max_tokens
+            child.max_tokens = min(self.max_tokens, most)
+        return child
+
+    def close(self, reason: FinishReason) -> None:
+        """A branch has ended, and no token is drawn any more. A join takes its tokens without the end of sequence."""
+        self.closing = reason
+        if self.tokens[-1] in self.eos:
+            del self.tokens[-1]
+
     def rewind(self, length: int, redraw: bool = False) -> None:
         """Forget the output from token `length` on; `redraw`: what comes in its place has noise of its own."""
+        self.layout = joined.cut(self.layout, len(self.prompt) + length) or ()
         for part in (self.output, self.authors, self.marks, self.logprobs):
             del part[length:]
         if redraw:
@@ -176,6 +214,7 @@ class Request:
     def replace_prompt(self, prompt: list[int]) -> None:
         """Another prompt under the same output; noise goes on as before."""
         self.offset += len(self.prompt) - len(prompt)
+        self.layout = joined.moved(self.layout, len(prompt) - len(self.prompt))
         self.prompt, self.prompt_logprobs = list(prompt), []
         self.__post_init__()
 

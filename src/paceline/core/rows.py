@@ -3,8 +3,12 @@
 A request's rows are contiguous: first its *given* rows (prompt or committed tokens), then its candidates.
 
     slots of a request   0 ............. base | base .. base+given | candidates (reserved, one slot each)
-    a given row sees     every slot < its own position + 1
+    a given row sees     every slot up to its own
     a candidate sees     every slot < base + given, and the candidates named in its tree word
+    nobody sees          the segment's hidden slots
+
+A row's position is its place (the index of its slot in the text) less the segment's shift: 0, and nothing hidden, in a
+text without joins (core/joined.py).
 """
 
 from array import array
@@ -29,7 +33,11 @@ class Segment(NamedTuple):
     given: int
     nodes: int
     base: int
-    """Committed K/V slots of this group before the pass; the first given row has slot and position `base`."""
+    """Committed K/V slots of this group before the pass; the first given row has slot `base`."""
+    shift: int = 0
+    """Place less position, of all rows."""
+    hidden: tuple[tuple[int, int], ...] = ()
+    """Slots [a, b) below `base` that its rows do not see."""
 
     @property
     def rows(self) -> int:
@@ -144,19 +152,23 @@ class RowsBuilder:
         depths: list[int] | None = None,
         words: list[int] | None = None,
         want: list[int] | None = None,
+        shift: int = 0,
+        hidden: tuple[tuple[int, int], ...] = (),
     ) -> None:
-        """One request: given rows at positions base, base + 1, ..., then candidates `depths[j]` places after the
-        last given row with tree words `words[j]`. `want`: ranks of rows whose logits are wanted (the last one)."""
+        """One request: given rows at places base, base + 1, ..., then candidates `depths[j]` places after the last
+        given row with tree words `words[j]`. `want`: ranks of rows whose logits are wanted (the last one). `shift`,
+        `hidden`: see `Segment`."""
         nodes = len(depths) if depths else 0
         given = len(tokens) - nodes
-        start, root = len(self._flat[0]), base + given - 1
-        positions = [*range(base, base + given), *(root + d for d in depths or ())]
+        start, first = len(self._flat[0]), base - shift
+        root = first + given - 1
+        positions = [*range(first, first + given), *(root + d for d in depths or ())]
         row_words = [0] * given + [w - (1 << 64) if w >> 63 else w for w in words or ()]
         for mine, new in zip(self._flat, (tokens, positions, slots, row_words)):
             mine.extend(new)
         self._tables.append(table)
         self._want.extend(start + rank for rank in ([len(tokens) - 1] if want is None else want))
-        self._segments.append(Segment(start, given, nodes, base))
+        self._segments.append(Segment(start, given, nodes, base, shift, hidden))
 
     def build(self, device: "torch.device | str" = "cpu", taps: tuple[str, ...] = (), program: Program = WHOLE) -> Rows:
         """The pass, for a model on `device`."""

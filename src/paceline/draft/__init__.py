@@ -14,6 +14,7 @@ from torch import Tensor
 from paceline.cache.txn import Txn
 from paceline.core.component import DRAFT, TARGET, Component, Embeds, Lends, Model
 from paceline.core.forest import Forest, Law
+from paceline.core.joined import stretch_at
 from paceline.core.plan import Item, Note
 from paceline.core.proposer import Proposer
 from paceline.core.registry import Need, Registry
@@ -25,6 +26,9 @@ S = TypeVar("S")
 Proposal = Sequence[int] | Sequence[tuple[int, int]]
 UserFn = Callable[[list[int], int], Proposal]
 NEED_DRAFT = Need(DRAFT, "a draft model (give draft=PATH)")
+NEED_PROGRAM = Need(f"{TARGET}:program", "a target that can run some of its layers (load it by Paceline's own decoder)")
+NEED_EXIT = Need(f"{TARGET}:exit", "a target that was trained to end early")
+SCRATCH = 32
 NEED_FUNCTION = Need("callable", "a function (give drafter=FUNCTION)")
 
 
@@ -48,6 +52,10 @@ class Ask(NamedTuple):
     def known(self) -> int:
         """Tokens of the text whose slots this step has."""
         return self.txn.base + self.item.given
+
+    def shift(self, place: int) -> int:
+        """Place less position of rows from `place` on, as far as nothing was joined behind it; never above `place`."""
+        return stretch_at(self.request.layout, place).shift
 
     def behind(self, group: str) -> bool:
         """Is it time to catch up with the text, though nothing may be drafted (`Item.behind`)?"""
@@ -74,6 +82,9 @@ class Host:
     callable: UserFn | None = None
     chunk: int = 512
     """Most rows of text in one pass of a draft model, all requests together: those that lag share them."""
+    scratch: Sequence[int] = ()
+    """Blocks of the target's pool that no request holds, for SCRATCH rows that begin anywhere in a block: what one pass
+    writes there is read by nobody else."""
     remember: int = 1 << 28
     """Bytes for what drafters remember of all requests together, shared out evenly to those that do."""
 
@@ -118,6 +129,13 @@ class View:
     lacks}}. A drafter without a group of its own has those of the last committed row."""
     rows: Sequence[int] = ()
     """In `learn`, by place: candidates that had a row."""
+    drafted: Forest = field(default_factory=Forest)
+    """In `ahead`: the drafter's forest of this step, with what earlier steps had prepared of it."""
+    laid: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """In `ahead`: {place: nodes of `drafted` that have a row in the pass, parents first}."""
+    exits: Mapping[int, Tensor] = field(default_factory=dict)
+    """In `ahead`, of a drafter whose card names an `exit`: {place: raw logits [1 + N, V] that the target's lower layers
+    make of the root and of each of the N nodes of `laid`}."""
     found: list[Note] = field(default_factory=list)
     """What `learn` has to say of others: of the parts of a merged drafter."""
 
@@ -142,6 +160,16 @@ class Drafter(Protocol):
     def draft(self, asks: Sequence[Ask], view: View) -> Forest: ...
 
     def learn(self, view: View) -> None: ...
+
+
+class Overlapping(Drafter, Protocol):
+    """One whose card says `ahead`: it drafts while the target's pass runs."""
+
+    def ahead(self, asks: Sequence[Ask], view: View) -> None:
+        """Add candidates below the nodes of `view.drafted`, or below its root: how the text may go on. A request's
+        `item.further` rows are reserved behind those of its nodes. Of the first level one may turn out to be the
+        target's own next token: what hangs below it is the request's next draft, and the rest is dropped. A request
+        for which nothing is prepared is asked for a draft as ever."""
 
 
 class Running(Drafter, Protocol):

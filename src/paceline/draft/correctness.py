@@ -47,4 +47,5 @@ class Correctness(Companion):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[N]: chances in (0, 1), float64, that the tokens which these rows [N, H] have read are good."""
-        return self.out(hidden.float())[:, 0].double().clamp(-500.0, 30.0).sigmoid()
+        chances: Tensor = self.out(hidden.float())[:, 0].double().clamp(-500.0, 30.0).sigmoid()
+        return chances

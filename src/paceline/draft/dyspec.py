@@ -210,7 +210,7 @@ class DySpec(TreeDrafter):
             for tree, _ in warm:
                 ask, start, tree.reach = tree.ask, tree.reach, tree.known
                 text, slots = tree.text(start, tree.known), tree.slots(start, tree.known)
-                builder.add(text, slots, ask.txn.table, start)
+                builder.add(text, slots, ask.txn.table, start, shift=ask.shift(start))
             items = [tree.ask.item for tree, _ in warm]
             sizes, least = (
                 [(item.nodes, item.depth) for item in items],

@@ -191,7 +191,14 @@ class HeadDrafter(TreeDrafter):
                 left -= stop - start
                 if stop == start:
                     break
-                builder.add([0] * (stop - start), tree.slots(start, stop), ask.txn.table, start, want=[])
+                builder.add(
+                    [0] * (stop - start),
+                    tree.slots(start, stop),
+                    ask.txn.table,
+                    start,
+                    want=[],
+                    shift=ask.shift(start),
+                )
                 skip = len(states) - (base - start)
                 parts.append(states[skip : skip + stop - start])
                 stops += ask.request.tokens[start + 1 : stop + 1]

@@ -104,7 +104,7 @@ class PackedLinear(nn.Module):
         super().__init__()
         bias = None if linear.bias is None else linear.bias.detach().to(packing.dtype)
         self.linear, self.compute = packing.pack(linear.weight.detach().to(packing.dtype), bias), packing.compute
-        self.bytes = linear.weight.numel() * packing.dtype.itemsize
+        self.bytes: int = getattr(self.linear, "bytes", linear.weight.numel() * packing.dtype.itemsize)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x.to(self.compute).contiguous())

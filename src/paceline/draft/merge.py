@@ -41,6 +41,11 @@ def card(name: str) -> Offers:
     """The card of a merged drafter. InputError when its parts cannot be merged."""
     parts = {part: DRAFTERS.card(part) for part in name.split("+")}
     grouped = [part for part, it in parts.items() if it.group]
+    overlapping = [part for part, it in parts.items() if it.ahead]
+    if overlapping:
+        raise InputError(
+            f"Drafter {name!r} cannot be merged: {overlapping[0]!r} drafts while the target's pass runs; name it alone."
+        )
     if len(parts) < name.count("+") + 1 or len(grouped) > 1 or "none" in parts:
         raise InputError(
             f"Drafter {name!r} cannot be merged: name each drafter once, at most one that uses the draft model "

@@ -15,6 +15,7 @@ from torch import Tensor
 from paceline.core.component import DRAFT, Model
 from paceline.core.forest import Forest, Law
 from paceline.core.plan import MinChance
+from paceline.core.program import WHOLE, Program
 from paceline.core.proposer import Draft, Table, Turn
 from paceline.core.registry import Offers
 from paceline.core.rows import Rows, RowsBuilder
@@ -62,25 +63,51 @@ class Growing:
     """That all tokens so far are kept, by `confidence`."""
     in_run: bool = False
     """A run's proposer has followed what was accepted: `reach` is right."""
+    said: Sequence[int] = ()
+    """Tokens behind the text that count as part of it: an earlier draft's, which the target has not judged yet."""
+    most: int | None = None
+    """Tokens of the draft at most; None: as many as the ask says."""
     least: int = 0
     """Tokens that are drafted whatever their chance."""
-    most: int = 1 << 30
     worth: float | None = None
     """The least chance of a whole draft; None: as the planner says, else MIN_CHANCE."""
 
     @property
     def known(self) -> int:
-        return self.ask.known
+        return self.ask.known + len(self.said)
+
+    @property
+    def length(self) -> int:
+        """Tokens of the draft at most."""
+        return self.ask.item.chain if self.most is None else self.most
+
+    @property
+    def path(self) -> tuple[int, ...]:
+        """Tokens from the root's child down to the latest drafted one."""
+        return (*self.said, *self.tokens)
+
+    def text(self, start: int, stop: int) -> list[int]:
+        """Tokens start .. stop of the text."""
+        return [*self.ask.request.tokens[: self.ask.known], *self.said][start:stop]
+
+    def key(self, depth: int) -> int:
+        """Noise row of the draft's token at this depth."""
+        return self.ask.key(len(self.said) + depth)
 
     @property
     def live(self) -> bool:
+        return self.goes_on
+
+    @property
+    def goes_on(self) -> bool:
+        """Is there room for one more token, and is it likely enough to be kept?"""
         count = len(self.tokens)
         worth = (self.ask.item.min_chance or MIN_CHANCE).node if self.worth is None else self.worth
-        return count < min(self.ask.item.chain, self.most) and (count < self.least or self.chance >= worth)
+        return count < self.length and (count < self.least or self.chance >= worth)
 
     def run(self, chunk: int) -> list[int]:
         """The next tokens to compute: what is missing of the text, then the last drafted one."""
-        text = self.ask.request.tokens[self.reach : self.known]
+        text = self.text(self.reach, self.known)
         return text[:chunk] or self.tokens[-1:]
 
     @property
@@ -114,9 +141,11 @@ class ModelDrafter:
     def begin(self, ask: Ask, reach: int) -> Growing:
         return Growing(ask, reach)
 
-    def chances(self, drawing: Sequence[Growing], scores: Tensor, hidden: Tensor | None) -> list[float]:
-        """What the chance of each draft is multiplied by at its next token, which is not in `tokens` yet. hidden
-        [N, H]: states of the rows that the scores [N, V] are of, where there are taps."""
+    def chances(
+        self, drawing: Sequence[Growing], scores: Tensor, drawn: Sequence[int], hidden: Tensor | None
+    ) -> list[float]:
+        """What the chance of each draft is multiplied by at the token that was drawn, which is not in `tokens` yet.
+        hidden [N, H]: states of the rows that the scores [N, V] are of, where there are taps."""
         return confidence(drawing, scores)
 
     def propose(self, asks: Sequence[Ask], view: View) -> "ChainProposer | None":
@@ -133,15 +162,20 @@ class ModelDrafter:
         growing = [
             self.begin(ask, ask.txn.lease.frontier[DRAFT]) for ask in asks if ask.item.nodes or ask.behind(DRAFT)
         ]
-        tables: list[Tensor] = []
-        self._chains(growing)
-        while active := [g for g in growing if g.live or g.lagging]:
-            self._extend(active, tables)
+        tables = self.grow(growing)
         forest = Forest(q=torch.cat(tables) if tables else None)
         for g in growing:
             forest.add_chain(g.ask.place, g.tokens, g.ask.law, g.q_rows)
             view.slots[g.ask.request.id] = g
         return forest
+
+    def grow(self, growing: Sequence[Growing]) -> list[Tensor]:
+        """Draw the chains; the distributions that they were drawn from, where a rule will ask for them."""
+        tables: list[Tensor] = []
+        self._chains(growing)
+        while active := [g for g in growing if g.live or g.lagging]:
+            self._extend(active, tables)
+        return tables
 
     def _chains(self, growing: Sequence[Growing]) -> None:
         """Whole drafts in one native call, where temperature alone makes the law; the steps below are its twin."""
@@ -154,14 +188,14 @@ class ModelDrafter:
         if self.chain is None or not warm:
             return
         rows = lacking([g for g, _ in warm])
-        most = [g.ask.item.chain for g, _ in warm]
-        keys = [[g.ask.key(depth + 1) for depth in range(n)] if t else [] for (g, t), n in zip(warm, most)]
+        most = [g.length for g, _ in warm]
+        keys = [[g.key(depth + 1) for depth in range(n)] if t else [] for (g, t), n in zip(warm, most)]
         worth = [(g.ask.item.min_chance or MIN_CHANCE).node for g, _ in warm]
         drawn = self.chain(rows, most, [t for _, t in warm], keys, worth, SHARE, SHARP)
         for (g, _), tokens in zip(warm, drawn):
             g.tokens, g.reach, g.chance = tokens, g.known + max(0, len(tokens) - 1), 0.0
 
-    def _extend(self, active: list[Growing], tables: list[Tensor]) -> None:
+    def _extend(self, active: Sequence[Growing], tables: list[Tensor], program: Program = WHOLE) -> None:
         """One pass of the draft model: a run of each text, and the next token of each draft that has caught up."""
         builder, drawing, last = RowsBuilder(), [], list[int]()
         share = max(1, self.chunk // (sum(g.lagging for g in active) or 1))
@@ -171,27 +205,29 @@ class ModelDrafter:
             start, g.reach = g.reach, g.reach + len(tokens)
             draws = g.live and not g.lagging
             slots = g.ask.txn.lease.slots(start, g.reach)
-            builder.add(tokens, slots, g.ask.txn.table, start, want=None if draws else [])
+            builder.add(tokens, slots, g.ask.txn.table, start, want=None if draws else [], shift=g.ask.shift(start))
             rows += len(tokens)
             if draws:
                 drawing.append(g)
                 last.append(rows - 1)
-        out = self.model.forward(builder.build(self.model.device, taps=self.taps))
+        out = self.model.forward(builder.build(self.model.device, self.taps, program=program))
         if drawing:
             hidden = out.taps[self.taps[0]][last] if self.taps else None
             self._draw(drawing, out.logits, tables, hidden)
 
-    def _draw(self, drawing: list[Growing], logits: Tensor, tables: list[Tensor], hidden: Tensor | None = None) -> None:
-        refs = [(g.ask.request, tuple(g.tokens)) for g in drawing]
+    def _draw(
+        self, drawing: Sequence[Growing], logits: Tensor, tables: list[Tensor], hidden: Tensor | None = None
+    ) -> None:
+        refs = [(g.ask.request, g.path) for g in drawing]
         scores = self.sampler.scores(refs, logits)
-        drawn = self.sampler.draw(refs, scores, [g.ask.key(len(g.tokens) + 1) for g in drawing])
+        drawn = self.sampler.draw(refs, scores, [g.key(len(g.tokens) + 1) for g in drawing])
         if any(g.ask.law is Law.SAMPLED for g in drawing):
             base = sum(t.shape[0] for t in tables)
             tables.append(self.sampler.probs(refs, scores))
             for i, g in enumerate(drawing):
                 if g.ask.law is Law.SAMPLED:
                     g.q_rows.append(base + i)
-        for g, token, chance in zip(drawing, drawn, self.chances(drawing, scores, hidden)):
+        for g, token, chance in zip(drawing, drawn, self.chances(drawing, scores, drawn, hidden)):
             if token < 0:  # every token was masked: nothing can be drafted here, and the request will fail here
                 g.chance, g.least, g.worth = 0.0, 0, None
                 continue
@@ -204,7 +240,7 @@ class ModelDrafter:
         for ask in view.asks:
             g = view.slots.pop(ask.request.id, None)
             if g is not None:
-                reach = g.reach if g.in_run else min(g.reach, g.known + len(view.accepted(ask)))
+                reach = g.reach if g.in_run else min(g.reach, g.ask.known + len(view.accepted(ask)))
                 view.advance(ask, DRAFT, min(reach, ask.txn.lease.length))
 
 
@@ -245,7 +281,7 @@ class ChainProposer:
             g = self.growing[place]
             text = [*g.ask.request.tokens[: g.known], *said, *g.tokens]
             slots = g.ask.txn.lease.slots(g.reach, len(text))
-            builder.add(text[g.reach :], slots, g.ask.txn.table, g.reach)
+            builder.add(text[g.reach :], slots, g.ask.txn.table, g.reach, shift=g.ask.shift(g.reach))
             g.reach = len(text)
         logits = self.model.forward(builder.build(self.model.device)).logits
         drawing = [self.growing[turn.place] for turn in turns]
@@ -286,8 +322,8 @@ def lacking(growing: Sequence[Growing]) -> Rows:
     """A pass over what is missing of these texts."""
     builder = RowsBuilder()
     for g in growing:
-        text = g.ask.request.tokens[g.reach : g.known]
-        builder.add(text, g.ask.txn.lease.slots(g.reach, g.known), g.ask.txn.table, g.reach)
+        text, slots = g.text(g.reach, g.known), g.ask.txn.lease.slots(g.reach, g.known)
+        builder.add(text, slots, g.ask.txn.table, g.reach, shift=g.ask.shift(g.reach))
     return builder.build()
 
 

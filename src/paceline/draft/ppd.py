@@ -279,7 +279,7 @@ class Ppd:
                 state.path[node] = path
         for path, length in tree:
             above = places[path]
-            for j in range(length):
+            for j in range(min(length, ask.item.depth - len(path))):  # what is deeper gets no row
                 above = forest.add(ask.place, self.first + j, above, law=Law.POINT, role=PROBE)
                 state.probes.append(path)
 

@@ -133,7 +133,7 @@ class S2DDrafter:
     ) -> tuple[Tensor, Tensor]:
         """(logits of the last row, hidden states of all behind the last layer that ran)."""
         builder = RowsBuilder()
-        builder.add(text[start:end], ask.txn.lease.slots(start, end), ask.txn.table, start)
+        builder.add(text[start:end], ask.txn.lease.slots(start, end), ask.txn.table, start, shift=ask.shift(start))
         taps = (LEAVE,) if LEAVE in self.model.places else ()
         rows = builder.build(self.model.device, taps=taps, program=program)
         rows.hidden = entering

@@ -40,9 +40,11 @@ class SpecDecDrafter(ModelDrafter):
 
     def begin(self, ask: Ask, reach: int) -> Growing:
         head = self.head
-        return Growing(ask, reach, least=head.least, most=head.most, worth=1 - head.risk)
+        return Growing(ask, reach, least=head.least, most=min(head.most, ask.item.chain), worth=1 - head.risk)
 
-    def chances(self, drawing: Sequence[Growing], scores: Tensor, hidden: Tensor | None) -> list[float]:
+    def chances(
+        self, drawing: Sequence[Growing], scores: Tensor, drawn: Sequence[int], hidden: Tensor | None
+    ) -> list[float]:
         """Of the tokens that the rows have read; the row before a draft has read one of the text."""
         assert hidden is not None
         return [chance if g.tokens else 1.0 for g, chance in zip(drawing, self.head(hidden).tolist())]

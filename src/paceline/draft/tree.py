@@ -205,9 +205,9 @@ class TreeDrafter:
         trees = []
         for ask in asks:
             view.slots.pop(ask.request.id, None)
-            if ask.item.nodes or ask.behind(self.group):
+            if self.asked(ask):
                 law = Law.POINT if ask.request.params.greedy and ask.law is not Law.SAMPLED else ask.law
-                tree = Tree(ask, ask.txn.lease.frontier[self.group], law)
+                tree = Tree(ask, self.reach(ask), law)
                 trees.append(tree)
                 if ask.item.nodes:
                     tree.fresh = [ROOT]
@@ -237,13 +237,26 @@ class TreeDrafter:
         """Draw the trees; the laws they were drawn from, where a rule will ask for them."""
         tables: list[Tensor] = []
         while active := [tree for tree in trees if tree.lagging or tree.fresh]:
-            builder = RowsBuilder()
             share = max(1, self.chunk // (sum(tree.lagging for tree in active) or 1))
-            places = [(tree, place) for tree in active for place in self._lay(builder, tree, share)]
-            logits = self.forward(builder, active)
-            if places:
-                self._level(places, logits, tables)
+            for mine in self.passes(active):
+                builder = RowsBuilder()
+                places = [(tree, place) for tree in mine for place in self._lay(builder, tree, share)]
+                logits = self.forward(builder, mine)
+                if places:
+                    self._level(places, logits, tables)
         return tables
+
+    def asked(self, ask: Ask) -> bool:
+        """Is there anything to compute for this request?"""
+        return ask.item.nodes > 0 or ask.behind(self.group)
+
+    def reach(self, ask: Ask) -> int:
+        """Rows of the text whose K/V is there."""
+        return ask.txn.lease.frontier[self.group]
+
+    def passes(self, trees: Sequence[Tree]) -> Sequence[Sequence[Tree]]:
+        """Whose rows share a pass."""
+        return [trees]
 
     def forward(self, builder: RowsBuilder, trees: Sequence[Tree]) -> Tensor:
         """Logits of the wanted rows, in a pass over what `_lay` laid of each of these trees."""
@@ -258,15 +271,16 @@ class TreeDrafter:
             tree.laid = start, tree.reach
             ready = bool(tree.fresh) and not tree.lagging
             text, slots = tree.text(start, tree.reach), tree.slots(start, tree.reach)
-            builder.add(text, slots, ask.txn.table, start, want=None if ready else [])
+            builder.add(text, slots, ask.txn.table, start, want=None if ready else [], shift=ask.shift(start))
             return [ROOT] if ready else []
         rows = tree.first
         slots = tree.slots(tree.known, tree.known + len(rows))
         depths, fresh = [tree.depth[i] for i in rows], sorted(tree.fresh, key=tree.rank.__getitem__)
         want = [tree.rank[place] for place in fresh]
         builder.add(
-            [tree.token[i] for i in rows], slots, ask.txn.table, tree.known, depths=depths, words=tree.word, want=want
-        )
+            [tree.token[i] for i in rows], slots, ask.txn.table, tree.known, depths=depths, words=tree.word, want=want,
+            shift=ask.shift(tree.known),
+        )  # fmt: skip
         tree.computed = len(rows)
         return fresh
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.component import DRAFT, Component
+from paceline.core.component import DRAFT, TARGET, Component
 from paceline.core.errors import CheckpointError, InputError, RefusalError
 from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.registry import refusal
@@ -71,6 +71,9 @@ class Options:
     """Keep packed weights of large models on disk, under $PACELINE_CACHE, for the next start."""
     eviction: str = "lru"
     """Which cached prefix to forget when room is needed: lru, det, mark0, mark_predict or shadow."""
+    overlap: str = "none"
+    """How drafters may work while the target verifies: none, shared (all cores for both), T+D (threads of target and
+    draft, as 3+1) or stream (on a GPU)."""
     length: str = "goodput"
     """Who decides who drafts how much: goodput, or for comparison fixed."""
     schedule: str = "chunked"
@@ -96,7 +99,9 @@ def build(options: Options) -> "tuple[Engine, Text]":
     from paceline.cache.policies import policy
     from paceline.draft import DRAFTERS
     from paceline.draft.companion import companions
+    from paceline.draft.crossvocab import FOREIGN, Foreign
     from paceline.draft.head import load_head, method_of
+    from paceline.draft.surfaces import Surfaces
     from paceline.engine.config import EngineConfig
     from paceline.engine.ids import check_defaults, known_ids
     from paceline.engine.loop import Engine
@@ -120,6 +125,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
     check_length(options.length, options.drafter)
     schedules.check(options.schedule, options.order, options.tbt_target_ms, options.group_size)
     check_device(options.device)
+    check_overlap(options.overlap, options.device)
     if options.threads:
         torch.set_num_threads(options.threads)
     where: dict[str, Any] = {
@@ -135,7 +141,10 @@ def build(options: Options) -> "tuple[Engine, Text]":
     name = options.drafter if isinstance(options.drafter, str) else "user" if user else "auto"
     draft_path = None if draft_at is None else resolve(draft_at, None, options.token)
     head = None if draft_path is None else method_of(draft_path)
-    have = {n for n, it in ((head or DRAFT, draft_at), ("callable", user)) if it} | beside(draft_path)
+    foreign = head is None and draft_path is not None and FOREIGN in {need.name for need in DRAFTERS.card(name).needs}
+    have = {n for n, it in ((FOREIGN if foreign else head or DRAFT, draft_at), ("callable", user)) if it}
+    have |= beside(draft_path)
+    have |= {f"{n}:program" for n in (TARGET, DRAFT) if n == TARGET or n in have}  # as all that is loaded here
     _check_pair(name, options.verifier, have)
     path = resolve(model_at, options.revision, options.token)
     shape = shape_of(options, path, draft_path)
@@ -147,12 +156,17 @@ def build(options: Options) -> "tuple[Engine, Text]":
     if draft_path is not None and head is not None:
         part, component = load_head(draft_path, model.width, model.vocab_size, model.packing)
         components[part] = component
+    elif draft_path is not None and foreign:
+        speaks = Text(draft_path).tokenizer
+        small = load_model(draft_path, **{**where, "max_len": None})
+        target = Surfaces(text.tokenizer, model.vocab_size)
+        components[FOREIGN] = Foreign(small, Surfaces(speaks, small.vocab_size), target, model.vocab_size)
     elif draft_path is not None:
         own, other = (it.vocabulary(model.vocab_size) for it in (text, Text(draft_path)))
         if own != other:
             raise RefusalError(
                 f"The draft {draft_at} has another vocabulary ({len(other)} entries) than the model ({len(own)}); use "
-                "a draft made for this tokenizer, or none."
+                "a draft made for this tokenizer, or none, or drafter crossvocab, which translates."
             )
         draft = load_model(draft_path, **{**where, "max_len": None}, vocabulary=(model.vocab_size, text.size))
         components[DRAFT] = draft
@@ -170,6 +184,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
         prefix_cache=options.prefix_cache,
         eviction=options.eviction,
         length=options.length,
+        overlap=options.overlap,
         schedule=options.schedule,
         order=options.order,
         tbt_target_ms=options.tbt_target_ms,
@@ -194,7 +209,7 @@ def facts(options: Options, *models: Any) -> dict[str, Any]:
 
     sizes = [(m.describe(), m.weight_bytes, m.kv_bytes_per_token, m.vocab_size) for m in models if m is not None]
     shape = (options.block_size, options.row_budget, options.max_requests, torch.get_num_threads(), torch.__version__)
-    return {"models": sizes, "shape": shape, "drafter": options.drafter}
+    return {"models": sizes, "shape": shape, "drafter": options.drafter, "overlap": options.overlap}
 
 
 def check_length(length: str, drafter: object) -> None:
@@ -205,6 +220,13 @@ def check_length(length: str, drafter: object) -> None:
     card, name = POLICIES.card(length), drafter if isinstance(drafter, str) else "user" if drafter else "auto"
     if not card.arms and DRAFTERS.card(name).arms:
         raise RefusalError(f"length {length!r} does not choose between drafters; name one in place of {name!r}.")
+
+
+def check_overlap(overlap: str, device: str) -> None:
+    """Raise InputError for a placement that is not known, or that this device does not have."""
+    from paceline.engine.placement import placement
+
+    placement(overlap, device)
 
 
 def check_device(device: str) -> None:

@@ -29,7 +29,7 @@ from paceline.plan.choose import Arm, Goodput
 from paceline.plan.cost import KNOTS, Drafting, StepTimes, Times
 
 log = logging.getLogger("paceline")
-VERSION = 7
+VERSION = 8
 """Of what the table's terms mean."""
 BUDGET_S = 8.0
 """Seconds of a calibration, half of them for the target alone: what would take longer is left to the first steps of
@@ -133,7 +133,11 @@ def measure(engine: Engine) -> StepTimes:
         engine.desk.totals, engine.timer = Totals(), type(engine.timer)()
         engine.cache.drop_prefix()
         engine.cache.pool.queries = engine.cache.pool.hits = 0
-    times.fit_target([*alone.items(), *((work, took.target) for work, _, took in told.samples)])
+    times.beside = {name: 0.0 for name, arm in told.arms.items() if arm.ahead}
+    whole = [
+        (work, took.target) for work, parts, took in told.samples if not {p.drafter for p in parts} & {*times.beside}
+    ]
+    times.fit_target([*alone.items(), *whole])
     times.fit(told.samples)
     return times
 

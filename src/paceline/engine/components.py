@@ -1,9 +1,10 @@
 """What an engine is put together from: do its parts fit?"""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from paceline.cache.txn import Move
 from paceline.core.component import Component, Model
 from paceline.core.errors import InputError
 from paceline.sample.grammar import Grammars, vocabulary
@@ -35,3 +36,11 @@ def check_component(name: str, component: Component, model: Model) -> None:
             f"Component {name!r} reads hidden states of {component.width} numbers, but the target's have "
             f"{model.width}; use one that was made for this model."
         )
+
+
+def move(components: Mapping[str, Component], moves: Sequence[Move]) -> None:
+    """Copy slots in every component's pool, all read before any is written."""
+    if moves:
+        source, target = [list(side) for side in zip(*moves)]
+        for component in components.values():
+            component.move(source, target)

@@ -1,8 +1,8 @@
 """`Compute`: how a plan is computed, by one pass of the target or by a run of several, and what each item got of it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
@@ -11,13 +11,17 @@ from paceline.core.component import Model, Runs
 from paceline.core.errors import IntegrityError
 from paceline.core.forest import Forest
 from paceline.core.plan import Item, Plan
+from paceline.core.program import Program
 from paceline.core.proposer import Continuation
 from paceline.core.result import Result, Round
 from paceline.core.rows import Out, Rows
 from paceline.core.verdict import Verdict
+from paceline.engine.ahead import hang
 from paceline.engine.config import Timer
 from paceline.engine.judge import Judge, add_prompt_logprobs
 from paceline.engine.layout import Layout, lay_out
+from paceline.engine.placement import Done, Placement, Ticket
+from paceline.model import spans
 
 if TYPE_CHECKING:
     from paceline.engine.drafters import Drafts
@@ -44,6 +48,26 @@ class Computed:
     """Seconds of the drafts of a run."""
     error: Exception | None = None
     """What a run's proposer raised."""
+    saved: float = 0.0
+    """Seconds for which the passes and what was drafted meanwhile ran at once; below 0: they were in each other's
+    way."""
+
+
+@dataclass(slots=True)
+class Started:
+    """A step whose passes have begun, or come to their end."""
+
+    layout: Layout
+    rows: Rows
+    ticket: "Ticket[tuple[Out, float]]"
+    at: float
+    """When they began, in seconds."""
+    exits: dict[int, Tensor] = field(default_factory=dict)
+    """{place: logits [rows, V] of the target's lower layers, of its root and its nodes}"""
+    before: float = 0.0
+    """Seconds of the lower layers."""
+    taps: dict[str, Tensor] = field(default_factory=dict)
+    """Hidden states that those gave."""
 
 
 class Compute:
@@ -56,21 +80,59 @@ class Compute:
         timer: Timer,
         clock: Callable[[], float],
         ends: Callable[[int], frozenset[int]],
+        place: Placement,
     ) -> None:
         self.model, self.judge, self.timer, self.clock, self.ends = model, judge, timer, clock, ends
+        self.place = place
 
-    def __call__(self, plan: Plan, txns: Sequence[Txn], drafts: "Drafts") -> Computed:
+    def start(self, plan: Plan, txns: Sequence[Txn], drafts: "Drafts") -> Started:
+        """Begin the step's passes. They run on where somebody drafts meanwhile, else they are done."""
         layout = lay_out(drafts.forest, plan.items, txns)
-        rows = layout.builder.build(self.model.device, plan.taps)
-        started = self.clock()
+        rows, at = layout.builder.build(self.model.device, plan.taps), self.clock()
         if drafts.run:
             texts = [self._continuation(item, plan.passes) for item in plan.items]
-            out = cast(Runs, self.model).run(rows, plan.passes, texts, drafts.proposer)
-        else:
-            out = self.model.forward(rows)
-        done = Computed([], target=self.clock() - started - out.drafting, drafting=out.drafting, error=out.error)
-        self.timer.target += done.target
+            run = cast(Runs, self.model).run
+            return Started(layout, rows, Done(lambda: self._timed(run, rows, plan.passes, texts, drafts.proposer)), at)
+        if not any(item.further for item in plan.items):
+            return Started(layout, rows, Done(lambda: self._timed(spans.forward, self.model, rows, drafts.entries)), at)
+        started, upper = Started(layout, rows, Done(lambda: (Out(Tensor()), 0.0)), at), rows
+        if drafts.exit and "program" in self.model.abilities and not any(drafts.entries):
+            upper = self._enter(plan, started, drafts.exit)
+        started.before = self.clock() - at
+        started.ticket = self.place.start(lambda: self._timed(spans.forward, self.model, upper, drafts.entries))
+        return started
+
+    def _timed(self, call: Callable[..., Out], *args: Any) -> tuple[Out, float]:
+        """What a call gives, and its seconds."""
         started = self.clock()
+        out = call(*args)
+        return out, self.clock() - started
+
+    def _enter(self, plan: Plan, started: Started, share: float) -> Rows:
+        """Run the target's lower layers, with the head behind them; the pass over the others."""
+        rows, layers = started.rows, sum(place.startswith("input:") for place in self.model.places)
+        at = max(1, min(layers - 1, round(share * layers)))
+        lower = tuple(tap for tap in rows.taps if tap.startswith("input:") and int(tap.removeprefix("input:")) < at)
+        out = self.model.forward(replace(rows, program=Program(last=at), taps=(*lower, "pre_norm")))
+        for place, root in started.layout.roots.items():
+            nodes = started.layout.candidates[place]
+            started.exits[place] = out.logits[[started.layout.line[node] for node in (root, *nodes)]]
+        started.taps = {tap: out.taps[tap] for tap in lower}
+        taps = tuple(tap for tap in rows.taps if tap not in lower)
+        return replace(rows, program=Program(first=at), hidden=out.taps["pre_norm"], taps=taps)
+
+    def collect(self, plan: Plan, drafts: "Drafts", started: Started) -> Computed:
+        """Wait for the passes, judge what they say, and tell each item what it got."""
+        out, seconds = started.ticket.collect()
+        layout, rows, out.taps = started.layout, started.rows, {**started.taps, **out.taps}
+        done = Computed([], target=started.before + seconds - out.drafting, drafting=out.drafting, error=out.error)
+        if drafts.grown:
+            done.saved = done.target + drafts.beside - (self.clock() - started.at)
+        self.timer.target += done.target
+        for number, name in enumerate(drafts.names):
+            if name in drafts.grown:
+                hang(drafts.forest, number, drafts.forests[name], drafts.grown[name], layout.children)
+        judging = self.clock()
         add_prompt_logprobs(plan.items, layout, out)
         if drafts.run:
             self._told(plan, out, done)
@@ -78,12 +140,12 @@ class Compute:
             verdict = self.judge.judge(plan.items, drafts.forest, layout, out, rows)
             self._judged(plan, drafts, layout, out, verdict, done)
         self._tapped(plan, rows, out, done)
-        self.timer.sample += self.clock() - started
+        self.timer.sample += self.clock() - judging
         return done
 
     def _continuation(self, item: Item, passes: int) -> Continuation:
         """How a text goes on in so many passes."""
-        request, most = item.request, 1 + item.ahead(passes)
+        request, most = item.request, 1 + item.reserved(passes)
         temperature = self.judge.sampler.temperature(request) or 0.0
         keys = [request.target_noise.key(request.index(depth)) for depth in range(most)] if temperature else []
         return Continuation(temperature, keys, self.ends(request.id), most)

@@ -43,6 +43,8 @@ class EngineConfig:
     step."""
     group_size: int | None = None
     """Most requests that decode in a step, of one shape where possible (EXSPEC); None: all."""
+    overlap: str = "none"
+    """How the target's pass and what is drafted meanwhile share the machine: a name of engine/placement.py."""
     remember: int = 1 << 28
     """Bytes for what drafters remember of past texts."""
     check: bool = False

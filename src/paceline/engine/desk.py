@@ -2,15 +2,18 @@
 the simulator own one each, and equal inputs make equal decisions."""
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from paceline.cache.cache import Cache
 from paceline.cache.lease import Lease
 from paceline.cache.policies import policy
 from paceline.cache.txn import Move, Txn
+from paceline.core.joined import Layout, joined
 from paceline.core.plan import Item, Note, Plan
-from paceline.core.request import Request
+from paceline.core.request import FinishReason, Request
 from paceline.core.result import Result
+from paceline.engine.branches import Branches, Family, splice
 from paceline.engine.drafter_table import DrafterTable
 from paceline.engine.totals import Totals
 from paceline.plan import LengthPolicy
@@ -37,6 +40,8 @@ class Desk:
         self.totals = Totals()
         self.waiting: list[Request] = []
         self.running: list[Request] = []
+        self.branches = Branches()
+        """Requests that wait for their branches: neither waiting for a lease nor running."""
 
     @classmethod
     def of(cls, config: "EngineConfig", table: DrafterTable, groups: Iterable[str]) -> "Desk":
@@ -44,7 +49,7 @@ class Desk:
         table.policy.patience = min(config.patience_ms, config.tbt_target_ms or config.patience_ms) / 1e3
         forget = policy(config.eviction)(config.blocks)
         cache = Cache(config.blocks, config.block_size, groups=groups, prefix=config.prefix_cache, eviction=forget)
-        planner = Planner(table.policy, config.row_budget, taps=table.taps)
+        planner = Planner(table.policy, config.row_budget, taps=table.taps, further=table.further)
         schedule = policies.policy(
             config.schedule,
             config.order,
@@ -77,20 +82,29 @@ class Desk:
             if self._must_wait(request):
                 continue
             need = self.cache.blocks_for(len(request.tokens) + 1)
-            if self.running and need + filling > self.cache.room():
+            fresh = request.lease is None
+            have = 0 if fresh else len(lease_of(request).blocks)
+            if self.running and need - have + filling > self.cache.room():
                 break
-            lease = self.cache.open(matchable(request), self._groups(request))
+            lease = self._open(request) if fresh else lease_of(request)
             request.lease = lease
             request.stats.cached = max(request.stats.cached, lease.length)
             if request.admitted is None:
                 request.admitted = now
-            if not request.stats.preempted:
+            if fresh and not request.stats.preempted:
                 self.totals.admitted(request)
             new.append(request)
             filling += max(0, need - len(lease.blocks))
             self.waiting.remove(request)
             self.running.append(request)
         return new
+
+    def _open(self, request: Request) -> Lease:
+        """On what the cache has of its text; of a branch, on the blocks of the request that waits for it."""
+        family = self.branches.of(request)
+        if family is not None and family.parent.lease is not None and not request.stats.preempted:
+            return self.cache.fork(lease_of(family.parent))
+        return self.cache.open(matchable(request), self._groups(request), layout=request.layout)
 
     def _must_wait(self, request: Request) -> bool:
         """A later sample waits until the first of its group has computed their prompt, and then shares it."""
@@ -108,6 +122,8 @@ class Desk:
         order = self.schedule.order(self.running, now)
         turn = self.schedule.turn(order, now)
         plan = self.planner.plan(turn, self._room(), self.schedule.rows(turn, now), order)
+        while plan.preempt and self._give_up():
+            plan = self.planner.plan(turn, self._room(), self.schedule.rows(turn, now), order)
         plan.validate(self.planner.row_budget)
         for request in plan.preempt:
             self.release(request)
@@ -116,6 +132,13 @@ class Desk:
             request.stats.preempted += 1
             self.totals.preemptions += 1
         return plan
+
+    def _give_up(self) -> bool:
+        """Drop the K/V of one request that no step computes with, if any has some; a join computes it again."""
+        idle = chain(self.branches.holding(), (r for r in reversed(self.waiting) if r.lease is not None))
+        if (request := next(idle, None)) is not None:
+            self.release(request)
+        return request is not None
 
     def _room(self) -> Room:
         return Room(
@@ -129,7 +152,7 @@ class Desk:
         txns = list[Txn]()
         try:
             for item in plan.items:
-                txns.append(self.cache.begin(lease_of(item.request), item.given, item.ahead(plan.passes)))
+                txns.append(self.cache.begin(lease_of(item.request), item.given, item.reserved(plan.passes)))
         except BaseException:
             for txn in txns:
                 txn.abort()
@@ -148,7 +171,10 @@ class Desk:
 
     def emit(self, plan: Plan, results: Sequence[Result]) -> list[Note]:
         """Give each output what it got of its result, and end the requests that have finished."""
-        return [note for item, result in zip(plan.items, results) for note in self._emit(item, plan.passes, result)]
+        notes = [note for item, result in zip(plan.items, results) for note in self._emit(item, plan.passes, result)]
+        for item in plan.items:
+            self._completed(item.request)
+        return notes
 
     def _emit(self, item: Item, passes: int, result: Result) -> list[Note]:
         request = item.request
@@ -170,10 +196,26 @@ class Desk:
         for note in notes:
             request.stats.count(note.offered, note.kept)
         self.totals.passed(notes, result.emitted)
-        request.finish = result.finish
-        if request.finish is not None:
-            self.leave(request)
+        if result.finish is not None:
+            self._end(request, result.finish)
         return notes if item.nodes else notes[:1]
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        """An output is whole. A branch stays until the K/V of its last token is there, too."""
+        if self.branches.of(request) is not None and reason != "error":
+            request.close(reason)
+            return
+        request.finish = reason
+        self.leave(request)
+
+    def _completed(self, request: Request) -> None:
+        """A branch that has ended keeps its K/V until it is joined."""
+        if request.closing is not None and request.finish is None and request.length >= len(request.tokens):
+            request.finish = request.closing
+            for queue in (self.waiting, self.running):
+                if request in queue:
+                    queue.remove(request)
+            self.branches.completed(request)
 
     # -- operations --------------------------------------------------------------------------------------------------
 
@@ -182,6 +224,45 @@ class Desk:
         """Tokens join the output that nobody has drawn."""
         for token in tokens:
             request.append(token)
+
+    def branch(self, parent: Request, child: Request) -> None:
+        """A branch is queued, and its parent waits."""
+        self.branches.add(parent, child)
+        for queue in (self.waiting, self.running):
+            if parent in queue:
+                queue.remove(parent)
+        self.waiting.append(child)
+
+    def close(self, request: Request) -> None:
+        """A branch ends where it stands."""
+        request.close("stop")
+        self._completed(request)
+
+    def join(
+        self, request: Request, numbers: Sequence[int], tokens: Sequence[int], reading: Iterable[str] = ()
+    ) -> list[Move]:
+        """Ended branches, one behind the other, and `tokens` join the text of the request, which waits for its place
+        again. The moves are the models' to make. `reading`: groups that are made from hidden states, which nobody has
+        of joined rows; those that such a group lacks are computed again."""
+        family = self.branches[request.id]
+        branches = family.named(numbers)
+        layout = joined(branches[0].common, [(len(branch.tokens), branch.layout) for branch in branches])
+        self.release(request)
+        request.lease, moves = splice(self.cache, branches, layout)
+        for branch in branches:
+            for at in range(branch.common, len(branch.tokens)):
+                request.append(branch.tokens[at], branch.authors[at - len(branch.prompt)])
+        request.layout = layout
+        self.extend(request, tokens)
+        del self.branches[request.id]
+        for branch in family.done.values():
+            self.release(branch)
+        self.waiting.append(request)
+        if request.lease is not None:
+            frontier = lease_of(request).frontier
+            known = min([frontier[group] for group in reading if group in frontier], default=request.length)
+            self.cache.rewind(lease_of(request), min(known, request.length))
+        return moves
 
     def rewound(self, request: Request) -> None:
         """A text has become shorter: its cache follows, with one row left to compute."""
@@ -196,11 +277,11 @@ class Desk:
             self.running.remove(request)
             self.waiting.append(request)
 
-    def adopt(self, tokens: Sequence[int], groups: Sequence[str]) -> Txn | None:
+    def adopt(self, tokens: Sequence[int], groups: Sequence[str], layout: Layout = ()) -> Txn | None:
         """Room for rows whose K/V comes from elsewhere; None where there is none, or it would not be kept."""
         if not tokens or not self.cache.pool.prefix or self.cache.blocks_for(len(tokens)) > self.cache.room():
             return None
-        return self.cache.begin(self.cache.open([], groups), len(tokens), 0)
+        return self.cache.begin(self.cache.open([], groups, layout=layout), len(tokens), 0)
 
     def adopted(self, txn: Txn, tokens: Sequence[int]) -> None:
         """Those rows are written: they enter the prefix cache."""
@@ -220,8 +301,12 @@ class Desk:
             request.lease = None
 
     def leave(self, request: Request) -> None:
-        """A request has ended."""
+        """A request has ended. With it go its branches that wait to be joined; a request without any goes on."""
         self.release(request)
+        for branch in self.branches.pop(request.id, Family(request)).done.values():
+            self.release(branch)
+        if (parent := self.branches.left(request)) is not None:
+            self.waiting.append(parent)
         for queue in (self.waiting, self.running):
             if request in queue:
                 queue.remove(request)

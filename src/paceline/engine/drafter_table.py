@@ -2,7 +2,7 @@
 
 from paceline.cache.lease import TARGET, Lease
 from paceline.core.request import Request
-from paceline.plan import POLICIES, Basis, DrafterFacts
+from paceline.plan import POLICIES, Basis, DrafterFacts, Share
 from paceline.plan.cost import StepTimes
 from paceline.plan.fixed import room
 
@@ -54,6 +54,10 @@ class DrafterTable:
             else:
                 self.retry = self.policy.step + RETRY * (self.policy.count + FEW)
         return (TARGET, *sorted(group for group in groups if group))
+
+    def further(self, share: Share) -> int:
+        """Rows for what a share's drafter drafts while the pass runs."""
+        return self.entries[share.drafter].further(share.nodes, share.depth) if share.drafter in self.entries else 0
 
     def taps(self, request: Request) -> tuple[str, ...]:
         """Hidden states of the target that somebody reads of this request's rows."""

@@ -1,24 +1,30 @@
 """`DrafterPool`: the drafters of an engine. Who can draft, what each is asked, and what each is told."""
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, cast
+
+from torch import Tensor
 
 from paceline.cache.cache import Cache
 from paceline.cache.txn import Txn
-from paceline.core.component import TARGET
+from paceline.core.component import TARGET, Model
 from paceline.core.errors import InputError, RefusalError
-from paceline.core.forest import Forest, join
+from paceline.core.forest import NO_ROW, Forest, join
 from paceline.core.plan import Item, Note, Plan
+from paceline.core.program import Entry, exits, inputs
 from paceline.core.proposer import Proposer
 from paceline.core.registry import Offers, law_for, refusal
 from paceline.core.request import Request
-from paceline.draft import DRAFTERS, Ask, Drafter, Host, Running, View
+from paceline.draft import DRAFTERS, Ask, Drafter, Host, Overlapping, Running, View
+from paceline.engine.ahead import Windows, plant, with_rows
 from paceline.engine.compute import Computed
 from paceline.engine.config import EngineConfig
 from paceline.engine.drafter_table import DrafterTable
 from paceline.engine.hidden import HiddenStates
+from paceline.engine.placement import NONE as SERIAL
 from paceline.engine.prune import prune
 from paceline.engine.recorder import Recorder
 from paceline.plan import DrafterFacts
@@ -48,6 +54,16 @@ class Drafts:
     proposer: Proposer | None = None
     drafter: str | None = None
     """Whose proposer it is."""
+    entries: list[Entry | None] = field(default_factory=list)
+    """Rows of each item that have run through lower layers of the target while they were drafted."""
+    forests: dict[str, Forest] = field(default_factory=dict)
+    """What each has drafted, in its own indices."""
+    grown: dict[str, int] = field(default_factory=dict)
+    """Of those that draft while the pass runs: nodes that their forests had before."""
+    beside: float = 0.0
+    """Seconds of what they drafted then."""
+    exit: float = 0.0
+    """Share of the target's layers behind which one of them is told what these make of the text."""
 
 
 class DrafterPool:
@@ -58,16 +74,19 @@ class DrafterPool:
     ) -> None:
         self.host, self.config, self.table, self.cache, self.clock = host, config, table, cache, clock
         given = ("callable",) if host.callable is not None else ()
-        self.have: Collection[str] = {*(name for name in host.components if name != TARGET), *given}
+        able = (f"{name}:{ability}" for name, it in host.components.items() for ability in it.abilities)
+        self.have: Collection[str] = {*(name for name in host.components if name != TARGET), *able, *given}
         self.cards: dict[str, Offers] = {}
         self.drafters: dict[str, Drafter] = {}
         self.slots: dict[str, dict[int, Any]] = {}
+        self.windows = Windows()
         self.errors: list[Exception] = []
         """The latest; how many there were is in `Totals`."""
         self.failed: dict[str, int] = {}
         """Failures of each drafter in this step, which `Totals` has not counted yet."""
         self.seconds: dict[str, float] = {}
         """Seconds of each drafter in this step."""
+        self.overlaps = config.overlap != SERIAL
         self.recorder = Recorder()
         self.hidden = HiddenStates(host.components, config.remember)
         for name, card in [*DRAFTERS.items(), *((arm, DRAFTERS.card(arm)) for arm in DRAFTERS.card(AUTO).arms)]:
@@ -90,6 +109,8 @@ class DrafterPool:
             card = replace(card, group=None)  # a head of this format that keeps nothing
         self.cards[name] = card
         mine = [components[need.name] for need in card.needs if need.name in components]
+        places = cast(Model, components[TARGET]).places
+        shadows = tuple(f"input:{layer}" for layer in exits(inputs(places), card.exits)) if card.exits else ()
         most = self.config.nodes.get(name)
         facts = DrafterFacts(
             nodes=card.nodes if most is None else most,
@@ -100,7 +121,8 @@ class DrafterPool:
             most=most,
             always_asked=card.always_asked,
             runs=card.runs and all("run" in it.abilities for it in (components[TARGET], *mine)),
-            taps=tuple(sorted({*card.taps, *(tap for it in mine for tap in it.taps)})),
+            taps=tuple(sorted({*card.taps, *shadows, *(tap for it in mine for tap in it.taps)})),
+            ahead=card.ahead,
         )
         self.table.enrol(name, facts)
         self.recorder.enrolled(name, facts)
@@ -111,14 +133,18 @@ class DrafterPool:
         accepts = VERIFIERS.card(verifier)
 
         def reason(name: str) -> str | None:
-            return refusal(name, DRAFTERS.card(name), verifier, accepts, self.have)
+            card = DRAFTERS.card(name)
+            if card.ahead and drafter == AUTO and not self.overlaps:
+                return f"Drafter {name!r} drafts while the target's pass runs; choose an overlap for that."
+            return refusal(name, card, verifier, accepts, self.have)
 
         if why := reason(drafter):
             raise RefusalError(why)
         reasons = {arm: reason(arm) for arm in DRAFTERS.card(drafter).arms}
         if drafter != AUTO and (refused := next(filter(None, reasons.values()), None)):
             raise RefusalError(refused)
-        arms = tuple(arm for arm, why in reasons.items() if not why)
+        shy = {arm for arm in reasons if any(need.name not in self.have for need in DRAFTERS.card(arm).auto_needs)}
+        arms = tuple(arm for arm, why in reasons.items() if not why and not (drafter == AUTO and arm in shy))
         for name in (drafter, *arms):
             self.enrol(name)
         return arms
@@ -133,6 +159,7 @@ class DrafterPool:
         """Forget everything that the drafters have learned."""
         self.drafters.clear()
         self.slots.clear()
+        self.windows.held.clear()
 
     # -- a step ------------------------------------------------------------------------------------------------------
 
@@ -141,14 +168,14 @@ class DrafterPool:
         self.seconds = {}
         asks = self._asks(plan.items, txns)
         run, proposer = self._proposer(plan, asks)
-        parts: dict[str, Forest] = {}
+        parts, forests = dict[str, Forest](), dict[str, Forest]()
         for name, each in list(asks.items()):
             mine = [ask for ask in each if not (run and ask.item.nodes)]
             if not mine:
                 continue
             started = self.clock()
             try:
-                forest = self.drafter(name).draft(mine, self._view(name, mine))
+                forests[name] = forest = self._drafted_by(name, mine)
                 forest.check({ask.place for ask in mine}, self.host.vocab_size, self.host.lent)
                 parts[name] = prune(forest, plan.items, self.host.sampler)
             except Exception as error:
@@ -160,7 +187,41 @@ class DrafterPool:
         left, depths = trim(plan, drafted, lambda name: self.cards[name].shape == "chain")
         deep = [item.depth if depth is None else depth for item, depth in zip(plan.items, depths)]
         forest = join(given, [*parts.values()], left, deep)
-        return Drafts(asks, forest, [*parts], drafted, depths, run, proposer, plan.drafter)
+        entries = entered(plan, forest, [*parts.values()])
+        drafts = Drafts(asks, forest, [*parts], drafted, depths, run, proposer, plan.drafter, entries, forests)
+        drafts.exit = max((self.cards[name].exit for name in self._ahead(drafts)), default=0.0)
+        return drafts
+
+    def _drafted_by(self, name: str, asks: Sequence[Ask]) -> Forest:
+        """A drafter's forest: what it had prepared, and of the other requests what it drafts now."""
+        ready = {ask.place: w for ask in asks if ask.item.nodes and (w := self.windows.take(name, ask.request))}
+        rest = [ask for ask in asks if ask.place not in ready]
+        forest = self.drafter(name).draft(rest, self._view(name, rest)) if rest else Forest()
+        for place, window in ready.items():
+            plant(forest, place, window)
+        return forest
+
+    def _ahead(self, drafts: Drafts) -> dict[str, list[Ask]]:
+        """Who drafts while the pass runs, and for whom."""
+        able = [name for name in drafts.asks if name in drafts.forests and self.cards[name].ahead]
+        found = {name: [ask for ask in drafts.asks[name] if ask.item.further] for name in able}
+        return {name: asks for name, asks in found.items() if asks}
+
+    def ahead(self, drafts: Drafts, exits: Mapping[int, Tensor]) -> None:
+        """Let the drafters work while the target's pass runs."""
+        for name, mine in self._ahead(drafts).items():
+            view, forest, started = self._view(name, mine), drafts.forests[name], self.clock()
+            view.drafted, view.exits = forest, exits
+            view.laid = with_rows(drafts.forest, drafts.names.index(name))
+            before = len(forest)
+            try:
+                cast(Overlapping, self.drafter(name)).ahead(mine, view)
+                forest.check({ask.place for ask in drafts.asks[name]}, self.host.vocab_size, self.host.lent)
+                drafts.grown[name] = before
+            except Exception as error:
+                self._disown(name, drafts.asks.pop(name), error)
+            drafts.beside += self.clock() - started
+            self.book(name, self.clock() - started)
 
     def learn(self, drafts: Drafts, computed: Computed) -> list[Note]:
         """Tell the drafters what came of their drafts; what they found beside it."""
@@ -171,6 +232,8 @@ class DrafterPool:
             view = self._view(name, mine)
             view.results, view.rows = computed.results, computed.rows
             view.probes, view.scores, view.hidden = computed.probes, computed.scores, computed.hidden
+            for ask in mine if name in drafts.grown else ():
+                self.windows.keep(name, ask, drafts.forests[name], view.accepted(ask), computed.results[ask.place])
             started = self.clock()
             try:
                 self.drafter(name).learn(view)
@@ -195,6 +258,7 @@ class DrafterPool:
         """Drop what drafters remember of a request that ended or gave up its lease."""
         for slots in self.slots.values():
             slots.pop(request.id, None)
+        self.windows.forget(request.id, self.cards)
         self.hidden.drop(request.id)
 
     def _asks(self, items: Sequence[Item], txns: Sequence[Txn]) -> dict[str, list[Ask]]:
@@ -266,3 +330,29 @@ class DrafterPool:
             if not ask.request.arms:
                 ask.request.drafter = NONE
             self.slots.get(name, {}).pop(ask.request.id, None)
+            self.windows.forget(ask.request.id, (name,))
+
+
+def entered(plan: Plan, forest: Forest, parts: Sequence[Forest]) -> list[Entry | None]:
+    """The rows of each item that need not begin at the target's first layer: where its draft in the joined forest is
+    the chain that its drafter computed, or the beginning of it, and every hidden state that somebody reads is there."""
+    out: list[Entry | None] = [None] * len(plan.items)
+    for number, part in enumerate(parts):
+        drafts = part.by_request(len(plan.items)) if part.entries else []
+        joined = forest.by_request(len(plan.items)) if part.entries else []
+        for place, entry in part.entries.items():
+            item, nodes = plan.items[place], joined[place]
+            own, below = nodes[item.given :], [tap for tap in item.taps if under(tap, entry.layer)]
+            sources = [(number, node) for node in drafts[place]]
+            chain = all(forest.parent[node] == above for above, node in pairwise(nodes[item.given - 1 :]))
+            if not chain or [forest.source[node] for node in own] != sources[: len(own)] or {*below} - {*entry.taps}:
+                continue
+            rows = item.given + sum(forest.row[node] != NO_ROW for node in own)
+            taps = {tap: entry.taps[tap][:rows] for tap in below}
+            out[place] = Entry(entry.layer, entry.hidden[:rows], taps)
+    return out
+
+
+def under(tap: str, layer: int) -> bool:
+    """Is this hidden state the input of a layer below this one?"""
+    return tap.startswith("input:") and int(tap.removeprefix("input:")) < layer

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from paceline.cache.txn import Txn
 from paceline.core.forest import CANDIDATE, NO_ROW, PROBE, Forest
+from paceline.core.joined import placed
 from paceline.core.plan import Item
 from paceline.core.rows import RowsBuilder
 
@@ -75,6 +76,7 @@ def lay_out(forest: Forest, items: Sequence[Item], txns: Sequence[Txn]) -> Layou
             depths=[forest.depth[n] for n in computed],
             words=tree_words(forest, computed),
             want=want,
+            **placed(item.request.layout, txn.base),
         )
     layout.lines = lines
     return layout

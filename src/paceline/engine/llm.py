@@ -51,7 +51,7 @@ class LLM:
         """End what is unfinished and let go of the models. Harmless when repeated; nothing else works afterwards."""
         engine = self.__dict__.pop("engine", None)
         if engine is not None:
-            for request in [*engine.desk.running, *engine.desk.waiting]:
+            for request in list(engine.session.requests.values()):
                 engine.abort(request)
 
     def __enter__(self) -> Self:

@@ -13,16 +13,17 @@ from paceline.core.params import SamplingParams
 from paceline.core.plan import Note, Plan
 from paceline.core.request import Request
 from paceline.core.result import Result
-from paceline.draft import Host, UserFn
-from paceline.engine.components import check_component, reading
+from paceline.draft import SCRATCH, Host, UserFn
+from paceline.engine.components import check_component, move, reading
 from paceline.engine.compute import Compute, Computed
 from paceline.engine.config import EngineConfig, Timer
 from paceline.engine.desk import Desk
 from paceline.engine.drafter_table import DrafterTable
-from paceline.engine.drafters import DrafterPool
+from paceline.engine.drafters import DrafterPool, Drafts
 from paceline.engine.judge import Judge
 from paceline.engine.measured import measured
 from paceline.engine.operations import Operations
+from paceline.engine.placement import placement
 from paceline.engine.recorder import Recorder
 from paceline.engine.session import Session
 from paceline.engine.totals import Snapshot, snapshot
@@ -58,20 +59,23 @@ class Engine:
             raise InputError(f"row_budget {config.row_budget} is below max_requests {config.max_requests}; raise it.")
         self.components: dict[str, Component] = {TARGET: model, **(components or {})}
         self.model, self.config, self.now, self.clock = model, config, now, clock
+        scratch = 1 + -(-SCRATCH // config.block_size) if "program" in model.abilities else 0
         for name, component in self.components.items():
             check_component(name, component, model)
-            component.allocate(config.blocks, config.block_size)
+            component.allocate(config.blocks + (scratch if name == TARGET else 0), config.block_size)
         groups = [n for n, it in self.components.items() if it.kv_bytes_per_token and n != TARGET]
         self.table = DrafterTable(config.length, times or StepTimes(), config.cheap_rows, config.row_cost)
         self.table.verifier_taps = {name: card.taps for name, card in VERIFIERS.items() if card.taps}
         self.desk = Desk.of(config, self.table, groups)
         sampler = Sampler(model.vocab_size, *reading(tokenizer, model.vocab_size, eos))
-        host = Host(sampler, model.vocab_size, self.components, callable, min(512, config.row_budget), config.remember)
+        spare, chunk = range(config.blocks, config.blocks + scratch), min(512, config.row_budget)
+        host = Host(sampler, model.vocab_size, self.components, callable, chunk, spare, config.remember)
         self.judge = Judge(sampler, self.components)
         self.drafters = DrafterPool(host, config, self.table, self.desk.cache, clock)
         self.session = Session(model, config, self.judge, self.drafters, self.desk.cache, tokenizer=tokenizer, eos=eos)
         self.operations = Operations(self.session, self.desk, self.drafters, self.components)
-        self.compute = Compute(model, self.judge, Timer(), clock, self.session.ends)
+        place = placement(config.overlap, model.device)
+        self.compute = Compute(model, self.judge, Timer(), clock, self.session.ends, place)
 
     @property
     def cache(self) -> Cache:
@@ -101,8 +105,6 @@ class Engine:
         """What the engine has done. For its own thread, between steps."""
         return snapshot(self.desk.running, self.desk.waiting, self.cache.pool, self.desk.totals)
 
-    # -- the door ------------------------------------------------------------------------------------------------
-
     def submit(self, prompt: Sequence[int], params: SamplingParams, *, lineage: tuple[int, ...] = ()) -> list[Request]:
         """Queue one prompt (token ids) and return its `params.n` requests. Raises InputError, RefusalError or
         CapacityError when it cannot be served; nothing is queued then."""
@@ -117,8 +119,6 @@ class Engine:
     def apply(self, operation: Operation) -> Any:
         """Do what an operation says (core/operations.py): the requests that it made, or of `Park` bytes."""
         return self.operations.apply(operation, self.now())
-
-    # -- one step ------------------------------------------------------------------------------------------------
 
     def step(self) -> list[Request]:
         """One pass of the target model over everybody's rows, or several in one call. The requests that changed."""
@@ -143,7 +143,7 @@ class Engine:
         try:
             txns += self.desk.begin(plan)
             drafts = self.drafters.draft(plan, txns)
-            computed = self.compute(plan, txns, drafts)  # the only expensive line
+            computed = self._compute(plan, txns, drafts)
         except BaseException:
             for txn in txns:
                 txn.abort()
@@ -166,13 +166,19 @@ class Engine:
             self.desk.policy.drop(request)
         return changed
 
+    def _compute(self, plan: Plan, txns: Sequence[Txn], drafts: Drafts) -> Computed:
+        """Start the target's pass, let drafters work while it runs, and collect it: when this ends, so has the pass."""
+        started = self.compute.start(plan, txns, drafts)
+        try:
+            with self.compute.place.beside():
+                self.drafters.ahead(drafts, started.exits)
+            return self.compute.collect(plan, drafts, started)
+        finally:
+            started.ticket.wait()
+
     def _commit(self, plan: Plan, txns: Sequence[Txn], results: Sequence[Result]) -> None:
         """Keep what was accepted, contiguous in every component's pool, and drop everything else."""
-        moves = self.desk.commit(plan, txns, results)
-        if moves:
-            source, target = [list(side) for side in zip(*moves)]
-            for component in self.components.values():
-                component.move(source, target)
+        move(self.components, self.desk.commit(plan, txns, results))
 
     def _emit(self, plan: Plan, results: Sequence[Result]) -> tuple[list[Note], list[Request]]:
         """Let the outputs grow, up to the token that ends each; what was taught, and who changed."""
@@ -186,4 +192,5 @@ class Engine:
         for name, count in self.drafters.failed.items():
             self.desk.totals.failed(name, count)
         self.drafters.failed.clear()
-        return Times(computed.target, drafting, self.clock() - begun - computed.target - sum(drafting.values()))
+        rest = self.clock() - begun - computed.target - sum(drafting.values()) + computed.saved
+        return Times(computed.target, drafting, rest, computed.saved)

@@ -16,18 +16,22 @@ def measured(
     passes = max([1, *(len(result.rounds) for result in results)])
     rows, logits = list[float](), list[float]()
     by: dict[str, list[Result]] = {}
+    windows: dict[str, int] = {}
     for item, result in zip(plan.items, results):
         judged = result.probes + sum(1 + sum(round.offered) for round in result.rounds)
         rows.append((item.given - bool(result.rounds) + judged) / passes)
         logits.append(judged / passes)
         if item.nodes:
             by.setdefault(item.drafter, []).append(result)
+            if item.further:
+                windows[item.drafter] = max(item.nodes + 1, windows.get(item.drafter, 0))
     pairs = round(sum(mine * base for mine, base in zip(rows, bases)))
     work = Work(max(1, round(sum(rows))), len(rows), sum(bases), pairs, round(sum(logits)), passes)
     parts = []
     for name, each in by.items():
         rounds = [result.rounds for result in each]
         deepest = sum(max(len(r.offered) for r in turn if r) for turn in zip_longest(*rounds)) if chain(name) else 0
+        deepest = windows.get(name, deepest)
         nodes = sum(sum(r.offered) for turns in rounds for r in turns)
         longest = max(map(len, rounds)) if plan.passes > 1 else 0
         parts.append(Drafting(name, sum(map(len, rounds)), deepest, nodes, longest))

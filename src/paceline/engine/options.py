@@ -27,6 +27,7 @@ class EngineOptions(TypedDict, total=False):
     prefix_cache: bool
     weights_cache: bool
     eviction: str
+    overlap: str
     length: str
     schedule: str
     order: str

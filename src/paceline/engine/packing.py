@@ -11,10 +11,11 @@ from typing import Any
 from paceline.core.component import Component
 from paceline.core.errors import InputError, RefusalError
 from paceline.core.grammar import Grammar
+from paceline.core.joined import Layout, Stretch
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 
-MAGIC = b"PACELN\x00\x01"
+MAGIC = b"PACELN\x00\x02"
 """The last byte is the format's version."""
 KEPT = (
     "prompt", "output", "seed", "lineage", "offset", "drafter", "verifier", "max_tokens", "key", "round", "branches",
@@ -30,6 +31,7 @@ class Packed:
     fields: dict[str, Any]
     params: SamplingParams
     rows: int
+    layout: Layout
     kv: dict[str, bytes]
 
 
@@ -42,6 +44,7 @@ def pack(request: Request, rows: int, kv: Mapping[str, bytes], components: Mappi
         "request": {name: getattr(request, name) for name in KEPT},
         "params": asdict(request.params),
         "rows": rows,
+        "layout": request.layout,
         "kv": {group: len(part) for group, part in kv.items()},
     }
     text = json.dumps(header).encode()
@@ -65,7 +68,8 @@ def unpack(packed: bytes, components: Mapping[str, Component]) -> Packed:
             kv[group], end = packed[end : end + size], end + size
             if len(kv[group]) != size:
                 raise InputError("The parked request ends early; its bytes were cut.")
-        made = Packed(header["request"], params, header["rows"], kv)
+        layout = tuple(Stretch(*frozen(each)) for each in header["layout"])
+        made = Packed(header["request"], params, header["rows"], layout, kv)
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"The parked request cannot be read ({error}).") from None
     if header["model"] != model_of(components):

@@ -16,7 +16,7 @@ def prune(part: Forest, items: Sequence[Item], sampler: Sampler) -> Forest:
     """
     if all(items[place].request.params.grammar is None for place in set(part.request)):
         return part
-    out, places, paths = Forest(q=part.q), {ROOT: ROOT}, dict[int, Path]({ROOT: ()})
+    out, places, paths = Forest(q=part.q, entries=part.entries), {ROOT: ROOT}, dict[int, Path]({ROOT: ()})
     for i, (request, token, parent) in enumerate(zip(part.request, part.token, part.parent)):
         if parent not in places or not (
             stays(part, i, items) or sampler.possible(items[request].request, paths[parent], token)

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from paceline.core.operations import Operation
+from paceline.core.joined import Layout
+from paceline.core.operations import Join, Operation
 from paceline.core.plan import Note, Plan, Work
 from paceline.core.request import Request
 from paceline.core.result import Result
@@ -22,7 +23,10 @@ class Recorder:
     def operated(self, operation: Operation) -> None:
         """A request is changed, or leaves, between two steps."""
 
-    def adopted(self, tokens: Sequence[int], groups: Sequence[str]) -> None:
+    def joined(self, operation: Join, max_tokens: int, reading: Sequence[str]) -> None:
+        """Branches join their request, which may get so many tokens then. `reading`: as of `Desk.join`."""
+
+    def adopted(self, tokens: Sequence[int], groups: Sequence[str], layout: Layout = ()) -> None:
         """Rows whose K/V came from elsewhere enter the prefix cache."""
 
     def planned(self, now: float, admitted: Sequence[Request], plan: Plan) -> None:

@@ -71,7 +71,7 @@ class Session:
     def admit(self, requests: Sequence[Request]) -> None:
         """Take requests in, with whatever output they have; raises as `submit`."""
         for request in requests:
-            self.check_capacity(len(request.prompt), request.max_tokens)
+            self.check_capacity(len(request.prompt), request.max_tokens + request.shift)
         stoppers = {r.id: Stopper(r, self.detokenizer(r)) for r in requests}
         for request in requests:
             self.judge.sampler.admit(request)
@@ -94,6 +94,7 @@ class Session:
     def extend(self, request: Request, tokens: Sequence[int]) -> None:
         """Tokens have joined the output that the model has not drawn."""
         stopper = self.stoppers[request.id]
+        stopper.max_tokens = request.max_tokens + request.shift
         stopper.extend(tokens)
         request.text = stopper.text()
         request.marks += [len(request.text)] * len(tokens)
@@ -132,7 +133,7 @@ class Session:
         changed = []
         for item, result in zip(items, results):
             request = item.request
-            if not result.tokens:
+            if not result.tokens and request.finish is None:
                 continue
             del request.logprobs[len(request.output) :]
             self.judge.sampler.commit(request, result.tokens[: result.emitted])
@@ -171,6 +172,11 @@ class Session:
         bad = next((t for t in tokens if not 0 <= t < self.model.vocab_size), None)
         if bad is not None:
             raise InputError(f"Token id {bad} is outside the vocabulary [0, {self.model.vocab_size}).")
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest text that fits the context and the cache."""
+        return min(self.model.max_len, self.config.blocks * self.config.block_size)
 
     def check_capacity(self, prompt: int, output: int) -> None:
         """A request alone, at its longest, must fit the context and the cache: then pre-emption can make room."""

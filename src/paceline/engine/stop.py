@@ -20,7 +20,8 @@ class Stopper:
         p = request.params
         if p.stops and detokenizer is None:
             raise InputError(f"stop is {p.stop!r}, but there is no tokenizer to make text with: use stop_token_ids.")
-        self.params, self.stops, self.max_tokens, self.detokenizer = p, p.stops, request.max_tokens, detokenizer
+        self.params, self.stops, self.detokenizer = p, p.stops, detokenizer
+        self.max_tokens = request.max_tokens + request.shift
         self.ids = frozenset(p.stop_token_ids) | (frozenset() if p.ignore_eos else request.eos)
         self.count = 0
         self._ends = [Ending(stop) for stop in self.stops]

@@ -48,6 +48,10 @@ class Decoder:
         self.taps: tuple[str, ...] = ()
         self.places = frozenset({*(f"input:{i}" for i in range(len(spec.layers))), *ENDS})
         self.abilities = frozenset[Ability]({"program", "embed", "lend", "keys"})
+        if all(layer.mixer.window is None or layer.mixer.window >= spec.max_len for layer in spec.layers):
+            self.abilities |= {"join"}  # windows are cut by place
+        if spec.early_exit:
+            self.abilities |= {"exit"}
         self.kv_bytes_per_token = kv_bytes(spec, packing)
         self.weight_bytes = weights.bytes
         self._lent: list[Tensor] = []

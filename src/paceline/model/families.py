@@ -363,6 +363,7 @@ def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:
         norm_eps=getattr(config, family.norm_eps),
         norm_offset=family.norm_offset,
         tied=bool(config.tie_word_embeddings),
+        early_exit=bool(getattr(config, "early_exit", False)),
         qkv_bias=bool(decide(family.qkv_bias)),
         out_bias=bool(decide(family.out_bias)),
         mlp_bias=bool(decide(family.mlp_bias)),

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from ctypes import c_int64
 from dataclasses import replace
-from itertools import chain
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -253,7 +253,9 @@ class NativeDecoder(Decoder):
         wanted = rows.wanted if rows.program.head else 0
         logits = torch.empty(wanted, spec.vocab)
         parts = self.parts(rows.program)
-        segments = array("q", chain.from_iterable(rows.segments))
+        hidden = array("q", (place for s in rows.segments for pair in s.hidden for place in pair))
+        before = [0, *accumulate(len(s.hidden) for s in rows.segments)]
+        segments = array("q", [n for s, i in zip(rows.segments, before) for n in (*s[:-1], i, len(s.hidden))])
         row, (numbers, _) = 8 * count, rows.numbers.buffer_info()
         tables = numbers + 4 * row
         call = CPass(
@@ -261,10 +263,10 @@ class NativeDecoder(Decoder):
             numbers, numbers + row, numbers + 2 * row, numbers + 3 * row, tables + 8 * len(rows.segments) * rows.width,
             tables, segments.buffer_info()[0],
             address(x), self.inputs(taps), address(taps.get("post_norm")), logits.data_ptr(), address(self.seconds),
-            None if parts is None else ctypes.addressof(parts),
+            None if parts is None else ctypes.addressof(parts), hidden.buffer_info()[0],
         )  # fmt: skip
         self.model.threads = torch.get_num_threads()
-        return call, x, logits, (segments, parts)
+        return call, x, logits, (segments, hidden, parts)
 
     def parts(self, program: Program) -> "ctypes.Array[Any] | None":
         """Of each layer what runs, as bits of base.h's Parts; None: the whole of all layers."""

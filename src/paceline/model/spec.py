@@ -98,6 +98,8 @@ class ModelSpec:
     residual_scale: float = 1.0
     """What a layer adds is multiplied by this first."""
     logit_scale: float = 1.0
+    early_exit: bool = False
+    """It was trained to end behind any layer (`early_exit` in its config.json)."""
 
     @property
     def common(self) -> bool:

@@ -128,13 +128,20 @@ struct Attention : Cache {
     }
   }
 
-  // Softmax over positions [lo, hi) of a query's scores, which begin at `origin`: its sum, and what it is relative to.
+  // Of the sixteen places from `at` on those that a segment's rows do not see
+  __mmask16 hidden(const Segment& seg, i64 at) const {
+    __mmask16 out = 0;
+    for (i64 i = seg.first; i < seg.first + seg.hidden; i++) out |= below(p.hides[2 * i + 1] - at) & ~below(p.hides[2 * i] - at);
+    return out;
+  }
+
+  // Softmax over places [lo, hi) of a query's scores, which begin at `origin`: its sum, and what it is relative to.
   // Shares elsewhere: 0
-  float softmax(float* scores, uint8_t* shares, i64 width, i64 origin, i64 lo, i64 hi, float& top) const {
+  float softmax(const Segment& seg, float* scores, uint8_t* shares, i64 width, i64 origin, i64 lo, i64 hi, float& top) const {
     const i64 first = std::min(lo / 16 * 16 - origin, width), last = lo < hi ? up(hi, 16) - origin : first;
     const i64 whole_from = up(lo, 16) - origin, whole_to = hi / 16 * 16 - origin;
-    auto whole = [=](i64 i) { return i >= whole_from && i < whole_to; };  // as nearly all are: they need no mask
-    auto seen = [=](i64 i) -> __mmask16 { return below(hi - origin - i) & ~below(lo - origin - i); };
+    auto whole = [=](i64 i) { return i >= whole_from && i < whole_to && !seg.hidden; };  // as nearly all are: they need no mask
+    auto seen = [&](i64 i) -> __mmask16 { return below(hi - origin - i) & ~below(lo - origin - i) & ~hidden(seg, origin + i); };
     stir();
     float scale = (float)m.attention_scale;
     if (m.attention_cap > 0) {
@@ -241,7 +248,7 @@ struct Attention : Cache {
     const Segment& seg = p.segment[piece.segment];
     const i64 count = piece.last - piece.first, size = 16 * dims();
     const i64 row0 = piece.first / group(), row1 = (piece.last - 1) / group() + 1;
-    auto position = [&](i64 row) { return p.position[seg.start + row]; };
+    auto position = [&](i64 row) { return p.position[seg.start + row] + seg.shift; };  // its place, as all below
     auto begin = [&](i64 row) { return l.window ? std::max<i64>(0, position(row) - l.window + 1) : 0; };
     i64 lo = INT64_MAX, hi = 0;
     for (i64 r = row0; r < row1; r++) lo = std::min(lo, begin(r)), hi = std::max(hi, position(r) + 1);
@@ -350,7 +357,7 @@ struct Attention : Cache {
       for (i64 i = 0; i < here; i++) {
         const i64 r = (piece.first + q + i) / group();
         some[i].out = to + i * dims();
-        some[i].sum = softmax(scores + i * LINE, shares + i * LINE * m.wide(), groups * 16, origin * 16, std::max(begin(r), lo),
+        some[i].sum = softmax(seg, scores + i * LINE, shares + i * LINE * m.wide(), groups * 16, origin * 16, std::max(begin(r), lo),
                               std::min(position(r) + 1, hi), some[i].top);
       }
       memset(to, 0, here * dims() * 4);
@@ -366,13 +373,13 @@ struct Attention : Cache {
     }
   }
 
-  // f(rank, position) of each candidate on a row's path, itself included
+  // f(rank, place) of each candidate on a row's path, itself included
   template <class F>
   void ancestors(const Segment& seg, i64 row, F f) const {
     if (row < seg.given) return;
     for (uint64_t word = (uint64_t)p.word[seg.start + row]; word; word &= word - 1) {
       const i64 rank = __builtin_ctzll(word);
-      f(rank, p.position[seg.start + seg.given + rank]);
+      f(rank, p.position[seg.start + seg.given + rank] + seg.shift);
     }
   }
 

@@ -63,8 +63,9 @@ struct Model {
 enum Parts { ATTENDS = 1, FEEDS = 2, BEGINS = 4, SHARES = 8 };  // its attention, its feed-forward part; it begins a group; its
                                                                 // attention reads the input of the group's first layer
 
-struct Segment {
-  i64 start, given, nodes, base;
+struct Segment {  // a row's position is its place, the index of its slot in the text, less `shift`
+  i64 start, given, nodes, base, shift;
+  i64 first, hidden;  // its ranges among the pass's `hides`: slots that its rows do not see
 };
 
 struct Pass {
@@ -76,6 +77,7 @@ struct Pass {
   float *post_norm, *logits;
   double* seconds;    // by Part; or null
   const i64* parts;   // of each layer, bits of Parts; null: the whole of all layers
+  const i64* hides;   // pairs: the first slot, and the one behind the last
 };
 }
 

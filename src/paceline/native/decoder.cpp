@@ -197,7 +197,7 @@ static void plan(const Model& m, const Pass& p, Buffers& b) {
         const i64 last = std::min(q + queries, n), panels = up(last - q, 16) / 16;
         i64 lo = INT64_MAX, hi = 0;
         for (i64 r = q / group; r <= (last - 1) / group; r++) {
-          const i64 at = p.position[seg.start + r];
+          const i64 at = p.position[seg.start + r] + seg.shift;
           lo = std::min(lo, window ? std::max<i64>(0, at - window + 1) : 0), hi = std::max(hi, at + 1);
         }
         const i64 from = lo / SPAN, to = up(hi, SPAN) / SPAN, each = few ? 1 : to - from;

@@ -14,13 +14,13 @@ struct Laid {  // a pass in the making, its slots from block tables of `width`
     for (auto* v : {&token, &position, &slot, &word, &want, &table}) v->clear();
     segment.clear();
   }
-  void text(i64 base, const i64* blocks) {  // whose rows come next
-    segment.push_back({(i64)token.size(), 0, 0, base});
+  void text(i64 base, const i64* blocks, i64 shift) {  // whose rows come next
+    segment.push_back({(i64)token.size(), 0, 0, base, shift, 0, 0});
     table.insert(table.end(), blocks, blocks + width);
   }
-  void row(i64 id, i64 place, i64 at, uint64_t bits, bool wanted) {  // in the slot of position `at`; bits: a candidate's
+  void row(i64 id, i64 place, i64 at, uint64_t bits, bool wanted) {  // in slot `at` of its text; bits: a candidate's
     if (wanted) want.push_back(token.size());
-    token.push_back(id), position.push_back(place), word.push_back(bits);
+    token.push_back(id), position.push_back(place - segment.back().shift), word.push_back(bits);
     slot.push_back(table[table.size() - width + at / block_size] * block_size + at % block_size);
     (bits ? segment.back().nodes : segment.back().given)++;
   }
@@ -77,7 +77,7 @@ static void draft(const Model& m, const Pass& p, std::vector<Chain>& chains, dou
       const Chain& chain = chains[i];
       const i64 at = p.segment[i].base + p.segment[i].given + step;
       if (chain.count == step || chain.count == chain.most || chain.chance < chain.worth) continue;
-      laid.text(at, p.table + i * p.width);
+      laid.text(at, p.table + i * p.width, p.segment[i].shift);
       laid.row(chain.tokens[step], at, at, 0, true);
       going.push_back(i);
     }
@@ -213,7 +213,7 @@ extern "C" void paceline_tree(const Model* m, const Pass* p, const i64* size, co
         }
       tree.ended = step == passes || expected < gain || std::find(wanted.begin(), wanted.end(), true) == wanted.end();
       if (tree.ended) continue;
-      laid.text(known, p->table + i * p->width);
+      laid.text(known, p->table + i * p->width, p->segment[i].shift);
       for (i64 j = 0; j < count; j++) {
         laid.row(tree.nodes[j].token, known - 1 + tree.nodes[j].depth, known + j, tree.nodes[j].word, wanted[j]);
         if (wanted[j]) whose.push_back({i, j});

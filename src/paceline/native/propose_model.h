@@ -22,7 +22,7 @@ void paceline_chains_propose(Chains* s, i64 turns, const Turn* turn, Draft* draf
     const Turn& it = turn[t];
     const i64 first = s->reach[it.place], last = it.known() - 1, nodes = std::min(s->nodes[it.place], it.room);
     if (nodes <= 0) continue;
-    lacking.text(first, behind.table + it.place * behind.width);
+    lacking.text(first, behind.table + it.place * behind.width, behind.segment[it.place].shift);
     for (i64 j = first; j <= last; j++) {
       const Segment& segment = behind.segment[it.place];
       const i64 token = j > it.base ? it.tokens[j - it.base - 1] : behind.token[segment.start + j - segment.base];

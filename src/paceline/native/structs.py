@@ -47,7 +47,7 @@ class CPass(Structure):
     _fields_ = [
         *integers("rows", "segments", "wanted", "width", "first", "last", "embed", "head"),
         *pointers("token", "position", "slot", "word", "want", "table", "segment"),
-        *pointers("hidden", "inputs", "post_norm", "logits", "seconds", "parts"),
+        *pointers("hidden", "inputs", "post_norm", "logits", "seconds", "parts", "hides"),
     ]
 
 

@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.plan import Item, MinChance, Note, Panel, Work
-from paceline.core.registry import Registry
+from paceline.core.registry import Ahead, Registry
 from paceline.core.request import Request
 
 if TYPE_CHECKING:
@@ -43,6 +44,14 @@ class DrafterFacts:
     """Can it draft in steps of several passes?"""
     taps: tuple[str, ...] = ()
     """Hidden states of the target that it reads."""
+    ahead: Ahead = ""
+    """What it drafts while the target's pass runs (`Offers.ahead`)."""
+
+    def further(self, nodes: int, depth: int) -> int:
+        """Rows that it drafts while a pass runs with so many nodes of it, of a text that goes on for `depth` more."""
+        if not nodes or not self.ahead or depth < 2:
+            return 0
+        return min(nodes + 1, depth) if self.ahead == "path" else max(0, MAX_CANDIDATES - nodes)
 
 
 class LengthPolicy:

@@ -82,7 +82,8 @@ class Price:
             alone += sum(of_draft(part.within(1)) for part in parts)
             if (passes := fitting(self.patience, alone)) > 1:
                 return alone + of_rest(requests, 0, passes) / passes
-        return self.rows(rows) + sum(map(of_draft, parts))
+        saved = self.times.of_saved(self.base.more(round(rows)), parts) if self.times.beside else 0.0
+        return self.rows(rows) + sum(map(of_draft, parts)) - saved
 
     def panels(self, choice: Choice, goodput: float) -> tuple[Panel, ...]:
         """The panels among the rows that it may come to."""

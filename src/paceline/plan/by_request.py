@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from paceline.core.plan import Work
 from paceline.core.request import Request
-from paceline.plan import POLICIES, Basis, Chooses, LengthPolicy, Share
+from paceline.plan import POLICIES, Basis, Chooses, DrafterFacts, LengthPolicy, Share
 from paceline.plan.choose import Goodput
 from paceline.plan.fixed import FixedLength, fixed
 
@@ -16,11 +16,20 @@ class ByRequest(Goodput):
     """The chooser, and beside it what `fixed` gives to those who named their drafter."""
 
     fixed: FixedLength = field(default_factory=lambda: FixedLength({}))
+    paths: set[str] = field(default_factory=set)
+    """Drafters that draft on while the target's pass runs, as long as that takes unless the user says how much."""
+
+    def enrol(self, drafter: str, facts: DrafterFacts) -> None:
+        Goodput.enrol(self, drafter, facts)
+        if facts.ahead == "path" and facts.most is None:
+            self.paths.add(drafter)
 
     def share(self, requests: Sequence[Request], spare: int, base: Work) -> dict[int, Share]:
         named, free = [r for r in requests if not r.arms], [r for r in requests if r.arms]
         if not named:
             return Goodput.share(self, free, spare, base)
+        for name in {r.drafter for r in named if r.drafter in self.paths}:
+            self.fixed.lengths[name] = self.times.window(name, base)
         shares = self.fixed.share(named, spare, base)
         if free:
             used = sum(share.nodes for share in shares.values())

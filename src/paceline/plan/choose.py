@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from paceline.core.plan import Item, MinChance, Note, Panel, Work
+from paceline.core.registry import Ahead
 from paceline.core.request import Request
 from paceline.plan import DrafterFacts, LengthPolicy, Share
 from paceline.plan.acceptance import Acceptance, Key
@@ -59,11 +60,15 @@ class Arm:
     """A drafter whose chain is always in it."""
     runs: bool = False
     """It can draft in steps of several passes."""
+    ahead: Ahead = ""
+    """What it drafts while the target's pass runs: a `path` has one length, that of the pass."""
+    like: str | None = None
+    """Whose chains a `path` drafts: those of the same K/V group. What is known of them holds for it, too."""
 
     @classmethod
     def of(
         cls, drafter: str, nodes: int, chain: bool, stops_early: bool = False, limit: int | None = None,
-        always_asked: str | None = None, runs: bool = False,
+        always_asked: str | None = None, runs: bool = False, ahead: Ahead = "", like: str | None = None,
     ) -> "Arm":  # fmt: skip
         """Sizes around a drafter's own number of nodes, none above `limit`."""
         most = max(8, nodes)
@@ -71,11 +76,11 @@ class Arm:
         sizes = [*small, most if chain else nodes]
         if limit is not None:
             sizes = [*(n for n in sizes if n < limit), limit]
-        return cls(drafter, tuple(sizes), chain, stops_early and not chain, always_asked, runs)
+        return cls(drafter, tuple(sizes), chain, stops_early and not chain, always_asked, runs, ahead, like)
 
     def key(self, size: int) -> Key:
         """Where acceptance keeps it."""
-        return (self.drafter, 0 if self.chain else size)
+        return (self.like or self.drafter, 0 if self.chain else size)
 
 
 @dataclass(slots=True)
@@ -141,6 +146,8 @@ class Goodput(LengthPolicy):
     parts: Sequence[Drafting] = ()
     """Of the latest step."""
     trials: dict[str, Probe] = field(default_factory=dict)
+    chains: dict[str, str] = field(default_factory=dict)
+    """{K/V group: who drafts chains with it}"""
     _unheard: list[Note] = field(default_factory=list)
     """Of the latest steps."""
     _plain: CurrentChoice = field(default_factory=CurrentChoice)
@@ -259,14 +266,23 @@ class Goodput(LengthPolicy):
     def _sizes(self, request: Request, drafter: str, depth: int, count: int) -> list[int]:
         """Those that a request, one of `count`, could be given."""
         arm, wish = self.arms[drafter], request.params.max_nodes
+        if arm.ahead == "path" and wish is None:
+            most = min(depth, arm.sizes[-1], self.times.window(drafter, self._base(request, count)))
+            return [most] if most else []
         most = min(depth if arm.chain else depth * 64, arm.sizes[-1] if wish is None else wish)
         fitting = [n for n in arm.sizes if n <= most] or ([most] if most else [])
         return fitting[-1:] if arm.stops_early and count == 1 else fitting
 
+    @staticmethod
+    def _base(request: Request, count: int) -> Work:
+        """The pass of so many requests like this one."""
+        return Work.of([(1, request.length, 1)] * count)
+
     def _price(self, request: Request, arm: Arm, sizes: Sequence[int], limit: int, count: int) -> list[Point]:
         """Expected depth, tokens and rows of each size, for one of `count` requests."""
         if arm.chain:
-            expected = self.acceptance.expected(request.id, arm.key(0), min(sizes[-1], limit))
+            more = arm.ahead == "path"  # the token behind the draft
+            expected = self.acceptance.expected(request.id, arm.key(0), min(sizes[-1], limit) + more)
             points, done, deep, tokens, rows = list[Point](), 0, 0, 0.0, 0.0
             for n in sizes:
                 for d in range(done, min(n, limit)):
@@ -274,7 +290,9 @@ class Goodput(LengthPolicy):
                     rows += expected.rows[d]
                     deep += expected.rows[d] * count >= 0.5  # of all, the deepest
                 done = min(n, limit)
-                points.append(Point(n, deep or 1, tokens, rows, expected))
+                if arm.ahead == "path":
+                    tokens *= prepared(expected.kept, done)
+                points.append(Point(n, n + 1 if arm.ahead else deep or 1, tokens, rows, expected))
             return points
         points, part = [], None
         if arm.always_asked in self.arms and (key := self.arms[arm.always_asked].key(0)) in self.acceptance.means:
@@ -377,6 +395,8 @@ class Goodput(LengthPolicy):
         found = self.acceptance.changes + self.acceptance.unlike
         for note in self._unheard:
             arm, depth = self.arms.get(note.drafter), min(note.nodes, note.depth, DEPTH)
+            if arm is not None and arm.ahead == "path":  # nothing prepared says nothing of the draft
+                depth = min(depth, len(note.offered))
             if arm is not None and depth:
                 self.acceptance.observe(note.request, arm.key(note.nodes), depth, note.offered, note.kept)
             if note.part and not (trial := self._trial(note.drafter)).banned:  # as good as tried
@@ -390,8 +410,16 @@ class Goodput(LengthPolicy):
         return max(self._plain.count, self._filling.count)
 
     def enrol(self, drafter: str, facts: DrafterFacts) -> None:
-        f = facts
-        self.arms[drafter] = Arm.of(drafter, f.nodes, f.chain, f.stops_early, f.most, f.always_asked, f.runs)
+        f, like = facts, None
+        if f.ahead == "path" and f.group is not None:
+            like = self.chains.get(f.group)
+        elif f.chain and f.group is not None and not f.ahead:
+            self.chains.setdefault(f.group, drafter)
+        self.arms[drafter] = Arm.of(
+            drafter, f.nodes, f.chain, f.stops_early, f.most, f.always_asked, f.runs, f.ahead, like
+        )
+        if f.ahead:
+            self.times.beside.setdefault(drafter, 0.0)
 
     def seconds(self, work: Work) -> float:
         """Of a step whose pass is this work and that drafts as the latest did."""
@@ -413,3 +441,11 @@ class Goodput(LengthPolicy):
         """A request has ended."""
         self._hear()
         self.acceptance.drop(request.id)
+
+
+def prepared(kept: Sequence[float], nodes: int) -> float:
+    """Share of passes that find a draft of so many nodes prepared, which a `path` was during the pass before. Of two
+    states (PEARL, arXiv 2408.11850): with a draft, all of it and the token behind it must be kept for the next one;
+    without, one token."""
+    first, whole = kept[0], kept[min(nodes, len(kept) - 1)]
+    return first / (1.0 - whole + first) if first else 0.0

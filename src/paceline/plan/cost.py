@@ -24,6 +24,10 @@ OPENINGS = tuple(low for low, high in pairwise(KNOTS) if high == low + 1 and low
 RATE, DRIFT = 0.1, 0.2
 """How far one step moves the terms that it is made of; and `speed`, or all terms of a drafter."""
 FLOOR = 1e-9
+WINDOW = 16
+"""Nodes of a draft that is made while the target's pass runs, at most."""
+FEW = 8
+"""Latest steps that count for what two things at once save, at start-up."""
 
 Features = Mapping[Any, float]
 
@@ -104,10 +108,12 @@ class Times:
     target: float
     drafts: dict[str, float]
     rest: float
+    saved: float = 0.0
+    """For which the target's pass and drafting ran at once, so that they count once."""
 
     @property
     def total(self) -> float:
-        return self.target + sum(self.drafts.values()) + self.rest
+        return self.target + sum(self.drafts.values()) + self.rest - self.saved
 
 
 def _target() -> Terms:
@@ -129,6 +135,9 @@ class StepTimes:
     drafts: dict[str, Terms] = field(default_factory=dict)
     speed: float = 1.0
     seen: int = 0
+    beside: dict[str, float] = field(default_factory=dict)
+    """Of each drafter that works while the target's pass runs: the share of the shorter of the two that costs no time.
+    1: they are never in each other's way; 0: one after the other would be as quick."""
     error: float = 0.0
     """Mean absolute percentage error of the latest predictions, as a fraction."""
 
@@ -158,11 +167,28 @@ class StepTimes:
         call = w["call" if passes == 1 else "several"]
         return self.speed * (call + w["requests"] * requests + w["nodes"] * nodes)
 
+    def of_saved(self, work: Work, parts: Iterable[Drafting]) -> float:
+        """Seconds for which the target's pass and drafting run at once."""
+        mine = [(self.of_draft(part), self.beside[part.drafter]) for part in parts if part.drafter in self.beside]
+        target = self.of_target(work) if mine else 0.0
+        return sum(share * min(target, draft) for draft, share in mine)
+
+    def window(self, drafter: str, work: Work) -> int:
+        """Nodes of a draft that is made, with one token more, in the time of a pass that verifies as many (PEARL,
+        arXiv 2408.11850, section 4: gamma = t_target / t_draft)."""
+        n = work.requests
+        for nodes in range(2, WINDOW + 1):
+            part = Drafting(drafter, n, nodes + 1, n * nodes)
+            if self.of_draft(part) > self.of_target(work.more(n * nodes)):
+                return nodes - 1
+        return WINDOW
+
     def predict(self, work: Work, parts: Iterable[Drafting] = ()) -> float:
         """Seconds of a whole step."""
         each = list(parts)
-        nodes = judged(each)
-        return self.of_target(work) + sum(map(self.of_draft, each)) + self.of_rest(work.requests, nodes, work.passes)
+        nodes, rest = judged(each), self.of_rest
+        alone = self.of_target(work) + sum(map(self.of_draft, each)) + rest(work.requests, nodes, work.passes)
+        return alone - self.of_saved(work, each)
 
     def drafter(self, name: str) -> Terms:
         if name not in self.drafts:
@@ -177,13 +203,16 @@ class StepTimes:
         nodes = judged(parts)
         target, drafts = self.of_target(work), [self.of_draft(part) for part in parts]
         rest = self.of_rest(work.requests, nodes, work.passes)
-        wrong = abs((target + sum(drafts) + rest) / times.total - 1.0)
+        wrong = abs((target + sum(drafts) + rest - self.of_saved(work, parts)) / times.total - 1.0)
         self.error += (wrong - self.error) / min(self.seen + 1, 100)
         self.seen += 1
-        faster = 1.0 + DRIFT * (_ratio(times.target, target) - 1.0)
-        self.speed *= faster
-        self.target.learn(_features(work), _ratio(times.target, faster * target))
-        self._in_order(work.rows)
+        if any(part.drafter in self.beside for part in parts):
+            self._overlapped(parts, times, target)  # the pass had not the machine for itself: no word of its terms
+        else:
+            faster = 1.0 + DRIFT * (_ratio(times.target, target) - 1.0)
+            self.speed *= faster
+            self.target.learn(_features(work), _ratio(times.target, faster * target))
+            self._in_order(work.rows)
         for part, draft in zip(parts, drafts):
             if part.drafter in times.drafts:
                 ratio = _ratio(times.drafts[part.drafter], draft)
@@ -191,6 +220,14 @@ class StepTimes:
                 self.drafts[part.drafter] = self.drafts[part.drafter].scaled(faster)
                 self.drafts[part.drafter].learn(part.features(), ratio / faster)
         self.rest.learn(_others(work, nodes), _ratio(times.rest, self.of_rest(work.requests, nodes, work.passes)))
+
+    def _overlapped(self, parts: Sequence[Drafting], times: Times, target: float, rate: float = DRIFT) -> None:
+        """What a step saved by doing two things at once, beside a pass that takes `target` seconds alone."""
+        for name in {part.drafter for part in parts} & self.beside.keys():
+            draft = times.drafts.get(name, 0.0)
+            spent = times.total - times.rest - sum(s for other, s in times.drafts.items() if other != name)
+            share = (target + draft - spent) / max(min(target, draft), FLOOR)
+            self.beside[name] += rate * (min(1.0, max(-1.0, share)) - self.beside[name])
 
     def _in_order(self, rows: int) -> None:
         """Fewer rows never cost more: what was just seen at `rows` bounds the knots on both sides."""
@@ -233,19 +270,22 @@ class StepTimes:
         for name in {part.drafter for _, parts, _ in samples for part in parts}:
             mine = [(p, t.drafts[name]) for _, ps, t in samples for p in ps if p.drafter == name]
             self.drafter(name).fit([(p.features(), max(seconds, FLOOR)) for p, seconds in mine], power=0)
+        for count, (work, parts, took) in enumerate(samples):
+            self._overlapped(parts, took, self.of_target(work), 1.0 / (1 + count % FEW))
 
     def dump(self) -> dict[str, Any]:
         """As JSON."""
         drafts = {name: terms.weights for name, terms in self.drafts.items()}
         target = {str(k): v for k, v in self.target.weights.items()}
-        return {"target": target, "rest": self.rest.weights, "drafts": drafts, "speed": self.speed, "seen": self.seen}
+        return {"target": target, "rest": self.rest.weights, "drafts": drafts, "speed": self.speed, "seen": self.seen,
+                "beside": self.beside}  # fmt: skip
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> "StepTimes":
         """From `dump`."""
         target = Terms({int(k) if k.isdigit() else k: v for k, v in data["target"].items()})
         drafts = {name: Terms(weights) for name, weights in data["drafts"].items()}
-        return cls(target, Terms(data["rest"]), drafts, data["speed"], data["seen"])
+        return cls(target, Terms(data["rest"]), drafts, data["speed"], data["seen"], data.get("beside", {}))
 
 
 def _features(work: Work) -> dict[Any, float]:

@@ -30,6 +30,8 @@ class FixedLength(LengthPolicy):
     least: int = 0
     limit: Callable[[Request, str], int] | None = None
     """How deep a draft of this drafter may be; None: as `room` says."""
+    lengths: dict[str, int] = field(default_factory=dict)
+    """Nodes of the drafters whose draft is to take as long as the target's pass, as measured."""
     times: StepTimes | None = None
     step: int = 0
     patience: float = 0.0
@@ -48,7 +50,8 @@ class FixedLength(LengthPolicy):
     def nodes(self, request: Request, running: int) -> int:
         """0 .. MAX_CANDIDATES for `request`, one of `running` that decode in this step."""
         wish = request.params.max_nodes
-        nodes = self.defaults.get(request.drafter, 0) if wish is None else wish
+        usual = self.lengths.get(request.drafter, self.defaults.get(request.drafter, 0))
+        nodes = usual if wish is None else wish
         if self.cheap_rows is not None and wish is None:
             nodes = min(nodes, max(self.least, (self.cheap_rows - running) // max(running, 1)))
         return max(0, min(nodes, MAX_CANDIDATES))

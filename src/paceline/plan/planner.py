@@ -29,6 +29,11 @@ def no_taps(request: Request) -> tuple[str, ...]:
     return ()
 
 
+def alone(share: Share) -> int:
+    """Nobody drafts while the pass runs."""
+    return 0
+
+
 @dataclass(slots=True)
 class Planner:
     length: LengthPolicy
@@ -36,6 +41,8 @@ class Planner:
     """Most rows of one pass: prompt rows and draft nodes alike (D1)."""
     taps: Callable[[Request], tuple[str, ...]] = no_taps
     """Hidden states of the target that somebody reads of a request's rows."""
+    further: Callable[[Share], int] = alone
+    """Rows for what a share's drafter drafts while the pass runs."""
 
     def plan(
         self, turn: Sequence[Request], room: Room, rows: int | None = None, order: Sequence[Request] | None = None
@@ -43,8 +50,8 @@ class Planner:
         """A plan for the requests of `turn`, most important first, of at most `rows`. `order`: all that hold leases, of
         whom the last may be pre-empted; None: those of `turn`."""
         left = self.row_budget if rows is None else min(rows, self.row_budget)
-        decoding = [r for r in turn if r.pending == 1][:left]
-        prompts = [r for r in turn if r.pending > 1]
+        decoding = [r for r in turn if r.pending == 1 and r.closing is None][:left]
+        prompts = [r for r in turn if r.pending > 1 or r.closing is not None]
         left -= len(decoding)
         filling = min(left, sum(r.pending for r in prompts))
         base = Work.of((1, r.length, 1) for r in decoding)
@@ -53,9 +60,9 @@ class Planner:
         left -= sum(share.nodes for share in shares.values())
         given = {r.id: 1 for r in decoding}
         for request in prompts:
-            given[request.id] = min(request.pending, left)
+            given[request.id] = min(request.ready, left)
             left -= given[request.id]
-        ending = [r for r in prompts if given[r.id] == r.pending]
+        ending = [r for r in prompts if given[r.id] == r.pending and r.closing is None]
         if ending:
             whole = Work.of((given[r.id], r.length, 1) for r in [*decoding, *ending])
             shares.update(self.length.share(ending, left, whole))
@@ -64,7 +71,7 @@ class Planner:
             if rows_of := given[request.id]:
                 share = shares.get(request.id) or Share(NONE if request.arms else request.drafter, 0, 0)
                 item = Item(request, rows_of, share.nodes, share.drafter, request.verifier, *share[2:])
-                items.append(item._replace(taps=self.taps(request)))
+                items.append(item._replace(taps=self.taps(request), further=self.further(share)))
         kept, preempt = fit(items, turn if order is None else order, room)
         panels, passes = self.length.panels(base), 1 if prompts else self._passes(kept, base, room)
         return Plan(kept, preempt, panels, passes)
@@ -76,7 +83,7 @@ class Planner:
             return 1
         most = min([self.length.passes(items, base), *(item.request.left for item in items)])
         while most > 1:
-            if sum(room.need(item.request, 1 + item.ahead(most)) for item in items) <= room.free:
+            if sum(room.need(item.request, 1 + item.reserved(most)) for item in items) <= room.free:
                 return most
             most -= 1
         return 1
@@ -85,7 +92,7 @@ class Planner:
 def fit(items: Sequence[Item], order: Sequence[Request], room: Room) -> tuple[list[Item], list[Request]]:
     """The items that the cache has blocks for, and who gives up the lease for them. Given rows come first, for the
     most important of `order` first: where blocks run out, the last of all that hold some gives them up. Then as many
-    nodes as fit."""
+    nodes as fit, and as many rows for what is drafted meanwhile."""
     preempt, free, queue = list[Request](), room.free, deque(order)
     given = {item.request.id: item.given for item in items}
     while queue:
@@ -107,6 +114,10 @@ def fit(items: Sequence[Item], order: Sequence[Request], room: Room) -> tuple[li
         while (more := room.need(item.request, item.given + nodes) - held) > free:
             nodes -= 1
         free -= more
-        if nodes < item.nodes:
-            kept[i] = item._replace(nodes=nodes)
+        further, held = item.further if nodes == item.nodes else 0, held + more
+        while (more := room.need(item.request, item.given + nodes + further) - held) > free:
+            further -= 1
+        free -= more
+        if (nodes, further) != (item.nodes, item.further):
+            kept[i] = item._replace(nodes=nodes, further=further)
     return kept, preempt

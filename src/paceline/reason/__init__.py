@@ -1,1 +1,21 @@
 """Above tokens: what writes an answer with several models, branches or retrievals, proposed cheaply and verified."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.reason.cues import Cues
+    from paceline.reason.ensemble import Answer, Ensemble
+    from paceline.reason.mentor import MentorWishes
+    from paceline.reason.steps import StepWishes
+
+__all__ = ["Answer", "Cues", "Ensemble", "MentorWishes", "StepWishes"]
+_HOMES = {"Answer": "ensemble", "Cues": "cues", "Ensemble": "ensemble", "MentorWishes": "mentor", "StepWishes": "steps"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import torch with the first use of a name, not with the package."""
+    if name in _HOMES:
+        import importlib
+
+        return getattr(importlib.import_module(f"paceline.reason.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'paceline.reason' has no attribute {name!r}")

@@ -16,12 +16,14 @@ from paceline.core.params import SamplingParams
 from paceline.core.request import FinishReason, Request
 from paceline.engine.loop import Engine
 from paceline.engine.stop import Stopper
+from paceline.engine.text import Text
+from paceline.reason.level import Level
 from paceline.reason.transcript import Transcript
 from paceline.schedule import policies as schedules
 
 log = logging.getLogger("paceline")
-BASE = "base"
-"""Name of the engine whose tokens a transcript has."""
+BASE, SMALL = "base", "small"
+"""Names of the engine whose tokens a transcript has, and of that of a second, smaller model."""
 NAP_S = 0.005
 """How long the thread waits for others' work when it has none."""
 Script = Generator["Future[Any] | None", None, None]
@@ -39,9 +41,16 @@ class Stage:
     clock: Callable[[], float]
 
     def written(self, request: Request) -> Script:
-        """Until a request of an engine has ended."""
+        """Until a request of an engine has ended. Raises InputError for one that failed."""
         while request.finish is None:
             yield None
+        self.check(request)
+
+    @staticmethod
+    def check(request: Request) -> None:
+        """Raise InputError for a request that has no proper end."""
+        if request.finish == "error":
+            raise InputError(request.error or "No token could be drawn.")
 
 
 class Policy(Protocol):
@@ -51,8 +60,14 @@ class Policy(Protocol):
     """Of the object in the answer that has its report: reasoning, parallel, retrieval."""
     report: dict[str, Any]
     """What the answer says beside its text; whole once `ended` was called."""
-    deadline_s: float | None
-    """Seconds from the start after which what stands is the answer."""
+    kind: str
+    """What metrics call it: steps, mentor, ..."""
+    level: Level
+    """Counters of this one answer."""
+
+    @property
+    def deadline_s(self) -> float | None:
+        """Seconds from the start after which what stands is the answer."""
 
     def check(self, params: SamplingParams, engines: Mapping[str, Engine]) -> None:
         """Raise InputError or RefusalError for what cannot be served so, before anything is begun."""
@@ -89,6 +104,10 @@ class Runner:
         self._mine = [engine for name, engine in engines.items() if name not in stepped]
         self.runs: dict[int, Run] = {}
         """By the id of the transcript's request."""
+        self.texts: dict[str, Text] = {}
+        """Of each engine, where they are known."""
+        self.levels: dict[str, Level] = {}
+        """What all answers that have ended come to, by the policy's own name."""
         self._next = -1
 
     # -- beside an engine --------------------------------------------------------------------------------------------
@@ -135,7 +154,7 @@ class Runner:
         seed = secrets.randbits(64) if params.seed is None else params.seed
         request = Request(
             self._next, list(prompt), params, seed, eos=session.eos, arrival=base.now(), key=params.user,
-            max_tokens=min(room, params.max_tokens or room), drafter=policy.name,
+            max_tokens=min(room, params.max_tokens or room), drafter=policy.kind,
         )  # fmt: skip
         session.check_capacity(len(prompt), request.max_tokens)
         stopper = Stopper(request, session.detokenizer(request))
@@ -174,8 +193,15 @@ class Runner:
         try:
             run.script.close()
             run.policy.ended(run.stage)
+            self.levels.setdefault(run.policy.kind, Level()).add(run.policy.level)
         except Exception:
             log.exception("A policy failed at its end.")
+
+
+def need_small(engines: Mapping[str, Engine]) -> None:
+    """RefusalError where there is no second model."""
+    if SMALL not in engines:
+        raise RefusalError("A second, small model is needed and none is loaded; start with small (--small PATH).")
 
 
 def check_params(params: SamplingParams) -> None:

@@ -12,14 +12,16 @@ from typing import Any
 from paceline.core.params import SamplingParams
 from paceline.engine.async_llm import AsyncLLM
 from paceline.reason.runner import BASE, Policy, Runner
+from paceline.serve import parallel, reasoning, retrieval
 from paceline.serve.errors import ApiError
 from paceline.serve.generation import Generation
 from paceline.serve.protocol import ChatRequest
 from paceline.serve.server import Server
 
-Maker = Callable[[ChatRequest, Server, Mapping[str, Any]], Awaitable[Policy]]
-"""From a request, the server of its model, and the variables of its chat template. Raises ApiError or InputError."""
-MAKERS: dict[str, Maker] = {}
+Maker = Callable[[ChatRequest, Server, Runner, Mapping[str, Any]], Awaitable[Policy]]
+"""From a request, the server of its model with the runner on its thread, and the variables of its chat template. Raises
+ApiError or InputError."""
+MAKERS: dict[str, Maker] = {"reasoning": reasoning.policy, "retrieval": retrieval.make}
 """By the name of the request's field."""
 
 
@@ -28,7 +30,9 @@ async def policy_of(body: ChatRequest, server: Server, args: Mapping[str, Any]) 
     names = body.extended
     if len(names) > 1:
         raise ApiError(400, f"{' and '.join(names)} cannot be combined; give one of them.", param=names[1])
-    return await MAKERS[names[0]](body, server, args) if names else None
+    if body.reasoning is not None and body.reasoning.policy == "parallel":
+        return await parallel.policy(body, server, args)
+    return await MAKERS[names[0]](body, server, runner_of(server.llm), args) if names else None
 
 
 def runner_of(llm: AsyncLLM) -> Runner:

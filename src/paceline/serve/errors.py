@@ -15,6 +15,7 @@ from paceline.core.grammar import MOST_DEPTH
 from paceline.engine.door import DOOR
 from paceline.serve.protocol import PARAMETERS, REQUESTS, Message, Speculation
 from paceline.serve.reasoning_wire import ReasoningWish
+from paceline.serve.retrieval_wire import RetrievalWish
 from paceline.serve.wire import LABEL, Wire
 
 log = logging.getLogger("paceline")
@@ -147,7 +148,7 @@ def expected(name: str) -> str | None:
     return next((model.model_fields[inner].description for model in models if inner in model.model_fields), None)
 
 
-INNER: dict[str, type[Wire]] = {"reasoning": ReasoningWish}
+INNER: dict[str, type[Wire]] = {"reasoning": ReasoningWish, "retrieval": RetrievalWish}
 """What is within a field that names a policy above tokens."""
 
 

@@ -12,6 +12,7 @@ from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.build import parse_bytes
 from paceline.engine.door import DOOR
 from paceline.engine.totals import Snapshot, Totals, summed
+from paceline.reason.ensemble import load
 from paceline.serve.admission import Gate
 from paceline.serve.calls import Call
 from paceline.serve.errors import ApiError
@@ -200,7 +201,7 @@ class Fleet:
             async with self._turn:
                 await self._make_room(member)
                 log.info("Loading %s.", member.name)
-                llm = await asyncio.to_thread(lambda: AsyncLLM(**member.options))
+                llm = await asyncio.to_thread(lambda: load(**member.options))
                 member.server = Server(llm, replace(self.settings, served_model_name=(member.name,)), self.pools)
                 member.loads += 1
                 self._rested(member)

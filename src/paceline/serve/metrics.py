@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from paceline.draft import DRAFTERS
 from paceline.engine.door import Trip
 from paceline.engine.totals import Snapshot, summed
+from paceline.reason.level import Level
 from paceline.serve.calls import Call
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -73,6 +74,35 @@ class Metrics:
     def render(self) -> bytes:
         """The text exposition format."""
         return generate_latest(self.registry)
+
+
+class AboveCollector(Collector):
+    """What policies above tokens did, as far as their answers have ended."""
+
+    def __init__(self, read: Callable[[], Mapping[str, Level]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        levels = dict(self._read())
+        for name, text in ABOVE.items():
+            family = CounterMetricFamily(f"paceline_above_{name}", text, labels=["policy"])
+            for policy, level in levels.items():
+                family.add_metric([policy], getattr(level, name))
+            yield family
+        saved = GaugeMetricFamily(
+            "paceline_above_saved_seconds",
+            "Seconds that accepted proposals would have taken the dear model, less those of proposing and judging.",
+            labels=["policy"],
+        )
+        for policy, level in levels.items():
+            saved.add_metric([policy], level.saved_s)
+        yield saved
+
+
+ABOVE = {
+    "proposed": "Steps, paragraphs, branches or retrievals that were proposed, by policy.",
+    "accepted": "Those of them that stand.",
+}
 
 
 class EngineCollector(Collector):

@@ -16,11 +16,12 @@ from paceline.serve.calls import Call
 from paceline.serve.errors import ApiError
 from paceline.serve.guard import LAST_WORD_S, Guard
 from paceline.serve.logs import log_call
-from paceline.serve.metrics import CONTENT_TYPE, Metrics
+from paceline.serve.metrics import CONTENT_TYPE, AboveCollector, Metrics
+from paceline.serve.retrieval import knowledge_of
 from paceline.serve.server import Host
 from paceline.serve.settings import Settings
 from paceline.serve.sse import json_response
-from paceline.serve.stats import History, stats
+from paceline.serve.stats import History, levels, stats
 from paceline.serve.tracing import Tracer, exporter
 from paceline.serve.vllm_names import VllmNames
 
@@ -41,6 +42,9 @@ class Operation:
         self.keys = Keys(settings.keys())
         self.metrics = Metrics(lambda: host.snapshot)
         self.metrics.registry.register(VllmNames(self.metrics, lambda: host.snapshot, host.model))
+        self.metrics.registry.register(AboveCollector(lambda: levels(host)))
+        if (knowledge := knowledge_of(settings)) is not None:
+            self.metrics.registry.register(knowledge)
         self.gate = Gate(
             host.max_requests,
             settings.queue_limit,

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from paceline.serve.reasoning_wire import ReasoningWish
+from paceline.serve.retrieval_wire import RetrievalWish
 from paceline.serve.wire import FailFast, Ids, Label, Shallow, Wire, few
 
 NO_MEDIA = "only text is served"
@@ -275,7 +276,8 @@ class ChatRequest(Sampling):
     continue_final_message: bool | None = Field(
         None, description="true: go on with the last message, of role assistant; or false"
     )
-    reasoning: ReasoningWish | None = Field(None, description='{"policy": "steps" or "mentor", ...}')
+    reasoning: ReasoningWish | None = Field(None, description='{"policy": "steps", "mentor" or "parallel", ...}')
+    retrieval: RetrievalWish | None = Field(None, description='{"every": 4, "stride": null, ...}, all optional')
 
     @property
     def extended(self) -> tuple[str, ...]:
@@ -283,7 +285,7 @@ class ChatRequest(Sampling):
         return tuple(name for name in ABOVE if getattr(self, name) is not None)
 
 
-ABOVE = ("reasoning",)
+ABOVE = ("reasoning", "retrieval")
 """Fields of a chat request that name a policy above tokens (serve/above.py)."""
 
 

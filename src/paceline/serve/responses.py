@@ -109,6 +109,60 @@ class ToolCall(Shape):
     function: Called
 
 
+class Segment(Shape):
+    """A part of an answer that one model wrote."""
+
+    author: str
+    text: str
+    tokens: int
+    step: int | None = None
+    score: float | None = None
+    why: str | None = None
+
+
+class Rollback(Shape):
+    """What was proposed and not accepted."""
+
+    at: int
+    tokens: int
+    text: str
+    score: float | None = None
+
+
+class Counted(Shape):
+    """Of one model: tokens given and found cached, tokens written, passes."""
+
+    requests: int
+    prompt: int
+    cached: int
+    written: int
+    passes: int
+    seconds: float
+
+
+class HandOver(Shape):
+    model: str
+    why: str
+    at: int
+    cached: int
+    wrote: int
+    passes: int
+    seconds: float
+
+
+class Reasoned(Shape):
+    """How an answer of two models came about: docs/reasoning.md."""
+
+    policy: Literal["steps", "mentor"]
+    ended: str
+    proposed: int
+    accepted: int
+    segments: list[Segment]
+    rollbacks: list[Rollback]
+    models: dict[str, Counted]
+    handovers: list[HandOver]
+
+
 class AnswerMessage(Shape):
     role: Literal["assistant"]
     content: str | None
@@ -123,6 +177,7 @@ class ChatChoice(Shape):
     finish_reason: Finish
     seed: int
     pieces: list[Piece] = Field(default_factory=list)
+    reasoning: Reasoned | None = None
 
 
 class Chat(Shape):

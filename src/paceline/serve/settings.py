@@ -59,6 +59,13 @@ class Settings:
     models: Annotated[
         Path | None, _http("TOML file that names several models, each loaded on its first request: docs/server.md.")
     ] = None
+    index: Annotated[
+        Path | None,
+        _http("Folder that paceline index made: requests may ask for retrieval from it, docs/retrieval.md."),
+    ] = None
+    index_encoder: Annotated[
+        Path | None, _http("The index's encoder. Default: where it was when the index was built.")
+    ] = None
     api_keys: Annotated[
         tuple[str, ...], _http("A key that clients may use; without any, everyone may.", "--api-key")
     ] = ()

@@ -9,6 +9,8 @@ from typing import Any
 from paceline.core.request import SpecStats
 from paceline.engine.build import paths
 from paceline.engine.drafters import AUTO
+from paceline.reason.level import Level
+from paceline.reason.runner import SMALL, Runner
 from paceline.serve.server import Host
 from paceline.serve.settings import Settings
 from paceline.verify import VERIFIERS
@@ -18,6 +20,7 @@ CONSTANT = (
     "model",
     "models",
     "draft",
+    "small",
     "drafters",
     "default_drafter",
     "verifiers",
@@ -38,6 +41,7 @@ def stats(host: Host, settings: Settings, uptime: float) -> dict[str, Any]:
         "model": host.model,
         "models": [card["id"] for card in host.cards()],
         "draft": None if draft is None else Path(draft).name,
+        "small": small(host),
         "drafters": sorted(name for name in list(cards) if name != AUTO and not {"+", "|"} & set(name)),
         "default_drafter": AUTO if llm is None else llm.llm.engine.config.drafter,
         "verifiers": VERIFIERS.names(),
@@ -56,10 +60,28 @@ def stats(host: Host, settings: Settings, uptime: float) -> dict[str, Any]:
         **speculation(total),
         "preemptions": now.totals.preemptions,
         "drafter_errors": sum(now.totals.drafter_errors.values()),
+        "above": {
+            name: {"proposed": level.proposed, "accepted": level.accepted, "saved_s": level.saved_s}
+            for name, level in levels(host).items()
+        },
         "by_drafter": {
             name: {**speculation(each), "generated": each.generated} for name, each in now.totals.drafters.items()
         },
     }
+
+
+def levels(host: Host) -> dict[str, Level]:
+    """By policy above tokens, of the first model's engine."""
+    llm = host.first()
+    runners = [] if llm is None else [each for each in llm.beside if isinstance(each, Runner)]
+    return {name: level for runner in runners for name, level in dict(runner.levels).items()}
+
+
+def small(host: Host) -> str | None:
+    """The name of the small model beside the first."""
+    llm = host.first()
+    texts = [each.texts for each in llm.beside if isinstance(each, Runner)] if llm is not None else []
+    return next((mine[SMALL].path.name for mine in texts if SMALL in mine), None)
 
 
 class History:

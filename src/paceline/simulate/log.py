@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from paceline.core.errors import InputError
+from paceline.core.joined import Layout
 from paceline.core.params import SamplingParams
 from paceline.core.plan import MinChance, Note, Plan, Work
 from paceline.core.request import Request
@@ -65,6 +66,14 @@ class Arrival:
     """Those of `DECIDING` that are set."""
     output: list[int] = field(default_factory=list)
     """Of one that was forked or parked: its output so far."""
+    parent: int = -1
+    """Of a branch: who waits for it."""
+    common: int = 0
+    """Of a branch: tokens that it has from its parent."""
+    eos: tuple[int, ...] = ()
+    """Of a branch: ends of sequence, which a join leaves out."""
+    layout: Layout = ()
+    """Where its tokens stand, if branches were joined in it."""
     event: Literal["arrival"] = "arrival"
 
     @classmethod
@@ -84,6 +93,10 @@ class Arrival:
             r.key,
             params,
             r.output[:],
+            r.parent,
+            r.common,
+            tuple(sorted(r.eos)) if r.parent >= 0 else (),
+            r.layout,
         )
 
     def request(self) -> Request:
@@ -101,6 +114,11 @@ class Arrival:
             arrival=self.now,
             key=self.key,
             output=list(self.output),
+            parent=self.parent,
+            common=self.common,
+            eos=frozenset(self.eos),
+            layout=self.layout,
+            authors=[None] * len(self.output),
         )
 
 
@@ -125,11 +143,34 @@ class Changed:
 
 
 @dataclass(frozen=True, slots=True)
+class Closed:
+    """A branch ends between two steps where it stands."""
+
+    id: int
+    event: Literal["closed"] = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Branches that ended, and tokens behind them, join the text of their request."""
+
+    id: int
+    branches: list[int]
+    tokens: list[int]
+    max_tokens: int
+    """Resolved limit from now on."""
+    reading: list[str] = field(default_factory=list)
+    """K/V groups that are made from hidden states."""
+    event: Literal["joined"] = "joined"
+
+
+@dataclass(frozen=True, slots=True)
 class Adopted:
     """Rows whose K/V came from elsewhere enter the prefix cache."""
 
     tokens: list[int]
     groups: list[str]
+    layout: Layout = ()
     event: Literal["adopted"] = "adopted"
 
 
@@ -143,6 +184,8 @@ class Given:
     drafter: str
     depth: int
     min_chance: MinChance | None
+    further: int = 0
+    """Rows for what is drafted while the pass runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +199,7 @@ class Decision:
 
     @classmethod
     def of(cls, admitted: Iterable[Request], plan: Plan) -> "Decision":
-        items = [Given(i.request.id, i.given, i.nodes, i.drafter, i.depth, i.min_chance) for i in plan.items]
+        items = [Given(i.request.id, i.given, i.nodes, i.drafter, i.depth, i.min_chance, i.further) for i in plan.items]
         return cls([r.id for r in admitted], [r.id for r in plan.preempt], items, plan.passes)
 
 
@@ -184,7 +227,7 @@ class Step:
     event: Literal["step"] = "step"
 
 
-Event = Setup | Enrolled | Arrival | Abort | Changed | Adopted | Step
+Event = Setup | Enrolled | Arrival | Abort | Changed | Closed | Joined | Adopted | Step
 _EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 
 

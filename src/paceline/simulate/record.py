@@ -11,6 +11,7 @@ from paceline.cache.lease import TARGET
 from paceline.cache.policies import policy
 from paceline.core import operations
 from paceline.core.errors import InputError
+from paceline.core.joined import Layout
 from paceline.core.operations import Operation
 from paceline.core.plan import Note, Plan, Work
 from paceline.core.request import Request
@@ -23,9 +24,11 @@ from paceline.simulate.log import (
     Adopted,
     Arrival,
     Changed,
+    Closed,
     Decision,
     Enrolled,
     Event,
+    Joined,
     Outcome,
     Setup,
     Step,
@@ -105,12 +108,18 @@ class LogRecorder(Recorder):
                 self.sink(Changed(operation.id, extend=[*operation.tokens]))
             case operations.Rewind():
                 self.sink(Changed(operation.id, rewind=operation.length))
+            case operations.Close():
+                self.sink(Closed(operation.id))
             case operations.Replace():
                 self.sink(Changed(operation.id, prompt=[*operation.prompt]))
 
-    def adopted(self, tokens: Sequence[int], groups: Sequence[str]) -> None:
+    def joined(self, operation: operations.Join, max_tokens: int, reading: Sequence[str]) -> None:
         self._end()
-        self.sink(Adopted([*tokens], [*groups]))
+        self.sink(Joined(operation.id, [*operation.branches], [*operation.tokens], max_tokens, [*reading]))
+
+    def adopted(self, tokens: Sequence[int], groups: Sequence[str], layout: Layout = ()) -> None:
+        self._end()
+        self.sink(Adopted([*tokens], [*groups], layout))
 
     def planned(self, now: float, admitted: Sequence[Request], plan: Plan) -> None:
         self._end()

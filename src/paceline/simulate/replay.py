@@ -4,7 +4,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from paceline.core.errors import IntegrityError, PacelineError
-from paceline.simulate.log import Abort, Adopted, Arrival, Changed, Decision, Enrolled, Event, Setup, Step
+from paceline.simulate.log import (
+    Abort,
+    Adopted,
+    Arrival,
+    Changed,
+    Closed,
+    Decision,
+    Enrolled,
+    Event,
+    Joined,
+    Setup,
+    Step,
+)
 from paceline.simulate.twin import Twin
 
 
@@ -47,6 +59,10 @@ def _follow(twin: Twin, event: Event) -> str | None:
             twin.abort(twin.requests[event.id])
         case Changed():
             twin.change(event)
+        case Closed():
+            twin.close(twin.requests[event.id])
+        case Joined():
+            twin.join(event)
         case Adopted():
             twin.adopt(event)
         case Step():

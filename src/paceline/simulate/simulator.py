@@ -33,6 +33,8 @@ class Simulator:
     noise: SimulationNoise
     now: float = 0.0
     events: list[Event] = field(default_factory=list)
+    windows: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """{request: (length of its output, nodes)} of the drafts that were made for it during its latest pass."""
 
     def run(self) -> list[Event]:
         setup = replace(self.workload.setup, times=deepcopy(self.workload.setup.times))
@@ -77,7 +79,7 @@ class Simulator:
         if plan.passes > 1:
             results = [self._drawn(item, plan.passes) for item in plan.items]
         else:
-            draws = [self._draw(item) for item in plan.items]
+            draws = [self._draw(item, twin) for item in plan.items]
             left, depths = trim(plan, [sum(offered) for offered, _ in draws], twin.table.chain)
             results = [self._result(item, *draw, rows) for item, draw, rows in zip(plan.items, draws, left)]
             for result, depth in zip(results, depths):
@@ -99,10 +101,10 @@ class Simulator:
     def _drawn(self, item: Item, most: int) -> Result:
         """Of a run: the next tokens of the recorded output, pass by pass, as many as the draws say."""
         speech, before = self.workload.outputs[item.request.id], len(item.request.output)
-        ahead = speech.tokens[before : before + 1 + item.ahead(most)]
+        ahead = speech.tokens[before : before + 1 + item.reserved(most)]
         rounds, count = list[Round](), 0
         while len(rounds) < most and count < len(ahead):
-            deep = min(item.chain, item.ahead(most) - count)
+            deep = min(item.chain, item.reserved(most) - count)
             offered, kept = self.workload.rates.draw(item, self.noise, count) if deep > 0 else ([], 0)
             kept = min(kept, len(ahead) - count)
             rounds.append(Round.of(offered, kept))
@@ -122,8 +124,10 @@ class Simulator:
                     rows[keeper] = rows.get(keeper, 0) + length - lease_of(item.request).frontier[group]
         return rows
 
-    def _draw(self, item: Item) -> tuple[list[int], int]:
+    def _draw(self, item: Item, twin: Twin) -> tuple[list[int], int]:
         """Rows per depth of a draft, and how deep it is kept."""
+        if item.further and twin.table.entries[item.drafter].ahead == "path":
+            return self._prepared(item)
         return self.workload.rates.draw(item, self.noise) if item.completes and item.nodes else ([], 0)
 
     def _result(self, item: Item, drafted: Sequence[int], kept: int, left: int) -> Result:
@@ -145,6 +149,18 @@ class Simulator:
             emitted=emitted,
             finish=speech.finish if before + emitted == len(speech.tokens) else None,
         )
+
+    def _prepared(self, item: Item) -> tuple[list[int], int]:
+        """The draft that was made during the pass before. If all of it is kept, and the first token of what is drafted
+        now is the target's own next one, what is behind that will be the next."""
+        at, nodes = self.windows.pop(item.request.id, (0, 0))
+        before = len(item.request.output)
+        had = min(nodes if at == before else 0, item.nodes)
+        drawn = item._replace(nodes=had + 1, depth=max(item.depth, had + 1))
+        kept = self.workload.rates.draw(drawn, self.noise)[1]
+        if kept > had:
+            self.windows[item.request.id] = (before + kept, max(0, min(item.further, item.depth - had) - 1))
+        return [1] * had, min(kept, had)
 
     @staticmethod
     def _advances(item: Item, result: Result, twin: Twin) -> list[tuple[int, str, int]]:
@@ -176,4 +192,5 @@ def seconds(times: StepTimes, work: Work, parts: Sequence[Drafting]) -> Times:
     """A step's time by part, as predicted."""
     nodes = judged(parts)
     drafts = {part.drafter: times.of_draft(part) for part in parts}
-    return Times(times.of_target(work), drafts, times.of_rest(work.requests, nodes, work.passes))
+    rest = times.of_rest(work.requests, nodes, work.passes)
+    return Times(times.of_target(work), drafts, rest, times.of_saved(work, parts))

@@ -9,7 +9,7 @@ from paceline.core.request import Request
 from paceline.engine.desk import Desk, lease_of
 from paceline.engine.drafter_table import DrafterTable
 from paceline.plan.cost import StepTimes
-from paceline.simulate.log import Adopted, Arrival, Changed, Decision, Outcome, Setup
+from paceline.simulate.log import Adopted, Arrival, Changed, Decision, Joined, Outcome, Setup
 
 
 class Twin:
@@ -26,12 +26,27 @@ class Twin:
 
     def arrive(self, arrival: Arrival) -> None:
         self.requests[arrival.id] = request = arrival.request()
-        self.desk.waiting.append(request)
+        if arrival.parent >= 0:
+            self.desk.branch(self.requests[arrival.parent], request)
+        else:
+            self.desk.waiting.append(request)
 
     def abort(self, request: Request) -> None:
         request.finish = "abort"
         self.desk.leave(request)
         self._forget(request)
+
+    def close(self, request: Request) -> None:
+        """A branch ends where it stands."""
+        self.desk.close(request)
+        if request.finish is not None:
+            self._forget(request)
+
+    def join(self, joined: Joined) -> None:
+        """Branches join their request."""
+        request = self.requests[joined.id]
+        request.max_tokens = joined.max_tokens
+        self.desk.join(request, joined.branches, joined.tokens, joined.reading)
 
     def change(self, changed: Changed) -> None:
         """A text is changed between two steps."""
@@ -47,7 +62,7 @@ class Twin:
 
     def adopt(self, adopted: Adopted) -> None:
         """Rows whose K/V came from elsewhere enter the prefix cache."""
-        txn = self.desk.adopt(adopted.tokens, adopted.groups)
+        txn = self.desk.adopt(adopted.tokens, adopted.groups, adopted.layout)
         assert txn is not None, "the engine had room for these rows"
         self.desk.adopted(txn, adopted.tokens)
 

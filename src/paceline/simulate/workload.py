@@ -52,6 +52,8 @@ class Rates:
         own = self.acceptance.own.setdefault(given.id, {}).setdefault(key, Record())
         deepest = min(given.nodes, given.depth if result.depth is None else result.depth, DEPTH)
         for _, kept, round in result.heard():
+            if self.entries[given.drafter].ahead == "path":  # nothing prepared says nothing of the draft
+                deepest = len(round.offered)
             mean.count(deepest, round.offered, 1.0)
             for counts in (mean, own):
                 counts.add(deepest, [int(depth < kept) for depth in range(len(round.offered))], 1.0)

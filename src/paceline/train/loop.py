@@ -181,7 +181,9 @@ class Run:
         self.weights = [weight for weight in method.module.parameters() if weight.requires_grad]
         if not self.weights:
             raise InputError(f"{plan.method} has no weights to train with these settings.")
-        self.optimizer = torch.optim.AdamW(self.weights, lr=plan.lr, betas=(0.9, 0.95), weight_decay=plan.weight_decay)
+        self.optimizer = torch.optim.AdamW(
+            self.weights, lr=plan.lr, betas=(0.9, 0.95), weight_decay=plan.weight_decay, fused=True
+        )
         self.step = self.tokens = 0
         self.seconds, self.saved = 0.0, time.monotonic()
         self.cool: tuple[int, int] | None = None
@@ -230,13 +232,11 @@ class Run:
     def plan_end(self) -> None:
         """Where the end begins: the last fifth."""
         plan = self.plan
-        if self.cool is not None:
-            return
         if plan.minutes is None:
             assert plan.steps is not None
             length = max(1, plan.steps // 5)
             self.cool = plan.steps - length, length
-        elif self.done() >= 0.8:
+        elif self.cool is None and self.done() >= 0.8:
             self.cool = self.step, max(1, self.step // 4)
 
     def done(self) -> float:
@@ -357,6 +357,8 @@ class Run:
         self.step, self.tokens, self.seconds, self.cool = (
             state["step"], state["tokens"], state["seconds"], state["cool"],
         )  # fmt: skip
+        if self.plan.minutes is not None and self.done() < 0.8:
+            self.cool = None  # there is more time than when it was set
         self.method.module.load_state_dict(state["weights"], strict=False)
         self.optimizer.load_state_dict(state["optimizer"])
         if (log := self.plan.out / LOG).is_file():  # without the lines of what is done again

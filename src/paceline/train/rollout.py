@@ -2,8 +2,8 @@
 
     data     the texts as the loop brings them: as given, or (`answers`) the target's own
     target   the same; the loop is told to let the target answer
-    data     the texts as the loop brings them: as given, or the target's own answers (the loop's `answers`)
-             algorithm 1 with lambda = 1)
+    policy   the student's own answers to the same prompts, sampled now (DistillSpec, Zhou et al. 2023, arXiv
+             2310.08461, algorithm 1 with lambda = 1)
     mixed    each text is replaced by the student's own with probability `share`
 
 The student draws with torch's generator, which the loop seeds for every step: a resumed run draws the same. No gradient

@@ -9,7 +9,7 @@ serving: at 0 the draft's likeliest token is drawn, and the label says whether i
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -52,7 +52,7 @@ class SpecDec(Method):
             raise InputError("specdec needs the draft model that its head is for; give --set draft=DIRECTORY.")
         self.target, self.student = target, loaded(target, self.settings.draft)
         self.student.eval().requires_grad_(False)
-        made = Acceptance(self.student.config.hidden_size, self.settings.blocks, self.settings.risk)
+        made = Acceptance(cast(Any, self.student.config).hidden_size, self.settings.blocks, self.settings.risk)
         self.module = self.head = made
 
     @torch.no_grad()

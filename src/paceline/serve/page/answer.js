@@ -13,6 +13,8 @@ function by(author, text, title = "") {
   return span;
 }
 
+/** Models that write parts of a text by themselves, under a policy. */
+const WRITERS = new Set(["small", "base", "mentor"]);
 const seen = new Set();
 function legend() {
   const items = [...seen].map((author) => el("li", {}, by(author, author, about(author))));
@@ -54,7 +56,7 @@ class Coloured {
       const [text, author, tokens] = this.runs[i];
       const run = text.slice(Math.max(from - this.starts[i], 0), to - this.starts[i]);
       if (!run) continue;
-      nodes.push(author === "target" ? run : by(author, run, `${tokens} token${tokens > 1 ? "s" : ""} drafted by ${author}`));
+      nodes.push(author === "target" ? run : by(author, run, `${tokens} token${tokens > 1 ? "s" : ""} ${WRITERS.has(author) ? "written" : "drafted"} by ${author}`));
     }
     return nodes;
   }
@@ -122,6 +124,14 @@ class Answer {
     if (this.usage?.speculation?.drafted) {
       rows.splice(2, 0, ["of drafts kept", share(this.usage.speculation.accepted, this.usage.speculation.drafted)]);
     }
+    const two = this.reasoning;
+    if (two) {
+      const scores = two.segments.filter((each) => each.score != null).map((each) => each.score.toFixed(1));
+      rows.splice(2, 0, ["proposals kept", share(two.accepted, two.proposed)]);
+      if (scores.length) rows.push(["scores", scores.slice(0, 12).join(" ")]);
+      if (two.rollbacks.length) rows.push(["rolled back", `${count(two.rollbacks.reduce((sum, each) => sum + each.tokens, 0))} tokens`]);
+      rows.push(["ended by", two.ended]);
+    }
     if (this.seed !== undefined) rows.push(["seed", String(this.seed)]);
     this.figures.replaceChildren(...rows.map(([name, value]) =>
       el("div", {"data-figure": name}, el("dt", {}, name), el("dd", {}, value))));
@@ -136,8 +146,8 @@ class Answer {
 
   /** What is kept of it. */
   saved() {
-    const {text, usage, finish, tokens, passes, first, took, seed, plain} = this;
-    return {text, usage, finish, tokens, passes, first, took, seed, plain, thoughts: this.thought.runs, runs: this.body.runs};
+    const {text, usage, finish, tokens, passes, first, took, seed, plain, reasoning} = this;
+    return {text, usage, finish, tokens, passes, first, took, seed, plain, reasoning, thoughts: this.thought.runs, runs: this.body.runs};
   }
 }
 Answer.all = new Set();

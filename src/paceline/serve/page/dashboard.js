@@ -45,6 +45,7 @@ function choices() {
     if (names.includes(before)) $(id).value = before;
   }
   $("which").hidden = stats.models.length < 2;
+  $("two").hidden = !stats.small;
 }
 
 /** What was counted in the chosen span: the counters now, less those at its start. */

@@ -51,6 +51,7 @@ async function ask(answer, body, signal) {
       const {content, reasoning_content: thought} = choice.delta ?? {content: choice.text};
       if (content || thought) answer.write(content || thought, choice.pieces, Boolean(thought));
       if (choice.finish_reason) answer.finish = choice.finish_reason;
+      if (choice.reasoning) answer.reasoning = choice.reasoning;
     }
     if (event.usage) answer.usage = event.usage;
   }

@@ -76,6 +76,8 @@ function wish(prompt, before) {
   if (value("show_special")) body.skip_special_tokens = false;
   const schema = value("schema");
   if (schema !== undefined) body.grammar = {kind: "json_schema", text: JSON.stringify(schema)};
+  const policy = $("policy").value;
+  if (policy && chat) body.reasoning = {policy, ...(policy === "steps" && $("tau").value !== "" && {tau: Number($("tau").value)})};
   body.seed ??= Math.floor(Math.random() * 2 ** 32);
   return body;
 }
@@ -95,6 +97,7 @@ function theme(name) {
   kept.set("theme", name);
 }
 
+$("policy").addEventListener("change", () => { $("taus").hidden = $("policy").value !== "steps"; });
 layFields();
 theme(Object.hasOwn(THEMES, kept.get("theme", "auto")) ? kept.get("theme", "auto") : "auto");
 $("theme").addEventListener("click", () => {

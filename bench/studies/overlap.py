@@ -1,0 +1,177 @@
+"""What drafting beside verifying brings, in counts and on a virtual clock. None of it reads this machine's clock.
+
+    python bench/studies/overlap.py mirror --model TARGET --draft DRAFT --prompts FILE   # fallback by kappa and exit
+    python bench/studies/overlap.py simulate   # PEARL on machines of cost tables
+
+On an idle machine, speed is measured by the same command with `--overlap shared` and `none` beside
+
+    paceline bench --methods none,model,pearl,mirror,auto --overlap 1+1 --prompts FILE
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+
+from paceline.core.noise import SimulationNoise, uniform
+from paceline.core.params import SamplingParams
+from paceline.draft import DRAFTERS
+from paceline.draft.mirror import Mirror
+from paceline.engine.config import EngineConfig
+from paceline.plan import DrafterFacts
+from paceline.plan.acceptance import Mean
+from paceline.plan.cost import StepTimes, Terms
+from paceline.simulate.figures import figures
+from paceline.simulate.log import Arrival, Event, Setup, Step
+from paceline.simulate.simulator import simulate
+from paceline.simulate.workload import Job, Rates, Speech, Workload
+
+KAPPAS, EXITS = (1, 2, 4, 8), (0.25, 0.5, 0.75)
+PARTS = {
+    "target 16 cores, draft 4": (0.060, 0.010),
+    "one GPU, draft on a CPU": (0.025, 0.012),
+    "one GPU, draft on another": (0.030, 0.005),
+}
+"""{machine: seconds of a pass of the target, and of the draft model}"""
+
+
+def variants() -> list[str]:
+    """`mirror` with other figures, as drafters of their own."""
+    names = []
+    for kappa in KAPPAS:
+        for share in EXITS:
+            name = f"mirror_{kappa}_{share}"
+            card = replace(DRAFTERS.card("mirror"), exit=share, auto=())
+            DRAFTERS.register(name, card)(type(name, (Mirror,), {"kappa": kappa}))
+            names.append(name)
+    return names
+
+
+def mirror(args: argparse.Namespace) -> None:
+    from paceline import LLM
+
+    DRAFTERS.names()
+    names = variants()
+    llm = LLM(args.model, draft=args.draft, drafter="none", dtype=args.dtype, nodes=2, max_model_len=1024, blocks=256)
+    prompts = [json.loads(line) for line in args.prompts.read_text().splitlines() if line][: args.count]
+    texts = [each if isinstance(each, str) else each.get("prompt") or each["text"] for each in prompts]
+    plain: list[str] | None = None
+    for name in names:
+        engine = llm.engine
+        engine.config.nodes[name] = 2
+        wish = SamplingParams(temperature=args.temperature, seed=7, max_tokens=args.tokens, drafter=name)
+        outs = [out.text for out in llm.generate(texts, wish)]
+        plain = plain or outs
+        windows = engine.drafters.windows
+        reused, dropped = windows.reused[name], windows.dropped[name]
+        same = sum(a == b for a, b in zip(outs, plain))
+        print(f"{name}: fallback {dropped / max(1, reused + dropped):.3f} of {reused + dropped}; texts alike {same}")
+
+
+def table(target: float, draft: float, share: float) -> StepTimes:
+    """Passes that cost the same up to 16 rows, and a draft model's pass a token."""
+    times = StepTimes()
+    times.target = Terms({k: target * max(1, k / 16) if type(k) is int else 0.0 for k in times.target.weights})
+    times.rest = Terms({"call": 5e-4, "several": 5e-4, "requests": 5e-5, "nodes": 0.0})
+    for name in ("model", "pearl"):
+        each = {"call": 0.0, "several": 0.0, "requests": 0.0, "depth": draft, "nodes": 0.0}
+        times.drafts[name] = Terms(each)
+    times.seen, times.beside = 1000, {"pearl": share}
+    return times
+
+
+def workload(drafter: str, times: StepTimes, chance: float, nodes: int | None = None, jobs: int = 8) -> Workload:
+    """Requests of 200 tokens, one after the other, whose drafts are kept with this chance a token."""
+    entries = {
+        "none": DrafterFacts(nodes=0, chain=True),
+        "model": DrafterFacts(nodes=nodes or 8, chain=True, group="draft", most=nodes),
+        "pearl": DrafterFacts(nodes=nodes or 8, chain=True, group="draft", most=nodes, ahead="path"),
+    }
+    config = EngineConfig(blocks=64, max_requests=4, overlap="1+1")
+    setup = Setup(config, ("draft",), entries, times.dump())
+    arms = ("model", "pearl") if drafter == "auto" else ()
+    each = [Arrival(0.0, i, i, [1] * 16, drafter, arms, "exact", 200) for i in range(jobs)]
+    rates = Rates(entries)
+    for name in entries:
+        rates.acceptance.means[name, 0] = Mean([1e6] * 16, [1e6 * chance] * 16, [1e6] * 16, [1e6] * 16)
+    outputs = {i: Speech([2] * 200, "length") for i in range(jobs)}
+    return Workload(setup, [Job(0.0, [a]) for a in each], outputs, rates, times)
+
+
+def rounds(events: list[Event]) -> Iterator[tuple[float, float]]:
+    """(seconds, seconds without the rest) of the steps of one request that decodes."""
+    for event in events:
+        if isinstance(event, Step) and event.outcome and event.decision.items[0].nodes:
+            times = event.outcome.times
+            yield times.total, times.total - times.rest
+
+
+def run(drafter: str, times: StepTimes, chance: float, nodes: int | None = None) -> tuple[float, list[Event]]:
+    events = simulate(workload(drafter, times, chance, nodes), clients=1)
+    return figures(events).throughput, events
+
+
+def simulated(args: argparse.Namespace) -> None:
+    for machine, (target, draft) in PARTS.items():
+        for chance in (0.6, 0.7, 0.8, 0.9):
+            apart, shared = table(target, draft, 1.0), table(target, draft, 0.0)
+            fixed = {n: run("model", apart, chance, n)[0] for n in (1, 2, 3, 4, 6, 8)}
+            best = max(fixed, key=fixed.__getitem__)
+            none = run("none", apart, chance)[0]
+            pearl, events = run("pearl", apart, chance)
+            gamma = max(e.decision.items[0].nodes for e in events if isinstance(e, Step) and e.decision.items) + 1
+            same = run("model", apart, chance, gamma)[0]
+            auto, _ = run("auto", apart, chance)
+            slow, told = run("auto", shared, chance)
+            used = figures(told).drafters
+            print(
+                f"{machine}, kept {chance}: pearl (gamma {gamma}) / best model chain ({best} nodes) "
+                f"{pearl / fixed[best]:.2f}, / model at the same gamma {pearl / same:.2f}, "
+                f"/ none {pearl / none:.2f}; auto / best {auto / max(pearl, fixed[best], none):.2f}; "
+                f"cores shared: auto / best of the others {slow / max(fixed[best], none):.2f}, "
+                f"pearl's tokens {used['pearl'] / sum(used.values()):.3f}",
+                flush=True,
+            )
+    print("round time / max(gamma t_draft, t_target), gamma = 2 .. 12, t_target = 4 t_draft:")
+    for gamma in range(2, 13, 2):
+        _, events = run("pearl", table(0.04, 0.01, 1.0), 0.8, gamma - 1)
+        law = max(gamma * 0.01, 0.04)
+        ratio = [seconds / law for seconds, _ in rounds(events)]
+        print(
+            f"  gamma {gamma}: mean {mean(ratio):.3f}, passes {len(ratio)}, by the algorithm {passes(gamma, 0.8):.0f}"
+        )
+
+
+def passes(gamma: int, chance: float, texts: int = 8, length: int = 200) -> float:
+    """Passes of the target by the paper's algorithm, played token by token apart from the engine."""
+    noise, total, draws = SimulationNoise(1), 0, 0
+    for _ in range(40):
+        for _ in range(texts):
+            done, window = 0, 0
+            while done < length:
+                kept = 0
+                while kept <= window and uniform(noise.key(9, draws := draws + 1)) < chance:
+                    kept += 1
+                done, window = done + min(kept, window) + 1, gamma - 1 if kept > window else 0
+                total += 1
+    return total / 40
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("mirror", "simulate"))
+    parser.add_argument("--model")
+    parser.add_argument("--draft")
+    parser.add_argument("--prompts", type=Path)
+    parser.add_argument("--count", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--dtype", default="bfloat16")
+    args = parser.parse_args()
+    (mirror if args.what == "mirror" else simulated)(args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Speculative retrieval beside a retrieval at a time: calls, batches, right guesses, seconds.
+
+    python bench/studies/retrieval.py --model M --index D [--kinds exact,hnsw,bm25] [--latency 0,0.05,0.5] \
+        [--questions F.jsonl] [--limit 8] [--max-tokens 64] [--json out.json]
+
+Each question is answered once in each way, in turns, whoever is first changing; all texts must be those of `one`.
+Ways, as the paper names them: one (a retrieval at a time), s3 (three guesses a call), P (20 passages of a call join the
+cache), S (the optimal number of guesses), A (writing goes on during a call). `latency`: seconds that every call takes
+longer, as a larger or remote knowledge base would. `predicted` is (a + b) verified(gamma, s) / (s a + b) with a and b
+of `one`, gamma and s as the way had them; A and S are beyond that formula. Each question is answered once before, so
+that all ways find its prompts cached; `cold` is what that first answer found. Times need an idle machine.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Any
+
+from paceline import LLM, SamplingParams
+from paceline.retrieve import Index, Retrieval, generate
+from paceline.retrieve.retriever import Hit, Retriever
+from paceline.retrieve.stride import gain
+
+WAYS = {
+    "one": Retrieval(stride=1, prefetch=1, overlap=False),
+    "s3": Retrieval(stride=3, prefetch=1, overlap=False),
+    "s3+P": Retrieval(stride=3, overlap=False),
+    "s3+A": Retrieval(stride=3, prefetch=1),
+    "P+S": Retrieval(overlap=False),
+    "P+S+A": Retrieval(),
+}
+QUESTIONS = (
+    "How do I read a text file line by line in Python?",
+    "What does the with statement do?",
+    "How can a function take any number of keyword arguments?",
+    "What is the difference between a list and a tuple?",
+    "How do I run a program and read what it prints?",
+    "When is a generator better than a list?",
+    "How are exceptions raised and caught?",
+    "What is the global interpreter lock?",
+    "How do I parse the arguments of a command line?",
+    "How do I write a unit test for a function that raises?",
+    "How do I sort a list of dictionaries by one of their values?",
+    "What does a decorator do, and how is one written?",
+)
+
+
+class Late:
+    """A retriever whose every call takes so many seconds longer."""
+
+    def __init__(self, inner: Retriever, seconds: float) -> None:
+        self.inner, self.seconds = inner, seconds
+        self.kind, self.ranks_exactly, self.unit, self.size = inner.kind, inner.ranks_exactly, inner.unit, inner.size
+        self.query, self.scores = inner.query, inner.scores
+
+    def search(self, queries: Sequence[Any], k: int) -> list[list[Hit]]:
+        sleep(self.seconds)
+        return self.inner.search(queries, k)
+
+
+@dataclass
+class Sum:
+    """Figures of one way over all questions."""
+
+    seconds: float = 0.0
+    reports: list[dict[str, Any]] = field(default_factory=list)
+
+    def of(self, name: str) -> float:
+        total: float = sum(float(report[name]) for report in self.reports)
+        return total
+
+    @property
+    def judged(self) -> float:
+        """Guesses up to the first wrong one of each round."""
+        rounds = [each for report in self.reports for each in report["verified"]]
+        return self.of("accepted") + len([1 for asked, right in rounds if right < asked])
+
+
+def row(way: str, mine: Sum, one: Sum) -> dict[str, Any]:
+    """One line of the table; `one`: a retrieval at a time."""
+    texts = len(mine.reports)
+    b = one.of("call_seconds") / one.of("calls")
+    a = (one.seconds - one.of("call_seconds")) / one.of("strides")
+    gamma, s = mine.of("accepted") / max(1, mine.judged), mine.of("proposed") / max(1, mine.of("rounds"))
+    return {
+        "way": way, "calls": mine.of("calls") / texts, "batch": s, "right": gamma,
+        "strides": mine.of("strides") / texts, "dropped": mine.of("dropped_tokens") / texts,
+        "overlapped": mine.of("overlapped") / texts,
+        "cached": mine.of("cached_tokens") / mine.of("stride_tokens"), "a": a, "b": b,
+        "ratio": one.seconds / mine.seconds, "predicted": gain(a, b, gamma, max(1, round(s))),
+    }  # fmt: skip
+
+
+def measure(
+    llm: LLM, index: Index, retriever: Retriever, questions: Sequence[str], params: SamplingParams, every: int
+) -> list[dict[str, Any]]:
+    """Every question in every way. AssertionError where a text differs from that of a retrieval at a time."""
+    sums, names, cold = {way: Sum() for way in WAYS}, list(WAYS), Sum()
+    for number, question in enumerate(questions):
+        texts = {}
+        ask: Any = [{"role": "user", "content": question}] if llm.text.tokenizer.chat_template else question
+        first = generate(llm, ask, index, params, replace(WAYS["one"], every=every), retriever=retriever)
+        cold.reports.append(first.report)
+        for way in names[number % len(names) :] + names[: number % len(names)]:
+            wish, begun = replace(WAYS[way], every=every), perf_counter()
+            answer = generate(llm, ask, index, params, wish, retriever=retriever)
+            sums[way].seconds += perf_counter() - begun
+            sums[way].reports.append(answer.report)
+            texts[way] = answer.output.token_ids
+        assert all(text == texts["one"] for text in texts.values()), f"texts differ: {question}"
+    print(f"cold: {cold.of('cached_tokens') / cold.of('stride_tokens'):.3f} of the tokens before strides were cached")
+    return [row(way, sums[way], sums["one"]) for way in WAYS]
+
+
+def show(title: str, rows: Sequence[dict[str, Any]]) -> None:
+    print(f"\n{title}\n{'way':8}" + "".join(f"{name:>11}" for name in list(rows[0])[1:]))
+    for each in rows:
+        print(f"{each['way']:8}" + "".join(f"{value:11.3f}" for name, value in each.items() if name != "way"))
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model")
+    parser.add_argument("--index", required=True)
+    parser.add_argument("--kinds")
+    parser.add_argument("--latency", default="0")
+    parser.add_argument("--questions", type=Path)
+    parser.add_argument("--limit", type=int, default=8)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--every", type=int, default=4)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args(words)
+    asked = QUESTIONS if args.questions is None else [json.loads(x)["question"] for x in args.questions.open()]
+    index, made = Index.open(args.index), []
+    params = SamplingParams(temperature=0, max_tokens=args.max_tokens, drafter="ngram")
+    with LLM(args.model, dtype=args.dtype, max_model_len=2048 if args.model else None, max_requests=4) as llm:
+        for kind in args.kinds.split(",") if args.kinds else index.kinds:
+            for latency in map(float, args.latency.split(",")):
+                it = index.retriever(kind)
+                retriever = Late(it, latency) if latency else it
+                rows = measure(llm, index, retriever, asked[: args.limit], params, args.every)
+                show(f"{kind}, {it.size} passages, {latency:g} s more a call; the same texts: True", rows)
+                made.append({"kind": kind, "latency": latency, "rows": rows})
+    if args.json:
+        args.json.write_text(json.dumps(made, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""`crossvocab`: a small model with another tokenizer drafts for any target (OmniDraft, arXiv 2507.02659).
+
+    text so far ─ spelt by the draft's tokenizer ─▶ its greedy continuation ─ translated ─▶ a chain of target tokens
+
+A run of the draft's tokens becomes the target token of the same bytes: the longest run that the n-gram cache has, else
+one token by itself; where neither is, the chain ends. The cache grows while serving: each token that the target commits
+and that the draft needs several tokens for is entered. Guesses are points, and `exact` makes any translation lossless.
+The paper's ratio test would need the law of every run that spells a token; this one does without.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from torch import Tensor
+
+from paceline.cache.cache import Cache
+from paceline.cache.txn import Txn
+from paceline.core.component import Ability, Model
+from paceline.core.errors import CapacityError, IntegrityError
+from paceline.core.forest import Forest, Law
+from paceline.core.registry import Need, Offers
+from paceline.core.rows import RowsBuilder
+from paceline.draft import DRAFTERS, Ask, Host, View
+from paceline.draft.surfaces import Surfaces
+
+FOREIGN = "foreign"
+NEED_FOREIGN = Need(FOREIGN, "a draft model of any vocabulary (give draft=PATH and drafter crossvocab)")
+MOST_RUNS = 1 << 16
+"""Entries of the n-gram cache; the oldest go. With keys and bytes about 16 MB."""
+LONGEST = 16
+"""Draft tokens of one target token."""
+
+
+@dataclass(eq=False)
+class Foreign:
+    """A component: a model with a tokenizer of its own. Its K/V is in blocks of its own, as many as the target has; so
+    it keeps no group."""
+
+    model: Model
+    own: Surfaces
+    target: Surfaces
+    vocab_size: int
+    """The target's."""
+    kv_bytes_per_token: int = 0
+    width: int = 0
+    taps: tuple[str, ...] = ()
+    abilities: frozenset[Ability] = frozenset()
+    cache: Cache = field(init=False)
+    weight_bytes: int = field(init=False)
+    max_len: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.weight_bytes, self.max_len = self.model.weight_bytes, self.model.max_len
+
+    def describe(self) -> str:
+        return f"{cast(Any, self.model).describe()}, of another vocabulary"
+
+    def allocate(self, blocks: int, block_size: int) -> None:
+        self.cache = Cache(blocks, block_size)
+        self.model.allocate(blocks, block_size)
+
+    def move(self, source: list[int], target: list[int]) -> None:
+        """It has no rows in the target's blocks."""
+
+    def read(self, slots: list[int]) -> bytes:
+        return b""
+
+    def write(self, slots: list[int], packed: bytes) -> None:
+        """As `move`."""
+
+
+class Translation:
+    """The draft's tokens as the target's."""
+
+    def __init__(self, own: Surfaces, target: Surfaces) -> None:
+        self.own, self.target = own, target
+        self.one = {number: target.ids[each] for number, each in enumerate(own.bytes) if each in target.ids}
+        """The static map: draft id to the target id of the same bytes."""
+        self.runs: OrderedDict[tuple[int, ...], int] = OrderedDict()
+        """The n-gram cache: draft ids, at least two, to the target id of the same bytes."""
+
+    def learn(self, token: int) -> None:
+        """A target token was committed: enter it where the draft spells it in several tokens."""
+        surface = self.target.of(token)
+        if surface is None or surface in self.own.ids:
+            return
+        run = tuple(self.own.spell(surface))
+        if 2 <= len(run) <= LONGEST and self.own.join(run) == surface:
+            self.runs.pop(run, None)
+            self.runs[run] = token
+            while len(self.runs) > MOST_RUNS:
+                self.runs.popitem(last=False)
+
+    def of(self, drafted: Sequence[int]) -> list[int]:
+        """Target ids of a run of draft ids, as far as there are any; the longest entries first."""
+        made, at = list[int](), 0
+        while at < len(drafted):
+            for end in range(min(len(drafted), at + LONGEST), at + 1, -1):
+                if (token := self.runs.get(tuple(drafted[at:end]))) is not None:
+                    break
+            else:
+                end, token = at + 1, self.one.get(drafted[at])
+            if token is None:
+                break
+            made.append(token)
+            at = end
+        return made
+
+
+@dataclass(slots=True)
+class Spelling:
+    """What is remembered of a request: its text in bytes."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: bytearray = field(default_factory=bytearray)
+
+
+@dataclass(eq=False, slots=True)
+class Writing:
+    """A request's draft in the making. `rows`: draft ids that have a row or get the next one."""
+
+    ask: Ask
+    ids: list[int]
+    txn: Txn
+    made: list[int] = field(default_factory=list)
+    done: int = 0
+    """Rows of the transaction that are computed."""
+
+    @property
+    def pending(self) -> list[int]:
+        return [*self.ids, *self.made][self.txn.base + self.done :]
+
+
+@DRAFTERS.register(
+    "crossvocab",
+    Offers("a small model of another vocabulary", frozenset({Law.POINT}), shape="chain", nodes=5,
+           needs=frozenset({NEED_FOREIGN})),
+)  # fmt: skip
+class CrossVocab:
+    def __init__(self, host: Host) -> None:
+        self.foreign = cast(Foreign, host.components[FOREIGN])
+        self.chunk = host.chunk
+        self.translation = Translation(self.foreign.own, self.foreign.target)
+
+    def draft(self, asks: Sequence[Ask], view: View) -> Forest:
+        forest, cache = Forest(), self.foreign.cache
+        writing = [it for ask in asks if ask.item.chain and (it := self._begin(ask, view)) is not None]
+        try:
+            self._write(writing)
+            for it in writing:
+                chain = self.translation.of(it.made)[: it.ask.item.chain]
+                if chain:
+                    forest.add_chain(it.ask.place, chain, it.ask.law)
+        finally:
+            for it in writing:
+                lease = it.txn.lease
+                if it.txn.open and it.done >= it.txn.given:
+                    it.txn.commit([], it.ids[it.txn.base :])
+                cache.close(lease)  # full blocks stay in its index: the next draft finds them
+        return forest
+
+    def _begin(self, ask: Ask, view: View) -> Writing | None:
+        """Reserve rows; None where the text ends within a character, is too long, or there is no room."""
+        foreign, ids = self.foreign, self._spelt(ask, view)
+        ahead = ask.item.chain
+        if not ids or len(ids) + ahead > foreign.max_len:
+            return None
+        lease = foreign.cache.open(ids)
+        try:
+            return Writing(ask, ids, foreign.cache.begin(lease, len(ids) - lease.length, ahead))
+        except CapacityError:
+            foreign.cache.close(lease)
+            return None
+
+    def _spelt(self, ask: Ask, view: View) -> list[int]:
+        """The text as draft ids."""
+        mine, tokens = view.slot(ask.request, Spelling), ask.request.tokens
+        if tokens[: len(mine.tokens)] != mine.tokens:
+            mine.tokens, mine.text = [], bytearray()
+        for token in tokens[len(mine.tokens) :]:
+            mine.text += self.foreign.target.shown(token)
+        mine.tokens = list(tokens)
+        return self.foreign.own.spell(bytes(mine.text), start=True)
+
+    def _write(self, writing: Sequence[Writing]) -> None:
+        """Greedy continuations, all requests' next tokens in one pass, texts in passes of at most `chunk` rows."""
+        active = list(writing)
+        while active:
+            builder, ends, left = RowsBuilder(), list[Writing](), self.chunk
+            for it in active:
+                part = it.pending[:left]
+                if not part:
+                    break
+                at, whole = it.done, len(part) == len(it.pending)
+                slots = it.txn.slots[at : at + len(part)]
+                builder.add(part, slots, it.txn.table, it.txn.base + at, want=[len(part) - 1] if whole else [])
+                it.done, left = at + len(part), left - len(part)
+                ends += [it] if whole else []
+            logits: Tensor = self.foreign.model.forward(builder.build(self.foreign.model.device)).logits
+            if len(ends) != len(logits):
+                raise IntegrityError(f"{len(ends)} rows were wanted, but the draft gave {len(logits)}.")
+            for it, token in zip(ends, logits.argmax(-1).tolist()):
+                it.made.append(token)
+            active = [it for it in active if len(it.made) < it.ask.item.chain]
+
+    def learn(self, view: View) -> None:
+        for ask in view.asks:
+            for token in view.results[ask.place].tokens:
+                if token >= 0:
+                    self.translation.learn(token)

@@ -1,0 +1,202 @@
+"""`del`: `early_exit` with the exit layer and the length of each draft chosen anew (DEL, arXiv 2504.05598).
+
+What every exit would have drafted (its *shadow token*) is read from hidden states that the round has computed anyway.
+With L layers, alpha the share of right shadow tokens at exit l, and drafts of g tokens, a round is expected to bring
+
+    TPL(l, g) = (1 - alpha^(g+1)) / (1 - alpha) / (L + g l)        tokens per layer.
+
+The best pair is taken. The paper lets a draft go on beyond g, up to the first token of less probability than tau, the
+mean of what right and wrong shadow tokens had (`by_confidence`). On the models measured here g itself brings more
+tokens per layer (docs/self-speculation.md).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.core.component import TARGET
+from paceline.core.forest import Law
+from paceline.core.registry import Offers
+from paceline.draft import DRAFTERS, NEED_EXIT, NEED_PROGRAM, Ask, Host, View
+from paceline.draft.early_exit import EXITS, EarlyExit, Leaving
+from paceline.draft.model import Growing
+from paceline.model import spans
+
+MEMORY = 0.95
+"""Weight of a round at each later one."""
+LONGEST = 17
+"""Longest draft that is considered."""
+PROMPT = 32
+"""Rows at the end of a prompt that the first statistics are of."""
+SETTLED, EVERY = 16, 4
+"""From so many rounds on the statistics learn from every fourth one: reading them costs passes of the head."""
+DOUBT = 2.0
+"""Wrong shadow tokens that every exit is held to have had: three right ones are no reason for a draft of 17."""
+INHERIT = 8.0
+"""Most observations that a new request takes over from those before it."""
+
+
+def tokens_per_layer(alpha: float, layer: int, length: int, layers: int) -> float:
+    """TPL (DEL, section 3.2): expected tokens of a round over the layers that it runs."""
+    expected = float(length + 1) if alpha >= 1 else (1 - alpha ** (length + 1)) / (1 - alpha)
+    return expected / (layers + length * layer)
+
+
+@dataclass(slots=True)
+class Shadows:
+    """Decayed sums over shadow tokens, for each exit."""
+
+    right: Tensor
+    """[E] how many were what the target drew"""
+    wrong: Tensor
+    sure: Tensor
+    """[E] sum of the probabilities of the right ones"""
+    unsure: Tensor
+    rounds: int = 0
+
+    @classmethod
+    def none(cls, exits: int) -> "Shadows":
+        right, wrong, sure, unsure = torch.zeros(4, exits, dtype=torch.float64)
+        return cls(right, wrong, sure, unsure)
+
+    def add(self, right: Tensor, probability: Tensor) -> None:
+        """One round: [E, N] of the shadow tokens, 1 where right (or the chance of it), and their probabilities."""
+        new = right.sum(1), (1 - right).sum(1), (right * probability).sum(1), ((1 - right) * probability).sum(1)
+        for mine, more in zip((self.right, self.wrong, self.sure, self.unsure), new):
+            mine.mul_(MEMORY).add_(more)
+        self.rounds += 1
+
+    def part(self) -> "Shadows":
+        """What a new request takes over."""
+        seen = float((self.right + self.wrong).max()) if len(self.right) else 0.0
+        scale = min(1.0, INHERIT / seen) if seen else 1.0
+        return Shadows(self.right * scale, self.wrong * scale, self.sure * scale, self.unsure * scale)
+
+    def alpha(self) -> list[float]:
+        """Share of right ones of each exit, with DOUBT wrong ones more; 0 where none was seen."""
+        return (self.right / (self.right + self.wrong + DOUBT)).tolist()
+
+    def tau(self, exit: int) -> float | None:
+        """None: no right one, or no wrong one, was seen."""
+        right, wrong = float(self.right[exit]), float(self.wrong[exit])
+        if right <= 0 or wrong <= 0:
+            return None
+        return (float(self.sure[exit]) / right + float(self.unsure[exit]) / wrong) / 2
+
+
+def best(alpha: Sequence[float], exits: Sequence[int], layers: int, most: int = LONGEST) -> tuple[int, int]:
+    """(number of the exit, length) of the largest TPL; length 0 where no draft pays."""
+    pairs = [(0, 0), *((e, g) for e in range(len(exits)) for g in range(1, most + 1))]
+    return max(pairs, key=lambda p: tokens_per_layer(alpha[p[0]] if p[1] else 0.0, exits[p[0]], p[1], layers))
+
+
+@dataclass(slots=True)
+class Memory:
+    """Of one request."""
+
+    shadows: Shadows
+    seen: int = 0
+    """Rounds."""
+
+
+@DRAFTERS.register(
+    "del",
+    Offers(
+        summary="the target's lower layers draft, where and as long as tokens per layer are most",
+        laws=frozenset({Law.SHARED_NOISE, Law.SAMPLED}),
+        shape="chain",
+        nodes=LONGEST,
+        needs=frozenset({NEED_PROGRAM}),
+        taps=("post_norm",),
+        exits=EXITS,
+        stops_early=True,
+        auto=("del",),
+        auto_needs=frozenset({NEED_EXIT}),
+    ),
+)
+class DynamicExit(EarlyExit):
+    by_confidence = False
+    """Does tau end a draft, in place of g?"""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self.target = host.embeds(TARGET)
+        self.common = Shadows.none(len(self.exits))
+        """Of all requests."""
+
+    def leaving(self, ask: Ask, view: View) -> Leaving:
+        nothing = Leaving(ask, ask.txn.base, most=0)
+        if not self.exits:
+            return nothing
+        shadows = self._memory(ask, view).shadows
+        exit, length = best(shadows.alpha(), self.exits, self.layers, min(LONGEST, ask.item.chain))
+        if not length:
+            return nothing
+        tau = shadows.tau(exit) if self.by_confidence else None
+        most, floor = (length, 0.0) if tau is None else (LONGEST, tau)
+        # the price of a node is the planner's for a fixed length; here TPL decides
+        free = ask._replace(item=ask.item._replace(min_chance=None))
+        return Leaving(free, ask.txn.base, layer=self.exits[exit], most=most, floor=floor)
+
+    def chances(
+        self, drawing: Sequence[Growing], scores: Tensor, drawn: Sequence[int], hidden: Tensor | None
+    ) -> list[float]:
+        for g, p in zip(drawing, probabilities(scores, drawn, [g.ask.law for g in drawing])):
+            if isinstance(g, Leaving):
+                g.last = p
+        return [1.0] * len(drawing)
+
+    def learn(self, view: View) -> None:
+        for ask in view.asks:
+            tokens, hidden = view.results[ask.place].tokens, view.hidden.get(ask.place, {})
+            taps = [f"input:{layer}" for layer in self.exits]
+            if not tokens or tokens[-1] < 0 or not taps or any(tap not in hidden for tap in taps):
+                continue
+            memory = self._memory(ask, view)
+            memory.seen += 1
+            if not ask.request.output and ask.item.given > 1:
+                found = self._of_prompt(hidden, taps)
+            elif memory.seen <= SETTLED or memory.seen % EVERY == 0:
+                found = self._of_round(ask, view, tokens, torch.stack([hidden[tap][-len(tokens) :] for tap in taps]))
+            else:
+                continue
+            for shadows in (memory.shadows, self.common):
+                shadows.add(*found)
+
+    def _memory(self, ask: Ask, view: View) -> Memory:
+        return view.slot(ask.request, lambda: Memory(self.common.part()))
+
+    def _of_prompt(self, hidden: Mapping[str, Tensor], taps: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """The likeliest token of each exit against the target's own, at the last rows of a prompt."""
+        states = [hidden[tap][-PROMPT:] for tap in (*taps, "post_norm")]
+        count, width = states[0].shape
+        logits = spans.head(self.model, torch.cat(states[:-1]).view(-1, width), self.layers)
+        mine = logits.view(len(taps), count, -1)
+        right = (mine.argmax(-1) == self.target.head(states[-1]).argmax(-1)).to(torch.float64)
+        return right, mine.softmax(-1).amax(-1).to(torch.float64)
+
+    def _of_round(self, ask: Ask, view: View, tokens: list[int], states: Tensor) -> tuple[Tensor, Tensor]:
+        """What each exit would have drawn at the rows [E, N, H] against what the target did. All of them stand in the
+        text, so none is conditioned on a wrong draft."""
+        exits, count, width = states.shape
+        refs = [(ask.request, tuple(tokens[:i])) for _ in range(exits) for i in range(count)]
+        scores = self.sampler.scores(refs, spans.head(self.model, states.reshape(-1, width), self.layers))
+        if ask.law is Law.SAMPLED and not ask.request.params.greedy:
+            q, p = self.sampler.probs(refs, scores), view.scores(ask.place).exp() if view.scores else None
+            assert p is not None
+            both = torch.minimum(q.view(exits, count, -1), p.to(q.dtype)).sum(-1)
+            return both.to(torch.float64), q.amax(-1).view(exits, count).to(torch.float64)
+        keys = [ask.request.target_noise.key(ask.request.index(i)) for _ in range(exits) for i in range(count)]
+        drawn = self.sampler.draw(refs, scores, keys)
+        right = torch.tensor([token == own for token, own in zip(drawn, tokens * exits)], dtype=torch.float64)
+        sure = torch.tensor(probabilities(scores, drawn, [ask.law] * len(drawn)), dtype=torch.float64)
+        return right.view(exits, count), sure.view(exits, count)
+
+
+def probabilities(scores: Tensor, drawn: Sequence[int], laws: Sequence[Law]) -> list[float]:
+    """Of each drawn token; under a rule that looks at q of the likeliest one: a draft's length depends on no draw."""
+    p = scores.softmax(-1)
+    own = p.gather(1, torch.tensor(drawn, device=p.device).clamp(min=0)[:, None])[:, 0]
+    return [a if law is Law.SAMPLED else b for a, b, law in zip(p.amax(-1).tolist(), own.tolist(), laws)]

@@ -1,0 +1,158 @@
+"""`swift`: the target drafts for itself with some of its sub-layers left out (SWIFT, arXiv 2410.06916).
+
+Which ones is searched while texts grow: a set's *matchness* is the share of the latest tokens that the shortened model
+would have drawn, found in one pass over them in blocks of their own. The best set is kept for each task. The draft is a
+comb: a chain of first candidates, each with siblings that have no children, more of them where it is less sure.
+
+What such a pass keeps is *fuzzy* K/V. It lies in rows that verification computes anew in every layer, or in blocks that
+no request holds; nobody else reads it.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from math import exp
+
+import torch
+
+from paceline.core.component import TARGET
+from paceline.core.forest import Law
+from paceline.core.program import inputs
+from paceline.core.registry import Offers
+from paceline.core.request import Request
+from paceline.core.rows import RowsBuilder
+from paceline.draft import DRAFTERS, NEED_PROGRAM, SCRATCH, Ask, Host, View
+from paceline.draft.layer_search import Choice, Search, skipping, spread
+from paceline.draft.tree import Laws, Tree, TreeDrafter
+from paceline.sample.filters import Warp, law
+from paceline.sample.noise import keys_tensor
+from paceline.sample.race import race, winners
+
+RATIO = 0.45
+"""Share of the sub-layers between the first layer and the last that are left out."""
+SURE = 0.8
+"""A draft ends behind a candidate of less probability."""
+DEEPEST = 25
+CHOSEN, DRAWN = (3, 5, 8, 10), (1, 3, 5, 10)
+"""Candidates at a place by the probability of the first one, of more than LEVELS; chosen ones, and drawn ones."""
+LEVELS = (0.95, 0.8, 0.5)
+EVERY, AGAIN = 4, 16
+"""A set is scored when the output has a multiple of so many tokens; every so many-th time the one in use, and that one
+alone when the search has ended: it goes on where a text turns out to need another."""
+TASKS = 64
+"""Tasks whose sets are kept; the one used least recently goes first."""
+PREFIX = 16
+"""Tokens of a prompt that tell its task, where the request names no user."""
+
+
+def task(request: Request) -> object:
+    """What a set of sub-layers is kept for."""
+    return request.params.user or tuple(request.prompt[:PREFIX])
+
+
+def siblings(probability: float, counts: Sequence[int]) -> int:
+    """Candidates at a place whose first one has this probability."""
+    return counts[next((i for i, level in enumerate(LEVELS) if probability > level), len(LEVELS))]
+
+
+@DRAFTERS.register(
+    "swift",
+    Offers(
+        summary="the target without some of its sub-layers drafts a comb",
+        laws=frozenset({Law.SHARED_NOISE, Law.WITHOUT_REPLACEMENT}),
+        shape="tree",
+        nodes=15,
+        needs=frozenset({NEED_PROGRAM}),
+    ),
+)
+class Swift(TreeDrafter):
+    ratio = RATIO
+
+    def __init__(self, host: Host) -> None:
+        self.model, self.sampler, self.chunk = host.model(TARGET), host.sampler, host.chunk
+        self.scratch = host.scratch
+        self.width_of_choice = max(0, 2 * (inputs(self.model.places) - 2))
+        self.count = min(self.width_of_choice, max(1, int(self.width_of_choice * self.ratio)))
+        self.tasks: OrderedDict[object, Search] = OrderedDict()
+
+    def search(self, request: Request) -> Search:
+        """That of the request's task; a new one begins with the set that was used last, unscored."""
+        key = task(request)
+        if key not in self.tasks:
+            latest = next(reversed(self.tasks.values()), None)
+            start = latest.best if latest else spread(self.width_of_choice, self.count)
+            self.tasks[key] = Search(start, self.count, seed=len(request.prompt))
+            if len(self.tasks) > TASKS:
+                self.tasks.popitem(last=False)
+        self.tasks.move_to_end(key)
+        return self.tasks[key]
+
+    def asked(self, ask: Ask) -> bool:
+        """Not beside a prompt: its rows would be computed twice."""
+        return ask.item.nodes > 0 and ask.item.given == 1 and self.count > 0
+
+    def reach(self, ask: Ask) -> int:
+        return ask.txn.base
+
+    def plant(self, tree: Tree) -> None:
+        tree.memo = self.search(tree.ask.request).best
+
+    def passes(self, trees: Sequence[Tree]) -> Sequence[Sequence[Tree]]:
+        """Requests of one set share passes."""
+        sets: dict[Choice, list[Tree]] = {}
+        for tree in trees:
+            sets.setdefault(tree.memo, []).append(tree)
+        return [*sets.values()]
+
+    def forward(self, builder: RowsBuilder, trees: Sequence[Tree]) -> torch.Tensor:
+        return self.model.forward(builder.build(self.model.device, program=skipping(trees[0].memo))).logits
+
+    def expand(self, tree: Tree, laws: Laws) -> list[int]:
+        """The number of siblings depends on the first one alone, which a rule looks at first."""
+        counts = CHOSEN if tree.law is Law.POINT else DRAWN
+        for place, draws in laws.items():
+            if not draws.token or not tree.left:
+                continue
+            sure = exp(draws.log_q[0])
+            new = [tree.add(place, token) for token in draws.token[: min(siblings(sure, counts), tree.left)]]
+            return new[:1] if sure >= SURE and tree.depth[new[0]] < DEEPEST and tree.left else []
+        return []
+
+    def learn(self, view: View) -> None:
+        """Score a set on the text as it was before this round, now and then."""
+        for ask in view.asks:
+            view.slots.pop(ask.request.id, None)
+            search = self.search(ask.request)
+            if self.count and len(ask.request.output) % (EVERY * AGAIN if search.over else EVERY) == 0:
+                again = search.tried % AGAIN == AGAIN - 1 and search.seen[-1][0] != search.best
+                choice = search.best if again or search.over else search.suggest()
+                if (score := self.matchness(ask, choice)) is not None:
+                    search.register(choice, score)
+
+    def matchness(self, ask: Ask, choice: Choice) -> float | None:
+        """Share of the latest output tokens that the model without these sub-layers would have drawn, given the text
+        before each; None: there are too few. Rows before them are read where they lie, those of the pass are written
+        to blocks of no request."""
+        request, lease = ask.request, ask.txn.lease
+        size, stop = lease.pool.block_size, min(lease.length, len(request.tokens) - 1)
+        start = max(0, stop - SCRATCH) // size * size
+        first = max(start, len(request.prompt) - 1)
+        if request.layout or stop - first < SCRATCH // 2 or stop - start > len(self.scratch) * size:
+            return None
+        table = [*lease.blocks[: start // size], *self.scratch]
+        slots = [table[place // size] * size + place % size for place in range(start, stop)]
+        builder = RowsBuilder()
+        want = [place - start for place in range(first, stop)]
+        builder.add(request.tokens[start:stop], slots, table, start, want=want)
+        with torch.inference_mode():
+            logits = self.model.forward(builder.build(self.model.device, program=skipping(choice))).logits
+        drawn = self._drawn(request, logits, [place + 1 + request.offset for place in range(first, stop)])
+        return sum(map(int.__eq__, drawn, request.tokens[first + 1 : stop + 1])) / len(drawn)
+
+    @staticmethod
+    def _drawn(request: Request, logits: torch.Tensor, indices: Sequence[int]) -> list[int]:
+        """With the noise of those places; of the processors temperature and filters alone."""
+        warp = Warp.of(request.params)
+        if warp.greedy:
+            return winners(logits)
+        keys = keys_tensor([request.target_noise.key(index) for index in indices], logits.device)
+        return race(law(logits, [warp] * len(indices)), keys, warp.filters)

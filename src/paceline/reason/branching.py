@@ -1,0 +1,190 @@
+"""What both modes of parallel writing share: a request that forks into branches, is followed, and joined; and the order
+in which all of it is told."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from paceline.core.operations import Branch, Close, Extend, Join, Rewind
+from paceline.core.params import SamplingParams
+from paceline.core.request import Request
+from paceline.engine.loop import Engine
+
+SLACK = 128
+"""Tokens beyond a limit that an engine may draw before they are taken back."""
+RESERVE = 32
+"""Tokens of the longest path that branches leave to what follows them."""
+
+
+@dataclass(eq=False)
+class Node:
+    """A request as its policy follows it: the answer itself, or a branch. `name`: "" or "1.2"."""
+
+    request: Request
+    name: str = ""
+    depth: int = 0
+    seen: int = 0
+    """Tokens of the output that were looked at."""
+    said: int = 0
+    """Tokens of the output that are in `parts`, or came before this branch."""
+    parts: list[tuple[str, list[int]]] = field(default_factory=list)
+    """(name, tokens) of what can change no more: itself, and what was joined."""
+    block: list["Node"] = field(default_factory=list)
+    """Its branches while it waits for them."""
+    start: int = 0
+    """Tokens of the output that came before this branch."""
+    room: int = 0
+    """Tokens that it may have of its own, its branches' included: all of them must fit the context together."""
+    header: int = 0
+    """Tokens of the output up to the end of those that a branch begins with."""
+    mind: Any = None
+    """What the mode keeps of it."""
+
+    @property
+    def output(self) -> list[int]:
+        """Tokens, without an end of sequence that ended a branch."""
+        return self.request.tokens[len(self.request.prompt) :]
+
+    @property
+    def path(self) -> int:
+        """Tokens on the way to its end: of branches that were joined those of the longest."""
+        return len(self.output) - self.request.shift
+
+    @property
+    def longest(self) -> int:
+        """Tokens on the longest way to the end of a branch, or to its own."""
+        return max([self.path, *(child.longest for child in self.block)])
+
+    def told(self) -> Iterator[tuple[str, list[int]]]:
+        """(name, tokens) in the order of the joined text, up to the first branch that goes on."""
+        yield from self.parts
+        yield self.name, self.output[self.said :]
+        for child in self.block:
+            yield from child.told()
+            if child.request.finish is None:
+                return
+
+    def joined(self, before: int) -> None:
+        """Its branches are in its output now, behind `before` tokens."""
+        self.parts.append((self.name, self.output[self.said : before]))
+        for child in self.block:
+            mine = [*child.parts, (child.name, child.output[child.said :])]
+            before += sum(len(tokens) for _, tokens in mine)
+            self.parts += mine
+        self.said, self.block = before, []
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a token means. The branch has `ended`, with `instead` in place of its last `drop` tokens; or branches `fork`
+    here, each (name, the tokens that it begins with), and `behind` them the text goes on with these."""
+
+    ended: bool = False
+    drop: int = 0
+    instead: tuple[int, ...] = ()
+    fork: tuple[tuple[str, list[int]], ...] = ()
+    behind: tuple[int, ...] = ()
+
+
+NOTHING = Turn()
+
+
+class Mode(Protocol):
+    """How branches are told from text."""
+
+    def look(self, node: Node, token: int) -> Turn:
+        """One more token of a node's output. Each comes once, in order, those that were joined, too."""
+
+    def closing(self, node: Node) -> Sequence[int]:
+        """Tokens that must follow a branch that is ended from outside."""
+
+
+class Writer:
+    """Follows a tree of requests, step by step."""
+
+    def __init__(self, engine: Engine, mode: Mode, params: SamplingParams, path_tokens: int, most: int | None) -> None:
+        """`params`: of branches, whose text does not end by itself. `path_tokens`: most tokens of the longest path;
+        `most`: of a branch."""
+        self.engine, self.mode, self.params = engine, mode, params
+        self.path_tokens, self.most = path_tokens, most
+        self.blocks = self.branches = self.sequential = 0
+        """Blocks that forked, their branches, and blocks that did not for want of room."""
+        self.over = False
+        """The text itself has come to its limit."""
+
+    def follow(self, node: Node) -> Iterator[None]:
+        """Until a node has ended, or the limit of the text is reached."""
+        while node.request.finish is None and not self.over:
+            yield from self._look(node)
+            if node.request.finish is None and not self.over:
+                yield None
+
+    def _look(self, node: Node) -> Iterator[None]:
+        request = node.request
+        while node.seen < len(node.output) and request.finish is None and request.closing is None:
+            token = node.output[node.seen]
+            node.seen += 1
+            turn = self.mode.look(node, token)
+            path = node.path - (len(node.output) - node.seen)
+            own = node.seen - node.start
+            if not node.name and (path >= self.path_tokens or own >= node.room):
+                self._cut(node, node.seen)
+                self.over = True
+            elif node.name and turn.ended:
+                self._end(node, turn.drop, turn.instead)
+            elif node.name and (token in request.eos or path >= self.path_tokens - RESERVE or own >= node.room):
+                self._end(node, int(token in request.eos), self.mode.closing(node))
+            elif turn.fork and not self._fits(node, path, len(turn.fork)):
+                self.sequential += 1
+            elif turn.fork:
+                self._cut(node, node.seen)
+                yield from self.fork(node, turn.fork, turn.behind)
+
+    def _fits(self, node: Node, path: int, count: int) -> bool:
+        """Is there room for so many branches?"""
+        return path + 2 * RESERVE < self.path_tokens and share(node, count) >= 2 * RESERVE
+
+    def _cut(self, node: Node, length: int) -> None:
+        """Take back what was drawn beyond: the engine may draw several tokens a step."""
+        if len(node.request.output) > length:
+            self.engine.apply(Rewind(node.request.id, length))
+
+    def _end(self, node: Node, drop: int, instead: Sequence[int]) -> None:
+        self._cut(node, node.seen - drop)
+        if instead:
+            self.engine.apply(Extend(node.request.id, [*instead]))
+        node.seen = len(node.request.output)
+        self.engine.apply(Close(node.request.id))
+
+    def fork(self, node: Node, branches: Sequence[tuple[str, list[int]]], behind: Sequence[int]) -> Iterator[None]:
+        """Branches of a node, until all have ended and are joined."""
+        before = len(node.output)
+        room = share(node, len(branches))
+        room = room if self.most is None else min(room, self.most)
+        node.block = [self._begin(node, name, header, room) for name, header in branches]
+        self.blocks, self.branches = self.blocks + 1, self.branches + len(branches)
+        scripts = [self.follow(child) for child in node.block]
+        while scripts := [script for script in scripts if next(script, self) is None]:
+            yield None
+        self.engine.apply(Join(node.request.id, [child.request.id for child in node.block], [*behind]))
+        node.joined(before)
+        self._skim(node)
+
+    def _begin(self, node: Node, name: str, header: list[int], room: int) -> Node:
+        [request] = self.engine.apply(Branch(node.request.id, 1, self.params))
+        start = len(request.output)
+        self.engine.apply(Extend(request.id, header))
+        child = Node(request, name, node.depth + 1, start, start, start=start, room=room, header=start + len(header))
+        self._skim(child)
+        return child
+
+    def _skim(self, node: Node) -> None:
+        """Let the mode see tokens that mean nothing more."""
+        for token in node.output[node.seen :]:
+            self.mode.look(node, token)
+        node.seen = len(node.output)
+
+
+def share(node: Node, branches: int) -> int:
+    """Tokens that each of so many branches of a node may have: what follows them has its own."""
+    return (node.room - (node.seen - node.start) - 2 * RESERVE) // branches - RESERVE

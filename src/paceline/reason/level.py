@@ -1,0 +1,33 @@
+"""What speculation above tokens did, of one policy: counters that only grow, and the seconds that they come to."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Level:
+    """Proposals are steps, paragraphs, branches or retrievals; the policy says which. One thread writes it."""
+
+    proposed: int = 0
+    accepted: int = 0
+    kept: int = 0
+    """Tokens of the cheap model that stand in answers."""
+    cheap_s: float = 0.0
+    """Seconds that the cheap model wrote, what was thrown away included."""
+    judge_s: float = 0.0
+    """Seconds of judging."""
+    dear: int = 0
+    """Tokens that the dear model wrote."""
+    dear_s: float = 0.0
+
+    def add(self, other: "Level") -> None:
+        """Count another's, too."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    @property
+    def saved_s(self) -> float:
+        """Seconds that the kept tokens would have taken the dear model at its own measured pace, less what proposing
+        and judging took. 0 until it has a pace."""
+        if not self.dear:
+            return 0.0
+        return self.kept * self.dear_s / self.dear - self.cheap_s - self.judge_s

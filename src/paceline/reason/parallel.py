@@ -1,0 +1,304 @@
+"""Parallel writing (Multiverse, Yang et al. 2025, arXiv 2506.09991): a text forks into branches that are decoded side
+by side from one position, and goes on behind all of them. K/V of the branches is spliced at the join, never computed
+again.
+
+    tags      the model writes `<Goal>` with outlines itself, as it was trained to; exact against the training mask
+    prompt    any instruct model: a grammar makes it list the parts of its answer, each part becomes a branch. What a
+              model was not trained for is an approximation: parts do not see one another, by design
+"""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from paceline.core.component import TARGET
+from paceline.core.errors import InputError, RefusalError
+from paceline.core.grammar import Grammar
+from paceline.core.operations import Rewind
+from paceline.core.params import SamplingParams
+from paceline.core.request import Request
+from paceline.engine.loop import Engine
+from paceline.engine.text import Message, Text
+from paceline.reason.branching import NOTHING, SLACK, Node, Turn, Writer
+from paceline.reason.level import Level
+from paceline.reason.runner import BASE, Stage
+from paceline.reason.tags import NAMES, Parser
+
+Script = Generator["Future[Any] | None", None, None]
+Render = Callable[[str], "Future[list[int]]"]
+"""Token ids of the conversation with a text behind its last message, up to where an answer begins."""
+PARAGRAPH = 200
+"""Tokens of a paragraph that goes on for ever."""
+TITLE = r"[^\s:.]([^\n:]{1,38}[^\s:])"
+"""Of a point, without a colon."""
+OUTLINE = (
+    "\n\nDo not answer yet. Plan a list of 2 to {most} different points that answer this. Write only the title of "
+    "each, of 1 to 5 words, one a line:\n1. First title\n2. Second title"
+)
+ANSWER = (
+    "\n\nAnswer as a numbered list with exactly these points, two or three sentences each:\n{parts}\nAfter the list, "
+    "close with one short sentence."
+)
+
+
+@dataclass
+class Settings:
+    """Limits and mode of parallel writing. InputError for values out of range."""
+
+    mode: Literal["tags", "prompt"] = "prompt"
+    depth: int = 2
+    """Most levels of branches within branches; deeper blocks are written in sequence. With tags."""
+    fan_out: int = 6
+    """Most branches of one block; a block with more is written in sequence."""
+    path_tokens: int | None = None
+    """Most tokens on the longest path through the text; None: max_tokens alone limits it."""
+    branch_tokens: int | None = None
+    """Most tokens of a branch with all that branches from it; None: in the mode prompt 200, else no limit."""
+    conclusion: str = "\n\nOverall,"
+    """What the text goes on with behind a list. With prompt."""
+    deadline_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("depth", 1), ("fan_out", 2), ("path_tokens", 2 * SLACK), ("branch_tokens", 8)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InputError(f"{name} is {value}, but it must be at least {least}.")
+        if self.fan_out > 64:
+            raise InputError(f"fan_out is {self.fan_out}, but a block may have at most 64 branches.")
+        if not self.conclusion:
+            raise InputError("conclusion is empty, but something must stand behind the branches.")
+
+
+class _Spelled:
+    """A mode with a tokenizer."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    def ids(self, text: str) -> list[int]:
+        found: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return found
+
+
+class Tagged(_Spelled):
+    """The mode of models that write tags."""
+
+    def __init__(self, tokenizer: Any, settings: Settings) -> None:
+        super().__init__(tokenizer)
+        self.settings = settings
+        self.sequential = 0
+        """Blocks that were written in sequence, because of a limit."""
+
+    def look(self, node: Node, token: int) -> Turn:
+        parser = self._parser(node)
+        tags = parser.feed(token)
+        if not tags or parser.fault:
+            return NOTHING
+        if node.name and tags[-1].name == "Path" and tags[-1].closes and len(parser.stack) == 1:
+            return Turn(ended=True)
+        if not (tags[-1].name == "Goal" and tags[-1].closes and len(parser.goal) > 1):
+            return NOTHING
+        if node.depth >= self.settings.depth or len(parser.goal) > self.settings.fan_out:
+            self.sequential += 1
+            return NOTHING
+        branches = tuple((outline.id, self.ids(f"<Path>{outline.id}:")) for outline in parser.goal)
+        return Turn(fork=branches, behind=tuple(self.ids("<Conclusion>")))
+
+    def closing(self, node: Node) -> Sequence[int]:
+        names = [each.tag.name for each in self._parser(node).stack[1:]]
+        return self.ids("".join(f"</{name}>" for name in reversed(names)))
+
+    def _parser(self, node: Node) -> Parser:
+        if node.mind is None:
+            node.mind = Parser(self.tokenizer, node.request.prompt, node.seen - 1, "Parallel" if node.name else None)
+        parser: Parser = node.mind
+        return parser
+
+
+class Listed(_Spelled):
+    """The mode of branches that are paragraphs of a list: one ends at the end of its line."""
+
+    def look(self, node: Node, token: int) -> Turn:
+        if not node.name or node.seen <= node.header:
+            return NOTHING
+        text, before = self.tokenizer.decode([token]), node.mind or ""
+        node.mind = before + text
+        if "\n" not in text or not before.strip():
+            return NOTHING
+        return Turn(ended=True, drop=1, instead=tuple(self.ids(text.partition("\n")[0])))
+
+    def closing(self, node: Node) -> Sequence[int]:
+        return ()
+
+
+class Parallel:
+    """A policy: writes one answer.
+
+    `report`: blocks that forked and their branches; sequential: blocks that did not; tokens; critical_path: tokens of
+    the longest path; parallelism = tokens / critical_path; passes of the target while it was written; the outline and
+    its tokens."""
+
+    name = "reasoning"
+    kind = "parallel"
+
+    def __init__(self, settings: Settings | None = None, render: Render | None = None) -> None:
+        """`render`: in the mode `prompt`, how the conversation is asked for an outline, and told it."""
+        self.settings, self.render = settings or Settings(), render
+        self.deadline_s = self.settings.deadline_s
+        self.level = Level()
+        self.report: dict[str, Any] = {"policy": "parallel", "mode": self.settings.mode}
+        self.root: Node | None = None
+        self.writer: Writer | None = None
+        self.mode: Tagged | Listed | None = None
+        self.outline = list[str]()
+        self.outline_tokens = self.steps = 0
+
+    def check(self, params: SamplingParams, engines: Mapping[str, Engine]) -> None:
+        engine = engines[BASE]
+        if "join" not in engine.components[TARGET].abilities:
+            raise RefusalError("This model cannot join branches: some of its layers see a window of the text.")
+        if engine.session.tokenizer is None:
+            raise RefusalError("Parallel writing needs a tokenizer, and this engine has none.")
+        if self.settings.mode == "prompt" and self.render is None:
+            raise InputError("The mode prompt needs a conversation: it is asked for the parts of its answer first.")
+
+    def script(self, stage: Stage) -> Script:
+        made = list[Request]()
+        engine = stage.engines[BASE]
+        try:
+            work = self._tagged(stage, made) if self.settings.mode == "tags" else self._prompted(stage, made)
+            for awaited in work:
+                self.steps += awaited is None
+                self._tell(stage)
+                if not stage.transcript.open:
+                    return
+                yield awaited
+            self._tell(stage)
+            if self.writer is not None and self.writer.over:
+                stage.transcript.end("length", "path_tokens")
+            if made and made[-1].finish == "error":
+                stage.transcript.request.error = made[-1].error
+                stage.transcript.end("error")
+        finally:
+            for request in made:
+                engine.abort(request)
+
+    def ended(self, stage: Stage) -> None:
+        root, writer, tokens = self.root, self.writer, len(stage.transcript.tokens)
+        beyond = 0 if root is None or root.block else len(root.output) - tokens  # the transcript ended before it
+        path = tokens if root is None else min(tokens, root.longest - beyond)
+        self.level.proposed = self.level.accepted = getattr(writer, "branches", 0)
+        counts = {name: getattr(writer, name, 0) for name in ("blocks", "branches", "sequential")}
+        if isinstance(self.mode, Tagged):
+            counts["sequential"] += self.mode.sequential
+        self.report.update(
+            counts, tokens=tokens, critical_path=path, parallelism=round(tokens / max(path, 1), 3), passes=self.steps,
+            outline=self.outline, outline_tokens=self.outline_tokens, why=stage.transcript.why,
+        )  # fmt: skip
+
+    # -- modes -------------------------------------------------------------------------------------------------------
+
+    def _tagged(self, stage: Stage, made: list[Request]) -> Script:
+        mode = Tagged(stage.engines[BASE].session.tokenizer, self.settings)
+        root = self._begin(stage, made, mode, stage.transcript.prompt)
+        assert self.writer is not None
+        yield from self.writer.follow(root)
+
+    def _prompted(self, stage: Stage, made: list[Request]) -> Script:
+        engine, prompt = stage.engines[BASE], stage.transcript.prompt
+        yield from self._outline(stage, made)
+        listed = len(self.outline) > 1
+        if listed:
+            parts = "\n".join(f"{i}. {title}" for i, title in enumerate(self.outline, 1))
+            prompt = yield from self._rendered(ANSWER.format(parts=parts))
+        mode = Listed(engine.session.tokenizer)
+        root = self._begin(stage, made, mode, prompt)
+        assert self.writer is not None
+        if listed:
+            while not root.output:  # its prompt is computed once, for all branches
+                yield None
+            engine.apply(Rewind(root.request.id, 0))
+            lines = [f"{'' if i == 1 else chr(10)}{i}. {title}:" for i, title in enumerate(self.outline, 1)]
+            headers = [(str(i), mode.ids(line)) for i, line in enumerate(lines, 1)]
+            yield from self.writer.fork(root, headers, mode.ids(self.settings.conclusion))
+        yield from self.writer.follow(root)
+
+    def _rendered(self, extra: str) -> "Generator[Future[Any] | None, None, list[int]]":
+        assert self.render is not None
+        future = self.render(extra)
+        while not future.done():
+            yield future
+        return future.result()
+
+    def _outline(self, stage: Stage, made: list[Request]) -> Script:
+        """The parts of the answer, as a grammar makes the model list them."""
+        most = self.settings.fan_out
+        wish = SamplingParams(
+            temperature=0.0, max_tokens=min(32 * most, stage.engines[BASE].session.longest // 2), seed=0,
+            grammar=Grammar("regex", lines(most)), user=stage.params.user, priority=stage.params.priority,
+        )  # fmt: skip
+        prompt = yield from self._rendered(OUTLINE.format(most=most))
+        made += stage.engines[BASE].submit(prompt, wish)
+        while made[-1].finish is None:
+            yield None
+        self.outline_tokens = len(made[-1].output)
+        titles = [line.partition(". ")[2].strip() for line in made[-1].text.split("\n")]
+        whole = titles if made[-1].finish == "stop" else titles[:-1]
+        self.outline = list(dict.fromkeys(title for title in whole if title))
+
+    def _begin(self, stage: Stage, made: list[Request], mode: Tagged | Listed, prompt: list[int]) -> Node:
+        """The request that writes the text; the transcript ends it, by stop strings and limits."""
+        engine, left = stage.engines[BASE], stage.transcript.left
+        room = engine.session.longest - len(prompt) - SLACK
+        if room < SLACK:
+            raise InputError(f"A prompt of {len(prompt)} tokens leaves too little room for branches; shorten it.")
+        path = min(left, room, self.settings.path_tokens or left)
+        wish = replace(
+            stage.params, n=1, seed=stage.transcript.request.seed, stop=(), stop_token_ids=(), min_tokens=0,
+            max_tokens=path + SLACK,
+        )  # fmt: skip
+        made += engine.submit(prompt, wish)
+        self.mode, self.root = mode, Node(made[-1], room=room)
+        self.writer = Writer(engine, mode, replace(wish, ignore_eos=True, max_tokens=None), path, self._most())
+        return self.root
+
+    def _most(self) -> int | None:
+        most = self.settings.branch_tokens
+        return PARAGRAPH if most is None and self.settings.mode == "prompt" else most
+
+    def _tell(self, stage: Stage) -> None:
+        """Give the transcript what is new, in order."""
+        known = len(stage.transcript.tokens)
+        for name, tokens in self.root.told() if self.root is not None else ():
+            if known < len(tokens) and stage.transcript.open:
+                notes = {"branch": name} if name else {}
+                stage.transcript.add(tokens[known:], "branch" if name else "base", **notes)
+            known = max(0, known - len(tokens))
+
+
+def lines(most: int) -> str:
+    """The language of outlines, as a regular expression: 2 to `most` numbered titles."""
+    rest = ""
+    for number in range(most, 0, -1):
+        line = rf"{number}\. {TITLE}{rest}"
+        rest = line if number == 1 else rf"\n{line}" if number == 2 else rf"(\n{line})?"
+    return rest
+
+
+def writes_tags(tokenizer: Any) -> bool:
+    """Has the model tags of its own, as one that was trained to write in parallel has?"""
+    vocabulary = tokenizer.get_vocab()
+    return all(f"<{name}>" in vocabulary for name in NAMES)
+
+
+def conversation(text: Text, messages: Sequence[Message]) -> Render:
+    """Of a conversation in Python; its last message is the user's."""
+    *before, last = messages
+
+    def render(extra: str) -> "Future[list[int]]":
+        done = Future[list[int]]()
+        done.set_result(text.chat([*before, {**last, "content": f"{last['content']}{extra}"}]))
+        return done
+
+    return render

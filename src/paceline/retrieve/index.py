@@ -1,0 +1,146 @@
+"""An index on disk: passages, and what each kind of retriever needs of them. `paceline index` makes one.
+
+index.json      format, number of passages, words a passage, encoder
+passages.jsonl  title and text; a passage's number is its line
+vectors.npy     [N, d] int16, where an encoder was given
+hnsw.faiss      the graph over them, where faiss is installed
+bm25.npz        terms, where bm25s is installed
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.core.errors import InputError
+from paceline.retrieve import dense, passages
+from paceline.retrieve.encoder import Encoder, SentenceEncoder
+from paceline.retrieve.passages import Passage
+from paceline.retrieve.retriever import Retriever
+from paceline.retrieve.sparse import Sparse
+
+FORMAT = 1
+KINDS = ("exact", "hnsw", "bm25")
+Load = Callable[[Path], Encoder]
+
+
+@dataclass(eq=False)
+class Index:
+    """Passages of one folder and their retrievers, loaded when first asked for."""
+
+    path: Path
+    passages: Sequence[Passage]
+    about: dict[str, Any]
+    encoder: Encoder | None = None
+    load: Load = SentenceEncoder
+    _made: dict[str, Retriever] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, path: Path | str, encoder: Encoder | Path | str | None = None) -> "Index":
+        """An index as `build` left it. `encoder`: in place of the folder that the index remembers. InputError for a
+        folder without one, and for vectors of another encoder."""
+        path = Path(path)
+        about = _about(path)
+        lines = (path / "passages.jsonl").read_text(encoding="utf-8").splitlines()
+        if len(lines) != about["passages"]:
+            raise InputError(f"{path} has {len(lines)} of {about['passages']} passages; build the index again.")
+        made = cls(path, [Passage(**json.loads(line)) for line in lines], about)
+        if isinstance(encoder, str | Path):
+            encoder = SentenceEncoder(Path(encoder))
+        if encoder is not None:
+            made._take(encoder)
+        return made
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The retrievers that it has what they need for."""
+        files = {"exact": "vectors.npy", "hnsw": "hnsw.faiss", "bm25": "bm25.npz"}
+        return tuple(kind for kind in KINDS if (self.path / files[kind]).is_file())
+
+    def retriever(self, kind: str | None = None) -> Retriever:
+        """The retriever of this kind; None: the first that there is. InputError for one that was not built."""
+        kind = kind or self.kinds[0]
+        if kind not in self.kinds:
+            raise InputError(
+                f"retriever is {kind!r}, but this index has {', '.join(self.kinds)}; build it with an encoder and "
+                "paceline[rag] for all."
+            )
+        if kind not in self._made:
+            self._made[kind] = self._make(kind)
+        return self._made[kind]
+
+    def _make(self, kind: str) -> Retriever:
+        if kind == "bm25":
+            return Sparse.load(self.path / "bm25.npz")
+        if self.encoder is None:
+            self._take(self.load(Path(self.about["encoder"]["path"])))
+        assert self.encoder is not None
+        vectors = np.load(self.path / "vectors.npy", allow_pickle=False)
+        if kind == "exact":
+            return dense.Dense(vectors, self.encoder)
+        return dense.Graph(vectors, self.encoder, dense.read_graph(self.path / "hnsw.faiss"))
+
+    def _take(self, encoder: Encoder) -> None:
+        mine = self.about["encoder"]
+        if mine is None:
+            raise InputError(f"{self.path} was built without an encoder; build it with one, or leave the encoder out.")
+        if mine["name"] != encoder.name:
+            raise InputError(
+                f"{self.path} has vectors of another encoder ({mine['name']}, not {encoder.name}): give the one that "
+                "it was built with, or build it again."
+            )
+        self.encoder = encoder
+
+
+def _about(path: Path) -> dict[str, Any]:
+    try:
+        about: dict[str, Any] = json.loads((path / "index.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} holds no index ({error}); paceline index makes one.") from None
+    if about.get("format") != FORMAT:
+        raise InputError(f"{path} has an index of format {about.get('format')}, not {FORMAT}; build it again.")
+    return about
+
+
+def build(
+    folder: Path | str, out: Path | str, encoder: Encoder | Path | str | None = None, words: int = 100,
+    report: Callable[[int, int], None] = lambda done, of: None,
+) -> Index:  # fmt: skip
+    """Index the texts of a folder. `encoder`: a folder in Hugging Face layout; None: bm25 alone. `report`: told how
+    many passages of how many have vectors. InputError for a folder without text, or where nothing can be built."""
+    out, sparse, graph = Path(out), find_spec("bm25s") is not None, find_spec("faiss") is not None
+    if encoder is None and not sparse:
+        raise InputError("There is no encoder and no bm25s: give --encoder, or pip install 'paceline[rag]'.")
+    if out.exists() and not (out / "index.json").is_file() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out} is there and holds no index; give another folder to write to.")
+    made = passages.read(Path(folder), words)
+    where = str(Path(encoder).resolve()) if isinstance(encoder, str | Path) else ""
+    coder = SentenceEncoder(Path(encoder)) if isinstance(encoder, str | Path) else encoder
+    out.mkdir(parents=True, exist_ok=True)
+    for old in ("index.json", "vectors.npy", "hnsw.faiss", "bm25.npz"):
+        (out / old).unlink(missing_ok=True)
+    lines = [json.dumps({"title": p.title, "text": p.text}, ensure_ascii=True) for p in made]
+    (out / "passages.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    if coder is not None:
+        vectors = dense.whole(_encode(coder, made, report))
+        np.save(out / "vectors.npy", vectors)
+        if graph:
+            dense.write_graph(dense.connect(vectors), out / "hnsw.faiss")
+    if sparse:
+        Sparse.of([p.text for p in made]).save(out / "bm25.npz")
+    mine = None if coder is None else {"name": coder.name, "width": coder.width, "path": where}
+    about = {"format": FORMAT, "passages": len(made), "words": words, "encoder": mine}
+    (out / "index.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    return Index.open(out, coder)
+
+
+def _encode(encoder: Encoder, made: Sequence[Passage], report: Callable[[int, int], None]) -> Any:
+    parts, step = [], 256
+    for start in range(0, len(made), step):
+        parts.append(encoder.encode([p.text for p in made[start : start + step]]))
+        report(min(len(made), start + step), len(made))
+    return np.concatenate(parts)

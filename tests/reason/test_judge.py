@@ -1,0 +1,72 @@
+"""The digit's law, by hand and from a model's own logits."""
+
+import math
+
+import pytest
+
+from paceline import InputError, RefusalError, SamplingParams
+from paceline.reason import Ensemble, StepWishes
+from paceline.reason.judge import DIGITS, Judge, score
+from tests.reason.conftest import GREEDY, PROMPT
+
+TOKENS = tuple(range(100, 110))
+
+
+def law(chances: dict[int, float]) -> dict[int, float]:
+    return {token: math.log(chance) for token, chance in chances.items()}
+
+
+def test_mean_and_argmax_by_hand() -> None:
+    told = law({107: 0.5, 104: 0.25, 9: 0.25})
+    assert score(told, TOKENS, "mean") == pytest.approx((7 * 0.5 + 4 * 0.25) / 0.75)
+    assert score(told, TOKENS, "argmax") == 7
+    assert score(law({9: 0.9, 103: 0.1}), TOKENS, "argmax") == 3, "the likeliest token is no digit"
+    assert score(law({9: 0.9, 103: 0.1}), TOKENS, "mean") == pytest.approx(3)
+    with pytest.raises(InputError, match="no digit"):
+        score(law({9: 1.0}), TOKENS, "mean")
+
+
+def test_the_mean_does_not_depend_on_where_it_is_normalised() -> None:
+    chances = {100 + i: (i + 1) / 110 for i in range(10)} | {5: 0.5}
+    among = {token: chance / 0.5 for token, chance in chances.items() if token >= 100}
+    assert score(law(chances), TOKENS, "mean") == pytest.approx(score(law(among), TOKENS, "mean"))
+
+
+def test_every_digit_is_one_token_behind_the_lead(pair: Ensemble) -> None:
+    judge = Judge.of(pair.llm.text, [{"role": "user", "content": "1 + 1?"}])
+    assert [pair.llm.text.decode([token]).strip() for token in judge.digits] == list(DIGITS)
+    assert "Grade only the last step" in pair.llm.text.decode(judge.suffix)
+
+
+def test_the_score_is_that_of_the_raw_logits(pair: Ensemble) -> None:
+    """The judge draws under a mask of ten tokens; here its law is read without one."""
+    answer = pair.generate(PROMPT, StepWishes(tau=0, separator="apples"), GREEDY)
+    judge, segments = Judge.of(pair.llm.text), answer.report["segments"]
+    size, at = pair.llm.engine.model.vocab_size, 0
+    assert len(segments) >= 2
+    for segment in segments:
+        before, at = answer.token_ids[:at], at + segment["tokens"]
+        draft = answer.token_ids[len(before) : at]
+        body = [token for token in draft if token not in pair.llm.engine.session.eos]
+        prompt = [*pair.llm.ids(PROMPT), *before, *body, *judge.suffix]
+        wish = SamplingParams(temperature=0, max_tokens=1, logprobs=size, ignore_eos=True)
+        [raw] = pair.llm.generate([prompt], wish, progress=False)
+        assert raw.outputs[0].logprobs is not None
+        want = score(raw.outputs[0].logprobs[0].top, judge.digits, "mean")
+        assert segment["score"] == pytest.approx(want, abs=1e-4)
+
+
+def test_a_tokenizer_without_digits_is_refused(pair: Ensemble) -> None:
+    class Wordy:
+        """Two tokens for a 7."""
+
+        chat_template = None
+
+        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+            return [t for c in text for t in ([ord(c)] * 2 if c == "7" else [ord(c)])]
+
+    class Fake:
+        tokenizer = Wordy()
+
+    with pytest.raises(RefusalError, match="token for each digit"):
+        Judge.of(Fake())  # type: ignore[arg-type]

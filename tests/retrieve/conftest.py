@@ -1,0 +1,23 @@
+"""A small index of all kinds, and a tiny model whose text depends on its passage."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from paceline import LLM
+from paceline.retrieve import Index, build
+from tests.retrieve.scenes import Hashed, folder
+from tests.tiny import tiny_checkpoint
+
+
+@pytest.fixture(scope="package")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    root = tmp_path_factory.mktemp("index")
+    return build(folder(root / "texts"), root / "out", Hashed(), words=20)
+
+
+@pytest.fixture(scope="package")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    path = tiny_checkpoint(tmp_path_factory.mktemp("model"), max_position_embeddings=1024)
+    with LLM(path, dtype="float32", blocks=400, block_size=8, check=True) as made:
+        yield made

@@ -1,0 +1,103 @@
+"""An index from a folder by one command, and what is refused."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline import InputError
+from paceline.cli import app
+from paceline.retrieve import Index, Retrieval, build
+from paceline.retrieve.encoder import SentenceEncoder
+from paceline.retrieve.passages import plain, read
+from tests.retrieve.scenes import Hashed, folder
+
+pytest.importorskip("bm25s", reason="bm25s is not installed: the rag extra")
+pytest.importorskip("faiss", reason="faiss is not installed: the rag extra")
+REAL = Path(os.environ.get("PACELINE_REAL", "../real")) / "minilm"
+
+
+def test_the_command_builds_the_smallest_index(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts/a.txt").write_text("one apple\nand two", encoding="utf-8")
+    (tmp_path / "texts/b.html").write_text("<head><title>no</title></head><p>three <b>rivers", encoding="utf-8")
+    (tmp_path / "texts/c.bin").write_bytes(b"\xff")
+    done = CliRunner().invoke(app, ["index", str(tmp_path / "texts"), "--out", str(tmp_path / "out"), "--words", "2"])
+    assert done.exit_code == 0 and "3 passages of 2 words; retrievers: bm25." in done.output
+    index = Index.open(tmp_path / "out")
+    assert [(p.title, p.text) for p in index.passages] == [
+        ("a.txt#0", "one apple"), ("a.txt#1", "and two"), ("b.html#0", "three rivers"),
+    ]  # fmt: skip
+    it = index.retriever()
+    assert it.kind == "bm25" and it.search([it.query("which rivers?")], 1)[0][0][0] == 2
+
+
+def test_an_index_is_read_as_it_was_built(tmp_path: Path) -> None:
+    made = build(folder(tmp_path / "texts"), tmp_path / "out", Hashed(), words=20)
+    assert made.kinds == ("exact", "hnsw", "bm25")
+    again = Index.open(tmp_path / "out", Hashed())
+    for kind in made.kinds:
+        a, b = made.retriever(kind), again.retriever(kind)
+        assert a.search([a.query("Tom counts apples")], 5) == b.search([b.query("Tom counts apples")], 5)
+    later = Index.open(tmp_path / "out")
+    later.load = lambda path: Hashed("other")
+    with pytest.raises(InputError, match="another encoder"):
+        later.retriever("exact")
+    assert build(folder(tmp_path / "texts"), tmp_path / "out", None, words=20).kinds == ("bm25",), "nothing old is left"
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    texts = folder(tmp_path / "texts")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty/a.txt").write_text(" \n", encoding="utf-8")
+    with pytest.raises(InputError, match="no text in it"):
+        build(tmp_path / "empty", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(InputError, match="no folder"):
+        build(tmp_path / "none", tmp_path / "out")
+    with pytest.raises(InputError, match="holds no index"):
+        build(texts, texts)
+    with pytest.raises(InputError, match="holds no encoder"):
+        build(texts, tmp_path / "out", tmp_path)
+    with pytest.raises(InputError, match="words is 0"):
+        read(texts, 0)
+    with pytest.raises(InputError, match="paceline index makes one"):
+        Index.open(tmp_path)
+    build(texts, tmp_path / "out", Hashed())
+    with pytest.raises(InputError, match="another encoder"):
+        Index.open(tmp_path / "out", Hashed("other"))
+    build(texts, tmp_path / "words")
+    with pytest.raises(InputError, match="without an encoder"):
+        Index.open(tmp_path / "words", Hashed())
+    with pytest.raises(InputError, match="this index has bm25"):
+        Index.open(tmp_path / "words").retriever("exact")
+    about = json.loads((tmp_path / "words/index.json").read_text())
+    (tmp_path / "words/index.json").write_text(json.dumps({**about, "format": 9}))
+    with pytest.raises(InputError, match="format 9"):
+        Index.open(tmp_path / "words")
+    (tmp_path / "texts/bad.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match=r"bad.txt cannot be read as UTF-8"):
+        build(texts, tmp_path / "out")
+
+
+def test_wishes_out_of_range_are_refused() -> None:
+    bad = {"every": 0, "stride": 0, "prefetch": 0, "most": 65, "cap": 1.5, "template": "{question}", "window": True}
+    for name, value in bad.items():
+        with pytest.raises(InputError, match=name):
+            Retrieval(**{name: value})  # type: ignore[arg-type]
+
+
+def test_html_shows_what_is_read() -> None:
+    assert plain("<p>a &amp; b<script>no()</script><style>x</style> c").split() == ["a", "&", "b", "c"]
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="minilm is not there (PACELINE_REAL)")
+def test_the_real_encoder_ranks_by_meaning() -> None:
+    encoder = SentenceEncoder(REAL)
+    texts = ["A dog runs in the park.", "The stock market fell today.", "A puppy plays outside."]
+    vectors = encoder.encode(texts)
+    scores = vectors @ vectors.T
+    assert scores[0, 2] > 0.3 > scores[0, 1] and abs(scores[0, 0] - 1) < 1e-5
+    assert abs(vectors - [encoder.encode([text])[0] for text in texts]).max() < 1e-5
