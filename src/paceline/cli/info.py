@@ -26,7 +26,7 @@ Fit = dict[str, str | None]
 def info(engine: EngineArgs, *, as_json: bool) -> None:
     """Describe the model; the arguments are the command's."""
     from paceline.draft.head import facts_of, method_of
-    from paceline.engine.build import check_device, memory_of, paths
+    from paceline.engine.build import check_device, memory_of, paths, provided
     from paceline.engine.text import Text
     from paceline.model.load import inspect
 
@@ -45,7 +45,8 @@ def info(engine: EngineArgs, *, as_json: bool) -> None:
     if len(known) == 2 and vocabularies[0] != vocabularies[1]:
         problem = (
             f"The draft has another vocabulary ({len(vocabularies[1])} entries) than the model "
-            f"({len(vocabularies[0])}), so it cannot draft for it; use a draft made for this tokenizer."
+            f"({len(vocabularies[0])}), so it cannot draft for it; use a draft made for this tokenizer, "
+            "or the drafter crossvocab."
         )
     told = None if head is None else facts_of(head)
     if told is not None and head is not None:
@@ -54,8 +55,9 @@ def info(engine: EngineArgs, *, as_json: bool) -> None:
     least = memory.total(memory.smallest())
     room = room_of(engine.memory)
     longest = memory.longest(room)
-    given = {told.method} if told is not None else {"draft"} if len(known) == 2 else set()
-    drafters = fits(set() if problem else given)
+    at = head if head is not None else known[1].path if len(known) == 2 else None
+    kind = told.method if told is not None else "foreign" if problem else "draft"
+    drafters = fits(provided(None if told is not None and problem else at, kind))
     if as_json:
         entry: dict[str, Any] = dict(zip(("model", "draft"), sheets))
         if told is not None:
@@ -213,9 +215,11 @@ def ladder(drafters: list[Fit]) -> "Table":
         able = [rule for rule in rules if not entry[rule]]
         needs = next((reason for rule in rules if (reason := entry[rule])), "") if not able else ""
         key = "every verifier" if len(able) == len(rules) else ", ".join(able)
-        groups.setdefault(key or needs.partition(" needs ")[2].rstrip(".") or "nothing here", []).append(
-            str(entry["drafter"])
-        )
+        name = str(entry["drafter"])
+        lacks = needs.partition(" needs ")[2].rstrip(".")
+        if f"train {name}`" in lacks:  # all heads lack the same
+            lacks = lacks.replace(name, "NAME")
+        groups.setdefault(key or lacks or "nothing here", []).append(name)
     table = Table(box=None, pad_edge=False)
     table.add_column("drafters")
     table.add_column("under, or what they lack (--json says more)", overflow="fold")

@@ -87,6 +87,24 @@ class Companion(nn.Module):
 COMPANIONS: Registry[type[Companion]] = Registry("companion", "paceline.draft")
 
 
+def kinds(beside: Path) -> list[str]:
+    """The companions that lie in a draft model's directory."""
+    return [kind for kind in COMPANIONS.names() if (beside / kind / CONFIG).is_file()]
+
+
+def weight_bytes(path: Path) -> int:
+    """Bytes that one of them takes in memory, in float32, from the header of its weights."""
+    from math import prod
+
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path / WEIGHTS, "pt") as file:
+            return sum(4 * prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    except (OSError, SafetensorError):
+        return 0  # it has none; what cannot be read is refused where it is loaded
+
+
 def need(kind: str, text: str) -> Need:
     return Need(kind, f"{text} beside the draft model (give draft=DIR that `paceline train` made)")
 
@@ -95,13 +113,12 @@ def companions(beside: Path, target: Any, draft: Any) -> dict[str, Component]:
     """Those in a draft model's directory, by name. Raises CheckpointError for one that cannot be read or belongs to
     another pair of models."""
     found: dict[str, Component] = {}
-    for kind in COMPANIONS.names() if beside.is_dir() else ():
-        if (beside / kind / CONFIG).is_file():
-            made = restored(beside / kind, COMPANIONS.get(kind)).settle()
-            if reason := made.misfit(target, draft):
-                raise CheckpointError(f"{beside / kind} {reason}; train it for this pair, or delete the folder.")
-            made.vocab_size = target.vocab_size
-            found[kind] = made
+    for kind in kinds(beside):
+        made = restored(beside / kind, COMPANIONS.get(kind)).settle()
+        if reason := made.misfit(target, draft):
+            raise CheckpointError(f"{beside / kind} {reason}; train it for this pair, or delete the folder.")
+        made.vocab_size = target.vocab_size
+        found[kind] = made
     return found
 
 

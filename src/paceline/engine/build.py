@@ -142,9 +142,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
     draft_path = None if draft_at is None else resolve(draft_at, None, options.token)
     head = None if draft_path is None else method_of(draft_path)
     foreign = head is None and draft_path is not None and FOREIGN in {need.name for need in DRAFTERS.card(name).needs}
-    have = {n for n, it in ((FOREIGN if foreign else head or DRAFT, draft_at), ("callable", user)) if it}
-    have |= beside(draft_path)
-    have |= {f"{n}:program" for n in (TARGET, DRAFT) if n == TARGET or n in have}  # as all that is loaded here
+    have = provided(draft_path, FOREIGN if foreign else head or DRAFT) | ({"callable"} if user else set())
     _check_pair(name, options.verifier, have)
     path = resolve(model_at, options.revision, options.token)
     shape = shape_of(options, path, draft_path)
@@ -252,11 +250,13 @@ def paths(options: Options) -> tuple[str | Path, str | Path | None]:
     return DEMO / "target", options.draft or DEMO / "draft"
 
 
-def beside(draft: Path | None) -> set[str]:
-    """Companions that a draft model's directory has."""
-    from paceline.draft.companion import COMPANIONS, CONFIG
+def provided(draft: Path | None, kind: str) -> set[str]:
+    """What drafters may need, of an engine with this draft, which is of a kind: `draft`, or a head's method. Every
+    decoder that is loaded here can run some of its layers."""
+    from paceline.draft.companion import kinds
 
-    return set() if draft is None else {kind for kind in COMPANIONS.names() if (draft / kind / CONFIG).is_file()}
+    models = {TARGET} | ({kind} & {DRAFT} if draft is not None else set())
+    return {f"{name}:program" for name in models} | (set() if draft is None else {kind, *kinds(draft)})
 
 
 def _check_pair(drafter: str, verifier: str, have: set[str]) -> None:
@@ -275,6 +275,7 @@ def _check_pair(drafter: str, verifier: str, have: set[str]) -> None:
 
 def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory:
     """The arithmetic of the budget for these checkpoints, from their headers."""
+    from paceline.draft.companion import kinds, weight_bytes
     from paceline.draft.head import check_fit, facts_of, footprint_of, method_of
     from paceline.model.load import form, measure
 
@@ -285,8 +286,9 @@ def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory
         check_fit(draft, facts_of(draft), spec.hidden, spec.vocab)
     drafts = None if draft is None else footprint_of(draft, packing) if head else measure(draft, packing)[1]
     files = [at if at.suffix == ".gguf" else at / "tokenizer.json" for at in (path, draft) if at is not None]
-    tokenizers = sum(TOKENIZER * tokenizer_bytes(file) for file in files if file.is_file())
-    return Memory(target, drafts, spec.max_len, options.block_size, tokenizers)
+    rest = sum(TOKENIZER * tokenizer_bytes(file) for file in files if file.is_file())
+    rest += 0 if draft is None else sum(weight_bytes(draft / kind) for kind in kinds(draft))
+    return Memory(target, drafts, spec.max_len, options.block_size, rest)
 
 
 def tokenizer_bytes(file: Path) -> int:
