@@ -47,11 +47,11 @@ def client(url: str) -> OpenAI:
 def metric(url: str, name: str) -> float:
     with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
         lines = answer.read().decode().splitlines()
-    return float(next(line.split()[-1] for line in lines if line.startswith(f"{name} ")))
+    return float(next((line.split()[-1] for line in lines if line.startswith(f"{name} ")), 0))
 
 
 def test_the_answer_is_the_offline_one_with_its_passages(client: OpenAI, url: str, words: Index) -> None:
-    before = metric(url, "paceline_retrieval_proposed_total")
+    before = metric(url, 'paceline_above_proposed_total{policy="retrieval"}')
     got = client.chat.completions.create(model="demo", messages=ASK, extra_body={"retrieval": WISH}, **PARAMS)
     with LLM(dtype="float32", blocks=200) as llm:
         want = generate(llm, ASK, words, SamplingParams(**PARAMS), Retrieval(**WISH))
@@ -67,7 +67,7 @@ def test_the_answer_is_the_offline_one_with_its_passages(client: OpenAI, url: st
     assert used == {passage["id"] for passage in report["passages"]} and len(used) > 1
     for passage in report["passages"]:
         assert words.passages[passage["id"]].text == passage["text"] and passage["score"] >= 0
-    assert metric(url, "paceline_retrieval_proposed_total") == before + report["proposed"] > before
+    assert metric(url, 'paceline_above_proposed_total{policy="retrieval"}') == before + report["proposed"] > before
 
 
 def test_streamed_it_is_the_same(client: OpenAI) -> None:

@@ -26,11 +26,9 @@ THREADS = 2
 COUNTERS = {
     "retrieval_requests": "Answers that were written with retrieval.",
     "retrieval_calls": "Calls of the knowledge base.",
-    "retrieval_proposed": "Retrievals that were guessed and verified.",
-    "retrieval_accepted": "Those of them that were right.",
     "retrieval_dropped_tokens": "Tokens that were written with a wrong passage.",
-    "retrieval_seconds_saved": "Seconds saved by guessing, by estimate, of answers that won any.",
 }
+"""What `Level` does not count."""
 
 
 @dataclass(eq=False)

@@ -1,16 +1,8 @@
 """The bytes of a single token, for log-probabilities and /tokenize."""
 
-from functools import cache
 from typing import Any
 
-
-@cache
-def letters() -> dict[str, int]:
-    """{letter: byte} of byte-level BPE, which writes printable bytes as themselves and the rest from U+0100 on (GPT-2's
-    `bytes_to_unicode`)."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [b for b in range(256) if b not in printable]
-    return {**{chr(b): b for b in printable}, **{chr(256 + i): b for i, b in enumerate(others)}}
+from paceline.draft.surfaces import letters
 
 
 class Tokens:
