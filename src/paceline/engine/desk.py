@@ -103,7 +103,9 @@ class Desk:
         """On what the cache has of its text; of a branch, on the blocks of the request that waits for it."""
         family = self.branches.of(request)
         if family is not None and family.parent.lease is not None and not request.stats.preempted:
-            return self.cache.fork(lease_of(family.parent))
+            lease = self.cache.fork(lease_of(family.parent))
+            self.cache.rewind(lease, min(lease.length, len(request.tokens) - 1))  # one that was closed lacks its end
+            return lease
         return self.cache.open(matchable(request), self._groups(request), layout=request.layout)
 
     def _must_wait(self, request: Request) -> bool:
