@@ -279,7 +279,9 @@ def test_drafter_is_changed_and_refused_by_name(llm: LLM, capsys: pytest.Capture
     for line in ("/drafter", "/drafter ngram", "/drafter user"):
         session.hear(line)
     told = capsys.readouterr().err
-    assert "drafter: auto (of auto, dyspec, " in told and "topk)" in told, "user cannot serve here and is not offered"
+    assert "drafter: auto (of auto, del, dyspec, " in told and "topk)" in told, (
+        "user cannot serve here and is not offered"
+    )
     assert "drafter: ngram" in told and "needs a function" in told
     assert session.params.drafter == "ngram"
 

@@ -110,9 +110,21 @@ def test_every_part_of_a_pass_is_charged_to_its_name(target: Path, monkeypatch: 
 def test_nothing_stays_wrapped(target: Path) -> None:
     engine, _ = build(options(target, drafter=chain))
     model: Any = engine.model
-    before = blocks.rotate_, model.weights.norm, model.weights.blocks, model.weights.blocks[0].qkv, engine.model.forward
+    before = (
+        blocks.rotate_,
+        model.weights.norm,
+        model.weights.blocks,
+        model.weights.blocks[0].mixer.qkv,
+        engine.model.forward,
+    )
     measure(engine, GREEDY.resolve({}), rounds=1)
-    after = blocks.rotate_, model.weights.norm, model.weights.blocks, model.weights.blocks[0].qkv, engine.model.forward
+    after = (
+        blocks.rotate_,
+        model.weights.norm,
+        model.weights.blocks,
+        model.weights.blocks[0].mixer.qkv,
+        engine.model.forward,
+    )
     assert before == after
 
 

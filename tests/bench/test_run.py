@@ -30,7 +30,11 @@ def test_report(target: Path, draft: Path, questions: Path, tmp_path: Path) -> N
     report = bench(options(target, draft), wish(questions))
     report.write(tmp_path / "out.json")
     written = json.loads((tmp_path / "out.json").read_text())
-    serving = [d for d, card in DRAFTERS.items() if {need.name for need in card.needs} <= {"draft"}]
+    serving = [
+        d
+        for d, card in DRAFTERS.items()
+        if {need.name for need in card.needs} <= {"draft", "draft:program", "target:program"}
+    ]
     assert [list(row) for row in written["rows"]] == [KEYS] * 4 * len(serving)
     assert list(written["limit"]) == LIMIT
     assert {row["method"] for row in written["rows"]} == set(serving) >= {"none", "ngram", "model", "dyspec", "suffix"}
@@ -75,7 +79,9 @@ def test_a_verifier_that_emits_something_else_is_caught(
 
 def test_all_leaves_out_what_cannot_serve_and_a_name_is_refused(target: Path, questions: Path) -> None:
     short = wish(questions, batches=[1], temperatures=[0.0], max_tokens=4, num_prompts=1)
-    alone = [d for d, card in DRAFTERS.items() if not card.needs and d != "none"]
+    alone = [
+        d for d, card in DRAFTERS.items() if {need.name for need in card.needs} <= {"target:program"} and d != "none"
+    ]
     assert [row.method for row in bench(options(target), short).rows] == ["none", *alone] and "ngram" in alone
     with pytest.raises(RefusalError, match="needs a draft model"):
         bench(options(target), wish(questions, methods=["none", "model"]))

@@ -136,7 +136,7 @@ def test_case_B2_stop_strings_cost_no_more_than_their_text() -> None:
         text += piece
         assert fast.feed(piece) == slow(text)
     request: Any = SimpleNamespace(
-        params=SamplingParams(stop=["aab"], ignore_eos=True), max_tokens=99, eos=frozenset(), output=[]
+        shift=0, params=SamplingParams(stop=["aab"], ignore_eos=True), max_tokens=99, eos=frozenset(), output=[]
     )
     stopper = Stopper(request, SimpleNamespace(push=lambda token: "ab"[token], finish=lambda: ""))  # type: ignore[arg-type]
     assert [stopper.push(token) for token in (0, 0, 0, 1)] == [None, None, None, "stop"] and stopper.text() == "a"

@@ -206,7 +206,7 @@ def lowest(number: int) -> int:
 def test_what_they_need_is_said_and_auto_asks_for_more() -> None:
     setting = Setting()
     engine = setting.engine()
-    assert "swift" in engine.drafters.arms("auto", "exact") and "del" not in engine.drafters.arms("auto", "exact")
+    assert not {"swift", "del"} & {*engine.drafters.arms("auto", "exact")}
     target = setting.target()
     setting.target = lambda: target  # type: ignore[method-assign]
     target.abilities |= {"exit"}

@@ -162,6 +162,9 @@ def host_parts(engine: Engine, clock: Clock) -> Iterator[Swap]:
         yield owner, name, clock.wrap(part, getattr(owner, name))
 
 
+INNER = ("gate_up", "down")
+
+
 def forward_parts(model: object, clock: Clock, native: torch.Tensor) -> Iterator[Swap]:
     """`native` [len(FORWARD)] takes the seconds of a native decoder."""
     if isinstance(model, NativeDecoder):
@@ -178,10 +181,12 @@ def forward_parts(model: object, clock: Clock, native: torch.Tensor) -> Iterator
     yield model.attend, "forward", clock.wrap(ATTENTION, model.attend.forward)
     yield weights, "norm", clock.wrap(NORMS, weights.norm)
     for block in weights.blocks:
-        for name in ("qkv", "out", "gate_up", "down"):
-            yield block, name, clock.wrap(LINEAR, getattr(block, name))
-    parts = [(clock.wrap(NORMS, block.attend), clock.wrap(NORMS, block.feed)) for block in weights.blocks]
-    yield weights, "blocks", [SimpleNamespace(attend=attend, feed=feed) for attend, feed in parts]
+        dense = [*getattr(block.ffn, "experts", [block.ffn])]
+        parts = [(block.mixer, "qkv"), (block.mixer, "out"), *((ffn, name) for ffn in dense for name in INNER)]
+        for owner, name in parts:
+            yield owner, name, clock.wrap(LINEAR, getattr(owner, name))
+    halves = [(clock.wrap(NORMS, block.attend), clock.wrap(NORMS, block.feed)) for block in weights.blocks]
+    yield weights, "blocks", [SimpleNamespace(attend=attend, feed=feed) for attend, feed in halves]
 
 
 @contextmanager

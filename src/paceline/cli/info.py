@@ -205,24 +205,12 @@ def short(path: str, most: int = 28) -> str:
     return path if len(path) <= most else "..." + path[3 - most :]
 
 
-def ladder(drafters: list[Fit]) -> "Table":
-    """Who can draft under which verifiers, a line for those that are alike; why not is told with --json."""
-    from rich.table import Table
-
+def ladder(drafters: list[Fit]) -> str:
+    """Who can draft under which verifiers, a line for those that are alike. --json says what the others lack."""
     rules = [key for key in drafters[0] if key not in ("drafter", "summary")]
     groups: dict[str, list[str]] = {}
     for entry in drafters:
         able = [rule for rule in rules if not entry[rule]]
-        needs = next((reason for rule in rules if (reason := entry[rule])), "") if not able else ""
-        key = "every verifier" if len(able) == len(rules) else ", ".join(able)
-        name = str(entry["drafter"])
-        lacks = needs.partition(" needs ")[2].rstrip(".")
-        if f"train {name}`" in lacks:  # all heads lack the same
-            lacks = lacks.replace(name, "NAME")
-        groups.setdefault(key or lacks or "nothing here", []).append(name)
-    table = Table(box=None, pad_edge=False)
-    table.add_column("drafters")
-    table.add_column("under, or what they lack (--json says more)", overflow="fold")
-    for key, names in groups.items():
-        table.add_row(", ".join(names), key)
-    return table
+        key = "Under every verifier" if len(able) == len(rules) else f"Under {', '.join(able)}"
+        groups.setdefault(key if able else "Lacking something (--json says what)", []).append(str(entry["drafter"]))
+    return "\n".join(f"{key}: {', '.join(names)}" for key, names in groups.items())
