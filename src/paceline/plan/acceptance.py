@@ -261,6 +261,8 @@ class Acceptance:
 
     def observe(self, request: int, key: Key, asked: int, offered: Sequence[int], kept: Sequence[int]) -> None:
         """One round: a draft `asked` deep; nodes with a row and nodes kept at depth 1, 2, ..."""
+        if asked < 1:
+            return  # there was no room for a token: it says nothing
         if key not in self.watches:
             self.means.setdefault(key, Mean())
             self.watches[key] = Watch()

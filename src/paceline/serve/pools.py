@@ -85,18 +85,21 @@ class Pool:
                 if self._closed:
                     return
                 size, _, work, future, loop = heapq.heappop(self._pieces)
-            try:
-                if not future.cancelled():
-                    self._do(work, future, loop)
-            finally:
-                del work, future
-                if size > TRIM:
-                    give_back()
-                with self._changed:
-                    self._sizes -= size > SMALL
+            if future.cancelled():
+                self._ended(size)
+            else:
+                self._do(work, future, loop, size)
+            del work, future
+            if size > TRIM:
+                give_back()
 
-    @staticmethod
-    def _do(work: Callable[[], Any], future: "asyncio.Future[Any]", loop: asyncio.AbstractEventLoop) -> None:
+    def _ended(self, size: int) -> None:
+        with self._changed:
+            self._sizes -= size > SMALL
+
+    def _do(
+        self, work: Callable[[], Any], future: "asyncio.Future[Any]", loop: asyncio.AbstractEventLoop, size: int
+    ) -> None:
         value, error = None, None
         try:
             value = work()
@@ -104,6 +107,7 @@ class Pool:
             error = fault if isinstance(fault, Exception) else RuntimeError(str(fault))
             if isinstance(error, PacelineError | ApiError):  # told to the client: its frames would hold what they held
                 error.__traceback__ = error.__context__ = None
+        self._ended(size)  # before its answer, which may bring the next
         with suppress(RuntimeError):  # the loop is closed: nobody waits
             loop.call_soon_threadsafe(_settle, future, value, error)
         del value, error
