@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from paceline.core.errors import InputError
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -44,6 +46,25 @@ class Component(Protocol):
 
     def write(self, slots: list[int], packed: bytes) -> None:
         """Put what `read` gave into these slots. InputError when the bytes are not of so many slots."""
+
+
+class Rowless:
+    """A component that keeps nothing for the rows of a text."""
+
+    kv_bytes_per_token: int = 0
+
+    def allocate(self, blocks: int, block_size: int) -> None:
+        pass
+
+    def move(self, source: list[int], target: list[int]) -> None:
+        pass
+
+    def read(self, slots: list[int]) -> bytes:
+        return b""
+
+    def write(self, slots: list[int], packed: bytes) -> None:
+        if packed:
+            raise InputError(f"The packed K/V has {len(packed)} bytes, but this component keeps none.")
 
 
 class Model(Component, Protocol):

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from paceline.core.component import Ability, Component
+from paceline.core.component import Ability, Component, Rowless
 from paceline.core.errors import CheckpointError
 from paceline.core.registry import Need, Registry
 
@@ -25,13 +25,12 @@ KIND = "companion"
 """The key of config.json that names the kind."""
 
 
-class Companion(nn.Module):
+class Companion(Rowless, nn.Module):
     """A kind gives `kind`, a constructor of config.json's other keys, and `check`."""
 
     kind: ClassVar[str]
     abilities: frozenset[Ability] = frozenset()
     taps: tuple[str, ...] = ()
-    kv_bytes_per_token = 0
     vocab_size: int
     width: int
     max_len = 1 << 30
@@ -70,18 +69,6 @@ class Companion(nn.Module):
         (path / CONFIG).write_text(json.dumps({KIND: self.kind, **self.config()}, indent=2) + "\n", encoding="utf-8")
         if weights := {name: part.contiguous() for name, part in self.state_dict().items()}:
             save_file(weights, path / WEIGHTS)
-
-    def allocate(self, blocks: int, block_size: int) -> None:
-        pass
-
-    def move(self, source: list[int], target: list[int]) -> None:
-        pass
-
-    def read(self, slots: list[int]) -> bytes:
-        return b""
-
-    def write(self, slots: list[int], packed: bytes) -> None:
-        pass
 
 
 COMPANIONS: Registry[type[Companion]] = Registry("companion", "paceline.draft")

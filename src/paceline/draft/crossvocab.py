@@ -17,7 +17,7 @@ from torch import Tensor
 
 from paceline.cache.cache import Cache
 from paceline.cache.txn import Txn
-from paceline.core.component import Ability, Model
+from paceline.core.component import Ability, Model, Rowless
 from paceline.core.errors import CapacityError, IntegrityError
 from paceline.core.forest import Forest, Law
 from paceline.core.registry import Need, Offers
@@ -34,7 +34,7 @@ LONGEST = 16
 
 
 @dataclass(eq=False)
-class Foreign:
+class Foreign(Rowless):
     """A component: a model with a tokenizer of its own. Its K/V is in blocks of its own, as many as the target has; so
     it keeps no group."""
 
@@ -43,7 +43,6 @@ class Foreign:
     target: Surfaces
     vocab_size: int
     """The target's."""
-    kv_bytes_per_token: int = 0
     width: int = 0
     taps: tuple[str, ...] = ()
     abilities: frozenset[Ability] = frozenset()
@@ -60,15 +59,6 @@ class Foreign:
     def allocate(self, blocks: int, block_size: int) -> None:
         self.cache = Cache(blocks, block_size)
         self.model.allocate(blocks, block_size)
-
-    def move(self, source: list[int], target: list[int]) -> None:
-        """It has no rows in the target's blocks."""
-
-    def read(self, slots: list[int]) -> bytes:
-        return b""
-
-    def write(self, slots: list[int], packed: bytes) -> None:
-        """As `move`."""
 
 
 class Translation:

@@ -20,7 +20,7 @@ from paceline.core.registry import Offers
 from paceline.core.rows import RowsBuilder
 from paceline.draft import Ask, Host, View
 from paceline.draft.head import Head, need
-from paceline.draft.sequoia import Shape, rates
+from paceline.draft.sequoia import Shape, rates, shaped
 from paceline.draft.tree import Laws, Tree, TreeDrafter
 
 WIDTH = 10
@@ -121,14 +121,7 @@ class HeadDrafter(TreeDrafter):
         tree.memo = {ROOT: best(tree.ask.item.nodes, self.chances[tree.law is Law.POINT].rates)}
 
     def expand(self, tree: Tree, laws: Laws) -> list[int]:
-        new = []
-        for place, draws in laws.items():
-            for token, shape in zip(draws.token, tree.memo[place]):
-                child = tree.add(place, token)
-                if shape:
-                    tree.memo[child] = shape
-                    new.append(child)
-        return new
+        return shaped(tree, laws)
 
     def observe(self, tree: Tree, path: list[int]) -> None:
         chances = self.chances[tree.law is Law.POINT]

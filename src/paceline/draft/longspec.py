@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from paceline.core.component import TARGET, Ability, Embeds, Keys
+from paceline.core.component import TARGET, Ability, Embeds, Keys, Rowless
 from paceline.core.errors import CheckpointError
 from paceline.core.forest import ROOT, Forest, Law
 from paceline.core.registry import Offers
@@ -72,10 +72,9 @@ def merge(one: Part, other: Part) -> Part:
 
 
 @HEADS.register(NAME, HeadCard("a layer that reads the target's own cache, for long texts"))
-class LongSpec:
+class LongSpec(Rowless):
     """The component. It keeps nothing for each token of a text."""
 
-    kv_bytes_per_token = 0
     taps: tuple[str, ...] = ()
     abilities = frozenset[Ability]()
 
@@ -128,18 +127,6 @@ class LongSpec:
 
     def describe(self) -> str:
         return f"longspec, a window of {self.config.window} tokens"
-
-    def allocate(self, blocks: int, block_size: int) -> None:
-        pass
-
-    def move(self, source: list[int], target: list[int]) -> None:
-        pass
-
-    def read(self, slots: list[int]) -> bytes:
-        return b""
-
-    def write(self, slots: list[int], packed: bytes) -> None:
-        pass
 
     # -- the layer -----------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from paceline.core.component import TARGET, Ability, Lends
+from paceline.core.component import TARGET, Ability, Lends, Rowless
 from paceline.core.errors import CheckpointError
 from paceline.core.forest import PROBE, ROOT, Forest, Law
 from paceline.core.registry import Offers
@@ -47,10 +47,9 @@ Sparse = tuple[tuple[Ranks, int], ...]
 
 
 @HEADS.register(NAME, HeadCard("prompt embeddings that the target itself reads"))
-class Prompts:
+class Prompts(Rowless):
     """The component: m embeddings [m, width]; it keeps nothing."""
 
-    kv_bytes_per_token = 0
     taps: tuple[str, ...] = ()
     abilities = frozenset[Ability]()
 
@@ -82,18 +81,6 @@ class Prompts:
     @classmethod
     def sketch(cls, width: int, vocab: int, seed: int) -> "Prompts":
         return cls(torch.randn(3, width, generator=torch.Generator().manual_seed(seed)), vocab, 512, ())
-
-    def allocate(self, blocks: int, block_size: int) -> None:
-        pass
-
-    def move(self, source: list[int], target: list[int]) -> None:
-        pass
-
-    def read(self, slots: list[int]) -> bytes:
-        return b""
-
-    def write(self, slots: list[int], packed: bytes) -> None:
-        pass
 
     def describe(self) -> str:
         return f"ppd, {len(self.table)} prompts"

@@ -89,14 +89,19 @@ class Sequoia(Measured):
         tree.memo = {ROOT: best(tree.ask.item.nodes, DEPTH, self.rates)}
 
     def expand(self, tree: Tree, laws: Laws) -> list[int]:
-        new = []
-        for place, draws in laws.items():
-            for token, shape in zip(draws.token, tree.memo[place]):
-                child = tree.add(place, token)
-                if shape:
-                    tree.memo[child] = shape
-                    new.append(child)
-        return new
+        return shaped(tree, laws)
+
+
+def shaped(tree: Tree, laws: Laws) -> list[int]:
+    """Children of a tree whose shape is fixed: `tree.memo` has {place: the shapes of its children}."""
+    new = []
+    for place, draws in laws.items():
+        for token, shape in zip(draws.token, tree.memo[place]):
+            child = tree.add(place, token)
+            if shape:
+                tree.memo[child] = shape
+                new.append(child)
+    return new
 
 
 def rates(hits: Sequence[float], tries: Sequence[float]) -> tuple[float, ...]:

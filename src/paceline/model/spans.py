@@ -22,6 +22,8 @@ def forward(model: Model, rows: Rows, entries: Sequence[Entry | None], exits: Se
     `Out.leave` [T, H] has each row's hidden state where it left before the last layer. A tap of a row that does not run
     there is that of its entry, or zeros.
     """
+    if not exits and not any(entries):
+        return model.forward(rows)
     layers = inputs(model.places)
     ends = [layers if end is None else end for end in exits] or [layers] * len(rows.segments)
     cuts = sorted({0, *ends, *(entry.layer for entry in entries if entry is not None)})

@@ -22,9 +22,9 @@ from paceline.engine.detokenize import Detokenizer
 from paceline.engine.loop import Engine
 from paceline.reason.cues import Cues
 from paceline.reason.level import Level
-from paceline.reason.pen import HandOver, Part, Pen, counters, shown
+from paceline.reason.pen import HandOver, Part, Pen
 from paceline.reason.runner import BASE, SMALL, Script, Stage, need_small
-from paceline.reason.steps import SEPARATOR, check_separator, tally
+from paceline.reason.steps import SEPARATOR, check_separator, conclude
 
 CHECK = "Let me check what I have so far.\n\n"
 
@@ -191,13 +191,7 @@ class Mentor:
         self.reflections, self.recap, self.excess = 0, min(self.recap + 25, 200), min(self.excess + 5, 30)
 
     def ended(self, stage: Stage) -> None:
-        tally(self.level, self.log)
-        self.report.update(
-            policy=self.kind, ended=stage.transcript.why or stage.transcript.request.finish,
-            proposed=self.level.proposed, accepted=self.level.accepted, segments=stage.transcript.shown(),
-            rollbacks=self.rollbacks, models=counters(self.log), handovers=shown(self.log),
-        )  # fmt: skip
-        stage.transcript.request.stats.passes = counters(self.log).get(BASE, {}).get("passes", 0)
+        conclude(self, stage)
 
 
 @dataclass(eq=False)

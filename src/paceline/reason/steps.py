@@ -9,7 +9,7 @@ A step ends at a blank line behind some text. The answer ends where its author e
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from paceline.core.errors import InputError, RefusalError
 from paceline.core.operations import Submit
@@ -146,19 +146,35 @@ class Steps:
             )
 
     def ended(self, stage: Stage) -> None:
-        tally(self.level, self.log)
-        self.report.update(
-            policy=self.kind, ended=stage.transcript.why or stage.transcript.request.finish,
-            proposed=self.level.proposed, accepted=self.level.accepted, segments=stage.transcript.shown(),
-            rollbacks=self.rollbacks, models=counters(self.log), handovers=shown(self.log),
-        )  # fmt: skip
-        stage.transcript.request.stats.passes = counters(self.log).get(BASE, {}).get("passes", 0)
+        conclude(self, stage)
 
 
 def check_separator(separator: str) -> None:
     """InputError for one that is empty or too long."""
     if not 0 < len(separator) <= 64:
         raise InputError(f"separator has {len(separator)} characters, but it must have 1 to 64.")
+
+
+class Written(Protocol):
+    """What a policy of two models knows when its answer has ended."""
+
+    kind: str
+    level: Level
+    log: list[HandOver]
+    rollbacks: list[dict[str, Any]]
+    report: dict[str, Any]
+
+
+def conclude(policy: Written, stage: Stage) -> None:
+    """Complete the report of an answer that has ended."""
+    level, log, request = policy.level, policy.log, stage.transcript.request
+    tally(level, log)
+    policy.report.update(
+        policy=policy.kind, ended=stage.transcript.why or request.finish, proposed=level.proposed,
+        accepted=level.accepted, segments=stage.transcript.shown(), rollbacks=policy.rollbacks, models=counters(log),
+        handovers=shown(log),
+    )  # fmt: skip
+    request.stats.passes = counters(log).get(BASE, {}).get("passes", 0)
 
 
 def tally(level: Level, log: list[HandOver]) -> None:
