@@ -25,7 +25,7 @@ layout, a GGUF file, `owner/name` or `owner/name:FILE.gguf` of the hub, or a nam
 
 A family is one entry of data in `model/families.py`; each is tested against transformers. *Native*: the native decoder
 computes its layers (bfloat16, `--quantize`); the others are computed by PyTorch, in every dtype but without
-`--quantize`. Mixtures of experts, encoders and recurrent models are refused by name.
+`--quantize`. Encoders and recurrent models are refused by name.
 
 | model type | architecture | native | as GGUF | departs from llama by |
 |---|---|---|---|---|

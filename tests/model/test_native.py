@@ -34,9 +34,14 @@ FORMS = {
     "phi3-partial": CASES["phi3-partial"],
     "gemma2": Case("gemma2", {"head_dim": 96}),
     "gemma3": Case("gemma3", {"head_dim": 40}),
+    "starcoder2": Case("starcoder2", {"hidden_size": 40, "intermediate_size": 72}),
+    "cohere2": Case("cohere2"),
+    "olmo3": Case("olmo3", {"hidden_size": 48, "num_attention_heads": 6}),
+    "granite": Case("granite"),
 }
 """Biases and odd sizes, windows, head norms, partial rotation, caps and post norms, two rotations; heads of 6 to 128
-dimensions."""
+dimensions; layer norms with biases and a feed-forward part without gates, parts side by side, post norms alone and one
+norm over all heads, scaled residuals and logits."""
 BYTES = 4096
 """Slots of the pool."""
 

@@ -325,7 +325,7 @@ class Loader:
         )
 
     def dense(self, at: str, gate_up: tuple[str, ...], down: str, width: int) -> FeedForward:
-        spec, pairs = self.spec, interleave if self.packing.native else None
+        spec, pairs = self.spec, interleave if self.packing.native and self.spec.gated else None
         return FeedForward(
             spec,
             gate_up=self.linear(at, gate_up, (width,) * (1 + spec.gated), spec.hidden, spec.mlp_bias, pairs),

@@ -23,12 +23,13 @@ from paceline.model.decoder import Decoder, Weights, unpacked, zeros
 from paceline.model.footprint import UNIT
 from paceline.model.linear import Packing
 from paceline.model.packed import Packed, address
-from paceline.model.spec import ModelSpec
+from paceline.model.spec import Activation, ModelSpec
 from paceline.native.build import Unit, library, unit
 from paceline.native.structs import (
     MOST_NODES,
     CLayer,
     CModel,
+    CNorm,
     CPass,
     CRun,
     addresses,
@@ -38,6 +39,8 @@ from paceline.native.structs import (
 )
 
 ATTENDS, FEEDS, BEGINS, SHARES = 1, 2, 4, 8
+ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu_tanh", "relu2")
+"""In the order of base.h."""
 LANES = 16
 """Slots that lie side by side in the pool; UNIT // LANES groups of them follow one another."""
 
@@ -58,11 +61,13 @@ class NativeDecoder(Decoder):
         rows = 2 if head.c.form else int(head.scale is not None)
         self.model = CModel(
             layers=len(spec.layers), hidden=spec.hidden, heads=spec.heads, kv_heads=spec.kv_heads,
-            head_dim=spec.head_dim, ffn=spec.ffn, vocab=spec.vocab, gelu=spec.activation == "gelu_tanh",
-            int8=rows, unit=unit(), eps=spec.norm_eps, attention_scale=spec.attention_scale,
+            head_dim=spec.head_dim, ffn=spec.ffn, vocab=spec.vocab, int8=rows, unit=unit(),
+            activation=ACTIVATIONS.index(spec.activation), gated=spec.gated, centred=spec.layer_norm,
+            joint=spec.whole_norm, parallel=spec.parallel, eps=spec.norm_eps, attention_scale=spec.attention_scale,
             attention_cap=spec.attention_softcap or 0.0, logit_cap=spec.logit_softcap or 0.0,
+            residual_scale=spec.residual_scale, logit_scale=spec.logit_scale,
             embedding_scale=self.embedding_scale, embedding=table.data_ptr() if isinstance(table, Tensor) else None,
-            norm=weights.norm.weight.data_ptr(), head=head.c, layer=self.layers,
+            norm=norm_of(weights.norm), head=head.c, layer=self.layers,
         )  # fmt: skip
         if isinstance(table, Packed):
             self.model.lookup = table.c
@@ -73,14 +78,12 @@ class NativeDecoder(Decoder):
         block: Any = self.weights.blocks[index]  # its layers are all `Packed`
         mixer = self.spec.layers[index].mixer
 
-        def norm(it: Norm | None) -> int | None:
-            return None if it is None else it.weight.data_ptr()
-
         return CLayer(
             qkv=block.mixer.qkv.c, out=block.mixer.out.c, gate_up=block.ffn.gate_up.c, down=block.ffn.down.c,
-            attention_norm=norm(block.attention_norm), ffn_norm=norm(block.ffn_norm),
-            attention_post=norm(block.attention_post_norm), ffn_post=norm(block.ffn_post_norm),
-            head_norm=norm(block.mixer.head_norm), rotated=2 * len(mixer.rope.inverse), window=mixer.window or 0,
+            attention_norm=norm_of(block.attention_norm), ffn_norm=norm_of(block.ffn_norm),
+            attention_post=norm_of(block.attention_post_norm), ffn_post=norm_of(block.ffn_post_norm),
+            head_norm=norm_of(block.mixer.head_norm).weight, rotated=2 * len(mixer.rope.inverse),
+            window=mixer.window or 0,
         )  # fmt: skip
 
     def allocate(self, blocks: int, block_size: int) -> None:
@@ -303,6 +306,10 @@ class NativeDecoder(Decoder):
 
     def describe(self) -> str:
         return f"{super().describe()}{' with AMX' if self.model.unit == Unit.TILES else ''}"
+
+
+def norm_of(it: Norm | None) -> CNorm:
+    return CNorm() if it is None else CNorm(address(it.weight), address(it.bias))
 
 
 def until_none(counts: Sequence[int]) -> list[int]:

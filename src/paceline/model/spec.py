@@ -103,11 +103,8 @@ class ModelSpec:
 
     @property
     def common(self) -> bool:
-        """Whether all layers are the one that the native decoder computes: RMS norms before attention and a gated
-        dense feed-forward, one after the other, each added as it is."""
-        odd = self.whole_norm or self.layer_norm or self.norm_bias or self.parallel or self.activation == "relu2"
-        alike = all(layer.feed == Dense(self.ffn) for layer in self.layers)
-        return alike and self.pre_norms and self.gated and not odd and self.residual_scale == self.logit_scale == 1
+        """Whether the native decoder computes all layers: their feed-forward parts are dense and of one width."""
+        return all(layer.feed == Dense(self.ffn) for layer in self.layers)
 
     @property
     def ffn(self) -> int:

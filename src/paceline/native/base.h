@@ -36,18 +36,28 @@ struct Linear {  // int8: `scale` of each output, `sums` of its weights. In grou
   i64 in, out, form, bits;
 };
 
+struct Norm {  // weight times sqrt(n), see Norm in model/blocks.py; null: the numbers as they are. bias: or null
+  const float *weight, *bias;
+};
+
 struct Layer {
-  Linear qkv, out, gate_up, down;  // qkv: of each kv head its queries, key and value; gate_up: 16 gates, their 16 ups, ..
-  const float *attention_norm, *ffn_norm, *attention_post, *ffn_post, *head_norm;  // times sqrt(n), see Norm
+  Linear qkv, out, gate_up, down;  // qkv: of each kv head its queries, key and value; gate_up: 16 gates, their 16 ups, .., or ups alone
+  Norm attention_norm, ffn_norm, attention_post, ffn_post;
+  const float* head_norm;  // times sqrt(n), see Norm
   const float* turn;     // [position][cos, sin][rotated], the sines' first half negated, see Rotary
   i64 rotated, window;   // window: 0 for none
 };
 
+enum Activation { SILU, GELU, SQUARED };  // SQUARED: of what is above 0
+
 struct Model {
-  i64 layers, hidden, heads, kv_heads, head_dim, ffn, vocab, gelu, int8, block_size, threads, unit;  // int8: rows are; 2: weights lie in groups
+  i64 layers, hidden, heads, kv_heads, head_dim, ffn, vocab, int8, block_size, threads, unit;  // int8: rows are; 2: weights lie in groups
+  i64 activation, gated;
+  i64 centred, joint, parallel;  // norms subtract the mean; q and k are normed over all heads; both parts of a layer read one norm
   double eps, attention_scale, attention_cap, logit_cap, embedding_scale;  // cap: 0 for none
+  double residual_scale, logit_scale;
   const bf16* embedding;  // null: `lookup`, weights in groups
-  const float* norm;
+  Norm norm;
   Linear head, lookup;
   const Layer* layer;
   bf16 *keys, *values;  // or int8, if these are given:
@@ -207,8 +217,10 @@ static __m512 capped(__m512 x, float cap) {  // cap * tanh(x / cap)
   return _mm512_mul_ps(_mm512_fmsub_ps(set(2.f), sigmoid(_mm512_mul_ps(x, set(2.f / cap))), set(1.f)), set(cap));
 }
 
-static __m512 activated(__m512 x, bool gelu) {
-  if (!gelu) return _mm512_mul_ps(x, sigmoid(x));
+static __m512 activated(__m512 x, i64 how) {
+  if (how == SQUARED) x = _mm512_max_ps(x, _mm512_setzero_ps());
+  if (how == SQUARED) return _mm512_mul_ps(x, x);
+  if (how == SILU) return _mm512_mul_ps(x, sigmoid(x));
   const __m512 cube = _mm512_mul_ps(_mm512_mul_ps(x, x), x);
   const __m512 u = _mm512_mul_ps(_mm512_fmadd_ps(cube, set(0.044715f), x), set(1.5957691216f));
   return _mm512_mul_ps(x, sigmoid(u));

@@ -121,6 +121,33 @@ struct Cache : Rows {
     }
   }
 
+  // q and k of each row, normed over all their heads together: model/blocks.py, WholeNorm
+  void norm_heads(const Layer& l) const {
+    const i64 n = m.head_dim, each_kv = (group() + 2) * n;
+    i64 first, last;
+    share(p.rows, first, last);
+    for (i64 row = first; row < last; row++) {
+      float* line = b.wide + row * m.kv_heads * each_kv;
+      auto part = [&](i64 from, i64 count, const float* weight) {  // heads `from` on, so many, of each kv head
+        __m512 sum = set(0);
+        for (i64 head = 0; head < m.kv_heads; head++)
+          each(count * n, [&](i64 i, __mmask16 k) {
+            const __m512 v = _mm512_maskz_loadu_ps(k, line + head * each_kv + from * n + i);
+            sum = _mm512_fmadd_ps(v, v, sum);
+          });
+        const i64 all = m.kv_heads * count * n;
+        const __m512 factor = set(1.f / std::sqrt(_mm512_reduce_add_ps(sum) + all * (float)m.eps));
+        for (i64 head = 0; head < m.kv_heads; head++)
+          each(count * n, [&](i64 i, __mmask16 k) {
+            float* at = line + head * each_kv + from * n + i;
+            const __m512 v = _mm512_mul_ps(_mm512_maskz_loadu_ps(k, at), _mm512_maskz_loadu_ps(k, weight + head * count * n + i));
+            put(at, _mm512_mul_ps(v, factor), k);
+          });
+      };
+      part(0, group(), l.head_norm), part(group(), 1, l.head_norm + m.heads * n);
+    }
+  }
+
   // Head norms and rotation of the rows' q and k; queries to their buffer, keys and values to their slots. Rows that share a
   // group of slots write there together, by whole cache lines: each of many small stores holds up the loads after it
   void rope(const Layer& l, i64 layer) {
@@ -137,14 +164,14 @@ struct Cache : Rows {
         float* line = b.wide + row * width + head * (group() + 2) * n;
         for (i64 g = 0; g < group(); g++) {
           float* q = line + g * n;
-          if (l.head_norm) norm(q, l.head_norm + (head * group() + g) * n, n, q);
+          if (l.head_norm && !m.joint) norm(q, l.head_norm + (head * group() + g) * n, n, q);
           turn(q, l, p.position[row]);
           uint8_t* to = b.query + ((head * p.rows + row) * group() + g) * dims() * m.wide();
           if (m.fused()) memset(to, 0, dims() * 4), memcpy(to, q, n * 4);
           else narrow(q, (bf16*)to);
         }
         float* k = line + group() * n;
-        if (l.head_norm) norm(k, l.head_norm + (m.heads + head) * n, n, k);
+        if (l.head_norm && !m.joint) norm(k, l.head_norm + (m.heads + head) * n, n, k);
         turn(k, l, p.position[row]);
         if (m.bytes) {
           write(k, lane, false, bytes(false, layer, head, at));

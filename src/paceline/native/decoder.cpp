@@ -32,7 +32,7 @@ struct Worker : Attention {
       done(EMBED);
     }
     if (how & ATTENDS) attention(index, l, how & SHARES ? b.entry : b.x);
-    if (how & FEEDS) feed(l);
+    if (how & FEEDS) feed(l, m.parallel && how & ATTENDS);
   }
 
   void attention(i64 index, const Layer& l, const float* x) {
@@ -42,6 +42,10 @@ struct Worker : Attention {
     expect(index);
     store(l.qkv, b.normed, rows, b.wide, l.qkv.out);
     done(LINEAR);
+    if (m.joint && l.head_norm) {
+      norm_heads(l);
+      done(NORM);
+    }
     rope(l, index);
     done(ROPE);
     for (i64 i = mine[0]; i < mine[1]; i++)
@@ -59,20 +63,29 @@ struct Worker : Attention {
     contribute(l.out, b.mixed, l.attention_post);
   }
 
-  void feed(const Layer& l) {
+  void feed(const Layer& l, bool normed) {  // normed: the attention has left what both of them read
     const i64 rows = p.rows;
-    norm_rows(b.x, l.ffn_norm, rows, nullptr, nullptr);
-    done(NORM);
-    const bool gelu = m.gelu, int8 = m.int8, floats = m.fused();  // copies, so that the loops below keep them in registers
-    const i64 width = m.ffn;
+    if (!normed) {
+      norm_rows(b.x, m.parallel ? l.attention_norm : l.ffn_norm, rows, nullptr, nullptr);
+      done(NORM);
+    }
+    const bool int8 = m.int8, floats = m.fused();  // copies, so that the loops below keep them in registers
+    const i64 width = m.ffn, how = m.activation;
     const Activations a = b.gated;
     float* y = b.wide;
-    linear(l.gate_up, b.normed, rows, [=](i64 row, i64 column, __m512 gate, __m512 raised) {
-      const __m512 h = _mm512_mul_ps(activated(gate, gelu), raised);
-      const __mmask16 k = below(width - column / 2);
-      if (int8) _mm512_mask_storeu_ps(y + row * width + column / 2, k, h);
-      else keep(a.data + row * a.stride, column / 2, floats, h, k);
-    });
+    auto hold = [=](i64 row, i64 column, __m512 h) {
+      const __mmask16 k = below(width - column);
+      if (int8) _mm512_mask_storeu_ps(y + row * width + column, k, h);
+      else keep(a.data + row * a.stride, column, floats, h, k);
+    };
+    if (m.gated)
+      linear(l.gate_up, b.normed, rows, [=](i64 row, i64 column, __m512 gate, __m512 raised) {
+        hold(row, column / 2, _mm512_mul_ps(activated(gate, how), raised));
+      });
+    else
+      linear(l.gate_up, b.normed, rows, [=](i64 row, i64 column, __m512 low, __m512 high) {
+        hold(row, column, activated(low, how)), hold(row, column + 16, activated(high, how));
+      });
     done(LINEAR);
     if (int8) {
       pack_rows(y, width, a);
@@ -81,9 +94,9 @@ struct Worker : Attention {
     contribute(l.down, b.gated, l.ffn_post);
   }
 
-  void contribute(const Linear& l, const Activations& a, const float* post) {  // x += post(l(a))
-    if (!post) {
-      add(l, a, p.rows, b.x, m.hidden);
+  void contribute(const Linear& l, const Activations& a, const Norm& post) {  // x += scale post(l(a))
+    if (!post.weight) {
+      add(l, a, p.rows, b.x, m.hidden, (float)m.residual_scale);
       done(LINEAR);
       return;
     }
@@ -115,7 +128,7 @@ struct Worker : Attention {
       }
       norm_rows(b.x, m.norm, p.wanted, p.want, nullptr);
       done(NORM);
-      store(m.head, b.normed, p.wanted, p.logits, m.vocab, (float)m.logit_cap);
+      store(m.head, b.normed, p.wanted, p.logits, m.vocab, (float)m.logit_cap, (float)m.logit_scale);
       done(HEAD);
     }
   }

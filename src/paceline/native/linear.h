@@ -153,8 +153,9 @@ struct Linears : Thread {
         }
   }
 
-  void store(const Linear& l, const Activations& a, i64 rows, float* y, i64 width, float cap = 0) {
+  void store(const Linear& l, const Activations& a, i64 rows, float* y, i64 width, float cap = 0, float scale = 1) {
     linear(l, a, rows, [=](i64 row, i64 column, __m512 y0, __m512 y1) {
+      if (scale != 1) y0 = _mm512_mul_ps(y0, set(scale)), y1 = _mm512_mul_ps(y1, set(scale));
       if (cap > 0) y0 = capped(y0, cap), y1 = capped(y1, cap);
       float* to = y + row * width + column;
       _mm512_mask_storeu_ps(to, below(width - column), y0);
@@ -162,12 +163,12 @@ struct Linears : Thread {
     });
   }
 
-  void add(const Linear& l, const Activations& a, i64 rows, float* x, i64 width) {
+  void add(const Linear& l, const Activations& a, i64 rows, float* x, i64 width, float scale) {
     linear(l, a, rows, [=](i64 row, i64 column, __m512 y0, __m512 y1) {
       float* to = x + row * width + column;
       const __mmask16 m0 = below(width - column), m1 = below(width - column - 16);
-      _mm512_mask_storeu_ps(to, m0, _mm512_add_ps(_mm512_maskz_loadu_ps(m0, to), y0));
-      _mm512_mask_storeu_ps(to + 16, m1, _mm512_add_ps(_mm512_maskz_loadu_ps(m1, to + 16), y1));
+      _mm512_mask_storeu_ps(to, m0, _mm512_fmadd_ps(y0, set(scale), _mm512_maskz_loadu_ps(m0, to)));
+      _mm512_mask_storeu_ps(to + 16, m1, _mm512_fmadd_ps(y1, set(scale), _mm512_maskz_loadu_ps(m1, to + 16)));
     });
   }
 };

@@ -20,6 +20,27 @@ struct Rows : Linears {
     });
   }
 
+  // The layers' own norm of a row, whatever it is; y is another place than x
+  void norm(const float* x, const Norm& how, float* y) const {
+    const i64 n = m.hidden;
+    if (!how.weight) {
+      memcpy(y, x, n * 4);
+      return;
+    }
+    if (m.centred) {
+      const __m512 sum = strands(n, set(0), [&](__m512 sum, i64 i, __mmask16 k) {
+        return _mm512_add_ps(sum, _mm512_maskz_loadu_ps(k, x + i));
+      }, [](__m512 a, __m512 b) { return _mm512_add_ps(a, b); });
+      const __m512 mean = set(_mm512_reduce_add_ps(sum) / n);
+      each(n, [&](i64 i, __mmask16 k) { put(y + i, _mm512_sub_ps(_mm512_maskz_loadu_ps(k, x + i), mean), k); });
+    }
+    norm(m.centred ? y : x, how.weight, n, y);
+    if (how.bias)
+      each(n, [&](i64 i, __mmask16 k) {
+        put(y + i, _mm512_add_ps(_mm512_maskz_loadu_ps(k, y + i), _mm512_maskz_loadu_ps(k, how.bias + i)), k);
+      });
+  }
+
   void pack(const float* x, i64 n, const Activations& a, i64 row) const {
     stir();
     uint8_t* to = a.data + row * a.stride;
@@ -46,14 +67,14 @@ struct Rows : Linears {
     }
   }
 
-  void norm_rows(const float* x, const float* weight, i64 rows, const i64* which, float* copy) {
+  void norm_rows(const float* x, const Norm& how, i64 rows, const i64* which, float* copy) {
     const i64 n = m.hidden;
     float* y = room<float>(s.row, up(n, 16));
     i64 first, last;
     share(rows, first, last);
     if (!which && last - first <= 16) fetch(x + first * n, (last - first) * n * 4);
     for (i64 r = first; r < last; r++) {
-      norm(x + (which ? which[r] : r) * n, weight, n, y);
+      norm(x + (which ? which[r] : r) * n, how, y);
       if (copy) memcpy(copy + r * n, y, n * 4);
       pack(y, n, b.normed, r);
     }
@@ -66,14 +87,15 @@ struct Rows : Linears {
     for (i64 r = first; r < last; r++) pack(x + r * width, width, a, r);
   }
 
-  void add_normed(const float* y, const float* weight) {  // x += norm(y)
+  void add_normed(const float* y, const Norm& how) {  // x += scale norm(y)
     const i64 n = m.hidden;
+    const float scale = (float)m.residual_scale;
     float* z = room<float>(s.row, up(n, 16));
     i64 first, last;
     share(p.rows, first, last);
     for (i64 r = first; r < last; r++) {
-      norm(y + r * n, weight, n, z);
-      for (i64 i = 0; i < n; i++) b.x[r * n + i] += z[i];
+      norm(y + r * n, how, z);
+      for (i64 i = 0; i < n; i++) b.x[r * n + i] += scale * z[i];
     }
   }
 

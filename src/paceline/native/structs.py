@@ -22,20 +22,27 @@ class CLinear(Structure):
     _fields_ = [*pointers("weight", "scale", "sums", "bias"), *integers("inputs", "outputs", "form", "bits")]
 
 
+class CNorm(Structure):
+    _fields_ = pointers("weight", "bias")
+
+
 class CLayer(Structure):
     _fields_ = [
         *((name, CLinear) for name in ("qkv", "out", "gate_up", "down")),
-        *pointers("attention_norm", "ffn_norm", "attention_post", "ffn_post", "head_norm", "turn"),
+        *((name, CNorm) for name in ("attention_norm", "ffn_norm", "attention_post", "ffn_post")),
+        *pointers("head_norm", "turn"),
         *integers("rotated", "window"),
     ]
 
 
 class CModel(Structure):
     _fields_ = [
-        *integers("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "gelu", "int8"),
-        *integers("block_size", "threads", "unit"),
+        *integers("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "int8"),
+        *integers("block_size", "threads", "unit", "activation", "gated", "centred", "joint", "parallel"),
         *doubles("eps", "attention_scale", "attention_cap", "logit_cap", "embedding_scale"),
-        *pointers("embedding", "norm"),
+        *doubles("residual_scale", "logit_scale"),
+        *pointers("embedding"),
+        ("norm", CNorm),
         *((name, CLinear) for name in ("head", "lookup")),
         ("layer", POINTER(CLayer)),
         *pointers("keys", "values", "key_scales", "value_scales"),
