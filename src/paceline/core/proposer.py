@@ -28,6 +28,8 @@ class Turn(NamedTuple):
     how: Continuation
     room: int
     """Deepest node that could be kept."""
+    most: int
+    """Most nodes."""
 
 
 Draft = tuple[Sequence[int], Sequence[int]]

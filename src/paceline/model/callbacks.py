@@ -35,14 +35,14 @@ class Callbacks:
     def _turns(self, count: int, turns: Any) -> list[Turn]:
         each = [turns[i] for i in range(count)]
         whose = self.proposer.texts
-        return [Turn(t.place, t.tokens[: t.said], self.texts[whose[t.place]], t.room) for t in each]
+        return [Turn(t.place, t.tokens[: t.said], self.texts[whose[t.place]], t.room, t.most) for t in each]
 
     def _propose(self, state: Any, count: int, turns: Any, drafts: Any) -> None:
         try:
             mine = self._turns(count, turns)
             found = self.proposer.propose(mine) if self.error is None else []
             for i, (turn, (tokens, parents)) in enumerate(zip(mine, found)):
-                check_draft((tokens, parents), self.proposer.nodes[turn.place], turn.room, self.vocab)
+                check_draft((tokens, parents), min(self.proposer.nodes[turn.place], turn.most), turn.room, self.vocab)
                 drafts[i].token[: len(tokens)], drafts[i].parent[: len(tokens)] = tokens, parents
                 drafts[i].count = len(tokens)
         except Exception as error:

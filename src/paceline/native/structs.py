@@ -57,7 +57,7 @@ MOST_NODES = 64
 
 class CTurn(Structure):
     _fields_ = [
-        *integers("place", "said", "room", "base", "root"),
+        *integers("place", "said", "room", "most", "base", "root"),
         *doubles("temperature"),
         *((name, POINTER(c_int64)) for name in ("tokens", "keys", "table")),
     ]
@@ -110,6 +110,16 @@ class CChains(Structure):
         ("behind", POINTER(CPass)),
         *pointers("nodes", "least", "reach"),
         *doubles("share", "sharp"),
+    ]
+
+
+class CTrees(Structure):
+    _fields_ = [
+        ("model", POINTER(CModel)),
+        ("behind", POINTER(CPass)),
+        *pointers("nodes", "least", "reach", "computed"),
+        *integers("children", "passes"),
+        *doubles("gain", "sharp"),
     ]
 
 
