@@ -6,7 +6,7 @@ from ctypes import c_void_p, cast
 from typing import Any
 
 from paceline.core.errors import InputError
-from paceline.core.proposer import Continuation, Draft, Proposer, Turn
+from paceline.core.proposer import Continuation, Draft, Proposer, Table, Turn
 from paceline.native.structs import KEPT, MOST_NODES, PROPOSE, CProposer
 
 
@@ -18,13 +18,21 @@ class Callbacks:
         self.proposer, self.texts, self.vocab = proposer, texts, vocab
         self.error: Exception | None = None
         self.table = proposer.native()
+        self.held: list[Any] = []
         if self.table is not None:
-            ends = ("propose", "kept", "done")
-            calls = [cast(getattr(library, f"{self.table.name}_{end}"), c_void_p) for end in ends]
-            self.c = CProposer(ctypes.addressof(self.table.state), *calls)
+            self.c = self._entry(library, self.table)
         else:
             self.calls = PROPOSE(self._propose), KEPT(self._kept)  # held: the library has their addresses
             self.c = CProposer(None, *(cast(call, c_void_p) for call in self.calls), None)
+
+    def _entry(self, library: Any, table: Table) -> CProposer:
+        """A table of functions, and those of its parts, as the library takes it."""
+        if table.parts:
+            parts = (CProposer * len(table.parts))(*(self._entry(library, part) for part in table.parts))
+            self.held.append(parts)
+            table.state.part = ctypes.addressof(parts)
+        calls = [cast(getattr(library, f"{table.name}_{end}"), c_void_p) for end in ("propose", "kept", "done")]
+        return CProposer(ctypes.addressof(table.state), *calls)
 
     def ended(self) -> Exception | None:
         """Behind the run: what the proposer raised."""

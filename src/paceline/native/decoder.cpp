@@ -263,6 +263,7 @@ extern "C" void paceline_move(const Model* m, i64 count, const i64* source, cons
 }
 
 #include "propose_model.h"
+#include "propose_merged.h"
 #include "propose_ngram.h"
 #include "propose_tree.h"
 #include "run.h"

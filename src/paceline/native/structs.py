@@ -123,6 +123,17 @@ class CTrees(Structure):
     ]
 
 
+class CMerged(Structure):
+    _fields_ = [
+        *integers("parts"),
+        *pointers("part", "joined", "models", "nodes", "row", "round"),
+        *pointers("records", "missed", "beaten", "told", "tellings"),
+        *integers("texts", "most_told", "always", "retry", "broken", "tell"),
+        *doubles("memory"),
+        *pointers("made"),
+    ]
+
+
 def integers_in(values: Sequence[int]) -> "ctypes.Array[c_int64]":
     """An array as the library reads it, without torch, whose code a pass has driven from the caches."""
     return (c_int64 * len(values))(*values)
