@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import torch
 
+from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.proposer import Continuation, Proposer, Turn
 from paceline.core.result import Round
 from paceline.core.rows import Drawn, Out, Rows, RowsBuilder
@@ -171,7 +172,8 @@ class Toy:
             place = proposer.texts.index(i) if proposer is not None and i in proposer.texts else None
             said, rounds = list[int](), list[Round]()
             while len(rounds) < passes:
-                turn = Turn(place or 0, list(said), text, text.most - len(said) - 1)
+                room = text.most - len(said) - 1
+                turn = Turn(place or 0, list(said), text, room, min(room, MAX_CANDIDATES))
                 drafts = proposer is not None and place is not None and turn.room > 0
                 tokens, parents = list[int](), list[int]()
                 if drafts and proposer is not None and error is None:

@@ -133,10 +133,10 @@ class HeadsProposer:
 
     def propose(self, turns: Sequence[Turn]) -> list[Draft]:
         out = list[Draft]()
-        for place, said, _, room in turns:
-            ask = self.asks[place]
-            state = self.drafter.known(ask, [*ask.request.tokens[ask.txn.base : ask.known], *said])
-            tokens = self.drafter.chain(state, min(self.nodes[place], room))
+        for turn in turns:
+            ask = self.asks[turn.place]
+            state = self.drafter.known(ask, [*ask.request.tokens[ask.txn.base : ask.known], *turn.said])
+            tokens = self.drafter.chain(state, min(self.nodes[turn.place], turn.room, turn.most))
             out.append((tokens, range(-1, len(tokens) - 1)))
         return out
 

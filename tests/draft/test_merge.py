@@ -13,7 +13,8 @@ from paceline.core.params import SamplingParams
 from paceline.core.plan import Item, MinChance, Note
 from paceline.core.request import Request
 from paceline.draft import DRAFTERS, Ask, View
-from paceline.draft.merge import BROKEN, TELL, TRY, Memory, Merged, Record, card, union
+from paceline.draft.merge import Memory, Merged, card, union
+from paceline.draft.records import BROKEN, TELL, TRY, Record
 from paceline.engine.recorder import Recorder
 from paceline.verify import VERIFIERS
 from tests.lossless.cases import FEATURES, Setting, Wish, check, run

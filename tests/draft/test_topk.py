@@ -1,15 +1,22 @@
-"""`topk`'s native call and its twin, pass by pass, grow the same trees."""
+"""`topk`'s native call and its twin, pass by pass, grow the same trees, in single steps and in runs."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import pytest
+import torch
 
 from paceline import LLM, SamplingParams
-from paceline.core.plan import MinChance
+from paceline.core.plan import MinChance, Note
+from paceline.core.proposer import Draft, Turn
+from paceline.core.result import Round
 from paceline.draft import Ask
 from paceline.draft.dyspec import MIN_CHANCE, most_probable
+from paceline.draft.merge_runs import MergedProposer
 from paceline.draft.topk import TopK
+from paceline.draft.tree import TreeProposer
+from paceline.engine.recorder import Recorder
 from paceline.native.build import library
 from tests.tiny import tiny_checkpoint
 
@@ -56,3 +63,89 @@ def test_the_native_tree_is_the_twins(tmp_path: Path, quantize: str | None, monk
         params = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, max_tokens=24, seed=1, ignore_eos=True)
         llm.generate(PROMPTS, params, progress=False)
     assert llm.engine.drafters.errors == [] and max(sizes) > 15
+
+
+class Rounds(Recorder):
+    """The rounds of every item of every step, and what merged drafters said of their parts."""
+
+    def __init__(self) -> None:
+        self.each: list[list[Round]] = []
+        self.found: list[Note] = []
+
+    def ran(self, results: Any, found: Any, work: Any, parts: Any, times: Any) -> None:
+        self.each += [result.rounds for result in results]
+        self.found += found
+
+
+class Served(NamedTuple):
+    rounds: list[list[Round]]
+    found: list[Note]
+    texts: list[list[int]]
+    records: Any
+    """Of a merged drafter."""
+
+
+def served(target: Path, drafter: str, quantize: str | None, temperature: float) -> Served:
+    """What runs of eight rounds offered and kept, and the texts. The draft model is the target with another norm."""
+    llm = LLM(target, target, drafter=drafter, quantize=quantize, memory="100M", check=True, block_size=16)
+    weight = cast(Any, llm.engine.components["draft"]).weights.norm.weight
+    weight.mul_(1 + 0.5 * torch.randn(len(weight), generator=torch.Generator().manual_seed(4)))
+    llm.engine.desk.policy.patience, llm.engine.recorder = 1e9, (rounds := Rounds())
+    params = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, max_tokens=70, seed=1, ignore_eos=True)
+    outputs = llm.generate(PROMPTS, params, progress=False)
+    assert llm.engine.drafters.errors == []
+    records = getattr(llm.engine.drafters.drafter(drafter), "records", None)
+    found = sorted(rounds.found, key=lambda note: note.request)  # of one round after the other, or text by text
+    return Served(rounds.each, found, [output.token_ids for output in outputs], records)
+
+
+@pytest.mark.skipif(library() is None, reason="needs the native decoder")
+@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_the_native_proposer_is_its_twin(
+    tmp_path: Path, quantize: str | None, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four texts in runs: every round offers and keeps the same nodes whoever drafts, called back or not."""
+    target = tiny_checkpoint(tmp_path / "target", "llama", seed=1)
+    native = served(target, "topk", quantize, temperature)
+    called = list[int]()
+
+    def propose(self: TreeProposer, turns: Sequence[Turn]) -> list[Draft]:
+        called.append(len(turns))
+        return original(self, turns)
+
+    original = TreeProposer.propose
+    monkeypatch.setattr(TreeProposer, "propose", propose)
+    assert native == served(target, "topk", quantize, temperature) and not called
+    monkeypatch.setattr(TopK, "table", lambda self, proposer: None)
+    assert native == served(target, "topk", quantize, temperature) and max(called) == 4
+    several = [rounds for rounds in native.rounds if len(rounds) > 1]
+    assert max(round.depth for rounds in several for round in rounds) > 0
+    trees = [round for rounds in several for round in rounds if sum(round.offered) > len(round.offered) + 3]
+    assert trees or temperature, "a random model's laws are too flat for trees at a temperature"
+
+
+@pytest.mark.skipif(library() is None, reason="needs the native decoder")
+@pytest.mark.parametrize("temperature", [0.0, 0.3])
+@pytest.mark.parametrize("drafter", ["ngram+topk", "model+ngram"])
+def test_the_native_merged_proposer_is_its_twin(
+    tmp_path: Path, drafter: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same rounds, the same records of who brought what, and the same notes of the first part."""
+    target = tiny_checkpoint(tmp_path / "target", "llama", seed=1)
+    native = served(target, drafter, None, temperature)
+    monkeypatch.setattr(MergedProposer, "native", lambda self: None)
+    called, original = list[int](), MergedProposer.propose
+
+    def propose(self: MergedProposer, turns: Sequence[Turn]) -> list[Draft]:
+        called.append(len(turns))
+        return original(self, turns)
+
+    monkeypatch.setattr(MergedProposer, "propose", propose)
+    twin = served(target, drafter, None, temperature)
+    assert native == twin and max(called) == 4 and native.found
+    alone = served(target, drafter.replace("ngram", "").strip("+"), None, temperature)
+    assert native.texts == alone.texts
+    asked = {part: sum(record.asked.rounds) for part, record in native.records.items()}
+    assert 0 < min(asked.values()) < max(asked.values()), "the draft model is passed over now and then"
+    assert any(round.depth > 0 for rounds in native.rounds for round in rounds if len(rounds) > 1)

@@ -28,6 +28,8 @@ class Turn(NamedTuple):
     how: Continuation
     room: int
     """Deepest node that could be kept."""
+    most: int
+    """Most nodes."""
 
 
 Draft = tuple[Sequence[int], Sequence[int]]
@@ -46,6 +48,8 @@ class Table:
     """What must outlive the run."""
     done: Callable[[], None] | None = None
     """Called behind the run: what the proposer has to read from `state`."""
+    parts: "Sequence[Table]" = ()
+    """Of a proposer made of several: their tables, which `state.part` is made to point to."""
 
 
 class Proposer(Protocol):

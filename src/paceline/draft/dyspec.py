@@ -11,20 +11,23 @@ draw has on average comes first: all of it is known before the draw, so recursiv
 measured, by share and rank, over all requests; they begin as the paper's.
 """
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, nsmallest
 from math import exp, log
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from torch import Tensor
 
 from paceline.core.forest import ROOT, Law
 from paceline.core.plan import MinChance
-from paceline.core.rows import Rows, RowsBuilder
+from paceline.core.proposer import Table
+from paceline.core.rows import Rows
 from paceline.draft import DRAFTERS, Host
-from paceline.draft.model import SHARP
-from paceline.draft.tree import Draws, Laws, Tree, TreeDrafter, offers
+from paceline.draft.model import SHARP, lacking
+from paceline.draft.tree import Draws, Laws, Tree, TreeDrafter, TreeProposer, offers
+from paceline.native.structs import CTrees, addresses, integers_in, reals_in
 
 MIN_CHANCE = MinChance(0.02)
 """A deterministic node of a smaller chance is not worth its row, unless the planner knows better: one beyond the first
@@ -56,6 +59,9 @@ class Trees(Protocol):
         limits: tuple[int, int, float],
     ) -> list[tuple[list[int], list[int], int]]:
         """A whole deterministic tree for each segment in one call."""
+
+    def drafting(self, rows: Rows, further: int) -> tuple[Any, Any, Any]:
+        """`draft.model.Chains.drafting`."""
 
 
 class Rates:
@@ -185,7 +191,7 @@ class DySpec(TreeDrafter):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self.native = cast(Trees, self.model).tree if "tree" in self.model.abilities else None
+        self.native = cast(Trees, self.model) if "tree" in self.model.abilities else None
         self.chances = Chances()
 
     def plant(self, tree: Tree) -> None:
@@ -206,23 +212,35 @@ class DySpec(TreeDrafter):
                 left -= tree.known - tree.reach
                 warm.append((tree, x))
         if self.native is not None and warm:
-            builder = RowsBuilder()
-            for tree, _ in warm:
-                ask, start, tree.reach = tree.ask, tree.reach, tree.known
-                text, slots = tree.text(start, tree.known), tree.slots(start, tree.known)
-                builder.add(text, slots, ask.txn.table, start, shift=ask.shift(start))
+            rows = lacking([tree for tree, _ in warm])
             items = [tree.ask.item for tree, _ in warm]
             sizes, least = (
                 [(item.nodes, item.depth) for item in items],
                 [(item.min_chance or MIN_CHANCE).row for item in items],
             )
             limits = (self.width, PASSES, GAIN)
-            grown = self.native(builder.build(), sizes, [x or SHARP for _, x in warm], least, limits)
+            grown = self.native.tree(rows, sizes, [x or SHARP for _, x in warm], least, limits)
             for (tree, _), (tokens, parents, computed) in zip(warm, grown):
                 for token, parent in zip(tokens, parents):
                     tree.add(parent, token)
-                tree.fresh, tree.computed = [], computed
+                tree.fresh, tree.computed, tree.reach = [], computed, tree.known
         return super().grow(trees)
+
+    def table(self, proposer: TreeProposer) -> Table | None:
+        if self.native is None:
+            return None
+        trees, items = proposer.trees, proposer.items
+        model, behind, held = self.native.drafting(lacking(trees), max(tree.ask.txn.rows for tree in trees))
+        least = reals_in([(item.min_chance or MIN_CHANCE).row for item in items])
+        nodes, reach = integers_in(proposer.nodes), integers_in([tree.reach for tree in trees])
+        places = addresses(nodes, least, reach, computed := integers_in([0] * len(trees)))
+        state = CTrees(ctypes.pointer(model), ctypes.pointer(behind), *places, self.width, PASSES, GAIN, SHARP)
+
+        def done() -> None:
+            for tree, rows in zip(trees, reach):
+                tree.reach = rows
+
+        return Table("paceline_trees", state, (held, nodes, least, reach, computed), done)
 
     def _settle(self, tree: Tree, laws: Laws) -> list[int]:
         """Of a deterministic choice nothing is owed to what was chosen before: the tree is the best one by the laws

@@ -15,23 +15,17 @@ granted goes from the end (`join`).
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from paceline.core.errors import InputError
 from paceline.core.forest import CANDIDATE, ROOT, Forest, Law
 from paceline.core.plan import Note
+from paceline.core.proposer import Proposer
 from paceline.core.registry import Offers
 from paceline.core.result import Result
-from paceline.draft import DRAFTERS, Ask, Drafter, Host, View
-
-MEMORY = 0.98
-"""Weight of the past at each new observation."""
-TRY = 16
-"""A drafter that is passed over is asked every so many rounds of a request all the same."""
-BROKEN = 12
-"""A drafter that brought nothing in so many rounds, one after the other, promises nothing until it does."""
-TELL = 2
-"""What the first part would have brought is told of every so many rounds of a request: to hear it costs time, too."""
+from paceline.draft import DRAFTERS, Ask, Drafter, Host, Running, View
+from paceline.draft.merge_runs import MergedProposer
+from paceline.draft.records import TRY, Record, tells
 
 LAWS = (Law.SHARED_NOISE, Law.POINT, Law.WITHOUT_REPLACEMENT, Law.SAMPLED)
 """All are legal under `exact`; shared noise agrees most often."""
@@ -60,64 +54,10 @@ def card(name: str) -> Offers:
         needs=frozenset().union(*(it.needs for it in parts.values())),
         group=next((parts[part].group for part in grouped), None),
         stops_early=all(it.stops_early for it in parts.values()),
+        runs=all(it.runs for it in parts.values()),
         parts=tuple(order),
         always_asked=order[0] if parts[order[0]].shape == "chain" else None,
     )
-
-
-class Sizes:
-    """Nodes kept a round, by the bit length of a number of nodes, with decay."""
-
-    def __init__(self) -> None:
-        self.kept, self.rounds = [0.0] * 8, [0.0] * 8
-
-    def count(self, nodes: int, kept: int) -> None:
-        size = nodes.bit_length()
-        self.kept[size] = MEMORY * self.kept[size] + kept
-        self.rounds[size] = MEMORY * self.rounds[size] + 1
-
-    def of(self, nodes: int) -> tuple[float, float]:
-        """Kept, and rounds."""
-        size = nodes.bit_length()
-        return self.kept[size], self.rounds[size]
-
-
-@dataclass(slots=True)
-class Record:
-    """What one drafter brought: by how many nodes it drafted, and by how many it was asked for."""
-
-    drafted: Sizes = field(default_factory=Sizes)
-    asked: Sizes = field(default_factory=Sizes)
-    used: Sizes = field(default_factory=Sizes)
-    """Nodes that it drafted, in the place of those kept."""
-    missed: int = 0
-    """The latest rounds that brought nothing, though it drafted, or a model had to run to find nothing worth it."""
-
-    def count(self, asked: int, drafted: int, kept: int, runs: bool = False) -> None:
-        """A round in which it was asked for nodes; `runs`: a model had to."""
-        self.asked.count(asked, kept)
-        self.used.count(asked, drafted)
-        if drafted:
-            self.drafted.count(drafted, kept)
-        if drafted or runs:
-            self.missed = 0 if kept else self.missed + 1
-
-    def expected(self, drafted: int) -> float:
-        """Nodes kept of so many."""
-        kept, rounds = self.drafted.of(drafted)
-        return kept / (rounds + 1.0) if drafted else 0.0
-
-    def promised(self, asked: int, row: float) -> float:
-        """Nodes kept when it is asked for so many, or for the most so far, less what its rows have to bring at this
-        price of each; infinite until it was asked for any."""
-        if self.missed >= BROKEN:
-            return 0.0
-        while asked:
-            kept, rounds = self.asked.of(asked)
-            if rounds:
-                return (kept - row * self.used.of(asked)[0]) / rounds
-            asked //= 2
-        return float("inf")
 
 
 @dataclass(slots=True)
@@ -134,6 +74,8 @@ class Memory:
     """Of the first part's chain: the place of each node among those of the request."""
     beaten: dict[str, int] = field(default_factory=dict)
     """The latest round in which a part was asked and brought no more than was expected of those before it."""
+    run: MergedProposer | None = None
+    """What drafts in this step, if it is a run: it keeps all this itself."""
 
 
 class Merged:
@@ -153,7 +95,7 @@ class Merged:
         expected = dict.fromkeys(left, 0.0)
         forests: dict[str, Forest] = {}
         for memory in memories.values():
-            memory.asked, memory.beside, memory.nodes, memory.ranks = {}, {}, {}, []
+            memory.asked, memory.beside, memory.nodes, memory.ranks, memory.run = {}, {}, {}, [], None
         for part, drafter in self.parts.items():
             mine = [self._ask(part, ask, left[ask.place], expected[ask.place], memories[ask.place]) for ask in asks]
             with_slots = self._view(part, mine, memories, view)
@@ -171,10 +113,28 @@ class Merged:
             for i, node in where.items():
                 if i != ROOT and out.role[node] is CANDIDATE:
                     memories[out.request[node]].nodes.setdefault(part, {}).setdefault(node, i)
-        if self.always_asked is not None and any(tells(ask) for ask in asks):
+        if self.always_asked is not None and any(tells(ask.request.round) for ask in asks):
             chains = places[self.joined.index(self.always_asked)]
             self._rank(forests[self.always_asked], chains, out, memories)
         return out
+
+    def propose(self, asks: Sequence[Ask], view: View) -> MergedProposer | None:
+        """The parts' own proposers, as one."""
+        memories = {ask.place: view.slot(ask.request, Memory) for ask in asks}
+        parts: dict[str, Proposer] = {}
+        for part, drafter in self.parts.items():
+            mine = [ask._replace(law=self.laws[part]) for ask in asks]
+            with_slots = self._view(part, mine, memories, view)
+            proposer = cast(Running, drafter).propose(mine, with_slots)
+            self._keep(part, mine, memories, with_slots)
+            if proposer is None:
+                return None
+            parts[part] = proposer
+        beaten = [memories[ask.place].beaten for ask in asks]
+        run = MergedProposer(asks, parts, self.joined, self.models, self.records, beaten, self.always_asked)
+        for memory in memories.values():
+            memory.asked, memory.nodes, memory.run = {}, {}, run
+        return run
 
     @staticmethod
     def _rank(chains: Forest, places: dict[int, int], out: Forest, memories: dict[int, Memory]) -> None:
@@ -208,8 +168,10 @@ class Merged:
                 self.records[part].count(asked, len(own), len(kept), part in self.models)
                 if len(kept) <= memory.beside[part]:
                     memory.beaten[part] = ask.request.round
-                if part == self.always_asked and tells(ask):
+                if part == self.always_asked and tells(ask.request.round):
                     self._tell(part, view, ask, memory, len(kept))
+        for run in {id(run): run for memory in memories.values() if (run := memory.run) is not None}.values():
+            view.found += run.found
         for part, drafter in self.parts.items():
             mine = [ask._replace(law=self.laws[part]) for ask in view.asks]
             with_slots = self._view(part, mine, memories, view)
@@ -237,11 +199,6 @@ class Merged:
             memories[ask.place].slots.pop(part, None)
             if ask.request.id in view.slots:
                 memories[ask.place].slots[part] = view.slots[ask.request.id]
-
-
-def tells(ask: Ask) -> bool:
-    """Is this one of the request's rounds that tell of the first part? The same before and after it is committed."""
-    return ask.request.round % TELL == 0
 
 
 def union(forests: Sequence[Forest]) -> tuple[Forest, list[dict[int, int]]]:

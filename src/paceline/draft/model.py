@@ -266,20 +266,20 @@ class ChainProposer:
         for turn in turns:
             g = self.growing[turn.place]
             g.tokens, g.chance = [], 1.0
-            if turn.room > 0:
+            if turn.most > 0:
                 live.append(turn)
         while live:
             self._extend(live)
-            live = [t for t in live if self.growing[t.place].live and len(self.growing[t.place].tokens) < t.room]
+            live = [t for t in live if self.growing[t.place].live and len(self.growing[t.place].tokens) < t.most]
         drafts = [self.growing[turn.place].tokens for turn in turns]
         return [(tokens, range(-1, len(tokens) - 1)) for tokens in drafts]
 
     def _extend(self, turns: list[Turn]) -> None:
         """One pass of the draft model, and the next token of each draft."""
         builder = RowsBuilder()
-        for place, said, _, _ in turns:
-            g = self.growing[place]
-            text = [*g.ask.request.tokens[: g.known], *said, *g.tokens]
+        for turn in turns:
+            g = self.growing[turn.place]
+            text = [*g.ask.request.tokens[: g.known], *turn.said, *g.tokens]
             slots = g.ask.txn.lease.slots(g.reach, len(text))
             builder.add(text[g.reach :], slots, g.ask.txn.table, g.reach, shift=g.ask.shift(g.reach))
             g.reach = len(text)
@@ -318,7 +318,22 @@ class ChainProposer:
         return Table("paceline_chains", state, (held, nodes, least, reach), done)
 
 
-def lacking(growing: Sequence[Growing]) -> Rows:
+class Behind(Protocol):
+    """A text of which the draft model has the rows before `reach`, of `known`."""
+
+    @property
+    def ask(self) -> Ask: ...
+
+    @property
+    def reach(self) -> int: ...
+
+    @property
+    def known(self) -> int: ...
+
+    def text(self, start: int, stop: int) -> list[int]: ...
+
+
+def lacking(growing: Sequence[Behind]) -> Rows:
     """A pass over what is missing of these texts."""
     builder = RowsBuilder()
     for g in growing:

@@ -136,9 +136,9 @@ class LookupProposer:
 
     def propose(self, turns: Sequence[Turn]) -> list[Draft]:
         out = list[Draft]()
-        for place, said, _, room in turns:
-            most = min(self.nodes[place], room)
-            drafted = self.indices[place].draft([*self.tokens[place], *said], most, self.least[place])
+        for turn in turns:
+            place, most = turn.place, min(self.nodes[turn.place], turn.room, turn.most)
+            drafted = self.indices[place].draft([*self.tokens[place], *turn.said], most, self.least[place])
             out.append((drafted, range(-1, len(drafted) - 1)))
         return out
 

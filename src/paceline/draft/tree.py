@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.core.component import DRAFT
 from paceline.core.forest import ROOT, Forest, Law
 from paceline.core.plan import Item
-from paceline.core.proposer import Draft, Turn
+from paceline.core.proposer import Draft, Table, Turn
 from paceline.core.registry import Offers
 from paceline.core.rows import RowsBuilder
 from paceline.draft import NEED_DRAFT, Ask, Host, View
@@ -201,6 +201,10 @@ class TreeDrafter:
             view.slots[ask.request.id] = (proposer, place)
         return proposer
 
+    def table(self, proposer: "TreeProposer") -> Table | None:
+        """What drafts natively in the place of a proposer of this drafter; None: nothing does."""
+        return None
+
     def draft(self, asks: Sequence[Ask], view: View) -> Forest:
         trees = []
         for ask in asks:
@@ -334,8 +338,8 @@ class TreeDrafter:
 
 @dataclass(slots=True)
 class TreeProposer:
-    """A method's deterministic trees between the passes of a run. Python makes them, with the draft model's passes (or
-    whole trees) as native calls."""
+    """A method's deterministic trees between the passes of a run, as the method grows them. The twin of
+    native/propose_tree.h, which `DySpec` has in its place."""
 
     drafter: TreeDrafter
     trees: list[Tree]
@@ -352,10 +356,9 @@ class TreeProposer:
 
     def propose(self, turns: Sequence[Turn]) -> list[Draft]:
         grown = []
-        for place, said, _, room in turns:
-            last = self.trees[place]
-            item, slots = self.items[place], last.ask.txn.nodes - len(said)  # those that the run still has
-            item = item._replace(nodes=min(item.nodes, slots), depth=min(item.depth, room))
+        for place, said, _, room, most in turns:
+            last, item = self.trees[place], self.items[place]
+            item = item._replace(nodes=min(item.nodes, room, most), depth=min(item.depth, room))
             tree = Tree(last.ask._replace(item=item), last.reach, last.law, said=said)
             if item.chain > 0:
                 tree.fresh = [ROOT]
@@ -381,8 +384,8 @@ class TreeProposer:
         """Make the draft model's rows of accepted nodes contiguous."""
         self.drafter.model.move(source, target)
 
-    def native(self) -> None:
-        return None
+    def native(self) -> Table | None:
+        return self.drafter.table(self)
 
 
 def cut(token: list[int], log_q: list[float], score: list[float]) -> tuple[list[int], list[float], list[float]]:

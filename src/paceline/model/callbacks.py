@@ -6,7 +6,7 @@ from ctypes import c_void_p, cast
 from typing import Any
 
 from paceline.core.errors import InputError
-from paceline.core.proposer import Continuation, Draft, Proposer, Turn
+from paceline.core.proposer import Continuation, Draft, Proposer, Table, Turn
 from paceline.native.structs import KEPT, MOST_NODES, PROPOSE, CProposer
 
 
@@ -18,13 +18,21 @@ class Callbacks:
         self.proposer, self.texts, self.vocab = proposer, texts, vocab
         self.error: Exception | None = None
         self.table = proposer.native()
+        self.held: list[Any] = []
         if self.table is not None:
-            ends = ("propose", "kept", "done")
-            calls = [cast(getattr(library, f"{self.table.name}_{end}"), c_void_p) for end in ends]
-            self.c = CProposer(ctypes.addressof(self.table.state), *calls)
+            self.c = self._entry(library, self.table)
         else:
             self.calls = PROPOSE(self._propose), KEPT(self._kept)  # held: the library has their addresses
             self.c = CProposer(None, *(cast(call, c_void_p) for call in self.calls), None)
+
+    def _entry(self, library: Any, table: Table) -> CProposer:
+        """A table of functions, and those of its parts, as the library takes it."""
+        if table.parts:
+            parts = (CProposer * len(table.parts))(*(self._entry(library, part) for part in table.parts))
+            self.held.append(parts)
+            table.state.part = ctypes.addressof(parts)
+        calls = [cast(getattr(library, f"{table.name}_{end}"), c_void_p) for end in ("propose", "kept", "done")]
+        return CProposer(ctypes.addressof(table.state), *calls)
 
     def ended(self) -> Exception | None:
         """Behind the run: what the proposer raised."""
@@ -35,14 +43,14 @@ class Callbacks:
     def _turns(self, count: int, turns: Any) -> list[Turn]:
         each = [turns[i] for i in range(count)]
         whose = self.proposer.texts
-        return [Turn(t.place, t.tokens[: t.said], self.texts[whose[t.place]], t.room) for t in each]
+        return [Turn(t.place, t.tokens[: t.said], self.texts[whose[t.place]], t.room, t.most) for t in each]
 
     def _propose(self, state: Any, count: int, turns: Any, drafts: Any) -> None:
         try:
             mine = self._turns(count, turns)
             found = self.proposer.propose(mine) if self.error is None else []
             for i, (turn, (tokens, parents)) in enumerate(zip(mine, found)):
-                check_draft((tokens, parents), self.proposer.nodes[turn.place], turn.room, self.vocab)
+                check_draft((tokens, parents), min(self.proposer.nodes[turn.place], turn.most), turn.room, self.vocab)
                 drafts[i].token[: len(tokens)], drafts[i].parent[: len(tokens)] = tokens, parents
                 drafts[i].count = len(tokens)
         except Exception as error:

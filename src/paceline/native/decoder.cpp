@@ -276,7 +276,9 @@ extern "C" void paceline_move(const Model* m, i64 count, const i64* source, cons
 }
 
 #include "propose_model.h"
+#include "propose_merged.h"
 #include "propose_ngram.h"
+#include "propose_tree.h"
 #include "run.h"
 
 // One layer alone: `head` of a model that has nothing else, from x [rows][in] to y [rows][out]

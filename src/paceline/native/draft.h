@@ -114,12 +114,14 @@ struct Sprout {
 };
 
 struct Tree {
-  std::vector<Place> places;
-  std::vector<Sprout> nodes, laid;  // laid: those of the last pass
+  i64 most, deepest;  // nodes; depth from which on no law is computed
+  double temperature, least;
+  std::vector<Place> places = {};
+  std::vector<Sprout> nodes = {}, laid = {};  // laid: those of the last pass
   bool ended = false;
 
   // draft/dyspec.py: most_probable
-  void regrow(i64 most, double least) {
+  void regrow() {
     struct Item {
       float value;
       i64 when, place, rank, parent;
@@ -145,6 +147,15 @@ struct Tree {
       offer(it.value, place.below[it.rank], 0, at);
     }
   }
+
+  i64 computed() const {  // first nodes with K/V
+    return std::mismatch(laid.begin(), laid.begin() + std::min(nodes.size(), laid.size()), nodes.begin()).first - laid.begin();
+  }
+};
+
+struct Limits {  // draft/dyspec.py
+  i64 children, passes;
+  double gain;
 };
 
 // The law with logits x / temperature: its `k` likeliest tokens
@@ -174,59 +185,61 @@ static Place law(const float* x, i64 n, float temperature, i64 k, float chance) 
   return place;
 }
 
-// A tree of drafts for each request: after the pass `p`, which wants one row of each segment, up to `passes` passes, each
-// over the tree as it is and for the laws that may change it. draft/dyspec.py is the slow twin and tells what `least`, one
-// a request, and `gain` are. size [requests][nodes, depth]; tokens, parents [requests][64]; beyond the end of a tree: -1.
-// computed [requests]: first rows with K/V
-extern "C" void paceline_tree(const Model* m, const Pass* p, const i64* size, const double* temperature,
-                              const double* least, i64 children, i64 passes, double gain, i64* tokens, i64* parents,
-                              i64* computed) {
-  const i64 n = p->segments, vocab = m->vocab;
-  std::vector<Tree> trees(n);
+// A tree for each segment: after the pass `p`, which wants one row of each, up to `limits.passes` passes, each over the tree
+// as it is and for the laws that may change it. draft/dyspec.py is the slow twin and tells what `least` and `gain` are.
+static void grow(const Model& m, const Pass& p, std::vector<Tree>& trees, const Limits& limits) {
   std::vector<std::pair<i64, i64>> whose;  // tree and node of each wanted row
-  Laid laid{m->block_size, p->width, p->seconds};
-  for (i64 i = 0; i < n; i++) whose.push_back({i, -1});
-  Pass pass = *p;
+  Laid laid{m.block_size, p.width, p.seconds};
+  for (size_t i = 0; i < trees.size(); i++) whose.push_back({i, -1});
+  Pass pass = p;
   for (i64 step = 0; !whose.empty(); step++) {
-    forward(*m, pass);
+    forward(m, pass);
     for (size_t r = 0; r < whose.size(); r++) {
       Tree& tree = trees[whose[r].first];
       const i64 node = whose[r].second;
       const float chance = node < 0 ? 1 : tree.nodes[node].chance;
       if (node >= 0) tree.places[tree.nodes[node].place].below[tree.nodes[node].rank] = tree.places.size();
-      tree.places.push_back(law(pass.logits + r * vocab, vocab, (float)temperature[whose[r].first], children, chance));
+      tree.places.push_back(law(pass.logits + r * m.vocab, m.vocab, (float)tree.temperature, limits.children, chance));
     }
     laid.clear(), whose.clear();
-    for (i64 i = 0; i < n; i++) {
+    for (size_t i = 0; i < trees.size(); i++) {
       Tree& tree = trees[i];
       if (tree.ended) continue;
-      const i64 nodes = size[2 * i], depth = size[2 * i + 1], known = p->segment[i].base + p->segment[i].given;
-      tree.regrow(nodes, least[i]);
-      const float last = (i64)tree.nodes.size() == nodes ? tree.nodes.back().chance : (float)least[i];
+      const i64 known = p.segment[i].base + p.segment[i].given;
+      tree.regrow();
       const i64 count = tree.nodes.size();
+      const float last = count == tree.most ? tree.nodes.back().chance : (float)tree.least;
       float expected = 0;
       std::vector<bool> wanted(count);
       for (i64 j = 0; j < count; j++)
         if (tree.places[tree.nodes[j].place].below[tree.nodes[j].rank] < 0 && tree.nodes[j].chance > last) {
           expected += tree.nodes[j].chance;
-          wanted[j] = tree.nodes[j].depth < depth;
+          wanted[j] = tree.nodes[j].depth < tree.deepest;
         }
-      tree.ended = step == passes || expected < gain || std::find(wanted.begin(), wanted.end(), true) == wanted.end();
+      tree.ended = step == limits.passes || expected < limits.gain || std::find(wanted.begin(), wanted.end(), true) == wanted.end();
       if (tree.ended) continue;
-      laid.text(known, p->table + i * p->width, p->segment[i].shift);
+      laid.text(known, p.table + i * p.width, p.segment[i].shift);
       for (i64 j = 0; j < count; j++) {
         laid.row(tree.nodes[j].token, known - 1 + tree.nodes[j].depth, known + j, tree.nodes[j].word, wanted[j]);
         if (wanted[j]) whose.push_back({i, j});
       }
       tree.laid = tree.nodes;
     }
-    pass = laid.pass(*m);
+    pass = laid.pass(m);
   }
-  std::fill(tokens, tokens + n * MOST, -1);
-  for (i64 i = 0; i < n; i++) {
-    const auto &now = trees[i].nodes, &laid = trees[i].laid;
-    const size_t both = std::min(now.size(), laid.size());
-    computed[i] = std::mismatch(laid.begin(), laid.begin() + both, now.begin()).first - laid.begin();
-    for (size_t j = 0; j < now.size(); j++) tokens[i * MOST + j] = now[j].token, parents[i * MOST + j] = now[j].parent;
+}
+
+// size [requests][nodes, depth]; tokens, parents [requests][64]; beyond the end of a tree: -1. computed [requests]
+extern "C" void paceline_tree(const Model* m, const Pass* p, const i64* size, const double* temperature,
+                              const double* least, i64 children, i64 passes, double gain, i64* tokens, i64* parents,
+                              i64* computed) {
+  std::vector<Tree> trees;
+  for (i64 i = 0; i < p->segments; i++) trees.push_back({size[2 * i], size[2 * i + 1], temperature[i], least[i]});
+  grow(*m, *p, trees, {children, passes, gain});
+  std::fill(tokens, tokens + trees.size() * MOST, -1);
+  for (size_t i = 0; i < trees.size(); i++) {
+    computed[i] = trees[i].computed();
+    for (size_t j = 0; j < trees[i].nodes.size(); j++)
+      tokens[i * MOST + j] = trees[i].nodes[j].token, parents[i * MOST + j] = trees[i].nodes[j].parent;
   }
 }

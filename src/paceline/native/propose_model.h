@@ -14,25 +14,19 @@ struct Chains {
 };
 
 void paceline_chains_propose(Chains* s, i64 turns, const Turn* turn, Draft* drafts) {
-  const Pass& behind = *s->behind;
-  Laid lacking{s->model->block_size, behind.width, nullptr};
+  Laid rows{s->model->block_size, s->behind->width, nullptr};
   std::vector<Chain> chains;
   std::vector<i64> whose;
   for (i64 t = 0; t < turns; t++) {
     const Turn& it = turn[t];
-    const i64 first = s->reach[it.place], last = it.known() - 1, nodes = std::min(s->nodes[it.place], it.room);
+    const i64 nodes = std::min({s->nodes[it.place], it.room, it.most});
     if (nodes <= 0) continue;
-    lacking.text(first, behind.table + it.place * behind.width, behind.segment[it.place].shift);
-    for (i64 j = first; j <= last; j++) {
-      const Segment& segment = behind.segment[it.place];
-      const i64 token = j > it.base ? it.tokens[j - it.base - 1] : behind.token[segment.start + j - segment.base];
-      lacking.row(token, j, j, 0, j == last);
-    }
+    lacking(rows, *s->behind, it, s->reach[it.place]);
     chains.push_back({nodes, it.temperature, s->least[it.place], it.keys, drafts[t].token});
     whose.push_back(t);
-    s->reach[it.place] = last + 1;
+    s->reach[it.place] = it.known();
   }
-  if (!chains.empty()) draft(*s->model, lacking.pass(*s->model), chains, s->share, s->sharp);
+  if (!chains.empty()) draft(*s->model, rows.pass(*s->model), chains, s->share, s->sharp);
   for (size_t c = 0; c < chains.size(); c++) {
     drafts[whose[c]].count = chains[c].count;
     for (i64 j = 0; j < chains[c].count; j++) drafts[whose[c]].parent[j] = j - 1;

@@ -71,7 +71,7 @@ void paceline_ngram_propose(Lookups* s, i64 turns, const Turn* turn, Draft* draf
   for (i64 t = 0; t < turns; t++) {
     Lookup& lookup = (*s->made)[turn[t].place];
     for (i64 j = lookup.tokens.size() - s->size[turn[t].place]; j < turn[t].said; j++) lookup.append(turn[t].tokens[j]);
-    draft[t].count = lookup.draft(std::min(s->nodes[turn[t].place], turn[t].room), s->least[turn[t].place], draft[t].token);
+    draft[t].count = lookup.draft(std::min({s->nodes[turn[t].place], turn[t].room, turn[t].most}), s->least[turn[t].place], draft[t].token);
     for (i64 j = 0; j < draft[t].count; j++) draft[t].parent[j] = j - 1;
   }
 }

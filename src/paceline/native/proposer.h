@@ -11,6 +11,7 @@ struct Turn {  // one text before a pass
   i64 place;   // among the proposer's
   i64 said;    // tokens that the run has brought it so far
   i64 room;    // deepest node that could be kept
+  i64 most;    // nodes
   i64 base, root;  // committed rows before the run, and the token behind them, which has the row `base`
   double temperature;
   const i64 *tokens, *keys, *table;  // those said; noise of the next ones; blocks
@@ -33,4 +34,15 @@ struct Proposer {
   void (*kept)(void* state, i64 turns, const Turn* turn, const Draft* draft, const Kept* kept);
   void (*done)(void* state);  // behind the run; or null
 };
+}
+
+// The rows that a draft model lacks of a text, of which it has `first`; the last is wanted. `behind`: what it lacked before
+// the run, a segment each
+static void lacking(Laid& rows, const Pass& behind, const Turn& it, i64 first) {
+  const Segment& segment = behind.segment[it.place];
+  rows.text(first, behind.table + it.place * behind.width, segment.shift);
+  for (i64 j = first; j < it.known(); j++) {
+    const i64 token = j > it.base ? it.tokens[j - it.base - 1] : behind.token[segment.start + j - segment.base];
+    rows.row(token, j, j, 0, j == it.known() - 1);
+  }
 }

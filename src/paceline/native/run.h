@@ -70,7 +70,7 @@ struct Runner {
       const i64 deep = run.most[i] - text.drawn - 1;
       if (text.place < 0 || deep <= 0) continue;
       text.turn = turns.size();
-      turns.push_back({text.place, text.drawn, deep, p.segment[i].base, p.token[p.segment[i].start], run.temperature[i],
+      turns.push_back({text.place, text.drawn, deep, std::min(deep, MOST_NODES), p.segment[i].base, p.token[p.segment[i].start], run.temperature[i],
                        run.tokens + i * run.room, keys(i), p.table + i * p.width});
     }
     drafts.resize(turns.size()), paths.resize(turns.size());

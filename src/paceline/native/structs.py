@@ -64,7 +64,7 @@ MOST_NODES = 64
 
 class CTurn(Structure):
     _fields_ = [
-        *integers("place", "said", "room", "base", "root"),
+        *integers("place", "said", "room", "most", "base", "root"),
         *doubles("temperature"),
         *((name, POINTER(c_int64)) for name in ("tokens", "keys", "table")),
     ]
@@ -117,6 +117,27 @@ class CChains(Structure):
         ("behind", POINTER(CPass)),
         *pointers("nodes", "least", "reach"),
         *doubles("share", "sharp"),
+    ]
+
+
+class CTrees(Structure):
+    _fields_ = [
+        ("model", POINTER(CModel)),
+        ("behind", POINTER(CPass)),
+        *pointers("nodes", "least", "reach", "computed"),
+        *integers("children", "passes"),
+        *doubles("gain", "sharp"),
+    ]
+
+
+class CMerged(Structure):
+    _fields_ = [
+        *integers("parts"),
+        *pointers("part", "joined", "models", "nodes", "row", "round"),
+        *pointers("records", "missed", "beaten", "told", "tellings"),
+        *integers("texts", "most_told", "always", "retry", "broken", "tell"),
+        *doubles("memory"),
+        *pointers("made"),
     ]
 
 
