@@ -149,3 +149,18 @@ def test_the_native_merged_proposer_is_its_twin(
     asked = {part: sum(record.asked.rounds) for part, record in native.records.items()}
     assert 0 < min(asked.values()) < max(asked.values()), "the draft model is passed over now and then"
     assert any(round.depth > 0 for rounds in native.rounds for round in rounds if len(rounds) > 1)
+
+
+@pytest.mark.skipif(library() is None, reason="needs the native decoder")
+def test_a_run_without_a_proposer_is_one_pass_in_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run reserves rows for chains; where its drafter has no proposer, its tree must do with them."""
+    target = tiny_checkpoint(tmp_path / "target", "llama", seed=1)
+    expected, original, spare = served(target, "topk", None, 0.0).texts, TopK.draft, list[int]()
+
+    def draft(self: TopK, asks: Sequence[Ask], view: Any) -> Any:
+        spare.extend(len(ask.txn.slots) - ask.item.rows for ask in asks)
+        return original(self, asks, view)
+
+    monkeypatch.setattr(TopK, "draft", draft)
+    monkeypatch.setattr(TopK, "propose", lambda self, asks, view: None)
+    assert served(target, "topk", None, 0.0).texts == expected and spare and min(spare) >= 0

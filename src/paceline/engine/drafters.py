@@ -166,8 +166,11 @@ class DrafterPool:
     def draft(self, plan: Plan, txns: Sequence[Txn]) -> Drafts:
         """The drafts of a step; in a run, of those alone that only catch up, and the proposer of the others."""
         self.seconds = {}
-        asks = self._asks(plan.items, txns)
+        items, asks = plan.items, self._asks(plan.items, txns)
         run, proposer = self._proposer(plan, asks)
+        if plan.passes > 1 and not run:  # one pass, and no more rows than are reserved for the run's chains
+            items = [item._replace(nodes=min(item.nodes, item.reserved(plan.passes))) for item in items]
+            asks = self._asks(items, txns)
         parts, forests = dict[str, Forest](), dict[str, Forest]()
         for name, each in list(asks.items()):
             mine = [ask for ask in each if not (run and ask.item.nodes)]
@@ -183,7 +186,7 @@ class DrafterPool:
                 self._disown(name, each, error)
             self.book(name, self.clock() - started)
         given = [item.request.tokens[item.request.length :][: item.given] for item in plan.items]
-        drafted = self._drafted(plan.items, parts.values())
+        drafted = self._drafted(items, parts.values())
         left, depths = trim(plan, drafted, lambda name: self.cards[name].shape == "chain")
         deep = [item.depth if depth is None else depth for item, depth in zip(plan.items, depths)]
         forest = join(given, [*parts.values()], left, deep)
