@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -88,24 +90,23 @@ def test_an_option_before_the_name_is_refused() -> None:
     assert "--batch stands before serve" in failure(run("bench", "--batch", "1", "serve", "--rate", "1"))
 
 
+@contextmanager
+def started(*args: str, stdout: int | None = None) -> "Iterator[subprocess.Popen[str]]":
+    """The command as a process of its own, which does not outlive the test."""
+    command = [sys.executable, "-m", "paceline", *args]
+    with subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_reports_what_was_measured(url: str, served: Counted, prompts: str) -> None:
     """10 requests a second for ten minutes, interrupted after the first ten."""
-    args = [
-        "--url",
-        url,
-        "--prompts",
-        prompts,
-        "--rate",
-        "10",
-        "--duration",
-        "600",
-        "--max-tokens",
-        "4",
-        "--warmup",
-        "1",
-    ]
-    command = [sys.executable, "-m", "paceline", "bench", "serve", *args]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    ten_minutes = ["--rate", "10", "--duration", "600", "--max-tokens", "4", "--warmup", "1"]
+    what = ["bench", "serve", "--url", url, "--prompts", prompts, *ten_minutes]
+    with started(*what, stdout=subprocess.PIPE) as process:
         enough = served.count + 10
         while served.count < enough:
             assert process.poll() is None
@@ -116,13 +117,13 @@ def test_ctrl_c_reports_what_was_measured(url: str, served: Counted, prompts: st
     assert "Poisson 10/s" in out and "TTFT" in out and "Traceback" not in err
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_recording_is_made_and_replayed(url: str, prompts: str, tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     made = tmp_path / "traffic.jsonl"
-    command = [sys.executable, "-m", "paceline", "bench", "record", str(made), "--url", url, "--port", port]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with started("bench", "record", str(made), "--url", url, "--port", port) as process:
         assert process.stderr is not None and "Recording http://127.0.0.1" in process.stderr.readline()
         through = ["bench", "serve", "--url", f"http://127.0.0.1:{port}", "--prompts", prompts, "--rate", "100", *FEW]
         assert run(*through).exit_code == 0
