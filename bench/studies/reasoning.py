@@ -120,6 +120,7 @@ def counting(pair: Ensemble, questions: Sequence[dict[str, Any]], args: argparse
               f"{it['written'][BASE]:7} {it['written'][SMALL]:7} {it['passes'][BASE]:12} {it['handovers']:11} "
               f"{it['judges']:7} {it['accepted']:9} {it['cached'][BASE]:12.2f} {it['cached'][SMALL]:6.2f} "
               f"{it['seconds']:8.0f}", flush=True)  # fmt: skip
+        save(args, rows)
     return rows
 
 
@@ -208,6 +209,10 @@ def main() -> None:
     questions = json.loads(args.data.read_text(encoding="utf-8"))[args.skip :][: args.questions]
     with Ensemble(args.base, small=args.small, quantize=args.quantize, drafter="none", blocks=2000) as pair:
         rows = (timing if args.timed else counting)(pair, questions, args)
+    save(args, rows)
+
+
+def save(args: argparse.Namespace, rows: dict[str, Any]) -> None:
     if args.out:
         args.out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
 
