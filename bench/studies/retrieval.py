@@ -5,9 +5,10 @@
 
 Each question is answered once in each way, in turns, whoever is first changing; all texts must be those of `one`.
 Ways, as the paper names them: one (a retrieval at a time), s3 (three guesses a call), P (20 passages of a call join the
-cache), S (the optimal number of guesses), A (writing goes on during a call). `latency`: seconds that every call takes
+cache), S (the optimal number of guesses), A (writing goes on during a call; with S only where that pays). `latency`: seconds that every call takes
 longer, as a larger or remote knowledge base would. `predicted` is (a + b) verified(gamma, s) / (s a + b) with a and b
-of `one`, gamma and s as the way had them; A and S are beyond that formula. Each question is answered once before, so
+of `one`, gamma and s as the way had them; A and S are beyond that formula. `ratio` is of sums; `low` is the least
+ratio of one question. Each question is answered once before, so
 that all ways find its prompts cached; `cold` is what that first answer found. Times need an idle machine.
 """
 
@@ -65,8 +66,13 @@ class Late:
 class Sum:
     """Figures of one way over all questions."""
 
-    seconds: float = 0.0
+    each: list[float] = field(default_factory=list)
+    """Seconds of each question."""
     reports: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.each)
 
     def of(self, name: str) -> float:
         total: float = sum(float(report[name]) for report in self.reports)
@@ -90,7 +96,8 @@ def row(way: str, mine: Sum, one: Sum) -> dict[str, Any]:
         "strides": mine.of("strides") / texts, "dropped": mine.of("dropped_tokens") / texts,
         "overlapped": mine.of("overlapped") / texts,
         "cached": mine.of("cached_tokens") / mine.of("stride_tokens"), "a": a, "b": b,
-        "ratio": one.seconds / mine.seconds, "predicted": gain(a, b, gamma, max(1, round(s))),
+        "ratio": one.seconds / mine.seconds,
+        "low": min(a / b for a, b in zip(one.each, mine.each)), "predicted": gain(a, b, gamma, max(1, round(s))),
     }  # fmt: skip
 
 
@@ -107,7 +114,7 @@ def measure(
         for way in names[number % len(names) :] + names[: number % len(names)]:
             wish, begun = replace(WAYS[way], every=every), perf_counter()
             answer = generate(llm, ask, index, params, wish, retriever=retriever)
-            sums[way].seconds += perf_counter() - begun
+            sums[way].each.append(perf_counter() - begun)
             sums[way].reports.append(answer.report)
             texts[way] = answer.output.token_ids
         assert all(text == texts["one"] for text in texts.values()), f"texts differ: {question}"

@@ -17,7 +17,10 @@ class HandOver:
     model: str
     why: str
     at: int
-    """Tokens of the text, prompt included, that were known when it took up."""
+    """Tokens of the text, prompt included, that were given when it took up."""
+    known: int
+    """Those of them that this model has read or written before: what a hand-over need not compute. Its cache keeps
+    whole blocks, so up to a block of them is computed again."""
     cached: int
     """Those of them that the engine had in its prefix cache."""
     wrote: int
@@ -63,6 +66,8 @@ class Pen:
     foreign: Foreign | None = None
     own: list[int] = field(default_factory=list)
     """The text so far in its own tokens, where these are others."""
+    last: list[int] = field(default_factory=list)
+    """All tokens of its last request."""
 
     @property
     def known(self) -> tuple[list[int], list[int]]:
@@ -114,7 +119,9 @@ class Pen:
     def note(self, request: Request, before: int, begun: float, why: str) -> None:
         stats, seconds = request.stats, self.stage.clock() - begun
         at, wrote = len(request.prompt) + before, len(request.output) - before
-        self.log.append(HandOver(self.name, why, at, stats.cached, wrote, stats.passes, seconds))
+        tokens = [*request.prompt, *request.output]
+        known, self.last = common(self.last, tokens[:at]), tokens
+        self.log.append(HandOver(self.name, why, at, known, stats.cached, wrote, stats.passes, seconds))
 
     def encode(self, text: str) -> list[int]:
         """A text in its tokens, as it goes on behind another."""
@@ -139,13 +146,20 @@ class Pen:
         self.own += part.tokens if mine else self.foreign.encode(part.text)
 
 
+def common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens that two texts begin with, both."""
+    return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
+
+
 def counters(log: Sequence[HandOver]) -> dict[str, dict[str, Any]]:
-    """By model: requests, tokens given and found cached, tokens written, passes, seconds."""
+    """By model: requests, tokens given, known before and found cached, tokens written, passes, seconds."""
     totals: dict[str, dict[str, Any]] = {}
     for each in log:
-        mine = totals.setdefault(each.model, dict.fromkeys(("requests", "prompt", "cached", "written", "passes"), 0))
+        names = ("requests", "prompt", "known", "cached", "written", "passes")
+        mine = totals.setdefault(each.model, dict.fromkeys(names, 0))
         mine["requests"] += 1
         mine["prompt"] += each.at
+        mine["known"] += each.known
         mine["cached"] += each.cached
         mine["written"] += each.wrote
         mine["passes"] += each.passes

@@ -113,7 +113,7 @@ class KnnWriting:
         self._begun = stage.clock()
         text = stage.transcript
         while text.open:
-            count = min(self.stride.next(), text.left)
+            count = min(self.stride.next()[0], text.left)
             begun, self._seen = stage.clock(), {}
             request = self._submit(stage, count)
             try:

@@ -120,7 +120,8 @@ class Retrieving:
         it can stay."""
         text, made = stage.transcript, list[Stretch]()
         tokens, queries, guesses = list(text.tokens), list[Any](), list[Hit]()
-        for _ in range(self.stride.next()):
+        steps, overlap = self.stride.next()
+        for _ in range(steps):
             stretch = ahead or (yield from self._write(stage, tokens, hit))
             made, ahead = [*made, stretch], None
             if len(made) == 1:
@@ -134,7 +135,7 @@ class Retrieving:
         if not text.open or not queries:
             return None
         call = self._ask(queries)
-        if self.wish.overlap and not made[-1].ends:
+        if overlap and not made[-1].ends:
             ahead = yield from self._write(stage, tokens, hit)
         if not call.done():
             yield call

@@ -130,10 +130,11 @@ class Rollback(Shape):
 
 
 class Counted(Shape):
-    """Of one model: tokens given and found cached, tokens written, passes."""
+    """Of one model: tokens given, those known from before, those found cached; tokens written, passes."""
 
     requests: int
     prompt: int
+    known: int
     cached: int
     written: int
     passes: int
@@ -144,6 +145,7 @@ class HandOver(Shape):
     model: str
     why: str
     at: int
+    known: int
     cached: int
     wrote: int
     passes: int
