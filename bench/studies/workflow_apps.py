@@ -2,8 +2,9 @@
 
     python bench/studies/workflow_apps.py --model M --draft D -- selfpico study --packages flask,black --bodies-each 10
 
-Each run has a server of its own, started for it, so that no run finds the cache of an earlier one; server and application
-share this process's cores. What follows -- is a command of `paceline-apps`; --url, --drafter, --log and --out are added.
+Each run has a server of its own, started for it, so that no run finds the cache of an earlier one; server and
+application share this process's cores. What follows -- is a command of `paceline-apps`; --url, --drafter, --log and
+--out are added.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import httpx2
 from apps.common.compare import compare, figures
 
 NO_REPORT = ("text2sql",)
+SERVE = "--quantize int8 --threads 1 --memory 5G --max-model-len 8192"
 
 
 @contextmanager
@@ -72,7 +74,7 @@ def main() -> None:
     parser.add_argument("--drafters", default="none,auto", help="in this order; the first is the base")
     parser.add_argument(
         "--serve",
-        default="--quantize int8 --threads 1 --memory 5G --max-model-len 8192",
+        default=SERVE,
         help="further options of serve",
     )
     parser.add_argument("--port", type=int, default=8140)
