@@ -45,7 +45,7 @@ async def through(app: Any, path: str, body: bytes | None) -> tuple[int, bytes]:
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http", "root_path": "",
         "method": "GET" if body is None else "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
-        "headers": [(b"host", b"actor"), *headers], "client": ("actor", 0), "server": ("actor", 80),
+        "headers": [(b"host", b"localhost"), *headers], "client": ("actor", 0), "server": ("actor", 80),
     }  # fmt: skip
 
     async def receive() -> dict[str, Any]:
