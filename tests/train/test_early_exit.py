@@ -131,7 +131,9 @@ def test_a_run_is_resumed_bit_equal_and_makes_a_model_that_says_what_it_is(
     assert all(made.same.values())
 
 
-@pytest.mark.parametrize("settings", [{"dropout": 1.0}, {"share": 0.0}, {"rotate": 0}, {"layer": LAYERS}, {"deepest": LAYERS}])
+@pytest.mark.parametrize(
+    "settings", [{"dropout": 1.0}, {"share": 0.0}, {"rotate": 0}, {"layer": LAYERS}, {"deepest": LAYERS}]
+)
 def test_settings_out_of_range_are_named(target: Target, settings: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(settings))):
         method(target, **settings)

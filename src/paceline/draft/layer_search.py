@@ -1,5 +1,5 @@
-"""The search for sub-layers that a text can do without (SWIFT, section 4.1): random sets, and now and then one that a
-Gaussian process of the scores so far suggests."""
+"""The search for sub-layers that a text can do without (SWIFT, section 4.1): random sets, and every second time one
+that a Gaussian process of the scores so far suggests."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ import numpy as np
 
 from paceline.core.program import Part, Program
 
-BAYESIAN = 5
+BAYESIAN = 2
 """Every so many-th suggestion is the process's (the paper's 25th: a score costs more than a choice)."""
 KAPPA, NOISE = 2.5, 1e-2
 """Weight of the deviation in the upper confidence bound; variance of a score's noise."""

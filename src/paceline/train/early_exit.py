@@ -9,8 +9,9 @@ and the loss adds to that of the last layer those of exits, each behind the same
 
     loss = (1 - share) CE(last layer) + share * sum over exits of e(l) J(l) / sum of e(l).
 
-A step takes every `rotate`-th exit of 1 .. `deepest`, in turn. Weights e(l) grow as 1 + .. + l with `growing`; without, all are alike.
-J is cross entropy with the next token, or (`soft`) with the last layer's own law: what a draft has to match.
+A step takes every `rotate`-th exit of 1 .. `deepest`, in turn. Weights e(l) grow as 1 + .. + l with
+`growing`; without, all are alike. J is cross entropy with the next token, or (`soft`) with the last layer's own
+law: what a draft has to match.
 """
 
 import math
