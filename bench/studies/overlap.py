@@ -2,8 +2,11 @@
 
     python bench/studies/overlap.py mirror --model TARGET --draft DRAFT --prompts FILE   # fallback by kappa and exit
     python bench/studies/overlap.py simulate   # PEARL on machines of cost tables
+    python bench/studies/overlap.py record --model TARGET --draft DRAFT --times TABLE.json   # what steps cost here
+    python bench/studies/overlap.py simulate --times TABLE.json   # as if the two had cores of their own
 
-On an idle machine, speed is measured by the same command with `--overlap shared` and `none` beside
+`record` reads the clock, and needs an idle core. On an idle machine, speed is measured by the same command with
+`--overlap shared` and `none` beside
 
     paceline bench --methods none,model,pearl,mirror,auto --overlap 1+1 --prompts FILE
 """
@@ -14,15 +17,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from paceline.core.noise import SimulationNoise, uniform
 from paceline.core.params import SamplingParams
+from paceline.core.plan import Work
 from paceline.draft import DRAFTERS
 from paceline.draft.mirror import Mirror
 from paceline.engine.config import EngineConfig
 from paceline.plan import DrafterFacts
 from paceline.plan.acceptance import Mean
-from paceline.plan.cost import StepTimes, Terms
+from paceline.plan.cost import Drafting, StepTimes, Terms
 from paceline.simulate.figures import figures
 from paceline.simulate.log import Arrival, Event, Setup, Step
 from paceline.simulate.simulator import simulate
@@ -82,6 +87,37 @@ def table(target: float, draft: float, share: float) -> StepTimes:
     return times
 
 
+def record(args: argparse.Namespace) -> None:
+    """Measure this engine's table at start-up, as `auto` does, with more time for it, and write it."""
+    from paceline import LLM
+    from paceline.engine import calibrate
+
+    calibrate.BUDGET_S = args.seconds
+    options: dict[str, Any] = {"dtype": args.dtype, "max_model_len": 1024, "blocks": 256, "max_requests": 4}
+    with LLM(args.model, draft=args.draft, drafter="auto", overlap="1+1", **options) as llm:
+        times = calibrate.measure(llm.engine)
+    args.times.write_text(json.dumps(times.dump()) + "\n", encoding="utf-8")
+    print(f"{args.times}: a pass of one row {1e3 * target_seconds(times, 0):.2f} ms, of the draft model "
+          f"{1e3 * draft_seconds(times, 8) / 8:.2f} ms a token")  # fmt: skip
+
+
+def target_seconds(times: StepTimes, nodes: int, context: int = 128) -> float:
+    """Of a pass that verifies so many."""
+    rows = 1 + nodes
+    return times.of_target(Work(rows, 1, context, rows * context, rows))
+
+
+def draft_seconds(times: StepTimes, tokens: int) -> float:
+    return times.of_draft(Drafting("pearl", 1, tokens, tokens))
+
+
+def placed(times: StepTimes, share: float) -> StepTimes:
+    """The same table where so much of the shorter part costs no time."""
+    times = StepTimes.load(json.loads(json.dumps(times.dump())))
+    times.seen, times.beside = 1000, {"pearl": share}
+    return times
+
+
 def workload(drafter: str, times: StepTimes, chance: float, nodes: int | None = None, jobs: int = 8) -> Workload:
     """Requests of 200 tokens, one after the other, whose drafts are kept with this chance a token."""
     entries = {
@@ -114,9 +150,12 @@ def run(drafter: str, times: StepTimes, chance: float, nodes: int | None = None)
 
 
 def simulated(args: argparse.Namespace) -> None:
-    for machine, (target, draft) in PARTS.items():
-        for chance in (0.6, 0.7, 0.8, 0.9):
-            apart, shared = table(target, draft, 1.0), table(target, draft, 0.0)
+    machines = {name: table(*parts, 1.0) for name, parts in PARTS.items()}
+    if args.times is not None:
+        machines = {args.times.stem: StepTimes.load(json.loads(args.times.read_text(encoding="utf-8")))}
+    for machine, times in machines.items():
+        for chance in map(float, args.chances.split(",")):
+            apart, shared = placed(times, 1.0), placed(times, 0.0)
             fixed = {n: run("model", apart, chance, n)[0] for n in (1, 2, 3, 4, 6, 8)}
             best = max(fixed, key=fixed.__getitem__)
             none = run("none", apart, chance)[0]
@@ -134,13 +173,24 @@ def simulated(args: argparse.Namespace) -> None:
                 f"pearl's tokens {used['pearl'] / sum(used.values()):.3f}",
                 flush=True,
             )
-    print("round time / max(gamma t_draft, t_target), gamma = 2 .. 12, t_target = 4 t_draft:")
+    if args.times is None:
+        machines = {"t_target = 4 t_draft": table(0.04, 0.01, 1.0)}
+    for machine, times in machines.items():
+        law(machine, placed(times, 1.0))
+
+
+def law(machine: str, times: StepTimes) -> None:
+    """Print round times over what PEARL's section 4 says that they are."""
+    print(f"{machine}: round time / max(gamma t_draft, t_target), with and without what is neither:")
     for gamma in range(2, 13, 2):
-        _, events = run("pearl", table(0.04, 0.01, 1.0), 0.8, gamma - 1)
-        law = max(gamma * 0.01, 0.04)
-        ratio = [seconds / law for seconds, _ in rounds(events)]
+        _, events = run("pearl", times, 0.8, gamma - 1)
+        longer = max(draft_seconds(times, gamma), target_seconds(times, gamma - 1))
+        pairs = [(seconds / longer, bare / longer) for seconds, bare in rounds(events)]
+        whole, bare = (mean(each) for each in zip(*pairs))
         print(
-            f"  gamma {gamma}: mean {mean(ratio):.3f}, passes {len(ratio)}, by the algorithm {passes(gamma, 0.8):.0f}"
+            f"  gamma {gamma}: {whole:.3f}, {bare:.3f}; gamma t_draft {1e3 * draft_seconds(times, gamma):.1f} ms, "
+            f"t_target {1e3 * target_seconds(times, gamma - 1):.1f} ms; passes {len(pairs)}, by the algorithm "
+            f"{passes(gamma, 0.8):.0f}"
         )
 
 
@@ -161,8 +211,11 @@ def passes(gamma: int, chance: float, texts: int = 8, length: int = 200) -> floa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("mirror", "simulate"))
+    parser.add_argument("what", choices=("mirror", "simulate", "record"))
     parser.add_argument("--model")
+    parser.add_argument("--times", type=Path, help="a table that `record` writes and `simulate` reads")
+    parser.add_argument("--seconds", type=float, default=40.0, help="of `record`")
+    parser.add_argument("--chances", default="0.6,0.7,0.8,0.9", help="of a drafted token, in `simulate`")
     parser.add_argument("--draft")
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--count", type=int, default=8)
@@ -170,7 +223,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--dtype", default="bfloat16")
     args = parser.parse_args()
-    (mirror if args.what == "mirror" else simulated)(args)
+    {"mirror": mirror, "simulate": simulated, "record": record}[args.what](args)
 
 
 if __name__ == "__main__":

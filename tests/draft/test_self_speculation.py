@@ -275,7 +275,7 @@ def test_matchness_is_that_of_step_by_step(temperature: float, monkeypatch: pyte
     """Each label's row alone, over K/V of the window that the shortened model made itself; and no row of the request
     has changed."""
     monkeypatch.setattr("paceline.draft.swift.SCRATCH", 8)
-    monkeypatch.setattr(layer_search, "GOOD", 2.0)
+    monkeypatch.setattr(layer_search, "PERFECT", 2.0)
     seen: list[tuple[float, float]] = []
     original = Swift.matchness
 
@@ -336,6 +336,13 @@ def test_the_search_finds_a_set_as_good_as_the_best_of_many_random_ones() -> Non
 def test_the_search_ends_in_three_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     search = Search(spread(12, 5), 5)
     search.register(search.best, 0.95)
+    assert not search.over, "a better one may be near"
+    search.register(search.best, 1.0)
+    assert search.over
+    search.register(search.best, 0.95)
+    while not search.over:
+        search.register(choice := search.suggest(), 0.95 if choice == search.best else 0.1)
+    search.register(search.best, 0.94)
     assert search.over
     search.register(search.best, 0.5)
     assert not search.over, "the text has changed"

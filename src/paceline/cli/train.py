@@ -136,8 +136,9 @@ def drafter(
         rates = " ".join(f"{rate:.2f}" for rate in made.scores.conditional)
         taus = f"{made.scores.tau:.2f} with a chain, {made.scores.tree:.2f} with a tree"
         typer.echo(f"On held-out texts: accuracy by depth {rates}; simulated tau {taus}.")
-    serves = METHODS.card(method).drafter or method
-    measured = engine_tau(target, out, made.held[:MEASURED], [serves], None, answer, dtype)
+    card = METHODS.card(method)
+    serves, model, draft = card.drafter or method, *((out, None) if card.model else (target, out))
+    measured = engine_tau(model, draft, made.held[:MEASURED], [serves], None, answer, dtype)
     same = "the same text as" if measured.same[serves] else "ANOTHER TEXT than"
     typer.echo(
         f"The engine's tau on {len(made.held[:MEASURED])} of them: {measured.tau[serves]:.2f}, {same} plain decoding."
