@@ -112,17 +112,9 @@ def train(plan: Plan, report: Callable[[Progress], None] = lambda now: None) -> 
     """Raises InputError, CheckpointError or RefusalError before anything is trained; InputError naming the batch where
     a loss is not finite."""
     check(plan)
-    make = METHODS.get(plan.method)
     plan.out.mkdir(parents=True, exist_ok=True)
-    target = Target(plan.target, plan.dtype)
-    torch.manual_seed(plan.seed)
-    method = make(target, plan.settings)
-    samples = texts(plan, target)
-    held = min(plan.held, max(1, len(samples) // 10))
-    method.see(samples[held:])
-    source = FeatureSource(target, samples, method.taps, plan.cache, plan.cache_bytes)
-    run = Run(plan, method, source, list(range(held, len(samples))))
-    run.restore()
+    run, held = opened(plan)
+    method, source, target = run.method, run.source, run.source.target
     run.go(report)
     scores = evaluate(method, source, list(range(held)))
     if scores is not None:
@@ -136,7 +128,22 @@ def train(plan: Plan, report: Callable[[Progress], None] = lambda now: None) -> 
         }
     method.module.eval()
     method.save(plan.out, facts)
-    return Trained(plan.out, run.step, run.tokens, run.seconds, scores, tuple(samples[:held]))
+    return Trained(plan.out, run.step, run.tokens, run.seconds, scores, tuple(source.samples[:held]))
+
+
+def opened(plan: Plan, target: Target | None = None) -> "tuple[Run, int]":
+    """The run of this plan where it stands, and how many of its texts, the first ones, are held out. `target`: the
+    plan's, where it is loaded already."""
+    target = target or Target(plan.target, plan.dtype)
+    torch.manual_seed(plan.seed)
+    method = METHODS.get(plan.method)(target, plan.settings)
+    samples = texts(plan, target)
+    held = min(plan.held, max(1, len(samples) // 10))
+    method.see(samples[held:])
+    source = FeatureSource(target, samples, method.taps, plan.cache, plan.cache_bytes)
+    run = Run(plan, method, source, list(range(held, len(samples))))
+    run.restore()
+    return run, held
 
 
 def check(plan: Plan) -> None:
