@@ -13,10 +13,11 @@ import measure
 import torch
 import torch.nn.functional as F
 from data import Document, Question, Source, batches, read_questions, read_stdlib, source_document
-from muon import Muon
 from tokenizer import BOS, END, MAX_LENGTH, PAD, train_tokenizer
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from paceline.train.optimizers import Muon
 
 SEED = 1
 BATCH, LENGTH = 4, 512
@@ -88,9 +89,9 @@ def train(
             ids = ids.view(2 * BATCH, LENGTH // 2)
         loss = loss_of(model, ids)
         torch.autograd.backward(loss)
-        muon.step(MUON_LR * rate)
-        adam.param_groups[0]["lr"] = ADAM_LR * rate
-        adam.step()
+        for optimizer, lr in ((muon, MUON_LR), (adam, ADAM_LR)):
+            optimizer.param_groups[0]["lr"] = lr * rate
+            optimizer.step()
         model.zero_grad(set_to_none=True)
         if step % 25 == 0:
             speed = (step + 1) * ids.numel() / (time.perf_counter() - start)

@@ -47,13 +47,17 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("method", SETTINGS)
+@pytest.mark.parametrize(
+    "method, optimizer", [*((method, "adamw") for method in SETTINGS), ("hydra", "muon"), ("falcon", "muon")]
+)
 def test_a_run_that_was_killed_ends_with_the_same_bits(
-    method: str, place: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, optimizer: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {"depth": 2, **SETTINGS[method]}
-    whole = train(plan(place, f"{method}-whole", method=method, settings=settings))
-    broken = plan(place, f"{method}-broken", method=method, settings=settings, save_seconds=0.0)
+    mine: dict[str, Any] = {
+        "method": method, "settings": {"depth": 2, **SETTINGS.get(method, {})}, "optimizer": optimizer,
+    }  # fmt: skip
+    whole = train(plan(place, f"{method}-{optimizer}-whole", **mine))
+    broken = plan(place, f"{method}-{optimizer}-broken", save_seconds=0.0, **mine)
     advance = Run.advance
 
     def killed(self: Run, batches: Any) -> float:
@@ -146,7 +150,7 @@ def test_a_run_may_be_made_longer(place: Path) -> None:
     assert train(plan(place, "longer", steps=4)).steps == 4
     assert train(plan(place, "longer", steps=8)).steps == 8
     state = torch.load(place / "longer" / "state.pt", weights_only=True)
-    assert state["cool"] == (7, 1) and state["optimizer"]["param_groups"][0]["lr"] == 0.0
+    assert state["cool"] == (7, 1) and state["optimizers"][0]["param_groups"][0]["lr"] == 0.0
     timed = train(plan(place, "timed", steps=None, minutes=0.005))
     more = train(plan(place, "timed", steps=None, minutes=0.05))
     assert more.steps > timed.steps

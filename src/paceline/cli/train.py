@@ -83,6 +83,30 @@ def methods() -> None:
 
 
 @command
+def fit(
+    *,
+    target: Annotated[str, option("The model to draft for: a directory, or a hub id.", PANEL)],
+    milliseconds: Annotated[
+        float, option("Of a pass of the draft model over one row.", PANEL, show_default=True)
+    ] = 1.0,
+    layers: Annotated[int, option("At most so many.", PANEL, show_default=True)] = 8,
+) -> None:
+    """Choose the shape of a small draft model for a model's vocabulary, by measured times of its layers.
+
+    Measures matrices of several widths on this machine, as it is now, and prints the largest model whose pass over one
+    row fits the time: settings for paceline train fastdraft.
+    """
+    from paceline.model.checkpoint import read_config, resolve
+    from paceline.train.fastdraft import fit as fitted
+
+    if not 0 < milliseconds < float("inf") or layers < 1:
+        raise InputError(f"milliseconds is {milliseconds} and layers {layers}; give more than 0, and at least 1.")
+    made = fitted(read_config(resolve(target)).vocab, milliseconds / 1000, most=layers)
+    typer.echo(f"{made.parameters:,} weights, {1000 * made.seconds:.2f} ms a pass, by the times of its parts:")
+    typer.echo(" ".join(f"--set {key}={value}" for key, value in made.settings.items()))
+
+
+@command
 def drafter(
     method: Annotated[str, typer.Argument(metavar="METHOD", help="A name of paceline train list.")],
     *,
@@ -103,7 +127,8 @@ def drafter(
     length: Annotated[int, option("Most tokens of a text.", PANEL, show_default=True)] = 512,
     tokens: Annotated[int, option("Tokens of a batch.", PANEL, show_default=True)] = 1024,
     accumulate: Annotated[int, option("Batches of a step.", PANEL, show_default=True)] = 1,
-    lr: Annotated[float, option("Learning rate.", PANEL, show_default=True)] = 1e-3,
+    optimizer: Annotated[str, option("adamw, or muon: for matrices alone.", PANEL, show_default=True)] = "adamw",
+    lr: Annotated[float, option("Learning rate; Muon's is 20/3 of it.", PANEL, show_default=True)] = 1e-3,
     seed: Seed = 0,
     dtype: Annotated[str, option("Of the target, as it will serve.", PANEL, show_default=True)] = "bfloat16",
     cache: Annotated[Path | None, option("Keep answers and hidden states in this directory.", PANEL)] = None,
@@ -126,8 +151,8 @@ def drafter(
     plan = Plan(
         method=method, target=target, data=tuple(data), out=out, minutes=minutes, steps=steps,
         settings=settings(set or []), answers=answers, prompts=prompts, answer=answer, temperature=temperature,
-        length=length, tokens=tokens, accumulate=accumulate, lr=lr, seed=seed, dtype=dtype, cache=cache,
-        cache_bytes=parse_bytes(cache_size),
+        length=length, tokens=tokens, accumulate=accumulate, optimizer=optimizer, lr=lr, seed=seed, dtype=dtype,
+        cache=cache, cache_bytes=parse_bytes(cache_size),
     )  # fmt: skip
     with Bar() as bar:
         made = train(plan, bar.show)
@@ -159,6 +184,7 @@ MEASURED = 12
 COMMANDS: dict[str, tuple[Callable[..., Any], str]] = {
     DRAFTER: (drafter, "Example: paceline train medusa --target MODEL --data prompts.jsonl --out my-head --minutes 10"),
     "list": (methods, ""),
+    "fit": (fit, "Example: paceline train fit --target MODEL --milliseconds 0.5"),
     "workflow-order": (workflow_order, "Example: paceline train workflow-order --minutes 10 -o order.safetensors"),
     "jssp": (jssp, "Example: paceline train jssp --minutes 20 -o jssp.safetensors"),
 }

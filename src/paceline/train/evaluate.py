@@ -100,6 +100,16 @@ class Measured:
 
     tau: dict[str, float]
     same: dict[str, bool]
+    each: dict[str, list[tuple[int, int]]]
+    """Of each prompt, tokens behind the first and the passes that made them."""
+
+    def interval(self, drafter: str, draws: int = 1000) -> tuple[float, float]:
+        """Of tau, 95 %, by drawing the prompts anew."""
+        pairs = torch.tensor(self.each[drafter], dtype=torch.float64)
+        stream = torch.Generator().manual_seed(0)
+        sums = pairs[torch.randint(len(pairs), (draws, len(pairs)), generator=stream)].sum(1)
+        low, high = (sums[:, 0] / sums[:, 1].clamp(min=1)).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
+        return float(low), float(high)
 
 
 def engine_tau(
@@ -111,6 +121,7 @@ def engine_tau(
     from paceline import LLM, SamplingParams
 
     tau, same, plain = dict[str, float](), dict[str, bool](), None
+    each = dict[str, list[tuple[int, int]]]()
     with LLM(target, draft, nodes=nodes, dtype=dtype, length="fixed", drafter="none", max_requests=1) as llm:
         for drafter in ("none", *drafters):
             params = [
@@ -120,7 +131,8 @@ def engine_tau(
             outputs = llm.generate([list(s.ids[: s.start]) for s in samples], params, progress=False)
             texts = [output.token_ids for output in outputs]
             plain = texts if plain is None else plain
-            passes = sum(max(output.stats.passes - 1, 0) for output in outputs)
-            tau[drafter] = sum(len(text) - 1 for text in texts) / max(passes, 1)
+            each[drafter] = [(len(text) - 1, max(output.stats.passes - 1, 0)) for text, output in zip(texts, outputs)]
+            tokens, passes = (sum(column) for column in zip(*each[drafter]))
+            tau[drafter] = tokens / max(passes, 1)
             same[drafter] = texts == plain
-    return Measured(tau, same)
+    return Measured(tau, same, each)

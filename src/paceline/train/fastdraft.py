@@ -7,18 +7,21 @@ Three runs, each beginning with what the one before made (`--set draft=DIR`):
     2. continued           on texts and code               --as-given --data texts.jsonl --data code.jsonl
     3. alignment           on the target's own answers     --answers --data prompts.jsonl
 
-Plain cross entropy throughout. `fit` chooses the shape: at equal bytes a deep model is slower than a wide one.
+Plain cross entropy throughout. `fit` chooses the shape (`paceline train fit`): at equal bytes a deep model is slower
+than a wide one.
 """
 
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar
 
 import torch
 
 from paceline.core.errors import InputError
+from paceline.model.linear import Packing, choose
 from paceline.train import METHODS, Trains
 from paceline.train.student import DraftMethod
 
@@ -62,13 +65,19 @@ def weights(width: int, vocab: int) -> tuple[list[tuple[int, int]], tuple[int, i
     return [*layer, (ffn(width), width), (ffn(width), width), (width, ffn(width))], (vocab, width)
 
 
+@cache
+def packing() -> Packing:
+    return choose(torch.bfloat16, torch.device("cpu"))
+
+
 def measured(shape: tuple[int, int]) -> float:
-    """Seconds of one row through a bfloat16 matrix of this shape: the median of some."""
-    weight, row = torch.randn(shape, dtype=torch.bfloat16), torch.randn(1, shape[1], dtype=torch.bfloat16)
+    """Seconds of one row through a bfloat16 matrix of this shape, packed as it will serve: the median of some."""
+    linear = packing().pack(torch.randn(shape, dtype=torch.bfloat16), None)
+    row = torch.randn(1, shape[1], dtype=packing().compute)
     times = []
     for _ in range(15):
         start = time.perf_counter()
-        torch.nn.functional.linear(row, weight)
+        linear(row)
         times.append(time.perf_counter() - start)
     return statistics.median(times)
 

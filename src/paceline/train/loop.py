@@ -1,6 +1,6 @@
-"""The loop: batches, gradients, AdamW, checkpoints. One for every method.
+"""The loop: batches, gradients, steps, checkpoints. One for every method.
 
-A run lives in the directory `out`: `state.pt` (weights, optimizer, where it stands; written at least once a minute and
+A run lives in the directory `out`: `state.pt` (weights, optimizers, where it stands; written at least once a minute and
 at the end), `log.csv` (a line every few steps), `answers-*.jsonl` (what the target said), and at the end what
 `--draft` takes. A run that is started again there goes on where it was; one of `steps` steps ends with the same bits as
 if it had never been stopped: every step draws from a generator of its own seed, and texts come in an order of (seed,
@@ -25,6 +25,7 @@ from paceline.train.data import Sample, answered, given, read_lines
 from paceline.train.evaluate import Scores, evaluate
 from paceline.train.features import FeatureSource
 from paceline.train.method import Loss, Method
+from paceline.train.optimizers import NAMES, optimizers
 from paceline.train.target import Target
 
 STATE, LOG = "state.pt", "log.csv"
@@ -60,6 +61,8 @@ class Plan:
     """Tokens of a batch."""
     accumulate: int = 1
     """Batches of a step."""
+    optimizer: str = "adamw"
+    """Or `muon`: see train/optimizers.py."""
     lr: float = 1e-3
     weight_decay: float = 0.0
     warmup: int = 20
@@ -112,17 +115,9 @@ def train(plan: Plan, report: Callable[[Progress], None] = lambda now: None) -> 
     """Raises InputError, CheckpointError or RefusalError before anything is trained; InputError naming the batch where
     a loss is not finite."""
     check(plan)
-    make = METHODS.get(plan.method)
     plan.out.mkdir(parents=True, exist_ok=True)
-    target = Target(plan.target, plan.dtype)
-    torch.manual_seed(plan.seed)
-    method = make(target, plan.settings)
-    samples = texts(plan, target)
-    held = min(plan.held, max(1, len(samples) // 10))
-    method.see(samples[held:])
-    source = FeatureSource(target, samples, method.taps, plan.cache, plan.cache_bytes)
-    run = Run(plan, method, source, list(range(held, len(samples))))
-    run.restore()
+    run, held = opened(plan)
+    method, source, target = run.method, run.source, run.source.target
     run.go(report)
     scores = evaluate(method, source, list(range(held)))
     if scores is not None:
@@ -136,7 +131,22 @@ def train(plan: Plan, report: Callable[[Progress], None] = lambda now: None) -> 
         }
     method.module.eval()
     method.save(plan.out, facts)
-    return Trained(plan.out, run.step, run.tokens, run.seconds, scores, tuple(samples[:held]))
+    return Trained(plan.out, run.step, run.tokens, run.seconds, scores, tuple(source.samples[:held]))
+
+
+def opened(plan: Plan, target: Target | None = None) -> "tuple[Run, int]":
+    """The run of this plan where it stands, and how many of its texts, the first ones, are held out. `target`: the
+    plan's, where it is loaded already."""
+    target = target or Target(plan.target, plan.dtype)
+    torch.manual_seed(plan.seed)
+    method = METHODS.get(plan.method)(target, plan.settings)
+    samples = texts(plan, target)
+    held = min(plan.held, max(1, len(samples) // 10))
+    method.see(samples[held:])
+    source = FeatureSource(target, samples, method.taps, plan.cache, plan.cache_bytes)
+    run = Run(plan, method, source, list(range(held, len(samples))))
+    run.restore()
+    return run, held
 
 
 def check(plan: Plan) -> None:
@@ -148,6 +158,8 @@ def check(plan: Plan) -> None:
         if value is not None and not 0 < value < float("inf"):
             raise InputError(f"{name} is {value}, but it must be a positive number.")
     METHODS.card(plan.method)
+    if plan.optimizer not in NAMES:
+        raise InputError(f"optimizer is {plan.optimizer!r}, but it must be one of {', '.join(NAMES)}.")
     if plan.out.exists() and not plan.out.is_dir():
         raise InputError(f"out {plan.out} is a file; give a directory.")
 
@@ -181,9 +193,7 @@ class Run:
         self.weights = [weight for weight in method.module.parameters() if weight.requires_grad]
         if not self.weights:
             raise InputError(f"{plan.method} has no weights to train with these settings.")
-        self.optimizer = torch.optim.AdamW(
-            self.weights, lr=plan.lr, betas=(0.9, 0.95), weight_decay=plan.weight_decay, fused=True
-        )
+        self.optimizers = optimizers(plan.optimizer, method.module, plan.lr, plan.weight_decay)
         self.step = self.tokens = 0
         self.seconds, self.saved = 0.0, time.monotonic()
         self.cool: tuple[int, int] | None = None
@@ -277,9 +287,10 @@ class Run:
     def advance(self, batches: Sequence[Sequence[int]]) -> float:
         """One step; its loss."""
         total = 0.0
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.plan.lr * self.rate()
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer, lr in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr * self.rate()
+            optimizer.zero_grad(set_to_none=True)
         for names in batches:
             batch = self.source.batch(names)
             with lower():
@@ -295,7 +306,8 @@ class Run:
             self.tokens += int(batch.length.sum())
             self.recent = [*self.recent[1 - 4 * EVERY :], loss]
         torch.nn.utils.clip_grad_norm_(self.weights, self.plan.clip)
-        self.optimizer.step()
+        for optimizer, _ in self.optimizers:
+            optimizer.step()
         return total
 
     def progress(self) -> Progress:
@@ -329,7 +341,8 @@ class Run:
         torch.save(
             {
                 "plan": self.plan.key(), "step": self.step, "tokens": self.tokens, "seconds": self.seconds,
-                "cool": self.cool, "weights": trained, "optimizer": self.optimizer.state_dict(),
+                "cool": self.cool, "weights": trained,
+                "optimizers": [optimizer.state_dict() for optimizer, _ in self.optimizers],
             },
             part,
         )  # fmt: skip
@@ -360,7 +373,8 @@ class Run:
         if self.plan.minutes is not None and self.done() < 0.8:
             self.cool = None  # there is more time than when it was set
         self.method.module.load_state_dict(state["weights"], strict=False)
-        self.optimizer.load_state_dict(state["optimizer"])
+        for (optimizer, _), saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
         if (log := self.plan.out / LOG).is_file():  # without the lines of what is done again
             head, *lines = log.read_text(encoding="utf-8").splitlines()
             lines = [line for line in lines if int(line.split(",")[0]) <= self.step]

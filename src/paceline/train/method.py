@@ -4,13 +4,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import InputError
-from paceline.draft.head import Head, HeadFiles
+from paceline.draft.head import Head
 from paceline.draft.layers import Dense, Layer
 from paceline.model.blocks import Rotary
 from paceline.train.data import Sample
@@ -100,21 +100,11 @@ class HeadMethod(Method):
         made = self.head.config_type(**settled(self.head.config_type, settings, self.config(target), self.head.method))
         if made.depth < 1:
             raise InputError(f"depth is {made.depth}, but a head drafts at least one token.")
-        self.adopt(self.head(made))
+        self.module: Head = self.head(made)
+        self.taps = self.module.taps
+        rope = Layer.rope(made.head_dim or 2, made.theta)
+        self.rotary = Rotary(rope, torch.device("cpu"), torch.float32, made.max_len)
         self.started()
-
-    def adopt(self, module: Head) -> None:
-        """Train this head."""
-        self.module, self.taps, config = module, module.taps, module.config
-        rope = Layer.rope(config.head_dim or 2, config.theta)
-        self.rotary = Rotary(rope, torch.device("cpu"), torch.float32, config.max_len)
-
-    @classmethod
-    def of(cls, target: Target, path: Path) -> Self:
-        """The method with a head that was saved, to evaluate it or to go on with it."""
-        made = cls(target, {})
-        made.adopt(cls.head.restored(HeadFiles(path)))
-        return made
 
     def config(self, target: Target) -> dict[str, Any]:
         """Fields of the head's config that the target decides."""
