@@ -6,7 +6,7 @@ A state stands for all rows of a text up to one, and is named by the pool slot o
     any other slot               a *tip*: a text's latest row, or a candidate of the pass at work
 
 A pass begins each text with the state of the row before its first one, and never writes that. It leaves the states of
-its candidates (each from its own parent's), of its last given row, and at the ends of blocks, in the slots of those
+its candidates (each from its own parent's), of its last given rows, and at the ends of blocks, in the slots of those
 rows. To commit is then what it is for K/V: the accepted rows' slots are moved together, and the next pass begins behind
 them. To roll back is nothing. `keep` drops the tips that no text ends with.
 """
@@ -18,8 +18,13 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import InputError, IntegrityError
+from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.rows import Rows
 from paceline.model import pages
+
+LAST = MAX_CANDIDATES + 1
+"""Given rows whose states are left: a draft model's drafted tokens may be given ones, and of them any may be the last
+that is kept (draft/pearl.py)."""
 
 
 class Pool:
@@ -163,12 +168,15 @@ class States:
         begin, text, parent, kept = list[int | None](), list[int](), list[int](), list[int]()
         tables = rows.numbers[4 * count : 4 * count + len(rows.segments) * rows.width]
         for number, segment in enumerate(rows.segments):
-            begin.append(None if not segment.base else self.place(self._before(tables, number * rows.width, segment.base)))
+            before = self._before(tables, number * rows.width, segment.base) if segment.base else 0
+            begin.append(self.place(before) if segment.base else None)
             first = segment.start + segment.given
             for row in range(segment.start, first):
                 parent.append(row - 1 if row > segment.start else -1)
-                if row == first - 1 or self.is_end(slots[row]):
+                if row >= first - LAST or self.is_end(slots[row]):
                     kept.append(row)
+                else:
+                    self.drop(slots[row])
             for rank in range(segment.nodes):
                 above = (words[first + rank] & (1 << 64) - 1) & (1 << rank) - 1
                 root = first - 1 if segment.given else -1
