@@ -95,7 +95,7 @@ MORE: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
         "block_multiple_of": 8,
         "tie_word_embeddings": False,
-        "layer_types": ["conv", "full_attention", "conv"],
+        "full_attn_idxs": [1],
     },
 }
 """Families that the lossless matrix leaves out: their layers differ in data alone, or are PyTorch's."""

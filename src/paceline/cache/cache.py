@@ -98,7 +98,9 @@ class Cache:
         extra = (self.groups if groups is None else frozenset(groups)) - {TARGET}
         if not extra <= self.groups:
             raise IntegrityError(f"Groups {sorted(extra - self.groups)} are not among {sorted(self.groups)}.")
-        lease = Lease(self.pool, root_hash(extra_key), dict.fromkeys(sorted(extra), 0), layout=layout, states=self.states)
+        lease = Lease(
+            self.pool, root_hash(extra_key), dict.fromkeys(sorted(extra), 0), layout=layout, states=self.states
+        )
         self._match(lease, tokens)
         self._leases[lease] = None
         return lease

@@ -100,7 +100,9 @@ def footprint(spec: ModelSpec, form: Form, itemsize: int, stored: int, threads: 
     state = spec.state_width * (8 if itemsize == 8 else 4)
     weights = packed + layers * norms + norms + head + embedding
     fixed, row, *of_keys = native_scratch(spec, threads) if form.native else torch_scratch(spec, itemsize)
-    return Footprint(weights, loading, slot, UNIT if form.native else 1, spec.vocab, fixed, row, turned, *of_keys, state)
+    return Footprint(
+        weights, loading, slot, UNIT if form.native else 1, spec.vocab, fixed, row, turned, *of_keys, state
+    )
 
 
 def layer_matrices(spec: ModelSpec, layer: Layer) -> Iterator[tuple[int, int]]:

@@ -151,4 +151,6 @@ class ModelSpec:
     @property
     def state_width(self) -> int:
         """Numbers of the state of a text, all layers together."""
-        return sum((m.length - 1) * self.hidden for m in (layer.mixer for layer in self.layers) if isinstance(m, ShortConv))
+        return sum(
+            (m.length - 1) * self.hidden for m in (layer.mixer for layer in self.layers) if isinstance(m, ShortConv)
+        )
