@@ -104,9 +104,7 @@ def test_mutant_dies(mutant: Callable[[MonkeyPatch], None], drafter: str, monkey
 def test_lfm2(tmp_path: Path) -> None:
     """Real arithmetic, target and draft with states of their own, in a cache that shares prefixes."""
     target = tiny_checkpoint(tmp_path / "target", "lfm2", seed=1, layers=3)
-    draft = tiny_checkpoint(
-        tmp_path / "draft", "lfm2", seed=1, layers=3, layer_types=["conv", "full_attention", "conv"]
-    )
+    draft = tiny_checkpoint(tmp_path / "draft", "lfm2", seed=1, layers=3)
     llm = LLM(target, draft, dtype="float32", memory="100M", block_size=4, check=True, nodes=4)
     texts = dict[str, list[list[int]]]()
     prompts = ["one two three one two three one", "the cat sat on the mat and the cat sat", "a"]

@@ -147,8 +147,8 @@ class Cache:
 
     def graft(self, lease: Lease, other: Lease, start: int, stop: int) -> list[Move]:
         """Append the rows start .. stop of another lease, in the groups that have them and keep no state, which would
-        lack what was before them; the copies are the caller's to do, as after a commit. `lease.layout` says where they stand now. CapacityError, and nothing changed, without
-        room."""
+        lack what was before them; the copies are the caller's to do, as after a commit. `lease.layout` says where they
+        stand now. CapacityError, and nothing changed, without room."""
         here = self._mine(lease).length
         txn = self.begin(lease, stop - start, 0)
         moves = list(zip(self._mine(other).slots(start, stop), txn.slots, strict=True))

@@ -142,7 +142,8 @@ class SelfAttention:
 @dataclass(slots=True)
 class GatedConv:
     """A layer's mixer: of input projections B, C and x [T, hidden] each, C times a convolution of B x over the last
-    tokens of a row's path. inner: [T, hidden] -> [T, 3 * hidden]; `weight` [length, hidden], the oldest token's first."""
+    tokens of a row's path. inner: [T, hidden] -> [T, 3 * hidden]; `weight` [length, hidden],
+    the oldest token's first."""
 
     form: ShortConv
     index: int
