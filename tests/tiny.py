@@ -90,6 +90,13 @@ MORE: dict[str, dict[str, Any]] = {
         "head_dim": 16,
     },
     "olmoe": {"model_type": "olmoe", "num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2},
+    "lfm2": {
+        "model_type": "lfm2",
+        "num_key_value_heads": 2,
+        "block_multiple_of": 8,
+        "tie_word_embeddings": False,
+        "full_attn_idxs": [1],
+    },
 }
 """Families that the lossless matrix leaves out: their layers differ in data alone, or are PyTorch's."""
 

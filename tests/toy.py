@@ -16,6 +16,7 @@ from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.proposer import Continuation, Proposer, Turn
 from paceline.core.result import Round
 from paceline.core.rows import Drawn, Out, Rows, RowsBuilder
+from paceline.model.state import States
 from paceline.sample.filters import Warp, law
 from paceline.sample.noise import keys_tensor
 from paceline.sample.race import race, winners
@@ -243,3 +244,56 @@ class Toy:
         places = [(pool, s) for s in slots for pool in self.pool]
         for (pool, s), token in zip(places, array("q", packed), strict=True):
             pool[s] = token
+
+
+class RecurrentToy(Toy):
+    """The same logits, of which every second layer reads its context from a state: the number of its tokens and the
+    last ones, as numbers that are zeros before the first. So a text changes with a state of other rows, too."""
+
+    def __init__(self, logits: torch.Tensor, max_len: int = 64) -> None:
+        super().__init__(logits, max_len)
+        self.abilities = frozenset({"embed", "lend", "keys", "state"})
+        self.state_bytes = 2 * 8 * LAYERS // 2
+
+    def allocate(self, blocks: int, block_size: int) -> None:
+        super().allocate(blocks, block_size)
+        self.states = States(blocks, block_size, self.device)
+        for _ in range(LAYERS // 2):
+            self.states.add((2,), torch.float64)
+
+    def forward(self, rows: Rows) -> Out:
+        self.scan = self.states.scan(rows)
+        return super().forward(rows)
+
+    def layer(self, rows: Rows, layer: int, states: list[list[int]], skip: Any, fuzzy: bool) -> None:
+        if layer % 2 == 0:
+            super().layer(rows, layer, states, skip, fuzzy)
+            return
+        start, read = self.scan.start(layer // 2), list[torch.Tensor]()
+        for row, (text, parent) in enumerate(zip(self.scan.text, self.scan.parent)):
+            read.append(self.advanced(start[text] if parent < 0 else read[parent], states[row][0]))
+            phase, code = read[row].tolist()
+            states[row][1] = states[row][1] * BASE + 2 * (int(phase) * CODES + CODES - 1 - int(code) + 1)
+        self.scan.keep(layer // 2, torch.stack(read)[self.scan.kept])
+
+    @staticmethod
+    def advanced(state: torch.Tensor, token: int) -> torch.Tensor:
+        """The state after one more token."""
+        phase, code = state.tolist()
+        code = CODES - 1 - ((CODES - 1 - int(code)) * (VOCAB + 1) + min(token, VOCAB)) % CODES
+        return torch.tensor([(phase + 1) % PHASES, code], dtype=torch.float64)
+
+    def keep(self, slots: list[int]) -> None:
+        self.states.keep({*slots})
+
+    def move(self, source: list[int], target: list[int]) -> None:
+        super().move(source, target)
+        self.states.move(source, target)
+
+    def read(self, slots: list[int]) -> bytes:
+        return super().read(slots) + self.states.read(slots)
+
+    def write(self, slots: list[int], packed: bytes) -> None:
+        rows = len(slots) * 8 * LAYERS
+        super().write(slots, packed[:rows])
+        self.states.write(slots, packed[rows:])

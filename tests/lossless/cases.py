@@ -26,7 +26,7 @@ from paceline.sample.grammar import Grammars, vocabulary
 from paceline.sample.sampler import Sampler
 from paceline.schedule.policies import ORDERS, SCHEDULES
 from tests.tiny import letters
-from tests.toy import VOCAB, Toy, table
+from tests.toy import VOCAB, RecurrentToy, Toy, table
 
 EOS = 6
 MAX_LEN = 48
@@ -143,15 +143,21 @@ class Setting:
     group_size: int | None = None
     patience_ms: float = 0.0
     check: bool = True
+    recurrent: frozenset[str] = frozenset()
+    """Of target and draft those with recurrent layers."""
     clock: int = 0
     """Seed of the times that parts of a step seem to take: the planner's choice is arbitrary, and repeats."""
 
+    def made(self, name: str, logits: torch.Tensor) -> Toy:
+        """The model of this name."""
+        return (RecurrentToy if name in self.recurrent else Toy)(logits, MAX_LEN)
+
     def target(self) -> Toy:
-        return Toy(table(self.model_seed, self.sharpness), MAX_LEN)
+        return self.made("target", table(self.model_seed, self.sharpness))
 
     def engine(self, *, user: Any = toy_user) -> Engine:
         logits = table(self.model_seed, self.sharpness)
-        draft = Toy(logits + self.draft_noise * table(self.model_seed + 1, self.sharpness), MAX_LEN)
+        draft = self.made("draft", logits + self.draft_noise * table(self.model_seed + 1, self.sharpness))
         blocks = max(self.blocks, -(-MAX_LEN // self.block_size))
         config = EngineConfig(
             blocks=blocks, block_size=self.block_size, max_requests=self.max_requests,

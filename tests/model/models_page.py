@@ -25,7 +25,13 @@ layout, a GGUF file, `owner/name` or `owner/name:FILE.gguf` of the hub, or a nam
 
 A family is one entry of data in `model/families.py`; each is tested against transformers. *Native*: the native decoder
 computes its layers (bfloat16, `--quantize`); the others are computed by PyTorch, in every dtype but without
-`--quantize`. Encoders and recurrent models are refused by name.
+`--quantize`. Encoders are refused by name.
+
+Layers with a *state* (LFM2's short convolutions) keep one for each text and for each block of the cache, whose size
+counts in the memory budget: with a large state choose larger blocks (`--block-size`). Shared prefixes bring the state
+behind their last full block along; to rewind or fork a text goes back to the end of a block and computes the rest
+again. Drafters that run a part of the model's layers (`swift`, `early_exit`, `del`), and joins, are refused for such
+models.
 
 | model type | architecture | native | as GGUF | departs from llama by |
 |---|---|---|---|---|
@@ -71,6 +77,7 @@ def departures(family: Family) -> str:
     names, plain = family.names, Family("")
     said = {
         "a mixture of experts": family.experts,
+        "short convolutions with a state": family.conv,
         "biases": family.qkv_bias or family.out_bias or family.mlp_bias,
         "q/k norms": family.qk_norm,
         "over all heads": family.whole_norm,

@@ -41,9 +41,14 @@ class Cache:
         groups: Iterable[str] = (TARGET,),
         prefix: bool = True,
         eviction: Eviction | None = None,
+        states: Iterable[str] = (),
     ) -> None:
+        """`states`: those of `groups` that keep a state of each text, not only rows. It lies with each full block, so a
+        shared prefix brings it along; between the ends of blocks only a group's last row has one, and to rewind or fork
+        goes back to such an end."""
         self.pool = BlockPool(num_blocks, block_size, eviction, prefix=prefix)
         self.groups = frozenset((TARGET, *groups))
+        self.states = frozenset(states)
         self._leases: dict[Lease, None] = {}
 
     @property
@@ -93,7 +98,9 @@ class Cache:
         extra = (self.groups if groups is None else frozenset(groups)) - {TARGET}
         if not extra <= self.groups:
             raise IntegrityError(f"Groups {sorted(extra - self.groups)} are not among {sorted(self.groups)}.")
-        lease = Lease(self.pool, root_hash(extra_key), dict.fromkeys(sorted(extra), 0), layout=layout)
+        lease = Lease(
+            self.pool, root_hash(extra_key), dict.fromkeys(sorted(extra), 0), layout=layout, states=self.states
+        )
         self._match(lease, tokens)
         self._leases[lease] = None
         return lease
@@ -127,23 +134,27 @@ class Cache:
         full = self._mine(lease).length // self.block_size
         rows = full * self.block_size
         frontier = {group: min(value, rows) for group, value in lease.frontier.items()}
-        fork = Lease(self.pool, lease.root, frontier, lease.tokens[:rows], lease.blocks[:full], list(lease.hashes))
-        fork.layout = lease.layout
+        tokens, blocks, names = lease.tokens[:rows], lease.blocks[:full], list(lease.hashes)
+        fork = Lease(self.pool, lease.root, frontier, tokens, blocks, names, lease.layout, states=self.states)
         for block in fork.blocks:
             self.pool.acquire(block)
         self._leases[fork] = None
         return fork
 
+    def tips(self, group: str) -> list[int]:
+        """Pool slots of the group's last row in each text: the states that are needed beside those of full blocks."""
+        return [tip for lease in self._leases if (tip := lease.tip(group)) is not None]
+
     def graft(self, lease: Lease, other: Lease, start: int, stop: int) -> list[Move]:
-        """Append the rows start .. stop of another lease, in the groups that have them; the copies are the caller's to
-        do, as after a commit. `lease.layout` says where they stand now. CapacityError, and nothing changed, without
-        room."""
+        """Append the rows start .. stop of another lease, in the groups that have them and keep no state, which would
+        lack what was before them; the copies are the caller's to do, as after a commit. `lease.layout` says where they
+        stand now. CapacityError, and nothing changed, without room."""
         here = self._mine(lease).length
         txn = self.begin(lease, stop - start, 0)
         moves = list(zip(self._mine(other).slots(start, stop), txn.slots, strict=True))
         txn.commit([], other.tokens[start:stop])
         for group, frontier in lease.frontier.items():
-            if frontier == here:
+            if frontier == here and group not in self.states:
                 lease.frontier[group] = here + max(0, min(stop, other.frontier.get(group, 0)) - start)
         lease.seal()
         return moves

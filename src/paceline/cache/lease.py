@@ -41,6 +41,9 @@ class Lease:
     """Names of the sealed blocks: the hash chain's state."""
     layout: joined.Layout = ()
     """Where the tokens stand: the request's."""
+    states: frozenset[str] = frozenset()
+    """Groups that keep a state of the text: it is known behind full blocks and behind the group's last row alone, so
+    the group can only be cut there."""
     txn: "Txn | None" = None
     """The open one."""
 
@@ -75,6 +78,11 @@ class Lease:
         size, blocks = self.pool.block_size, self.blocks
         return [blocks[p // size] * size + p % size for p in range(start, stop)]
 
+    def tip(self, group: str) -> int | None:
+        """Pool slot of a group's last row, None where it has none."""
+        length = self.length if group == TARGET else self.frontier.get(group, 0)
+        return self.slot(length - 1) if length else None
+
     def trim(self) -> None:
         """Give back the blocks beyond what committed and reserved rows need, the last one first."""
         keep = self.pool.blocks_for(self.length + self.reserved)
@@ -98,15 +106,17 @@ class Lease:
         return chain_hash(parent, self.tokens[start:stop], joined.named(self.layout, start, stop))
 
     def cut(self, length: int) -> int:
-        """Forget committed rows from `length` on, or from the start of the immutable block it falls into; return the
-        length kept."""
+        """Forget committed rows from `length` on, or from the start of the block it falls into, where that is immutable
+        or the target has a state; return the length kept."""
         size = self.pool.block_size
-        if length < self.length and length % size and self.pool.immutable(self.blocks[length // size]):
+        inside = length < self.length and length % size
+        if inside and (TARGET in self.states or self.pool.immutable(self.blocks[length // size])):
             length -= length % size
         del self.tokens[length:]
         del self.hashes[length // size :]
         for group, frontier in self.frontier.items():
-            self.frontier[group] = min(frontier, length)
+            if frontier > length:
+                self.frontier[group] = length - (length % size if group in self.states else 0)
         self.trim()
         return length
 

@@ -114,7 +114,7 @@ def describe(facts: "Facts", text: Any, engine: EngineArgs) -> dict[str, Any]:
         "family": spec.family,
         **{n: getattr(spec, n) for n in ("hidden", "heads", "kv_heads", "head_dim", "ffn")},
         "layers": len(spec.layers),
-        "sliding_windows": sorted({layer.mixer.window for layer in spec.layers if layer.mixer.window}),
+        "sliding_windows": sorted({mixer.window for mixer in spec.attentions if mixer.window}),
         "vocabulary": spec.vocab,
         "tied_embeddings": spec.tied,
         "context": spec.max_len,

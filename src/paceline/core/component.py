@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 TARGET, DRAFT = "target", "draft"
 """Names of the components that an engine has always, and of a small model of the same vocabulary."""
-Ability = Literal["run", "chain", "tree", "program", "exit", "embed", "lend", "keys", "join"]
+Ability = Literal["run", "chain", "tree", "program", "exit", "embed", "lend", "keys", "join", "state"]
 
 
 class Component(Protocol):
@@ -33,7 +33,7 @@ class Component(Protocol):
     """What it can do beside the protocol: `run` (`Runs`), `chain` and `tree` (whole drafts in one call), `program`
     (`Rows.program`: sets of layers, early exits), `exit` (it was trained for them), `embed` (`Embeds`), `lend`
     (`Lends`), `keys` (`Keys`), `join` (rows whose position is not their place, and that do not see all before
-    them)."""
+    them), `state` (`Keeps`)."""
 
     def allocate(self, blocks: int, block_size: int) -> None:
         """Make the K/V pool; called once, before anything is computed."""
@@ -46,6 +46,11 @@ class Component(Protocol):
 
     def write(self, slots: list[int], packed: bytes) -> None:
         """Put what `read` gave into these slots. InputError when the bytes are not of so many slots."""
+
+
+def keeps_rows(component: Component) -> bool:
+    """Does it keep anything for the rows of a text, and so need a group in the cache?"""
+    return component.kv_bytes_per_token > 0 or "state" in component.abilities
 
 
 class Rowless:
@@ -106,6 +111,17 @@ class Lends(Protocol):
     def lend(self, table: "Tensor") -> int:
         """Take the rows of `table` [m, H], which enter the first layer as they are; the id of the first. The same
         table is taken once. Only probes may have these ids (`Forest.check`)."""
+
+
+class Keeps(Component, Protocol):
+    """A component with recurrent layers: beside K/V, a state for all rows up to one, under the slot of that row. There
+    is one behind each full block, behind the latest row of each text, and behind the candidates of the pass at work."""
+
+    state_bytes: int
+    """Bytes of the state of one text."""
+
+    def keep(self, slots: "list[int]") -> None:
+        """Drop every state but those behind full blocks and behind the rows in these slots."""
 
 
 class Keys(Protocol):

@@ -21,8 +21,9 @@ from paceline.core.rows import Out, Rows, RowsBuilder
 from paceline.draft import Ask, Host, View
 from paceline.draft.dyspec import DySpec
 from paceline.draft.tree import Tree
+from paceline.model import pages
 from paceline.model.blocks import Rotary
-from paceline.model.decoder import unpacked, zeros
+from paceline.model.decoder import unpacked
 from paceline.model.spec import Attention, Dense, Layer, ModelSpec, Rope
 
 
@@ -87,7 +88,7 @@ class FeatureHead:
         self.spec, self.taps, self.width, self.vocab_size = spec, tuple(taps), width, vocab
         self.max_len, self.dtype = spec.max_len, dtype
         self.weight_bytes = numbers * dtype.itemsize
-        self.rotary = Rotary(spec.layers[0].mixer.rope, self.device, torch.float32, spec.max_len + 64)
+        self.rotary = Rotary(spec.layers[0].attention.rope, self.device, torch.float32, spec.max_len + 64)
         self.kv_bytes_per_token = (spec.kv_width + spec.hidden) * self.dtype.itemsize
         self.target: Embeds | None = None
         """Whose embedding and head it shares; the drafter sets it."""
@@ -95,11 +96,11 @@ class FeatureHead:
     def allocate(self, blocks: int, block_size: int) -> None:
         spec = self.spec
         shape = (len(spec.layers), 2, spec.kv_heads, blocks, block_size, spec.head_dim)
-        pool = zeros(shape, self.dtype, self.device)
+        pool = pages.tensor(shape, self.dtype, self.device)
         self.attend = Headless(
-            pool, [layer.mixer.window for layer in spec.layers], spec.heads, spec.attention_scale, None
+            pool, [layer.attention.window for layer in spec.layers], spec.heads, spec.attention_scale, None
         )
-        self.features = zeros((blocks * block_size, spec.hidden), self.dtype, self.device)
+        self.features = pages.tensor((blocks * block_size, spec.hidden), self.dtype, self.device)
 
     def move(self, source: list[int], target: list[int]) -> None:
         if source:

@@ -37,8 +37,9 @@ from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.registry import Need, Registry
 from paceline.draft import released
 from paceline.draft.layers import Layer, PackedLinear, Paged
+from paceline.model import pages
 from paceline.model.blocks import Rotary
-from paceline.model.decoder import unpacked, zeros
+from paceline.model.decoder import unpacked
 from paceline.model.footprint import Footprint
 from paceline.model.linear import Packing
 
@@ -423,7 +424,7 @@ class Head(nn.Module):
         if not self.kv_layers:
             return
         c, cpu = self.config, torch.device("cpu")
-        pool = zeros((self.kv_layers, 2, c.kv_heads, blocks, block_size, c.head_dim), self.kv_dtype, cpu)
+        pool = pages.tensor((self.kv_layers, 2, c.kv_heads, blocks, block_size, c.head_dim), self.kv_dtype, cpu)
         make = quickest(cpu, self.kv_dtype)
         self.attend = make(pool, [None] * self.kv_layers, c.heads, c.head_dim**-0.5, None)
         self.rotary = Rotary(Layer.rope(c.head_dim, c.theta), cpu, torch.float32, c.max_len + MAX_CANDIDATES)

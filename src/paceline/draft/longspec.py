@@ -86,7 +86,9 @@ class LongSpec(Rowless):
         self.config, self.spec, self.compute = config, layer_spec(NAME, config), packing.compute
         self.width, self.vocab_size, self.max_len = config.width, config.vocab, config.max_len
         self.weight_bytes = sum(weights[name].numel() for name in sizes(config)) * packing.dtype.itemsize
-        self.rotary = Rotary(self.spec.layers[0].mixer.rope, torch.device("cpu"), torch.float32, config.max_len + 64)
+        self.rotary = Rotary(
+            self.spec.layers[0].attention.rope, torch.device("cpu"), torch.float32, config.max_len + 64
+        )
 
         def linear(*names: str) -> Linear:
             joined = torch.cat([weights[f"{name}.weight"] for name in names])

@@ -150,6 +150,8 @@ def passes(engine: Engine, end: float) -> Iterator[tuple[Work, float]]:
     if engine.model.max_len > LONG + 64:
         kinds += [(1, 1, LONG), (1, 16, LONG), (1, min(256, most), LONG), (min(4, few), 1, LONG)]
     for requests, rows, context in sorted(kinds, key=lambda kind: kind[0] * kind[1]):
+        if engine.cache.states:  # of rows that nobody computed there is a state behind full blocks alone
+            context = engine.cache.blocks_for(context) * engine.config.block_size
         if engine.cache.blocks_for(context + rows) * requests > engine.cache.room() or requests * rows > most:
             continue
         leases = [engine.cache.open([]) for _ in range(requests)]

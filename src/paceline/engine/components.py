@@ -2,10 +2,11 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
+from paceline.cache.cache import Cache
 from paceline.cache.txn import Move
-from paceline.core.component import Component, Model
+from paceline.core.component import Component, Keeps, Model
 from paceline.core.errors import InputError
 from paceline.sample.grammar import Grammars, vocabulary
 
@@ -36,6 +37,17 @@ def check_component(name: str, component: Component, model: Model) -> None:
             f"Component {name!r} reads hidden states of {component.width} numbers, but the target's have "
             f"{model.width}; use one that was made for this model."
         )
+
+
+def stateful(components: Mapping[str, Component]) -> dict[str, Keeps]:
+    """Those with recurrent layers."""
+    return {name: cast(Keeps, it) for name, it in components.items() if "state" in it.abilities}
+
+
+def keep(components: Mapping[str, Component], cache: Cache) -> None:
+    """Drop the states that no text goes on from: of rejected rows, and of requests that are gone."""
+    for name, component in stateful(components).items():
+        component.keep(cache.tips(name))
 
 
 def move(components: Mapping[str, Component], moves: Sequence[Move]) -> None:

@@ -44,11 +44,16 @@ class Desk:
         """Requests that wait for their branches: neither waiting for a lease nor running."""
 
     @classmethod
-    def of(cls, config: "EngineConfig", table: DrafterTable, groups: Iterable[str]) -> "Desk":
-        """As an engine of this configuration has it; `groups` are those beside the target's."""
+    def of(
+        cls, config: "EngineConfig", table: DrafterTable, groups: Iterable[str], states: Iterable[str] = ()
+    ) -> "Desk":
+        """As an engine of this configuration has it; `groups` are those beside the target's, `states` those of all
+        that keep a state of each text."""
         table.policy.patience = min(config.patience_ms, config.tbt_target_ms or config.patience_ms) / 1e3
         forget = policy(config.eviction)(config.blocks)
-        cache = Cache(config.blocks, config.block_size, groups=groups, prefix=config.prefix_cache, eviction=forget)
+        cache = Cache(
+            config.blocks, config.block_size, groups=groups, prefix=config.prefix_cache, eviction=forget, states=states
+        )
         planner = Planner(table.policy, config.row_budget, taps=table.taps, further=table.further)
         schedule = policies.policy(
             config.schedule,

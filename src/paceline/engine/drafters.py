@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.cache.cache import Cache
 from paceline.cache.txn import Txn
-from paceline.core.component import TARGET, Model
+from paceline.core.component import TARGET, Model, keeps_rows
 from paceline.core.errors import InputError, RefusalError
 from paceline.core.forest import NO_ROW, Forest, join
 from paceline.core.plan import Item, Note, Plan
@@ -105,7 +105,7 @@ class DrafterPool:
         if len(self.cards) >= MOST_DRAFTERS:
             raise InputError(f"Drafter {name[:80]!r} would be one of too many combinations; use one used before.")
         components = self.host.components
-        if card.group is not None and not components[card.group].kv_bytes_per_token:
+        if card.group is not None and not keeps_rows(components[card.group]):
             card = replace(card, group=None)  # a head of this format that keeps nothing
         self.cards[name] = card
         mine = [components[need.name] for need in card.needs if need.name in components]

@@ -6,7 +6,7 @@ from typing import Any
 
 from paceline.cache.cache import Cache
 from paceline.cache.txn import Txn
-from paceline.core.component import TARGET, Component, Model
+from paceline.core.component import TARGET, Component, Model, keeps_rows
 from paceline.core.errors import InputError, IntegrityError
 from paceline.core.operations import Abort, Operation, Submit
 from paceline.core.params import SamplingParams
@@ -14,7 +14,7 @@ from paceline.core.plan import Note, Plan
 from paceline.core.request import Request
 from paceline.core.result import Result
 from paceline.draft import SCRATCH, Host, UserFn
-from paceline.engine.components import check_component, move, reading
+from paceline.engine.components import check_component, keep, move, reading, stateful
 from paceline.engine.compute import Compute, Computed
 from paceline.engine.config import EngineConfig, Timer
 from paceline.engine.desk import Desk
@@ -63,10 +63,10 @@ class Engine:
         for name, component in self.components.items():
             check_component(name, component, model)
             component.allocate(config.blocks + (scratch if name == TARGET else 0), config.block_size)
-        groups = [n for n, it in self.components.items() if it.kv_bytes_per_token and n != TARGET]
+        groups = [n for n, it in self.components.items() if keeps_rows(it) and n != TARGET]
         self.table = DrafterTable(config.length, times or StepTimes(), config.cheap_rows, config.row_cost)
         self.table.verifier_taps = {name: card.taps for name, card in VERIFIERS.items() if card.taps}
-        self.desk = Desk.of(config, self.table, groups)
+        self.desk = Desk.of(config, self.table, groups, stateful(self.components))
         sampler = Sampler(model.vocab_size, *reading(tokenizer, model.vocab_size, eos))
         spare, chunk = range(config.blocks, config.blocks + scratch), min(512, config.row_budget)
         host = Host(sampler, model.vocab_size, self.components, callable, chunk, spare, config.remember)
@@ -142,6 +142,7 @@ class Engine:
         txns = list[Txn]()
         try:
             txns += self.desk.begin(plan)
+            keep(self.components, self.cache)
             drafts = self.drafters.draft(plan, txns)
             computed = self._compute(plan, txns, drafts)
         except BaseException:

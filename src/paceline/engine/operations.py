@@ -12,7 +12,7 @@ from paceline.core.operations import Abort, Branch, Close, Extend, Fork, Join, P
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.engine.branches import Family
-from paceline.engine.components import move
+from paceline.engine.components import move, stateful
 from paceline.engine.desk import Desk, lease_of
 from paceline.engine.drafters import DrafterPool
 from paceline.engine.packing import pack, unpack
@@ -201,7 +201,7 @@ class Operations:
             rows = lease.sealed * lease.pool.block_size
             slots = lease.slots(0, rows)
             kv = {group: self.components[group].read(slots) for group in sorted(lease.groups)} if rows else {}
-        packed = pack(request, rows, kv, self.components)
+        packed = pack(request, rows, kv, self.components, self.desk.cache.block_size)
         self.drafters.recorder.operated(operation)
         self._leave(request)
         return packed
@@ -219,7 +219,9 @@ class Operations:
         self.session.check_prompt(request.prompt)
         self.session.admit([request])
         groups = tuple(group for group in packed.kv if group in self.components)
-        txn = self.desk.adopt(request.tokens[: packed.rows], groups, packed.layout)
+        alike = packed.block == self.desk.cache.block_size or not stateful(self.components)
+        rows = packed.rows if alike else 0  # else no state lies behind our blocks: the rows are computed again
+        txn = self.desk.adopt(request.tokens[:rows], groups, packed.layout)
         if txn is not None:
             for group in groups:
                 self.components[group].write(txn.slots, packed.kv[group])

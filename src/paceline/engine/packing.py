@@ -14,8 +14,9 @@ from paceline.core.grammar import Grammar
 from paceline.core.joined import Layout, Stretch
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
+from paceline.engine.components import stateful
 
-MAGIC = b"PACELN\x00\x02"
+MAGIC = b"PACELN\x00\x03"
 """The last byte is the format's version."""
 KEPT = (
     "prompt", "output", "seed", "lineage", "offset", "drafter", "verifier", "max_tokens", "key", "round", "branches",
@@ -33,9 +34,13 @@ class Packed:
     rows: int
     layout: Layout
     kv: dict[str, bytes]
+    block: int
+    """Tokens of a block there: states are those behind such blocks."""
 
 
-def pack(request: Request, rows: int, kv: Mapping[str, bytes], components: Mapping[str, Component]) -> bytes:
+def pack(
+    request: Request, rows: int, kv: Mapping[str, bytes], components: Mapping[str, Component], block: int
+) -> bytes:
     """RefusalError for a request with processors, which are functions of this process."""
     if request.params.processors:
         raise RefusalError("A request with processors cannot be parked: they are functions of this process.")
@@ -44,6 +49,7 @@ def pack(request: Request, rows: int, kv: Mapping[str, bytes], components: Mappi
         "request": {name: getattr(request, name) for name in KEPT},
         "params": asdict(request.params),
         "rows": rows,
+        "block": block,
         "layout": request.layout,
         "kv": {group: len(part) for group, part in kv.items()},
     }
@@ -69,7 +75,7 @@ def unpack(packed: bytes, components: Mapping[str, Component]) -> Packed:
             if len(kv[group]) != size:
                 raise InputError("The parked request ends early; its bytes were cut.")
         layout = tuple(Stretch(*frozen(each)) for each in header["layout"])
-        made = Packed(header["request"], params, header["rows"], layout, kv)
+        made = Packed(header["request"], params, header["rows"], layout, kv, header["block"])
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"The parked request cannot be read ({error}).") from None
     if header["model"] != model_of(components):
@@ -82,7 +88,8 @@ def unpack(packed: bytes, components: Mapping[str, Component]) -> Packed:
 def model_of(components: Mapping[str, Component]) -> list[Any]:
     """What must be alike in two engines: sizes of the target, which its K/V depends on."""
     target = components["target"]
-    return [target.vocab_size, target.width, target.kv_bytes_per_token, target.weight_bytes]
+    states = {name: it.state_bytes for name, it in stateful(components).items()}
+    return [target.vocab_size, target.width, target.kv_bytes_per_token, target.weight_bytes, states]
 
 
 def tuples(params: Mapping[str, Any]) -> dict[str, Any]:

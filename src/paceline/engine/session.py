@@ -11,6 +11,7 @@ from paceline.core.params import SamplingParams
 from paceline.core.plan import Item
 from paceline.core.request import Request
 from paceline.core.result import Result
+from paceline.engine.components import stateful
 from paceline.engine.config import EngineConfig
 from paceline.engine.detokenize import Detokenizer
 from paceline.engine.drafters import DrafterPool
@@ -187,13 +188,14 @@ class Session:
             )
         most = self.cache.blocks_for(prompt + output)
         if most > self.config.blocks:
-            per_block = self.config.block_size * bytes_per_token(self.drafters.host.components)
+            per_block = block_bytes(self.drafters.host.components, self.config.block_size)
             raise CapacityError(
                 f"The request can grow to {prompt + output} tokens, which needs {most * per_block:,} bytes of K/V "
                 f"cache, but the budget is {self.config.blocks * per_block:,}; lower max_tokens or raise memory."
             )
 
 
-def bytes_per_token(components: Mapping[str, Component]) -> int:
-    """Bytes of cache of one token, all components together."""
-    return sum(it.kv_bytes_per_token for it in components.values())
+def block_bytes(components: Mapping[str, Component], size: int) -> int:
+    """Bytes of a block of so many tokens, all components together: K/V, and the state behind it."""
+    states = sum(it.state_bytes for it in stateful(components).values())
+    return size * sum(it.kv_bytes_per_token for it in components.values()) + states

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from paceline.attend import Attend
 from paceline.model.linear import Linear
-from paceline.model.spec import Activation, Experts, ModelSpec, Rope
+from paceline.model.spec import Activation, Experts, ModelSpec, Rope, ShortConv
+from paceline.model.state import Scan
 
 Turn = tuple[Tensor, Tensor]
 """cos and signed sin of one pass's positions, [T, 1, rotated] each."""
@@ -141,6 +142,39 @@ class SelfAttention:
 
 
 @dataclass(slots=True)
+class GatedConv:
+    """A layer's mixer: of input projections B, C and x [T, hidden] each, C times a convolution of B x over the last
+    tokens of a row's path. inner: [T, hidden] -> [T, 3 * hidden]; `weight` [length, hidden],
+    the oldest token's first."""
+
+    form: ShortConv
+    index: int
+    """Its number among the recurrent layers."""
+    inner: Linear
+    weight: Tensor
+    bias: Tensor | None
+    out: Linear
+
+    def __call__(self, x: Tensor, scan: Scan) -> Tensor:
+        before, gate, own = self.inner(x).chunk(3, -1)
+        inputs = before * own
+        return self.out(gate * convolve(scan, self.index, self.weight, self.bias, inputs))
+
+
+def convolve(scan: Scan, index: int, weight: Tensor, bias: Tensor | None, inputs: Tensor) -> Tensor:
+    """A causal convolution of each channel of inputs [T, n] along every row's own path; weight [length, n], bias [n].
+    The state is the last length - 1 inputs."""
+    length, width = weight.shape
+    window = scan.window(length)
+    past = torch.cat((scan.start(index).to(inputs.dtype).view(-1, width), inputs))
+    y = torch.zeros_like(inputs) if bias is None else bias.expand_as(inputs).to(inputs.dtype)
+    for number, part in enumerate(weight.to(inputs.dtype)):
+        y = y.addcmul(past.index_select(0, window[:, number]), part)
+    scan.keep(index, past[window[scan.kept, 1:]])
+    return y
+
+
+@dataclass(slots=True)
 class FeedForward:
     """A dense feed-forward part. gate_up: [T, hidden] -> [T, 2 * width], or [T, width] where it is not gated."""
 
@@ -188,18 +222,26 @@ class Block:
 
     spec: ModelSpec
     attention_norm: Norm | None
-    mixer: SelfAttention
+    mixer: SelfAttention | GatedConv
     attention_post_norm: Norm | None
     ffn_norm: Norm | None
     ffn: FeedForward | Mixture
     ffn_post_norm: Norm | None
 
-    def attend(self, x: Tensor, entry: Tensor | None, turn: Turn, attend: Attend) -> Tensor | None:
-        """Add the attention's contribution to the residual stream x [T, hidden], in place. It reads `entry`, if there
-        is one, not x. What the feed-forward part is to read, where that is not the stream."""
+    def attend(
+        self, x: Tensor, entry: Tensor | None, turn: Turn | None, attend: Attend, scan: Scan | None = None
+    ) -> Tensor | None:
+        """Add the mixer's contribution to the residual stream x [T, hidden], in place. It reads `entry`, if there
+        is one, not x. `turn`: of attention, `scan`: of a recurrent mixer. What the feed-forward part is to read, where
+        that is not the stream."""
         stream = x if entry is None else entry
         normed = stream if self.attention_norm is None else self.attention_norm(stream)
-        y = self.mixer(normed, turn, attend)
+        if isinstance(self.mixer, SelfAttention):
+            assert turn is not None
+            y = self.mixer(normed, turn, attend)
+        else:
+            assert scan is not None
+            y = self.mixer(normed, scan)
         self.contribute(x, y if self.attention_post_norm is None else self.attention_post_norm(y))
         return normed if self.spec.parallel else None
 

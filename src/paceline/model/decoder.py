@@ -18,7 +18,8 @@ from paceline.model.blocks import Block, Norm, Rotary
 from paceline.model.grouped import looked_up
 from paceline.model.linear import Linear, Packing
 from paceline.model.packed import Packed
-from paceline.model.spec import ModelSpec
+from paceline.model.spec import Attention, ModelSpec, ShortConv
+from paceline.model.state import States
 
 ENDS = ("pre_norm", "post_norm")
 """Hidden states before and behind the final norm."""
@@ -47,26 +48,28 @@ class Decoder:
         self.vocab_size, self.max_len, self.width = spec.vocab, spec.max_len, spec.hidden
         self.taps: tuple[str, ...] = ()
         self.places = frozenset({*(f"input:{i}" for i in range(len(spec.layers))), *ENDS})
-        self.abilities = frozenset[Ability]({"program", "embed", "lend", "keys"})
-        if all(layer.mixer.window is None or layer.mixer.window >= spec.max_len for layer in spec.layers):
-            self.abilities |= {"join"}  # windows are cut by place
-        if spec.early_exit:
-            self.abilities |= {"exit"}
+        self.abilities = abilities(spec)
         self.kv_bytes_per_token = kv_bytes(spec, packing)
+        self.state_bytes = spec.state_width * self.compute.itemsize
         self.weight_bytes = weights.bytes
         self._lent: list[Tensor] = []
         self.exact = torch.float64 if self.dtype == torch.float64 else torch.float32
         # gemma rounds the factor to the weights' dtype before it multiplies
         self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=self.dtype).item()
-        ropes = list(dict.fromkeys(layer.mixer.rope for layer in spec.layers))
+        ropes = list(dict.fromkeys(mixer.rope for mixer in spec.attentions))
         self.rotaries = [Rotary(rope, self.device, self.compute, spec.max_len + MAX_CANDIDATES) for rope in ropes]
-        self.rotary_of = [ropes.index(layer.mixer.rope) for layer in spec.layers]
+        mixers = [layer.mixer for layer in spec.layers]
+        self.rotary_of = [ropes.index(it.rope) if isinstance(it, Attention) else -1 for it in mixers]
 
     def allocate(self, blocks: int, block_size: int) -> None:
         spec = self.spec
-        shape = (len(spec.layers), 2, spec.kv_heads, blocks, block_size, spec.head_dim)
-        pool = zeros(shape, self.dtype, self.device)
-        windows = [layer.mixer.window for layer in spec.layers]
+        windows = [mixer.window for mixer in spec.attentions]
+        shape = (len(windows), 2, spec.kv_heads, blocks, block_size, spec.head_dim)
+        pool = pages.tensor(shape, self.dtype, self.device)
+        self.states = States(blocks, block_size, self.device)
+        for layer in spec.layers:
+            if isinstance(layer.mixer, ShortConv):
+                self.states.add((layer.mixer.length - 1, spec.hidden), self.compute)
         self.attend = self.attend_type(pool, windows, spec.heads, spec.attention_scale, spec.attention_softcap)
 
     @torch.inference_mode()
@@ -75,15 +78,25 @@ class Decoder:
             slots = self.attend.slots
             where = torch.tensor([source, target], device=self.device)
             slots.index_copy_(3, where[1], slots.index_select(3, where[0]))
+            if self.spec.recurrent:
+                self.states.move(source, target)
+
+    def keep(self, slots: list[int]) -> None:
+        self.states.keep({*slots})
 
     def read(self, slots: list[int]) -> bytes:
         at = torch.tensor(slots, device=self.device, dtype=torch.int64)
-        return self.attend.slots.index_select(3, at).cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        kv = self.attend.slots.index_select(3, at).cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        return kv + self.states.read(slots) if self.spec.recurrent else kv
 
     @torch.inference_mode()
     def write(self, slots: list[int], packed: bytes) -> None:
         pool = self.attend.slots
         shape = (*pool.shape[:3], len(slots), *pool.shape[4:])
+        if self.spec.recurrent:
+            states = max(0, len(packed) - self.states.bytes(slots))
+            self.states.write(slots, packed[states:])
+            packed = packed[:states]
         pool.index_copy_(
             3,
             torch.tensor(slots, device=self.device, dtype=torch.int64),
@@ -115,14 +128,15 @@ class Decoder:
         self.attend.prepare(rows)
         reach = max(s.base + s.rows for s in rows.segments)
         turns = [rotary(rows.position, reach) for rotary in self.rotaries]
+        scan = self.states.scan(rows) if self.spec.recurrent else None
         for group in program.order(len(self.spec.layers)):
             entry = x.clone() if len(group) > 1 else None
             for index in group:
                 if f"input:{index}" in rows.taps:
                     taps[f"input:{index}"] = x.clone()
-                block, turn, normed = self.weights.blocks[index], turns[self.rotary_of[index]], None
+                block, rotary, normed = self.weights.blocks[index], self.rotary_of[index], None
                 if (index, "attention") not in program.skip:
-                    normed = block.attend(x, entry, turn, self.attend)
+                    normed = block.attend(x, entry, None if rotary < 0 else turns[rotary], self.attend, scan)
                 if (index, "ffn") not in program.skip:
                     block.feed(x, normed)
         if not program.head:
@@ -189,6 +203,22 @@ class Decoder:
         return f"{self.spec.family}, {self.packing.describe()}, on {self.device}"
 
 
+def abilities(spec: ModelSpec) -> frozenset[Ability]:
+    """What a decoder of these layers can do beside the protocol."""
+    found: set[Ability] = {"embed", "lend"}
+    if spec.recurrent:
+        found |= {"state"}  # a pass that leaves layers out, or goes on from one that was not kept, has no state
+    else:
+        found |= {"program"}
+        if all(mixer.window is None or mixer.window >= spec.max_len for mixer in spec.attentions):
+            found |= {"join"}  # windows are cut by place
+        if spec.early_exit:
+            found |= {"exit"}
+    if isinstance(spec.layers[-1].mixer, Attention):
+        found |= {"keys"}
+    return frozenset(found)
+
+
 def kv_bytes(spec: ModelSpec, packing: Packing) -> int:
     """Of one token, without padding."""
     each = 17 / 16 if packing.kv == "int8" else packing.dtype.itemsize
@@ -201,11 +231,3 @@ def unpacked(packed: bytes, shape: tuple[int, ...], dtype: torch.dtype) -> Tenso
     if len(packed) != need:
         raise InputError(f"The packed K/V has {len(packed)} bytes, but {need} are expected: it is another model's.")
     return torch.frombuffer(bytearray(packed), dtype=dtype).view(shape) if need else torch.empty(shape, dtype=dtype)
-
-
-def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros, not garbage: a masked key has weight 0, and 0 times a stray NaN would be NaN. On a CPU memory is taken as
-    blocks are first used, not all of the budget at start."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    return pages.zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)

@@ -11,7 +11,7 @@ from typing import Any
 from paceline.core.errors import CheckpointError
 from paceline.model.quantised import scheme_of
 from paceline.model.rope import rope
-from paceline.model.spec import Activation, Attention, Dense, Experts, Layer, ModelSpec, Rope
+from paceline.model.spec import Activation, Attention, Dense, Experts, Layer, Mixer, ModelSpec, Rope, ShortConv
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -51,6 +51,10 @@ class Names:
     expert_down: str = "down_proj"
     shared: str = "mlp.shared_expert."
     shared_gate: str = "mlp.shared_expert_gate"
+    conv: str = "conv.conv"
+    """Of a gated short convolution: its kernel, and the projections before and behind it."""
+    conv_in: str = "conv.in_proj"
+    conv_out: str = "conv.out_proj"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ class Family:
     architecture: str
     names: Names = Names()
     activation: str = "hidden_act"
+    """The config field, or the activation itself where there is none."""
     qkv_bias: bool | str = False
     out_bias: bool | str = False
     mlp_bias: bool | str = False
@@ -112,6 +117,11 @@ class Family:
     refused: str = ""
     """Config field that must not be set: a variant that is not served."""
     experts: Mixed | None = None
+    conv: tuple[str, str] | None = None
+    """Config fields with the length of the convolutions in place of attention where `config.layer_types` says `conv`,
+    and whether they have biases."""
+    rounded: bool = False
+    """The inner numbers of the feed-forward part are made from `intermediate_size` by LFM2's rule."""
 
 
 GEMMA_NAMES = Names(
@@ -295,6 +305,25 @@ FAMILIES: dict[str, Family] = {
         refused="clip_qkv",
         experts=Mixed(width="intermediate_size"),
     ),
+    "lfm2": Family(
+        "Lfm2ForCausalLM",
+        names=Names(
+            norm="model.embedding_norm",
+            attention_norm="operator_norm",
+            q_norm="self_attn.q_layernorm",
+            k_norm="self_attn.k_layernorm",
+            out="self_attn.out_proj",
+            ffn_norm="ffn_norm",
+            gate_up=("feed_forward.w1", "feed_forward.w3"),
+            down="feed_forward.w2",
+        ),
+        activation="silu",
+        qk_norm=True,
+        layer_types=True,
+        norm_eps="norm_eps",
+        conv=("conv_L_cache", "conv_bias"),
+        rounded=True,
+    ),
     "arcee": Family(
         "ArceeForCausalLM",
         names=Names(gate_up=("mlp.up_proj",)),
@@ -347,7 +376,7 @@ def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:
 
     trained_len = int(config.max_position_embeddings)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    activation = decide(family.activation)
+    activation = getattr(config, family.activation, family.activation)
     if activation not in ACTIVATIONS:
         raise CheckpointError(f"activation {activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}.")
     return ModelSpec(
@@ -392,8 +421,12 @@ def read_layers(config: Any, family: Family, head_dim: int, trained_len: int, ma
     everywhere = "sliding_attention" if window else "full_attention"
     kinds = config.layer_types if family.layer_types else [everywhere] * config.num_hidden_layers
     params = config.rope_parameters
-    made: dict[str, Attention] = {}
+    made: dict[str, Mixer] = {}
     for kind in sorted(set(kinds)):
+        if kind == "conv" and family.conv is not None:
+            length, bias = (getattr(config, name) for name in family.conv)
+            made[kind] = ShortConv(int(length), bool(bias))
+            continue
         if kind not in ("sliding_attention", "full_attention"):
             raise CheckpointError(f"layers of type {kind} are not supported.")
         try:
@@ -409,7 +442,7 @@ def read_layers(config: Any, family: Family, head_dim: int, trained_len: int, ma
 def feed_forward(config: Any, family: Family, index: int) -> Dense | Experts:
     form = family.experts
     if form is None:
-        return Dense(config.intermediate_size)
+        return Dense(rounded(config) if family.rounded else config.intermediate_size)
     dense = form.dense and index in (getattr(config, form.dense) or ())
     if dense or (form.every and (index + 1) % getattr(config, form.every)):
         return Dense(config.intermediate_size)
@@ -420,6 +453,18 @@ def feed_forward(config: Any, family: Family, index: int) -> Dense | Experts:
     return Experts(count, active, width, bool(normed), int(getattr(config, form.shared)) if form.shared else 0)
 
 
+def rounded(config: Any) -> int:
+    """The inner numbers of LFM2's feed-forward part: two thirds of those named, in whole multiples."""
+    width: int = config.intermediate_size
+    if not config.block_auto_adjust_ff_dim:
+        return width
+    width = int(2 * width / 3)
+    if config.block_ffn_dim_multiplier is None:
+        return width
+    width, unit = int(config.block_ffn_dim_multiplier * width), config.block_multiple_of
+    return -(-width // unit) * int(unit)
+
+
 def rotated(config: Any, family: Family, kinds: Sequence[str]) -> list[bool]:
     """Of each layer: are its queries and keys rotated?"""
     if family.unrotated == "full_attention" and "sliding_attention" in kinds:
@@ -428,8 +473,10 @@ def rotated(config: Any, family: Family, kinds: Sequence[str]) -> list[bool]:
     return [bool(mark) for mark in marks] if marks else [True] * len(kinds)
 
 
-def still(mixer: Attention) -> Attention:
+def still(mixer: Mixer) -> Mixer:
     """One whose rotation is by nothing: the same arithmetic with cos 1 and sin 0."""
+    if not isinstance(mixer, Attention):
+        return mixer
     return replace(mixer, rope=Rope((0.0,) * len(mixer.rope.inverse)))
 
 

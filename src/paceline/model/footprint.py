@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from paceline.model.spec import Experts, Layer, ModelSpec
+from paceline.model.spec import Attention, Experts, Layer, ModelSpec
 
 SPAN = 1024
 """Keys of one softmax of the native attention; a longer text's are merged (base.h)."""
@@ -20,6 +20,9 @@ UNIT = 512
 """Slots that the native pool is made of: 16 lie side by side, and 32 times as many of each layer and head (base.h)."""
 FEW = 16
 """Rows up to which a request is padded (attend/batches.py)."""
+STATES = 4
+"""States alive at once for each row and text of a pass: kept, and twice as many places as were ever needed; one more
+while a layer makes them."""
 PAIRS = 1 << 22
 """Row, head and key triples of a padded batch in PyTorch (attend/reference.py: SCORES)."""
 
@@ -63,9 +66,11 @@ class Footprint:
     copy: int
     """More for each key that this batch reads."""
     pairs: int
+    state: int = 0
+    """The state of one text: one lies with each block, and in a pass one more for each of its rows."""
 
     def kv(self, blocks: int, block_size: int) -> int:
-        return -(-blocks * block_size // self.unit) * self.unit * self.slot
+        return -(-blocks * block_size // self.unit) * self.unit * self.slot + blocks * self.state
 
     def scratch(self, rows: int, requests: int, length: int) -> int:
         """Most that a pass takes beside logits, where no text is longer than `length`."""
@@ -73,14 +78,15 @@ class Footprint:
         at_work = min(padded, max(self.pairs, FEW * length))
         read = max(length, min(requests * length, self.pairs // 4))
         of_keys = length * self.key + padded * self.mask + at_work * self.pair + read * self.copy
-        return self.fixed + rows * self.row + of_keys
+        states = STATES * (rows + requests) * self.state
+        return self.fixed + rows * self.row + of_keys + states
 
 
 def footprint(spec: ModelSpec, form: Form, itemsize: int, stored: int, threads: int) -> Footprint:
     """`itemsize`: bytes of a number in the K/V cache and the embedding; `stored`: the widest of the checkpoint's."""
     each = [list(layer_matrices(spec, layer)) for layer in spec.layers]
     packed = sum(form.size(outputs, inputs) for matrices in each for outputs, inputs in matrices)
-    layers = len(spec.layers)
+    layers, attending = len(spec.layers), len(spec.attentions)
     norms = 4 * (4 * spec.hidden + (spec.heads + spec.kv_heads) * spec.head_dim)
     of_head = form.head or form
     head = of_head.size(spec.vocab, spec.hidden)
@@ -89,18 +95,25 @@ def footprint(spec: ModelSpec, form: Form, itemsize: int, stored: int, threads: 
     largest = max(o * i for matrices in each for o, i in matrices)
     whole = spec.vocab * spec.hidden  # the head, which is not fused
     loading = max(stored * layer + form.working * largest, (stored + max(of_head.working - 4, 2)) * whole)
-    slot = layers * form.slot(spec.kv_heads, spec.head_dim)
-    turned = 3 * 2 * 4 * sum({it.mixer.rope: len(it.mixer.rope.inverse) for it in spec.layers}.values())
+    slot = attending * form.slot(spec.kv_heads, spec.head_dim)
+    turned = 3 * 2 * 4 * sum({it.rope: len(it.rope.inverse) for it in spec.attentions}.values())
+    state = spec.state_width * (8 if itemsize == 8 else 4)
     weights = packed + layers * norms + norms + head + embedding
     fixed, row, *of_keys = native_scratch(spec, threads) if form.native else torch_scratch(spec, itemsize)
-    return Footprint(weights, loading, slot, UNIT if form.native else 1, spec.vocab, fixed, row, turned, *of_keys)
+    return Footprint(
+        weights, loading, slot, UNIT if form.native else 1, spec.vocab, fixed, row, turned, *of_keys, state
+    )
 
 
 def layer_matrices(spec: ModelSpec, layer: Layer) -> Iterator[tuple[int, int]]:
     """(outputs, inputs) of a layer's matrices, as they are fused; gates and ups by 16."""
     q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    yield q + 2 * kv, spec.hidden
-    yield spec.hidden, q
+    if isinstance(layer.mixer, Attention):
+        yield q + 2 * kv, spec.hidden
+        yield spec.hidden, q
+    else:
+        yield 3 * spec.hidden, spec.hidden
+        yield spec.hidden, spec.hidden
     feed = layer.feed
     widths = [feed.width]
     if isinstance(feed, Experts):
@@ -137,6 +150,6 @@ def torch_scratch(spec: ModelSpec, itemsize: int) -> Scratch:
     wide = 8 if itemsize == 8 else 4
     mixed = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
     row = wide * (6 * spec.hidden + 5 * mixed + 5 * spec.ffn)
-    mask = wide * spec.heads * len({layer.mixer.window for layer in spec.layers})
+    mask = wide * spec.heads * len({mixer.window for mixer in spec.attentions})
     copy = 2 * spec.kv_heads * spec.head_dim * (wide + itemsize)
     return 0, row, mask, 4 * wide * spec.heads, copy, PAIRS // spec.heads

@@ -14,7 +14,7 @@ from paceline.attend import quickest
 from paceline.attend.reference import Reference
 from paceline.core.errors import CapacityError, CheckpointError, RefusalError
 from paceline.model import store
-from paceline.model.blocks import Block, FeedForward, LayerNorm, Mixture, Norm, SelfAttention, WholeNorm
+from paceline.model.blocks import Block, FeedForward, GatedConv, LayerNorm, Mixture, Norm, SelfAttention, WholeNorm
 from paceline.model.checkpoint import DTYPES, Tensors, open_tensors, read_config, resolve
 from paceline.model.decoder import Decoder, Weights, kv_bytes
 from paceline.model.families import FAMILIES, Names
@@ -26,7 +26,7 @@ from paceline.model.malloc import exact
 from paceline.model.native import NativeDecoder
 from paceline.model.packed import Packed, by_head, halves, interleave
 from paceline.model.progress import tracked
-from paceline.model.spec import Experts, ModelSpec
+from paceline.model.spec import Attention, Experts, ModelSpec, ShortConv
 
 log = logging.getLogger("paceline")
 NEVER = -1e30
@@ -283,32 +283,57 @@ class Loader:
     def block(self, index: int) -> Block:
         spec, names = self.spec, self.names
         at = names.layer.format(index)
-        q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
 
         def norm(name: str) -> Norm | None:
             return self.norm(at + name, spec.hidden) if name else None
 
-        def heads(qkv: Tensor) -> Tensor:
-            if self.interleaved:
-                qkv = halves(
-                    qkv, spec.heads + spec.kv_heads, spec.head_dim, 2 * len(spec.layers[index].mixer.rope.inverse)
-                )
-            return by_head(qkv, spec.heads, spec.kv_heads) if self.packing.native else qkv
-
         return Block(
             spec,
             attention_norm=norm(names.attention_norm),
-            mixer=SelfAttention(
-                spec,
-                index,
-                qkv=self.linear(at, names.qkv, (q, kv, kv), spec.hidden, spec.qkv_bias, heads),
-                head_norm=self.head_norm(at) if spec.qk_norm else None,
-                out=self.linear(at, (names.out,), (spec.hidden,), q, spec.out_bias),
-            ),
+            mixer=self.mixer(at, index),
             attention_post_norm=norm(names.attention_post_norm),
             ffn_norm=norm(names.ffn_norm),
             ffn=self.feed(at, index),
             ffn_post_norm=norm(names.ffn_post_norm),
+        )
+
+    def mixer(self, at: str, index: int) -> SelfAttention | GatedConv:
+        """Its number is that among the layers with the same kind of memory: K/V, or a state."""
+        layers = self.spec.layers
+        form, attends = layers[index].mixer, isinstance(layers[index].mixer, Attention)
+        number = sum(isinstance(layer.mixer, Attention) == attends for layer in layers[:index])
+        if isinstance(form, Attention):
+            return self.attention(at, number, form)
+        return self.convolution(at, number, form)
+
+    def attention(self, at: str, number: int, form: Attention) -> SelfAttention:
+        spec, names = self.spec, self.names
+        q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+
+        def heads(qkv: Tensor) -> Tensor:
+            if self.interleaved:
+                qkv = halves(qkv, spec.heads + spec.kv_heads, spec.head_dim, 2 * len(form.rope.inverse))
+            return by_head(qkv, spec.heads, spec.kv_heads) if self.packing.native else qkv
+
+        return SelfAttention(
+            spec,
+            number,
+            qkv=self.linear(at, names.qkv, (q, kv, kv), spec.hidden, spec.qkv_bias, heads),
+            head_norm=self.head_norm(at) if spec.qk_norm else None,
+            out=self.linear(at, (names.out,), (spec.hidden,), q, spec.out_bias),
+        )
+
+    def convolution(self, at: str, number: int, form: ShortConv) -> GatedConv:
+        names, hidden = self.names, self.spec.hidden
+        kernel = self.take(f"{at}{names.conv}.weight", hidden, 1, form.length)
+        self.bytes += kernel.nbytes
+        return GatedConv(
+            form,
+            number,
+            inner=self.linear(at, (names.conv_in,), (3 * hidden,), hidden, form.bias),
+            weight=kernel[:, 0].t().contiguous(),
+            bias=self.take(f"{at}{names.conv}.bias", hidden) if form.bias else None,
+            out=self.linear(at, (names.conv_out,), (hidden,), hidden, form.bias),
         )
 
     def feed(self, at: str, index: int) -> FeedForward | Mixture:

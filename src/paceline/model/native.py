@@ -17,9 +17,10 @@ from paceline.core.program import Program
 from paceline.core.proposer import Continuation, Proposer
 from paceline.core.result import Round
 from paceline.core.rows import Drawn, Out, Rows
+from paceline.model import pages
 from paceline.model.blocks import Norm
 from paceline.model.callbacks import Callbacks
-from paceline.model.decoder import Decoder, Weights, unpacked, zeros
+from paceline.model.decoder import Decoder, Weights, unpacked
 from paceline.model.footprint import UNIT
 from paceline.model.linear import Packing
 from paceline.model.packed import Packed, address
@@ -76,7 +77,7 @@ class NativeDecoder(Decoder):
 
     def layer(self, index: int) -> CLayer:
         block: Any = self.weights.blocks[index]  # its layers are all `Packed`
-        mixer = self.spec.layers[index].mixer
+        mixer = self.spec.layers[index].attention
 
         return CLayer(
             qkv=block.mixer.qkv.c, out=block.mixer.out.c, gate_up=block.ffn.gate_up.c, down=block.ffn.down.c,
@@ -91,12 +92,12 @@ class NativeDecoder(Decoder):
         dims = -(-spec.head_dim // 32) * 32
         shape = (-(-blocks * block_size // UNIT), len(spec.layers), spec.kv_heads, UNIT // LANES)
         of = torch.int8 if self.packing.kv == "int8" else self.dtype
-        self.keys = zeros((*shape, dims // 2, LANES, 2), of, self.device)
-        self.values = zeros((*shape, LANES // 2, dims, 2), of, self.device)
+        self.keys = pages.tensor((*shape, dims // 2, LANES, 2), of, self.device)
+        self.values = pages.tensor((*shape, LANES // 2, dims, 2), of, self.device)
         self.model.keys, self.model.values = self.keys.data_ptr(), self.values.data_ptr()
         self.scales: list[Tensor] = []
         if of == torch.int8:
-            self.scales = [zeros((*shape, dims // 32, LANES), self.dtype, self.device) for _ in range(2)]
+            self.scales = [pages.tensor((*shape, dims // 32, LANES), self.dtype, self.device) for _ in range(2)]
             self.model.key_scales, self.model.value_scales = (each.data_ptr() for each in self.scales)
         self.model.bytes = of == torch.int8
         self.model.block_size = block_size

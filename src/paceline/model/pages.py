@@ -1,5 +1,7 @@
 """Memory for what is read in every pass: by whole cache lines, and in huge pages where the system has them."""
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -28,3 +30,11 @@ def take(size: int) -> Tensor:
         rest = zeros(max(room, PIECE))
     taken, rest = rest[:size], rest[room:]
     return taken
+
+
+def tensor(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros, not garbage: a masked key has weight 0, and 0 times a stray NaN would be NaN. On a CPU memory is taken as
+    blocks are first used, not all of the budget at start."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)

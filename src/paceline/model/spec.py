@@ -27,6 +27,19 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
+class ShortConv:
+    """A layer's mixer of tokens that keeps a state for a text, not keys for each token: a gated convolution over the
+    last `length` tokens (LFM2, arXiv 2511.23404). The state is the convolution's last `length` - 1 inputs."""
+
+    length: int
+    bias: bool = False
+
+
+Mixer = Attention | ShortConv
+"""What mixes tokens. All but `Attention` are *recurrent*: they read the text through a state (model/state.py)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Dense:
     """A feed-forward part with `width` inner numbers."""
 
@@ -51,8 +64,14 @@ class Experts:
 class Layer:
     """One layer: what mixes tokens, then what is done to each token by itself."""
 
-    mixer: Attention
+    mixer: Mixer
     feed: Dense | Experts
+
+    @property
+    def attention(self) -> Attention:
+        """Its mixer, of a layer that is known to attend."""
+        assert isinstance(self.mixer, Attention)
+        return self.mixer
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +122,8 @@ class ModelSpec:
 
     @property
     def common(self) -> bool:
-        """Whether the native decoder computes all layers: their feed-forward parts are dense and of one width."""
-        return all(layer.feed == Dense(self.ffn) for layer in self.layers)
+        """Whether the native decoder computes all layers: attention, and dense feed-forward parts of one width."""
+        return all(layer.feed == Dense(self.ffn) and isinstance(layer.mixer, Attention) for layer in self.layers)
 
     @property
     def ffn(self) -> int:
@@ -114,4 +133,21 @@ class ModelSpec:
     @property
     def kv_width(self) -> int:
         """Numbers stored per token by all layers together, keys and values."""
-        return 2 * self.kv_heads * self.head_dim * len(self.layers)
+        return 2 * self.kv_heads * self.head_dim * len(self.attentions)
+
+    @property
+    def attentions(self) -> list[Attention]:
+        """The mixers of the layers that attend, in order."""
+        return [layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention)]
+
+    @property
+    def recurrent(self) -> bool:
+        """Does a layer keep a state of the text?"""
+        return len(self.attentions) < len(self.layers)
+
+    @property
+    def state_width(self) -> int:
+        """Numbers of the state of a text, all layers together."""
+        return sum(
+            (m.length - 1) * self.hidden for m in (layer.mixer for layer in self.layers) if isinstance(m, ShortConv)
+        )

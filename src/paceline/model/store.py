@@ -54,7 +54,7 @@ class Straight:
 def place(files: list[Path], spec: ModelSpec, packing: Packing, vocabulary: tuple[int, int] | None) -> Path:
     """Where the packed weights of this checkpoint, in this form, are kept: another name for any other content."""
     states = [(str(file.resolve()), *((s := file.stat()).st_size, s.st_mtime_ns)) for file in files]
-    layers = [(len(layer.mixer.rope.inverse), layer.feed) for layer in spec.layers]
+    layers = [(len(layer.attention.rope.inverse), layer.feed) for layer in spec.layers]
     weights = replace(spec, max_len=0, layers=())  # neither context nor rotation is in them
     fitted = None if vocabulary is None or vocabulary[0] == spec.vocab else vocabulary
     key = hashlib.sha256(repr((LAYOUT, states, weights, layers, packing.describe(), fitted)).encode()).hexdigest()

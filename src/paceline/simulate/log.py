@@ -33,6 +33,8 @@ class Setup:
     entries: dict[str, DrafterFacts]
     times: dict[str, Any]
     """`StepTimes.dump`."""
+    states: tuple[str, ...] = ()
+    """Of all groups, those that keep a state of each text."""
     version: Literal[2] = 2
     event: Literal["setup"] = "setup"
 

@@ -47,7 +47,9 @@ def setup(engine: "Engine") -> Setup:
         raise InputError("A decision log begins before an engine's first request, and this one has served some.")
     groups = tuple(sorted(engine.cache.groups - {TARGET}))
     times = engine.desk.policy.times or StepTimes()
-    return Setup(engine.config, groups, dict(engine.table.entries), deepcopy(times.dump()))
+    return Setup(
+        engine.config, groups, dict(engine.table.entries), deepcopy(times.dump()), tuple(sorted(engine.cache.states))
+    )
 
 
 def record(engine: "Engine", sink: Callable[[Event], object]) -> None:

@@ -20,7 +20,7 @@ class Twin:
         self.table = DrafterTable(config.length, StepTimes.load(setup.times), config.cheap_rows, config.row_cost)
         for drafter, facts in setup.entries.items():
             self.table.enrol(drafter, facts)
-        self.desk = Desk.of(config, self.table, setup.groups)
+        self.desk = Desk.of(config, self.table, setup.groups, setup.states)
         self.requests: dict[int, Request] = {}
         """Those that have not ended."""
 

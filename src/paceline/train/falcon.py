@@ -38,7 +38,7 @@ class FalconModule(nn.Module):
         self.lstm = nn.LSTM(2 * width, width, LAYERS, batch_first=True)
         self.self_attn = Attention(width, width, config.heads, config.kv_heads, config.head_dim)
         self.mlp, self.post_attention_layernorm = Mlp(width, config.ffn), RMSNorm(width, config.eps)
-        rope = layer_spec(NAME, config).layers[0].mixer.rope
+        rope = layer_spec(NAME, config).layers[0].attention.rope
         self.rotary = Rotary(rope, torch.device("cpu"), torch.float32, config.max_len + 64)
 
     def step(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:

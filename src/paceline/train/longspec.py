@@ -46,7 +46,7 @@ class LongSpecModule(nn.Module):
         self.input_layernorm, self.cross_layernorm = RMSNorm(c.width, c.eps), RMSNorm(c.width, c.eps)
         self.post_attention_layernorm = RMSNorm(c.width, c.eps)
         self.rotary = Rotary(
-            layer_spec(NAME, c).layers[0].mixer.rope, torch.device("cpu"), torch.float32, c.max_len + 64
+            layer_spec(NAME, c).layers[0].attention.rope, torch.device("cpu"), torch.float32, c.max_len + 64
         )
 
     def unroll(self, embedded: Tensor, position: Tensor, cache: tuple[Tensor, Tensor], depth: int) -> Steps:
@@ -87,7 +87,7 @@ class TrainLongSpec(UnrolledMethod):
         self.offset = free.pop("offset")
         if free["depth"] < 1 or free["window"] < 1:
             raise InputError("longspec expects depth and window of at least 1.")
-        rope = spec.layers[-1].mixer.rope
+        rope = spec.layers[-1].attention.rope
         theta = rope.inverse[1] ** -(spec.head_dim / 2) if len(rope.inverse) > 1 else 10000.0
         self.config = LongSpecConfig(
             width=spec.hidden, vocab=spec.vocab, max_len=spec.max_len, heads=spec.heads, kv_heads=spec.kv_heads,

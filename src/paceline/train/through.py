@@ -70,7 +70,7 @@ class Through:
         return out, normed(self.decoder.weights.norm, x)
 
     def seen(self, index: int, rows: int) -> Tensor:
-        window, at = self.spec.layers[index].mixer.window, torch.arange(rows)
+        window, at = self.spec.layers[index].attention.window, torch.arange(rows)
         mask = at[None] <= at[:, None]
         return mask if window is None else mask & (at[:, None] - at[None] < window)
 
@@ -85,7 +85,7 @@ class Through:
             q, k, v = self.split(block, index, normed(block.attention_norm, x), position)
             at = torch.arange(keys.shape[2])
             mask = at[None, None] <= cuts[:, None, None]
-            window = self.spec.layers[index].mixer.window
+            window = self.spec.layers[index].attention.window
             if window is not None:
                 mask = mask & (position[:, :, None] - at < window)
             own = torch.ones(m, m, dtype=torch.bool).tril()

@@ -265,11 +265,11 @@ def stretched(header: Header, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
     if entry is None:
         return layers
     factors = floats(entry)
-    if any(len(factors) != len(layer.mixer.rope.inverse) or not all(f > 0 for f in factors) for layer in layers):
+    if any(len(factors) != len(layer.attention.rope.inverse) or not all(f > 0 for f in factors) for layer in layers):
         raise CheckpointError(f"tensor rope_freqs.weight in {header.path} does not fit the heads; download it again.")
 
     def divided(rope: Rope) -> Rope:
         wide = np.array(rope.inverse, np.float32) / np.array(factors, np.float32)
         return Rope(tuple(wide.tolist()), rope.scale)
 
-    return tuple(replace(it, mixer=replace(it.mixer, rope=divided(it.mixer.rope))) for it in layers)
+    return tuple(replace(it, mixer=replace(it.attention, rope=divided(it.attention.rope))) for it in layers)
