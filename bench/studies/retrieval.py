@@ -5,11 +5,11 @@
 
 Each question is answered once in each way, in turns, whoever is first changing; all texts must be those of `one`.
 Ways, as the paper names them: one (a retrieval at a time), s3 (three guesses a call), P (20 passages of a call join the
-cache), S (the optimal number of guesses), A (writing goes on during a call; with S only where that pays). `latency`: seconds that every call takes
-longer, as a larger or remote knowledge base would. `predicted` is (a + b) verified(gamma, s) / (s a + b) with a and b
-of `one`, gamma and s as the way had them; A and S are beyond that formula. `ratio` is of sums; `low` is the least
-ratio of one question. Each question is answered once before, so
-that all ways find its prompts cached; `cold` is what that first answer found. Times need an idle machine.
+cache), S (the optimal number of guesses), A (writing goes on during a call; with S only where that pays). `latency`:
+seconds that every call takes longer, as a larger or remote knowledge base would. `predicted` is (a + b) verified(gamma,
+s) / (s a + b) with a and b of `one`, gamma and s as the way had them; A and S are beyond that formula. `ratio` is of
+sums; `low` is the least ratio of one question. Each question is answered once before, so that all ways find its prompts
+cached; `cold` is what that first answer found. Times need an idle machine.
 """
 
 import argparse

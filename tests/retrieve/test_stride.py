@@ -73,5 +73,5 @@ def test_what_a_round_brings() -> None:
     assert verified(0.5, 3) == 1.75 and verified(1.0, 3) == 3
     assert cost(2, 5, 0.5, 3) == 11
     assert cost(2, 5, 0.5, 3, overlap=True) == pytest.approx(0.125 * (4 + 5) + 0.875 * 11)
-    assert cost(2, 1, 0.5, 3, overlap=True) == pytest.approx(0.125 * (4 + 2) + 0.875 * (6 + 2)), 'it is waited for'
+    assert cost(2, 1, 0.5, 3, overlap=True) == pytest.approx(0.125 * (4 + 2) + 0.875 * (6 + 2)), "it is waited for"
     assert gain(1, 10, 0.6, 1) == pytest.approx(1) and gain(1, 10, 0.6, 4) == pytest.approx(11 * 2.176 / 14)

@@ -162,7 +162,8 @@ def drafter(
         taus = f"{made.scores.tau:.2f} with a chain, {made.scores.tree:.2f} with a tree"
         typer.echo(f"On held-out texts: accuracy by depth {rates}; simulated tau {taus}.")
     card = METHODS.card(method)
-    serves, model, draft = card.drafter or method, *((out, None) if card.model else (target, out))
+    serves = card.drafter or method
+    model, draft = (out, None) if card.model else (target, out)
     measured = engine_tau(model, draft, made.held[:MEASURED], [serves], None, answer, dtype)
     same = "the same text as" if measured.same[serves] else "ANOTHER TEXT than"
     typer.echo(

@@ -94,7 +94,7 @@ class Decoder:
         pool = self.attend.slots
         shape = (*pool.shape[:3], len(slots), *pool.shape[4:])
         if self.spec.recurrent:
-            states = max(0, len(packed) - self.states.bytes(slots))
+            states = max(0, len(packed) - self.states.size(slots))
             self.states.write(slots, packed[states:])
             packed = packed[:states]
         pool.index_copy_(

@@ -461,8 +461,8 @@ def rounded(config: Any) -> int:
     width = int(2 * width / 3)
     if config.block_ffn_dim_multiplier is None:
         return width
-    width, unit = int(config.block_ffn_dim_multiplier * width), config.block_multiple_of
-    return -(-width // unit) * int(unit)
+    width, unit = int(config.block_ffn_dim_multiplier * width), int(config.block_multiple_of)
+    return -(-width // unit) * unit
 
 
 def rotated(config: Any, family: Family, kinds: Sequence[str]) -> list[bool]:

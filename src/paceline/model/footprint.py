@@ -99,10 +99,11 @@ def footprint(spec: ModelSpec, form: Form, itemsize: int, stored: int, threads: 
     turned = 3 * 2 * 4 * sum({it.rope: len(it.rope.inverse) for it in spec.attentions}.values())
     state = spec.state_width * (8 if itemsize == 8 else 4)
     weights = packed + layers * norms + norms + head + embedding
-    fixed, row, *of_keys = native_scratch(spec, threads) if form.native else torch_scratch(spec, itemsize)
-    return Footprint(
-        weights, loading, slot, UNIT if form.native else 1, spec.vocab, fixed, row, turned, *of_keys, state
+    fixed, row, mask, pair, copy, pairs = (
+        native_scratch(spec, threads) if form.native else torch_scratch(spec, itemsize)
     )
+    unit = UNIT if form.native else 1
+    return Footprint(weights, loading, slot, unit, spec.vocab, fixed, row, turned, mask, pair, copy, pairs, state=state)
 
 
 def layer_matrices(spec: ModelSpec, layer: Layer) -> Iterator[tuple[int, int]]:

@@ -29,7 +29,7 @@ class Attention:
 @dataclass(frozen=True, slots=True)
 class ShortConv:
     """A layer's mixer of tokens that keeps a state for a text, not keys for each token: a gated convolution over the
-    last `length` tokens (LFM2, arXiv 2511.23404). The state is the convolution's last `length` - 1 inputs."""
+    last `length` tokens (LFM2, Liquid AI 2025). The state is the convolution's last `length` - 1 inputs."""
 
     length: int
     bias: bool = False

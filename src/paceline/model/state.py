@@ -197,7 +197,7 @@ class States:
         places = [self.place(slot) for slot in slots if self.is_end(slot)]
         return b"".join(pool.take(places).cpu().view(torch.uint8).numpy().tobytes() for pool in self.pools)
 
-    def bytes(self, slots: Sequence[int]) -> int:
+    def size(self, slots: Sequence[int]) -> int:
         """Of what `read` gives."""
         return sum(map(self.is_end, slots)) * sum(
             pool.ends[0].numel() * pool.ends.element_size() for pool in self.pools
@@ -205,9 +205,9 @@ class States:
 
     def write(self, slots: Sequence[int], packed: bytes) -> None:
         """Put what `read` gave. InputError when the bytes are not of these blocks."""
-        if len(packed) != self.bytes(slots):
+        if len(packed) != self.size(slots):
             raise InputError(
-                f"The packed states have {len(packed)} bytes, but {self.bytes(slots)} are expected: they are another "
+                f"The packed states have {len(packed)} bytes, but {self.size(slots)} are expected: they are another "
                 "model's, or of blocks of another size."
             )
         at, places = 0, [self.place(slot) for slot in slots if self.is_end(slot)]

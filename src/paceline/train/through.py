@@ -1,5 +1,5 @@
 """A target's layers as functions that gradients go through, for what is trained on its input side. The slow twin of a
-pass, in float32 and without a cache: of models whose layers are the common one (`ModelSpec.common`)."""
+pass, in float32 and without a cache: of models whose layers are llama's (`passable`)."""
 
 import math
 from functools import cached_property
@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import RefusalError
-from paceline.model.blocks import ACTIVATE, Block, FeedForward, Norm
+from paceline.model.blocks import ACTIVATE, Block, FeedForward, Norm, SelfAttention
 from paceline.model.decoder import Decoder
 from paceline.model.load import load_model
+from paceline.model.spec import ModelSpec
 from paceline.train.target import Target
 from paceline.train.unroll import look, rotated
 
@@ -18,11 +19,19 @@ Text = list[tuple[Tensor, Tensor]]
 """Keys and values [B, heads, T, D] of each layer, rotated, once for each query head."""
 
 
+def passable(spec: ModelSpec) -> bool:
+    """Whether all layers have RMS norms before attention and before a gated feed-forward part, one after the other,
+    each added as it is."""
+    odd = spec.whole_norm or spec.layer_norm or spec.parallel or spec.attention_softcap or spec.activation != "silu"
+    plain = spec.pre_norms and spec.gated and spec.residual_scale == spec.logit_scale == 1
+    return spec.common and plain and not odd
+
+
 class Through:
     """`target`'s decoder, frozen. RefusalError where a gradient could not go through its layers."""
 
     def __init__(self, target: Target) -> None:
-        if not target.spec.common or target.spec.attention_softcap or target.spec.activation != "silu":
+        if not passable(target.spec):
             raise RefusalError(
                 f"{target.name} has layers that nothing can be trained through yet; use a model of the llama, mistral, "
                 "qwen2 or qwen3 family, or a method that reads hidden states."
@@ -36,6 +45,7 @@ class Through:
     def split(self, block: Block, index: int, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [B, heads, R, D] of normed rows x [B, R, H] at `position` [R] or [B, R]."""
         spec, mixer = self.spec, block.mixer
+        assert isinstance(mixer, SelfAttention)
         shape, group = (*x.shape[:2], spec.heads + 2 * spec.kv_heads, spec.head_dim), spec.heads // spec.kv_heads
         qkv = mixer.qkv(x.flatten(0, 1)).view(shape)
         turned = qkv[:, :, : spec.heads + spec.kv_heads]
