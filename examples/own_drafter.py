@@ -1,6 +1,6 @@
 """A drafter of your own in ten lines: a function that guesses how a text goes on. Wrong guesses cost time, never text.
 
-One that keeps state, draws from a law or runs a model of its own is a class: docs/add-a-drafter.md.
+One that keeps state, draws from a distribution or runs a model of its own is a class: docs/add-a-drafter.md.
 """
 
 from paceline import LLM, SamplingParams

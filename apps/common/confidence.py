@@ -1,7 +1,7 @@
 """How sure a model was, from log-probabilities of its tokens.
 
-Under a constraint the law is that of the allowed tokens alone, so these are probabilities given that the answer keeps
-to its form. They rank answers; whether they are calibrated is for each application to measure.
+Under a constraint the distribution is that of the allowed tokens alone, so these are probabilities given that the
+answer keeps to its form. They rank answers; whether they are calibrated is for each application to measure.
 """
 
 import math

@@ -170,7 +170,7 @@ def beams(budget: int) -> list[int]:
 
 def recording(into: list[float]) -> Callable[..., tuple[int | None, Tensor]]:
     """`kseq.select` that notes the chance that its output is among k candidates, by p and q alone: P of verify/kseq.py
-    and what the residual draw adds, where a rejected candidate has the law norm(q - min(q, p / rho))."""
+    and what the residual draw adds, where a rejected candidate has the distribution norm(q - min(q, p / rho))."""
     plain = kseq.select
 
     def select(p: Tensor, q: Tensor, tokens: list[int], coins: list[float]) -> tuple[int | None, Tensor]:

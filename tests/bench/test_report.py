@@ -41,7 +41,7 @@ def test_table_fits_a_terminal() -> None:
     assert "2.00x" in shown and "1.60-5.00" in shown
 
 
-@pytest.mark.parametrize(("identical", "guarantee", "word"), [(True, "text", "yes"), (False, "text", "NO"), (None, "law", "law")])  # fmt: skip  # noqa: E501
+@pytest.mark.parametrize(("identical", "guarantee", "word"), [(True, "text", "yes"), (False, "text", "NO"), (None, "distribution", "distribution")])  # fmt: skip  # noqa: E501
 def test_the_word_for_identical(identical: bool | None, guarantee: str, word: str) -> None:
     assert cells(replace(ROW, identical=identical), guarantee)[-2] == word
 

@@ -55,7 +55,7 @@ def test_a_draft_keeps_its_rights_under_a_law(target: Path, draft: Path, questio
     cells = {(row.method, row.temperature): row for row in report.rows}
     assert cells["model", 1.0].identical is None and cells["model", 1.0].near_ties is None
     assert cells["model", 0.0].identical is True and cells["none", 1.0].identical is True
-    assert cells["none", 1.0].verifier == "exact" and report.guarantee == "law"
+    assert cells["none", 1.0].verifier == "exact" and report.guarantee == "distribution"
 
 
 def test_a_verifier_that_emits_something_else_is_caught(

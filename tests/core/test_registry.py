@@ -21,8 +21,8 @@ def test_the_registries_hold_what_the_docs_promise() -> None:
 
 
 def test_the_matrix_holds_for_every_pair() -> None:
-    """A pair is refused when a rule for chains meets trees or no law is common, and for nothing else; `exact` takes
-    every drafter."""
+    """A pair is refused when a rule for chains meets trees or no distribution is common, and for nothing else; `exact`
+    takes every drafter."""
     for (d, offers), (v, accepts) in itertools.product(DRAFTERS.items(), VERIFIERS.items()):
         reason = refusal(d, offers, v, accepts, ALL)
         tree = offers.shape == "tree" and accepts.shape == "chain"
@@ -30,12 +30,12 @@ def test_the_matrix_holds_for_every_pair() -> None:
         assert reason is None or (repr(d) in reason and repr(v) in reason and ("chains only" in reason) == tree)
         if accepts.guarantee == "text":
             assert reason is None
-        if reason is None and accepts.guarantee == "law":
+        if reason is None and accepts.guarantee == "distribution":
             assert law_for(offers, accepts) is not Law.SHARED_NOISE
 
 
 def test_the_rules_that_look_at_q() -> None:
-    """What the laws mean: no rule but k-SEQ's wants i.i.d. candidates, and it wants nothing else."""
+    """What the distributions mean: no rule but k-SEQ's wants i.i.d. candidates, and it wants nothing else."""
     legal = {
         v: {d for d, offers in DRAFTERS.items() if refusal(d, offers, v, accepts, ALL) is None}
         for v, accepts in VERIFIERS.items()
@@ -58,7 +58,7 @@ def test_shared_noise_never_meets_a_rule_that_looks_at_q() -> None:
 
 
 def test_every_verifier_states_its_guarantee() -> None:
-    known = {"chain": "law", "exact": "text", "kseq": "law", "rrs": "law", "typical": "none"}
+    known = {"chain": "distribution", "exact": "text", "kseq": "distribution", "rrs": "distribution", "typical": "none"}
     assert known.items() <= {name: card.guarantee for name, card in VERIFIERS.items()}.items()
     assert all(isinstance(card, Accepts) and card.summary for _, card in VERIFIERS.items())
 

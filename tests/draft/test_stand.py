@@ -238,7 +238,7 @@ def test_lossless(drafter: str, feature: str, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def garbage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Always draft, wide trees, from random laws for every context of up to two tokens."""
+    """Always draft, wide trees, from random distributions for every context of up to two tokens."""
 
     def fill(self: Table, remember: int = 0) -> None:
         rng, self.laws, self.cap = random.Random(0), laws.OrderedDict(), laws.CAP
@@ -278,7 +278,7 @@ def test_keeps_the_law_with_its_own_table(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.usefixtures("garbage")
 def test_siblings_out_of_draw_order_break_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The law test can fail."""
+    """The distribution test can fail."""
     add = stand.Growth.add
 
     def unordered(self: stand.Growth, forest: Forest, place: Any, drawn: list[int], q_row: int) -> Any:

@@ -1,4 +1,4 @@
-"""Trees: the builder on the toy, and each method's rule on laws made up per path."""
+"""Trees: the builder on the toy, and each method's rule on distributions made up per path."""
 
 import itertools
 import math
@@ -39,7 +39,8 @@ V = 5
 
 
 def watched(patch: MonkeyPatch, setting: Setting, drafter: str, wishes: list[Wish], seen: Callable[[Any], None]) -> Any:
-    """Run with every law checked against the draft model by definition; `seen` gets each list of grown trees."""
+    """Run with every distribution checked against the draft model by definition; `seen` gets each list of grown
+    trees."""
     engine = setting.engine()
     toy: Any = engine.components["draft"]
     method: Any = engine.drafters.drafter(drafter)
@@ -120,12 +121,13 @@ def test_prompts_in_chunks_of_the_draft() -> None:
     assert engine.drafters.errors == [] and request.stats.tau >= 2
 
 
-# -- rules on made-up laws ---------------------------------------------------------------------------------------------
+# -- rules on made-up distributions
+# ---------------------------------------------------------------------------------------------
 
 
 @cache
 def draws(path: tuple[int, ...], seed: int = 0, point: bool = False) -> Draws:
-    """Law and draws after `path`: the noise belongs to the path, not to the order of drawing."""
+    """Distribution and draws after `path`: the noise belongs to the path, not to the order of drawing."""
     g = torch.Generator().manual_seed(hash((path, seed)) % 2**31)
     log_q = (2 * torch.randn(V, generator=g, dtype=torch.float64)).log_softmax(-1)
     noise = -torch.log(-torch.log(torch.rand(V, generator=g, dtype=torch.float64)))
@@ -382,7 +384,7 @@ def test_chances_begin_with_the_papers_and_are_learned() -> None:
 
 
 def test_a_draw_waits_while_another_is_likelier_to_be_accepted() -> None:
-    """Of two draws that are reached alike, the one whose law is sharper comes first."""
+    """Of two draws that are reached alike, the one whose distribution is sharper comes first."""
     sharp, flat = Draws([0, 1], [math.log(0.9), math.log(0.1)], [], 0.82), Draws([0, 1], [math.log(0.5)] * 2, [], 0.5)
     memo = dyspec.Memo(drawn={0: 0, 1: 0}, reached={0: 0.5, 1: 0.5}, laws={0: flat, 1: sharp})
     assert memo.worth(dyspec.Chances(), 1) > memo.worth(dyspec.Chances(), 0)

@@ -95,7 +95,7 @@ def shape_of(forest: Forest, place: int) -> list[tuple[int, ...]]:
 
 
 def test_what_is_left_is_as_it_was() -> None:
-    """Rows that twins share, laws, rows of q and the draw order of siblings."""
+    """Rows that twins share, distributions, rows of q and the draw order of siblings."""
     forest = Forest()
     first = forest.add(0, D, ROOT, law=Law.POINT)
     b = forest.add(0, B, ROOT, law=Law.POINT, q_row=3)

@@ -39,7 +39,7 @@ TEXT, LAW = (
         for v, accepts in VERIFIERS.items()
         if d != "none" and accepts.guarantee in kept and not refusal(d, offers, v, accepts, {"draft", "callable"})
     ]
-    for kept in (("text",), ("law", "none"))
+    for kept in (("text",), ("distribution", "none"))
 )
 
 

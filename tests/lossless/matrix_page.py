@@ -24,10 +24,10 @@ LEAST = 200
 EACH = -(-LEAST // len(FEATURES))
 """Requests of every feature in a cell of the default run."""
 
-WORDS = {"text": "text", "law": "law", "none": "lossy"}
+WORDS = {"text": "text", "distribution": "distribution", "none": "lossy"}
 PROMISES = {
     "text": "the text is the one that plain decoding gives for the same seed, token for token",
-    "law": "the text is another draw from the same distribution; greedy requests get the same text",
+    "distribution": "the text is another draw from the same distribution; greedy requests get the same text",
     "none": "neither, though every token is one that plain decoding could emit and greedy requests get the same text; "
     "the verifier must be asked for by name",
 }
@@ -49,9 +49,9 @@ BOTTOM = """\
 A test prints this page anew and compares, tries every refused pair and compares its sentence, and runs every other pair
 on a toy model in random batches, block sizes and row budgets, with pre-emption and with drafters that lose their
 memory: {cases} generated requests for each pair, {each} of each feature (at least {least} of each with
-`pytest -m full`). Under *text* every one equals plain decoding. Under *law* and *lossy* every token is possible where
-it stands, greedy requests equal plain decoding, and a repeated run gives the same text. That *law* keeps the
-distribution is tested apart (`tests/lossless/test_law.py`).
+`pytest -m full`). Under *text* every one equals plain decoding. Under *distribution* and *lossy* every token is possible
+where it stands, greedy requests equal plain decoding, and a repeated run gives the same text. That *distribution* keeps the
+distribution of plain decoding is tested apart (`tests/lossless/test_law.py`).
 
 To print it anew, from the root of the repository:
 

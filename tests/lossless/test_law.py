@@ -1,4 +1,5 @@
-"""In law: rules that look at q keep the joint distribution of the first three tokens (G-test, five fixed seeds)."""
+"""In distribution: rules that look at q keep the joint distribution of the first three tokens (G-test, five fixed
+seeds)."""
 
 import math
 from collections import Counter
@@ -32,14 +33,14 @@ CELLS = [
     (d, v)
     for v, accepts in VERIFIERS.items()
     for d, offers in DRAFTERS.items()
-    if accepts.guarantee == "law" and refusal(d, offers, v, accepts, HAVE) is None
+    if accepts.guarantee == "distribution" and refusal(d, offers, v, accepts, HAVE) is None
 ]
 SAMPLED = [name for name, params in FEATURES.items() if params["temperature"] > 0]
 PROMPT = [1, 2, 3, 1, 2, 3, 1]
 
 
 def joint_law(setting: Setting, params: SamplingParams, length: int = 3) -> dict[tuple[int, ...], float]:
-    """The exact joint law of the first `length` tokens by enumeration."""
+    """The exact joint distribution of the first `length` tokens by enumeration."""
     toy, law = setting.target(), {(): 1.0}
     for _ in range(length):
         longer: dict[tuple[int, ...], float] = {}
@@ -161,7 +162,7 @@ def test_exact_samples_the_law() -> None:
 
 
 def test_the_g_test_can_fail() -> None:
-    """The uniform law is not the law of the toy."""
+    """The uniform distribution is not the distribution of the toy."""
     setting = law_setting()
     law = joint_law(setting, SamplingParams(temperature=1.0, top_k=0, top_p=1.0, seed=0, ignore_eos=True).resolve({}))
     counts = sample(setting, "none", "exact", "temperature", 0, 1000)

@@ -180,7 +180,8 @@ def raw_q_of_a_tree(patch: MonkeyPatch) -> None:
 
 
 def grammar_unknown_to_the_draft(patch: MonkeyPatch) -> None:
-    """The draft is drawn without the grammar's mask, and its q is that law: harmless where drawn nodes stay."""
+    """The draft is drawn without the grammar's mask, and its q is that distribution: harmless where drawn nodes
+    stay."""
     original = TreeDrafter._level
 
     def level(*args: Any) -> None:
@@ -377,7 +378,7 @@ def one_noise_for_all_passes(patch: MonkeyPatch) -> None:
 
 
 def everybody_straight(patch: MonkeyPatch) -> None:
-    """Requests whose law is not temperature's alone go without a judge."""
+    """Requests whose distribution is not temperature's alone go without a judge."""
     patch.setattr(Judge, "judge_free", lambda self, request: True)
     patch.setattr(Sampler, "temperature", lambda self, request: request.params.temperature)
 

@@ -27,7 +27,7 @@ SHARED_STATE = {
     "suffix", "swift", *HEADS.names(),
 }  # fmt: skip
 """Drafters that learn from all requests, or from more of one than its text (the run drops what they remember): under a
-rule that looks at q, mates may change the text, never its law."""
+rule that looks at q, mates may change the text, never its distribution."""
 
 
 def test_the_page_is_current() -> None:
@@ -98,7 +98,8 @@ def random_wish(rng: random.Random, drafter: str, verifier: str, feature: str) -
 
 
 def laws(setting: Setting, wish: Wish, request: Request) -> tuple[list[Tensor], list[Tensor]]:
-    """At each place of a request's output the law [V] and the log-probabilities [V] that plain decoding has there."""
+    """At each place of a request's output the distribution [V] and the log-probabilities [V] that plain decoding has
+    there."""
     toy, sampler = setting.target(), Sampler(VOCAB, grammars=GRAMMARS)
     twin = Request(0, list(wish.prompt), wish.params, request.seed, eos=frozenset({EOS}), lineage=request.lineage)
     sampler.admit(twin)
@@ -204,7 +205,7 @@ def test_a_legal_cell_holds_full(drafter: str, verifier: str, feature: str) -> N
 
 def test_batch_mates_do_not_change_the_text_of_a_seed() -> None:
     """With rows and blocks for everybody, under every rule: alone and beside requests of all other cells. Not where the
-    planner chooses and a rule looks at q: then the law is kept, and the text depends on who drafted."""
+    planner chooses and a rule looks at q: then the distribution is kept, and the text depends on who drafted."""
     rng = random.Random(0)
     ample = {"blocks": 2000, "max_requests": 80, "row_budget": 4000}
     for _ in range(4):

@@ -95,7 +95,7 @@ def fill(llm: Any, rng: random.Random) -> None:
 
 
 def trees(llm: Any, rng: random.Random) -> None:
-    """As many wide trees at once as the rows allow, whose laws are kept."""
+    """As many wide trees at once as the rows allow, whose distributions are kept."""
     from paceline import SamplingParams
 
     config, vocab = llm.engine.config, llm.engine.model.vocab_size

@@ -1,4 +1,4 @@
-"""The digit's law, by hand and from a model's own logits."""
+"""The digit's distribution, by hand and from a model's own logits."""
 
 import math
 
@@ -39,7 +39,7 @@ def test_every_digit_is_one_token_behind_the_lead(pair: Ensemble) -> None:
 
 
 def test_the_score_is_that_of_the_raw_logits(pair: Ensemble) -> None:
-    """The judge draws under a mask of ten tokens; here its law is read without one."""
+    """The judge draws under a mask of ten tokens; here its distribution is read without one."""
     answer = pair.generate(PROMPT, StepWishes(tau=0, separator="apples"), GREEDY)
     judge, segments = Judge.of(pair.llm.text), answer.report["segments"]
     size, at = pair.llm.engine.model.vocab_size, 0

@@ -1,4 +1,4 @@
-"""Reported log-probabilities are those of the law that was drawn from."""
+"""Reported log-probabilities are those of the distribution that was drawn from."""
 
 import pytest
 import torch

@@ -30,7 +30,7 @@ def logits(rows: int, seed: int = 0, dtype: torch.dtype = torch.float32, vocab: 
     st.booleans(),
 )
 def test_equals_slow_twin(cases, seed, dtype, coarse):
-    """Any mixture of requests in one batch: scores, draws and law are those of the definitions, row by row."""
+    """Any mixture of requests in one batch: scores, draws and distribution are those of the definitions, row by row."""
     requests = [request(i, output=out, **params) for i, (params, out, _) in enumerate(cases)]
     sampler = admitted(*requests)
     rows = [(r, tuple(path)) for r, (_, _, path) in zip(requests, cases)]

@@ -1,4 +1,4 @@
-"""Random laws, and the exact output law of a rule that picks one of k candidates."""
+"""Random distributions, and the exact output distribution of a rule that picks one of k candidates."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -38,8 +38,8 @@ def draws(q: Tensor, k: int, replacement: bool) -> Iterator[tuple[list[int], flo
 
 
 def law_of(p: Tensor, tokens: list[int], select: Select, chance: Callable[[int], float]) -> tuple[Tensor, float]:
-    """The law [V] of the token that stands, and the chance that it is a candidate, given the candidates. Coins are
-    integrated out: candidate i is accepted with `chance(i)` if those before were not; checked on both sides."""
+    """The distribution [V] of the token that stands, and the chance that it is a candidate, given the candidates. Coins
+    are integrated out: candidate i is accepted with `chance(i)` if those before were not; checked on both sides."""
     out, left = torch.zeros_like(p), 1.0
     for i, token in enumerate(tokens):
         a = chance(i)

@@ -8,7 +8,7 @@ from tests.verify.laws import pairs
 
 def one_by_one(p: torch.Tensor, children: list[int]) -> tuple[torch.Tensor, float]:
     """The one-hot sequential rule: child c is accepted with r(c), else r(c) = 0 and r is normalised; then draw from
-    r. Returns the law of the token and the chance that a child carries it."""
+    r. Returns the distribution of the token and the chance that a child carries it."""
     out, r, left = torch.zeros_like(p), p, 1.0
     for c in children:
         a = float(r[c])
@@ -23,7 +23,7 @@ def one_by_one(p: torch.Tensor, children: list[int]) -> tuple[torch.Tensor, floa
 
 
 def test_matching_one_draw_has_the_law_and_the_acceptance_of_its_twin() -> None:
-    """One draw from p: its law is p, and it is accepted with the mass of the distinct children."""
+    """One draw from p: its distribution is p, and it is accepted with the mass of the distinct children."""
     for p, _ in pairs(100):
         for children in ([0], [1, 0], [0, 0, 1], list(range(len(p)))):
             law, accepted = one_by_one(p, children)

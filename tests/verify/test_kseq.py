@@ -18,7 +18,7 @@ def beta(p: Tensor, q: Tensor, rho: float) -> float:
 
 
 def outcome(p: Tensor, q: Tensor, k: int) -> tuple[Tensor, float]:
-    """Law of the token, and the chance that a candidate was accepted."""
+    """Distribution of the token, and the chance that a candidate was accepted."""
     out, accepted, rho = torch.zeros_like(p), 0.0, best_rho(p, q, k)
     for tokens, chance in draws(q, k, True):
         each = [min(1.0, float(p[t] / (rho * q[t]))) for t in tokens]

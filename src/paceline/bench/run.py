@@ -133,7 +133,7 @@ def judged(
     prompts: Sequence[Sequence[int]],
     plan: Plan,
     results: Results,
-    guarantee: Literal["text", "law", "none"],
+    guarantee: Literal["text", "distribution", "none"],
 ) -> tuple[list[Row], list[dict[str, Any]]]:
     """Rows of the report, and every difference found. The reference is the first plain run at the same batch size and
     temperature; that of plain decoding itself, the first plain run at the first batch size."""

@@ -154,7 +154,7 @@ def bench(
     Columns: decode/s is tokens/s without the prompt's part; tau the tokens per pass of the model; kept the share of
     drafted tokens that were accepted; ratio the speed-up over none, and its range over the repeats. A text is
     identical when its tokens equal plain decoding's or first differ at a near-tie, where rounding decides (ties counts
-    them); law: this verifier keeps only the distribution. Exit code 1 if a text truly differed.
+    them); distribution: this verifier keeps only the distribution. Exit code 1 if a text truly differed.
 
     --synthetic-acceptance says what a draft would bring that is right so often and costs nothing: it knows plain
     decoding's text. The rest of the step is real, so it serves for models without a draft, random weights among them.

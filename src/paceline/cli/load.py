@@ -71,7 +71,8 @@ class ArrivalArgs:
         None
     )
     burstiness: Annotated[
-        float, option("Shape of the gaps' gamma law: 1 Poisson, below burstier.", "Arrivals", show_default=True)
+        float,
+        option("Shape of the gaps' gamma distribution: 1 Poisson, below burstier.", "Arrivals", show_default=True),
     ] = 1.0
     constant: Annotated[bool, option("Even gaps instead.", "Arrivals", "--constant")] = False
     recorded: Annotated[Path | None, option("Open loop: replay a recording (paceline bench record).", "Arrivals")] = (

@@ -56,7 +56,7 @@ class SamplingParams:
     logprobs: int | None = None
     """Report each token's log-probability, and that many of the likeliest beside it (0: only its own)."""
     prompt_logprobs: int | None = None
-    """As logprobs, for the prompt's tokens, by the model's own law."""
+    """As logprobs, for the prompt's tokens, by the model's own distribution."""
     stop: str | Sequence[str] = ()
     """A text or texts that end the output where they are complete; they are cut off."""
     stop_token_ids: Sequence[int] = ()

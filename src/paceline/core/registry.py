@@ -30,7 +30,7 @@ class Offers:
 
     summary: str
     laws: frozenset[Law]
-    """The laws it can draw its nodes by; the verifier's order of preference decides."""
+    """The distributions it can draw its nodes by; the verifier's order of preference decides."""
     shape: Shape
     nodes: int
     """Default number of nodes a step."""
@@ -71,9 +71,9 @@ class Accepts:
 
     summary: str
     laws: tuple[Law, ...]
-    """Legal laws, the preferred one first."""
+    """Legal distributions, the preferred one first."""
     shape: Shape
-    guarantee: Literal["text", "law", "none"]
+    guarantee: Literal["text", "distribution", "none"]
     """What equals plain decoding: the text for a seed, the distribution, or neither (named by the request)."""
     needs: frozenset[Need] = frozenset()
     taps: tuple[str, ...] = ()
@@ -149,10 +149,10 @@ def refusal(drafter: str, offers: Offers, verifier: str, accepts: Accepts, have:
         return f"Drafter {drafter!r} makes trees, but verifier {verifier!r} judges chains only; use 'exact' or 'rrs'."
     if not offers.laws & set(accepts.laws):
         drawn = ", ".join(law.name.lower() for law in sorted(offers.laws))
-        return f"Drafter {drafter!r} draws its nodes by law {drawn}, which verifier {verifier!r} cannot judge exactly."
+        return f"Drafter {drafter!r} draws its nodes as {drawn}, which verifier {verifier!r} cannot judge exactly."
     return None
 
 
 def law_for(offers: Offers, accepts: Accepts) -> Law:
-    """The law a legal pair works by: the verifier's first choice among the drafter's."""
+    """The distribution a legal pair works by: the verifier's first choice among the drafter's."""
     return next(law for law in accepts.laws if law in offers.laws)

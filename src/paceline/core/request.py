@@ -99,8 +99,8 @@ class Request:
     """The drafters that the planner chooses from, step by step; empty: `drafter` it is."""
     verifier: str = "exact"
     judge_free: bool = False
-    """Temperature alone makes its law from the target's logits, and nothing else of a pass is wanted: one call may
-    draw several tokens."""
+    """Temperature alone makes its distribution from the target's logits, and nothing else of a pass is wanted: one call
+    may draw several tokens."""
     max_tokens: int = 0
     """Resolved limit on the output."""
     arrival: float = 0.0

@@ -33,7 +33,7 @@ NEED_FUNCTION = Need("callable", "a function (give drafter=FUNCTION)")
 
 
 class Ask(NamedTuple):
-    """One request to draft for: its place in the plan, its share of rows, and the law to draw by.
+    """One request to draft for: its place in the plan, its share of rows, and the distribution to draw by.
 
     `txn` holds the reserved slots: the root's, then one per node. `item.nodes` may be 0 (a chunk of prompt): a
     drafter with a cache of its own may use the step to catch up.

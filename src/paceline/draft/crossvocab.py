@@ -5,7 +5,7 @@
 A run of the draft's tokens becomes the target token of the same bytes: the longest run that the n-gram cache has, else
 one token by itself; where neither is, the chain ends. The cache grows while serving: each token that the target commits
 and that the draft needs several tokens for is entered. Guesses are points, and `exact` makes any translation lossless.
-The paper's ratio test would need the law of every run that spells a token; this one does without.
+The paper's ratio test would need the distribution of every run that spells a token; this one does without.
 """
 
 from collections import OrderedDict

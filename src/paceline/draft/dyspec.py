@@ -108,7 +108,7 @@ class Chances:
         return self.ahead.of(drawn, average(draws, drawn))
 
     def first(self) -> float:
-        """The same for the first child of a place whose law is not known."""
+        """The same for the first child of a place whose distribution is not known."""
         return sum(self.ahead.hits[0]) / sum(self.ahead.tries[0])
 
 
@@ -160,8 +160,8 @@ class Memo:
 
 
 def most_probable(laws: dict[Path, Draws], nodes: int, least: float) -> list[tuple[float, Path]]:
-    """The `nodes` most probable paths below the root, none below `least`, as far as laws are known: (chance, path) by
-    falling chance."""
+    """The `nodes` most probable paths below the root, none below `least`, as far as distributions are known: (chance,
+    path) by falling chance."""
     out: list[tuple[float, Path]] = []
     items: list[tuple[float, int, Path, int]] = []  # (-chance, when, path above, rank of the child)
 
@@ -184,8 +184,8 @@ def most_probable(laws: dict[Path, Draws], nodes: int, least: float) -> list[tup
     "dyspec", offers("a tree that grows where the draft is sure", Law.SHARED_NOISE, Law.WITHOUT_REPLACEMENT)
 )
 class DySpec(TreeDrafter):
-    """The greedy heap. The best draws are found one by one, but the laws of all places that can be among them are
-    computed in one pass, so a tree costs about as many passes as it is deep."""
+    """The greedy heap. The best draws are found one by one, but the distributions of all places that can be among them
+    are computed in one pass, so a tree costs about as many passes as it is deep."""
 
     squares = True
 
@@ -204,7 +204,8 @@ class DySpec(TreeDrafter):
         return self._settle(tree, laws) if tree.law is Law.POINT else self._pop(tree, laws)
 
     def grow(self, trees: Sequence[Tree]) -> list[Tensor]:
-        """Deterministic trees in one native call, where temperature alone makes the law; `_settle` is its twin."""
+        """Deterministic trees in one native call, where temperature alone makes the distribution; `_settle` is its
+        twin."""
         left, warm = self.chunk, []
         for tree in trees:
             x = self.sampler.temperature(tree.ask.request)
@@ -243,8 +244,9 @@ class DySpec(TreeDrafter):
         return Table("paceline_trees", state, (held, nodes, least, reach, computed), done)
 
     def _settle(self, tree: Tree, laws: Laws) -> list[int]:
-        """Of a deterministic choice nothing is owed to what was chosen before: the tree is the best one by the laws
-        known so far, until the laws of its places are known. After d passes it is right down to depth d."""
+        """Of a deterministic choice nothing is owed to what was chosen before: the tree is the best one by the
+        distributions known so far, until the distributions of its places are known. After d passes it is right down to
+        depth d."""
         known: dict[Path, Draws] = tree.memo.paths
         known.update((tree.path(place), draws) for place, draws in laws.items())
         least = (tree.ask.item.min_chance or MIN_CHANCE).row

@@ -2,11 +2,11 @@
 
     z_u = LSTM([e(x_u); f_(u-1)])                         two layers; begins anew at every MEMORY-th row of a text
     o_u = z_u + Attention(z)_u;  o_u += FFN(norm o_u)     sees the text and the whole of its own block
-    o_u stands for the target's state f_(u-1+k), so its law is that of token x_(u+k)
+    o_u stands for the target's state f_(u-1+k), so its distribution is that of token x_(u+k)
 
 A block is k rows side by side. The last k rows of the text say what the next k tokens are; k drafted tokens below one
 another, with the features that their parent block put out, are the next block. Within a block tokens do not see one
-another but through z: places of one depth below one block have one law. With k = 1 it is a recurrent EAGLE-1.
+another but through z: places of one depth below one block have one distribution. With k = 1 it is a recurrent EAGLE-1.
 
 Keys and values depend on z alone, so they are stored when a row of text is computed, whatever block it is in.
 """
@@ -192,7 +192,7 @@ class Node:
 
 @dataclass(slots=True)
 class Block:
-    """What a block put out: the features [k, H] and laws [k, V] of the k tokens behind it."""
+    """What a block put out: the features [k, H] and distributions [k, V] of the k tokens behind it."""
 
     features: Tensor
     logits: Tensor

@@ -270,7 +270,7 @@ class Head(nn.Module):
     It drafts in rounds, over any number of rows at once, all of one depth:
 
         state = begin(context [N, H], embedding of the root [N, H])
-        out   = draft(state, 0)           what `logits` turns into the law of the token below the root
+        out   = draft(state, 0)           what `logits` turns into the distribution of the token below the root
         state = extend(state, embedding of a drafted token [N, H], 0);  out = draft(state, 1);  ...
 
     `context` is the target's hidden state (`taps[0]`) of the row before the root, or what `enrich` makes of the hidden

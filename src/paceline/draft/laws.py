@@ -1,4 +1,5 @@
-"""The target's next-token laws by the tokens before (STAND, Song et al. 2025, arXiv 2506.04708), and their worth."""
+"""The target's next-token distributions by the tokens before (STAND, Song et al. 2025, arXiv 2506.04708), and their
+worth."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -7,11 +8,11 @@ from paceline.draft.rates import TRIES
 
 LONGEST = 4
 TOP = 10
-"""Most tokens of a kept law."""
+"""Most tokens of a kept distribution."""
 CAP = 1 << 16
-"""Most laws kept; the one that was learned least recently goes first."""
+"""Most distributions kept; the one that was learned least recently goes first."""
 LAW = 1200
-"""Bytes of a law."""
+"""Bytes of a distribution."""
 MEMORY = 0.99
 """Weight of a rate's past at each new observation."""
 
@@ -25,7 +26,7 @@ class Table:
         self.laws: OrderedDict[tuple[int, ...], tuple[int, dict[int, float]]] = OrderedDict()
 
     def find(self, tokens: Sequence[int]) -> tuple[int, dict[int, float]]:
-        """(n, the law) of the longest known context that ends `tokens`; (0, {})."""
+        """(n, the distribution) of the longest known context that ends `tokens`; (0, {})."""
         for n in range(min(LONGEST, len(tokens)), 0, -1):
             found = self.laws.get(tuple(tokens[-n:]))
             if found is not None:
@@ -38,7 +39,7 @@ class Table:
             self.merge(tuple(tokens[-n:]), law)
 
     def merge(self, context: tuple[int, ...], law: dict[int, float]) -> None:
-        """The running mean of all laws seen there (a missing token counts as 0), cut to its TOP largest."""
+        """The running mean of all distributions seen there (a missing token counts as 0), cut to its TOP largest."""
         count, old = self.laws.get(context, (0, {}))
         mean = {token: p * count / (count + 1) for token, p in old.items()}
         for token, p in law.items():
@@ -50,7 +51,7 @@ class Table:
 
 
 class Rates:
-    """How often the laws of each n foretold the token that came, by temperature (0: greedy)."""
+    """How often the distributions of each n foretold the token that came, by temperature (0: greedy)."""
 
     def __init__(self) -> None:
         self.seen: dict[tuple[int, float], tuple[float, float]] = {}

@@ -3,8 +3,8 @@
     logits_d = U_d (h + SiLU(W_d h))        d = 0 ... depth - 1, h the state behind the target's final norm, of the row
                                             before the root; W_d is zero at first, and U_d the target's head, or its own
 
-The guess at depth d is the same below all parents: heads do not see what was drafted. A node's law is its depth's, so
-the rules that look at q may judge it.
+The guess at depth d is the same below all parents: heads do not see what was drafted. A node's distribution is its
+depth's, so the rules that look at q may judge it.
 """
 
 import torch.nn.functional as F

@@ -26,7 +26,8 @@ from paceline.sample.sampler import Sampler
 MIN_CHANCE = MinChance(0.1)
 """A draft goes on while the chance that all of it is kept is at least this, unless the planner knows better."""
 SHARP = 0.6
-"""Temperature at which the draft's law says how often a greedy target takes each token: it is surer than the law."""
+"""Temperature at which the draft's distribution says how often a greedy target takes each token: it is surer than the
+distribution."""
 SHARE = 0.5
 """Chance counted for a sampled token. q(x) says little of it: with shared noise a token is kept far more often."""
 
@@ -178,7 +179,8 @@ class ModelDrafter:
         return tables
 
     def _chains(self, growing: Sequence[Growing]) -> None:
-        """Whole drafts in one native call, where temperature alone makes the law; the steps below are its twin."""
+        """Whole drafts in one native call, where temperature alone makes the distribution; the steps below are its
+        twin."""
         left, warm = self.chunk, []
         for g in growing:
             t = self.sampler.temperature(g.ask.request)

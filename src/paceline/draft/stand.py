@@ -1,11 +1,12 @@
 """`stand`: STAND, stochastic adaptive n-gram drafting (Song et al. 2025, arXiv 2506.04708). A table, shared by all
-requests, keeps the target's own next-token laws by the n tokens before; the tree is drawn from them without replacement
-(Gumbel top-k) over a fixed topology. `stand_greedy`, the paper's deterministic variant, takes the likeliest.
+requests, keeps the target's own next-token distributions by the n tokens before; the tree is drawn from them without
+replacement (Gumbel top-k) over a fixed topology. `stand_greedy`, the paper's deterministic variant, takes the
+likeliest.
 
-    text a b c d | table[a b c d], else [b c d], [c d], [d]  ->  q = norm(law ** (1/t))  ->  the topology's children
+    text a b c d | table[a b c d], else [b c d], [c d], [d]  ->  q = norm(p ** (1/t))  ->  the topology's children
 
 A place whose path is unknown has no children. What is drafted at all depends on the past alone: on the acceptance of
-the topology's slots, and on how often the laws of each n foretold the token that came.
+the topology's slots, and on how often the distributions of each n foretold the token that came.
 """
 
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from paceline.sample.noise import gumbel, keys_tensor
 FLOOR = 1e-6
 """A token of less probability is neither kept nor drawn."""
 GUESSES = 3
-"""A law foretold the token that came if it is among so many of its likeliest."""
+"""A distribution foretold the token that came if it is among so many of its likeliest."""
 
 
 @dataclass(slots=True)
@@ -51,13 +52,13 @@ class Growth:
 
 
 Places = Sequence[tuple[Growth, Slot, dict[int, float]]]
-"""Places whose laws are known."""
+"""Places whose distributions are known."""
 
 
 @DRAFTERS.register(
     "stand",
     Offers(
-        summary="a tree drawn from the target's own laws, kept by n-gram",
+        summary="a tree drawn from the target's own distributions, kept by n-gram",
         laws=frozenset({Law.SHARED_NOISE, Law.WITHOUT_REPLACEMENT}),
         shape="tree",
         nodes=15,
@@ -95,7 +96,7 @@ class Stand:
         return Growth(ask, Law.POINT if ask.request.params.greedy else ask.law, width, {(): tokens})
 
     def _draw(self, places: Places, tables: list[Tensor]) -> list[tuple[list[int], int]]:
-        """Gumbel top-k of each law at its request's temperature: (tokens in draw order, row of q or -1)."""
+        """Gumbel top-k of each distribution at its request's temperature: (tokens in draw order, row of q or -1)."""
         token = torch.tensor([[*law, *[0] * (TOP - len(law))] for _, _, law in places])
         logs = [
             [log(p / max(law.values())) / temperature(g.ask.request) for p in law.values()]
@@ -119,7 +120,7 @@ class Stand:
         return list(zip(drawn, row))
 
     def learn(self, view: View) -> None:
-        """Keep the laws of the accepted path and of the token after it."""
+        """Keep the distributions of the accepted path and of the token after it."""
         rows, contexts = list[Tensor](), list[tuple[list[int], int, float]]()
         for ask in view.asks:
             growth, tokens = view.slots.pop(ask.request.id, None), view.results[ask.place].tokens
@@ -153,7 +154,7 @@ class Stand:
 @DRAFTERS.register(
     "stand_greedy",
     Offers(
-        summary="a tree of the likeliest tokens by the target's own laws, kept by n-gram",
+        summary="a tree of the likeliest tokens by the target's own distributions, kept by n-gram",
         laws=frozenset({Law.POINT}),
         shape="tree",
         nodes=15,
@@ -161,7 +162,7 @@ class Stand:
     ),
 )
 class StandGreedy(Stand):
-    """Every request has law POINT."""
+    """Every request has distribution POINT."""
 
 
 def temperature(request: Request) -> float:

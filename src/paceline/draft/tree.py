@@ -37,8 +37,8 @@ def offers(
 
 @dataclass(slots=True)
 class Draws:
-    """The law after one place, in draw order: tokens without replacement, the log q of each, and what ranked them:
-    log q + Gumbel noise, falling (Kool et al. 2019), or log q itself under law `POINT`."""
+    """The distribution after one place, in draw order: tokens without replacement, the log q of each, and what ranked
+    them: log q + Gumbel noise, falling (Kool et al. 2019), or log q itself under distribution `POINT`."""
 
     token: list[int]
     log_q: list[float]
@@ -66,9 +66,9 @@ class Tree:
     first: list[int] = field(default_factory=list)
     """The first place of each row."""
     law_row: dict[int, int] = field(default_factory=dict)
-    """place -> row of the table with the law its children are drawn from (q rules only)."""
+    """place -> row of the table with the distribution its children are drawn from (q rules only)."""
     fresh: list[int] = field(default_factory=list)
-    """Places whose law is wanted next."""
+    """Places whose distribution is wanted next."""
     computed: int = 0
     """Rows whose K/V the draft's group has."""
     places: dict[int, int] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class Tree:
 
     @property
     def judged_by_q(self) -> bool:
-        """A rule will ask for the laws that nodes were drawn from."""
+        """A rule will ask for the distributions that nodes were drawn from."""
         return self.law in (Law.WITHOUT_REPLACEMENT, Law.SAMPLED)
 
     @property
@@ -168,7 +168,7 @@ class TreeDrafter:
     """The builder. A method gives `expand`, perhaps `plant`, `draws` and `observe`; a head `forward`, too."""
 
     group = DRAFT
-    """The component that computes the laws, and its K/V group."""
+    """The component that computes the distributions, and its K/V group."""
     width = 16
     """Most children of one node."""
     squares = False
@@ -182,8 +182,8 @@ class TreeDrafter:
 
     def expand(self, tree: Tree, laws: Laws) -> list[int]:
         """Add children to the places of `laws` (those asked for last), at most `tree.left`; return the places whose
-        laws are wanted next. Under a q rule nothing may depend on a token but through its law (D2); only a
-        deterministic choice may be revised (`replant`)."""
+        distributions are wanted next. Under a q rule nothing may depend on a token but through its distribution (D2);
+        only a deterministic choice may be revised (`replant`)."""
         raise NotImplementedError
 
     def observe(self, tree: Tree, path: list[int]) -> None:
@@ -219,7 +219,8 @@ class TreeDrafter:
         return self.forest(trees, self.grow(trees), view)
 
     def forest(self, trees: Sequence[Tree], tables: Sequence[Tensor], view: View) -> Forest:
-        """The candidates of these trees and the laws that they were drawn from; each tree is remembered in its slot."""
+        """The candidates of these trees and the distributions that they were drawn from; each tree is remembered in its
+        slot."""
         forest = Forest(q=torch.cat(list(tables)) if tables else None)
         for tree in trees:
             start = len(forest)
@@ -238,7 +239,7 @@ class TreeDrafter:
         return forest
 
     def grow(self, trees: Sequence[Tree]) -> list[Tensor]:
-        """Draw the trees; the laws they were drawn from, where a rule will ask for them."""
+        """Draw the trees; the distributions they were drawn from, where a rule will ask for them."""
         tables: list[Tensor] = []
         while active := [tree for tree in trees if tree.lagging or tree.fresh]:
             share = max(1, self.chunk // (sum(tree.lagging for tree in active) or 1))
@@ -268,7 +269,7 @@ class TreeDrafter:
 
     def _lay(self, builder: RowsBuilder, tree: Tree, share: int) -> list[int]:
         """Rows of one tree: what is missing of the text, at most `share`, else all its nodes. Returns the places that
-        get a law."""
+        get a distribution."""
         ask, tree.laid = tree.ask, None
         if tree.lagging:
             start, tree.reach = tree.reach, min(tree.known, tree.reach + share)

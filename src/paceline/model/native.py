@@ -228,7 +228,7 @@ class NativeDecoder(Decoder):
         limits: tuple[int, int, float],
     ) -> list[tuple[list[int], list[int], int]]:
         """Draft a tree for each segment, whose last row alone is wanted: tokens, parents (-1: the root) and how many of
-        them, the first ones, have K/V. `size`: the most nodes, and the depth from which on no law is computed;
+        them, the first ones, have K/V. `size`: the most nodes, and the depth from which on no distribution is computed;
         `least`: the least chance of a node; `limits`: children, passes, gain of draft/dyspec.py."""
         count, most = len(size), MAX_CANDIDATES
         tokens, parents, computed = ((ctypes.c_int64 * n)() for n in (count * most, count * most, count))

@@ -13,8 +13,9 @@
 //
 //                   in 8 bits: the same of int8, and their scales [slot/512][layer][kv head][32][dim/32][16 slots]
 //
-// base.h, product.h, grouped.h, linear.h, rows.h, cache.h, attention.h: a thread's part of a pass, from the bottom up; draw.h: tokens;
-// draft.h: whole drafts; run.h: several passes in one call, with what proposer.h describes drafting between them.
+// base.h, product.h, grouped.h, linear.h, rows.h, cache.h, attention.h: a thread's part of a pass, from the bottom up;
+// draw.h: tokens; draft.h: whole drafts; run.h: several passes in one call, with what proposer.h describes drafting
+// between them.
 
 #include <sys/syscall.h>
 #include <unistd.h>

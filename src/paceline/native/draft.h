@@ -100,10 +100,10 @@ extern "C" void paceline_draft(const Model* m, const Pass* p, i64 steps, const i
 
 const i64 MOST = 64;  // nodes of a tree
 
-struct Place {  // a node whose law is known
+struct Place {  // a node whose distribution is known
   float chance;
   std::vector<float> share;  // of its likeliest continuations, falling
-  std::vector<i64> token, below;  // below: the place of each, -1 where its law is not known
+  std::vector<i64> token, below;  // below: the place of each, -1 where its distribution is not known
 };
 
 struct Sprout {
@@ -114,7 +114,7 @@ struct Sprout {
 };
 
 struct Tree {
-  i64 most, deepest;  // nodes; depth from which on no law is computed
+  i64 most, deepest;  // nodes; depth from which on no distribution is computed
   double temperature, least;
   std::vector<Place> places = {};
   std::vector<Sprout> nodes = {}, laid = {};  // laid: those of the last pass
@@ -158,7 +158,7 @@ struct Limits {  // draft/dyspec.py
   double gain;
 };
 
-// The law with logits x / temperature: its `k` likeliest tokens
+// The distribution with logits x / temperature: its `k` likeliest tokens
 static Place law(const float* x, i64 n, float temperature, i64 k, float chance) {
   Place place{chance, {}, {}, {}};
   float top, least = -INFINITY;
@@ -186,7 +186,7 @@ static Place law(const float* x, i64 n, float temperature, i64 k, float chance) 
 }
 
 // A tree for each segment: after the pass `p`, which wants one row of each, up to `limits.passes` passes, each over the tree
-// as it is and for the laws that may change it. draft/dyspec.py is the slow twin and tells what `least` and `gain` are.
+// as it is and for the distributions that may change it. draft/dyspec.py is the slow twin and tells what `least` and `gain` are.
 static void grow(const Model& m, const Pass& p, std::vector<Tree>& trees, const Limits& limits) {
   std::vector<std::pair<i64, i64>> whose;  // tree and node of each wanted row
   Laid laid{m.block_size, p.width, p.seconds};

@@ -73,7 +73,7 @@ static i64 race(const float* x, i64 n, double temperature, uint64_t key, Room& b
   return winner;
 }
 
-// log p of the law with logits x / temperature; NaN where all of them are -inf, or one is inf or NaN
+// log p of the distribution with logits x / temperature; NaN where all of them are -inf, or one is inf or NaN
 static void log_law(const float* x, i64 n, double temperature, float* to) {
   float top;
   const bool some = largest(x, n, top) >= 0 && top < INFINITY;
@@ -88,7 +88,7 @@ static void log_law(const float* x, i64 n, double temperature, float* to) {
   each(n, [&](i64 i, __mmask16 k) { put(to + i, _mm512_sub_ps(_mm512_maskz_loadu_ps(k, to + i), all), k); });
 }
 
-// Rows of logits x [rows][width] to log p of the law at the row's temperature: sample/filters.py is the slow twin
+// Rows of logits x [rows][width] to log p of the distribution at the row's temperature: sample/filters.py is the slow twin
 extern "C" void paceline_law(const float* x, i64 rows, i64 width, const double* temperature, i64 threads, float* to) {
   parallel(threads, rows, [=](i64 r) { log_law(x + r * width, width, temperature[r], to + r * width); });
 }

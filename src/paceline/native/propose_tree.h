@@ -12,7 +12,7 @@ struct Trees {
   i64* reach;           // [texts]: rows that the model has of each
   i64* computed;        // [texts]: those of the latest tree, its first nodes
   i64 children, passes;
-  double gain, sharp;   // sharp: the temperature of a greedy text's laws
+  double gain, sharp;   // sharp: the temperature of a greedy text's distributions
 };
 
 void paceline_trees_propose(Trees* s, i64 turns, const Turn* turn, Draft* drafts) {

@@ -246,7 +246,7 @@ class Watch:
 
 
 Key = tuple[str, int]
-"""(drafter, size): the size of a tree, 0 for chains, which are one law at every length."""
+"""(drafter, size): the size of a tree, 0 for chains, which are one distribution at every length."""
 
 
 @dataclass(slots=True)

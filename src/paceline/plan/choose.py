@@ -48,8 +48,8 @@ NONE = "none"
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One drafter as the chooser sees it. `sizes`: numbers of nodes to choose from; a chain's acceptance is one law at
-    every length, a tree's depends on its size."""
+    """One drafter as the chooser sees it. `sizes`: numbers of nodes to choose from; a chain's acceptance is one
+    distribution at every length, a tree's depends on its size."""
 
     drafter: str
     sizes: tuple[int, ...]

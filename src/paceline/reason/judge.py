@@ -3,8 +3,8 @@
     [prompt][accepted steps][draft] [question: how good is that, 0-9][begin of an answer] -> one token of ten
     └─ in its prefix cache ┘└──────────── computed ────────────────┘
 
-SpecReason (arXiv 2504.07891), section 4. The digit's law is that of the ten digits alone; the score is its mean, or
-the likeliest digit.
+SpecReason (arXiv 2504.07891), section 4. The digit's distribution is that of the ten digits alone; the score is its
+mean, or the likeliest digit.
 """
 
 import math

@@ -31,7 +31,7 @@ class StepWishes:
     tau: float = 7.0
     """A draft with a score of at least this is accepted: at most 0 takes all, above 9 none."""
     score: str = "mean"
-    """`mean` of the digit's law, or its `argmax`."""
+    """`mean` of the digit's distribution, or its `argmax`."""
     first: int = 0
     """So many steps are the base model's own, unscored."""
     step_tokens: int = 512

@@ -60,8 +60,8 @@ def knn_generate(
     params: SamplingParams | None = None,
     wish: Knn | None = None,
 ) -> Answer:
-    """Complete a text, or answer a conversation, with the mixture of the model's law and that of its neighbours in a
-    datastore (KNN-LM). Raises InputError, RefusalError or CapacityError where it cannot be served."""
+    """Complete a text, or answer a conversation, with the mixture of the model's distribution and that of its
+    neighbours in a datastore (KNN-LM). Raises InputError, RefusalError or CapacityError where it cannot be served."""
     with ThreadPoolExecutor(1, thread_name_prefix="paceline-retrieval") as pool:
         return _written(llm, question, llm.ids(question), params, KnnWriting(store, wish or Knn(), pool))
 

@@ -1,4 +1,4 @@
-"""KNN-LM served speculatively (RaLMSpec, section 5): every token's law is lambda p_kNN + (1 - lambda) p_LM.
+"""KNN-LM served speculatively (RaLMSpec, section 5): every token's distribution is lambda p_kNN + (1 - lambda) p_LM.
 
     cache of entries ─▶ s tokens, each with neighbours from the cache ─▶ one call with all s contexts
                         the token that the true neighbours make is drawn again from the kept logits with the same noise;
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Knn:
-    """How a datastore joins the model's law."""
+    """How a datastore joins the model's distribution."""
 
     weight: float = 0.25
     """Lambda: the share of the neighbours."""

@@ -1,8 +1,8 @@
-"""Temperature, min-p, top-k, top-p: from processed logits to the law that is drawn from.
+"""Temperature, min-p, top-k, top-p: from processed logits to the distribution that is drawn from.
 
 Every filter is one *floor* per row: tokens with a logit below it are removed, tokens equal to it stay. So ties at a
 boundary are kept together, whatever their order in memory, and no result depends on a sort's treatment of equals.
-Every operation treats rows independently, so a row's law does not depend on its batch mates, bit for bit.
+Every operation treats rows independently, so a row's distribution does not depend on its batch mates, bit for bit.
 """
 
 from array import array

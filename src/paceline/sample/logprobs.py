@@ -1,7 +1,7 @@
 """Reported log-probabilities.
 
-Of a drawn token: log p after *every* processor, the very law it was drawn from; for greedy requests the log-softmax
-of the processed logits. Of a prompt token: the log-softmax of the raw logits.
+Of a drawn token: log p after *every* processor, the very distribution it was drawn from; for greedy requests the
+log-softmax of the processed logits. Of a prompt token: the log-softmax of the raw logits.
 """
 
 from collections.abc import Sequence

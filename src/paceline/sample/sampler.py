@@ -110,7 +110,7 @@ class Sampler:
         warps = [slots[i].warp for i in sampled]
         part = logits if len(sampled) == len(slots) else logits[sampled]
         log_p = law(part, warps)
-        if any(slot.live for slot in slots):  # an emptied row has no law: keep it all -inf, not NaN
+        if any(slot.live for slot in slots):  # an emptied row has no distribution: keep it all -inf, not NaN
             log_p = log_p.masked_fill(part.amax(-1, keepdim=True) == float("-inf"), float("-inf"))
         if len(sampled) == len(slots):
             return log_p
@@ -138,7 +138,8 @@ class Sampler:
         return self._slots[request.id].warp.greedy
 
     def temperature(self, request: Request) -> float | None:
-        """The request's temperature if it alone makes the law from the logits; None where anything else does too."""
+        """The request's temperature if it alone makes the distribution from the logits; None where anything else does
+        too."""
         slot = self._slots[request.id]
         return None if slot.live or (slot.warp.filters and not slot.warp.greedy) else slot.warp.temperature
 
@@ -150,7 +151,7 @@ class Sampler:
         return bool(place.parse.mask(place)[token])
 
     def probs(self, rows: Sequence[RowRef], scores: Tensor) -> Tensor:
-        """The law of each row, float64 [L, V]: one-hot for greedy rows, all 0 for empty ones."""
+        """The distribution of each row, float64 [L, V]: one-hot for greedy rows, all 0 for empty ones."""
         p = scores.to(torch.float64).exp()
         greedy = [i for i, slot in enumerate(self._of(rows)) if slot.warp.greedy]
         if greedy:

@@ -24,8 +24,8 @@ uses:
 
 A batch (`train/features.py`) is `ids` [B, T], `learn` [B, T] (is this token one to predict?), `length` [B] and `hidden`
 {tap: [B, T, H]}; the state of row t has read ids[:, t]. What follows it is ids[:, t + 1], the *root* of a round; a
-draft of depth d (0 first) at row t is for ids[:, t + 2 + d], and the target's own law for it is `head(hidden[:, t + 1 +
-d])`.
+draft of depth d (0 first) at row t is for ids[:, t + 2 + d], and the target's own distribution for it is
+`head(hidden[:, t + 1 + d])`.
 """
 
 from collections.abc import Callable

@@ -1,5 +1,5 @@
-"""Training of `clover` (draft/clover.py): states and laws of the target as labels, the true tokens above, a gradient
-through all depths (Clover-2, arXiv 2408.00264, section 3.3). `--set version=1 --set layers=1` is Clover."""
+"""Training of `clover` (draft/clover.py): states and distributions of the target as labels, the true tokens above, a
+gradient through all depths (Clover-2, arXiv 2408.00264, section 3.3). `--set version=1 --set layers=1` is Clover."""
 
 from typing import Any
 

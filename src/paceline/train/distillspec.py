@@ -1,4 +1,4 @@
-"""`distillspec`: a draft model learns its target's law (DistillSpec, Zhou et al. 2023, arXiv 2310.08461).
+"""`distillspec`: a draft model learns its target's distribution (DistillSpec, Zhou et al. 2023, arXiv 2310.08461).
 
 Divergence (`--set objective=kl|reverse|jsd|tvd|lk`) and source of texts (`--set rollout=data|policy|mixed`) are
 options: which is best depends on task and temperature. A draft's chance to be accepted is 1 - tvd. With `objective=ce`
@@ -11,7 +11,7 @@ from paceline.train import METHODS, Trains
 from paceline.train.student import DraftMethod
 
 
-@METHODS.register("distillspec", Trains("a draft model that learns its target's law", drafter="model"))
+@METHODS.register("distillspec", Trains("a draft model that learns its target's distribution", drafter="model"))
 class DistillSpec(DraftMethod):
     name = "distillspec"
     preset: ClassVar = {"objective": "kl", "rollout": "mixed"}

@@ -1,5 +1,5 @@
 """Training of `eagle3` (draft/eagle3.py) by training-time test: the head is unrolled to its depth, each step on what
-the step before put out, and learns the target's law at each (Li et al. 2025, arXiv 2503.01840, section 3.2).
+the step before put out, and learns the target's distribution at each (Li et al. 2025, arXiv 2503.01840, section 3.2).
 
 `fused=false` is EAGLE-1 (Li et al. 2024, arXiv 2401.15077): one step on the target's own states with uniform noise, to
 be like the target's next state (SmoothL1) and to say what it would say (0.1 of the cross entropy).

@@ -11,7 +11,7 @@ and the loss adds to that of the last layer those of exits, each behind the same
 
 A step takes every `rotate`-th exit of 1 .. `deepest`, in turn. Weights e(l) grow as 1 + .. + l with
 `growing`; without, all are alike. J is cross entropy with the next token, or (`soft`) with the last layer's own
-law: what a draft has to match.
+distribution: what a draft has to match.
 """
 
 import math

@@ -4,7 +4,8 @@
 A pass without gradient says which rows are wrong. Of these, a share that falls as training goes on is answered: the
 first row of a block gets the token and the feature that it should have said, k places on, in place of its own input, so
 that the later rows of the block see it through the LSTM and attention. A second pass is trained: on features (SmoothL1)
-and, with a weight of 0.1, on the target's law (0.9 KL + 0.1 hard cross entropy). `glance=0` leaves the first pass out.
+and, with a weight of 0.1, on the target's distribution (0.9 KL + 0.1 hard cross entropy). `glance=0` leaves the first
+pass out.
 """
 
 from collections.abc import Mapping

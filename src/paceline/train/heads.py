@@ -51,8 +51,8 @@ class UnrolledMethod(Method):
         return self.losses(steps, post, batch)
 
     def losses(self, steps: Steps, post: Tensor, batch: Batch) -> Loss:
-        """The objective at every depth against the target's laws, which are computed once: the law for a token is the
-        same at whatever depth it is drafted."""
+        """The objective at every depth against the target's distributions, which are computed once: the distribution
+        for a token is the same at whatever depth it is drafted."""
         loss, ids, weight = Loss(torch.zeros(())), self.known(), 0.0
         learn = batch.learn.bool()
         learn[:, :2] = False

@@ -1,5 +1,5 @@
-"""Training of `hydra` (draft/hydra.py): the target's own laws as labels, the true tokens above (arXiv 2402.05109,
-section 4). `--set prefix=true --set layers=4` is Hydra++."""
+"""Training of `hydra` (draft/hydra.py): the target's own distributions as labels, the true tokens above (arXiv
+2402.05109, section 4). `--set prefix=true --set layers=4` is Hydra++."""
 
 import torch
 

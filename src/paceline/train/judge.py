@@ -5,7 +5,8 @@ The target answers greedily. At the first token that the draft model would have 
 in and the target finishes the answer. If the final answer is the same, the token was *unimportant* (label 1), and the
 text goes on from there; else it was *important* (0), and the target's own token stays. Then the next one to the right.
 A head on the target's state of the row that has read the draft's token learns the label. Beside it two rules without
-training are measured on held-out labels: the token's rank in the target's law, and the divergence of the two laws.
+training are measured on held-out labels: the token's rank in the target's distribution, and the divergence of the two
+distributions.
 """
 
 import json
@@ -54,7 +55,7 @@ class Label:
     """[H]"""
     good: bool
     rank: int
-    """Of the draft's token in the target's law, 0 the likeliest."""
+    """Of the draft's token in the target's distribution, 0 the likeliest."""
     divergence: float
     """KL(p | q)"""
 

@@ -382,6 +382,6 @@ class Run:
 
 
 def lower() -> AbstractContextManager[Any]:
-    """Matrices in bfloat16 where the CPU multiplies it natively; sums and laws stay in float32."""
+    """Matrices in bfloat16 where the CPU multiplies it natively; sums and distributions stay in float32."""
     native = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
     return torch.autocast("cpu", torch.bfloat16) if native else nullcontext()

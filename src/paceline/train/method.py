@@ -90,7 +90,7 @@ class HeadMethod(Method):
     objective: ClassVar[str] = "kl"
     decay: ClassVar[float] = 1.0
     rows: ClassVar[int] = 2048
-    """Most rows of a batch whose laws are compared: over a large vocabulary they are what costs."""
+    """Most rows of a batch whose distributions are compared: over a large vocabulary they are what costs."""
 
     def __init__(self, target: Target, settings: dict[str, Any]) -> None:
         settings = dict(settings)
@@ -182,7 +182,8 @@ class HeadMethod(Method):
         return loss
 
     def wanted(self, batch: Batch) -> Tensor:
-        """[B, T]: rows whose law is learned, of a token that is to be predicted; a random stretch of `rows` of them."""
+        """[B, T]: rows whose distribution is learned, of a token that is to be predicted; a random stretch of `rows` of
+        them."""
         wanted = torch.zeros_like(batch.learn, dtype=torch.bool)
         wanted[:, 1:-1] = batch.learn[:, 2:] > 0
         found = wanted.flatten().nonzero().flatten()

@@ -1,6 +1,6 @@
 """`Objective`: what a drafter is trained to minimise, as data: a weighted sum of divergences, with a decay by depth.
 
-With p the target's law, q the drafter's, h the target's hidden state and o the drafter's in its place:
+With p the target's distribution, q the drafter's, h the target's hidden state and o the drafter's in its place:
 
     kl        sum p log(p / q)            forward KL; the same gradient as soft cross entropy
     reverse   sum q log(q / p)            reverse KL

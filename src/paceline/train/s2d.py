@@ -1,8 +1,8 @@
 """`s2d`: one draft model of which several depths draft by themselves (sorted fine-tuning: S2D, Kavehzadeh et al. 2024,
 arXiv 2407.01955, section 3.1).
 
-Loss: the mean over the exits of next-token cross entropy, each behind the same final norm and head. The target's law is
-not used, so one draft serves all targets of the vocabulary.
+Loss: the mean over the exits of next-token cross entropy, each behind the same final norm and head. The target's
+distribution is not used, so one draft serves all targets of the vocabulary.
 """
 
 from collections.abc import Mapping

@@ -42,7 +42,7 @@ class StudentSettings:
     share: float = 0.5
     """Of texts that a mixed rollout replaces by the student's own."""
     temperature: float = 1.0
-    """At which the student samples, and at which laws are compared."""
+    """At which the student samples, and at which distributions are compared."""
 
 
 def fresh(target: Target, settings: StudentSettings) -> nn.Module:

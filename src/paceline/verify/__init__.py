@@ -46,7 +46,7 @@ class Case:
         return {tap: states[row] for tap, states in self.taps.items()}
 
     def q(self, node: int) -> Tensor:
-        """The law [V] that a drawn node was drawn from (of the first draw at its parent)."""
+        """The distribution [V] that a drawn node was drawn from (of the first draw at its parent)."""
         assert self.forest.q is not None
         return self.forest.q[self.forest.q_row[node]]
 

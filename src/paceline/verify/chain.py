@@ -19,7 +19,7 @@ from paceline.verify.walk import Walk, coins, draw, one_hot, residual
         summary="the distribution equals plain decoding's (ratio rule)",
         laws=(Law.SAMPLED, Law.POINT),
         shape="chain",
-        guarantee="law",
+        guarantee="distribution",
     ),
 )
 class Chain(Walk):

@@ -29,7 +29,7 @@ STEPS = 40
         summary="the distribution equals plain decoding's (k-SEQ over i.i.d. candidates)",
         laws=(Law.SAMPLED,),
         shape="tree",
-        guarantee="law",
+        guarantee="distribution",
     ),
 )
 class KSeq(Walk):
@@ -44,7 +44,7 @@ class KSeq(Walk):
 
 
 def select(p: Tensor, q: Tensor, tokens: list[int], coins: list[float]) -> tuple[int | None, Tensor]:
-    """Which candidate is accepted, or None and the law of the token instead, float64 [V]."""
+    """Which candidate is accepted, or None and the distribution of the token instead, float64 [V]."""
     k = len(tokens)
     rho = best_rho(p, q, k)
     for i, (token, coin) in enumerate(zip(tokens, coins)):

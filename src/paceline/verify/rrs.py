@@ -1,9 +1,9 @@
 """`rrs`: recursive rejection sampling over siblings (Jeon et al. 2024, arXiv 2402.14160, algorithm 1; with replacement:
 SpecInfer's multi-step speculative sampling, Miao et al. 2024).
 
-The children of a node are examined in the order they were drawn. With r = p at first and Q the law of the next draw
-given the earlier ones, x is accepted with probability min(1, r(x) / Q(x)); if not, r becomes norm([r - Q]+). After all
-of them the token is drawn from r. A deterministic child has a Q of its own token alone.
+The children of a node are examined in the order they were drawn. With r = p at first and Q the distribution of the next
+draw given the earlier ones, x is accepted with probability min(1, r(x) / Q(x)); if not, r becomes norm([r - Q]+). After
+all of them the token is drawn from r. A deterministic child has a Q of its own token alone.
 
 Keeps the distribution, not the text of a seed.
 """
@@ -25,7 +25,7 @@ from paceline.verify.walk import Walk, coins, draw, one_hot, residual
         summary="the distribution equals plain decoding's (recursive rejection over trees)",
         laws=(Law.WITHOUT_REPLACEMENT, Law.SAMPLED, Law.POINT),
         shape="tree",
-        guarantee="law",
+        guarantee="distribution",
     ),
 )
 class RecursiveRejection(Walk):
@@ -41,8 +41,8 @@ class RecursiveRejection(Walk):
 def select(
     p: Tensor, q: Tensor | None, tokens: Sequence[int], laws: Sequence[Law], coins: Sequence[float]
 ) -> tuple[int | None, Tensor]:
-    """Which of the siblings is accepted, or None and the law of the token instead, float64 [V]. `q`: the law of the
-    first that was drawn, None where all are points."""
+    """Which of the siblings is accepted, or None and the distribution of the token instead, float64 [V]. `q`: the
+    distribution of the first that was drawn, None where all are points."""
     for i, (token, law, coin) in enumerate(zip(tokens, laws, coins)):
         proposal = one_hot(p, token) if law is Law.POINT or q is None else q
         if coin * float(proposal[token]) < float(p[token]):
@@ -54,7 +54,7 @@ def select(
 
 
 def next_draw(q: Tensor, token: int) -> Tensor:
-    """The law of the draw after `token`, without replacement."""
+    """The distribution of the draw after `token`, without replacement."""
     q = q.clone()
     q[token] = 0.0
     return q / q.sum().clamp_min(1e-300)

@@ -19,8 +19,8 @@ class Walk(Rule, ABC):
 
     @abstractmethod
     def choose(self, case: Case, node: int, p: Tensor, request: Request, depth: int) -> tuple[int | None, int]:
-        """The token after `node`, whose law is p, float64 [V], and the child that carries it: None where no child was
-        accepted. `depth`: of the node below the root."""
+        """The token after `node`, whose distribution is p, float64 [V], and the child that carries it: None where no
+        child was accepted. `depth`: of the node below the root."""
 
     def judge(self, case: Case) -> None:
         for place in case.places:
@@ -66,7 +66,7 @@ def residual(p: Tensor, q: Tensor, rejected: int) -> Tensor:
 
 
 def one_hot(p: Tensor, token: int) -> Tensor:
-    """The law of a deterministic child."""
+    """The distribution of a deterministic child."""
     q = torch.zeros_like(p)
     q[token] = 1.0
     return q

@@ -11,7 +11,7 @@ Offsets = Iterator[float]
 
 
 def random(rate: float, seed: int, burstiness: float = 1.0) -> Offsets:
-    """Gaps drawn from a gamma law of mean 1 / rate and shape `burstiness`, without end.
+    """Gaps drawn from a gamma distribution of mean 1 / rate and shape `burstiness`, without end.
 
     1 is a Poisson process; below 1 is burstier (coefficient of variation 1 / sqrt(shape)), above 1 more even, and
     infinity is `constant`. The first request also comes after a gap.

@@ -30,7 +30,7 @@ class Load:
     rate: float | None = None
     """Requests a second, open loop; infinity: all at once."""
     burstiness: float = 1.0
-    """Shape of the gamma law of the gaps: 1 Poisson, infinity constant."""
+    """Shape of the gamma distribution of the gaps: 1 Poisson, infinity constant."""
     speed: float | None = None
     """A recording, played so many times as fast."""
     clients: int | None = None
