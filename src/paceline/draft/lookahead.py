@@ -124,9 +124,7 @@ def agree(guess: Sequence[int], text: Sequence[int]) -> int:
 
 @DRAFTERS.register(
     "lookahead",
-    Offers(
-        summary="Jacobi windows inside the target's pass", distributions=frozenset({Law.POINT}), shape="tree", nodes=15
-    ),
+    Offers(summary="Jacobi windows inside the target's pass", laws=frozenset({Law.POINT}), shape="tree", nodes=15),
 )
 class LookaheadDrafter:
     def __init__(self, host: Host) -> None:

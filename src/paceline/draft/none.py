@@ -7,7 +7,7 @@ from paceline.core.registry import Offers
 from paceline.draft import DRAFTERS, Ask, Host, View
 
 
-@DRAFTERS.register("none", Offers(summary="plain decoding", distributions=frozenset(Law), shape="chain", nodes=0))
+@DRAFTERS.register("none", Offers(summary="plain decoding", laws=frozenset(Law), shape="chain", nodes=0))
 class NoDrafter:
     def __init__(self, host: Host) -> None:
         pass

@@ -85,7 +85,7 @@ class Memory:
 
 @DRAFTERS.register(
     "suffix",
-    Offers(summary="suffix automata of the text and of past outputs", distributions=frozenset({Law.POINT}), shape="tree",
+    Offers(summary="suffix automata of the text and of past outputs", laws=frozenset({Law.POINT}), shape="tree",
            nodes=15, stops_early=True),
 )  # fmt: skip
 class SuffixDrafter:
