@@ -37,7 +37,8 @@ def load_header(path: Path) -> Header:
     missing = next((file for file in files if not file.is_file()), None)
     if missing is not None:
         raise CheckpointError(f"{missing} is not there; all {len(files)} parts of a split model are needed.")
-    return merged(tuple((file, *file.stat()[6:9]) for file in files))
+    facts = [(file, file.stat()) for file in files]
+    return merged(tuple((file, it.st_ino, it.st_size, it.st_mtime_ns) for file, it in facts))
 
 
 @lru_cache(maxsize=4)
