@@ -26,7 +26,7 @@ S = TypeVar("S")
 Proposal = Sequence[int] | Sequence[tuple[int, int]]
 UserFn = Callable[[list[int], int], Proposal]
 NEED_DRAFT = Need(DRAFT, "a draft model (give draft=PATH)")
-NEED_PROGRAM = Need(f"{TARGET}:program", "a target that can run some of its layers (without recurrent ones, loaded by Paceline's own decoder)")
+NEED_PROGRAM = Need(f"{TARGET}:program", "a target that can run some of its layers (by Paceline's own decoder)")
 NEED_EXIT = Need(f"{TARGET}:exit", "a target that was trained to end early")
 SCRATCH = 32
 NEED_FUNCTION = Need("callable", "a function (give drafter=FUNCTION)")
