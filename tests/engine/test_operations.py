@@ -118,7 +118,9 @@ class Session:
                 engine.apply(Abort(request.id))
                 self.live = [(owner, each) for owner, each in self.live if each.finish is None]
             self.done[kind] = self.done.get(kind, 0) + 1
-        except InputError:
+        except (InputError, RefusalError) as error:
+            known = isinstance(error, InputError) or (kind == "branch" and "target" in self.setting.recurrent)
+            assert known, error
             self.done["refused"] = self.done.get("refused", 0) + 1
 
 

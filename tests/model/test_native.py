@@ -42,6 +42,7 @@ FORMS = {
 """Biases and odd sizes, windows, head norms, partial rotation, caps and post norms, two rotations; heads of 6 to 128
 dimensions; layer norms with biases and a feed-forward part without gates, parts side by side, post norms alone and one
 norm over all heads, scaled residuals and logits."""
+SHARED = [pytest.param(name, marks=pytest.mark.full if name in ("cohere2", "granite") else ()) for name in FORMS]
 BYTES = 4096
 """Slots of the pool."""
 
@@ -75,7 +76,7 @@ def trees(draw: st.DrawFn) -> tuple[int, int, list[int]]:
 
 @pytest.mark.parametrize("quantize", [None, "int8", "int4"])
 @pytest.mark.parametrize("unit", Unit, ids=attrgetter("name"))
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", SHARED)
 @given(data=st.data())
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_row_has_the_same_bits_in_any_pass(

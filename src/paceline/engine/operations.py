@@ -97,7 +97,9 @@ class Operations:
     def _check_branch(self, request: Request, params: SamplingParams | None) -> None:
         """Can it have branches, with these parameters?"""
         if "join" not in self.components[TARGET].abilities:
-            raise RefusalError("This model cannot join branches: some of its layers see a window of the text.")
+            raise RefusalError(
+                "This model cannot join branches: some of its layers see a window of the text, or keep a state of it."
+            )
         wishes = params or request.params
         if request.params.logprobs is not None or wishes.logprobs is not None:
             raise RefusalError("A request with log-probabilities cannot have branches: nobody judges what joins them.")

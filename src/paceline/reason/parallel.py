@@ -157,7 +157,9 @@ class Parallel:
     def check(self, params: SamplingParams, engines: Mapping[str, Engine]) -> None:
         engine = engines[BASE]
         if "join" not in engine.components[TARGET].abilities:
-            raise RefusalError("This model cannot join branches: some of its layers see a window of the text.")
+            raise RefusalError(
+                "This model cannot join branches: some of its layers see a window of the text, or keep a state of it."
+            )
         if engine.session.tokenizer is None:
             raise RefusalError("Parallel writing needs a tokenizer, and this engine has none.")
         if self.settings.mode == "prompt" and self.render is None:
