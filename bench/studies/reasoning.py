@@ -8,7 +8,7 @@ passes, judged and accepted steps, and for each model the share of known tokens 
 `seconds` is a limit for each row, and what is not finished then does not count.
 
 The second asks one question at a time, every row in turns, each with empty caches. Beside a row's seconds stand those
-of the cost model: requests, tokens computed and tokens written of each model, as the answers counted them, at the pace
+of the cost model: requests, tokens computed and passes of each model, as the answers counted them, at the pace
 that each model alone had in the same run. It needs an idle machine.
 """
 
@@ -130,7 +130,7 @@ def counting(pair: Ensemble, questions: Sequence[dict[str, Any]], args: argparse
 @dataclass(frozen=True, slots=True)
 class Pace:
     """Seconds of one model: a request takes `start`, and so much for each token computed before its first, and for
-    each one written behind that."""
+    each pass behind that. Passes, not tokens: a model's own drafter may write several a pass."""
 
     start: float
     computed: float
@@ -157,8 +157,8 @@ class Pace:
 
     def seconds(self, hands: Sequence[dict[str, Any]], model: str) -> float:
         mine = [each for each in hands if each["model"] == model]
-        computed, wrote = total(mine, "at", model) - total(mine, "cached", model), total(mine, "wrote", model)
-        return len(mine) * self.start + computed * self.computed + (wrote - len(mine)) * self.written
+        computed, passes = total(mine, "at", model) - total(mine, "cached", model), total(mine, "passes", model)
+        return len(mine) * self.start + computed * self.computed + (passes - len(mine)) * self.written
 
 
 def timing(pair: Ensemble, questions: Sequence[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:

@@ -121,6 +121,8 @@ def test_another_tokenizer_is_refused_by_mentor_and_served_by_steps(pair: Ensemb
             clean(mixed)
         own = mixed.generate(PROMPT, StepWishes(tau=9.1, step_tokens=10), replace(GREEDY, max_tokens=40))
         assert own.token_ids == alone(mixed, BASE, replace(GREEDY, max_tokens=40))
+        turns = mixed.generate(PROMPT, StepWishes(tau=3.5, step_tokens=10), replace(GREEDY, max_tokens=80)).report
+        print([(s["author"], s["tokens"], s["score"]) for s in turns["segments"]])
         with pytest.raises(RefusalError, match="logit_bias"):
             mixed.generate(PROMPT, StepWishes(), replace(GREEDY, logit_bias={3: 1.0}))
 
