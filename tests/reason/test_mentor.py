@@ -107,26 +107,6 @@ def test_a_budget_ends_the_mentors_part(pair: Ensemble) -> None:
     assert sum(s["tokens"] for s in report["segments"] if s["author"] == "mentor") == 6
 
 
-def test_another_tokenizer_is_refused_by_mentor_and_served_by_steps(pair: Ensemble, tmp_path: Any) -> None:
-    """The small model's tokenizer and vocabulary are of bytes; its texts are handed over as texts."""
-    from tests.tiny import tiny_checkpoint
-
-    small = tiny_checkpoint(tmp_path / "bytes", seed=2, layers=1)
-    with Ensemble(pair.llm.options.model, small=small, dtype="float32", blocks=60, drafter="none", check=True) as mixed:
-        with pytest.raises(RefusalError, match="another tokenizer"):
-            mixed.generate(PROMPT, mentor(), GREEDY)
-        for tau, name in ((0.0, SMALL), (9.1, BASE)):
-            answer = mixed.generate(PROMPT, StepWishes(tau=tau, step_tokens=10), replace(GREEDY, max_tokens=40))
-            assert {s["author"] for s in answer.report["segments"]} == {name} and answer.report["proposed"] > 1
-            clean(mixed)
-        own = mixed.generate(PROMPT, StepWishes(tau=9.1, step_tokens=10), replace(GREEDY, max_tokens=40))
-        assert own.token_ids == alone(mixed, BASE, replace(GREEDY, max_tokens=40))
-        turns = mixed.generate(PROMPT, StepWishes(tau=3.5, step_tokens=10), replace(GREEDY, max_tokens=80)).report
-        print([(s["author"], s["tokens"], s["score"]) for s in turns["segments"]])
-        with pytest.raises(RefusalError, match="logit_bias"):
-            mixed.generate(PROMPT, StepWishes(), replace(GREEDY, logit_bias={3: 1.0}))
-
-
 def test_bad_wishes_have_one_sentence(pair: Ensemble) -> None:
     for wrong in ({"choose": "best"}, {"peek": 0}, {"verify": -1}, {"recap": 0}, {"separator": ""}):
         with pytest.raises(InputError, match=next(iter(wrong))):
