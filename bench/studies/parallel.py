@@ -100,10 +100,9 @@ def timed(llm: LLM, questions: tuple[str, ...], params: SamplingParams, show: bo
         )
         if show:
             print(text)
-    print(
-        f"all: {sum(lengths)} tokens, {sum(lengths) / sums[0]:.1f} a second in parallel, {sum(lengths) / sums[1]:.1f} in "
-        f"sequence; gain {sums[1] / sums[0]:.2f}, of a question {median(gains):.2f} ({min(gains):.2f} to {max(gains):.2f})"
-    )
+    tokens, spread = sum(lengths), f"{median(gains):.2f} ({min(gains):.2f} to {max(gains):.2f})"
+    print(f"all: {tokens} tokens, {tokens / sums[0]:.1f} a second in parallel, {tokens / sums[1]:.1f} in sequence")
+    print(f"gain {sums[1] / sums[0]:.2f}, of a question {spread}")
 
 
 def sequential(llm: LLM, question: str, tokens: int) -> float:

@@ -146,19 +146,6 @@ def test_a_draft_of_another_vocabulary_drafts_in_branches_and_behind_a_join(
     assert cache.room() == cache.num_blocks and engine.cache.room() == engine.cache.num_blocks
 
 
-def test_four_branches_take_the_passes_of_the_longest(pair: tuple[Path, Path]) -> None:
-    engine = engine_of(pair, drafter="none")
-    [request] = engine.submit(PROMPT, GREEDY)
-    grow(engine, request, 6)
-    branches = branch(engine, request, [[5, 6], [7], [8, 9], [4]], [6 + 24, 6 + 40, 6 + 31, 6 + 40])
-    passes = passed(engine)
-    ended(engine, branches)
-    engine.apply(Join(request.id, [child.id for child in branches], [20]))
-    grow(engine, request, len(request.output) + 1)
-    longest = max(len(own(child)) for child in branches)
-    assert longest == 40 and longest - 1 <= len(passes) <= 1.25 * longest
-
-
 def passed(engine: Any) -> list[tuple[int, Any]]:
     """(rows, logits) of every pass from now on."""
     found, forward = list[tuple[int, Any]](), engine.model.forward

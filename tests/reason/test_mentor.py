@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from paceline import InputError, RefusalError, SamplingParams
-from paceline.reason import Cues, Ensemble, MentorWishes, StepWishes
+from paceline import InputError, SamplingParams
+from paceline.reason import Cues, Ensemble, MentorWishes
 from paceline.reason.ensemble import make
 from paceline.reason.runner import BASE, SMALL
 from tests.reason.conftest import DRAWN, GREEDY, PROMPT, alone, clean

@@ -60,9 +60,10 @@ TIRED = MentorWishes(separator="H", peek=4, verify=0, excess=2, recap=5, check="
 def within(pair: Ensemble) -> None:
     """Cues that stand within words alone call nobody."""
     wish = MentorWishes(separator="\n", peek=40, cues=WITHIN)
-    answer = pair.generate(PROMPT, wish, replace(GREEDY, max_tokens=200))
+    params = replace(GREEDY, max_tokens=200)
+    answer = pair.generate(PROMPT, wish, params)
     assert answer.text.count("pple") >= 2 and answer.report["proposed"] >= 2
-    assert answer.token_ids == alone(pair, SMALL, replace(GREEDY, max_tokens=200)) and BASE not in answer.report["models"]
+    assert answer.token_ids == alone(pair, SMALL, params) and BASE not in answer.report["models"]
 
 
 def verified(pair: Ensemble) -> None:
@@ -107,7 +108,9 @@ def hands(pair: Ensemble) -> None:
         assert all(each["known"] - each["cached"] <= pair.llm.engine.config.block_size for each in found)
 
 
-@pytest.mark.parametrize("check", [stepwise, mentored, sampled, hands, within, verified, tired], ids=lambda check: check.__name__)
+@pytest.mark.parametrize(
+    "check", [stepwise, mentored, sampled, hands, within, verified, tired], ids=lambda check: check.__name__
+)
 def test_it_is_the_slow_twin(pair: Ensemble, check: Callable[[Ensemble], None]) -> None:
     check(pair)
 
