@@ -74,20 +74,16 @@ def test_first_steps_and_budget(pair: Ensemble) -> None:
     assert [s["author"] for s in report["segments"]][:2] == [BASE, SMALL] and report["proposed"] == 1
 
 
-@pytest.mark.parametrize("drafter", ["model", "ngram"])
-def test_speculation_within_a_rewrite_changes_no_token(pair: Ensemble, drafter: str) -> None:
+@pytest.mark.parametrize("drafter", ["model", pytest.param("ngram", marks=pytest.mark.full)])
+def test_speculation_within_a_rewrite_changes_no_token(drafter: str) -> None:
     """The small model drafts steps, and tokens of the steps that the base model writes itself."""
     options = {**OPTIONS, "drafter": drafter}
     with Ensemble(DEMO / "target", draft=DEMO / "draft", small=DEMO / "draft", **options) as fast:
-        for params in (GREEDY, DRAWN):
-            for tau in (4.0, 9.1):
-                want = pair.generate(PROMPT, steps(tau=tau), params)
-                plain, quick = (fast.generate(PROMPT, steps(tau=tau, speculate=how), params) for how in (False, True))
-                assert plain.token_ids == quick.token_ids == want.token_ids
-                assert told(plain) == told(quick) == told(want)
-                rewrites = [rewritten(answer) for answer in (plain, quick)]
-                assert rewrites[0][0] == rewrites[1][0] == rewrites[0][1] > 0
-                assert rewrites[1][1] < rewrites[0][1] or drafter == "ngram"
+        for params, tau in ((GREEDY, 4.0), (DRAWN, 9.1)):
+            plain, quick = (fast.generate(PROMPT, steps(tau=tau, speculate=how), params) for how in (False, True))
+            assert plain.token_ids == quick.token_ids and told(plain) == told(quick)
+            (wrote, passes), (same, fewer) = map(rewritten, (plain, quick))
+            assert wrote == same == passes > 0 and (fewer < passes or drafter == "ngram")
         clean(fast)
 
 
