@@ -43,7 +43,8 @@ def plan(place: Path, out: str, **changes: Any) -> Plan:
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "medusa": {}, "hydra": {"prefix": True, "layers": 2}, "clover": {"layers": 1, "objective": "tvd+smooth:3"},
+    "medusa": {"draft_vocab": 150}, "hydra": {"prefix": True, "layers": 2},
+    "clover": {"layers": 1, "objective": "tvd+smooth:3"},
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from paceline.core.forest import ROOT, Forest, Law
 from paceline.core.registry import Offers
 from paceline.core.rows import RowsBuilder
 from paceline.draft import Ask, Host, View
-from paceline.draft.head import Head, need
+from paceline.draft.head import Head, need, whole
 from paceline.draft.sequoia import Shape, rates, shaped
 from paceline.draft.tree import Laws, Tree, TreeDrafter
 
@@ -218,7 +218,7 @@ class HeadDrafter(TreeDrafter):
             else:
                 state = torch.stack([states[tree.ask.place, ROOT] for tree, _ in places])
             logits = self.head.logits(self.head.draft(state, depth), depth, self.target.head)
-            self._level(places, logits.float(), tables)
+            self._level(places, whole(logits, self.head.words, self.head.vocab_size), tables)
             depth += 1
         return tables
 

@@ -74,6 +74,9 @@ class Options:
     overlap: str = "none"
     """How drafters may work while the target verifies: none, shared (all cores for both), T+D (threads of target and
     draft, as 3+1) or stream (on a GPU)."""
+    online: float = 0.0
+    """Share of a core with which a draft model of another vocabulary learns from the verified text in the background;
+    0: it does not."""
     length: str = "goodput"
     """Who decides who drafts how much: goodput, or for comparison fixed."""
     schedule: str = "chunked"
@@ -126,6 +129,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
     schedules.check(options.schedule, options.order, options.tbt_target_ms, options.group_size)
     check_device(options.device)
     check_overlap(options.overlap, options.device)
+    check_online(options.online, options.drafter)
     if options.threads:
         torch.set_num_threads(options.threads)
     where: dict[str, Any] = {
@@ -158,7 +162,9 @@ def build(options: Options) -> "tuple[Engine, Text]":
         speaks = Text(draft_path).tokenizer
         small = load_model(draft_path, **{**where, "max_len": None})
         target = Surfaces(text.tokenizer, model.vocab_size)
-        components[FOREIGN] = Foreign(small, Surfaces(speaks, small.vocab_size), target, model.vocab_size)
+        components[FOREIGN] = Foreign(
+            small, Surfaces(speaks, small.vocab_size), target, model.vocab_size, online=options.online
+        )
     elif draft_path is not None:
         own, other = (it.vocabulary(model.vocab_size) for it in (text, Text(draft_path)))
         if own != other:
@@ -225,6 +231,14 @@ def check_overlap(overlap: str, device: str) -> None:
     from paceline.engine.placement import placement
 
     placement(overlap, device)
+
+
+def check_online(online: float, drafter: object) -> None:
+    """Raise InputError or RefusalError for a share that is none, or a drafter that does not learn while it serves."""
+    if not 0 <= online <= 1:
+        raise InputError(f"online is {online}, but it must be a share of a core, from 0 (off) to 1.")
+    if online and drafter != "crossvocab":
+        raise RefusalError(f"online is {online}, but only the drafter crossvocab learns while it serves; name it.")
 
 
 def check_device(device: str) -> None:

@@ -21,7 +21,7 @@ from paceline.train import METHODS, Trains
 from paceline.train.data import Sample
 from paceline.train.features import Batch
 from paceline.train.heads import Steps, UnrolledMethod, write_head
-from paceline.train.method import as_kind
+from paceline.train.method import as_kind, commonest
 from paceline.train.target import Target
 from paceline.train.unroll import Attention, Mlp, RMSNorm, look, turns
 
@@ -138,10 +138,7 @@ class TrainEagle(UnrolledMethod):
     def see(self, samples: Sequence[Sample]) -> None:
         """The draft vocabulary: the tokens that these texts have most of, in order of their ids."""
         if self.shape.draft_vocab < self.shape.vocab:
-            counts = torch.bincount(
-                torch.tensor([token for sample in samples for token in sample.ids]), minlength=self.shape.vocab
-            )
-            self.ids = counts.topk(self.shape.draft_vocab).indices.sort().values
+            self.ids = commonest(samples, self.shape.draft_vocab, self.shape.vocab)
             self.start()
 
     def unroll(self, batch: Batch) -> Steps:
