@@ -40,10 +40,7 @@ def entries(sources: Path) -> Iterator[tuple[str, str]]:
 def prompts(data: Path, docs: Path, seed: int) -> tuple[list[str], dict[str, list[str]]]:
     """What is trained on, shuffled; and what is held out, by kind."""
     rng = random.Random(seed)
-    svamp = [
-        f"{line['Body'].rstrip(' .')}. {line['Question']}"
-        for line in json.loads((data / "reasoning/svamp.json").read_text())
-    ]
+    told = json.loads((data / "reasoning" / "svamp.json").read_text(encoding="utf-8"))
     asked = [rng.choice(ASKS)(name, text) for name, text in entries(docs)]
     found = {
         "gsm8k": [line["question"] for line in read_lines(data / "gsm8k_train.jsonl")],
