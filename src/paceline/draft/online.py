@@ -7,8 +7,8 @@ thread (OmniDraft, arXiv 2507.02659: on-line, on-policy, a hybrid loss, one adap
 
 The states are those that the drafter computed anyway, of rows of the text and of its own drafts up to the first that
 was not kept, so nothing but the head runs again. A verified token is a draw of the target's distribution; cross entropy
-on draws is, in the mean, its forward KL. The model's own weights never change. What was learned decides what is drafted,
-never what is said; but how far it came in a given time is not repeatable.
+on draws is, in the mean, its forward KL. The model's own weights never change. What was learned decides what is
+drafted, never what is said; but how far it came in a given time is not repeatable.
 """
 
 import threading
