@@ -44,7 +44,7 @@ def plan(place: Path, out: str, **changes: Any) -> Plan:
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "medusa": {"draft_vocab": 150}, "hydra": {"prefix": True, "layers": 2},
-    "clover": {"layers": 1, "objective": "tvd+smooth:3"},
+    "clover": {"layers": 1, "objective": "tvd+smooth:3", "draft_vocab": 150, "own_head": True},
 }  # fmt: skip
 
 

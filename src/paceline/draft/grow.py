@@ -21,7 +21,7 @@ from paceline.core.rows import RowsBuilder
 from paceline.draft import Ask, Host, View
 from paceline.draft.head import Head, need, whole
 from paceline.draft.sequoia import Shape, rates, shaped
-from paceline.draft.tree import Laws, Tree, TreeDrafter
+from paceline.draft.tree import Draws, Laws, Tree, TreeDrafter, cut
 
 WIDTH = 10
 NODES = 24
@@ -122,6 +122,13 @@ class HeadDrafter(TreeDrafter):
 
     def expand(self, tree: Tree, laws: Laws) -> list[int]:
         return shaped(tree, laws)
+
+    def draws(self, places: list[tuple[Tree, int]], scores: Tensor) -> list[Draws]:
+        """Of deterministic trees the likeliest tokens alone: the shape is fixed, so nobody asks how likely."""
+        if any(tree.law is not Law.POINT for tree, _ in places):
+            return super().draws(places, scores)
+        score, token = scores.topk(min(self.width, scores.shape[-1]), dim=-1)
+        return [Draws(*cut(tokens, row, row)) for tokens, row in zip(token.tolist(), score.tolist())]
 
     def observe(self, tree: Tree, path: list[int]) -> None:
         chances = self.chances[tree.law is Law.POINT]

@@ -119,10 +119,8 @@ class HeadMethod(Method):
         self.taps = self.module.taps
         rope = Layer.rope(made.head_dim or 2, made.theta)
         self.rotary = Rotary(rope, torch.device("cpu"), torch.float32, made.max_len)
-        if made.draft_vocab > made.vocab or (made.draft_vocab and made.own_head):
-            raise InputError(
-                f"draft_vocab is {made.draft_vocab}; give at most {made.vocab}, and no own_head: that has all tokens."
-            )
+        if made.draft_vocab > made.vocab:
+            raise InputError(f"draft_vocab is {made.draft_vocab}, but the target has {made.vocab} tokens.")
         self.started()
 
     def see(self, samples: Sequence[Sample]) -> None:
@@ -134,6 +132,7 @@ class HeadMethod(Method):
                 assert isinstance(output, nn.Linear)
                 output.weight.copy_(self.target.output[words])
                 output.bias.zero_()
+            output.requires_grad_(self.module.config.own_head)
 
     def config(self, target: Target) -> dict[str, Any]:
         """Fields of the head's config that the target decides."""
@@ -145,7 +144,7 @@ class HeadMethod(Method):
 
     def started(self) -> None:
         """First weights beyond the module's own: output matrices begin as the target's."""
-        if self.module.config.own_head:
+        if self.module.config.own_head and not self.module.config.draft_vocab:
             with torch.no_grad():
                 for output in self.module.output:
                     assert isinstance(output, nn.Linear)
