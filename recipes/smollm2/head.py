@@ -31,7 +31,8 @@ SEED = 0
 def plan(target: Path, out: Path, count: int, **limits: Any) -> Plan:
     return Plan(
         method=METHOD, target=target, data=(out / "prompts.jsonl",), out=out / "head", settings=dict(SETTINGS),
-        prompts=count, answer=128, length=384, lr=2e-3, seed=SEED, cache=out / "cache", cache_bytes=4 << 30, **limits,
+        prompts=count, answer=128, length=384, whole=True, lr=2e-3, seed=SEED, cache=out / "cache",
+        cache_bytes=4 << 30, **limits,
     )  # fmt: skip
 
 

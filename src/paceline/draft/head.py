@@ -261,8 +261,8 @@ class HeadConfig:
     own_head: bool = False
     """Output matrices of its own, else the target's."""
     draft_vocab: int = 0
-    """Tokens that one output matrix knows, for all depths: the target's rows of them, or with `own_head` trained ones; 0:
-    all of the vocabulary. Over a large vocabulary that matrix is most of what a draft costs."""
+    """Tokens that one output matrix knows, for all depths: the target's rows of them, or with `own_head` trained ones;
+    0: all of the vocabulary. Over a large vocabulary that matrix is most of what a draft costs."""
     heads: int = 0
     """Of its own attention, if it has any: heads, those of keys and values, numbers in each, width of the feed-forward
     part, base of the rotation, epsilon of the norms."""

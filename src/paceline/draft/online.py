@@ -6,8 +6,9 @@ thread (OmniDraft, arXiv 2507.02659: on-line, on-policy, a hybrid loss, one adap
                                        target, too, else `SPLIT`: the n-gram part
 
 The states are those that the drafter computed anyway, of rows of the text and of its own drafts up to the first that
-was not kept, so nothing but the head runs again. A verified token is a draw of the target's distribution; cross entropy
-on draws is, in the mean, its forward KL. The model's own weights never change. What was learned decides what is
+was not kept, so nothing but the head runs again. New rows are a test before they are a lesson: the adapter drafts while
+it names more of their tokens than the model alone does. A verified token is a draw of the target's distribution; cross
+entropy on draws is, in the mean, its forward KL. The model's own weights never change. What was learned decides what is
 drafted, never what is said; but how far it came in a given time is not repeatable.
 """
 
@@ -26,7 +27,11 @@ BATCH = 32
 """Rows of a step."""
 BYTES = 32 << 20
 """Most bytes of rows that wait to be learned from; the oldest go."""
-LR = 3e-3
+LR = 1e-3
+EPOCHS = 4
+"""How often a row is learned from, on average: a stream that is short is not learned by heart."""
+FADE = 0.9
+"""What earlier looks at new rows count for, from look to look."""
 IDLE = 0.02
 """Seconds between looks while there is nothing to learn from."""
 
@@ -51,6 +56,10 @@ class Adapter:
         self.optimizer = torch.optim.AdamW([self.down, self.up], lr=LR, weight_decay=0.0)
         self.steps, self.busy = 0, 0.0
         """Updates, and the seconds of a core that they took."""
+        self.fed = self.tested = 0
+        """Rows that came, and those of them that were looked at."""
+        self.gain = 0.0
+        """New rows whose token the adapter named, less those that the model alone did; earlier ones fade."""
         self.table: Tensor | None = None
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -66,26 +75,45 @@ class Adapter:
             self.hidden = torch.cat((self.hidden, hidden.float()))[-self.rows :]
             self.token = torch.cat((self.token, token))[-self.rows :]
             self.weight = torch.cat((self.weight, weight))[-self.rows :]
+            self.fed += len(token)
 
     def step(self) -> bool:
-        """One update; False: there is nothing to learn from."""
+        """Look at rows that are new, then one update; False: there is nothing to learn from."""
         with self.lock:
-            if not len(self.token):
+            new = min(self.fed - self.tested, len(self.token))
+            if self.steps * BATCH >= EPOCHS * self.fed:
                 return False
+            fresh = (self.hidden[-new:], self.token[-new:]) if new >= BATCH else None
             chosen = torch.randint(len(self.token), (min(BATCH, len(self.token)),), generator=self.stream)
             hidden, token, weight = self.hidden[chosen], self.token[chosen], self.weight[chosen]
+            self.tested = self.fed if fresh else self.tested
         if self.table is None:
             self.table = self.head(torch.eye(hidden.shape[1])).bfloat16()
-        with torch.enable_grad():
-            moved = hidden + hidden @ self.down.mT @ self.up.mT
-            logits = (moved.bfloat16() @ self.table).float()
-            loss = (F.cross_entropy(logits, token, reduction="none") * weight).sum() / weight.sum()
-            self.optimizer.zero_grad()
-            torch.autograd.backward(loss)
+        if fresh is not None:
+            self.look(*fresh)
+        loss = (F.cross_entropy(self.logits(hidden), token, reduction="none") * weight).sum() / weight.sum()
+        self.optimizer.zero_grad()
+        torch.autograd.backward(loss)
         self.optimizer.step()
         self.steps += 1
-        self.served = self.down.detach().clone(), self.up.detach().clone()
+        made = self.down.detach().clone(), self.up.detach().clone()
+        self.served = made if self.gain > 0 else None
         return True
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """As the adapter stands, with a gradient; the head in bfloat16."""
+        assert self.table is not None
+        with torch.enable_grad():
+            moved = hidden + hidden @ self.down.mT @ self.up.mT
+            return (moved.bfloat16() @ self.table).float()
+
+    @torch.no_grad()
+    def look(self, hidden: Tensor, token: Tensor) -> None:
+        """Test rows that nothing was learned from yet, at most 8 BATCH of the latest."""
+        hidden, token = hidden[-8 * BATCH :], token[-8 * BATCH :]
+        assert self.table is not None
+        alone = int(((hidden.bfloat16() @ self.table).argmax(-1) == token).sum())
+        self.gain = FADE * self.gain + int((self.logits(hidden).argmax(-1) == token).sum()) - alone
 
 
 def learn(adapter: Adapter, share: float) -> threading.Thread:

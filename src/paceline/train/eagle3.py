@@ -1,6 +1,9 @@
 """Training of `eagle3` (draft/eagle3.py) by training-time test: the head is unrolled to its depth, each step on what
 the step before put out, and learns the target's distribution at each (Li et al. 2025, arXiv 2503.01840, section 3.2).
 
+The stream begins with norm f (`norm_before_residual`): hidden states between layers are some thirty times what a fresh
+layer adds, so a step that goes on from f itself repeats the step before, and learns to stop that only slowly.
+
 `fused=false` is EAGLE-1 (Li et al. 2024, arXiv 2401.15077): one step on the target's own states with uniform noise, to
 be like the target's next state (SmoothL1) and to say what it would say (0.1 of the cross entropy).
 """
@@ -27,7 +30,8 @@ from paceline.train.unroll import Attention, Mlp, RMSNorm, look, turns
 
 NOISE = 0.1
 """Half of the width of EAGLE-1's noise at 512 tokens; the paper scales it by 512 / length."""
-FREE = ("draft_vocab", "depth", "fused", "ffn", "heads", "kv_heads", "head_dim")
+FREE = ("draft_vocab", "depth", "fused", "ffn", "heads", "kv_heads", "head_dim", "norm_before_residual")
+FLAGS = ("fused", "norm_before_residual")
 
 
 class Layer(nn.Module):
@@ -96,14 +100,14 @@ class TrainEagle(UnrolledMethod):
         """Steps that are trained; 0: all that it will draft, of EAGLE-1 one."""
         shape = Shape(
             spec.hidden, spec.heads, spec.kv_heads, spec.head_dim, spec.ffn, spec.vocab, spec.vocab, spec.max_len,
-            spread(len(spec.layers)) if fused else ("post_norm",), fused, eps=spec.norm_eps,
+            spread(len(spec.layers)) if fused else ("post_norm",), fused, norm_before_residual=fused, eps=spec.norm_eps,
         )  # fmt: skip
         given: dict[str, Any] = {}
         for name, value in settings.items():
             if name not in FREE:
                 raise InputError(f"eagle3 has no setting {name!r}; it has {', '.join((*FREE, 'unroll', 'objective'))}.")
             try:
-                given[name] = as_kind(value, bool if name == "fused" else int)
+                given[name] = as_kind(value, bool if name in FLAGS else int)
             except ValueError:
                 raise InputError(f"{name} is {value!r}, but eagle3 expects a number there.") from None
         shape = replace(shape, **given)
