@@ -20,7 +20,7 @@ from paceline.train.evaluate import engine_tau
 from paceline.train.loop import Plan, texts
 from paceline.train.target import Target
 
-METHOD, SETTINGS = "hydra", {"depth": 3, "draft_vocab": 4096}
+METHOD, SETTINGS = "hydra", {"depth": 3, "draft_vocab": 4096, "own_head": True}
 """Hydra trained best at equal tokens (recipes/workbench); over 49,152 tokens an output matrix would cost as much as a
 fifth of the target at each depth, so it has 4,096."""
 MOST = 12_000_000

@@ -15,7 +15,7 @@ from paceline.cli import app
 from paceline.core.errors import CapacityError
 from paceline.draft.clover import Clover, CloverConfig, Mix
 from paceline.draft.grow import Chances, HeadDrafter, best
-from paceline.draft.head import HEADS, Head, HeadConfig, facts_of, method_of, whole
+from paceline.draft.head import HEADS, Head, HeadConfig, facts_of, method_of, shrink, whole
 from paceline.draft.hydra import Hydra, HydraConfig
 from paceline.draft.layers import Dense
 from paceline.draft.medusa import Medusa
@@ -140,6 +140,23 @@ def test_pressure_and_shared_prefixes_change_nothing(name: str, target: Path, tm
         params = [greedy(40, drafter=d, seed=1) for d in ("none", name.strip("+ 0123456789"))]
         plain, drafted = (texts(llm, p, PROMPTS * 2) for p in params)
         assert plain == drafted and llm.engine.drafters.errors == []
+
+
+@pytest.mark.parametrize("name", ["hydra, 40 words", "clover"])
+def test_int8_on_disk_is_what_was_rounded(name: str, target: Path, tmp_path: Path) -> None:
+    """A quarter of the bytes, each weight within half a step of its row, and served with the target's text."""
+    head = shaken(KINDS[name])
+    head.save(tmp_path)
+    before = (tmp_path / "model.safetensors").stat().st_size
+    assert shrink(tmp_path) < 0.4 * before
+    again = type(head).restored(_files(tmp_path)).state_dict()
+    for part, weight in head.state_dict().items():
+        step = weight.abs().amax(-1, keepdim=True) / 127 if weight.dim() == 2 else torch.zeros(1)
+        assert ((again[part] - weight).abs() <= 0.5 * step + 1e-7).all(), part
+    assert any(not torch.equal(again[part], weight) for part, weight in head.state_dict().items())
+    with LLM(target, tmp_path, dtype="float32", memory="100M", nodes=5) as llm:
+        assert texts(llm, greedy(drafter=head.method)) == texts(llm, greedy(drafter="none"))
+        assert llm.engine.drafters.errors == []
 
 
 # -- the networks ------------------------------------------------------------------------------------------------------

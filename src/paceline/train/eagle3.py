@@ -126,7 +126,8 @@ class TrainEagle(UnrolledMethod):
         return self.shape.depth
 
     def start(self) -> None:
-        """First weights: the states of the highest tap, as they are, and the target's own norm and head."""
+        """First weights: the states of the highest tap, as they are, and the target's own norm and head. To a normed
+        stream, which is small, the layer adds nothing at first."""
         with torch.no_grad():
             width = self.shape.width
             self.module.fc.weight.mul_(0.1)
@@ -134,7 +135,7 @@ class TrainEagle(UnrolledMethod):
             layer = self.module.layers[0]
             assert isinstance(layer, Layer)
             for part in (layer.self_attn.o_proj, layer.mlp.down_proj):
-                part.weight.mul_(0.3)
+                part.weight.mul_(0.0 if self.shape.norm_before_residual else 0.3)
             if self.shape.fused:
                 self.module.norm.weight.copy_(self.target.decoder.weights.norm.weight / width**0.5)
                 self.module.lm_head.weight.copy_(self.target.output[self.ids])
