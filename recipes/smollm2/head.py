@@ -42,6 +42,7 @@ def main(
     docs: Annotated[Path, typer.Option()],
     out: Annotated[Path, typer.Option()],
     minutes: float = 60,
+    steps: Annotated[int | None, typer.Option(help="Train so many, in place of --minutes.")] = None,
     count: Annotated[int, typer.Option(help="Prompts that the target answers, of 2,200.")] = 2200,
     answers: Annotated[bool, typer.Option(help="Only let the target answer.")] = False,
 ) -> None:
@@ -50,7 +51,7 @@ def main(
     for name, lines in {"prompts": asked, **held}.items():
         content = "".join(f"{json.dumps({'prompt': text})}\n" for text in lines)
         (out / f"{name}.jsonl").write_text(content, encoding="utf-8")
-    mine = plan(target, out, count, minutes=minutes)
+    mine = plan(target, out, count, minutes=None if steps else minutes, steps=steps)
     if answers:
         samples = texts(mine, Target(target))
         typer.echo(f"{len(samples)} answers of {sum(len(s.ids) - s.start for s in samples):,} tokens")

@@ -1,4 +1,4 @@
-"""Tokens/s of the head over plain decoding and prompt lookup on the held-out prompts of each kind, in turns.
+"""Tokens/s of the head, prompt lookup, and both in one tree, over plain decoding on held-out prompts, in turns.
 
 python recipes/smollm2/speed.py --target SMOLLM2 --head HEAD --prompts OUT
 """
@@ -31,7 +31,14 @@ def main(
     with LLM(target, head, drafter=PLAIN, length="fixed", max_requests=1, prefix_cache=False, quantize=quantize) as llm:
         for size in nodes or [4]:
             params = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True, max_nodes=size)
-            plan = Plan((PLAIN, "ngram", drafter), (1,), (0.0,), "exact", params.resolve(llm.text.defaults), repeat)
+            plan = Plan(
+                (PLAIN, "ngram", drafter, f"ngram+{drafter}"),
+                (1,),
+                (0.0,),
+                "exact",
+                params.resolve(llm.text.defaults),
+                repeat,
+            )
             for kind in KINDS:
                 ids = [encode(llm.text, prompt) for prompt in read_prompts(prompts / f"{kind}.jsonl", each)]
                 found = measure(llm.engine, ids, plan, lambda what: None)
@@ -41,7 +48,7 @@ def main(
                     same = all(run.outputs == plain[0].outputs for run in runs)
                     row = Row.of(Cell(name, 1, 0.0), "exact", runs, plain, same, 0)
                     typer.echo(
-                        f"{kind:14} {size} nodes {name:6} {row.tokens_per_second:6.1f} tokens/s  {row.speedup:.2f}x  "
+                        f"{kind:14} {size} nodes {name:12} {row.tokens_per_second:6.1f} tokens/s  {row.speedup:.2f}x  "
                         f"tau {row.tau:.2f}{'' if same else '  TEXT DIFFERS'}"
                     )
 

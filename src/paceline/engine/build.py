@@ -257,11 +257,28 @@ def check_device(device: str) -> None:
 
 def paths(options: Options) -> tuple[str | Path, str | Path | None]:
     if options.model is not None:
-        listed = CATALOGUE.get(str(options.model))
-        return options.model, options.draft or (listed.draft if listed and not Path(options.model).exists() else None)
+        listed = None if Path(options.model).exists() else CATALOGUE.get(str(options.model))
+        own = None if listed is None else listed.draft or boxed(str(options.model), options.device)
+        return options.model, options.draft or own
     if not (DEMO / "target" / "config.json").is_file():
         raise CheckpointError("No model was given and this installation lacks the demo pair; give model=PATH.")
     return DEMO / "target", options.draft or DEMO / "draft"
+
+
+def boxed(name: str, device: str) -> Path | None:
+    """The bundled head for a model of the catalogue, where there is one, it fits what lies here by this name, and the
+    device is one that it drafts on."""
+    from paceline.draft.head import facts_of
+    from paceline.model.checkpoint import read_config
+    from paceline.model.pull import have
+
+    path = DEMO / CATALOGUE[name].head
+    if not CATALOGUE[name].head or device != "cpu" or not (path / "config.json").is_file():
+        return None
+    if (found := have(name)) is not None:
+        spec, facts = read_config(found), facts_of(path)
+        return path if (spec.hidden, spec.vocab) == (facts.width, facts.vocab) else None
+    return path
 
 
 def provided(draft: Path | None, kind: str) -> set[str]:
