@@ -13,16 +13,17 @@ from typing import Annotated, Any
 import typer
 from prompts import prompts
 
-from paceline.draft.head import WEIGHTS, shrink
+from paceline.draft.head import CONFIG, WEIGHTS, shrink
 from paceline.train import train
 from paceline.train.data import answered, read_lines
 from paceline.train.evaluate import engine_tau
 from paceline.train.loop import Plan, texts
 from paceline.train.target import Target
 
+MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 METHOD, SETTINGS = "hydra", {"depth": 3, "draft_vocab": 4096, "own_head": True}
-"""Hydra trained best at equal tokens (recipes/workbench); over 49,152 tokens an output matrix would cost as much as a
-fifth of the target at each depth, so it has 4,096."""
+"""Hydra trained best at equal tokens (recipes/workbench). Over 49,152 tokens an output matrix would cost a fifth of the
+target at each depth, so it has 4,096."""
 MOST = 12_000_000
 """Bytes of the weights."""
 SEED = 0
@@ -58,11 +59,19 @@ def main(
         return
     made = train(mine)
     size = shrink(mine.out)
+    named(mine.out)
     scores = "" if made.scores is None else f", simulated tau {made.scores.tau:.3f}, {made.scores.tree:.3f}"
     typer.echo(f"{made.tokens:,} tokens in {made.seconds:.0f} s{scores}; {WEIGHTS} has {size:,} bytes")
     if size > MOST:
         typer.echo(f"That is more than {MOST:,}.")
     measured(target, mine.out, out, list(held))
+
+
+def named(head: Path) -> None:
+    """Write whose head it is: the model's name, not where it lay."""
+    config = json.loads((head / CONFIG).read_text(encoding="utf-8"))
+    config["speculators_config"]["verifier"]["name_or_path"] = MODEL
+    (head / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def measured(target: Path, head: Path, out: Path, kinds: list[str]) -> None:

@@ -224,9 +224,9 @@ class CrossVocab:
         """[ends, V], of a pass over these parts; with an adapter, of its states."""
         model, adapter = self.foreign.model, self.foreign.adapter
         if adapter is None:
-            return cast(Tensor, model.forward(builder.build(model.device)).logits)
+            return model.forward(builder.build(model.device)).logits
         hidden = model.forward(builder.build(model.device, taps=("post_norm",))).taps["post_norm"]
-        for (it, _), part in zip(parts, hidden.split([size for _, size in parts])):
+        for (it, _), part in zip(parts, hidden.split_with_sizes([size for _, size in parts])):
             it.states.append(part.clone())
         return cast(Embeds, model).head(adapter(torch.stack([it.states[-1][-1] for it in ends]))).float()
 

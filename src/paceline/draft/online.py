@@ -105,7 +105,8 @@ class Adapter:
         assert self.table is not None
         with torch.enable_grad():
             moved = hidden + hidden @ self.down.mT @ self.up.mT
-            return (moved.bfloat16() @ self.table).float()
+            made: Tensor = (moved.bfloat16() @ self.table).float()
+            return made
 
     @torch.no_grad()
     def look(self, hidden: Tensor, token: Tensor) -> None:
