@@ -77,6 +77,9 @@ class EngineArgs:
             show_default=True,
         ),
     ] = "none"
+    online: Annotated[
+        float, _engine("Share of a core with which drafter crossvocab learns while it serves.", show_default=True)
+    ] = 0.0
     max_model_len: Annotated[
         int | None, _engine("Longest prompt plus output, in tokens. Default: what the model was trained for.")
     ] = None

@@ -74,6 +74,9 @@ class Options:
     overlap: str = "none"
     """How drafters may work while the target verifies: none, shared (all cores for both), T+D (threads of target and
     draft, as 3+1) or stream (on a GPU)."""
+    online: float = 0.0
+    """Share of a core with which a draft model of another vocabulary learns from the verified text in the background;
+    0: it does not."""
     length: str = "goodput"
     """Who decides who drafts how much: goodput, or for comparison fixed."""
     schedule: str = "chunked"
@@ -126,6 +129,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
     schedules.check(options.schedule, options.order, options.tbt_target_ms, options.group_size)
     check_device(options.device)
     check_overlap(options.overlap, options.device)
+    check_online(options.online, options.drafter)
     if options.threads:
         torch.set_num_threads(options.threads)
     where: dict[str, Any] = {
@@ -158,7 +162,9 @@ def build(options: Options) -> "tuple[Engine, Text]":
         speaks = Text(draft_path).tokenizer
         small = load_model(draft_path, **{**where, "max_len": None})
         target = Surfaces(text.tokenizer, model.vocab_size)
-        components[FOREIGN] = Foreign(small, Surfaces(speaks, small.vocab_size), target, model.vocab_size)
+        components[FOREIGN] = Foreign(
+            small, Surfaces(speaks, small.vocab_size), target, model.vocab_size, online=options.online
+        )
     elif draft_path is not None:
         own, other = (it.vocabulary(model.vocab_size) for it in (text, Text(draft_path)))
         if own != other:
@@ -227,6 +233,14 @@ def check_overlap(overlap: str, device: str) -> None:
     placement(overlap, device)
 
 
+def check_online(online: float, drafter: object) -> None:
+    """Raise InputError or RefusalError for a share that is none, or a drafter that does not learn while it serves."""
+    if not 0 <= online <= 1:
+        raise InputError(f"online is {online}, but it must be a share of a core, from 0 (off) to 1.")
+    if online and drafter != "crossvocab":
+        raise RefusalError(f"online is {online}, but only the drafter crossvocab learns while it serves; name it.")
+
+
 def check_device(device: str) -> None:
     """Raise InputError for a device that is not served, or that this machine or this torch does not have."""
     import torch
@@ -243,11 +257,28 @@ def check_device(device: str) -> None:
 
 def paths(options: Options) -> tuple[str | Path, str | Path | None]:
     if options.model is not None:
-        listed = CATALOGUE.get(str(options.model))
-        return options.model, options.draft or (listed.draft if listed and not Path(options.model).exists() else None)
+        listed = None if Path(options.model).exists() else CATALOGUE.get(str(options.model))
+        own = None if listed is None else listed.draft or boxed(str(options.model), options.device)
+        return options.model, options.draft or own
     if not (DEMO / "target" / "config.json").is_file():
         raise CheckpointError("No model was given and this installation lacks the demo pair; give model=PATH.")
     return DEMO / "target", options.draft or DEMO / "draft"
+
+
+def boxed(name: str, device: str) -> Path | None:
+    """The bundled head for a model of the catalogue, where there is one, it fits what lies here by this name, and the
+    device is one that it drafts on."""
+    from paceline.draft.head import facts_of
+    from paceline.model.checkpoint import read_config
+    from paceline.model.pull import have
+
+    path = DEMO / CATALOGUE[name].head
+    if not CATALOGUE[name].head or device != "cpu" or not (path / "config.json").is_file():
+        return None
+    if (found := have(name)) is not None:
+        spec, facts = read_config(found), facts_of(path)
+        return path if (spec.hidden, spec.vocab) == (facts.width, facts.vocab) else None
+    return path
 
 
 def provided(draft: Path | None, kind: str) -> set[str]:

@@ -28,6 +28,7 @@ class EngineOptions(TypedDict, total=False):
     weights_cache: bool
     eviction: str
     overlap: str
+    online: float
     length: str
     schedule: str
     order: str
