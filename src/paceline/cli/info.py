@@ -105,9 +105,10 @@ def room_of(memory: str | None) -> int:
 
 def describe(facts: "Facts", text: Any, engine: EngineArgs) -> dict[str, Any]:
     """By name, for people and machines. `text`: the checkpoint's `Text`."""
-    from paceline.model.load import form, measure
+    from paceline.model.load import measure, packing_of
 
-    spec, packing = facts.spec, form(engine.dtype, engine.quantize, engine.device, kv_dtype=engine.kv_dtype)
+    spec, form = facts.spec, (engine.dtype, engine.quantize, engine.device)
+    packing = packing_of(facts.path, spec, *form, kv_dtype=engine.kv_dtype)
     count, stored = parameters(facts)
     return {
         "path": str(facts.path),
@@ -122,7 +123,7 @@ def describe(facts: "Facts", text: Any, engine: EngineArgs) -> dict[str, Any]:
         "stored_as": stored,
         "file_bytes": facts.bytes,
         "dtype": engine.dtype,
-        "weight_bytes": measure(facts.path, packing)[1].weights,
+        "weight_bytes": measure(facts.path, spec, packing).weights,
         "kv_bytes_per_token": facts.kv_bytes_per_token,
         "kv_bytes_full_context": facts.kv_bytes_per_token * spec.max_len,
         "linear_layers": packing.describe(),

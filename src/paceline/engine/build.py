@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from paceline.draft import UserFn
     from paceline.engine.loop import Engine
     from paceline.engine.text import Text
+    from paceline.model.linear import Packing
+    from paceline.model.spec import ModelSpec
 
 log = logging.getLogger("paceline")
 TOKENIZER = 12
@@ -277,14 +279,20 @@ def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory
     """The arithmetic of the budget for these checkpoints, from their headers."""
     from paceline.draft.companion import kinds, weight_bytes
     from paceline.draft.head import check_fit, facts_of, footprint_of, method_of
-    from paceline.model.load import form, measure
+    from paceline.model.checkpoint import read_config
+    from paceline.model.load import measure, packing_of
 
-    packing = form(options.dtype, options.quantize, options.device, kv_dtype=options.kv_dtype)
-    spec, target = measure(path, packing, options.max_model_len)
+    def of(at: Path, longest: int | None) -> "tuple[ModelSpec, Packing]":
+        spec = read_config(at, longest)
+        form = options.dtype, options.quantize, options.device
+        return spec, packing_of(at, spec, *form, kv_dtype=options.kv_dtype)
+
+    spec, packing = of(path, options.max_model_len)
+    target = measure(path, spec, packing)
     head = draft is not None and method_of(draft) is not None
     if draft is not None and head:
         check_fit(draft, facts_of(draft), spec.hidden, spec.vocab)
-    drafts = None if draft is None else footprint_of(draft, packing) if head else measure(draft, packing)[1]
+    drafts = None if draft is None else footprint_of(draft, packing) if head else measure(draft, *of(draft, None))
     files = [at if at.suffix == ".gguf" else at / "tokenizer.json" for at in (path, draft) if at is not None]
     rest = sum(TOKENIZER * tokenizer_bytes(file) for file in files if file.is_file())
     rest += 0 if draft is None else sum(weight_bytes(draft / kind) for kind in kinds(draft))

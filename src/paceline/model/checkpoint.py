@@ -216,6 +216,12 @@ class Tensors:
         found = self.scheme.read(layer)
         return found if isinstance(found, Groups) else None
 
+    def bits(self, name: str) -> float | None:
+        """Of a weight with its scales where the matrix is packed in groups as it is; None: it is stored as floats."""
+        if self.scheme is None or f"{name.removesuffix('.weight')}.{self.scheme.mark}" not in self.place:
+            return None
+        return None if self.scheme.mark == "weight" and self.kind(name) != "I8" else self.scheme.bits
+
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.files[self.place[name]].get_slice(name).get_shape())
 
