@@ -73,7 +73,7 @@ class Root:
         worker = self.path / f"{name}_worker.py"
         worker.write_text(script)
         entry = {"modes": {"plain": []}, "needs": [], "worker": str(worker), **entry}
-        peer = runpy.run_path(str(PEERS / "register.py"))["peer"]
+        peer = runpy.run_path(str(PEERS / "register.py"))["entry"]
         self.entries[name] = peer(name, None, {"bf16": self.pair}, **entry)
         self.save()
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from paceline.draft.head import HeadFacts
+    from paceline.model.linear import Packing
     from paceline.model.load import Facts
 
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -123,6 +124,7 @@ def describe(facts: "Facts", text: Any, engine: EngineArgs) -> dict[str, Any]:
         "stored_as": stored,
         "file_bytes": facts.bytes,
         "dtype": engine.dtype,
+        "weights_in": weights_in(packing, engine),
         "weight_bytes": measure(facts.path, spec, packing).weights,
         "kv_bytes_per_token": facts.kv_bytes_per_token,
         "kv_bytes_full_context": facts.kv_bytes_per_token * spec.max_len,
@@ -130,6 +132,15 @@ def describe(facts: "Facts", text: Any, engine: EngineArgs) -> dict[str, Any]:
         "chat_template": bool(text.tokenizer.chat_template),
         "generation_defaults": {k: v for k, v in text.defaults.items() if k in SAMPLING},
     }
+
+
+def weights_in(packing: "Packing", engine: EngineArgs) -> str:
+    """The form of the linear layers in memory, in a word."""
+    from paceline.model.linear import STORED
+
+    if packing.name == STORED:
+        return "own bits"
+    return engine.dtype if engine.quantize in (None, "none") else str(engine.quantize)
 
 
 def parameters(facts: "Facts") -> tuple[int, list[str]]:
@@ -179,7 +190,7 @@ def lines(it: dict[str, Any]) -> dict[str, str]:
         "vocabulary": f"{it['vocabulary']:,}{', tied' if it['tied_embeddings'] else ''}",
         "context": f"{it['context']:,} tokens{f', windows of {windows}' if windows else ''}",
         "file": f"{size(it['file_bytes'])}, {', '.join(it['stored_as'])}",
-        "weights": f"{size(it['weight_bytes'])}, {it['dtype']}",
+        "weights": f"{size(it['weight_bytes'])}, {it['weights_in']}",
         "K/V cache": f"{size(it['kv_bytes_per_token'])} a token, {size(it['kv_bytes_full_context'])} full",
         "computed by": it["linear_layers"].split(",")[0],
         "template": "yes" if it["chat_template"] else "no",

@@ -218,9 +218,11 @@ class Tensors:
 
     def bits(self, name: str) -> float | None:
         """Of a weight with its scales where the matrix is packed in groups as it is; None: it is stored as floats."""
-        if self.scheme is None or f"{name.removesuffix('.weight')}.{self.scheme.mark}" not in self.place:
+        stem = name.removesuffix(".weight")
+        if self.scheme is None or f"{stem}.{self.scheme.mark}" not in self.place:
             return None
-        return None if self.scheme.mark == "weight" and self.kind(name) != "I8" else self.scheme.bits
+        whole = self.scheme.mark != "weight" or self.kind(name) == "I8"
+        return self.scheme.bits if whole and f"{stem}.weight_g_idx" not in self.place else None
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.files[self.place[name]].get_slice(name).get_shape())

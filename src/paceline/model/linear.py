@@ -155,7 +155,7 @@ def as_stored(bits: float, dtype: torch.dtype, device: torch.device) -> Packing 
         return None
     own = partial(grouped.size_of, bits=bits)
     packing = replace(in_groups(dtype), name=STORED, pack=grouped.pack_bytes, size=own)
-    return packing if works(packing) else None
+    return packing if works(packing, 0.3) else None
 
 
 def plain(dtype: torch.dtype, device: torch.device) -> Packing:

@@ -184,7 +184,7 @@ def compressed(settings: Config) -> Scheme:
     form = next((str(group["format"]) for group in groups.values() if group.get("format")), settings.get("format"))
     if form == "pack-quantized":
         bits = number(kind, "num_bits", (4, 8))
-        return Scheme("weight_packed", packed_numbers(bits), bits=None if kind.get("actorder") else bits + FLOATS)
+        return Scheme("weight_packed", packed_numbers(bits), bits=bits + FLOATS)
     if form in ("int-quantized", "naive-quantized") and kind.get("type") == "int":
         number(kind, "num_bits", (8,))
         return Scheme("weight", whole_bytes, bits=8 + FLOATS)
