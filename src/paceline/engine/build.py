@@ -71,6 +71,9 @@ class Options:
     """Keep the K/V of texts that may begin another."""
     weights_cache: bool = True
     """Keep packed weights of large models on disk, under $PACELINE_CACHE, for the next start."""
+    late_weights: bool = False
+    """Where they are kept, begin before they lie in memory; the first passes are slower, and the first token is there
+    sooner."""
     eviction: str = "lru"
     """Which cached prefix to forget when room is needed: lru, det, mark0, mark_predict or shadow."""
     overlap: str = "none"
@@ -137,6 +140,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
         "device": options.device,
         "max_len": options.max_model_len,
         "cache": options.weights_cache,
+        "late": options.late_weights and options.overlap == "none",
     }
     model_at, draft_at = paths(options)
     user = options.drafter if callable(options.drafter) else None

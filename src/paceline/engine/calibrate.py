@@ -22,6 +22,7 @@ from paceline.draft import DRAFTERS
 from paceline.engine.drafters import AUTO, NONE
 from paceline.engine.loop import Engine
 from paceline.engine.totals import Totals
+from paceline.model.native import NativeDecoder
 from paceline.native.build import library
 from paceline.native.store import home, trusted, write
 from paceline.plan import Share
@@ -72,6 +73,9 @@ def calibrated(engine: Engine, facts: dict[str, Any]) -> StepTimes:
     path = home() / f"times-{seal}.json"
     if (known := kept(path)) is not None:
         return known
+    for component in engine.components.values():
+        if isinstance(component, NativeDecoder):
+            component.settle()
     started = perf_counter()
     times = measure(engine)
     log.info("Measured what steps cost in %.1f s: %s", perf_counter() - started, path)

@@ -47,6 +47,7 @@ def load_model(
     fast: bool = True,
     vocabulary: tuple[int, int] | None = None,
     cache: bool = True,
+    late: bool = False,
 ) -> Decoder:
     """Load a directory, a GGUF file or a hub id for serving texts of up to `max_len` tokens (default: the config's).
 
@@ -56,7 +57,8 @@ def load_model(
     values in 8 bits. With `fast` false every part is its slow twin in plain PyTorch. vocabulary: of a draft, how many
     logits its target has and how many ids their tokenizer knows; where the draft is padded differently, it gets as
     many, and what lies beyond the tokenizer is never drawn. cache: packed weights of a large model are kept on disk for
-    the next time (store.py). Raises CheckpointError for whatever cannot be served, RefusalError for what this machine
+    the next time (store.py). late: where they are kept, they move into memory behind the first pass (settle.py). Raises
+    CheckpointError for whatever cannot be served, RefusalError for what this machine
     cannot do.
     """
     form(dtype, quantize, device, fast, kv_dtype)  # what cannot be is refused before anything is downloaded
@@ -64,9 +66,9 @@ def load_model(
     spec = read_config(path, max_len)
     packing = packing_of(path, spec, dtype, quantize, device, fast, kv_dtype)
     with exact():
-        weights, spec = read(path, spec, packing, target, vocabulary, cache)
+        weights, spec, mapped = read(path, spec, packing, target, vocabulary, cache, late)
     if packing.native:
-        return NativeDecoder(spec, weights, packing)
+        return NativeDecoder(spec, weights, packing, late=mapped)
     return Decoder(spec, weights, packing, quickest(target, packing.dtype) if fast else Reference)
 
 
@@ -77,21 +79,23 @@ def read(
     device: torch.device,
     vocabulary: tuple[int, int] | None,
     cache: bool,
-) -> tuple[Weights, ModelSpec]:
-    """The weights as they lie in memory, from the cache where they are in it, and the spec that fits them."""
+    late: bool = False,
+) -> tuple[Weights, ModelSpec, bool]:
+    """The weights as they lie in memory, from the cache where they are in it, and the spec that fits them; and whether
+    they are late."""
     tensors = open_tensors(path)
     whole = footprint(spec, packing, packing.dtype.itemsize, 2, 1).weights
     where = None
     if cache and packing.native and whole >= store.LEAST:
         where = store.place(tensors.paths(), spec, packing, vocabulary)
-        if (kept := store.opened(where)) is not None:
+        if (kept := store.opened(where, late)) is not None:
             try:
                 loader = Loader(spec, FAMILIES[spec.family].names, tensors, packing, device, vocabulary, kept)
-                return loader.weights(), loader.fitted
+                return loader.weights(), loader.fitted, late
             except store.Damaged as error:
                 store.discard(where, error)
     with writing(where, whole) as keep:
-        return fresh(path, spec, packing, device, vocabulary, keep)
+        return *fresh(path, spec, packing, device, vocabulary, keep), False
 
 
 def fresh(
