@@ -16,6 +16,7 @@ from paceline.plan.acceptance import Acceptance, Expected, Key, Mean
 from paceline.plan.allocate import LEAST, MARGIN
 from paceline.plan.choose import BANNED, CREDIT, HEARING, LAST_GAP, PROBING, Arm, Goodput
 from paceline.plan.cost import Drafting, StepTimes, Times
+from tests.plan.test_cost import slow_pair
 
 
 class H100(StepTimes):
@@ -54,6 +55,15 @@ def requests(count: int, arms: Sequence[str] = ("a",), **params: int) -> list[Re
 def chooser(times: StepTimes, rates: dict[str, float] | None = None, most: int = 8) -> Goodput:
     arms = {name: Arm(name, tuple(range(1, most + 1)), True) for name in ("a", "b")}
     return Goodput(arms, times, lambda r, d: r.left - 1, Constant(rates=rates) if rates else Acceptance())
+
+
+def test_nobody_is_given_a_drafter_for_being_unknown() -> None:
+    """At 8 requests one may be tried; the step as a whole is plain, as no draft pays at what the table knows."""
+    times = slow_pair()
+    arms = {"model": Arm.of("model", 8, True), "tree": Arm.of("tree", 14, False)}
+    pick = Goodput(arms, times, lambda request, drafter: request.left - 1, Acceptance())
+    shares = pick.share(requests(8, ("model", "tree")), 10**6, base(8))
+    assert sum(share.drafter == "tree" for share in shares.values()) <= 1
 
 
 GOLDEN = {
