@@ -15,7 +15,7 @@ from paceline.core.request import Request
 from paceline.plan.acceptance import Acceptance, Expected, Key, Mean
 from paceline.plan.allocate import LEAST, MARGIN
 from paceline.plan.choose import BANNED, CREDIT, HEARING, LAST_GAP, PROBING, Arm, Goodput
-from paceline.plan.cost import Drafting, StepTimes, Times
+from paceline.plan.cost import Drafting, StepTimes, Terms, Times
 from tests.plan.test_cost import slow_pair
 
 
@@ -58,12 +58,14 @@ def chooser(times: StepTimes, rates: dict[str, float] | None = None, most: int =
 
 
 def test_nobody_is_given_a_drafter_for_being_unknown() -> None:
-    """At 8 requests one may be tried; the step as a whole is plain, as no draft pays at what the table knows."""
+    """A tree that keeps seven tokens in ten at each depth would pay for four requests if it cost nothing."""
     times = slow_pair()
     arms = {"model": Arm.of("model", 8, True), "tree": Arm.of("tree", 14, False)}
-    pick = Goodput(arms, times, lambda request, drafter: request.left - 1, Acceptance())
-    shares = pick.share(requests(8, ("model", "tree")), 10**6, base(8))
-    assert sum(share.drafter == "tree" for share in shares.values()) <= 1
+    pick = Goodput(arms, times, lambda request, drafter: request.left - 1, Constant(rates={"model": 0.1, "tree": 0.7}))
+    assert pick.best(requests(4, ("model", "tree")), 10**6, base(4))[0] == {}
+    times.drafts["tree"] = Terms(dict.fromkeys(times.drafts["model"].weights, 1e-9))
+    choice, _ = pick.best(requests(4, ("model", "tree")), 10**6, base(4))
+    assert {drafter for drafter, _ in choice.values()} == {"tree"}
 
 
 GOLDEN = {

@@ -289,7 +289,7 @@ class Comparison:
 
     def best_k(self, case: Case) -> int | None:
         """The quickest of the tool's k over a few prompts; None where the tool has its own number."""
-        ks = self.entries[case.peer]["modes"][case.mode]
+        ks: list[int] = self.entries[case.peer]["modes"][case.mode]
         if len(ks) < 2:
             return next(iter(ks), None)
         few = self.prompts[: max(SHORT, case.batch)]
