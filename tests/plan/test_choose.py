@@ -355,3 +355,16 @@ def test_worth_is_the_price_of_a_node_in_tokens() -> None:
     row = (times.of_target(base(1, k)) - times.of_target(base(1))) / k
     assert share.min_chance == MinChance(pytest.approx(max(LEAST, goodput * row)), pytest.approx(goodput * 0.452))
     assert 0.8 ** (k + 1) < share.min_chance.node <= 0.8**k + 1e-9
+
+
+def test_many_at_once_are_hopeless_where_it_costs_more_than_it_brings() -> None:
+    """Of eight on a slow pair; not of one, nor of eight where drafts are free, nor of who is not known."""
+    times = slow_pair()
+    arms = {"model": Arm.of("model", 8, True)}
+    pick = Goodput(arms, times, lambda request, drafter: request.left - 1, Acceptance())
+    (request,) = requests(1, ("model",))
+    assert not pick.hopeless("model", request)
+    pick.company = 8
+    assert pick.hopeless("model", request) and not pick.hopeless("other", request)
+    pick = Goodput(arms, H100(), lambda request, drafter: request.left - 1, Constant(rates={"model": 0.9}), company=8)
+    assert not pick.hopeless("model", request)

@@ -303,7 +303,9 @@ class StepTimes:
         self.rest.fit(rest)
         for name in {part.drafter for _, parts, _ in samples for part in parts}:
             mine = [(p, t.drafts[name]) for _, ps, t in samples for p in ps if p.drafter == name]
-            self.drafter(name).fit([(p.features(), max(seconds, FLOOR)) for p, seconds in mine], power=0)
+            self.drafts.setdefault(name, _draft()).fit(
+                [(p.features(), max(seconds, FLOOR)) for p, seconds in mine], power=0
+            )
         for count, (work, parts, took) in enumerate(samples):
             self._overlapped(parts, took, self.of_target(work), 1.0 / (1 + count % FEW))
 
