@@ -22,6 +22,7 @@ def llm(pair: tuple[Path, Path]) -> LLM:
     policy = llm.engine.desk.policy
     assert isinstance(policy, Goodput)
     policy.times = slow_pair()
+    policy.times.drafter("model").weights["depth"] = 0.1
     return llm
 
 

@@ -358,13 +358,22 @@ def test_worth_is_the_price_of_a_node_in_tokens() -> None:
 
 
 def test_many_at_once_are_hopeless_where_it_costs_more_than_it_brings() -> None:
-    """Of eight on a slow pair; not of one, nor of eight where drafts are free, nor of who is not known."""
+    """Of eight on a slow pair once its acceptance is known, or where the draft is dear; not of one, nor where drafts
+    are free, nor of who is not known."""
     times = slow_pair()
     arms = {"model": Arm.of("model", 8, True)}
-    pick = Goodput(arms, times, lambda request, drafter: request.left - 1, Acceptance())
+    pick = Goodput(arms, times, lambda request, drafter: request.left - 1, Acceptance(), company=8)
     (request,) = requests(1, ("model",))
-    assert not pick.hopeless("model", request)
-    pick.company = 8
+    assert not pick.hopeless("model", request), "at first the best is hoped for"
+    for _ in range(40):
+        pick.acceptance.observe(7, arms["model"].key(0), 4, [1, 1, 1, 1], [])
+    assert not pick.hopeless("model", request), "it is asked now and then"
+    pick.step += 100
     assert pick.hopeless("model", request) and not pick.hopeless("other", request)
+    pick.company = 1
+    assert not pick.hopeless("model", request)
+    times.drafter("model").weights["depth"] = 0.1
+    pick = Goodput(arms, times, lambda request, drafter: request.left - 1, Acceptance(), company=8)
+    assert pick.hopeless("model", request)
     pick = Goodput(arms, H100(), lambda request, drafter: request.left - 1, Constant(rates={"model": 0.9}), company=8)
     assert not pick.hopeless("model", request)

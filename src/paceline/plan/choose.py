@@ -41,6 +41,8 @@ of a merged drafter (whose first part would take it) of its fewest."""
 KEEPS, AGAIN = 1.1, 32
 """Of many requests at once a drafter has to be better than none by so much, or its K/V is not kept up meanwhile; that
 is asked anew every so many steps."""
+HOPED, SURE = 0.85, 8
+"""Chance of a token of a drafter of whom fewer rounds than these are known, where it is asked what it might bring."""
 BANNED = 256
 """Steps that a drafter rests after it has failed; doubled each time."""
 CHAIN = (1, 2, 3, 4, 6, 8, 12)
@@ -437,8 +439,8 @@ class Goodput(LengthPolicy):
         return self._trial(drafter).wasted >= USELESS and all(pick is None or pick[0] != drafter for pick in held)
 
     def hopeless(self, drafter: str, request: Request) -> bool:
-        """Would it lose at any size, where so many decode at once who are like this one, at what is known or supposed
-        of it? What it brings must pay for keeping its K/V up, too."""
+        """Would it lose at any size, where so many decode at once who are like this one, at what is known or hoped of
+        it? What it brings must pay for keeping its K/V up, too."""
         arm, company = self.arms.get(drafter), self.company
         if company < MANY or arm is None:
             return False
@@ -447,6 +449,14 @@ class Goodput(LengthPolicy):
             length = len(request.tokens)
             price = Price(self.times, Work.of([(1, length, 1)] * company))
             points = self._price(request, arm, arm.sizes, min(arm.sizes[-1], DEPTH), company)
+            means = [self.acceptance.means.get(arm.key(size)) for size in arm.sizes]
+            if not any(
+                mean is not None and sum(mean.tried[:1]) >= SURE for mean in means
+            ):  # then the best is hoped for
+                points = [
+                    Point(n, n if arm.chain else 0, sum(HOPED**d for d in range(1, min(n, DEPTH) + 1)), float(n))
+                    for n in arm.sizes
+                ]
             seconds = [price.of(dict.fromkeys(range(company), (drafter, point))) for point in points]
             best = max((1.0 + point.tokens) / took for point, took in zip(points, seconds))
             said = best * price.of({}) < KEEPS
