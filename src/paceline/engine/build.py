@@ -44,7 +44,8 @@ class Options:
     """Of weights and K/V cache: bfloat16, float32 or float16."""
     quantize: str | None = None
     """"int8": the linear layers of model and draft in int8 (W8A8); "int4": in 4 bits by groups of 32, head
-    and embedding in 8, activations in 8. The text is then the quantised model's own."""
+    and embedding in 8, activations in 8. The text is then the quantised model's own. None: a checkpoint that is
+    quantised already keeps its own bits; "none" widens them to `dtype`."""
     kv_dtype: str | None = None
     """"int8": keys and values in 8 bits, which leaves room for 1.88 times the tokens. None: as dtype."""
     device: str = "cpu"
