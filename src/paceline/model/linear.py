@@ -140,7 +140,7 @@ def in_groups(dtype: torch.dtype) -> Packing:
     """The packing of `quantize int4`."""
     fine = partial(grouped.size, bits=8, form=grouped.Form.ZEROS)
     coarse = partial(grouped.size, bits=4, form=grouped.Form.SUPER)
-    row = {Unit.SHORT: 0.2}.get(unit(), 0.06)
+    row = {Unit.SHORT: 0.2, Unit.DOT: 0.2}.get(unit(), 0.06)
     head = Packing("native int8", dtype, torch.float32, grouped.pack_bytes, fine, 8, 8, native=True)
     return Packing(
         "native int4", dtype, torch.float32, grouped.pack_int4, coarse, 8, 8, row, head=head, native=True,
