@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from paceline.draft import UserFn
     from paceline.engine.loop import Engine
     from paceline.engine.text import Text
+    from paceline.model.linear import Packing
+    from paceline.model.spec import ModelSpec
 
 log = logging.getLogger("paceline")
 TOKENIZER = 12
@@ -42,7 +44,8 @@ class Options:
     """Of weights and K/V cache: bfloat16, float32 or float16."""
     quantize: str | None = None
     """"int8": the linear layers of model and draft in int8 (W8A8); "int4": in 4 bits by groups of 32, head
-    and embedding in 8, activations in 8. The text is then the quantised model's own."""
+    and embedding in 8, activations in 8. The text is then the quantised model's own. None: a checkpoint that is
+    quantised already keeps its own bits; "none" widens them to `dtype`."""
     kv_dtype: str | None = None
     """"int8": keys and values in 8 bits, which leaves room for 1.88 times the tokens. None: as dtype."""
     device: str = "cpu"
@@ -69,6 +72,9 @@ class Options:
     """Keep the K/V of texts that may begin another."""
     weights_cache: bool = True
     """Keep packed weights of large models on disk, under $PACELINE_CACHE, for the next start."""
+    late_weights: bool = False
+    """Where they are kept, begin before they lie in memory; the first passes are slower, and the first token is there
+    sooner."""
     eviction: str = "lru"
     """Which cached prefix to forget when room is needed: lru, det, mark0, mark_predict or shadow."""
     overlap: str = "none"
@@ -139,6 +145,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
         "device": options.device,
         "max_len": options.max_model_len,
         "cache": options.weights_cache,
+        "late": options.late_weights and options.overlap == "none",
     }
     model_at, draft_at = paths(options)
     user = options.drafter if callable(options.drafter) else None
@@ -308,14 +315,20 @@ def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory
     """The arithmetic of the budget for these checkpoints, from their headers."""
     from paceline.draft.companion import kinds, weight_bytes
     from paceline.draft.head import check_fit, facts_of, footprint_of, method_of
-    from paceline.model.load import form, measure
+    from paceline.model.checkpoint import read_config
+    from paceline.model.load import measure, packing_of
 
-    packing = form(options.dtype, options.quantize, options.device, kv_dtype=options.kv_dtype)
-    spec, target = measure(path, packing, options.max_model_len)
+    def of(at: Path, longest: int | None) -> "tuple[ModelSpec, Packing]":
+        spec = read_config(at, longest)
+        form = options.dtype, options.quantize, options.device
+        return spec, packing_of(at, spec, *form, kv_dtype=options.kv_dtype)
+
+    spec, packing = of(path, options.max_model_len)
+    target = measure(path, spec, packing)
     head = draft is not None and method_of(draft) is not None
     if draft is not None and head:
         check_fit(draft, facts_of(draft), spec.hidden, spec.vocab)
-    drafts = None if draft is None else footprint_of(draft, packing) if head else measure(draft, packing)[1]
+    drafts = None if draft is None else footprint_of(draft, packing) if head else measure(draft, *of(draft, None))
     files = [at if at.suffix == ".gguf" else at / "tokenizer.json" for at in (path, draft) if at is not None]
     rest = sum(TOKENIZER * tokenizer_bytes(file) for file in files if file.is_file())
     rest += 0 if draft is None else sum(weight_bytes(draft / kind) for kind in kinds(draft))

@@ -26,6 +26,7 @@ class EngineOptions(TypedDict, total=False):
     row_budget: int
     prefix_cache: bool
     weights_cache: bool
+    late_weights: bool
     eviction: str
     overlap: str
     online: float
