@@ -1,6 +1,7 @@
 """`python -m apps.text2sql`: a question, a page, or an evaluation."""
 
 import asyncio
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -123,14 +124,12 @@ async def _evaluate(
 
     chosen = read_questions(path, most)
     async with asked.client() as client:
+        began = time.monotonic()
         with Bar("questions", len(chosen)) as bar:
             evaluation = Evaluation(client, folder, plan, at_once, minutes)
             scored = await evaluation.run(chosen, lambda each: bar.step())
-        usage = client.tally.usage
-        out = summary(scored)
-    out["tokens/s"] = usage.generated / client.tally.seconds if client.tally.seconds else 0.0
-    out["prefix-cache share"] = usage.cached / usage.prompt if usage.prompt else 0.0
-    out["tau"] = usage.generated / usage.passes if usage.passes else 0.0
+        client.tally.wall = time.monotonic() - began
+        out = summary(scored) | client.tally.as_dict()
     return {name: round(value, 3) if isinstance(value, float) else value for name, value in out.items()}
 
 

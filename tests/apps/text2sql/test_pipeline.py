@@ -1,5 +1,6 @@
 """The pipeline against a scripted server, for its decisions, and against a real one with the demo pair."""
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 import pytest
 
 pytest.importorskip("sqlglot", reason="needs paceline[apps]")
+from apps.common.cli import Asked
 from apps.common.client import Client
-from apps.text2sql.command import as_dict, pipeline
+from apps.text2sql.command import _evaluate, as_dict, pipeline
 from apps.text2sql.database import Result, open_database
 from apps.text2sql.evaluate import Evaluation, read_questions, same, summary
 from apps.text2sql.pipeline import SINGLE, Plan
@@ -126,6 +128,18 @@ async def test_evaluation_counts_what_is_right(sqlite_file: Path) -> None:
             scored = await Evaluation(client, sqlite_file.parent, SINGLE).run(questions, lambda each: None)
     figures = summary(scored)
     assert figures["questions"] == 2 and figures["accuracy"] == 0.5 and figures["calls a question"] == 1.0
+
+
+def test_an_evaluation_has_its_tokens_a_second_of_wall_time(sqlite_file: Path) -> None:
+    """Calls run side by side, so the sum of their seconds says nothing about speed."""
+    lines = [f'{{"db_id": "music", "question": "Who? {n}", "query": "{RIGHT}"}}' for n in range(4)]
+    (sqlite_file.parent / "q.jsonl").write_text("\n".join(lines))
+    with scripted(lambda b: f"```sql\n{RIGHT}\n```") as (url, _):
+        asked = Asked(url)
+        out = asyncio.run(_evaluate(asked, SINGLE, sqlite_file.parent / "q.jsonl", sqlite_file.parent, None, None, 2))
+    assert out["calls"] == 4 and out["generated_tokens"] == 12 and out["cached_share"] == 0.8
+    assert out["tokens_per_second"] == pytest.approx(12 / out["wall_seconds"], rel=0.05)
+    assert out["wall_seconds"] != out["call_seconds"]
 
 
 def test_tables_are_compared_as_multisets_unless_ordered() -> None:
