@@ -143,7 +143,7 @@ def test_no_item_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text("")
     result = CliRunner().invoke(app, ["run", str(tmp_path / "x.jsonl")])
     assert result.exit_code == 2
-    assert "hold no item" in result.output
+    assert "no item to predict" in result.output
 
 
 def test_what_calls_share_comes_first() -> None:

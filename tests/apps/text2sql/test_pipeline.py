@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 pytest.importorskip("sqlglot", reason="needs paceline[apps]")
 from apps.common.cli import Asked
 from apps.common.client import Client
-from apps.text2sql.command import _evaluate, as_dict, pipeline
+from apps.text2sql.command import _evaluate, app, as_dict, pipeline
 from apps.text2sql.database import Result, open_database
 from apps.text2sql.evaluate import Evaluation, read_questions, same, summary
 from apps.text2sql.pipeline import SINGLE, Plan
@@ -113,6 +114,16 @@ async def test_end_to_end_with_the_demo_pair(demo_url: str, sqlite_file: Path) -
     shown = as_dict(done)
     assert {"keywords", "retrieve", "candidates"} <= {stage["stage"] for stage in shown["trace"]}
     assert (done.result is None) == bool(done.problem)
+
+
+def test_the_sample_ends_with_a_report(tmp_path: Path) -> None:
+    asked = ["Which singers are from France?", "--sample", "--single", "--out", str(tmp_path)]
+    with scripted(lambda b: "```sql\nSELECT name, '<b>' FROM singer WHERE country = 'France'\n```") as (url, _):
+        done = CliRunner().invoke(app, [*asked, "--url", url])
+        assert done.exit_code == 0 and "Ada Quinn" in done.output and "Report:" in done.output
+        assert "Give one of --db" in CliRunner().invoke(app, ["Who?", "--url", url]).output
+    page = (tmp_path / "report.html").read_text()
+    assert "Cleo Marsh" in page and "<b>" not in page and "candidates" in page and "cached_share" in page
 
 
 async def test_evaluation_counts_what_is_right(sqlite_file: Path) -> None:
