@@ -123,7 +123,7 @@ def test_the_sample_ends_with_a_report(tmp_path: Path) -> None:
         assert done.exit_code == 0 and "Ada Quinn" in done.output and "Report:" in done.output
         assert "Give one of --db" in CliRunner().invoke(app, ["Who?", "--url", url]).output
     page = (tmp_path / "report.html").read_text()
-    assert "Cleo Marsh" in page and "<b>" not in page and "candidates" in page and "cached_share" in page
+    assert "Cleo Marsh" in page and "<b>" not in page and "candidates" in page and "cached share" in page
 
 
 async def test_evaluation_counts_what_is_right(sqlite_file: Path) -> None:
