@@ -181,7 +181,8 @@ def most_probable(laws: dict[Path, Draws], nodes: int, least: float) -> list[tup
 
 
 @DRAFTERS.register(
-    "dyspec", offers("a tree that grows where the draft is sure", Law.SHARED_NOISE, Law.WITHOUT_REPLACEMENT)
+    "dyspec",
+    offers("a tree that grows where the draft is sure", Law.SHARED_NOISE, Law.WITHOUT_REPLACEMENT, runs="greedy"),
 )
 class DySpec(TreeDrafter):
     """The greedy heap. The best draws are found one by one, but the distributions of all places that can be among them

@@ -30,6 +30,8 @@ class ByRequest(Goodput):
             return Goodput.share(self, free, spare, base)
         for name in {r.drafter for r in named if r.drafter in self.paths}:
             self.fixed.lengths[name] = self.times.window(name, base)
+        if self.times.measured and self.fixed.cheap_rows is not None:
+            self.fixed.measured = self.times
         shares = self.fixed.share(named, spare, base)
         if free:
             used = sum(share.nodes for share in shares.values())
