@@ -2,7 +2,7 @@
 
     python bench/studies/workflow_ray.py --questions spider_dev_14db.jsonl --databases DIR [--model M --draft D]
 
-The same questions, at the same times, under each policy in turns; the deadline is twice what six at once take.
+The same questions, at the same times, under each policy in turns; the deadline is --scale times what six at once take.
 In the last run an engine is killed in the middle (--kill). Every answer is counted; every run's log is written,
 read back from --out and replayed by the simulator's dispatcher, which must decide the same.
 """
@@ -99,6 +99,7 @@ async def main() -> None:
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--slow", type=float, default=3.0, help="times a call's duration that the slow engine adds")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--scale", type=float, default=2.0, help="deadline over the mean of the first questions")
     parser.add_argument("--first", type=int, default=6, help="questions at once that set pace and deadline")
     parser.add_argument("--seconds", type=float, help="fewer questions, so that they come within so long a run")
     parser.add_argument("--kill", action="store_true", help="a last run whose quick engine is killed")
@@ -122,7 +123,7 @@ async def main() -> None:
     runs = Runs(engines, given.databases, given.port, plan, given.out)
     questions = read_questions(given.questions, given.count)
     alone = await runs.run("hexgen", questions[:: max(1, len(questions) // given.first)][: given.first], 0.0, 1e6)
-    every, deadline = alone["wall"] / given.first / given.load, 2.0 * alone["mean"]
+    every, deadline = alone["wall"] / given.first / given.load, given.scale * alone["mean"]
     if given.seconds is not None:
         questions = read_questions(given.questions, max(1, min(given.count, int(given.seconds / every))))
     print(f"{len(questions)} questions, one every {every:.2f} s; deadline {deadline:.2f} s; {alone}", flush=True)
