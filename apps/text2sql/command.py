@@ -93,7 +93,11 @@ def text2sql(
         plan = replace(base, limits=Limits(seconds, rows), deadline_s=deadline)
         if sum((question is not None, page, evaluate is not None)) != 1:
             raise UsageError("Give one of QUESTION, --page and --evaluate FILE.")
+        if out is not None and question is None:
+            raise UsageError("--out is the folder of one answer's report; give it with a QUESTION.")
         if evaluate is not None:
+            if db is not None or sample:
+                raise UsageError("--evaluate takes its databases from --databases; leave --db and --sample out.")
             if databases is None:
                 raise UsageError("--evaluate needs --databases, the folder of the SQLite files.")
             result = asyncio.run(_evaluate(asked, plan, evaluate, databases, questions, minutes, at_once))

@@ -122,6 +122,9 @@ def test_the_sample_ends_with_a_report(tmp_path: Path) -> None:
         done = CliRunner().invoke(app, [*asked, "--url", url])
         assert done.exit_code == 0 and "Ada Quinn" in done.output and "Report:" in done.output
         assert "Give one of --db" in CliRunner().invoke(app, ["Who?", "--url", url]).output
+    questions = ["--evaluate", str(tmp_path / "report.md"), "--databases", str(tmp_path)]
+    assert "with a QUESTION" in CliRunner().invoke(app, [*questions, "--out", str(tmp_path)]).output
+    assert "leave --db and --sample out" in CliRunner().invoke(app, [*questions, "--sample"]).output
     page = (tmp_path / "report.html").read_text()
     assert "Cleo Marsh" in page and "<b>" not in page and "candidates" in page and "cached share" in page
 
