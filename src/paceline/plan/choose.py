@@ -17,6 +17,7 @@ from paceline.plan import DrafterFacts, LengthPolicy, Share
 from paceline.plan.acceptance import Acceptance, Key
 from paceline.plan.allocate import Choice, Pick, Point, Price, best, fitting
 from paceline.plan.cost import Drafting, StepTimes, Times
+from paceline.plan.repay import Usual, repays
 
 PERIOD, FIRST = 16, 4
 """Steps that a choice holds, one of nobody twice as long; and one that gives work to a drafter who had none."""
@@ -152,6 +153,8 @@ class Goodput(LengthPolicy):
     trials: dict[str, Probe] = field(default_factory=dict)
     chains: dict[str, str] = field(default_factory=dict)
     """{K/V group: who drafts chains with it}"""
+    usual: Usual = field(default_factory=Usual)
+    """Answers and prompts of late."""
     _unheard: list[Note] = field(default_factory=list)
     """Of the latest steps."""
     _plain: CurrentChoice = field(default_factory=CurrentChoice)
@@ -435,6 +438,21 @@ class Goodput(LengthPolicy):
         held = (pick for now in (self._plain, self._filling) for pick in now.picks.values())
         return self._trial(drafter).wasted >= USELESS and all(pick is None or pick[0] != drafter for pick in held)
 
+    def repays(self, request: Request, drafters: Sequence[str], beside: int) -> bool:
+        mine = [name for name in drafters if name in self.arms]
+        if not any(
+            self.arms[name].key(size) in self.acceptance.means for name in mine for size in self.arms[name].sizes
+        ):
+            return not beside  # who has never drafted begins with one request
+
+        def price(count: int) -> Price:
+            return self._prices([request] * count, Work.of([(1, len(request.tokens), 1)] * count))
+
+        def points(count: int) -> dict[str, list[Point]]:
+            return self._points(request, count)
+
+        return repays(self.times, self.usual, request, mine, points, price, beside)
+
     def failed(self, drafter: str) -> None:
         """A drafter raised: it rests, longer each time."""
         trial = self._trial(drafter)
@@ -445,6 +463,7 @@ class Goodput(LengthPolicy):
     def drop(self, request: Request) -> None:
         """A request has ended."""
         self._hear()
+        self.usual.hear(request)
         self.acceptance.drop(request.id)
 
 
