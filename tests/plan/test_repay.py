@@ -95,7 +95,7 @@ def test_a_prompt_costs_a_drafter_at_most_what_it_costs_the_target() -> None:
     times = Laptop()
     assert prompt_seconds(times, ["a"], 100) < times.of_target(Work.of([(100, 0, 1)]))
     slow = replace(times)
-    slow.of_draft = lambda part: 9.0  # type: ignore[method-assign, misc]
+    slow.of_draft = lambda part: 9.0  # type: ignore[method-assign]
     assert prompt_seconds(slow, ["a"], 100) == times.of_target(Work.of([(100, 0, 1)]))
 
 
