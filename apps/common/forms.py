@@ -85,13 +85,14 @@ class Regex:
 
 @dataclass(frozen=True, slots=True)
 class Json(Generic[M]):
-    """An object as a pydantic model has it. Fields are written in the model's order, so reasoning can come first."""
+    """An object as a pydantic model has it, with no field more. Fields are written in the model's order, so that
+    reasoning can come first."""
 
     model: type[M]
     words: tuple[str, ...] = ()
 
     def wire(self, native: bool) -> dict[str, Any]:
-        return schema_format(self.model.__name__, self.model.model_json_schema())
+        return schema_format(self.model.__name__, closed(self.model.model_json_schema()))
 
     def parse(self, text: str, native: bool) -> M:
         try:
@@ -127,6 +128,16 @@ def choice(*words: str) -> Choice:
 def schema_format(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     body = {"name": name, "schema": schema, "strict": True}
     return {"response_format": {"type": "json_schema", "json_schema": body}}
+
+
+def closed(schema: Any) -> Any:
+    """A schema whose objects have no fields but their own: small models write further ones until they are cut off."""
+    if isinstance(schema, list):
+        return [closed(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    ends = {"additionalProperties": False} if "properties" in schema else {}
+    return {**ends, **{key: closed(value) for key, value in schema.items()}}
 
 
 def regex_grammar(pattern: str) -> dict[str, Any]:

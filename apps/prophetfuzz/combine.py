@@ -7,9 +7,9 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, create_model
 
 from ..common.ask import Prompt, Settings, sample
 from ..common.client import Client
@@ -32,20 +32,25 @@ TASK = (
     "others. Then name combinations of two to four options that together are most likely to reach memory errors. "
     "Write each option as in the manual. Combinations should differ."
 )
-Name = Annotated[str, Field(max_length=30)]
 SMALLEST, LARGEST = 2, 4
 SKIPPED = frozenset({"--help", "--version", "-h", "-V"})
-
-
-class Combination(BaseModel):
-    options: Annotated[list[Name], Field(min_length=SMALLEST, max_length=LARGEST)]
 
 
 class Prediction(BaseModel):
     """One sample: why, then the combinations."""
 
     reason: Annotated[str, Field(max_length=200)]
-    combinations: Annotated[list[Combination], Field(min_length=1, max_length=8)]
+    combinations: Annotated[list[list[str]], Field(min_length=1, max_length=8)]
+
+
+def prediction(manual: Manual) -> type[Prediction]:
+    """The same for one program: combinations are of its own options, however the page spells them."""
+    known = tuple(name for o in manual.options if o.key not in SKIPPED for name in o.spellings)
+    if not known:
+        return Prediction
+    group = Annotated[list[Literal[known]], Field(min_length=SMALLEST, max_length=LARGEST)]  # type: ignore[valid-type]
+    several = Annotated[list[group], Field(min_length=1, max_length=8)]
+    return create_model("Prediction", __base__=Prediction, combinations=(several, ...))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +68,8 @@ async def predict(
     rules = " ".join(r.sentence() for r in constraints.relations)
     data = f"{manual.text()}\n{f'Rules: {rules}' if rules else ''}"
     settings = Settings(max_tokens=500, temperature=0.7, logprobs=False, deadline_s=deadline_s)
-    answers = await sample(client, Json(Prediction), Prompt(TASK, data, SYSTEM), samples, settings)
-    said = [c.options for a in answers if a.value for c in a.value.combinations]
+    answers = await sample(client, Json(prediction(manual)), Prompt(TASK, data, SYSTEM), samples, settings)
+    said = [options for a in answers if a.value for options in a.value.combinations]
     return ranked(said, manual, constraints)
 
 

@@ -77,8 +77,19 @@ def generate(
         show({"items": len(items), "refused": [vars(r) for r in refused], "file": str(out)}, json, lines)
 
 
-def load(files: list[Path], count: int | None) -> list[Item]:
-    """The items of files, the first `count` of each kind. Raises UsageError."""
+def made(count: int, seed: int) -> list[Item]:
+    """So many fresh items of each kind."""
+    from .generate import generate as make
+
+    if not count:
+        return []
+    with Bar("running", count * len(KINDS)) as bar:
+        items, _ = told(make(list(KINDS), count, seed, step=bar.step))
+        return list(items)
+
+
+def load(files: list[Path], count: int | None, none: bool = False) -> list[Item]:
+    """The items of files, the first `count` of each kind. Raises UsageError, also for none at all unless `none`."""
     try:
         items = [item for file in files for item in read(file)]
     except (OSError, ValueError) as error:
@@ -87,8 +98,8 @@ def load(files: list[Path], count: int | None) -> list[Item]:
     for item in items:
         if count is None or sum(other.kind == item.kind for other in kept) < count:
             kept.append(item)
-    if not kept:
-        raise UsageError("The files hold no item; make some by paceline-apps surge generate.")
+    if not kept and not none:
+        raise UsageError("There is no item to predict; give files of paceline-apps surge generate, or --fresh 1.")
     return kept
 
 
@@ -112,7 +123,9 @@ async def score(asked: Asked, items: list[Item], style: str, settings: Settings,
 
 @app.command()
 def run(
-    files: Annotated[list[Path], typer.Argument(help="Items: files of generate, or the original's.")],
+    files: Annotated[list[Path] | None, typer.Argument(help="Items: files of generate, or the original's.")] = None,
+    fresh: Annotated[int, typer.Option("--fresh", min=0, help="Make so many items of each kind first.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Of fresh items.")] = 0,
     url: Url = URL,
     model: Model = None,
     api_key: ApiKey = None,
@@ -134,7 +147,7 @@ def run(
     with errors():
         asked = Asked(url, model, api_key, drafter, concurrency, timeout, log, replay)
         settings = Settings(max_tokens=max_tokens, deadline_s=deadline, retries=0)
-        result = told(score(asked, load(files, count), style, settings, size))
+        result = told(score(asked, [*made(fresh, seed), *load(files or [], count, fresh > 0)], style, settings, size))
         result["model"] = name or result["model"]
         page = one_model(result).write(out)
         (out / "result.json").write_text(json_.dumps(result, ensure_ascii=False), encoding="utf-8")

@@ -39,11 +39,15 @@ def bars(axes: Any, columns: Mapping[str, Mapping[str, float]]) -> None:
 
 
 def scaling(results: Sequence[Mapping[str, Any]]) -> Report:
-    """Several models by size. Raises ValueError where one has no size."""
+    """Several models by size. Raises ValueError where one has no size, or answered other items than the first."""
     for result in results:
         if not result.get("size"):
             raise ValueError(
                 f"The result of {result['model']} has no size; run it with --size, parameters in millions."
+            )
+        if items(result) != items(results[0]):
+            raise ValueError(
+                f"{results[0]['model']} and {result['model']} answered different items; give results of the same ones."
             )
     ordered = sorted(results, key=lambda result: float(result["size"]))
     fitted = line([row["size"] for row in ordered], [row["summary"]["mean"] for row in ordered])
@@ -61,15 +65,25 @@ def scaling(results: Sequence[Mapping[str, Any]]) -> Report:
     return report
 
 
+def items(result: Mapping[str, Any]) -> set[str]:
+    """The ids of what a model answered."""
+    return {record["id"] for record in result["records"]}
+
+
 def by_size(axes: Any, rows: Sequence[Mapping[str, Any]], fitted: tuple[float, float] | None) -> None:
     import numpy as np
 
     sizes = np.array([float(row["size"]) for row in rows])
     for row, size in zip(rows, sizes):
         axes.plot(size, row["summary"]["mean"], "o", color="#2a6f97")
-        axes.annotate(row["model"], (size, row["summary"]["mean"]), (4, 4), textcoords="offset points", fontsize=8)
+        right = size > np.sqrt(sizes[0] * sizes[-1])
+        place = {"ha": "right" if right else "left", "textcoords": "offset points", "fontsize": 8}
+        axes.annotate(row["model"], (size, row["summary"]["mean"]), (-6 if right else 6, 4), **place)
     axes.plot(sizes, [row["summary"]["floor"] for row in rows], ":", color="#c8553d", label="floor")
     if fitted is not None:
         axes.plot(sizes, fitted[0] * np.log10(sizes) + fitted[1], "--", color="#888", label="least squares")
-    axes.set(xscale="log", xlabel="parameters, millions", ylabel="mean of all columns", ylim=(0, None))
+    most = max(max(row["summary"]["mean"], row["summary"]["floor"]) for row in rows)
+    axes.set(xscale="log", xlabel="parameters, millions", ylabel="mean of all columns", ylim=(0, 1.15 * most or 1))
+    axes.set_xticks(sizes, [f"{size:g}" for size in sizes])
+    axes.minorticks_off()
     axes.legend(frameon=False, fontsize=8)

@@ -1,13 +1,17 @@
 """`python -m apps.text2sql`: a question, a page, or an evaluation."""
 
 import asyncio
+import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
 
 from ..common.cli import (
+    OUTPUT,
     URL,
     ApiKey,
     AsJson,
@@ -25,7 +29,9 @@ from ..common.cli import (
     show,
 )
 from ..common.client import Client
+from ..common.report import Report
 from .database import Limits, QueryError, open_database
+from .example import example
 from .pipeline import SINGLE, Answered, Pipeline, Plan, Step
 from .prompts import table
 from .retrieve import build
@@ -33,6 +39,8 @@ from .schema import read_schema
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 PIPE = "Pipeline"
+SHOWN = 100
+"""Rows of a report's table."""
 
 
 def _option(help: str, panel: str = PIPE, **more: Any) -> Any:
@@ -44,6 +52,7 @@ def text2sql(
     question: Annotated[str | None, typer.Argument(help="What you want to know.")] = None,
     *,
     db: Annotated[Path | None, _option("SQLite or DuckDB file; it is opened read-only.")] = None,
+    sample: Annotated[bool, _option("Instead of --db: a small database of singers, made for the occasion.")] = False,
     page: Annotated[bool, _option("Show a web page instead of answering one question.", "Page")] = False,
     port: Annotated[int, _option("Of the page, on this machine.", "Page")] = 8080,
     evaluate: Annotated[
@@ -69,6 +78,9 @@ def text2sql(
     timeout: Timeout = 600.0,
     log: Log = None,
     replay: Replay = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of a report, if one is wanted.", rich_help_panel=OUTPUT)
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Answer a question about a database: the query, its table, and how it came about.
@@ -81,21 +93,28 @@ def text2sql(
         plan = replace(base, limits=Limits(seconds, rows), deadline_s=deadline)
         if sum((question is not None, page, evaluate is not None)) != 1:
             raise UsageError("Give one of QUESTION, --page and --evaluate FILE.")
+        if out is not None and question is None:
+            raise UsageError("--out is the folder of one answer's report; give it with a QUESTION.")
         if evaluate is not None:
+            if db is not None or sample:
+                raise UsageError("--evaluate takes its databases from --databases; leave --db and --sample out.")
             if databases is None:
                 raise UsageError("--evaluate needs --databases, the folder of the SQLite files.")
             result = asyncio.run(_evaluate(asked, plan, evaluate, databases, questions, minutes, at_once))
             show(result, json, [f"{name}: {value}" for name, value in result.items()])
             return
-        if db is None:
-            raise UsageError("Give --db FILE, an SQLite or DuckDB file.")
-        if page:
-            from .page import serve
+        if (db is None) != sample:
+            raise UsageError("Give one of --db FILE, an SQLite or DuckDB file, and --sample.")
+        with TemporaryDirectory() as folder:
+            file = db or example(Path(folder))
+            if page:
+                from .page import serve
 
-            asyncio.run(serve(asked, plan, db, port))
-            return
-        answered = asyncio.run(_answer(asked, plan, db, question or ""))
-        show(as_dict(answered), json, lines(answered))
+                asyncio.run(serve(asked, plan, file, port))
+                return
+            answered, usage = asyncio.run(_answer(asked, plan, file, question or ""))
+        more = [] if out is None else ["", f"Report: {report(answered, usage).write(out)}"]
+        show(as_dict(answered), json, [*lines(answered), *more])
         if answered.result is None:
             raise typer.Exit(1)
 
@@ -109,11 +128,14 @@ def pipeline(client: Client, plan: Plan, db: Path) -> Pipeline:
         raise UsageError(str(error)) from error
 
 
-async def _answer(asked: Asked, plan: Plan, db: Path, question: str) -> Answered:
+async def _answer(asked: Asked, plan: Plan, db: Path, question: str) -> tuple[Answered, dict[str, Any]]:
+    """The answer, and what it cost."""
     if not question.strip():
         raise UsageError("The question is empty; ask one.")
     async with asked.client() as client:
-        return await pipeline(client, plan, db).answer(question)
+        answered = await pipeline(client, plan, db).answer(question)
+        client.tally.wall = answered.seconds
+        return answered, client.tally.as_dict()
 
 
 async def _evaluate(
@@ -123,14 +145,12 @@ async def _evaluate(
 
     chosen = read_questions(path, most)
     async with asked.client() as client:
+        began = time.monotonic()
         with Bar("questions", len(chosen)) as bar:
             evaluation = Evaluation(client, folder, plan, at_once, minutes)
             scored = await evaluation.run(chosen, lambda each: bar.step())
-        usage = client.tally.usage
-        out = summary(scored)
-    out["tokens/s"] = usage.generated / client.tally.seconds if client.tally.seconds else 0.0
-    out["prefix-cache share"] = usage.cached / usage.prompt if usage.prompt else 0.0
-    out["tau"] = usage.generated / usage.passes if usage.passes else 0.0
+        client.tally.wall = time.monotonic() - began
+        out = summary(scored) | client.tally.as_dict()
     return {name: round(value, 3) if isinstance(value, float) else value for name, value in out.items()}
 
 
@@ -148,6 +168,18 @@ def as_dict(answered: Answered) -> dict[str, Any]:
         "seconds": round(answered.seconds, 3),
         "trace": [stage(step) for step in answered.trace],
     }
+
+
+def report(answered: Answered, usage: Mapping[str, Any]) -> Report:
+    """The question, the query, its table, the stages and the server's use."""
+    shown = Report(answered.question, answered.problem)
+    shown.code("Query", answered.sql or "(none)")
+    if answered.result is not None:
+        columns = answered.result.columns
+        shown.table("Table", [dict(zip(columns, map(str, row))) for row in answered.result.rows[:SHOWN]])
+    shown.table("Stages", [{**stage(step), "notes": " · ".join(step.notes)[:300]} for step in answered.trace])
+    shown.facts("Server", usage)
+    return shown
 
 
 def stage(s: Step) -> dict[str, Any]:

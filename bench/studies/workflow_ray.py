@@ -2,8 +2,9 @@
 
     python bench/studies/workflow_ray.py --questions spider_dev_14db.jsonl --databases DIR [--model M --draft D]
 
-The same questions, at the same times, under each policy in turns; the deadline is twice what six at once take.
-In the last run an engine is killed in the middle. Every answer is counted; every run's log is replayed.
+The same questions, at the same times, under each policy in turns; the deadline is --scale times what six at once take.
+In the last run an engine is killed in the middle (--kill). Every answer is counted; every run's log is written,
+read back from --out and replayed by the simulator's dispatcher, which must decide the same.
 """
 
 import argparse
@@ -17,15 +18,15 @@ import numpy as np
 import uvicorn
 
 from apps.common.client import Client
-from apps.text2sql.database import open_database
+from apps.text2sql.database import Database, open_database
 from apps.text2sql.evaluate import WIDE, Question, read_questions
 from apps.text2sql.pipeline import Pipeline, Plan
-from apps.text2sql.retrieve import build
+from apps.text2sql.retrieve import Index, build
 from apps.text2sql.schema import read_schema
 from paceline.cluster.control.controller import Controller
 from paceline.cluster.control.ray_engine import RayEngine
 from paceline.cluster.control.router import create
-from paceline.cluster.workflow.log import Event, Recorder, replay
+from paceline.cluster.workflow.log import Event, Recorder, read, replay, write
 from paceline.cluster.workflow.policies import Setup
 
 PRIOR = {"engine": (0.05, 0.5, 10.0)}
@@ -34,11 +35,12 @@ PRIOR = {"engine": (0.05, 0.5, 10.0)}
 class Runs:
     """Policies over the same two actors."""
 
-    def __init__(self, engines: dict[str, RayEngine], folder: Path, port: int, plan: Plan) -> None:
-        self.engines, self.folder, self.port, self.plan = engines, folder, port, plan
-        self.known: dict[str, Any] = {}
+    def __init__(self, engines: dict[str, RayEngine], folder: Path, port: int, plan: Plan, out: Path) -> None:
+        self.engines, self.folder, self.port, self.plan, self.out = engines, folder, port, plan, out
+        self.known: dict[str, tuple[Database, Index]] = {}
+        self.number = 0
 
-    def database(self, name: str) -> Any:
+    def database(self, name: str) -> tuple[Database, Index]:
         if name not in self.known:
             opened = open_database(self.folder / f"{name}.sqlite")
             self.known[name] = opened, build(opened, read_schema(opened))
@@ -49,9 +51,10 @@ class Runs:
     ) -> dict[str, Any]:
         """`kill`: the quick engine dies once so many questions are answered."""
         setup = Setup(policy, tuple((name, "engine", 2) for name in self.engines), PRIOR)
-        events: list[Event] = []
+        self.number += 1
+        log = self.out / f"{self.number}-{policy}.jsonl"
         controller = Controller(setup.dispatcher(), self.engines)
-        controller.dispatcher.watchers.append(Recorder(setup, events.append))
+        controller.dispatcher.watchers.append(Recorder(setup, write(log)))
         server = uvicorn.Server(uvicorn.Config(create(controller), "127.0.0.1", self.port, log_level="error"))
         serving = asyncio.create_task(server.serve())
         while not server.started:
@@ -74,6 +77,7 @@ class Runs:
         await controller.close()
         server.should_exit = True
         await serving
+        events: list[Event] = list(read(log))
         finished = [event["id"] for event in events if event["event"] == "finish"]
         called = [task["id"] for event in events if event["event"] == "extend" for task in event["tasks"]]
         return {
@@ -81,7 +85,8 @@ class Runs:
             "mean": float(np.mean(took)), "wall": wall, "answered": len(took), "calls": len(called),
             "finished once": sorted(called) == sorted(finished), "by engine": dict(controller.answered),
             "given up": sum(event["event"] == "finish" and event["attempt"] > 1 for event in events),
-            "errors": refused, "replays": replay(events) or "equal",
+            "errors": refused, "decisions": sum(len(event.get("starts", ())) for event in events),
+            "replays": replay(events) or "equal",
         }  # fmt: skip
 
 
@@ -94,6 +99,11 @@ async def main() -> None:
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--slow", type=float, default=3.0, help="times a call's duration that the slow engine adds")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--scale", type=float, default=2.0, help="deadline over the mean of the first questions")
+    parser.add_argument("--first", type=int, default=6, help="questions at once that set pace and deadline")
+    parser.add_argument("--seconds", type=float, help="fewer questions, so that they come within so long a run")
+    parser.add_argument("--kill", action="store_true", help="a last run whose quick engine is killed")
+    parser.add_argument("--out", type=Path, default=Path("workflow-ray"), help="folder of the logs")
     parser.add_argument("--load", type=float, default=0.6, help="questions arrive so many times as often as one takes")
     parser.add_argument("--whole", action="store_true", help="keywords and unit tests too")
     parser.add_argument("--candidates", type=int, default=2)
@@ -109,16 +119,19 @@ async def main() -> None:
     for engine in engines.values():
         await engine.actor.ready.remote()
     plan = Plan(given.candidates, 1, given.whole, given.whole, max_tokens=given.tokens, limits=WIDE)
-    runs = Runs(engines, given.databases, given.port, plan)
+    given.out.mkdir(parents=True, exist_ok=True)
+    runs = Runs(engines, given.databases, given.port, plan, given.out)
     questions = read_questions(given.questions, given.count)
-    alone = await runs.run("hexgen", questions[:6], 0.0, 1e6)
-    one = alone["wall"] / 6
-    deadline = 2.0 * alone["mean"]
-    print(f"a question takes {one:.2f} s of the cluster; deadline {deadline:.2f} s", flush=True)
+    alone = await runs.run("hexgen", questions[:: max(1, len(questions) // given.first)][: given.first], 0.0, 1e6)
+    every, deadline = alone["wall"] / given.first / given.load, given.scale * alone["mean"]
+    if given.seconds is not None:
+        questions = read_questions(given.questions, max(1, min(given.count, int(given.seconds / every))))
+    print(f"{len(questions)} questions, one every {every:.2f} s; deadline {deadline:.2f} s; {alone}", flush=True)
     for number in range(given.rounds):
         for policy in ("hexgen", "rr+fcfs") if number % 2 == 0 else ("rr+fcfs", "hexgen"):
-            print(policy, await runs.run(policy, questions, one / given.load, deadline), flush=True)
-    print("with a kill:", await runs.run("hexgen", questions, one / given.load, deadline, kill=given.count // 3))
+            print(policy, await runs.run(policy, questions, every, deadline), flush=True)
+    if given.kill:
+        print("with a kill:", await runs.run("hexgen", questions, every, deadline, kill=len(questions) // 3))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from apps.common.ask import Answer, Prompt, Settings, ask, sample
 from apps.common.client import Alternative, CallError, Client, Token
 from apps.common.confidence import expected, over_words
-from apps.common.forms import Choice, Json, Regex, choice
+from apps.common.forms import Choice, Json, Regex, choice, closed
 from tests.apps.scripted import scripted
 
 T = TypeVar("T")
@@ -42,6 +42,16 @@ def test_an_invalid_answer_is_asked_for_again_and_shown_why() -> None:
     assert (answer.value, answer.outcome, answer.attempts) == (Point(x=1), "retried", 2)
     assert [m["content"] for m in bodies[0]["messages"]] == ["SYSTEM", "DATA\n\nTASK"]
     assert "x: Input should be a valid integer" in bodies[1]["messages"][-1]["content"]
+
+
+def test_objects_have_no_fields_but_their_own_at_any_depth() -> None:
+    class Outer(BaseModel):
+        points: list[Point]
+
+    schema = Json(Outer).wire(True)["response_format"]["json_schema"]["schema"]
+    assert schema["additionalProperties"] is False and schema["$defs"]["Point"]["additionalProperties"] is False
+    assert "additionalProperties" not in schema["properties"]["points"]
+    assert closed({"properties": {}, "additionalProperties": True})["additionalProperties"] is True
 
 
 def test_fallbacks_and_failures_are_outcomes_with_their_problem() -> None:

@@ -17,6 +17,7 @@ from paceline.plan import DrafterFacts, LengthPolicy, Share
 from paceline.plan.acceptance import Acceptance, Key
 from paceline.plan.allocate import Choice, Pick, Point, Price, best, fitting
 from paceline.plan.cost import Drafting, StepTimes, Times
+from paceline.plan.repay import Usual, gain, hoped, repays
 
 PERIOD, FIRST = 16, 4
 """Steps that a choice holds, one of nobody twice as long; and one that gives work to a drafter who had none."""
@@ -41,8 +42,8 @@ of a merged drafter (whose first part would take it) of its fewest."""
 KEEPS, AGAIN = 1.1, 32
 """Of many requests at once a drafter has to be better than none by so much, or its K/V is not kept up meanwhile; that
 is asked anew every so many steps."""
-HOPED, SURE = 0.85, 8
-"""Chance of a token of a drafter of whom fewer rounds than these are known, where it is asked what it might bring."""
+SURE = 8
+"""Rounds of a drafter from which on it is known; before, it is asked what could be hoped of it."""
 BANNED = 256
 """Steps that a drafter rests after it has failed; doubled each time."""
 CHAIN = (1, 2, 3, 4, 6, 8, 12)
@@ -157,6 +158,8 @@ class Goodput(LengthPolicy):
     trials: dict[str, Probe] = field(default_factory=dict)
     chains: dict[str, str] = field(default_factory=dict)
     """{K/V group: who drafts chains with it}"""
+    usual: Usual = field(default_factory=Usual)
+    """Answers and prompts of late."""
     _unheard: list[Note] = field(default_factory=list)
     """Of the latest steps."""
     _plain: CurrentChoice = field(default_factory=CurrentChoice)
@@ -451,22 +454,28 @@ class Goodput(LengthPolicy):
             return False
         step, said = self._hopeless.get((drafter, company), (-AGAIN, False))
         if self.step - step >= AGAIN:
-            length = len(request.tokens)
-            price = Price(self.times, Work.of([(1, length, 1)] * company))
+            price = Price(self.times, Work.of([(1, len(request.tokens), 1)] * company))
             points = self._price(request, arm, arm.sizes, min(arm.sizes[-1], DEPTH), company)
             means = [self.acceptance.means.get(arm.key(size)) for size in arm.sizes]
-            if not any(
-                mean is not None and sum(mean.tried[:1]) >= SURE for mean in means
-            ):  # then the best is hoped for
-                points = [
-                    Point(n, n if arm.chain else 0, sum(HOPED**d for d in range(1, min(n, DEPTH) + 1)), float(n))
-                    for n in arm.sizes
-                ]
-            seconds = [price.of(dict.fromkeys(range(company), (drafter, point))) for point in points]
-            best = max((1.0 + point.tokens) / took for point, took in zip(points, seconds))
-            said = best * price.of({}) < KEEPS
+            if not any(mean is not None and sum(mean.tried[:1]) >= SURE for mean in means):
+                points = hoped(arm.sizes, arm.chain, DEPTH)
+            said = gain(price, drafter, points, company) < KEEPS
             self._hopeless[drafter, company] = self.step, said
         return said
+
+    def repays(self, request: Request, drafters: Sequence[str], beside: int) -> bool:
+        mine = [name for name in drafters if name in self.arms]
+        keys = {self.arms[name].key(size) for name in mine for size in self.arms[name].sizes}
+        if not keys & self.acceptance.means.keys():
+            return True  # who has never drafted has to begin, unless that is hopeless
+
+        def price(count: int) -> Price:
+            return self._prices([request] * count, Work.of([(1, len(request.tokens), 1)] * count))
+
+        def points(count: int) -> dict[str, list[Point]]:
+            return self._points(request, count)
+
+        return repays(self.times, self.usual, request, mine, points, price, beside)
 
     def failed(self, drafter: str) -> None:
         """A drafter raised: it rests, longer each time."""
@@ -478,6 +487,7 @@ class Goodput(LengthPolicy):
     def drop(self, request: Request) -> None:
         """A request has ended."""
         self._hear()
+        self.usual.hear(request)
         self.acceptance.drop(request.id)
 
 

@@ -27,9 +27,7 @@ def answers(body: dict[str, object]) -> str:
     if "conflicts" in schema:
         return '{"conflicts": [{"first": "-r", "second": "-i"}], "dependencies": []}'
     if "combinations" in schema:
-        return json.dumps(
-            {"reason": "r", "combinations": [{"options": o} for o in (["-r", "-m"], ["-r", "-i"], ["-s", "-i"])]}
-        )
+        return json.dumps({"reason": "r", "combinations": [["-r", "-m"], ["-r", "-i"], ["-s", "-i"]]})
     if "second" in schema:
         return '{"first": "yes", "second": "no"}'
     return '{"value0": "32"}' if "value0" in schema else "{\"program\": \"open('file0', 'w').write('P1')\"}"

@@ -14,7 +14,7 @@ pytest.importorskip("networkx", reason="the extra apps is not installed")
 from apps.common.client import Client
 from apps.common.sandbox import unavailable
 from apps.prophetfuzz.assemble import INPUT, Plan, assemble, command, distinct, written
-from apps.prophetfuzz.combine import at_random, ranked
+from apps.prophetfuzz.combine import at_random, prediction, ranked
 from apps.prophetfuzz.constraints import Constraints, Relation, extract
 from apps.prophetfuzz.manual import Manual, Option
 from tests.apps.scripted import scripted
@@ -101,6 +101,16 @@ def test_combinations_are_normalised_repaired_and_counted() -> None:
     assert [(r.options, r.count) for r in ranked(said, MANUAL, rules)] == [
         (("--crop", "--deep", "--even"), 2), (("--all", "--scale"), 1)
     ]  # fmt: skip
+
+
+def test_a_sample_can_name_the_programs_own_options_only() -> None:
+    form = prediction(MANUAL)
+    assert form.model_validate({"reason": "", "combinations": [["-a", "--both"]]}).combinations == [["-a", "--both"]]
+    for wrong in (["-a"], ["-a", "--bothh"], ["--help", "-a"], ["-a", "-b", "-c", "-d", "-e"]):
+        with pytest.raises(ValueError, match="combinations"):
+            form.model_validate({"reason": "", "combinations": [wrong]})
+    helps = Manual("tool", "", "", (Option("--help", ("--help",), "", ""),))
+    assert prediction(helps).model_validate({"reason": "", "combinations": [["x"]]})
 
 
 def test_random_combinations_differ_and_repeat_by_seed() -> None:

@@ -83,6 +83,11 @@ def test_models_by_size(items: Path, tmp_path: Path) -> None:
     paths = [str(tmp_path / size / "result.json") for size in ("10", "1000")]
     assert invoke("scale", *paths, "--out", str(tmp_path))["means"] == {"m10": 0.0, "m1000": 1.0}
     assert "+0.500 a decade" in (tmp_path / "scaling.md").read_text()
+    fewer = json.loads((tmp_path / "10" / "result.json").read_text())
+    del fewer["records"][0]
+    (tmp_path / "10" / "result.json").write_text(json.dumps(fewer))
+    result = CliRunner().invoke(app, ["scale", *paths])
+    assert result.exit_code == 2 and "answered different items" in result.output
 
 
 def test_the_demo_pair_ends_with_a_report(items: Path, tmp_path: Path, demo_url: str) -> None:
@@ -143,7 +148,7 @@ def test_no_item_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text("")
     result = CliRunner().invoke(app, ["run", str(tmp_path / "x.jsonl")])
     assert result.exit_code == 2
-    assert "hold no item" in result.output
+    assert "no item to predict" in result.output
 
 
 def test_what_calls_share_comes_first() -> None:

@@ -1,14 +1,17 @@
 """The pipeline against a scripted server, for its decisions, and against a real one with the demo pair."""
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 pytest.importorskip("sqlglot", reason="needs paceline[apps]")
+from apps.common.cli import Asked
 from apps.common.client import Client
-from apps.text2sql.command import as_dict, pipeline
+from apps.text2sql.command import _evaluate, app, as_dict, pipeline
 from apps.text2sql.database import Result, open_database
 from apps.text2sql.evaluate import Evaluation, read_questions, same, summary
 from apps.text2sql.pipeline import SINGLE, Plan
@@ -113,6 +116,19 @@ async def test_end_to_end_with_the_demo_pair(demo_url: str, sqlite_file: Path) -
     assert (done.result is None) == bool(done.problem)
 
 
+def test_the_sample_ends_with_a_report(tmp_path: Path) -> None:
+    asked = ["Which singers are from France?", "--sample", "--single", "--out", str(tmp_path)]
+    with scripted(lambda b: "```sql\nSELECT name, '<b>' FROM singer WHERE country = 'France'\n```") as (url, _):
+        done = CliRunner().invoke(app, [*asked, "--url", url])
+        assert done.exit_code == 0 and "Ada Quinn" in done.output and "Report:" in done.output
+        assert "Give one of --db" in CliRunner().invoke(app, ["Who?", "--url", url]).output
+    questions = ["--evaluate", str(tmp_path / "report.md"), "--databases", str(tmp_path)]
+    assert "with a QUESTION" in CliRunner().invoke(app, [*questions, "--out", str(tmp_path)]).output
+    assert "leave --db and --sample out" in CliRunner().invoke(app, [*questions, "--sample"]).output
+    page = (tmp_path / "report.html").read_text()
+    assert "Cleo Marsh" in page and "<b>" not in page and "candidates" in page and "cached share" in page
+
+
 async def test_evaluation_counts_what_is_right(sqlite_file: Path) -> None:
     lines = [
         f'{{"db_id": "music", "question": "Who is from France?", "query": "{RIGHT}", "rows": 2}}',
@@ -126,6 +142,18 @@ async def test_evaluation_counts_what_is_right(sqlite_file: Path) -> None:
             scored = await Evaluation(client, sqlite_file.parent, SINGLE).run(questions, lambda each: None)
     figures = summary(scored)
     assert figures["questions"] == 2 and figures["accuracy"] == 0.5 and figures["calls a question"] == 1.0
+
+
+def test_an_evaluation_has_its_tokens_a_second_of_wall_time(sqlite_file: Path) -> None:
+    """Calls run side by side, so the sum of their seconds says nothing about speed."""
+    lines = [f'{{"db_id": "music", "question": "Who? {n}", "query": "{RIGHT}"}}' for n in range(4)]
+    (sqlite_file.parent / "q.jsonl").write_text("\n".join(lines))
+    with scripted(lambda b: f"```sql\n{RIGHT}\n```") as (url, _):
+        asked = Asked(url)
+        out = asyncio.run(_evaluate(asked, SINGLE, sqlite_file.parent / "q.jsonl", sqlite_file.parent, None, None, 2))
+    assert out["calls"] == 4 and out["generated_tokens"] == 12 and out["cached_share"] == 0.8
+    assert out["tokens_per_second"] == pytest.approx(12 / out["wall_seconds"], rel=0.05)
+    assert out["wall_seconds"] != out["call_seconds"]
 
 
 def test_tables_are_compared_as_multisets_unless_ordered() -> None:
