@@ -99,10 +99,15 @@ def test_a_prompt_costs_a_drafter_at_most_what_it_costs_the_target() -> None:
     assert prompt_seconds(slow, ["a"], 100) == times.of_target(Work.of([(100, 0, 1)]))
 
 
-def test_who_has_never_drafted_begins_with_one_request() -> None:
-    pick = taught(chooser(), 200, 2)
+def test_who_has_never_drafted_is_guessed_and_no_rival_that_has_not_either_is_in_the_way() -> None:
+    pick = chooser()
+    pick.arms["free"] = Arm("free", (1, 2, 3, 4), True)
     pick.acceptance = Acceptance()
-    assert pick.repays(request(400, 200), ["a"], 0) and not pick.repays(request(400, 200), ["a"], 5)
+    long, short = request(100, 300), request(400, 40)
+    long.arms = short.arms = ("a", "free")
+    assert pick.repays(long, ["a"], 0) and not pick.repays(short, ["a"], 5)
+    pick.acceptance.means["free", 0] = Mean()  # now known to be as good, for nothing
+    assert not pick.repays(long, ["a"], 0)
 
 
 def test_a_lease_keeps_the_group_where_it_pays_and_now_and_then_elsewhere() -> None:

@@ -440,18 +440,20 @@ class Goodput(LengthPolicy):
 
     def repays(self, request: Request, drafters: Sequence[str], beside: int) -> bool:
         mine = [name for name in drafters if name in self.arms]
-        if not any(
-            self.arms[name].key(size) in self.acceptance.means for name in mine for size in self.arms[name].sizes
-        ):
-            return not beside  # who has never drafted begins with one request
 
         def price(count: int) -> Price:
             return self._prices([request] * count, Work.of([(1, len(request.tokens), 1)] * count))
 
         def points(count: int) -> dict[str, list[Point]]:
-            return self._points(request, count)
+            each = self._points(request, count)
+            return {name: each[name] for name in each if name in mine or self._known(name)}
 
-        return repays(self.times, self.usual, request, mine, points, price, beside)
+        return not mine or repays(self.times, self.usual, request, mine, points, price, beside)
+
+    def _known(self, drafter: str) -> bool:
+        """Has anybody drafted with it? What is expected of the others is a guess, the same for all."""
+        arm = self.arms[drafter]
+        return any(arm.key(size) in self.acceptance.means for size in arm.sizes)
 
     def failed(self, drafter: str) -> None:
         """A drafter raised: it rests, longer each time."""
