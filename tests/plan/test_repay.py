@@ -66,7 +66,8 @@ def test_long_answers_repay_a_prompt_and_short_ones_do_not() -> None:
 def test_what_saves_less_among_many_repays_less() -> None:
     pick = taught(chooser(), 200, 100)
     assert pick.repays(request(400, 200), ["a"], 0) and not pick.repays(request(400, 200), ["a"], 7)
-    assert not taught(chooser(0.05), 200, 100).repays(request(400, 200), ["a"], 0), "drafts that nobody accepts"
+    assert not taught(chooser(0.05), 200, 40).repays(request(400, 200), ["a"], 0), "drafts that nobody accepts"
+    assert taught(chooser(0.05), 200, 100).repays(request(400, 200), ["a"], 0), "within a tenth of ten seconds"
 
 
 @settings(max_examples=30, deadline=None)
@@ -103,7 +104,7 @@ def test_who_has_never_drafted_is_guessed_and_no_rival_that_has_not_either_is_in
     pick = chooser()
     pick.arms["free"] = Arm("free", (1, 2, 3, 4), True)
     pick.acceptance = Acceptance()
-    long, short = request(100, 300), request(400, 40)
+    long, short = request(400, 60), request(400, 40)
     long.arms = short.arms = ("a", "free")
     assert pick.repays(long, ["a"], 0) and not pick.repays(short, ["a"], 5)
     pick.acceptance.means["free", 0] = Mean()  # now known to be as good, for nothing

@@ -11,6 +11,9 @@ from paceline.plan.cost import Drafting, StepTimes
 
 RATE = 1 / 8
 """How quickly what is usual follows what came."""
+LOSS = 0.1
+"""Share of a request's time that a group may be expected to cost on balance: which texts will draft better than most is
+not known beforehand, and they are worth something."""
 CROWD = 16
 """So many alike say what more would."""
 SPARE = 1 << 20
@@ -52,19 +55,20 @@ def prompt_seconds(times: StepTimes, drafters: Sequence[str], rows: int) -> floa
     return min(1.0, share) * times.of_target(Work.of([(rows, 0, 1)]))
 
 
-def saved(price: Price, points: Points, drafters: Sequence[str], count: int) -> float:
-    """Seconds of a token that drafts of these save, where `count` requests could all be given `points`."""
+def goodputs(price: Price, points: Points, drafters: Sequence[str], count: int) -> tuple[float, float]:
+    """Tokens a second without drafts of these and with them, where `count` requests could all be given `points`."""
     others = {name: each for name, each in points.items() if name not in drafters}
-    (_, less), (_, more) = (best(dict.fromkeys(range(count), each), SPARE, price) for each in (others, points))
-    return 1.0 / less - 1.0 / more
+    less, more = (best(dict.fromkeys(range(count), each), SPARE, price)[1] for each in (others, points))
+    return less, more
 
 
 def repays(
     times: StepTimes, usual: Usual, request: Request, drafters: Sequence[str], points: Callable[[int], Points],
     price: Callable[[int], Price], beside: int,
 ) -> bool:  # fmt: skip
-    """Do drafts of these, who share a group, save more than the group's K/V of the prompt costs, `beside` others?
+    """Do drafts of these, who share a group, save what the group's K/V of the prompt costs, or nearly, `beside` others?
     `points`, `price`: of so many requests alike."""
-    count = min(beside + 1, CROWD)
-    gain = usual.answer(request) * saved(price(count), points(count), drafters, count)
-    return gain > prompt_seconds(times, drafters, usual.rows(request))
+    count, answer, rows = min(beside + 1, CROWD), usual.answer(request), usual.rows(request)
+    less, more = goodputs(price(count), points(count), drafters, count)
+    lost = prompt_seconds(times, drafters, rows) - answer * (1.0 / less - 1.0 / more)
+    return lost < LOSS * (times.of_target(Work.of([(rows, 0, 1)])) + answer / less)
