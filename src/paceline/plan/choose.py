@@ -17,7 +17,6 @@ from paceline.plan import DrafterFacts, LengthPolicy, Share
 from paceline.plan.acceptance import Acceptance, Key
 from paceline.plan.allocate import Choice, Pick, Point, Price, best, fitting
 from paceline.plan.cost import Drafting, StepTimes, Times
-from paceline.plan.repay import Usual, repays
 
 PERIOD, FIRST = 16, 4
 """Steps that a choice holds, one of nobody twice as long; and one that gives work to a drafter who had none."""
@@ -39,6 +38,11 @@ SURPRISE = 0.2
 USELESS = 3
 """Tries in a row that brought less than they cost; and, where they brought nothing, the next ones are of one node,
 of a merged drafter (whose first part would take it) of its fewest."""
+KEEPS, AGAIN = 1.1, 32
+"""Of many requests at once a drafter has to be better than none by so much, or its K/V is not kept up meanwhile; that
+is asked anew every so many steps."""
+HOPED, SURE = 0.85, 8
+"""Chance of a token of a drafter of whom fewer rounds than these are known, where it is asked what it might bring."""
 BANNED = 256
 """Steps that a drafter rests after it has failed; doubled each time."""
 CHAIN = (1, 2, 3, 4, 6, 8, 12)
@@ -153,8 +157,6 @@ class Goodput(LengthPolicy):
     trials: dict[str, Probe] = field(default_factory=dict)
     chains: dict[str, str] = field(default_factory=dict)
     """{K/V group: who drafts chains with it}"""
-    usual: Usual = field(default_factory=Usual)
-    """Answers and prompts of late."""
     _unheard: list[Note] = field(default_factory=list)
     """Of the latest steps."""
     _plain: CurrentChoice = field(default_factory=CurrentChoice)
@@ -169,6 +171,9 @@ class Goodput(LengthPolicy):
     """The latest step that was decided. Requests whose prompts end in it are asked for after the others."""
     _saving: int = 0
     """Step before which nothing can be afforded."""
+    company: int = 0
+    _hopeless: dict[tuple[str, int], tuple[int, bool]] = field(default_factory=dict)
+    """{(drafter, requests at once): when it was asked, and what was found}"""
     _trying: tuple[int, str, float, Point, float] | None = None
     """The try of this step: request, drafter, seconds that a pass of it costs, what is expected of it, and goodput."""
 
@@ -438,22 +443,30 @@ class Goodput(LengthPolicy):
         held = (pick for now in (self._plain, self._filling) for pick in now.picks.values())
         return self._trial(drafter).wasted >= USELESS and all(pick is None or pick[0] != drafter for pick in held)
 
-    def repays(self, request: Request, drafters: Sequence[str], beside: int) -> bool:
-        mine = [name for name in drafters if name in self.arms]
-
-        def price(count: int) -> Price:
-            return self._prices([request] * count, Work.of([(1, len(request.tokens), 1)] * count))
-
-        def points(count: int) -> dict[str, list[Point]]:
-            each = self._points(request, count)
-            return {name: each[name] for name in each if name in mine or self._known(name)}
-
-        return not mine or repays(self.times, self.usual, request, mine, points, price, beside)
-
-    def _known(self, drafter: str) -> bool:
-        """Has anybody drafted with it? What is expected of the others is a guess, the same for all."""
-        arm = self.arms[drafter]
-        return any(arm.key(size) in self.acceptance.means for size in arm.sizes)
+    def hopeless(self, drafter: str, request: Request) -> bool:
+        """Would it lose at any size, where so many decode at once who are like this one, at what is known or hoped of
+        it? What it brings must pay for keeping its K/V up, too."""
+        arm, company = self.arms.get(drafter), self.company
+        if company < MANY or arm is None:
+            return False
+        step, said = self._hopeless.get((drafter, company), (-AGAIN, False))
+        if self.step - step >= AGAIN:
+            length = len(request.tokens)
+            price = Price(self.times, Work.of([(1, length, 1)] * company))
+            points = self._price(request, arm, arm.sizes, min(arm.sizes[-1], DEPTH), company)
+            means = [self.acceptance.means.get(arm.key(size)) for size in arm.sizes]
+            if not any(
+                mean is not None and sum(mean.tried[:1]) >= SURE for mean in means
+            ):  # then the best is hoped for
+                points = [
+                    Point(n, n if arm.chain else 0, sum(HOPED**d for d in range(1, min(n, DEPTH) + 1)), float(n))
+                    for n in arm.sizes
+                ]
+            seconds = [price.of(dict.fromkeys(range(company), (drafter, point))) for point in points]
+            best = max((1.0 + point.tokens) / took for point, took in zip(points, seconds))
+            said = best * price.of({}) < KEEPS
+            self._hopeless[drafter, company] = self.step, said
+        return said
 
     def failed(self, drafter: str) -> None:
         """A drafter raised: it rests, longer each time."""
@@ -465,7 +478,6 @@ class Goodput(LengthPolicy):
     def drop(self, request: Request) -> None:
         """A request has ended."""
         self._hear()
-        self.usual.hear(request)
         self.acceptance.drop(request.id)
 
 
