@@ -65,7 +65,7 @@ class Population:
         )  # fmt: skip
         cache = Cache(self.blocks, self.size)
         planner = Planner(FixedLength(nodes), self.budget)
-        self.desk = Desk(cache, self.policy, planner, lambda r, beside: ("target",), self.places)
+        self.desk = Desk(cache, self.policy, planner, lambda r: ("target",), self.places)
         self.rng = random.Random(self.seed)
         self.now = 0.0
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from paceline.engine.config import EngineConfig
 
 
-Groups = Callable[[Request, int], tuple[str, ...]]
-"""The K/V groups that a request's lease keeps, beside so many others."""
+Groups = Callable[[Request], tuple[str, ...]]
+"""The K/V groups that a request's lease keeps."""
 
 
 class Desk:
@@ -122,9 +122,7 @@ class Desk:
     def _groups(self, request: Request) -> Iterable[str]:
         """A later sample keeps what its like keep: else it could not share their prompt."""
         like = next((r for r in self.running if r.group == request.group), None)
-        if like is not None:
-            return lease_of(like).groups
-        return self.groups(request, len(self.running) + sum(r is not request for r in self.waiting))
+        return self.groups(request) if like is None else lease_of(like).groups
 
     def plan(self, now: float) -> Plan:
         """The next step. Who is pre-empted in it has given up the lease and waits again."""

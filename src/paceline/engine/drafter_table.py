@@ -57,22 +57,17 @@ class DrafterTable:
             return False
         return all(self.policy.hopeless(name, request) for name in names)
 
-    def groups(self, request: Request, beside: int = 0) -> tuple[str, ...]:
-        """The K/V groups that a request's lease will keep, `beside` others. Keeping one up costs time: while the policy
-        has no use for its drafters, or a short answer would not repay a long prompt, most requests do without."""
+    def groups(self, request: Request) -> tuple[str, ...]:
+        """The K/V groups that a request's lease will keep. Keeping one up costs time: while the policy has no use for
+        its drafters, most requests do without."""
         groups = {self.entries[name].group for name in request.arms or (request.drafter,)}
         of_use = {self.entries[name].group for name in request.arms if not self.policy.idle(name)}
-        of_use = {group for group in of_use if group is None or self._repays(request, group, beside)}
         if request.arms and groups - of_use - {None}:
             if self.policy.step < self.retry:
                 groups = of_use
             else:
                 self.retry = self.policy.step + RETRY * (self.policy.count + FEW)
         return (TARGET, *sorted(group for group in groups if group))
-
-    def _repays(self, request: Request, group: str, beside: int) -> bool:
-        mine = [name for name in request.arms if self.entries[name].group == group]
-        return self.policy.repays(request, mine, beside)
 
     def further(self, share: Share) -> int:
         """Rows for what a share's drafter drafts while the pass runs."""

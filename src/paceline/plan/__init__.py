@@ -109,11 +109,6 @@ class LengthPolicy:
         """Is this drafter of no use to anybody at present?"""
         return False
 
-    def repays(self, request: Request, drafters: Sequence[str], beside: int) -> bool:
-        """Will drafts of these, who share a K/V group, save the time that the group takes for this request's prompt?
-        `beside` others are served with it."""
-        return True
-
 
 @dataclass(slots=True)
 class Basis:

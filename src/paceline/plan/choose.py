@@ -15,9 +15,8 @@ from paceline.core.registry import Ahead, Runs
 from paceline.core.request import Request
 from paceline.plan import DrafterFacts, LengthPolicy, Share
 from paceline.plan.acceptance import Acceptance, Key
-from paceline.plan.allocate import Choice, Pick, Point, Price, best, fitting
+from paceline.plan.allocate import Choice, Pick, Point, Price, best, fitting, gain, hoped
 from paceline.plan.cost import Drafting, StepTimes, Times
-from paceline.plan.repay import Usual, gain, hoped, repays
 
 PERIOD, FIRST = 16, 4
 """Steps that a choice holds, one of nobody twice as long; and one that gives work to a drafter who had none."""
@@ -158,8 +157,6 @@ class Goodput(LengthPolicy):
     trials: dict[str, Probe] = field(default_factory=dict)
     chains: dict[str, str] = field(default_factory=dict)
     """{K/V group: who drafts chains with it}"""
-    usual: Usual = field(default_factory=Usual)
-    """Answers and prompts of late."""
     _unheard: list[Note] = field(default_factory=list)
     """Of the latest steps."""
     _plain: CurrentChoice = field(default_factory=CurrentChoice)
@@ -463,20 +460,6 @@ class Goodput(LengthPolicy):
             self._hopeless[drafter, company] = self.step, said
         return said
 
-    def repays(self, request: Request, drafters: Sequence[str], beside: int) -> bool:
-        mine = [name for name in drafters if name in self.arms]
-        keys = {self.arms[name].key(size) for name in mine for size in self.arms[name].sizes}
-        if not keys & self.acceptance.means.keys():
-            return True  # who has never drafted has to begin, unless that is hopeless
-
-        def price(count: int) -> Price:
-            return self._prices([request] * count, Work.of([(1, len(request.tokens), 1)] * count))
-
-        def points(count: int) -> dict[str, list[Point]]:
-            return self._points(request, count)
-
-        return repays(self.times, self.usual, request, mine, points, price, beside)
-
     def failed(self, drafter: str) -> None:
         """A drafter raised: it rests, longer each time."""
         trial = self._trial(drafter)
@@ -487,7 +470,6 @@ class Goodput(LengthPolicy):
     def drop(self, request: Request) -> None:
         """A request has ended."""
         self._hear()
-        self.usual.hear(request)
         self.acceptance.drop(request.id)
 
 
