@@ -163,6 +163,16 @@ def test_knots_that_no_pass_touched_go_on_in_proportion() -> None:
     assert times.of_target(Work(256, 1, 0, 0, 1)) == pytest.approx(4 * times.of_target(Work(64, 1, 0, 0, 1)), rel=0.15)
 
 
+@pytest.mark.parametrize("last", [16, 32, 48, 64])
+def test_the_largest_pass_says_what_larger_ones_cost(last: int) -> None:
+    """The knot behind it, which no pass touched, is not taken for measured: it would pull those before it down."""
+    times = StepTimes()
+    seen = [k for k in KNOTS if k <= last]
+    times.fit_target([(Work(k, 1, 0, 0, 1), max(0.055, 7e-3 * k)) for k in seen])
+    for rows in (*seen, 2 * last, 4 * last):
+        assert times.of_target(Work(rows, 1, 0, 0, 1)) == pytest.approx(max(0.055, 7e-3 * rows), rel=0.15), rows
+
+
 @given(st.integers(1, 3000), st.integers(1, 64), st.integers(0, 4000), st.integers(0, 64))
 def test_what_is_written_out_for_speed_is_the_sum_of_the_terms(rows: int, requests: int, length: int, n: int) -> None:
     rng = random.Random(rows)

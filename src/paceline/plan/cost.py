@@ -287,7 +287,7 @@ class StepTimes:
         scale = samples[0][1] / self.target.predict(_features(samples[0][0]))
         self.target = self.target.scaled(scale)
         self.target.fit([(_features(work), seconds) for work, seconds in samples])
-        touched = {k for work, _ in samples for k in hats(work.rows)}
+        touched = {k for work, _ in samples for k, part in hats(work.rows).items() if part}
         known = [k for k in KNOTS if k in touched]
         for k in KNOTS:
             if k not in touched:
