@@ -359,21 +359,22 @@ def test_worth_is_the_price_of_a_node_in_tokens() -> None:
 
 def test_many_at_once_are_hopeless_where_it_costs_more_than_it_brings() -> None:
     """Of eight on a slow pair once its acceptance is known, or where the draft is dear; not of one, nor where drafts
-    are free, nor of who is not known."""
-    times = slow_pair()
+    are free."""
+    times, many = slow_pair(), requests(8, ("model",))
     arms = {"model": Arm.of("model", 8, True)}
-    pick = Goodput(arms, times, lambda request, drafter: request.left - 1, Acceptance(), company=8)
-    (request,) = requests(1, ("model",))
-    assert not pick.hopeless("model", request), "at first the best is hoped for"
+
+    def hopeless(pick: Goodput, count: int = 8) -> bool:
+        pick.attend(many[:count])
+        return pick.hopeless("model")
+
+    pick = Goodput(arms, times, lambda request, drafter: request.left - 1, Acceptance())
+    assert not hopeless(pick), "at first the best is hoped for"
     for _ in range(40):
         pick.acceptance.observe(7, arms["model"].key(0), 4, [1, 1, 1, 1], [])
-    assert not pick.hopeless("model", request), "it is asked now and then"
+    assert not hopeless(pick), "it is asked now and then"
     pick.step += 100
-    assert pick.hopeless("model", request) and not pick.hopeless("other", request)
-    pick.company = 1
-    assert not pick.hopeless("model", request)
+    assert hopeless(pick) and not hopeless(pick, 1) and not pick.hopeless("other")
     times.drafter("model").weights["depth"] = 0.1
-    pick = Goodput(arms, times, lambda request, drafter: request.left - 1, Acceptance(), company=8)
-    assert pick.hopeless("model", request)
-    pick = Goodput(arms, H100(), lambda request, drafter: request.left - 1, Constant(rates={"model": 0.9}), company=8)
-    assert not pick.hopeless("model", request)
+    assert hopeless(Goodput(arms, times, lambda request, drafter: request.left - 1, Acceptance()))
+    good = Constant(rates={"model": 0.9})
+    assert not hopeless(Goodput(arms, H100(), lambda request, drafter: request.left - 1, good))

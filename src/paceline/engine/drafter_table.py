@@ -55,7 +55,7 @@ class DrafterTable:
         names = [name for name in request.arms if self.entries[name].group == group]
         if not names or request.id % ASKED == 0 or any(self.entries[name].taps for name in names):
             return False
-        return all(self.policy.hopeless(name, request) for name in names)
+        return all(self.policy.hopeless(name) for name in names)
 
     def groups(self, request: Request) -> tuple[str, ...]:
         """The K/V groups that a request's lease will keep. Keeping one up costs time: while the policy has no use for

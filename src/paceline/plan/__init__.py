@@ -63,8 +63,6 @@ class LengthPolicy:
     """Passes of the target so far, as far as the policy counts them."""
     patience: float
     """Seconds that a step of more than one pass may take."""
-    company: int = 0
-    """Requests that held leases when the latest step was planned."""
 
     @property
     def count(self) -> int:
@@ -100,9 +98,11 @@ class LengthPolicy:
         """Of a step whose pass is this work and that drafts as the latest did, for a policy with `times`."""
         return 0.0
 
-    def hopeless(self, drafter: str, request: Request) -> bool:
-        """Is it not expected to draft for this request while so many others decode? Then its K/V is not kept up, until
-        it is."""
+    def attend(self, requests: Sequence[Request]) -> None:
+        """Those who hold leases in the step that is planned next, before anything of it is asked."""
+
+    def hopeless(self, drafter: str) -> bool:
+        """Is it not expected to draft while so many decode? Then its K/V is not kept up, until it is."""
         return False
 
     def idle(self, drafter: str) -> bool:

@@ -172,8 +172,10 @@ class Goodput(LengthPolicy):
     _saving: int = 0
     """Step before which nothing can be afforded."""
     company: int = 0
-    _hopeless: dict[tuple[str, int], tuple[int, bool]] = field(default_factory=dict)
-    """{(drafter, requests at once): when it was asked, and what was found}"""
+    _hopeless: frozenset[str] = frozenset()
+    """Drafters that would lose at any size with as many requests."""
+    _judged: int = 0
+    """Step in which that was found."""
     _trying: tuple[int, str, float, Point, float] | None = None
     """The try of this step: request, drafter, seconds that a pass of it costs, what is expected of it, and goodput."""
 
@@ -443,22 +445,29 @@ class Goodput(LengthPolicy):
         held = (pick for now in (self._plain, self._filling) for pick in now.picks.values())
         return self._trial(drafter).wasted >= USELESS and all(pick is None or pick[0] != drafter for pick in held)
 
-    def hopeless(self, drafter: str, request: Request) -> bool:
-        """Would it lose at any size, where so many decode at once who are like this one, at what is known or hoped of
-        it? What it brings must pay for keeping its K/V up, too."""
-        arm, company = self.arms.get(drafter), self.company
-        if company < MANY or arm is None:
-            return False
-        step, said = self._hopeless.get((drafter, company), (-AGAIN, False))
-        if self.step - step >= AGAIN:
-            price = Price(self.times, Work.of([(1, len(request.tokens), 1)] * company))
-            points = self._price(request, arm, arm.sizes, min(arm.sizes[-1], DEPTH), company)
-            means = [self.acceptance.means.get(arm.key(size)) for size in arm.sizes]
-            if not any(mean is not None and sum(mean.tried[:1]) >= SURE for mean in means):
-                points = hoped(arm.sizes, arm.chain, DEPTH)
-            said = gain(price, drafter, points, company) < KEEPS
-            self._hopeless[drafter, company] = self.step, said
-        return said
+    def attend(self, requests: Sequence[Request]) -> None:
+        before, self.company = self.company, len(requests)
+        if self.company < MANY:
+            self._hopeless = frozenset()
+        elif self.company != before or self.step - self._judged >= AGAIN:
+            self._judged = self.step
+            self._hopeless = frozenset(
+                name for name in requests[0].arms if name in self.arms and self._loses(name, requests[0])
+            )
+
+    def hopeless(self, drafter: str) -> bool:
+        return drafter in self._hopeless
+
+    def _loses(self, drafter: str, request: Request) -> bool:
+        """At any size, where so many decode at once who are like this one, at what is known or hoped of it? What it
+        brings must pay for keeping its K/V up, too."""
+        arm = self.arms[drafter]
+        price = Price(self.times, Work.of([(1, len(request.tokens), 1)] * self.company))
+        points = self._price(request, arm, arm.sizes, min(arm.sizes[-1], DEPTH), self.company)
+        means = [self.acceptance.means.get(arm.key(size)) for size in arm.sizes]
+        if not any(mean is not None and sum(mean.tried[:1]) >= SURE for mean in means):
+            points = hoped(arm.sizes, arm.chain, DEPTH)
+        return gain(price, drafter, points, self.company) < KEEPS
 
     def failed(self, drafter: str) -> None:
         """A drafter raised: it rests, longer each time."""
