@@ -8,8 +8,9 @@ passes, judged and accepted steps, and for each model the share of known tokens 
 `seconds` is a limit for each row, and what is not finished then does not count.
 
 The second asks one question at a time, every row in turns, each with empty caches. Beside a row's seconds stand those
-of the cost model: requests, tokens computed and tokens written of each model, as the answers counted them, at the pace
-that each model alone had in the same run. It needs an idle machine.
+of the cost model: requests, tokens computed and passes of each model, as the answers counted them, at the pace
+that each model alone had in the same run; what drafting costs within the base model's steps (`tau X spec`, which needs
+--draft) is not in it. It needs an idle machine.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import random
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -37,17 +38,20 @@ ASK = (
     "'The answer is N.' with the number N."
 )
 ROWS = "small,tau 5,tau 7,tau 8,base,mentor"
+SPEC = " spec"
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 def wishes(name: str) -> Wishes:
-    """Of a row: `small`, `base`, `mentor` or `tau X`."""
+    """Of a row: `small`, `base`, `mentor`, `tau X` or `tau X spec`, whose rewrites are drafted by token."""
     plain: dict[str, Wishes] = {
         "small": StepWishes(tau=-1, budget=0),
         "base": StepWishes(first=10**6),
         "mentor": MentorWishes(begin=20, always=True),
     }
-    return plain[name] if name in plain else StepWishes(tau=float(name.removeprefix("tau ")))
+    if name in plain:
+        return plain[name]
+    return StepWishes(tau=float(name.removeprefix("tau ").removesuffix(SPEC)), speculate=name.endswith(SPEC))
 
 
 def right(text: str, answer: float) -> bool:
@@ -60,6 +64,7 @@ def ask(pair: Ensemble, question: dict[str, Any], name: str, params: SamplingPar
     """Begin an answer: its policy and its request."""
     messages = [{"role": "user", "content": ASK.format(**question)}]
     policy = pair.policy(wishes(name), messages)
+    params = replace(params, drafter="model") if name.endswith(SPEC) else params
     return policy, pair.runner.submit(pair.llm.text.chat(messages), params, policy)[0]
 
 
@@ -130,7 +135,7 @@ def counting(pair: Ensemble, questions: Sequence[dict[str, Any]], args: argparse
 @dataclass(frozen=True, slots=True)
 class Pace:
     """Seconds of one model: a request takes `start`, and so much for each token computed before its first, and for
-    each one written behind that."""
+    each pass behind that. Passes, not tokens: a model's own drafter may write several a pass."""
 
     start: float
     computed: float
@@ -157,8 +162,8 @@ class Pace:
 
     def seconds(self, hands: Sequence[dict[str, Any]], model: str) -> float:
         mine = [each for each in hands if each["model"] == model]
-        computed, wrote = total(mine, "at", model) - total(mine, "cached", model), total(mine, "wrote", model)
-        return len(mine) * self.start + computed * self.computed + (wrote - len(mine)) * self.written
+        computed, passes = total(mine, "at", model) - total(mine, "cached", model), total(mine, "passes", model)
+        return len(mine) * self.start + computed * self.computed + (passes - len(mine)) * self.written
 
 
 def timing(pair: Ensemble, questions: Sequence[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
@@ -168,7 +173,7 @@ def timing(pair: Ensemble, questions: Sequence[dict[str, Any]], args: argparse.N
         print(f"{name}: {it.start * 1e3:.1f} ms a request, {it.computed * 1e3:.1f} a token computed, "
               f"{it.written * 1e3:.1f} a token written", flush=True)  # fmt: skip
     names, begun = args.rows.split(","), time.monotonic()
-    rows: dict[str, Any] = {name: {"seconds": [], "predicted": [], "tokens": []} for name in names}
+    rows: dict[str, Any] = {name: {"seconds": [], "predicted": [], "tokens": [], "texts": []} for name in names}
     for number, question in enumerate(questions):
         if time.monotonic() - begun > args.seconds:
             break
@@ -183,12 +188,15 @@ def timing(pair: Ensemble, questions: Sequence[dict[str, Any]], args: argparse.N
             hands = policy.report["handovers"]
             rows[name]["predicted"].append(sum(it.seconds(hands, model) for model, it in pace.items()))
             rows[name]["tokens"].append(len(request.output))
+            rows[name]["texts"].append(request.text)
     print("row       questions  seconds a question (range)   tokens  ms a token  predicted  measured/predicted")
     for name, it in rows.items():
         seconds, tokens, ratios = it["seconds"], sum(it["tokens"]), np.divide(it["seconds"], it["predicted"])
-        print(f"{name:8} {len(seconds):10} {median(seconds):8.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
+        print(f"{name:10} {len(seconds):8} {median(seconds):8.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
               f" {tokens:12} {sum(seconds) / tokens * 1e3:11.1f} {median(it['predicted']):10.2f}"
               f" {median(ratios):9.2f} ({min(ratios):.2f} to {max(ratios):.2f})", flush=True)  # fmt: skip
+        if (plain := name.removesuffix(SPEC)) != name and plain in rows:
+            print(f"{name}: the texts of {plain}: {it['texts'] == rows[plain]['texts']}")
     return rows
 
 
@@ -203,11 +211,13 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--quantize", default=None)
     parser.add_argument("--rows", default=ROWS)
+    parser.add_argument("--draft", help="drafts tokens of the base model's own steps in rows that end with `spec`")
     parser.add_argument("--timed", action="store_true", help="one question at a time, with the cost model")
     parser.add_argument("--out", type=Path, help="JSON of everything")
     args = parser.parse_args()
     questions = json.loads(args.data.read_text(encoding="utf-8"))[args.skip :][: args.questions]
-    with Ensemble(args.base, small=args.small, quantize=args.quantize, drafter="none", blocks=2000) as pair:
+    options = {"quantize": args.quantize, "drafter": "none", "blocks": 2000}
+    with Ensemble(args.base, small=args.small, draft=args.draft, **options) as pair:
         rows = (timing if args.timed else counting)(pair, questions, args)
     save(args, rows)
 

@@ -1,7 +1,7 @@
 """Speculative retrieval beside a retrieval at a time: calls, batches, right guesses, seconds.
 
     python bench/studies/retrieval.py --model M --index D [--kinds exact,hnsw,bm25] [--latency 0,0.05,0.5] \
-        [--questions F.jsonl] [--limit 8] [--max-tokens 64] [--json out.json]
+        [--ways one,P+S+A] [--questions F.jsonl] [--limit 8] [--repeat 3] [--max-tokens 64] [--json out.json]
 
 Each question is answered once in each way, in turns, whoever is first changing; all texts must be those of `one`.
 Ways, as the paper names them: one (a retrieval at a time), s3 (three guesses a call), P (20 passages of a call join the
@@ -17,6 +17,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from time import perf_counter, sleep
 from typing import Any
 
@@ -102,24 +103,29 @@ def row(way: str, mine: Sum, one: Sum) -> dict[str, Any]:
 
 
 def measure(
-    llm: LLM, index: Index, retriever: Retriever, questions: Sequence[str], params: SamplingParams, every: int
+    llm: LLM, index: Index, retriever: Retriever, questions: Sequence[str], params: SamplingParams, args: Any
 ) -> list[dict[str, Any]]:
     """Every question in every way. AssertionError where a text differs from that of a retrieval at a time."""
-    sums, names, cold = {way: Sum() for way in WAYS}, list(WAYS), Sum()
+    names = args.ways.split(",")
+    sums, cold = {way: Sum() for way in names}, Sum()
     for number, question in enumerate(questions):
-        texts = {}
+        texts, seconds = {}, {way: list[float]() for way in names}
         ask: Any = [{"role": "user", "content": question}] if llm.text.tokenizer.chat_template else question
-        first = generate(llm, ask, index, params, replace(WAYS["one"], every=every), retriever=retriever)
+        first = generate(llm, ask, index, params, replace(WAYS["one"], every=args.every), retriever=retriever)
         cold.reports.append(first.report)
-        for way in names[number % len(names) :] + names[: number % len(names)]:
-            wish, begun = replace(WAYS[way], every=every), perf_counter()
-            answer = generate(llm, ask, index, params, wish, retriever=retriever)
-            sums[way].each.append(perf_counter() - begun)
-            sums[way].reports.append(answer.report)
-            texts[way] = answer.output.token_ids
-        assert all(text == texts["one"] for text in texts.values()), f"texts differ: {question}"
+        for turn in range(number, number + args.repeat):
+            for way in names[turn % len(names) :] + names[: turn % len(names)]:
+                wish, begun = replace(WAYS[way], every=args.every), perf_counter()
+                answer = generate(llm, ask, index, params, wish, retriever=retriever)
+                seconds[way].append(perf_counter() - begun)
+                texts[way] = answer.output.token_ids
+                if turn == number:
+                    sums[way].reports.append(answer.report)
+            assert all(text == texts["one"] for text in texts.values()), f"texts differ: {question}"
+        for way in names:
+            sums[way].each.append(median(seconds[way]))
     print(f"cold: {cold.of('cached_tokens') / cold.of('stride_tokens'):.3f} of the tokens before strides were cached")
-    return [row(way, sums[way], sums["one"]) for way in WAYS]
+    return [row(way, sums[way], sums["one"]) for way in names]
 
 
 def show(title: str, rows: Sequence[dict[str, Any]]) -> None:
@@ -134,11 +140,13 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--index", required=True)
     parser.add_argument("--kinds")
     parser.add_argument("--latency", default="0")
+    parser.add_argument("--ways", default=",".join(WAYS), help="`one` among them")
     parser.add_argument("--questions", type=Path)
     parser.add_argument("--limit", type=int, default=8)
+    parser.add_argument("--repeat", type=int, default=1, help="so many times each; medians")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--every", type=int, default=4)
-    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(words)
     asked = QUESTIONS if args.questions is None else [json.loads(x)["question"] for x in args.questions.open()]
@@ -149,7 +157,7 @@ def main(words: Sequence[str] | None = None) -> None:
             for latency in map(float, args.latency.split(",")):
                 it = index.retriever(kind)
                 retriever = Late(it, latency) if latency else it
-                rows = measure(llm, index, retriever, asked[: args.limit], params, args.every)
+                rows = measure(llm, index, retriever, asked[: args.limit], params, args)
                 show(f"{kind}, {it.size} passages, {latency:g} s more a call; the same texts: True", rows)
                 made.append({"kind": kind, "latency": latency, "rows": rows})
     if args.json:

@@ -150,12 +150,15 @@ def branch_of_another_request(patch: MonkeyPatch) -> None:
     patch.setattr(Forest, "below", below)
 
 
-@pytest.mark.parametrize("mutant", [same_uniform_twice, branch_of_another_request])
+@pytest.mark.parametrize(
+    "mutant", [same_uniform_twice, pytest.param(branch_of_another_request, marks=pytest.mark.full)]
+)
 def test_mutant_dies_in_law(mutant: Any, monkeypatch: MonkeyPatch) -> None:
     mutant(monkeypatch)
     assert worst_p("pearl", "chain", "temperature", range(1), 6000) < 1e-6
 
 
+@pytest.mark.full
 def test_without_a_mutant_the_law_holds() -> None:
     assert worst_p("pearl", "chain", "temperature", range(1), 6000) > 1e-4
 

@@ -15,7 +15,7 @@ from paceline.core.params import SamplingParams
 from paceline.core.program import WHOLE, Entry, Program, exits, inputs
 from paceline.core.rows import RowsBuilder
 from paceline.draft import layer_search
-from paceline.draft.dynamic_exit import DynamicExit, Shadows, best, tokens_per_layer
+from paceline.draft.dynamic_exit import KNOWN, SELDOM, DynamicExit, Shadows, best, tokens_per_layer
 from paceline.draft.early_exit import EarlyExit
 from paceline.draft.easyspec import EasySpec, grouped
 from paceline.draft.layer_search import Search, skipping, spread, upper_bounds
@@ -194,6 +194,29 @@ def test_an_exit_that_is_always_right_is_found() -> None:
     [[request]] = run(engine, [wish("del", max_tokens=40)])
     assert request.output == plain(Toy(table(0), 48), PROMPT, wish("none", max_tokens=40).params)
     assert request.stats.tau > 4
+
+
+def test_where_no_draft_pays_little_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once many rounds are known: one in sixteen, and no prompt."""
+    read, original = [0, 0], (DynamicExit._of_round, DynamicExit._of_prompt)
+
+    def counted(place: int) -> Any:
+        def count(self: DynamicExit, *given: Any) -> Any:
+            read[place] += 1
+            return original[place](self, *given)
+
+        return count
+
+    monkeypatch.setattr(DynamicExit, "_best", lambda self, shadows, most: (0, 0))
+    monkeypatch.setattr(DynamicExit, "_of_round", counted(0))
+    monkeypatch.setattr(DynamicExit, "_of_prompt", counted(1))
+    engine = Setting().engine()
+    for _ in range(6):
+        run(engine, [wish("del", max_tokens=40)])
+    assert read[0] > KNOWN / 4 and 1 <= read[1] < 6 and not engine.drafters.errors
+    before = list(read)
+    run(engine, [wish("del", max_tokens=40)])
+    assert read[0] - before[0] <= 40 // SELDOM + 1 and read[1] == before[1]
 
 
 def lowest(number: int) -> int:

@@ -10,25 +10,27 @@ import torch
 from paceline import LLM, SamplingParams
 from paceline.core.plan import MinChance, Note
 from paceline.core.proposer import Draft, Turn
+from paceline.core.request import Request
 from paceline.core.result import Round
 from paceline.draft import Ask
-from paceline.draft.dyspec import MIN_CHANCE, most_probable
+from paceline.draft.dyspec import MIN_CHANCE, DySpec, most_probable
 from paceline.draft.merge_runs import MergedProposer
 from paceline.draft.topk import TopK
 from paceline.draft.tree import TreeProposer
 from paceline.engine.recorder import Recorder
 from paceline.native.build import library
+from paceline.plan.choose import Arm
 from tests.tiny import tiny_checkpoint
 
 PROMPTS = ["one two three one two three one", "the cat sat on the mat and the cat sat", "a", "to be or not to be, to"]
 
 
-ROWS = (None, 0.05, 0.3, None, 0.01)
-"""Prices of a row, one request after the other."""
+PRICES = (None, MinChance(0.05), MinChance(0.3), MinChance(0.02, 3.0), MinChance(0.01, 0.05))
+"""Of a row, and of a level where one is known, one request after the other."""
 
 
-def priced(ask: Ask, row: float | None) -> Ask:
-    return ask._replace(item=ask.item._replace(min_chance=None if row is None else MinChance(row)))
+def priced(ask: Ask, price: MinChance | None) -> Ask:
+    return ask._replace(item=ask.item._replace(min_chance=price))
 
 
 @pytest.mark.skipif(library() is None, reason="needs the native decoder")
@@ -37,10 +39,11 @@ def test_the_native_tree_is_the_twins(tmp_path: Path, quantize: str | None, monk
     target = tiny_checkpoint(tmp_path / "target", "llama", seed=1)
     draft = tiny_checkpoint(tmp_path / "draft", "llama", seed=2, layers=1)
     llm = LLM(target, draft, drafter="topk", quantize=quantize, memory="100M", check=True)
+    llm.engine.desk.policy.patience = 0.0  # no runs, whose proposers are compared below
     sizes, original = [], TopK.draft
 
     def both(self: TopK, asks: Any, view: Any) -> Any:
-        asks = [priced(ask, ROWS[i % len(ROWS)]) for i, ask in enumerate(asks)]
+        asks = [priced(ask, PRICES[i % len(PRICES)]) for i, ask in enumerate(asks)]
         native = self.native
         assert native is not None
         first = original(self, asks, view)
@@ -101,13 +104,13 @@ def served(target: Path, drafter: str, quantize: str | None, temperature: float)
 
 @pytest.mark.skipif(library() is None, reason="needs the native decoder")
 @pytest.mark.parametrize("quantize", [None, "int8"])
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize(("drafter", "temperature"), [("topk", 0.0), ("topk", 0.7), ("dyspec", 0.0)])
 def test_the_native_proposer_is_its_twin(
-    tmp_path: Path, quantize: str | None, temperature: float, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, drafter: str, quantize: str | None, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four texts in runs: every round offers and keeps the same nodes whoever drafts, called back or not."""
     target = tiny_checkpoint(tmp_path / "target", "llama", seed=1)
-    native = served(target, "topk", quantize, temperature)
+    native = served(target, drafter, quantize, temperature)
     called = list[int]()
 
     def propose(self: TreeProposer, turns: Sequence[Turn]) -> list[Draft]:
@@ -116,13 +119,25 @@ def test_the_native_proposer_is_its_twin(
 
     original = TreeProposer.propose
     monkeypatch.setattr(TreeProposer, "propose", propose)
-    assert native == served(target, "topk", quantize, temperature) and not called
-    monkeypatch.setattr(TopK, "table", lambda self, proposer: None)
-    assert native == served(target, "topk", quantize, temperature) and max(called) == 4
+    assert native == served(target, drafter, quantize, temperature) and not called
+    monkeypatch.setattr(DySpec, "table", lambda self, proposer: None)
+    assert native == served(target, drafter, quantize, temperature) and max(called) == 4
     several = [rounds for rounds in native.rounds if len(rounds) > 1]
     assert max(round.depth for rounds in several for round in rounds) > 0
     trees = [round for rounds in several for round in rounds if sum(round.offered) > len(round.offered) + 3]
     assert trees or temperature, "a random model's laws are too flat for trees at a temperature"
+
+
+@pytest.mark.skipif(library() is None, reason="needs the native decoder")
+@pytest.mark.parametrize("drafter", ["dyspec", "ngram+dyspec"])
+def test_dyspec_runs_for_greedy_requests_alone(tmp_path: Path, drafter: str) -> None:
+    """A request with noise, alone or beside a greedy one, makes a step one pass: the trees hang on the draws then."""
+    target = tiny_checkpoint(tmp_path / "target", "llama", seed=1)
+    assert any(len(rounds) > 1 for rounds in served(target, drafter, None, 0.0).rounds)
+    assert all(len(rounds) == 1 for rounds in served(target, drafter, None, 0.7).rounds)
+    greedy, drawn = (Request(t, [1], SamplingParams(temperature=float(t)).resolve({}), 0) for t in (0, 1))
+    arm = Arm(drafter, (8,), False, runs="greedy")
+    assert arm.runs_for([greedy]) and not arm.runs_for([drawn]) and not arm.runs_for([greedy, drawn])
 
 
 @pytest.mark.skipif(library() is None, reason="needs the native decoder")

@@ -14,6 +14,7 @@ from paceline.core import joined as joined_module
 from paceline.core.errors import InputError, PacelineError, RefusalError
 from paceline.core.operations import Abort, Branch, Extend, Fork, Join, Park, Replace, Resume, Rewind
 from paceline.core.request import Request
+from paceline.draft.crossvocab import FOREIGN
 from paceline.engine import desk as desk_module
 from paceline.engine import layout as layout_module
 from paceline.engine import operations as operations_module
@@ -127,6 +128,22 @@ def test_a_joined_text_goes_on_as_behind_one_pass_under_the_training_mask(
     assert replay(log).difference is None
     assert engine.cache.room() == engine.cache.num_blocks and not engine.desk.branches
     assert not engine.drafters.errors
+
+
+def test_a_draft_of_another_vocabulary_drafts_in_branches_and_behind_a_join(
+    pair: tuple[Path, Path], dense: Any, tmp_path: Path
+) -> None:
+    """`crossvocab` reads a joined text as bytes, in the order of its tokens; what it guesses changes no token."""
+    engine = engine_of((pair[0], tiny_checkpoint(tmp_path, "qwen2", vocab=400, seed=3)), drafter="crossvocab")
+    request, text = nested(engine)
+    assert request.finish is None and request.shift > 0
+    before = request.stats.drafted
+    until(engine, lambda: request.finish is not None)
+    follows(dense, request, text)
+    assert request.stats.drafted > before > 0 and not engine.drafters.errors
+    cache = engine.components[FOREIGN].cache
+    cache.check_integrity()
+    assert cache.room() == cache.num_blocks and engine.cache.room() == engine.cache.num_blocks
 
 
 def passed(engine: Any) -> list[tuple[int, Any]]:

@@ -33,7 +33,7 @@ def test_cell(drafter: str, verifier: str, feature: str) -> None:
     cell()
 
 
-@settings(max_examples=120, **FAST)
+@settings(max_examples=80, **FAST)
 @given(
     settings_st,
     st.lists(wish_st(list(FEATURES), [d for d, v in CELLS]), min_size=1, max_size=8),

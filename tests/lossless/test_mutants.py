@@ -226,10 +226,8 @@ LAW: list[tuple[Mutant, str, str, str]] = [
     (forest_dropped_by_content, "model", "chain", "temperature"),
     (top_k_judged_with_q, "rsd_c", "rrs", "temperature"),
     (unnormalised_q, "dyspec", "rrs", "temperature"),
-    (siblings_by_token, "rsd_s", "rrs", "temperature"),
     (siblings_pruned_by_token, "dyspec", "rrs", "temperature"),
     (duplicates_removed, "spectr", "kseq", "top-k"),
-    (replayed_draft_noise, "rsd_s", "rrs", "temperature"),
     (raw_q_of_a_tree, "rsd_c", "rrs", "top-k"),
     (pruned_under_a_q_rule, "rsd_c", "rrs", "grammar"),
     (heads_tree_by_token, "medusa", "rrs", "temperature"),
@@ -239,6 +237,11 @@ LAW_OF_COMPANIONS: list[tuple[Mutant, str, str, str]] = [
     (forest_dropped_by_content, "specdec", "chain", "temperature"),
     (replayed_draft_noise, "specdec", "chain", "temperature"),
 ]
+WIDE_LAW: list[tuple[Mutant, str, str, str]] = [
+    (siblings_by_token, "rsd_s", "rrs", "temperature"),
+    (replayed_draft_noise, "rsd_s", "rrs", "temperature"),
+]
+"""Of trees that are slow to draw: 10 s each."""
 
 
 def law_p(drafter: str, verifier: str, feature: str) -> float:
@@ -248,7 +251,11 @@ def law_p(drafter: str, verifier: str, feature: str) -> float:
     return worst_p(drafter, verifier, feature, range(1), 4000 if drafter == "model" else 2500)
 
 
-@pytest.mark.parametrize(("mutant", "drafter", "verifier", "feature"), LAW, ids=lambda m: getattr(m, "__name__", m))
+@pytest.mark.parametrize(
+    ("mutant", "drafter", "verifier", "feature"),
+    [*LAW, *(pytest.param(*cell, marks=pytest.mark.full) for cell in WIDE_LAW)],
+    ids=lambda m: getattr(m, "__name__", m),
+)
 def test_mutant_dies_in_law(
     mutant: Mutant, drafter: str, verifier: str, feature: str, monkeypatch: MonkeyPatch
 ) -> None:
@@ -256,10 +263,12 @@ def test_mutant_dies_in_law(
     assert law_p(drafter, verifier, feature) < 1e-6
 
 
-@pytest.mark.parametrize(("drafter", "verifier", "feature"), sorted({cell[1:] for cell in LAW}))
+@pytest.mark.full
+@pytest.mark.parametrize(("drafter", "verifier", "feature"), sorted({cell[1:] for cell in [*LAW, *WIDE_LAW]}))
 def test_without_a_mutant_the_same_laws_hold(
     drafter: str, verifier: str, feature: str, monkeypatch: MonkeyPatch
 ) -> None:
+    """In every run `test_law` says so, of one feature for each drafter and verifier."""
     reshaping_nothing(monkeypatch)
     assert law_p(drafter, verifier, feature) > 1e-4
 

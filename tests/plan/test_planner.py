@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 from paceline.core.params import SamplingParams
 from paceline.core.plan import Item, MinChance, Work
 from paceline.core.request import Request
+from paceline.plan import DrafterFacts
+from paceline.plan.by_request import ByRequest
+from paceline.plan.cost import StepTimes
 from paceline.plan.fixed import FixedLength
 from paceline.plan.planner import Planner, Room
 
@@ -94,6 +97,32 @@ def test_rows_that_cost_have_to_bring_something() -> None:
     (alone, asked), (among, _), (most, _) = worth(dear, 1), worth(dear, 4), worth(dear, 60)
     assert alone is not None and among is not None and most is not None and asked is None
     assert alone.node == pytest.approx(0.1 * 2.5 / 1.2) and alone.node < among.node < most.node < 1
+
+
+def test_the_price_of_a_row_is_the_measured_one() -> None:
+    """Of a table made from passes: 8 rows as cheap as one and each panel of 8 more as dear again, on average."""
+    times, mine = StepTimes(), request(0, 9, 8)
+    passes = [(Work(k, 1, 9, 9 * k, k), 1e-3 * max(1, k // 8)) for k in (1, 2, 4, 8, 16, 17, 24, 32, 64)]
+    policy = ByRequest({}, times, lambda r, d: 8, fixed=FixedLength({"ngram": 5}, cheap_rows=16))
+    policy.share([mine], 99, passes[0][0])
+    assert policy.fixed.row(passes[0][0]) == 0, "nothing was measured, and nothing is configured"
+    times.fit_target(passes)
+    policy.share([mine], 99, passes[0][0])
+    row = policy.fixed.row(passes[0][0])
+    assert row == pytest.approx((1 + 5 / 8 - 1) / 12, rel=0.15)
+    assert StepTimes.load(times.dump()).measured and not StepTimes().measured
+    policy.enrol("model", DrafterFacts(8, True, "draft"))
+    policy.enrol("topk", DrafterFacts(16, False, "draft"))
+    policy.enrol("pearl", DrafterFacts(8, True, "draft", ahead="path"))
+    times.drafter("model").weights["depth"] = 0.5e-3
+    drafting = [policy.fixed.level(passes[0][0], name) for name in ("model", "topk", "pearl", "ngram")]
+    level = 0.5e-3 / times.of_target(passes[0][0])
+    assert drafting == [pytest.approx(level)] * 2 + [0.0, 0.0] and 0.5 < level < 0.6
+    dear = policy.fixed.worth(passes[0][0], "topk")
+    assert dear is not None and dear.level == pytest.approx(min(0.6, level * 2.5 / (1 + 2 * (row + level))))
+    asked = ByRequest({}, times, lambda r, d: 8, fixed=FixedLength({"ngram": 5}))
+    asked.share([mine], 99, passes[0][0])
+    assert asked.fixed.row(passes[0][0]) == 0, "who sets the numbers of nodes gets them"
 
 
 @settings(max_examples=300, deadline=None)

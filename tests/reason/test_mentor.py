@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from paceline import InputError, RefusalError, SamplingParams
-from paceline.reason import Cues, Ensemble, MentorWishes, StepWishes
+from paceline import InputError, SamplingParams
+from paceline.reason import Cues, Ensemble, MentorWishes
 from paceline.reason.ensemble import make
 from paceline.reason.runner import BASE, SMALL
 from tests.reason.conftest import DRAWN, GREEDY, PROMPT, alone, clean
@@ -105,24 +105,6 @@ def test_text_only_grows(pair: Ensemble) -> None:
 def test_a_budget_ends_the_mentors_part(pair: Ensemble) -> None:
     report = pair.generate(PROMPT, mentor(always=True, budget=6), LONG).report
     assert sum(s["tokens"] for s in report["segments"] if s["author"] == "mentor") == 6
-
-
-def test_another_tokenizer_is_refused_by_mentor_and_served_by_steps(pair: Ensemble, tmp_path: Any) -> None:
-    """The small model's tokenizer and vocabulary are of bytes; its texts are handed over as texts."""
-    from tests.tiny import tiny_checkpoint
-
-    small = tiny_checkpoint(tmp_path / "bytes", seed=2, layers=1)
-    with Ensemble(pair.llm.options.model, small=small, dtype="float32", blocks=60, drafter="none", check=True) as mixed:
-        with pytest.raises(RefusalError, match="another tokenizer"):
-            mixed.generate(PROMPT, mentor(), GREEDY)
-        for tau, name in ((0.0, SMALL), (9.1, BASE)):
-            answer = mixed.generate(PROMPT, StepWishes(tau=tau, step_tokens=10), replace(GREEDY, max_tokens=40))
-            assert {s["author"] for s in answer.report["segments"]} == {name} and answer.report["proposed"] > 1
-            clean(mixed)
-        own = mixed.generate(PROMPT, StepWishes(tau=9.1, step_tokens=10), replace(GREEDY, max_tokens=40))
-        assert own.token_ids == alone(mixed, BASE, replace(GREEDY, max_tokens=40))
-        with pytest.raises(RefusalError, match="logit_bias"):
-            mixed.generate(PROMPT, StepWishes(), replace(GREEDY, logit_bias={3: 1.0}))
 
 
 def test_bad_wishes_have_one_sentence(pair: Ensemble) -> None:

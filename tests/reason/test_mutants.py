@@ -1,6 +1,7 @@
 """Steps and mentor are their slow twins, and ways in which they can go wrong: each differs from a twin, or from the one
 model that the text should be of."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
@@ -9,10 +10,10 @@ from typing import Any
 import pytest
 
 from paceline.core.operations import Submit
-from paceline.reason import Cues, Ensemble, MentorWishes, StepWishes, steps
+from paceline.reason import Cues, Ensemble, MentorWishes, StepWishes, cues, steps
 from paceline.reason.mentor import Breaks, Mentor
 from paceline.reason.pen import Part, Pen
-from paceline.reason.runner import SMALL
+from paceline.reason.runner import BASE, SMALL
 from paceline.reason.steps import Steps
 from tests.reason import slow
 from tests.reason.conftest import DRAWN, GREEDY, PROMPT, alone
@@ -48,6 +49,42 @@ def mentored(pair: Ensemble) -> None:
         assert summed(told) == summed([(author, len(part)) for author, part in want])
 
 
+WORDS = ("has", "how", "he", "she", "so", "many", "did", "left", "apples", "people")
+"""Words that the demo pair writes."""
+WITHIN = Cues(negative=("pple",), positive=("ppl",), verify=("otal",))
+"""Parts of words that the demo pair writes."""
+VERIFIED = MentorWishes(separator="apples", peek=6, verify=12, cues=Cues(WORDS, (), ()), check="")
+TIRED = MentorWishes(separator="H", peek=4, verify=0, excess=2, recap=5, check="Stop. ", cues=Cues((), WORDS, ()))
+
+
+def within(pair: Ensemble) -> None:
+    """Cues that stand within words alone call nobody."""
+    wish = MentorWishes(separator="\n", peek=40, cues=WITHIN)
+    params = replace(GREEDY, max_tokens=200)
+    answer = pair.generate(PROMPT, wish, params)
+    assert answer.text.count("pple") >= 2 and answer.report["proposed"] >= 2
+    assert answer.token_ids == alone(pair, SMALL, params) and BASE not in answer.report["models"]
+
+
+def verified(pair: Ensemble) -> None:
+    """A mentor that verifies writes on, as in the twin."""
+    twin(pair, VERIFIED, "verify")
+
+
+def tired(pair: Ensemble) -> None:
+    """Reflections are counted, and too many are answered with a recapitulation, as in the twin."""
+    twin(pair, TIRED, "recap")
+
+
+def twin(pair: Ensemble, wish: MentorWishes, why: str) -> None:
+    """Text and authors are the twin's, and something was written for this reason."""
+    answer, want = pair.generate(PROMPT, wish, SHORT), slow.mentor(pair, pair.llm.ids(PROMPT), wish, MOST)
+    told = [(each["author"], each["tokens"]) for each in answer.report["segments"]]
+    assert summed(told) == summed([(author, len(part)) for author, part in want])
+    assert answer.token_ids == [token for _, part in want for token in part]
+    assert any(each["why"] == why for each in answer.report["handovers"])
+
+
 def summed(parts: list[tuple[str, int]]) -> list[tuple[str, int]]:
     """Neighbours of one author are one."""
     sums = [(author, sum(tokens for _, tokens in each)) for author, each in groupby(parts, lambda part: part[0])]
@@ -56,8 +93,9 @@ def summed(parts: list[tuple[str, int]]) -> list[tuple[str, int]]:
 
 def sampled(pair: Ensemble) -> None:
     """At tau 0 it is the small model's own text, drawn with one seed over all steps."""
-    answer = pair.generate(PROMPT, StepWishes(separator="apples", tau=0), DRAWN)
+    answer = pair.generate(PROMPT, StepWishes(separator=" ", tau=0), DRAWN)
     assert answer.token_ids == alone(pair, SMALL, DRAWN)
+    assert len(answer.report["segments"]) > 5
 
 
 def hands(pair: Ensemble) -> None:
@@ -70,7 +108,9 @@ def hands(pair: Ensemble) -> None:
         assert all(each["known"] - each["cached"] <= pair.llm.engine.config.block_size for each in found)
 
 
-@pytest.mark.parametrize("check", [stepwise, mentored, sampled, hands], ids=lambda check: check.__name__)
+@pytest.mark.parametrize(
+    "check", [stepwise, mentored, sampled, hands, within, verified, tired], ids=lambda check: check.__name__
+)
 def test_it_is_the_slow_twin(pair: Ensemble, check: Callable[[Ensemble], None]) -> None:
     check(pair)
 
@@ -148,11 +188,49 @@ def every_hand_over_begins_from_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Pen, "begin", begin)
 
 
+def cues_are_matched_within_words(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(cues, "pattern", lambda words: re.compile("|".join(map(re.escape, words)), re.IGNORECASE))
+
+
+def nothing_follows_a_verification(patch: pytest.MonkeyPatch) -> None:
+    real = Mentor.burst
+
+    def burst(self: Mentor, pen: Pen, most: int, why: str) -> Any:
+        if why == "verify":
+            return Part([], "", False, True)
+        return (yield from real(self, pen, most, why))
+
+    patch.setattr(Mentor, "burst", burst)
+
+
+def reflections_are_not_counted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Mentor, "reflections", property(lambda self: 0, lambda self, count: None))
+
+
+def each_step_draws_anew(patch: pytest.MonkeyPatch) -> None:
+    """The first step has the seed of the answer, later ones have others."""
+    real = Pen.begin
+
+    def begin(self: Pen, most: int, stops: Any = (), ahead: Any = ()) -> Any:
+        request = self.stage.transcript.request
+        seed, request.seed = request.seed, request.seed + len(self.stage.transcript.tokens)
+        try:
+            return real(self, most, stops, ahead)
+        finally:
+            request.seed = seed
+
+    patch.setattr(Pen, "begin", begin)
+
+
 MUTANTS = {
     stepwise: [the_judge_misses_the_last_token, low_scores_are_good, the_base_model_sees_the_draft,
                the_first_steps_are_judged, a_draft_loses_its_end],
     mentored: [the_students_peek_stands_before_the_mentors, a_paragraph_ends_a_token_late],
     hands: [every_hand_over_begins_from_nothing],
+    within: [cues_are_matched_within_words],
+    verified: [nothing_follows_a_verification],
+    tired: [reflections_are_not_counted],
+    sampled: [each_step_draws_anew],
 }  # fmt: skip
 
 

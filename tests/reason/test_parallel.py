@@ -173,13 +173,14 @@ def test_what_is_written_in_tags_is_the_text_of_the_training_mask(
     assert policy.report["passes"] <= 1.25 * longest
 
 
-def test_speculation_changes_no_text(model: Path) -> None:
+@pytest.mark.parametrize("drafter", ["ngram", pytest.param("suffix", marks=pytest.mark.full)])
+def test_speculation_changes_no_text(model: Path, drafter: str) -> None:
     texts = []
-    for drafter in ("none", "ngram", "suffix"):
-        llm = engine_of(model, drafter=drafter)
+    for each in ("none", drafter):
+        llm = engine_of(model, drafter=each)
         request, _ = write(llm, Script(llm.text.tokenizer, 2), replace(WISH, max_tokens=270))
         texts.append(request.output)
-    assert texts[0] == texts[1] == texts[2]
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("limit", [{"depth": 1}, {"fan_out": 2}])

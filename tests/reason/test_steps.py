@@ -7,9 +7,9 @@ import pytest
 from paceline import CapacityError, InputError, RefusalError, SamplingParams
 from paceline.engine.build import DEMO, Options
 from paceline.reason import Ensemble, MentorWishes, StepWishes
-from paceline.reason.ensemble import split
+from paceline.reason.ensemble import Answer, split
 from paceline.reason.runner import BASE, SMALL, Runner
-from tests.reason.conftest import DRAWN, GREEDY, PROMPT, alone, clean
+from tests.reason.conftest import DRAWN, GREEDY, OPTIONS, PROMPT, alone, clean
 
 
 def steps(**changes: object) -> StepWishes:
@@ -72,6 +72,29 @@ def test_first_steps_and_budget(pair: Ensemble) -> None:
     assert [s["author"] for s in segments[:3]] == [BASE, BASE, SMALL] and "score" not in segments[0]
     report = pair.generate(PROMPT, steps(tau=9.1, budget=1), GREEDY).report
     assert [s["author"] for s in report["segments"]][:2] == [BASE, SMALL] and report["proposed"] == 1
+
+
+@pytest.mark.parametrize("drafter", ["model", pytest.param("ngram", marks=pytest.mark.full)])
+def test_speculation_within_a_rewrite_changes_no_token(drafter: str) -> None:
+    """The small model drafts steps, and tokens of the steps that the base model writes itself."""
+    options = {**OPTIONS, "drafter": drafter}
+    with Ensemble(DEMO / "target", draft=DEMO / "draft", small=DEMO / "draft", **options) as fast:
+        for params, tau in ((GREEDY, 4.0), (DRAWN, 9.1)):
+            plain, quick = (fast.generate(PROMPT, steps(tau=tau, speculate=how), params) for how in (False, True))
+            assert plain.token_ids == quick.token_ids and told(plain) == told(quick)
+            (wrote, passes), (same, fewer) = map(rewritten, (plain, quick))
+            assert wrote == same == passes > 0 and (fewer < passes or drafter == "ngram")
+        clean(fast)
+
+
+def told(answer: Answer) -> list[tuple[str, int]]:
+    return [(segment["author"], segment["tokens"]) for segment in answer.report["segments"]]
+
+
+def rewritten(answer: Answer) -> tuple[int, int]:
+    """Tokens and passes of the steps that the base model wrote."""
+    hands = [each for each in answer.report["handovers"] if each["why"] == "rewrite"]
+    return sum(each["wrote"] for each in hands), sum(each["passes"] for each in hands)
 
 
 def test_a_step_may_be_cut_and_a_blank_one_is_none(pair: Ensemble) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +22,6 @@ from tests.serve.http import post, send
 
 MESSAGES: Any = [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many apples has he?"}]
 STEPS = {"policy": "steps", "tau": 4.5, "separator": "apples"}
-SOAK_S = float(os.environ.get("PACELINE_SOAK_S", "60"))
 
 
 @pytest.fixture(scope="module")
@@ -188,10 +186,9 @@ async def crowd(url: str, seconds: float, seed: int) -> dict[str, int]:
     return counts
 
 
-@pytest.mark.parametrize("seconds", [4.0, pytest.param(SOAK_S, marks=pytest.mark.full)])
-def test_clients_that_leave_leave_nothing(both: AsyncLLM, address: str, seconds: float) -> None:
-    counts = asyncio.run(crowd(address, seconds, int(seconds)))
-    print(f"\n{sum(counts.values())} requests in {seconds:.0f} s: {counts}")
+def test_clients_that_leave_leave_nothing(both: AsyncLLM, address: str) -> None:
+    """For four seconds; `test_above_soak.py` does it for longer, with all policies."""
+    counts = asyncio.run(crowd(address, 4.0, 4))
     assert set(counts) <= {"200", "left"} and counts["200"] and counts["left"]
     clean(both)
     assert any(isinstance(each, Runner) for each in both.beside)

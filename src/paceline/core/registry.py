@@ -13,6 +13,7 @@ from paceline.core.forest import Law
 T = TypeVar("T")
 Shape = Literal["chain", "tree"]
 Ahead = Literal["", "path", "outcomes"]
+Runs = Literal[False, "greedy", True]
 
 
 class Need(NamedTuple):
@@ -45,8 +46,8 @@ class Offers:
     (`program.exits`)."""
     stops_early: bool = False
     """Does it end a draft where more does not pay (`MinChance`)? A tree's size need not be chosen for it then."""
-    runs: bool = False
-    """Can it draft within a run of several passes (`draft.Running`)?"""
+    runs: Runs = False
+    """Can it draft within a run of several passes (`draft.Running`)? `greedy`: for greedy requests alone."""
     ahead: Ahead = ""
     """Does it draft while the target's pass runs (`draft.Overlapping`)? `path`: how the text goes on if all of its
     draft is kept; `outcomes`: a draft for each likely outcome."""

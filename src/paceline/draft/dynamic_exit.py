@@ -30,8 +30,11 @@ LONGEST = 17
 """Longest draft that is considered."""
 PROMPT = 32
 """Rows at the end of a prompt that the first statistics are of."""
-SETTLED, EVERY = 16, 4
-"""From so many rounds on the statistics learn from every fourth one: reading them costs passes of the head."""
+SETTLED, EVERY, SELDOM = 16, 4, 16
+"""From so many rounds on the statistics learn from every fourth one, where no draft pays from every sixteenth: reading
+them costs passes of the head."""
+KNOWN = 64
+"""From so many rounds of all requests on, a new one is held to be as they were."""
 DOUBT = 2.0
 """Wrong shadow tokens that every exit is held to have had: three right ones are no reason for a draft of 17."""
 INHERIT = 8.0
@@ -99,6 +102,8 @@ class Memory:
     shadows: Shadows
     seen: int = 0
     """Rounds."""
+    drafts: bool = True
+    """Was a draft to pay in the latest one?"""
 
 
 @DRAFTERS.register(
@@ -130,8 +135,10 @@ class DynamicExit(EarlyExit):
         nothing = Leaving(ask, ask.txn.base, most=0)
         if not self.exits:
             return nothing
-        shadows = self._memory(ask, view).shadows
-        exit, length = best(shadows.alpha(), self.exits, self.layers, min(LONGEST, ask.item.chain))
+        memory = self._memory(ask, view)
+        shadows = memory.shadows
+        exit, length = self._best(shadows, min(LONGEST, ask.item.chain))
+        memory.drafts = length > 0
         if not length:
             return nothing
         tau = shadows.tau(exit) if self.by_confidence else None
@@ -157,13 +164,24 @@ class DynamicExit(EarlyExit):
             memory = self._memory(ask, view)
             memory.seen += 1
             if not ask.request.output and ask.item.given > 1:
+                memory.drafts = self.common.rounds < KNOWN or self._best(memory.shadows, LONGEST)[1] > 0
+                if not memory.drafts:
+                    continue
                 found = self._of_prompt(hidden, taps)
-            elif memory.seen <= SETTLED or memory.seen % EVERY == 0:
+            elif self._due(memory):
                 found = self._of_round(ask, view, tokens, torch.stack([hidden[tap][-len(tokens) :] for tap in taps]))
             else:
                 continue
             for shadows in (memory.shadows, self.common):
                 shadows.add(*found)
+
+    def _best(self, shadows: Shadows, most: int) -> tuple[int, int]:
+        return best(shadows.alpha(), self.exits, self.layers, most)
+
+    def _due(self, memory: Memory) -> bool:
+        """Do the statistics learn from this round?"""
+        new = memory.seen <= SETTLED and self.common.rounds < KNOWN
+        return new or memory.seen % (EVERY if memory.drafts else SELDOM) == 0
 
     def _memory(self, ask: Ask, view: View) -> Memory:
         return view.slot(ask.request, lambda: Memory(self.common.part()))

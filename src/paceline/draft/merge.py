@@ -13,7 +13,7 @@ granted goes from the end (`join`).
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from paceline.core.errors import InputError
 from paceline.core.forest import CANDIDATE, ROOT, Forest, Law
 from paceline.core.plan import Note
 from paceline.core.proposer import Proposer
-from paceline.core.registry import Offers
+from paceline.core.registry import Offers, Runs
 from paceline.core.result import Result
 from paceline.draft import DRAFTERS, Ask, Drafter, Host, Running, View
 from paceline.draft.merge_runs import MergedProposer
@@ -29,6 +29,12 @@ from paceline.draft.records import TRY, Record, tells
 
 LAWS = (Law.SHARED_NOISE, Law.POINT, Law.WITHOUT_REPLACEMENT, Law.SAMPLED)
 """All are legal under `exact`; shared noise agrees most often."""
+
+
+def runs(parts: Iterable[Runs]) -> Runs:
+    """Whether a merged drafter can draft in steps of several passes: where all of its parts can."""
+    kinds = set(parts)
+    return False if False in kinds else "greedy" if "greedy" in kinds else True
 
 
 def card(name: str) -> Offers:
@@ -54,7 +60,7 @@ def card(name: str) -> Offers:
         needs=frozenset().union(*(it.needs for it in parts.values())),
         group=next((parts[part].group for part in grouped), None),
         stops_early=all(it.stops_early for it in parts.values()),
-        runs=all(it.runs for it in parts.values()),
+        runs=runs(it.runs for it in parts.values()),
         parts=tuple(order),
         always_asked=order[0] if parts[order[0]].shape == "chain" else None,
     )

@@ -16,7 +16,7 @@ from paceline.core.component import DRAFT
 from paceline.core.forest import ROOT, Forest, Law
 from paceline.core.plan import Item
 from paceline.core.proposer import Draft, Table, Turn
-from paceline.core.registry import Offers
+from paceline.core.registry import Offers, Runs
 from paceline.core.rows import RowsBuilder
 from paceline.draft import NEED_DRAFT, Ask, Host, View
 from paceline.draft.model import SHARP
@@ -28,7 +28,7 @@ NODES = 15
 
 
 def offers(
-    summary: str, *laws: Law, stops_early: bool = False, runs: bool = False, auto: tuple[str, ...] = ()
+    summary: str, *laws: Law, stops_early: bool = False, runs: Runs = False, auto: tuple[str, ...] = ()
 ) -> Offers:
     """The card of a tree method that grows on a draft model."""
     needs = frozenset({NEED_DRAFT})

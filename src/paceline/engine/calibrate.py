@@ -29,7 +29,7 @@ from paceline.plan.choose import Arm, Goodput
 from paceline.plan.cost import KNOTS, Drafting, StepTimes, Times
 
 log = logging.getLogger("paceline")
-VERSION = 8
+VERSION = 9
 """Of what the table's terms mean."""
 BUDGET_S = 8.0
 """Seconds of a calibration, half of them for the target alone: what would take longer is left to the first steps of

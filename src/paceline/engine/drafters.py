@@ -120,7 +120,7 @@ class DrafterPool:
             stops_early=card.stops_early,
             most=most,
             always_asked=card.always_asked,
-            runs=card.runs and all("run" in it.abilities for it in (components[TARGET], *mine)),
+            runs=card.runs if all("run" in it.abilities for it in (components[TARGET], *mine)) else False,
             taps=tuple(sorted({*card.taps, *shadows, *(tap for it in mine for tap in it.taps)})),
             ahead=card.ahead,
         )

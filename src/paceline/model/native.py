@@ -225,17 +225,20 @@ class NativeDecoder(Decoder):
         size: Sequence[tuple[int, int]],
         temperature: list[float],
         least: list[float],
-        limits: tuple[int, int, float],
+        gain: list[float],
+        limits: tuple[int, int],
     ) -> list[tuple[list[int], list[int], int]]:
         """Draft a tree for each segment, whose last row alone is wanted: tokens, parents (-1: the root) and how many of
         them, the first ones, have K/V. `size`: the most nodes, and the depth from which on no distribution is computed;
-        `least`: the least chance of a node; `limits`: children, passes, gain of draft/dyspec.py."""
+        `least`: the least chance of a node; `gain`: what another pass has to bring; `limits`: children and passes of
+        draft/dyspec.py."""
         count, most = len(size), MAX_CANDIDATES
         tokens, parents, computed = ((ctypes.c_int64 * n)() for n in (count * most, count * most, count))
         call, *_held = self.call(rows, {}, most)
         sizes = integers_in([n for each in size for n in each])
         self.library.paceline_tree(
-            self.model, call, sizes, reals_in(temperature), reals_in(least), *limits, tokens, parents, computed,
+            self.model, call, sizes, reals_in(temperature), reals_in(least), reals_in(gain), *limits, tokens,
+            parents, computed,
         )  # fmt: skip
         out = []
         for i, done in enumerate(computed):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.plan import Item, MinChance, Note, Panel, Work
-from paceline.core.registry import Ahead, Registry
+from paceline.core.registry import Ahead, Registry, Runs
 from paceline.core.request import Request
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ class DrafterFacts:
     """Most nodes that the policy may give it; None: as many as pay."""
     always_asked: str | None = None
     """The part of a merged one that drafts chains and is always asked."""
-    runs: bool = False
-    """Can it draft in steps of several passes?"""
+    runs: Runs = False
+    """Can it draft in steps of several passes (`Offers.runs`)?"""
     taps: tuple[str, ...] = ()
     """Hidden states of the target that it reads."""
     ahead: Ahead = ""

@@ -23,6 +23,8 @@ class ByRequest(Goodput):
         Goodput.enrol(self, drafter, facts)
         if facts.ahead == "path" and facts.most is None:
             self.paths.add(drafter)
+        if facts.group is not None and not facts.ahead:
+            self.fixed.groups[drafter], self.fixed.chains = facts.group, self.chains
 
     def share(self, requests: Sequence[Request], spare: int, base: Work) -> dict[int, Share]:
         named, free = [r for r in requests if not r.arms], [r for r in requests if r.arms]
@@ -30,6 +32,8 @@ class ByRequest(Goodput):
             return Goodput.share(self, free, spare, base)
         for name in {r.drafter for r in named if r.drafter in self.paths}:
             self.fixed.lengths[name] = self.times.window(name, base)
+        if self.times.measured and self.fixed.cheap_rows is not None:
+            self.fixed.measured = self.times
         shares = self.fixed.share(named, spare, base)
         if free:
             used = sum(share.nodes for share in shares.values())

@@ -6,12 +6,12 @@ inputs are the table of costs and the acceptance; equal inputs make equal choice
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
 from paceline.core.plan import Item, MinChance, Note, Panel, Work
-from paceline.core.registry import Ahead
+from paceline.core.registry import Ahead, Runs
 from paceline.core.request import Request
 from paceline.plan import DrafterFacts, LengthPolicy, Share
 from paceline.plan.acceptance import Acceptance, Key
@@ -58,8 +58,8 @@ class Arm:
     """It ends a draft where more does not pay: alone, when rows are cheap, it needs no other size than its largest."""
     always_asked: str | None = None
     """A drafter whose chain is always in it."""
-    runs: bool = False
-    """It can draft in steps of several passes."""
+    runs: Runs = False
+    """It can draft in steps of several passes, for all requests or for greedy ones."""
     ahead: Ahead = ""
     """What it drafts while the target's pass runs: a `path` has one length, that of the pass."""
     like: str | None = None
@@ -68,7 +68,7 @@ class Arm:
     @classmethod
     def of(
         cls, drafter: str, nodes: int, chain: bool, stops_early: bool = False, limit: int | None = None,
-        always_asked: str | None = None, runs: bool = False, ahead: Ahead = "", like: str | None = None,
+        always_asked: str | None = None, runs: Runs = False, ahead: Ahead = "", like: str | None = None,
     ) -> "Arm":  # fmt: skip
         """Sizes around a drafter's own number of nodes, none above `limit`."""
         most = max(8, nodes)
@@ -77,6 +77,10 @@ class Arm:
         if limit is not None:
             sizes = [*(n for n in sizes if n < limit), limit]
         return cls(drafter, tuple(sizes), chain, stops_early and not chain, always_asked, runs, ahead, like)
+
+    def runs_for(self, requests: Iterable[Request]) -> bool:
+        """Can it draft for all of them in steps of several passes?"""
+        return self.runs is True or (self.runs == "greedy" and all(r.params.greedy for r in requests))
 
     def key(self, size: int) -> Key:
         """Where acceptance keeps it."""
@@ -207,7 +211,8 @@ class Goodput(LengthPolicy):
         where drafts may be cut."""
         drafting = [item for item in items if item.nodes]
         names, nodes = {item.drafter for item in drafting}, sum(item.nodes for item in drafting)
-        runs = len(names) < 2 and all(name in self.arms and self.arms[name].runs for name in names)
+        whose = [item.request for item in drafting]
+        runs = len(names) < 2 and all(name in self.arms and self.arms[name].runs_for(whose) for name in names)
         if not runs or any(panel.rows < base.rows + nodes for panel in self._now.panels):
             return 1
         points = [
@@ -233,7 +238,7 @@ class Goodput(LengthPolicy):
 
     def _prices(self, requests: Sequence[Request], base: Work) -> Price:
         straight = base.rows == len(requests) and all(r.judge_free for r in requests)
-        runs = {name for name, arm in self.arms.items() if arm.runs}
+        runs = {name for name, arm in self.arms.items() if arm.runs_for(requests)}
         return Price(self.times, base, self.patience if straight else 0.0, runs)
 
     def _decide(self, now: CurrentChoice, requests: Sequence[Request], spare: int, base: Work) -> None:

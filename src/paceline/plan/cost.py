@@ -138,6 +138,8 @@ class StepTimes:
     beside: dict[str, float] = field(default_factory=dict)
     """Of each drafter that works while the target's pass runs: the share of the shorter of the two that costs no time.
     1: they are never in each other's way; 0: one after the other would be as quick."""
+    measured: bool = False
+    """Were passes of many sizes timed before the first request (`fit_target`)? Else only those of its steps."""
     error: float = 0.0
     """Mean absolute percentage error of the latest predictions, as a fraction."""
 
@@ -247,7 +249,7 @@ class StepTimes:
         proportion."""
         if not samples:
             return
-        self.speed, self.seen = 1.0, len(samples)
+        self.speed, self.seen, self.measured = 1.0, len(samples), True
         scale = samples[0][1] / self.target.predict(_features(samples[0][0]))
         self.target = self.target.scaled(scale)
         self.target.fit([(_features(work), seconds) for work, seconds in samples])
@@ -278,14 +280,15 @@ class StepTimes:
         drafts = {name: terms.weights for name, terms in self.drafts.items()}
         target = {str(k): v for k, v in self.target.weights.items()}
         return {"target": target, "rest": self.rest.weights, "drafts": drafts, "speed": self.speed, "seen": self.seen,
-                "beside": self.beside}  # fmt: skip
+                "beside": self.beside, "measured": self.measured}  # fmt: skip
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> "StepTimes":
         """From `dump`."""
         target = Terms({int(k) if k.isdigit() else k: v for k, v in data["target"].items()})
         drafts = {name: Terms(weights) for name, weights in data["drafts"].items()}
-        return cls(target, Terms(data["rest"]), drafts, data["speed"], data["seen"], data.get("beside", {}))
+        rest, measured = Terms(data["rest"]), data.get("measured", False)
+        return cls(target, rest, drafts, data["speed"], data["seen"], data.get("beside", {}), measured)
 
 
 def _features(work: Work) -> dict[Any, float]:

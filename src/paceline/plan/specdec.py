@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from paceline.core.forest import MAX_CANDIDATES
-from paceline.core.plan import MinChance
+from paceline.core.plan import MinChance, Work
 from paceline.core.request import Request
 from paceline.plan import POLICIES, Basis, Chooses, LengthPolicy
 from paceline.plan.fixed import FixedLength
@@ -17,7 +17,7 @@ class HeadLength(FixedLength):
         wish = request.params.max_nodes
         return min(self.defaults.get(request.drafter, 0) if wish is None else wish, MAX_CANDIDATES)
 
-    def worth(self, running: int) -> MinChance | None:
+    def worth(self, base: Work, drafter: str) -> MinChance | None:
         return None
 
 

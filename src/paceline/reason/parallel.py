@@ -37,8 +37,8 @@ OUTLINE = (
     "each, of 1 to 5 words, one a line:\n1. First title\n2. Second title"
 )
 ANSWER = (
-    "\n\nAnswer as a numbered list with exactly these points, two or three sentences each:\n{parts}\nAfter the list, "
-    "close with one short sentence."
+    "\n\nAnswer as a numbered list with exactly these points, a paragraph of three to five sentences each:\n{parts}\n"
+    "After the list, close with one short sentence."
 )
 
 
