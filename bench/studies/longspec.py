@@ -38,7 +38,7 @@ def main(
     LongSpecDrafter.learn = watched  # type: ignore[method-assign]
     for path in (head, *(beside or ())):
         method = method_of(path)
-        with LLM(target, path, drafter=method, length="fixed", max_requests=1, max_model_len=4096) as llm:
+        with LLM(target, path, drafter=method, length="fixed", max_requests=1, max_model_len=4096, blocks=264) as llm:
             base = 0.0
             for size in sizes:
                 room = size - answer

@@ -13,7 +13,8 @@ from typing import Annotated, Any
 import typer
 from prompts import prompts
 
-from paceline.draft.head import CONFIG, WEIGHTS, shrink
+from paceline.draft.head import CONFIG, WEIGHTS
+from paceline.draft.int8 import shrink
 from paceline.train import train
 from paceline.train.data import answered, read_lines
 from paceline.train.evaluate import engine_tau

@@ -20,9 +20,7 @@ from paceline.draft.correctness import Correctness
 from paceline.train.data import read_lines
 from paceline.train.judge import final
 
-THRESHOLDS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0)
-TOP = (2, 3, 5)
-"""Ranks of the rule without training."""
+THRESHOLDS = "1,0.9,0.8,0.7,0.6,0.5,0.4,0.3,0.2,0.1,0"
 
 
 def asked(line: dict[str, Any]) -> tuple[str, str | None]:
@@ -39,6 +37,8 @@ def main(
     count: int = 200,
     answer: int = 160,
     nodes: int = 8,
+    thresholds: str = THRESHOLDS,
+    top: Annotated[str, typer.Option(help="Ranks of the rule without training.")] = "2,3,5",
     quantize: str | None = None,
 ) -> None:
     lines = [asked(line) for line in read_lines(data)[:count]]
@@ -71,11 +71,11 @@ def main(
 
         typer.echo(f"{len(lines)} questions of {data.name}, {answer} tokens, {nodes} drafted a pass")
         row("exact", exact, tau, kept, True)
-        for threshold in THRESHOLDS:
+        for threshold in map(float, thresholds.split(",")):
             head.rule, head.threshold = "head", threshold
             answers, mine, share, texts = run("judge")
             row(f"threshold {threshold:g}", answers, mine, share, texts == plain)
-        for head.top_k in TOP:
+        for head.top_k in map(int, top.split(",")):
             head.rule = "top_k"
             answers, mine, share, texts = run("judge")
             row(f"top {head.top_k}", answers, mine, share, texts == plain)

@@ -15,8 +15,9 @@ from paceline.cli import app
 from paceline.core.errors import CapacityError
 from paceline.draft.clover import Clover, CloverConfig, Mix
 from paceline.draft.grow import Chances, HeadDrafter, best
-from paceline.draft.head import HEADS, Head, HeadConfig, facts_of, method_of, shrink, whole
+from paceline.draft.head import HEADS, Head, HeadConfig, facts_of, method_of, whole
 from paceline.draft.hydra import Hydra, HydraConfig
+from paceline.draft.int8 import shrink
 from paceline.draft.layers import Dense
 from paceline.draft.medusa import Medusa
 from paceline.draft.sequoia import Shape

@@ -36,6 +36,7 @@ from paceline.core.errors import CheckpointError, InputError
 from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.registry import Need, Registry
 from paceline.draft import released
+from paceline.draft.int8 import widened
 from paceline.draft.layers import Layer, PackedLinear, Paged
 from paceline.model import pages
 from paceline.model.blocks import Rotary
@@ -46,8 +47,6 @@ from paceline.model.linear import Packing
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 LAYOUT = "speculators_model_type"
 """The key of config.json that names the method."""
-SCALE = "_scale"
-"""What the name of an int8 matrix's scales [outputs, 1] ends with."""
 NEVER = -1e30
 """Logit of a token that a draft vocabulary lacks."""
 NAMES = {"width": "hidden_size", "vocab": "vocab_size", "max_len": "max_position_embeddings"}
@@ -113,32 +112,6 @@ class HeadFiles:
                 f"{self.path / WEIGHTS} cannot be read ({error}); train the head again or restore the file."
             ) from None
         return sum(torch.Size(shape).numel() for shape in shapes)
-
-
-def shrink(path: Path) -> int:
-    """Rewrite the matrices of a head's directory in int8, with a scale for each output; the bytes of the file now. What
-    serves is then what was rounded, whatever the engine packs it as."""
-    from safetensors.torch import load_file, save_file
-
-    out: dict[str, Tensor] = {}
-    for name, part in load_file(path / WEIGHTS).items():
-        if part.is_floating_point() and part.dim() == 2:
-            scale = part.float().abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127
-            out[name], out[name + SCALE] = (part.float() / scale).round().to(torch.int8), scale
-        else:
-            out[name] = part
-    save_file(out, path / WEIGHTS)
-    return (path / WEIGHTS).stat().st_size
-
-
-def widened(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights in float32 where a scale stands beside them in int8 (`shrink`)."""
-    out = dict[str, Tensor]()
-    for name, part in tensors.items():
-        if not name.endswith(SCALE):
-            scale = tensors.get(name + SCALE)
-            out[name] = part if scale is None else part.float() * scale
-    return out
 
 
 class Format(Protocol):

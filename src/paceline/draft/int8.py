@@ -1,0 +1,36 @@
+"""Weights of a head in int8 on disk."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+SCALE = "_scale"
+"""What the name of an int8 matrix's scales [outputs, 1] ends with."""
+
+
+def shrink(path: Path) -> int:
+    """Rewrite the matrices of a head's directory in int8, with a scale for each output; the bytes of the file now. What
+    serves is then what was rounded, whatever the engine packs it as."""
+    from safetensors.torch import load_file, save_file
+
+    out, file = dict[str, Tensor](), path / "model.safetensors"
+    for name, part in load_file(file).items():
+        if part.is_floating_point() and part.dim() == 2:
+            scale = part.float().abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127
+            out[name], out[name + SCALE] = (part.float() / scale).round().to(torch.int8), scale
+        else:
+            out[name] = part
+    save_file(out, file)
+    return file.stat().st_size
+
+
+def widened(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights in float32 where a scale stands beside them in int8 (`shrink`)."""
+    out = dict[str, Tensor]()
+    for name, part in tensors.items():
+        if not name.endswith(SCALE):
+            scale = tensors.get(name + SCALE)
+            out[name] = part if scale is None else part.float() * scale
+    return out
