@@ -16,7 +16,7 @@ serve: $(VENV)/installed
 ifdef SERVE
 	$(BIN)/paceline serve $(SERVE)
 else
-	@MODEL=$$($(BIN)/paceline pull smollm2) || echo "The bundled demo pair is served instead."; \
+	@$(BIN)/paceline pull smollm2 > /dev/null && MODEL=smollm2 || echo "The bundled demo pair is served instead."; \
 	exec $(BIN)/paceline serve $$MODEL
 endif
 

@@ -93,3 +93,22 @@ def test_demo(present: bool, here: Path, tmp_path: Path, caplog: pytest.LogCaptu
     modes = ["none", "ngram", "auto"] if present else ["none", "ngram", "model"]
     assert all(f"{mode:>6}  " in result.stdout for mode in modes)
     assert ("SmolLM2" in result.stdout.splitlines()[0]) and (("bundled pair" in result.stdout) != present)
+
+
+def test_the_bundled_head_is_the_draft_of_its_model_alone(here: Path, tmp_path: Path) -> None:
+    from paceline.draft.head import HeadFiles, facts_of
+    from paceline.draft.hydra import Hydra
+    from paceline.engine.build import DEMO, Options, boxed, paths
+
+    head = DEMO / "smollm2-head"
+    facts = facts_of(head)
+    assert (facts.method, facts.width, facts.vocab, facts.depth) == ("hydra", 576, 49152, 3)
+    assert (head / "model.safetensors").stat().st_size <= 12_000_000
+    words = Hydra.restored(HeadFiles(head)).words
+    assert words is not None and len(words) == 4096 and bool((words.diff() > 0).all()) and int(words[-1]) < 49152
+    assert paths(Options("smollm2")) == ("smollm2", head) and boxed("smollm2", "cpu") == head
+    assert paths(Options("smollm2", "other"))[1] == "other" and boxed("smollm2", "cuda") is None
+    checkpoint = tiny_checkpoint(tmp_path / "model", "llama", hidden=64)
+    (here / "models").mkdir(parents=True)
+    write_gguf(here / "models" / "smollm2.gguf", checkpoint)
+    assert boxed("smollm2", "cpu") is None

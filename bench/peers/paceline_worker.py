@@ -8,8 +8,8 @@ from protocol import Generate, Ids, serve
 from paceline import LLM, SamplingParams, __version__
 from paceline.engine.build import Options
 
-DRAFTER = {"plain": "none", "draft": "model", "lookup": "ngram", "both": "suffix+topk"}
-QUANTIZE = {"bf16": None, "8-bit": "int8"}
+DRAFTER = {"plain": "none", "draft": "model", "lookup": "ngram", "both": "suffix+topk", "auto": "auto"}
+QUANTIZE = {"bf16": "none", "8-bit": "int8", "4-bit": "int4"}
 
 
 def load(spec: dict[str, Any]) -> tuple[Generate, dict[str, str]]:

@@ -1,26 +1,37 @@
 #!/usr/bin/env bash
 # Set up the tools that `paceline bench --peers ROOT` compares with, and convert one pair of checkpoints for them.
 #
-#   bench/peers/setup.sh [paceline|transformers|openvino|llamacpp|all] ROOT --model DIR --draft DIR
+#   bench/peers/setup.sh [TOOL|all] ROOT --model DIR --draft DIR [--weights 4-bit,8-bit] [--gguf MODEL DRAFT]
+#
+# TOOL: paceline, transformers, openvino, llamacpp, nodellama. --weights: those that are converted and compared, of
+# bf16, 8-bit and 4-bit. --gguf: two files for nodellama, which converts none (default: llamacpp's own of 4 bits).
 #
 # PYTHON (default: .venv/bin/python of this repository) is an interpreter with Paceline installed. A second call with
 # the same ROOT keeps environments and builds, and converts anew.
 set -euo pipefail
 
 HERE=$(cd "$(dirname "$0")" && pwd)
-USAGE="usage: bench/peers/setup.sh [paceline|transformers|openvino|llamacpp|all] ROOT --model DIR --draft DIR"
+USAGE="usage: bench/peers/setup.sh [paceline|transformers|openvino|llamacpp|nodellama|all] ROOT --model DIR --draft DIR \
+  [--weights bf16,8-bit,4-bit] [--gguf MODEL DRAFT]"
 OPENVINO=(openvino-genai==2026.4.1.0 'optimum-intel[openvino]==2.2.0' torch==2.13.0)
 LLAMACPP=llama-cpp-python==0.3.36 # its source package brings all of llama.cpp
+NODELLAMA=node-llama-cpp@3.22.1 # llama.cpp v0.5.0, built beforehand
 PYTHON=${PYTHON:-$HERE/../../.venv/bin/python}
 export HF_HUB_OFFLINE=1
 
 die() { echo "setup.sh: $1" >&2; exit 2; }
 say() { echo "setup.sh: $1" >&2; }
 
-WHICH=all ROOT='' MODEL='' DRAFT=''
+WHICH=all ROOT='' MODEL='' DRAFT='' WEIGHTS=bf16,8-bit,4-bit GGUF=()
 while [ $# -gt 0 ]; do
   case $1 in
-    paceline | transformers | openvino | llamacpp | all) WHICH=$1 ;;
+    paceline | transformers | openvino | llamacpp | nodellama | all) WHICH=$1 ;;
+    --weights)
+      [[ ,${2:-}, =~ ^(,(bf16|8-bit|4-bit))+,$ ]] || die "--weights are of bf16, 8-bit and 4-bit; $USAGE"
+      WEIGHTS=$2; shift ;;
+    --gguf)
+      [ -f "${2:-}" ] && [ -f "${3:-}" ] || die "--gguf needs two files, of the model and of the draft; $USAGE"
+      GGUF=("$(realpath "$2")" "$(realpath "$3")"); shift 2 ;;
     --model | --draft)
       [ $# -gt 1 ] || die "$1 needs a directory; $USAGE"
       if [ "$1" = --model ]; then MODEL=$2; else DRAFT=$2; fi
@@ -64,11 +75,12 @@ openvino() {
     touch "$ROOT/openvino/ready"
   fi
   rm -rf "$to"
-  for weights in fp16 int8; do
+  for weights in $(named bf16 fp16) $(named 8-bit int8) $(named 4-bit int4); do
     for role in model draft; do
       say "converting the $role for OpenVINO, $weights"
       "$ROOT/openvino/bin/optimum-cli" export openvino --model "$(source_of $role)" \
-        --task text-generation-with-past --weight-format $weights "$to/$role-$weights" > "$ROOT/openvino/export.log" 2>&1 \
+        --task text-generation-with-past --weight-format $weights $([ $weights = int4 ] && echo --group-size 64 --ratio 1.0) \
+        "$to/$role-$weights" > "$ROOT/openvino/export.log" 2>&1 \
         || die "the export failed; see $ROOT/openvino/export.log."
     done
   done
@@ -96,13 +108,30 @@ llamacpp() {
     say "converting the $role for llama.cpp"
     { PYTHONPATH=$at/lib "$PYTHON" "$HERE/to_gguf.py" "$source" "$(source_of $role)" \
       --outtype bf16 --outfile "$to/$role-bf16.gguf" \
-      && "$at/build/bin/llama-quantize" "$to/$role-bf16.gguf" "$to/$role-q8_0.gguf" Q8_0 1; } > "$at/convert.log" 2>&1 \
+      && "$at/build/bin/llama-quantize" "$to/$role-bf16.gguf" "$to/$role-q8_0.gguf" Q8_0 1 \
+      && "$at/build/bin/llama-quantize" "$to/$role-bf16.gguf" "$to/$role-q4_k_m.gguf" Q4_K_M 1; } > "$at/convert.log" 2>&1 \
       || die "the conversion failed; see $at/convert.log."
   done
 }
 
+nodellama() {
+  local to=$ROOT/models/nodellama role file
+  mkdir -p "$ROOT/nodellama" "$to"
+  say "installing node-llama-cpp into $ROOT/nodellama"
+  npm install --silent --no-fund --no-audit --ignore-scripts --prefix "$ROOT/nodellama" "$NODELLAMA" \
+    || die "npm could not install $NODELLAMA; it needs Node.js 20 or later."
+  for role in model draft; do
+    file=${GGUF[$([ $role = draft ] && echo 1 || echo 0)]:-$ROOT/models/llamacpp/$role-q4_k_m.gguf}
+    [ -f "$file" ] || die "$file is not there; set llamacpp up first, or give --gguf MODEL DRAFT."
+    ln -sf "$file" "$to/$role.gguf"
+  done
+}
+
+# The second word where --weights has the first.
+named() { if [[ ,$WEIGHTS, == *,$1,* ]]; then echo "$2"; fi; }
+
 source_of() { if [ "$1" = model ]; then echo "$MODEL"; else echo "$DRAFT"; fi; }
 
-if [ "$WHICH" = all ]; then transformers; openvino; llamacpp; else "$WHICH"; fi
-"$PYTHON" "$HERE/register.py" "$ROOT" "$MODEL" "$DRAFT"
+if [ "$WHICH" = all ]; then transformers; openvino; llamacpp; nodellama; else "$WHICH"; fi
+"$PYTHON" "$HERE/register.py" "$ROOT" "$MODEL" "$DRAFT" "$WEIGHTS"
 say "wrote $ROOT/peers.json"

@@ -4,16 +4,18 @@
     python bench/studies/auto.py broken ...       the draft model's weights are shuffled
     python bench/studies/auto.py change ...       the draft model is broken in mid-run, and mended
     python bench/studies/auto.py error ...        predicted against measured step time
+    python bench/studies/auto.py crowd --at 1,4,16 ...   a fresh engine's first encounter with so many at once, and warm
 
-One engine, in process, two threads. Each repeat draws its prompts, their order and their arrivals, and serves them
-once by each drafter, in turns, whoever is first changing; the planner learns from its own steps alone. Loads: so many
-requests at a time (closed; 12 prompts, or six a place), or Poisson arrivals at a share of what `none` can do (open).
-A ratio is that of tokens/s (closed) or of mean latency (open), by repeat; its 95 % interval is a bootstrap over
-repeats. The best fixed drafter of a repeat is that of the other repeats, for of several that are nearly equal the
-best of the same one is the luckiest. Use an idle machine.
+One engine, in process, two threads (`--threads`). Each repeat draws its prompts, their order and their arrivals, and
+serves them once by each drafter, in turns, whoever is first changing; the planner learns from its own steps alone.
+Loads: so many requests at a time (closed; 12 prompts, or six a place), or Poisson arrivals at a share of what `none`
+can do (open). A ratio is that of tokens/s (closed) or of mean latency (open), by repeat; its 95 % interval is a
+bootstrap over repeats. The best fixed drafter of a repeat is that of the other repeats, for of several that are
+nearly equal the best of the same one is the luckiest. Use an idle machine.
 """
 
 import argparse
+import gc
 import json
 import shutil
 import tempfile
@@ -104,11 +106,11 @@ def best_elsewhere(arms: Sequence[Sequence[float]]) -> list[float]:
 
 class Study:
     def __init__(self, args: argparse.Namespace, draft: str | Path, arms: Sequence[str] = DRAFTERS.arms()) -> None:
-        torch.set_num_threads(2)
+        torch.set_num_threads(args.threads)
         self.args, self.arms = args, arms
         self.choice = "auto" if tuple(arms) == DRAFTERS.arms() else "|".join(arms)
         self.llm = LLM(args.model, draft, drafter=self.choice, dtype=args.dtype, quantize=args.quantize,
-                       prefix_cache=False, memory="4G")  # fmt: skip
+                       prefix_cache=False, memory=args.memory)  # fmt: skip
         self.sets = {
             Path(path).stem: [encode(self.llm.text, p) for p in read_prompts(Path(path), args.num_prompts)]
             for path in args.prompts
@@ -128,13 +130,14 @@ class Study:
         """As many prompts as the load takes, once, in the order of the seed: who is there together, and whose texts end
         last, is chance. Of a fixed drafter the planner learns nothing: nobody would run it in service."""
         engine, chooser = self.llm.engine, self.llm.engine.desk.policy
+        assert isinstance(chooser, Goodput)
         if drafter != self.choice:
-            engine.desk.policy = Goodput({}, StepTimes(), chooser.limit)
+            engine.desk.planner.length = engine.table.policy = Goodput({}, StepTimes(), chooser.limit)
         order = np.random.default_rng(seed).permutation(len(self.prompts))[: load.most]
         try:
             return serve(self.llm, [self.prompts[i] for i in order], load, self.wish(drafter), seed)
         finally:
-            engine.desk.policy = chooser
+            engine.desk.planner.length = engine.table.policy = chooser
 
     def loads(self) -> Iterator[Load]:
         for places in CLOSED:
@@ -319,9 +322,32 @@ def error(args: argparse.Namespace) -> dict[str, Any]:
     return {}
 
 
+def crowd(args: argparse.Namespace) -> dict[str, Any]:
+    """Of so many at once: what a fresh engine's `auto` does with texts that it meets for the first time, then in turns
+    with plain; each figure a ratio to the median of plain. `--rival`: a fixed drafter in the turns, too."""
+    rows = []
+    for places in map(int, args.at.split(",")):
+        study = Study(args, args.draft)
+        load = Load(f"{places} at a time", places, most=max(args.num_prompts if places == 1 else places, places))
+        speed: dict[str, list[float]] = {"first": [study.serve(load, study.choice, 0).speed]}
+        turn = ["none", study.choice, *(args.rival.split(",") if args.rival else [])]
+        for repeat in range(args.repeat):
+            for drafter in turn if repeat % 2 == 0 else reversed(turn):
+                speed.setdefault(drafter, []).append(study.serve(load, drafter, 0).speed)
+        plain = float(np.median(speed["none"]))
+        ratios = {name: round(float(np.median(each)) / plain, 3) for name, each in speed.items()}
+        totals = study.llm.engine.desk.totals.drafters
+        drafted = {name: [stats.drafted, stats.accepted] for name, stats in totals.items()}
+        print(f"{load.name}: plain {plain:.1f} tokens/s", ratios, "drafted and accepted", drafted, flush=True)
+        rows.append({"places": places, "speed": speed, "ratios": ratios})
+        del study
+        gc.collect()
+    return {"rows": rows}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("loads", "broken", "change", "error"))
+    parser.add_argument("what", choices=("loads", "broken", "change", "error", "crowd"))
     parser.add_argument("--model", required=True)
     parser.add_argument("--draft", required=True)
     parser.add_argument("--prompts", required=True, nargs="+")
@@ -331,10 +357,14 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--quantize")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--memory", default="4G")
+    parser.add_argument("--at", default="1,4,8,12,16", help="crowd: requests at once")
+    parser.add_argument("--rival", default="", help="crowd: drafters beside none and auto")
     parser.add_argument("--plot")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    result = {"loads": loads, "broken": broken, "change": change, "error": error}[args.what](args)
+    result = {"loads": loads, "broken": broken, "change": change, "error": error, "crowd": crowd}[args.what](args)
     if args.json:
         args.json.write_text(json.dumps(result, indent=1), encoding="utf-8")
 

@@ -73,7 +73,7 @@ class Root:
         worker = self.path / f"{name}_worker.py"
         worker.write_text(script)
         entry = {"modes": {"plain": []}, "needs": [], "worker": str(worker), **entry}
-        peer = runpy.run_path(str(PEERS / "register.py"))["peer"]
+        peer = runpy.run_path(str(PEERS / "register.py"))["entry"]
         self.entries[name] = peer(name, None, {"bf16": self.pair}, **entry)
         self.save()
 
@@ -239,7 +239,18 @@ def test_a_tool_that_is_not_set_up_is_named_with_what_to_run(root: Root) -> None
     assert notes[0].startswith(f"openvino is left out: {root.path}/openvino/bin/python is missing; run ")
     assert notes[0].endswith(f"run bench/peers/setup.sh openvino {end}")
     assert notes[1].endswith(f"/llama-server is missing; run bench/peers/setup.sh llamacpp {end}")
-    assert notes[2] == found["transformers"]["note"] and len(notes) == 3
+    assert notes[2].startswith("nodellama is left out: ") and notes[2].endswith(f"setup.sh nodellama {end}")
+    assert notes[3] == found["transformers"]["note"] and len(notes) == 4
+
+
+def test_only_some_weights_are_compared(root: Root) -> None:
+    register = [sys.executable, PEERS / "register.py", root.path, root.pair["model"], root.pair["draft"]]
+    subprocess.run([*register, "4-bit,8-bit"], check=True)
+    entries = read(root.wish())["peers"]
+    weights = {name: {*entry["models"]} for name, entry in entries.items()}
+    both = {"4-bit", "8-bit"}
+    assert weights == {"paceline": both, "openvino": both, "llamacpp": both, "nodellama": {"4-bit"}}
+    assert not any("bf16" in path or "fp16" in path for entry in entries.values() for path in entry["needs"])
 
 
 @pytest.mark.parametrize(("text", "says"), [

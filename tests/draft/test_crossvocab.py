@@ -1,18 +1,22 @@
 """`crossvocab`: surfaces, the translation and its growing cache, and whole engines with two tokenizers."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from paceline import LLM, RefusalError, SamplingParams
-from paceline.draft import crossvocab
+from paceline.core.errors import InputError
+from paceline.draft import crossvocab, online
 from paceline.draft.crossvocab import FOREIGN, Foreign, Translation
+from paceline.draft.online import Adapter
 from paceline.draft.surfaces import Surfaces
 from tests.tiny import CORPUS, tiny_checkpoint, trained
 
@@ -116,3 +120,85 @@ def test_another_vocabulary_is_refused_with_what_to_do(models: tuple[Path, Path]
         LLM(*models, dtype="float32", blocks=60)
     with pytest.raises(RefusalError, match="needs a draft model of any vocabulary"):
         LLM(models[0], drafter="crossvocab", dtype="float32", blocks=60)
+
+
+# -- learning while it serves ------------------------------------------------------------------------------------------
+
+
+def answers(llm: LLM, count: int) -> list[list[int]]:
+    prompts = ["Tom has 3 apples", "def add(a, b):", CORPUS[:60], "one two three"][:count]
+    each = [SamplingParams(temperature=0, seed=i, max_tokens=24, ignore_eos=True) for i in range(count)]
+    return [answer.token_ids for answer in llm.generate(prompts, each, progress=False)]
+
+
+def test_an_adapter_learns_what_follows_its_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is served once it names more tokens of new rows than the model alone, not where there is nothing to find."""
+    monkeypatch.setattr(online, "EPOCHS", 1000)
+    stream = torch.Generator().manual_seed(0)
+    table = torch.randn(11, 24, generator=stream)
+    for follows, served in ((torch.randn(11, 24, generator=stream), True), (None, False)):
+        adapter = Adapter(lambda hidden: hidden @ table.T, 24, seed=1)
+        hidden = torch.randn(64, 24, generator=stream)
+        assert not adapter.step() and adapter(hidden) is hidden
+        for _ in range(40):
+            rows = torch.randn(64, 24, generator=stream)
+            adapter.add(rows, (rows @ (table if follows is None else follows).T).argmax(-1), torch.ones(64))
+            for _ in range(10):
+                assert adapter.step()
+        assert (adapter.served is not None) == served and adapter.steps == 400
+        assert (adapter(hidden) is not hidden) == served
+
+
+def test_a_short_stream_is_not_learned_by_heart() -> None:
+    adapter = Adapter(lambda hidden: hidden, 8)
+    adapter.add(torch.randn(40, 8), torch.zeros(40, dtype=torch.int64), torch.ones(40))
+    assert sum(adapter.step() for _ in range(50)) == online.EPOCHS * 40 // online.BATCH
+
+
+def test_rows_that_wait_are_bounded() -> None:
+    adapter = Adapter(lambda hidden: hidden, 8, most=480)
+    for _ in range(5):
+        adapter.add(torch.randn(6, 8), torch.zeros(6, dtype=torch.int64), torch.ones(6))
+    assert len(adapter.token) == adapter.rows == 10 and len(adapter.hidden) == 10
+
+
+def test_it_learns_on_line_and_the_text_stays(models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pair that it is taught: a state of the draft model over the text so far, and the id that follows there."""
+    taught: list[tuple[torch.Tensor, torch.Tensor]] = []
+    add = Adapter.add
+
+    def watched(self: Adapter, hidden: torch.Tensor, token: torch.Tensor, weight: torch.Tensor) -> None:
+        taught.append((hidden, token))
+        add(self, hidden, token, weight)
+
+    monkeypatch.setattr(Adapter, "add", watched)
+    options: dict[str, Any] = {"dtype": "float32", "blocks": 60, "block_size": 4, "row_budget": 24, "check": True}
+    with LLM(*models, "crossvocab", online=0.5, **options) as llm:
+        wish = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, drafter="none")
+        plain = [answer.token_ids for answer in llm.generate(["Tom has 3 apples"], wish, progress=False)]
+        assert answers(llm, 1) == plain and llm.engine.drafters.errors == []
+        foreign: Any = llm.engine.components[FOREIGN]
+        adapter = foreign.adapter
+        deadline = time.monotonic() + 30
+        while adapter.steps < 3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert adapter.steps >= 3 and float(adapter.up.abs().sum()) > 0
+        whole = (*llm.text.encode("Tom has 3 apples"), *plain[0])
+        said = foreign.own.spell(b"".join(map(foreign.target.shown, whole)), start=True)
+        assert answers(llm, 4)[0] == plain[0] and llm.engine.drafters.errors == []
+    ids = torch.cat([token for _, token in taught[:60]]).tolist()
+    text = ",".join(map(str, said))
+    assert len(ids) > 5 and ",".join(map(str, ids[:5])) in text
+
+
+def test_off_it_has_no_adapter_and_no_thread(llm: LLM) -> None:
+    foreign: Any = llm.engine.components[FOREIGN]
+    assert foreign.adapter is None and answers(llm, 2)
+    assert foreign.adapter is None
+
+
+def test_a_share_that_is_none_and_a_drafter_that_does_not_learn(models: tuple[Path, Path]) -> None:
+    with pytest.raises(InputError, match="share of a core"):
+        LLM(*models, "crossvocab", dtype="float32", blocks=60, online=1.5)
+    with pytest.raises(RefusalError, match="only the drafter crossvocab learns"):
+        LLM(models[0], drafter="ngram", dtype="float32", blocks=60, online=0.5)

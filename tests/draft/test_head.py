@@ -15,7 +15,7 @@ from paceline.cli import app
 from paceline.core.errors import CapacityError
 from paceline.draft.clover import Clover, CloverConfig, Mix
 from paceline.draft.grow import Chances, HeadDrafter, best
-from paceline.draft.head import HEADS, Head, HeadConfig, facts_of, method_of
+from paceline.draft.head import HEADS, Head, HeadConfig, facts_of, method_of, shrink, whole
 from paceline.draft.hydra import Hydra, HydraConfig
 from paceline.draft.layers import Dense
 from paceline.draft.medusa import Medusa
@@ -39,10 +39,12 @@ KINDS: dict[str, Head] = {
     "medusa": Medusa(HeadConfig(**SIZES, depth=3)),
     "medusa, own head": Medusa(HeadConfig(**SIZES, depth=2, own_head=True)),
     "hydra": Hydra(HydraConfig(**SIZES, depth=3)),
+    "hydra, 40 words": Hydra(HydraConfig(**SIZES, depth=3, draft_vocab=40)),
     "hydra++": Hydra(HydraConfig(**SIZES, depth=3, layers=3, prefix=True)),
     "clover": Clover(CloverConfig(**SIZES, depth=4)),
     "clover 1": Clover(CloverConfig(**SIZES, depth=2, version=1, layers=1)),
 }  # fmt: skip
+KINDS["hydra, 40 words"].d2t.copy_(torch.arange(40) * 7)  # type: ignore[operator]  # every eighth token
 PROMPTS = ["one two three one two three one", "the cat sat on the mat and the cat sat", "to be or not to be, to"]
 
 
@@ -127,7 +129,7 @@ def by_definition(head: Head, target: Target, tokens: list[int], depth: int) -> 
     state = head.begin(context[-1:], embedded[known - 1 : known])
     for above in range(depth):
         state = head.extend(state, embedded[known + above : known + above + 1], above)
-    return head.logits(head.draft(state, depth), depth, target.head)[0]
+    return whole(head.logits(head.draft(state, depth), depth, target.head), head.words, VOCAB)[0]
 
 
 @pytest.mark.parametrize("name", ["hydra++", "clover"])
@@ -138,6 +140,23 @@ def test_pressure_and_shared_prefixes_change_nothing(name: str, target: Path, tm
         params = [greedy(40, drafter=d, seed=1) for d in ("none", name.strip("+ 0123456789"))]
         plain, drafted = (texts(llm, p, PROMPTS * 2) for p in params)
         assert plain == drafted and llm.engine.drafters.errors == []
+
+
+@pytest.mark.parametrize("name", ["hydra, 40 words", "clover"])
+def test_int8_on_disk_is_what_was_rounded(name: str, target: Path, tmp_path: Path) -> None:
+    """A quarter of the bytes, each weight within half a step of its row, and served with the target's text."""
+    head = shaken(KINDS[name])
+    head.save(tmp_path)
+    before = (tmp_path / "model.safetensors").stat().st_size
+    assert shrink(tmp_path) < 0.4 * before
+    again = type(head).restored(_files(tmp_path)).state_dict()
+    for part, weight in head.state_dict().items():
+        step = weight.abs().amax(-1, keepdim=True) / 127 if weight.dim() == 2 else torch.zeros(1)
+        assert ((again[part] - weight).abs() <= 0.5 * step + 1e-7).all(), part
+    assert any(not torch.equal(again[part], weight) for part, weight in head.state_dict().items())
+    with LLM(target, tmp_path, dtype="float32", memory="100M", nodes=5) as llm:
+        assert texts(llm, greedy(drafter=head.method)) == texts(llm, greedy(drafter="none"))
+        assert llm.engine.drafters.errors == []
 
 
 # -- the networks ------------------------------------------------------------------------------------------------------

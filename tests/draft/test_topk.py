@@ -25,12 +25,12 @@ from tests.tiny import tiny_checkpoint
 PROMPTS = ["one two three one two three one", "the cat sat on the mat and the cat sat", "a", "to be or not to be, to"]
 
 
-ROWS = (None, 0.05, 0.3, None, 0.01)
-"""Prices of a row, one request after the other."""
+PRICES = (None, MinChance(0.05), MinChance(0.3), MinChance(0.02, 3.0), MinChance(0.01, 0.05))
+"""Of a row, and of a level where one is known, one request after the other."""
 
 
-def priced(ask: Ask, row: float | None) -> Ask:
-    return ask._replace(item=ask.item._replace(min_chance=None if row is None else MinChance(row)))
+def priced(ask: Ask, price: MinChance | None) -> Ask:
+    return ask._replace(item=ask.item._replace(min_chance=price))
 
 
 @pytest.mark.skipif(library() is None, reason="needs the native decoder")
@@ -39,10 +39,11 @@ def test_the_native_tree_is_the_twins(tmp_path: Path, quantize: str | None, monk
     target = tiny_checkpoint(tmp_path / "target", "llama", seed=1)
     draft = tiny_checkpoint(tmp_path / "draft", "llama", seed=2, layers=1)
     llm = LLM(target, draft, drafter="topk", quantize=quantize, memory="100M", check=True)
+    llm.engine.desk.policy.patience = 0.0  # no runs, whose proposers are compared below
     sizes, original = [], TopK.draft
 
     def both(self: TopK, asks: Any, view: Any) -> Any:
-        asks = [priced(ask, ROWS[i % len(ROWS)]) for i, ask in enumerate(asks)]
+        asks = [priced(ask, PRICES[i % len(PRICES)]) for i, ask in enumerate(asks)]
         native = self.native
         assert native is not None
         first = original(self, asks, view)

@@ -20,6 +20,7 @@ from paceline.draft import Ask, swift, tree
 from paceline.draft.early_exit import EarlyExit
 from paceline.draft.grow import HeadDrafter
 from paceline.draft.model import ModelDrafter
+from paceline.draft.s2d import Ragged, S2DDrafter
 from paceline.draft.swift import Swift
 from paceline.draft.tree import TreeDrafter
 from paceline.engine import compute, drafters, layout, prune, session
@@ -231,11 +232,14 @@ LAW: list[tuple[Mutant, str, str, str]] = [
     (pruned_under_a_q_rule, "rsd_c", "rrs", "grammar"),
     (heads_tree_by_token, "medusa", "rrs", "temperature"),
 ]
-WIDE_LAW: list[tuple[Mutant, str, str, str]] = [
+FULL_LAW: list[tuple[Mutant, str, str, str]] = [
     (siblings_by_token, "rsd_s", "rrs", "temperature"),
     (replayed_draft_noise, "rsd_s", "rrs", "temperature"),
+    (pruned_by_token, "specdec", "chain", "temperature"),
+    (forest_dropped_by_content, "specdec", "chain", "temperature"),
+    (replayed_draft_noise, "specdec", "chain", "temperature"),
 ]
-"""Of trees that are slow to draw: 10 s each."""
+"""For the full sweep: of trees that are slow to draw, and what `model` shows, too."""
 
 
 def law_p(drafter: str, verifier: str, feature: str) -> float:
@@ -247,7 +251,7 @@ def law_p(drafter: str, verifier: str, feature: str) -> float:
 
 @pytest.mark.parametrize(
     ("mutant", "drafter", "verifier", "feature"),
-    [*LAW, *(pytest.param(*cell, marks=pytest.mark.full) for cell in WIDE_LAW)],
+    [*LAW, *(pytest.param(*cell, marks=pytest.mark.full) for cell in FULL_LAW)],
     ids=lambda m: getattr(m, "__name__", m),
 )
 def test_mutant_dies_in_law(
@@ -258,7 +262,7 @@ def test_mutant_dies_in_law(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("drafter", "verifier", "feature"), sorted({cell[1:] for cell in [*LAW, *WIDE_LAW]}))
+@pytest.mark.parametrize(("drafter", "verifier", "feature"), sorted({cell[1:] for cell in [*LAW, *FULL_LAW]}))
 def test_without_a_mutant_the_same_laws_hold(
     drafter: str, verifier: str, feature: str, monkeypatch: MonkeyPatch
 ) -> None:
@@ -450,6 +454,29 @@ def probes_seen(patch: MonkeyPatch) -> None:
     patch.setattr(layout, "tree_words", words)
 
 
+def deferred_rows_of_a_neighbour(patch: MonkeyPatch) -> None:
+    """A deeper stage goes on from the hidden state of the row before."""
+    original = S2DDrafter.run
+
+    def run(self: S2DDrafter, *args: Any) -> Any:
+        *rest, entering = args if len(args) == 6 else (*args, None)
+        return original(self, *rest, None if entering is None else entering.roll(1, 0))
+
+    patch.setattr(S2DDrafter, "run", run)
+
+
+def rejected_rows_kept(patch: MonkeyPatch) -> None:
+    """The stages keep what they made of rejected tokens."""
+    original = S2DDrafter.learn
+
+    def learn(self: S2DDrafter, view: Any) -> None:
+        with MonkeyPatch.context() as inner:
+            inner.setattr(Ragged, "crop", lambda self, rows: setattr(self, "reach", [min(r, rows) for r in self.reach]))
+            original(self, view)
+
+    patch.setattr(S2DDrafter, "learn", learn)
+
+
 TEXT: list[tuple[Callable[[MonkeyPatch], None], str, str]] = [
     (penalties_frozen, "greedy penalties", "model"),
     (emit_something_else, "temperature", "ngram"),
@@ -475,6 +502,15 @@ TEXT: list[tuple[Callable[[MonkeyPatch], None], str, str]] = [
     (stale_mask, "temperature", "eagle3"),
     (stale_position, "temperature", "longspec"),
     (moves_forgotten, "greedy", "falcon"),
+]
+
+
+TEXT_OF_COMPANIONS: list[tuple[Callable[[MonkeyPatch], None], str, str]] = [
+    (emit_something_else, "temperature", "s2d"),
+    (emit_something_else, "temperature", "specdec"),
+    (penalties_frozen, "greedy penalties", "s2d"),
+    (penalties_frozen, "greedy penalties", "specdec"),
+    (missed_stop, "stop ids", "s2d"),
 ]
 
 
@@ -511,6 +547,25 @@ def test_mutant_dies_by_text(
 @pytest.mark.parametrize(("feature", "drafter"), sorted({(f, d) for _, f, d in TEXT}))
 def test_without_a_mutant_the_same_cases_pass(feature: str, drafter: str) -> None:
     fixed_cases(feature, drafter)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("mutant", "feature", "drafter"), TEXT_OF_COMPANIONS, ids=lambda m: getattr(m, "__name__", m))
+def test_mutant_dies_by_text_of_a_companion(
+    mutant: Callable[[MonkeyPatch], None], feature: str, drafter: str, monkeypatch: MonkeyPatch
+) -> None:
+    fixed_cases(feature, drafter)
+    mutant(monkeypatch)
+    with pytest.raises(AssertionError):
+        fixed_cases(feature, drafter)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mutant", [deferred_rows_of_a_neighbour, rejected_rows_kept])
+def test_what_s2d_defers_is_draft_alone(mutant: Callable[[MonkeyPatch], None], monkeypatch: MonkeyPatch) -> None:
+    """Wrong hidden states and stale rows of the draft cost acceptance, never text."""
+    mutant(monkeypatch)
+    fixed_cases("temperature", "s2d")
 
 
 def test_drafter_memory_is_disposable(monkeypatch: MonkeyPatch) -> None:

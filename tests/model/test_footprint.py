@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.model.checkpoint import DTYPES
+from paceline.model.checkpoint import DTYPES, read_config
 from paceline.model.load import form, load_model, measure
 from paceline.model.native import NativeDecoder
 from paceline.model.packed import Packed
@@ -45,7 +45,7 @@ def test_native_weights_are_counted_to_within_their_norms(
         pytest.skip("the native decoder is not available here")
     packing = form("bfloat16", quantize, "cpu", kv_dtype=kv)
     checkpoint = tiny_checkpoint(tmp_path, family, hidden=128)
-    _, foretold = measure(checkpoint, packing)
+    foretold = measure(checkpoint, read_config(checkpoint), packing)
     decoder = load_model(checkpoint, quantize=quantize, kv_dtype=kv)
     real = held(decoder.weights)
     assert real <= foretold.weights <= 1.1 * real
@@ -57,7 +57,7 @@ def test_native_weights_are_counted_to_within_their_norms(
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_pool_in_pytorch(dtype: str, tmp_path: Path) -> None:
     checkpoint, packing = tiny_checkpoint(tmp_path), form(dtype, None, "cpu", fast=False)
-    _, foretold = measure(checkpoint, packing)
+    foretold = measure(checkpoint, read_config(checkpoint), packing)
     decoder = load_model(checkpoint, dtype=dtype, fast=False)
     decoder.allocate(5, 12)
     assert foretold.kv(5, 12) == decoder.attend.slots.nbytes == 60 * decoder.kv_bytes_per_token
@@ -68,6 +68,7 @@ def test_a_pool_in_pytorch(dtype: str, tmp_path: Path) -> None:
 
 def test_more_of_anything_takes_more(tmp_path: Path) -> None:
     for dtype in ("float32", "bfloat16"):
-        _, it = measure(tiny_checkpoint(tmp_path / dtype), form(dtype, None, "cpu"))
+        checkpoint = tiny_checkpoint(tmp_path / dtype)
+        it = measure(checkpoint, read_config(checkpoint), form(dtype, None, "cpu"))
         base = it.scratch(8, 4, 100)
         assert it.scratch(9, 4, 100) > base and it.scratch(8, 4, 200) > base and it.scratch(8, 8, 100) >= base

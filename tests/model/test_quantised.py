@@ -12,10 +12,13 @@ from torch import Tensor
 
 from paceline.core.errors import CheckpointError
 from paceline.model import load as loading
-from paceline.model.checkpoint import Tensors
+from paceline.model.checkpoint import Tensors, read_config
+from paceline.model.footprint import footprint
+from paceline.model.grouped import unpack
 from paceline.model.groups import stack
-from paceline.model.linear import plain
-from paceline.model.load import load_model
+from paceline.model.linear import STORED, plain
+from paceline.model.load import form, load_model
+from tests.model.test_footprint import held
 from tests.oracle.cases import BLOCK, BLOCKS, text
 from tests.oracle.rows import feed
 from tests.tiny import tiny_checkpoint
@@ -244,6 +247,27 @@ def test_groups_reach_the_packing_as_they_are(name: str, tmp_path: Path, monkeyp
     monkeypatch.setattr(loading, "form", form)
     torch.testing.assert_close(logits(small), expected, rtol=1e-4, atol=1e-4)
     assert len(seen) == 4
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_keeps_its_own_bits(name: str, tmp_path: Path) -> None:
+    """What lies in groups is packed as it is, close to the same numbers in bfloat16; what does not is widened."""
+    if not form("bfloat16", None, "cpu").native:
+        pytest.skip("the native decoder is not available here")
+    small, dense = checkpoints(tmp_path, name)
+    decoder, bits = load_model(small), CASES[name][2]
+    assert decoder.packing.name == ("native" if bits is None else STORED)
+    assert load_model(small, quantize="none").packing.name == load_model(dense).packing.name == "native"
+    if bits is not None:
+        down: Any = decoder.weights.blocks[0].ffn
+        codes, scale, low = unpack(down.down)
+        wide = codes.double() * scale.double().repeat_interleave(32, 1) + low.double().repeat_interleave(32, 1)
+        expected = load_file(dense / "model.safetensors")["model.layers.0.mlp.down_proj.weight"]
+        torch.testing.assert_close(wide.float(), expected, rtol=1e-5, atol=1e-6)
+        assert down.down.c.bits == bits
+        spec = read_config(small)
+        foretold = footprint(spec, decoder.packing, 2, 2, 1)
+        assert foretold.weights <= 1.4 * held(decoder.weights) and held(decoder.weights) <= foretold.weights
 
 
 REFUSED: list[tuple[Any, list[str]]] = [

@@ -9,7 +9,9 @@ import torch
 
 from paceline.core.errors import CheckpointError
 from paceline.model import store
+from paceline.model.decoder import Decoder
 from paceline.model.load import load_model
+from paceline.model.native import NativeDecoder
 from paceline.native.build import library
 from tests.model.gguf.files import write_gguf
 from tests.oracle.cases import BLOCK, BLOCKS, text
@@ -34,7 +36,10 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def logits(path: Path, **options: object) -> torch.Tensor:
-    decoder = load_model(path, **options)  # type: ignore[arg-type]
+    return fed(load_model(path, **options))  # type: ignore[arg-type]
+
+
+def fed(decoder: Decoder) -> torch.Tensor:
     decoder.allocate(BLOCKS, BLOCK)
     return feed(decoder, text(1), range(10), BLOCK, [7, 8])
 
@@ -58,6 +63,31 @@ def test_the_same_bits(family: str, quantize: str | None, small: Path, tmp_path:
     assert torch.equal(plain, first) and torch.equal(first, second)
     assert file.stat().st_mtime_ns == state.st_mtime_ns
     assert not torch.equal(second, logits(checkpoint, quantize=quantize, cache=False))
+
+
+@pytest.mark.parametrize("quantize", [None, "int4"])
+def test_late_weights_are_the_same_bits_and_move(quantize: str | None, checkpoint: Path, small: Path) -> None:
+    """From the map, on the way, and in memory of their own; what lies in the map is checked, too."""
+    expected = logits(checkpoint, quantize=quantize)
+    decoder = load_model(checkpoint, quantize=quantize, late=True)
+    assert isinstance(decoder, NativeDecoder) and decoder.settling is not None
+    places = {it.data_ptr() for it in weights_of(decoder)}
+    assert torch.equal(fed(decoder), expected)
+    decoder.settle()
+    assert decoder.settling is None
+    assert not places & {it.data_ptr() for it in weights_of(decoder)}
+    assert {layer.down.weight for layer in decoder.layers} <= {it.data_ptr() for it in weights_of(decoder)}
+    assert decoder.model.head.weight in {it.data_ptr() for it in weights_of(decoder)}
+    assert torch.equal(fed(decoder), expected)
+    [file] = small.iterdir()
+    raw = bytearray(file.read_bytes())
+    raw[100] ^= 1
+    file.write_bytes(raw)
+    assert torch.equal(fed(load_model(checkpoint, quantize=quantize, late=True)), expected)
+
+
+def weights_of(decoder: NativeDecoder) -> list[torch.Tensor]:
+    return [it.weight for group in decoder.matrices() for it in group]
 
 
 def test_one_file_a_form(checkpoint: Path, small: Path) -> None:

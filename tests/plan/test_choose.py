@@ -15,7 +15,8 @@ from paceline.core.request import Request
 from paceline.plan.acceptance import Acceptance, Expected, Key, Mean
 from paceline.plan.allocate import LEAST, MARGIN
 from paceline.plan.choose import BANNED, CREDIT, HEARING, LAST_GAP, PROBING, Arm, Goodput
-from paceline.plan.cost import Drafting, StepTimes, Times
+from paceline.plan.cost import Drafting, StepTimes, Terms, Times
+from tests.plan.test_cost import slow_pair
 
 
 class H100(StepTimes):
@@ -54,6 +55,17 @@ def requests(count: int, arms: Sequence[str] = ("a",), **params: int) -> list[Re
 def chooser(times: StepTimes, rates: dict[str, float] | None = None, most: int = 8) -> Goodput:
     arms = {name: Arm(name, tuple(range(1, most + 1)), True) for name in ("a", "b")}
     return Goodput(arms, times, lambda r, d: r.left - 1, Constant(rates=rates) if rates else Acceptance())
+
+
+def test_nobody_is_given_a_drafter_for_being_unknown() -> None:
+    """A tree that keeps seven tokens in ten at each depth would pay for four requests if it cost nothing."""
+    times = slow_pair()
+    arms = {"model": Arm.of("model", 8, True), "tree": Arm.of("tree", 14, False)}
+    pick = Goodput(arms, times, lambda request, drafter: request.left - 1, Constant(rates={"model": 0.1, "tree": 0.7}))
+    assert pick.best(requests(4, ("model", "tree")), 10**6, base(4))[0] == {}
+    times.drafts["tree"] = Terms(dict.fromkeys(times.drafts["model"].weights, 1e-9))
+    choice, _ = pick.best(requests(4, ("model", "tree")), 10**6, base(4))
+    assert {drafter for drafter, _ in choice.values()} == {"tree"}
 
 
 GOLDEN = {
@@ -343,3 +355,25 @@ def test_worth_is_the_price_of_a_node_in_tokens() -> None:
     row = (times.of_target(base(1, k)) - times.of_target(base(1))) / k
     assert share.min_chance == MinChance(pytest.approx(max(LEAST, goodput * row)), pytest.approx(goodput * 0.452))
     assert 0.8 ** (k + 1) < share.min_chance.node <= 0.8**k + 1e-9
+
+
+def test_many_at_once_are_hopeless_where_it_costs_more_than_it_brings() -> None:
+    """Of eight on a slow pair once its acceptance is known, or where the draft is dear; not of one, nor where drafts
+    are free, nor of who is not known."""
+    times = slow_pair()
+    arms = {"model": Arm.of("model", 8, True)}
+    pick = Goodput(arms, times, lambda request, drafter: request.left - 1, Acceptance(), company=8)
+    (request,) = requests(1, ("model",))
+    assert not pick.hopeless("model", request), "at first the best is hoped for"
+    for _ in range(40):
+        pick.acceptance.observe(7, arms["model"].key(0), 4, [1, 1, 1, 1], [])
+    assert not pick.hopeless("model", request), "it is asked now and then"
+    pick.step += 100
+    assert pick.hopeless("model", request) and not pick.hopeless("other", request)
+    pick.company = 1
+    assert not pick.hopeless("model", request)
+    times.drafter("model").weights["depth"] = 0.1
+    pick = Goodput(arms, times, lambda request, drafter: request.left - 1, Acceptance(), company=8)
+    assert pick.hopeless("model", request)
+    pick = Goodput(arms, H100(), lambda request, drafter: request.left - 1, Constant(rates={"model": 0.9}), company=8)
+    assert not pick.hopeless("model", request)

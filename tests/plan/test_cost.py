@@ -113,6 +113,39 @@ def test_one_interrupted_step_teaches_little() -> None:
     assert before < times.predict(work, parts) < 1.35 * before
 
 
+def slow_pair() -> StepTimes:
+    """A target of 1.5 B on one core and its draft of 0.5 B, at 20 ms a level; nobody else was timed."""
+    times = StepTimes()
+    times.fit_target([(Work(k, 1, 0, 0, 1), max(0.055, 2.2e-3 * k)) for k in KNOTS])
+    times.drafter("model").weights = {"call": 2e-3, "several": 1e-5, "requests": 2e-3, "depth": 2e-2, "nodes": 2e-4}
+    return times
+
+
+def test_a_drafter_that_was_never_timed_is_no_bargain() -> None:
+    """It is as dear as the dearest that was; a tree pays for its levels by its nodes."""
+    times = slow_pair()
+    chain, tree = Drafting("model", 8, 4, 32), Drafting("tree", 8, 0, 32)
+    assert times.of_draft(replace(chain, drafter="other")) >= times.of_draft(chain)
+    assert times.of_draft(tree) > times.of_draft(chain) and "tree" not in times.drafts
+    assert StepTimes().of_draft(tree) < 1e-3, "where nothing was timed the shape alone is known"
+
+
+def test_its_first_steps_tell_what_it_costs() -> None:
+    """By whatever factor, up or down; of an interrupted one the next takes it back; then it learns as all do."""
+    work, tree = Work(40, 8, 800, 4000, 40), Drafting("tree", 8, 0, 32)
+    for seconds in (1e-3, 3.0, 30.0):
+        times = slow_pair()
+        times.observe(work, [tree], Times(0.09, {"tree": seconds}, 1e-3))
+        assert times.of_draft(tree) == pytest.approx(seconds)
+        times.observe(work, [tree], Times(0.09, {"tree": seconds / 50}, 1e-3))
+        assert times.of_draft(tree) == pytest.approx(seconds / 50)
+    for _ in range(4):
+        times.observe(work, [tree], Times(0.09, {"tree": 0.6}, 1e-3))
+    before = times.of_draft(tree)
+    times.observe(work, [tree], Times(0.09, {"tree": before / 50}, 1e-3))
+    assert times.of_draft(tree) > before / 2 and not times.met
+
+
 def test_a_table_is_kept_as_json() -> None:
     rng, times = random.Random(4), StepTimes()
     for _ in range(50):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from paceline.core.params import SamplingParams
 from paceline.core.plan import Item, MinChance, Work
 from paceline.core.request import Request
+from paceline.plan import DrafterFacts
 from paceline.plan.by_request import ByRequest
 from paceline.plan.cost import StepTimes
 from paceline.plan.fixed import FixedLength
@@ -107,8 +108,18 @@ def test_the_price_of_a_row_is_the_measured_one() -> None:
     assert policy.fixed.row(passes[0][0]) == 0, "nothing was measured, and nothing is configured"
     times.fit_target(passes)
     policy.share([mine], 99, passes[0][0])
-    assert policy.fixed.row(passes[0][0]) == pytest.approx((1 + 5 / 8 - 1) / 12, rel=0.15)
+    row = policy.fixed.row(passes[0][0])
+    assert row == pytest.approx((1 + 5 / 8 - 1) / 12, rel=0.15)
     assert StepTimes.load(times.dump()).measured and not StepTimes().measured
+    policy.enrol("model", DrafterFacts(8, True, "draft"))
+    policy.enrol("topk", DrafterFacts(16, False, "draft"))
+    policy.enrol("pearl", DrafterFacts(8, True, "draft", ahead="path"))
+    times.drafter("model").weights["depth"] = 0.5e-3
+    drafting = [policy.fixed.level(passes[0][0], name) for name in ("model", "topk", "pearl", "ngram")]
+    level = 0.5e-3 / times.of_target(passes[0][0])
+    assert drafting == [pytest.approx(level)] * 2 + [0.0, 0.0] and 0.5 < level < 0.6
+    dear = policy.fixed.worth(passes[0][0], "topk")
+    assert dear is not None and dear.level == pytest.approx(min(0.6, level * 2.5 / (1 + 2 * (row + level))))
     asked = ByRequest({}, times, lambda r, d: 8, fixed=FixedLength({"ngram": 5}))
     asked.share([mine], 99, passes[0][0])
     assert asked.fixed.row(passes[0][0]) == 0, "who sets the numbers of nodes gets them"

@@ -15,7 +15,7 @@ from paceline.cli import app
 from paceline.core.errors import InputError
 from paceline.train import METHODS, train
 from paceline.train.evaluate import engine_tau
-from paceline.train.loop import Plan, Run
+from paceline.train.loop import Plan, Run, opened
 from paceline.train.method import HeadMethod
 from tests.tiny import tiny_checkpoint
 
@@ -43,7 +43,8 @@ def plan(place: Path, out: str, **changes: Any) -> Plan:
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "medusa": {}, "hydra": {"prefix": True, "layers": 2}, "clover": {"layers": 1, "objective": "tvd+smooth:3"},
+    "medusa": {"draft_vocab": 150}, "hydra": {"prefix": True, "layers": 2},
+    "clover": {"layers": 1, "objective": "tvd+smooth:3", "draft_vocab": 150, "own_head": True},
 }  # fmt: skip
 
 
@@ -143,6 +144,17 @@ def test_a_loss_that_is_not_finite_stops_it(place: Path, monkeypatch: pytest.Mon
 def test_bad_input_is_refused_in_a_sentence(changes: dict[str, Any], message: str, place: Path) -> None:
     with pytest.raises(InputError, match=message):
         train(plan(place, "bad", **changes))
+
+
+def test_prompts_may_be_learned_from_but_what_is_held_out_stays(place: Path) -> None:
+    lines = [{"prompt": f"Tom has {n} apples.", "answer": f"He has {n}."} for n in range(20)]
+    (place / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    for whole in (False, True):
+        mine = plan(place, f"whole-{whole}", data=(place / "pairs.jsonl",), whole=whole)
+        run, held = opened(mine)
+        starts = [sample.start for sample in run.source.samples]
+        assert held == 2 and min(starts[:held]) > 1
+        assert (max(starts[held:]) == 1) == whole
 
 
 def test_a_run_may_be_made_longer(place: Path) -> None:

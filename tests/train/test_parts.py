@@ -1,6 +1,7 @@
 """The parts of the trainer: objectives, data, hidden states, evaluation."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -181,3 +182,18 @@ def test_a_walk_over_ranks() -> None:
     tau, rounds, _ = walked([table], (((), ()),))  # the second guess at depth 1 is in the tree
     assert (tau, rounds) == (2.5, 2)
     assert walked([[[0], [0], [-1]]], chain(1)) == (1.0, 1, (0.0,)), "nothing is drafted for the last token"
+
+
+@pytest.mark.parametrize("method", ["hydra", "clover"])
+def test_only_rows_that_draft_a_wanted_token_are_computed(method: str, target: Target) -> None:
+    from paceline.train import METHODS
+
+    made: Any = METHODS.get(method)(target, {"depth": 3})
+    ids = torch.randint(0, target.spec.vocab, (2, 14), generator=torch.Generator().manual_seed(0)).tolist()
+    samples = [Sample(tuple(ids[0]), 8), Sample(tuple(ids[1][:11]), 6)]
+    batch = FeatureSource(target, samples, made.taps).batch([0, 1])
+    wanted = made.wanted(batch)
+    assert len(made.rows_of(wanted, 2, 14)[0]) < len(made.rows_of(None, 2, 14)[0])
+    for depth, (every, few) in enumerate(zip(made.unroll(batch), made.unroll(batch, wanted), strict=True)):
+        mine = wanted[:, 1 + depth : 1 + depth + few.out.shape[1]]
+        assert mine.any() and torch.allclose(few.out[mine], every.out[mine], atol=1e-5)

@@ -17,6 +17,7 @@ from tests.tiny import randomise, tiny_checkpoint
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "eagle3": ("eagle3", {"draft_vocab": 300}),
+    "eagle3 raw": ("eagle3", {"norm_before_residual": False}),
     "eagle1": ("eagle3", {"fused": False}),
     "falcon": ("falcon", {}),
     "longspec": ("longspec", {"window": 8}),

@@ -35,8 +35,8 @@ SHORT = 4
 PATIENCE = 1800.0
 """Seconds after which a worker that does not answer is ended."""
 ANSWER = ("ids", "seconds")
-DRAFTED = ("draft", "both")
-"""Modes that use the draft model; `both` looks up beside it, in one tree."""
+DRAFTED = ("draft", "both", "auto")
+"""Modes that use the draft model; `both` looks up beside it, in one tree; `auto` chooses."""
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 Progress = Callable[[int, int, str], None]
 """(cases done, cases in all, what is run now)"""
@@ -289,9 +289,11 @@ class Comparison:
 
     def best_k(self, case: Case) -> int | None:
         """The quickest of the tool's k over a few prompts; None where the tool has its own number."""
-        ks = self.entries[case.peer]["modes"][case.mode]
+        ks: list[int] = self.entries[case.peer]["modes"][case.mode]
+        if len(ks) < 2:
+            return next(iter(ks), None)
         few = self.prompts[: max(SHORT, case.batch)]
-        return max(ks, key=lambda k: self.time(case, k, few).speed) if ks else None
+        return max(ks, key=lambda k: self.time(case, k, few).speed)
 
     def run(self, progress: Progress) -> list[Row]:
         """Every case, `repeat` rounds; one that fails is dropped with a note."""

@@ -23,6 +23,7 @@ from paceline.core.params import SamplingParams
 from paceline.engine.build import Options, build, paths
 from paceline.engine.loop import Engine
 from paceline.engine.text import Text
+from paceline.model.linear import STORED
 
 ANSWERS = ("answer", "canonical_solution")
 """GSM8K, HumanEval."""
@@ -76,21 +77,21 @@ def plural(count: int, name: str) -> str:
 def perplexity(
     options: Options, path: Path, limit: int, progress: Progress = lambda done, total, what: None
 ) -> Perplexity:
-    """Measure the first `limit` texts of `path`: with `options.quantize` and, after that model was let go, without.
+    """Measure the first `limit` texts of `path`: as the options say and, after that model was let go, in their dtype.
     Drafts play no part. Raises PacelineError for what cannot be served."""
     items = read_items(path, limit)
     own = replace(options, model=paths(options)[0], draft=None, drafter="none", max_requests=1, prefix_cache=False)
-    found = []
-    for quantize, kv in dict.fromkeys(((options.quantize, options.kv_dtype), (None, None))):
-        found.append(measure(replace(own, quantize=quantize, kv_dtype=kv), items, progress))
+    found = [measure(own, items, progress)]
+    if options.dtype not in found[0].values:
         gc.collect()  # frames of the libraries' lazy imports hold the first model in a cycle
+        found.append(measure(replace(own, quantize="none", kv_dtype=None), items, progress))
     return replace(found[0], values={name: value for it in found for name, value in it.values.items()})
 
 
 def measure(options: Options, items: list[Item], progress: Progress) -> Perplexity:
     """One model, which nothing but garbage refers to when this returns."""
     engine, text = build(options)
-    name, longest = options.quantize or options.dtype, engine.model.max_len - 1
+    name, longest = form_of(options, engine), engine.model.max_len - 1
     if options.kv_dtype not in (None, "auto", options.dtype):
         name += f" with K/V in {options.kv_dtype}"
     cut, losses = 0, list[float]()
@@ -105,6 +106,14 @@ def measure(options: Options, items: list[Item], progress: Progress) -> Perplexi
     if not isfinite(loss):
         raise InputError(f"The {name} model's logits are not finite; use another dtype, such as bfloat16.")
     return Perplexity(len(items), len(losses), cut, longest, {name: exp(loss)})
+
+
+def form_of(options: Options, engine: Engine) -> str:
+    """How the weights lie, in a word."""
+    if options.quantize not in (None, "none"):
+        return str(options.quantize)
+    packing = getattr(engine.model, "packing", None)
+    return "own bits" if packing is not None and packing.name == STORED else options.dtype
 
 
 def tokens_of(text: Text, item: Item) -> tuple[list[int], int]:

@@ -35,7 +35,7 @@ class Times:
 
 def load(model: str, form: str, context: int, kv_dtype: str | None) -> Decoder:
     """In `form`, with `context` tokens in its pool."""
-    quantize = None if form == "bfloat16" else form
+    quantize = "none" if form == "bfloat16" else form
     decoder = load_model(model, quantize=quantize, kv_dtype=kv_dtype)
     decoder.allocate(-(-context // BLOCK) + 4, BLOCK)
     for first in range(0, context, CHUNK):

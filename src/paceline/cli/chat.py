@@ -57,7 +57,7 @@ def chat(
 def load(engine: EngineArgs) -> Local:
     from paceline.engine.llm import LLM
 
-    llm = LLM(**engine.arguments())
+    llm = LLM(**engine.arguments(), late_weights=True)
     if not has_template(llm.text):
         raise InputError(f"{llm.text.path} has no chat template; use paceline generate instead.")
     return Local(llm)

@@ -13,6 +13,7 @@ from paceline.cli.answer import Answer, Screen, answer
 from paceline.cli.options import EngineArgs
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
+from paceline.engine.build import boxed
 from paceline.engine.llm import LLM
 
 QUESTION = (
@@ -30,9 +31,10 @@ MODES = {
     PLAIN: "plainly: one token per pass of the model",
     "ngram": "with prompt lookup: what followed the last words before",
     "model": "with a draft model: a small model guesses, the model checks",
+    "hydra": "with a head: a small network on the model's own state guesses",
     "auto": "by the planner, which chooses who drafts, and how much (the default)",
 }
-SHOWN = {True: (PLAIN, "ngram", "auto"), False: (PLAIN, "ngram", "model")}
+SHOWN = {True: (PLAIN, "ngram", "hydra", "auto"), False: (PLAIN, "ngram", "model")}
 """The modes of a real model, and of the bundled pair."""
 REPEAT = 5
 
@@ -71,7 +73,8 @@ def demo(engine: EngineArgs, max_tokens: int, *, color: bool) -> None:
         raise InputError(f"--drafter is given, but the demo compares {', '.join(MODES)}; use paceline generate.")
     params = SamplingParams(temperature=0, max_tokens=max_tokens, max_nodes=engine.nodes, seed=0)
     real, reason = real_model(engine)
-    llm = LLM(**{**engine.arguments(), "nodes": None, "model": real or engine.model}, prefix_cache=False)
+    pair = {"model": real or engine.model, "draft": boxed(REAL, engine.device) if real else engine.draft}
+    llm = LLM(**{**engine.arguments(), "nodes": None, **pair}, prefix_cache=False)
     params = params.resolve(llm.text.defaults)
     question = QUESTION if real is None else REAL_QUESTION
     screen, ids = Screen(color), encode(llm.text, question)

@@ -29,7 +29,7 @@ def generate(
     text, params = find_prompt(prompt, prompt_file), sampling.params()
     from paceline.engine.llm import LLM
 
-    llm, screen = LLM(**engine.arguments()), Screen(color)
+    llm, screen = LLM(**engine.arguments(), late_weights=True), Screen(color)
     ids = encode(llm.text, text, chat)
     done = answer(llm, ids, params, None if as_json else screen.show)
     if as_json:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from paceline.draft.head import HeadFacts
+    from paceline.model.linear import Packing
     from paceline.model.load import Facts
 
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -105,9 +106,10 @@ def room_of(memory: str | None) -> int:
 
 def describe(facts: "Facts", text: Any, engine: EngineArgs) -> dict[str, Any]:
     """By name, for people and machines. `text`: the checkpoint's `Text`."""
-    from paceline.model.load import form, measure
+    from paceline.model.load import measure, packing_of
 
-    spec, packing = facts.spec, form(engine.dtype, engine.quantize, engine.device, kv_dtype=engine.kv_dtype)
+    spec, form = facts.spec, (engine.dtype, engine.quantize, engine.device)
+    packing = packing_of(facts.path, spec, *form, kv_dtype=engine.kv_dtype)
     count, stored = parameters(facts)
     return {
         "path": str(facts.path),
@@ -122,13 +124,23 @@ def describe(facts: "Facts", text: Any, engine: EngineArgs) -> dict[str, Any]:
         "stored_as": stored,
         "file_bytes": facts.bytes,
         "dtype": engine.dtype,
-        "weight_bytes": measure(facts.path, packing)[1].weights,
+        "weights_in": weights_in(packing, engine),
+        "weight_bytes": measure(facts.path, spec, packing).weights,
         "kv_bytes_per_token": facts.kv_bytes_per_token,
         "kv_bytes_full_context": facts.kv_bytes_per_token * spec.max_len,
         "linear_layers": packing.describe(),
         "chat_template": bool(text.tokenizer.chat_template),
         "generation_defaults": {k: v for k, v in text.defaults.items() if k in SAMPLING},
     }
+
+
+def weights_in(packing: "Packing", engine: EngineArgs) -> str:
+    """The form of the linear layers in memory, in a word."""
+    from paceline.model.linear import STORED
+
+    if packing.name == STORED:
+        return "own bits"
+    return engine.dtype if engine.quantize in (None, "none") else str(engine.quantize)
 
 
 def parameters(facts: "Facts") -> tuple[int, list[str]]:
@@ -178,7 +190,7 @@ def lines(it: dict[str, Any]) -> dict[str, str]:
         "vocabulary": f"{it['vocabulary']:,}{', tied' if it['tied_embeddings'] else ''}",
         "context": f"{it['context']:,} tokens{f', windows of {windows}' if windows else ''}",
         "file": f"{size(it['file_bytes'])}, {', '.join(it['stored_as'])}",
-        "weights": f"{size(it['weight_bytes'])}, {it['dtype']}",
+        "weights": f"{size(it['weight_bytes'])}, {it['weights_in']}",
         "K/V cache": f"{size(it['kv_bytes_per_token'])} a token, {size(it['kv_bytes_full_context'])} full",
         "computed by": it["linear_layers"].split(",")[0],
         "template": "yes" if it["chat_template"] else "no",

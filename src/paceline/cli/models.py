@@ -107,18 +107,18 @@ def pack(engine: EngineArgs) -> None:
     from paceline.engine.build import check_device, paths
     from paceline.model import store
     from paceline.model.checkpoint import open_tensors, read_config, resolve
-    from paceline.model.load import form, pack_to
+    from paceline.model.load import pack_to, packing_of
 
     check_device(engine.device)
-    packing = form(engine.dtype, engine.quantize, engine.device)
+    model, _ = paths(engine.options())
+    path = resolve(model, engine.revision, engine.token)
+    spec = read_config(path, engine.max_model_len)
+    packing = packing_of(path, spec, engine.dtype, engine.quantize, engine.device)
     if not packing.native:
         raise CheckpointError(
             f"{packing.describe()} is not kept on disk: only the native decoder's weights are; use dtype bfloat16 or "
             "quantize on a CPU that has it."
         )
-    model, _ = paths(engine.options())
-    path = resolve(model, engine.revision, engine.token)
-    spec = read_config(path, engine.max_model_len)
     tensors = open_tensors(path)
     where = store.place(tensors.paths(), spec, packing, None)
     started = perf_counter()

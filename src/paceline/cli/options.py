@@ -26,7 +26,7 @@ BAD_INPUT = 2
 SOFT_BREAK = re.compile(r"(?<!\n)\n(?!\n)")
 """A line break inside a paragraph, which typer would show."""
 Dtype = Literal["float32", "bfloat16", "float16"]
-Quantize = Literal["int8", "int4"]
+Quantize = Literal["int8", "int4", "none"]
 KvDtype = Literal["auto", "int8"]
 
 
@@ -66,7 +66,10 @@ class EngineArgs:
     ] = "exact"
     nodes: Annotated[int | None, _engine("Drafted tokens a step. Default: the drafter's own number.")] = None
     dtype: Annotated[Dtype, _engine("Type of weights and K/V cache.", show_default=True)] = "bfloat16"
-    quantize: Annotated[Quantize | None, _engine("Round the weights as they are loaded.")] = None
+    quantize: Annotated[
+        Quantize | None,
+        _engine("Round the weights as they are loaded. Default: a quantised file keeps its bits, which none widens."),
+    ] = None
     kv_dtype: Annotated[KvDtype | None, _engine("Type of the K/V cache. Default: that of the weights.")] = None
     device: Annotated[str, _engine("cpu, cuda, cuda:1, ...", show_default=True)] = "cpu"
     threads: Annotated[int | None, _engine("CPU threads. Default: as many as torch finds cores.")] = None
@@ -77,6 +80,9 @@ class EngineArgs:
             show_default=True,
         ),
     ] = "none"
+    online: Annotated[
+        float, _engine("Share of a core with which drafter crossvocab learns while it serves.", show_default=True)
+    ] = 0.0
     max_model_len: Annotated[
         int | None, _engine("Longest prompt plus output, in tokens. Default: what the model was trained for.")
     ] = None

@@ -125,6 +125,8 @@ def drafter(
     answer: Annotated[int, option("Most tokens of an answer.", PANEL, show_default=True)] = 160,
     temperature: Annotated[float, option("Of the answers.", PANEL, show_default=True)] = 0.0,
     length: Annotated[int, option("Most tokens of a text.", PANEL, show_default=True)] = 512,
+    whole: Annotated[bool, option("Learn from the tokens of the prompts, too.", PANEL, "--whole/--answers-only",
+                                  show_default=True)] = False,
     tokens: Annotated[int, option("Tokens of a batch.", PANEL, show_default=True)] = 1024,
     accumulate: Annotated[int, option("Batches of a step.", PANEL, show_default=True)] = 1,
     optimizer: Annotated[str, option("adamw, or muon: for matrices alone.", PANEL, show_default=True)] = "adamw",
@@ -151,8 +153,8 @@ def drafter(
     plan = Plan(
         method=method, target=target, data=tuple(data), out=out, minutes=minutes, steps=steps,
         settings=settings(set or []), answers=answers, prompts=prompts, answer=answer, temperature=temperature,
-        length=length, tokens=tokens, accumulate=accumulate, optimizer=optimizer, lr=lr, seed=seed, dtype=dtype,
-        cache=cache, cache_bytes=parse_bytes(cache_size),
+        length=length, whole=whole, tokens=tokens, accumulate=accumulate, optimizer=optimizer, lr=lr, seed=seed,
+        dtype=dtype, cache=cache, cache_bytes=parse_bytes(cache_size),
     )  # fmt: skip
     with Bar() as bar:
         made = train(plan, bar.show)

@@ -6,6 +6,8 @@ A run of the draft's tokens becomes the target token of the same bytes: the long
 one token by itself; where neither is, the chain ends. The cache grows while serving: each token that the target commits
 and that the draft needs several tokens for is entered. Guesses are points, and `exact` makes any translation lossless.
 The paper's ratio test would need the distribution of every run that spells a token; this one does without.
+
+With a share of a core to learn with (`Foreign.online`), an adapter follows the verified text (draft/online.py).
 """
 
 from collections import OrderedDict
@@ -13,16 +15,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from paceline.cache.cache import Cache
 from paceline.cache.txn import Txn
-from paceline.core.component import Ability, Model, Rowless
-from paceline.core.errors import CapacityError, IntegrityError
+from paceline.core.component import Ability, Embeds, Model, Rowless
+from paceline.core.errors import CapacityError, IntegrityError, RefusalError
 from paceline.core.forest import Forest, Law
 from paceline.core.registry import Need, Offers
 from paceline.core.rows import RowsBuilder
 from paceline.draft import DRAFTERS, Ask, Host, View
+from paceline.draft.online import SPLIT, Adapter, learn
 from paceline.draft.surfaces import Surfaces
 
 FOREIGN = "foreign"
@@ -46,12 +50,20 @@ class Foreign(Rowless):
     width: int = 0
     taps: tuple[str, ...] = ()
     abilities: frozenset[Ability] = frozenset()
+    online: float = 0.0
+    """Share of a core that an adapter of it learns with while it drafts; 0: nothing learns."""
+    adapter: Adapter | None = None
     cache: Cache = field(init=False)
     weight_bytes: int = field(init=False)
     max_len: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.weight_bytes, self.max_len = self.model.weight_bytes, self.model.max_len
+        if self.online:
+            if cast(Any, self.model).spec.logit_softcap is not None:
+                raise RefusalError("online is given, but the draft model caps its logits, so its head has no adapter.")
+            self.adapter = Adapter(cast(Embeds, self.model).head, self.model.width)
+            learn(self.adapter, self.online)
 
     def describe(self) -> str:
         return f"{cast(Any, self.model).describe()}, of another vocabulary"
@@ -105,6 +117,12 @@ class Spelling:
 
     tokens: list[int] = field(default_factory=list)
     text: bytearray = field(default_factory=bytearray)
+    drafted: list[int] = field(default_factory=list)
+    """Draft ids of the text and of the draft behind it, the last time."""
+    states: Tensor | None = None
+    """Hidden states of the last of their rows, as many as were computed; kept where an adapter learns."""
+    learned: int | None = None
+    """Ids whose rows were learned from, or are the prompt's; None: nothing was drafted yet."""
 
 
 @dataclass(eq=False, slots=True)
@@ -117,6 +135,8 @@ class Writing:
     made: list[int] = field(default_factory=list)
     done: int = 0
     """Rows of the transaction that are computed."""
+    states: list[Tensor] = field(default_factory=list)
+    """Their hidden states, where an adapter learns."""
 
     @property
     def pending(self) -> list[int]:
@@ -140,6 +160,7 @@ class CrossVocab:
         try:
             self._write(writing)
             for it in writing:
+                self._remember(it, view)
                 chain = self.translation.of(it.made)[: it.ask.item.chain]
                 if chain:
                     forest.add_chain(it.ask.place, chain, it.ask.law)
@@ -157,6 +178,8 @@ class CrossVocab:
         ahead = ask.item.chain
         if not ids or len(ids) + ahead > foreign.max_len:
             return None
+        if foreign.adapter is not None:
+            self._teach(foreign.adapter, view.slot(ask.request, Spelling), ids)
         lease = foreign.cache.open(ids)
         try:
             return Writing(ask, ids, foreign.cache.begin(lease, len(ids) - lease.length, ahead))
@@ -176,24 +199,58 @@ class CrossVocab:
 
     def _write(self, writing: Sequence[Writing]) -> None:
         """Greedy continuations, all requests' next tokens in one pass, texts in passes of at most `chunk` rows."""
-        active = list(writing)
+        active, adapter = list(writing), self.foreign.adapter
         while active:
-            builder, ends, left = RowsBuilder(), list[Writing](), self.chunk
+            builder, ends, left, parts = RowsBuilder(), list[Writing](), self.chunk, list[tuple[Writing, int]]()
             for it in active:
                 part = it.pending[:left]
                 if not part:
                     break
                 at, whole = it.done, len(part) == len(it.pending)
                 slots = it.txn.slots[at : at + len(part)]
-                builder.add(part, slots, it.txn.table, it.txn.base + at, want=[len(part) - 1] if whole else [])
+                want = [len(part) - 1] if whole and adapter is None else []
+                builder.add(part, slots, it.txn.table, it.txn.base + at, want=want)
                 it.done, left = at + len(part), left - len(part)
                 ends += [it] if whole else []
-            logits: Tensor = self.foreign.model.forward(builder.build(self.foreign.model.device)).logits
+                parts.append((it, len(part)))
+            logits = self._logits(builder, parts, ends)
             if len(ends) != len(logits):
                 raise IntegrityError(f"{len(ends)} rows were wanted, but the draft gave {len(logits)}.")
             for it, token in zip(ends, logits.argmax(-1).tolist()):
                 it.made.append(token)
             active = [it for it in active if len(it.made) < it.ask.item.chain]
+
+    def _logits(self, builder: RowsBuilder, parts: Sequence[tuple[Writing, int]], ends: Sequence[Writing]) -> Tensor:
+        """[ends, V], of a pass over these parts; with an adapter, of its states."""
+        model, adapter = self.foreign.model, self.foreign.adapter
+        if adapter is None:
+            return model.forward(builder.build(model.device)).logits
+        hidden = model.forward(builder.build(model.device, taps=("post_norm",))).taps["post_norm"]
+        for (it, _), part in zip(parts, hidden.split_with_sizes([size for _, size in parts])):
+            it.states.append(part.clone())
+        return cast(Embeds, model).head(adapter(torch.stack([it.states[-1][-1] for it in ends]))).float()
+
+    def _remember(self, it: Writing, view: View) -> None:
+        """What was drafted and from which states, for `_teach`."""
+        if it.states:
+            mine = view.slot(it.ask.request, Spelling)
+            mine.states, mine.drafted = torch.cat(it.states), [*it.ids, *it.made]
+            mine.drafted = mine.drafted[: it.txn.base + it.done]
+
+    def _teach(self, adapter: Adapter, mine: Spelling, ids: list[int]) -> None:
+        """Give the adapter each state of the last draft whose text turned out to be the verified one, once, with the id
+        that follows it now: behind the first draft that was not kept that is the correction."""
+        if mine.learned is None or mine.states is None:
+            mine.learned = len(ids) - 1
+            return
+        first = len(mine.drafted) - len(mine.states)
+        same = next((i for i, (a, b) in enumerate(zip(mine.drafted, ids)) if a != b), min(len(mine.drafted), len(ids)))
+        start, stop = max(first, mine.learned), min(same, len(ids) - 1)
+        if start < stop:
+            token = torch.tensor(ids[start + 1 : stop + 1])
+            weight = torch.tensor([1.0 if d in self.translation.one else SPLIT for d in token.tolist()])
+            adapter.add(mine.states[start - first : stop - first], token, weight)
+            mine.learned = stop
 
     def learn(self, view: View) -> None:
         for ask in view.asks:

@@ -21,7 +21,7 @@ from typing import Any, Protocol, cast
 from torch import Tensor
 
 from paceline.core.forest import ROOT, Law
-from paceline.core.plan import MinChance
+from paceline.core.plan import Item, MinChance
 from paceline.core.proposer import Table
 from paceline.core.rows import Rows
 from paceline.draft import DRAFTERS, Host
@@ -33,7 +33,8 @@ MIN_CHANCE = MinChance(0.02)
 """A deterministic node of a smaller chance is not worth its row, unless the planner knows better: one beyond the first
 costs 1-3 % of a step."""
 GAIN = 0.2
-"""A deterministic tree gets another pass of the draft model if so many of the nodes it asks about are kept."""
+"""A deterministic tree gets another pass of the draft model if so many of the nodes it asks about are kept, unless the
+planner knows what a pass costs (`MinChance.level`)."""
 PASSES = 10
 RISE, FALL = 1.03, 0.97
 """Of the threshold: every second tree is cut off."""
@@ -56,7 +57,8 @@ class Trees(Protocol):
         size: Sequence[tuple[int, int]],
         temperature: list[float],
         least: list[float],
-        limits: tuple[int, int, float],
+        gain: list[float],
+        limits: tuple[int, int],
     ) -> list[tuple[list[int], list[int], int]]:
         """A whole deterministic tree for each segment in one call."""
 
@@ -159,6 +161,12 @@ class Memo:
         return child
 
 
+def prices(item: Item) -> tuple[float, float]:
+    """What a node of a deterministic tree has to bring, and what another pass over it."""
+    chance = item.min_chance or MIN_CHANCE
+    return chance.row, chance.level or GAIN
+
+
 def most_probable(laws: dict[Path, Draws], nodes: int, least: float) -> list[tuple[float, Path]]:
     """The `nodes` most probable paths below the root, none below `least`, as far as distributions are known: (chance,
     path) by falling chance."""
@@ -216,12 +224,9 @@ class DySpec(TreeDrafter):
         if self.native is not None and warm:
             rows = lacking([tree for tree, _ in warm])
             items = [tree.ask.item for tree, _ in warm]
-            sizes, least = (
-                [(item.nodes, item.depth) for item in items],
-                [(item.min_chance or MIN_CHANCE).row for item in items],
-            )
-            limits = (self.width, PASSES, GAIN)
-            grown = self.native.tree(rows, sizes, [x or SHARP for _, x in warm], least, limits)
+            sizes = [(item.nodes, item.depth) for item in items]
+            least, gain = map(list, zip(*map(prices, items)))
+            grown = self.native.tree(rows, sizes, [x or SHARP for _, x in warm], least, gain, (self.width, PASSES))
             for (tree, _), (tokens, parents, computed) in zip(warm, grown):
                 for token, parent in zip(tokens, parents):
                     tree.add(parent, token)
@@ -233,16 +238,16 @@ class DySpec(TreeDrafter):
             return None
         trees, items = proposer.trees, proposer.items
         model, behind, held = self.native.drafting(lacking(trees), max(tree.ask.txn.rows for tree in trees))
-        least = reals_in([(item.min_chance or MIN_CHANCE).row for item in items])
+        least, gain = map(reals_in, zip(*map(prices, items)))
         nodes, reach = integers_in(proposer.nodes), integers_in([tree.reach for tree in trees])
-        places = addresses(nodes, least, reach, computed := integers_in([0] * len(trees)))
-        state = CTrees(ctypes.pointer(model), ctypes.pointer(behind), *places, self.width, PASSES, GAIN, SHARP)
+        places = addresses(nodes, least, gain, reach, computed := integers_in([0] * len(trees)))
+        state = CTrees(ctypes.pointer(model), ctypes.pointer(behind), *places, self.width, PASSES, SHARP)
 
         def done() -> None:
             for tree, rows in zip(trees, reach):
                 tree.reach = rows
 
-        return Table("paceline_trees", state, (held, nodes, least, reach, computed), done)
+        return Table("paceline_trees", state, (held, nodes, least, gain, reach, computed), done)
 
     def _settle(self, tree: Tree, laws: Laws) -> list[int]:
         """Of a deterministic choice nothing is owed to what was chosen before: the tree is the best one by the
@@ -250,14 +255,14 @@ class DySpec(TreeDrafter):
         depth d."""
         known: dict[Path, Draws] = tree.memo.paths
         known.update((tree.path(place), draws) for place, draws in laws.items())
-        least = (tree.ask.item.min_chance or MIN_CHANCE).row
+        least, price = prices(tree.ask.item)
         best = most_probable(known, tree.ask.item.nodes, least)
         tree.replant([path for _, path in best])
         last = best[-1][0] if tree.left <= 0 else least
         new = [i for i, (chance, path) in enumerate(best) if path not in known and chance > last]
         tree.memo.passes += 1
         gain = sum(best[i][0] for i in new)
-        return new if gain >= GAIN and tree.memo.passes <= PASSES else []
+        return new if gain >= price and tree.memo.passes <= PASSES else []
 
     def _pop(self, tree: Tree, laws: Laws) -> list[int]:
         memo: Memo = tree.memo

@@ -23,13 +23,11 @@ from paceline.core.rows import Out, Rows
 from paceline.draft import DRAFTERS
 from paceline.draft.feature import FeatureDrafter, FeatureHead, layer_spec
 from paceline.draft.grow import NODES
-from paceline.draft.head import HEADS, LAYOUT, HeadCard, HeadFacts, HeadFiles, need
+from paceline.draft.head import HEADS, LAYOUT, HeadCard, HeadFacts, HeadFiles, need, whole
 from paceline.model.blocks import FeedForward, Norm, SelfAttention
 from paceline.model.linear import Linear, Packing, plain
 
 NAME = "eagle3"
-NEVER = -1e30
-"""Logit of a token that the draft vocabulary lacks."""
 RELEASED = "LlamaForCausalLMEagle3"
 """The architecture that released EAGLE-3 heads name; their layer is `midlayer` where `speculators` has `layers.0`."""
 LAYERS = "eagle_aux_hidden_state_layer_ids"
@@ -211,10 +209,7 @@ class Eagle(FeatureHead):
             return torch.empty(0, self.vocab_size)
         if self.head is None or self.norm is None:
             return self.target.head(x).float()
-        logits = self.head(self.norm(x)).float()
-        if self.ids is None:
-            return logits
-        return logits.new_full((len(x), self.vocab_size), NEVER).index_copy_(1, self.ids, logits)
+        return whole(self.head(self.norm(x)), self.ids, self.vocab_size)
 
 
 @DRAFTERS.register(

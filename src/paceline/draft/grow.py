@@ -19,9 +19,9 @@ from paceline.core.forest import ROOT, Forest, Law
 from paceline.core.registry import Offers
 from paceline.core.rows import RowsBuilder
 from paceline.draft import Ask, Host, View
-from paceline.draft.head import Head, need
+from paceline.draft.head import Head, need, whole
 from paceline.draft.sequoia import Shape, rates, shaped
-from paceline.draft.tree import Laws, Tree, TreeDrafter
+from paceline.draft.tree import Draws, Laws, Tree, TreeDrafter, cut
 
 WIDTH = 10
 NODES = 24
@@ -123,6 +123,13 @@ class HeadDrafter(TreeDrafter):
     def expand(self, tree: Tree, laws: Laws) -> list[int]:
         return shaped(tree, laws)
 
+    def draws(self, places: list[tuple[Tree, int]], scores: Tensor) -> list[Draws]:
+        """Of deterministic trees the likeliest tokens alone: the shape is fixed, so nobody asks how likely."""
+        if any(tree.law is not Law.POINT for tree, _ in places):
+            return super().draws(places, scores)
+        score, token = scores.topk(min(self.width, scores.shape[-1]), dim=-1)
+        return [Draws(*cut(tokens, row, row)) for tokens, row in zip(token.tolist(), score.tolist())]
+
     def observe(self, tree: Tree, path: list[int]) -> None:
         chances = self.chances[tree.law is Law.POINT]
         for above, rank, hit in tree.examined(path):
@@ -218,7 +225,7 @@ class HeadDrafter(TreeDrafter):
             else:
                 state = torch.stack([states[tree.ask.place, ROOT] for tree, _ in places])
             logits = self.head.logits(self.head.draft(state, depth), depth, self.target.head)
-            self._level(places, logits.float(), tables)
+            self._level(places, whole(logits, self.head.words, self.head.vocab_size), tables)
             depth += 1
         return tables
 

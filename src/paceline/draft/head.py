@@ -46,6 +46,10 @@ from paceline.model.linear import Packing
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 LAYOUT = "speculators_model_type"
 """The key of config.json that names the method."""
+SCALE = "_scale"
+"""What the name of an int8 matrix's scales [outputs, 1] ends with."""
+NEVER = -1e30
+"""Logit of a token that a draft vocabulary lacks."""
 NAMES = {"width": "hidden_size", "vocab": "vocab_size", "max_len": "max_position_embeddings"}
 """Keys of config.json for fields of `HeadConfig` that have another name there."""
 
@@ -89,7 +93,7 @@ class HeadFiles:
         if self.theirs is not None:
             return released.renamed(released.read(released.file_of(self.path, self.theirs)), self.theirs)
         try:
-            return load_file(self.path / WEIGHTS)
+            return widened(load_file(self.path / WEIGHTS))
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 f"{self.path / WEIGHTS} cannot be read ({error}); train the head again or restore the file."
@@ -109,6 +113,32 @@ class HeadFiles:
                 f"{self.path / WEIGHTS} cannot be read ({error}); train the head again or restore the file."
             ) from None
         return sum(torch.Size(shape).numel() for shape in shapes)
+
+
+def shrink(path: Path) -> int:
+    """Rewrite the matrices of a head's directory in int8, with a scale for each output; the bytes of the file now. What
+    serves is then what was rounded, whatever the engine packs it as."""
+    from safetensors.torch import load_file, save_file
+
+    out: dict[str, Tensor] = {}
+    for name, part in load_file(path / WEIGHTS).items():
+        if part.is_floating_point() and part.dim() == 2:
+            scale = part.float().abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127
+            out[name], out[name + SCALE] = (part.float() / scale).round().to(torch.int8), scale
+        else:
+            out[name] = part
+    save_file(out, path / WEIGHTS)
+    return (path / WEIGHTS).stat().st_size
+
+
+def widened(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights in float32 where a scale stands beside them in int8 (`shrink`)."""
+    out = dict[str, Tensor]()
+    for name, part in tensors.items():
+        if not name.endswith(SCALE):
+            scale = tensors.get(name + SCALE)
+            out[name] = part if scale is None else part.float() * scale
+    return out
 
 
 class Format(Protocol):
@@ -207,6 +237,13 @@ def footprint_of(path: Path, packing: Packing) -> Footprint:
     )  # fmt: skip
 
 
+def whole(logits: Tensor, words: Tensor | None, vocab: int) -> Tensor:
+    """[N, vocab] of logits [N, draft vocabulary] of these words (None: of all), in float32."""
+    if words is None:
+        return logits.float()
+    return logits.new_full((len(logits), vocab), NEVER, dtype=torch.float32).index_copy_(1, words, logits.float())
+
+
 # -- heads that are PyTorch modules ------------------------------------------------------------------------------------
 
 
@@ -223,6 +260,9 @@ class HeadConfig:
     """Tokens that are drafted below the root."""
     own_head: bool = False
     """Output matrices of its own, else the target's."""
+    draft_vocab: int = 0
+    """Tokens that one output matrix knows, for all depths: the target's rows of them, or with `own_head` trained ones;
+    0: all of the vocabulary. Over a large vocabulary that matrix is most of what a draft costs."""
     heads: int = 0
     """Of its own attention, if it has any: heads, those of keys and values, numbers in each, width of the feed-forward
     part, base of the rotation, epsilon of the norms."""
@@ -282,6 +322,8 @@ class Head(nn.Module):
     abilities: frozenset[Ability] = frozenset()
     taps: tuple[str, ...] = ("post_norm",)
     compute = torch.float32
+    d2t: Tensor
+    """Of a draft vocabulary: what to add to a place in it for the token's id."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
@@ -289,7 +331,10 @@ class Head(nn.Module):
         self.width, self.vocab_size, self.max_len = config.width, config.vocab, config.max_len
         self.kv_dtype = torch.float32
         self.kv_bytes_per_token = self.weight_bytes = 0
-        if config.own_head:
+        if config.draft_vocab:
+            self.output = nn.ModuleList([nn.Linear(config.width, config.draft_vocab)])
+            self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.int64))
+        elif config.own_head:
             self.output = nn.ModuleList(nn.Linear(config.width, config.vocab) for _ in range(self.outputs))
 
     # -- what a method says ----------------------------------------------------------------------------------------
@@ -320,11 +365,16 @@ class Head(nn.Module):
         """[N, H] for `logits`, at nodes of this depth."""
         raise NotImplementedError
 
+    @property
+    def words(self) -> Tensor | None:
+        """Ids of the draft vocabulary, ascending; None: it is the target's."""
+        return torch.arange(self.config.draft_vocab) + self.d2t if self.config.draft_vocab else None
+
     def logits(self, out: Tensor, depth: int, head: Callable[[Tensor], Tensor]) -> Tensor:
-        """[N, V]; `head`: the target's (`Embeds.head`)."""
-        if not self.config.own_head:
+        """[N, V], or [N, draft vocabulary]; `head`: the target's (`Embeds.head`)."""
+        if not (self.config.own_head or self.config.draft_vocab):
             return head(out)
-        made: Tensor = self.output[min(depth, self.outputs - 1)](out)
+        made: Tensor = self.output[min(depth, len(self.output) - 1)](out)
         return made
 
     # -- as a format -----------------------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ class Hydra(Head):
 
     @classmethod
     def small(cls) -> dict[str, Any]:
-        return {**super().small(), "prefix": True, "layers": 2}
+        return {**super().small(), "prefix": True, "layers": 2, "draft_vocab": 5}
 
 
 @DRAFTERS.register("hydra", offers("hydra", "a tree from heads that see the tokens drafted above them", group=True))

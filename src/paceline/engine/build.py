@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from paceline.draft import UserFn
     from paceline.engine.loop import Engine
     from paceline.engine.text import Text
+    from paceline.model.linear import Packing
+    from paceline.model.spec import ModelSpec
 
 log = logging.getLogger("paceline")
 TOKENIZER = 12
@@ -42,7 +44,8 @@ class Options:
     """Of weights and K/V cache: bfloat16, float32 or float16."""
     quantize: str | None = None
     """"int8": the linear layers of model and draft in int8 (W8A8); "int4": in 4 bits by groups of 32, head
-    and embedding in 8, activations in 8. The text is then the quantised model's own."""
+    and embedding in 8, activations in 8. The text is then the quantised model's own. None: a checkpoint that is
+    quantised already keeps its own bits; "none" widens them to `dtype`."""
     kv_dtype: str | None = None
     """"int8": keys and values in 8 bits, which leaves room for 1.88 times the tokens. None: as dtype."""
     device: str = "cpu"
@@ -69,11 +72,17 @@ class Options:
     """Keep the K/V of texts that may begin another."""
     weights_cache: bool = True
     """Keep packed weights of large models on disk, under $PACELINE_CACHE, for the next start."""
+    late_weights: bool = False
+    """Where they are kept, begin before they lie in memory; the first passes are slower, and the first token is there
+    sooner."""
     eviction: str = "lru"
     """Which cached prefix to forget when room is needed: lru, det, mark0, mark_predict or shadow."""
     overlap: str = "none"
     """How drafters may work while the target verifies: none, shared (all cores for both), T+D (threads of target and
     draft, as 3+1) or stream (on a GPU)."""
+    online: float = 0.0
+    """Share of a core with which a draft model of another vocabulary learns from the verified text in the background;
+    0: it does not."""
     length: str = "goodput"
     """Who decides who drafts how much: goodput, or for comparison fixed."""
     schedule: str = "chunked"
@@ -126,6 +135,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
     schedules.check(options.schedule, options.order, options.tbt_target_ms, options.group_size)
     check_device(options.device)
     check_overlap(options.overlap, options.device)
+    check_online(options.online, options.drafter)
     if options.threads:
         torch.set_num_threads(options.threads)
     where: dict[str, Any] = {
@@ -135,6 +145,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
         "device": options.device,
         "max_len": options.max_model_len,
         "cache": options.weights_cache,
+        "late": options.late_weights and options.overlap == "none",
     }
     model_at, draft_at = paths(options)
     user = options.drafter if callable(options.drafter) else None
@@ -158,7 +169,9 @@ def build(options: Options) -> "tuple[Engine, Text]":
         speaks = Text(draft_path).tokenizer
         small = load_model(draft_path, **{**where, "max_len": None})
         target = Surfaces(text.tokenizer, model.vocab_size)
-        components[FOREIGN] = Foreign(small, Surfaces(speaks, small.vocab_size), target, model.vocab_size)
+        components[FOREIGN] = Foreign(
+            small, Surfaces(speaks, small.vocab_size), target, model.vocab_size, online=options.online
+        )
     elif draft_path is not None:
         own, other = (it.vocabulary(model.vocab_size) for it in (text, Text(draft_path)))
         if own != other:
@@ -227,6 +240,14 @@ def check_overlap(overlap: str, device: str) -> None:
     placement(overlap, device)
 
 
+def check_online(online: float, drafter: object) -> None:
+    """Raise InputError or RefusalError for a share that is none, or a drafter that does not learn while it serves."""
+    if not 0 <= online <= 1:
+        raise InputError(f"online is {online}, but it must be a share of a core, from 0 (off) to 1.")
+    if online and drafter != "crossvocab":
+        raise RefusalError(f"online is {online}, but only the drafter crossvocab learns while it serves; name it.")
+
+
 def check_device(device: str) -> None:
     """Raise InputError for a device that is not served, or that this machine or this torch does not have."""
     import torch
@@ -243,11 +264,28 @@ def check_device(device: str) -> None:
 
 def paths(options: Options) -> tuple[str | Path, str | Path | None]:
     if options.model is not None:
-        listed = CATALOGUE.get(str(options.model))
-        return options.model, options.draft or (listed.draft if listed and not Path(options.model).exists() else None)
+        listed = None if Path(options.model).exists() else CATALOGUE.get(str(options.model))
+        own = None if listed is None else listed.draft or boxed(str(options.model), options.device)
+        return options.model, options.draft or own
     if not (DEMO / "target" / "config.json").is_file():
         raise CheckpointError("No model was given and this installation lacks the demo pair; give model=PATH.")
     return DEMO / "target", options.draft or DEMO / "draft"
+
+
+def boxed(name: str, device: str) -> Path | None:
+    """The bundled head for a model of the catalogue, where there is one, it fits what lies here by this name, and the
+    device is one that it drafts on."""
+    from paceline.draft.head import facts_of
+    from paceline.model.checkpoint import read_config
+    from paceline.model.pull import have
+
+    path = DEMO / CATALOGUE[name].head
+    if not CATALOGUE[name].head or device != "cpu" or not (path / "config.json").is_file():
+        return None
+    if (found := have(name)) is not None:
+        spec, facts = read_config(found), facts_of(path)
+        return path if (spec.hidden, spec.vocab) == (facts.width, facts.vocab) else None
+    return path
 
 
 def provided(draft: Path | None, kind: str) -> set[str]:
@@ -277,14 +315,20 @@ def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory
     """The arithmetic of the budget for these checkpoints, from their headers."""
     from paceline.draft.companion import kinds, weight_bytes
     from paceline.draft.head import check_fit, facts_of, footprint_of, method_of
-    from paceline.model.load import form, measure
+    from paceline.model.checkpoint import read_config
+    from paceline.model.load import measure, packing_of
 
-    packing = form(options.dtype, options.quantize, options.device, kv_dtype=options.kv_dtype)
-    spec, target = measure(path, packing, options.max_model_len)
+    def of(at: Path, longest: int | None) -> "tuple[ModelSpec, Packing]":
+        spec = read_config(at, longest)
+        form = options.dtype, options.quantize, options.device
+        return spec, packing_of(at, spec, *form, kv_dtype=options.kv_dtype)
+
+    spec, packing = of(path, options.max_model_len)
+    target = measure(path, spec, packing)
     head = draft is not None and method_of(draft) is not None
     if draft is not None and head:
         check_fit(draft, facts_of(draft), spec.hidden, spec.vocab)
-    drafts = None if draft is None else footprint_of(draft, packing) if head else measure(draft, packing)[1]
+    drafts = None if draft is None else footprint_of(draft, packing) if head else measure(draft, *of(draft, None))
     files = [at if at.suffix == ".gguf" else at / "tokenizer.json" for at in (path, draft) if at is not None]
     rest = sum(TOKENIZER * tokenizer_bytes(file) for file in files if file.is_file())
     rest += 0 if draft is None else sum(weight_bytes(draft / kind) for kind in kinds(draft))

@@ -22,6 +22,7 @@ from paceline.draft import DRAFTERS
 from paceline.engine.drafters import AUTO, NONE
 from paceline.engine.loop import Engine
 from paceline.engine.totals import Totals
+from paceline.model.native import NativeDecoder
 from paceline.native.build import library
 from paceline.native.store import home, trusted, write
 from paceline.plan import Share
@@ -40,6 +41,8 @@ machine only adds."""
 SHORT, LONG = 32, 1024
 """Committed tokens of a request: of most, and of the one that tells what reading K/V costs."""
 BATCHES, NODES, STEPS = (1, 4, 16), (3, 14), 6
+LEAST, SLICE_S = 3, 0.25
+"""Steps of a kind at least, where so many seconds have gone by: every drafter is to be heard of a slow model, too."""
 
 Sample = tuple[Work, Sequence[Drafting], Times]
 
@@ -72,6 +75,9 @@ def calibrated(engine: Engine, facts: dict[str, Any]) -> StepTimes:
     path = home() / f"times-{seal}.json"
     if (known := kept(path)) is not None:
         return known
+    for component in engine.components.values():
+        if isinstance(component, NativeDecoder):
+            component.settle()
     started = perf_counter()
     times = measure(engine)
     log.info("Measured what steps cost in %.1f s: %s", perf_counter() - started, path)
@@ -207,14 +213,16 @@ def rounds(engine: Engine, told: AsTold, batch: int, end: float) -> None:
         while any(not r.output for r in requests) and perf_counter() < end:
             engine.step()
         told.samples = [s for s in told.samples if s[0].rows == s[0].requests or s[1]]
-        kinds = [(NONE, 0, 1), (NONE, 0, 2), *((arm, nodes, 1) for arm in requests[0].arms for nodes in NODES)]
+        kinds = [(NONE, 0, 1), (NONE, 0, 2), *((arm, nodes, 1) for nodes in NODES for arm in requests[0].arms)]
         kinds += [(arm, nodes, 2) for arm in requests[0].arms if told.arms[arm].runs for nodes in NODES]
         for drafter, nodes, several in kinds:
             if perf_counter() > end:
                 return
             told.drafter, told.nodes, told.several = dearest(drafter), nodes, several
-            before = len(told.samples)
-            for _ in range(STEPS):
+            before, began = len(told.samples), perf_counter()
+            for count in range(STEPS):
+                if count >= LEAST and perf_counter() - began > SLICE_S:
+                    break
                 engine.step()
             new = sorted(told.samples[before + 1 :], key=lambda sample: sample[2].total)
             told.samples[before:] = [

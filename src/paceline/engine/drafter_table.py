@@ -1,11 +1,14 @@
 """Who may draft, as decisions see it: sizes, limits and groups, without the drafters themselves."""
 
 from paceline.cache.lease import TARGET, Lease
+from paceline.core.plan import LAG
 from paceline.core.request import Request
 from paceline.plan import POLICIES, Basis, DrafterFacts, Share
 from paceline.plan.cost import StepTimes
 from paceline.plan.fixed import room
 
+ASKED = 32
+"""Of so many requests one keeps K/V up that is of no use."""
 RETRY, FEW = 8, 4
 """While a K/V group's drafters are of no use, one request in RETRY steps for each running request, and for FEW more,
 keeps the group all the same: that is how it is seen when they become useful again."""
@@ -40,8 +43,19 @@ class DrafterTable:
     def depth(self, request: Request, drafter: str) -> int:
         """How deep a draft may be: 0 of a drafter whose K/V group the request's lease does not keep."""
         group = self.entries[drafter].group if drafter in self.entries else None
-        lacks = group is not None and isinstance(request.lease, Lease) and group not in request.lease.groups
-        return 0 if lacks else room(request, self.limits.get(drafter))
+        if group is not None and isinstance(request.lease, Lease):
+            frontier = request.lease.frontier.get(group)
+            if frontier is None or (len(request.tokens) - frontier > LAG and self.waits(request, group)):
+                return 0
+        return room(request, self.limits.get(drafter))
+
+    def waits(self, request: Request, group: str) -> bool:
+        """Is keeping this K/V group up not worth its time now? Not where hidden states would have to be held meanwhile,
+        and not of one request in ASKED, by which it is seen when that changes."""
+        names = [name for name in request.arms if self.entries[name].group == group]
+        if not names or request.id % ASKED == 0 or any(self.entries[name].taps for name in names):
+            return False
+        return all(self.policy.hopeless(name, request) for name in names)
 
     def groups(self, request: Request) -> tuple[str, ...]:
         """The K/V groups that a request's lease will keep. Keeping one up costs time: while the policy has no use for

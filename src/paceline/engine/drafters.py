@@ -280,7 +280,8 @@ class DrafterPool:
                 if card.group is None or card.group in kept or card.group not in txn.lease.frontier:
                     continue
                 kept.add(card.group)
-                if item.behind(txn.base, txn.lease.frontier[card.group]):
+                late = item.behind(txn.base, txn.lease.frontier[card.group])
+                if late and not self.table.waits(item.request, card.group):
                     ask = Ask(place, item._replace(nodes=0), law_for(card, accepts), txn)
                     asks.setdefault(keeper, []).append(ask)
         return asks

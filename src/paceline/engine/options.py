@@ -26,8 +26,10 @@ class EngineOptions(TypedDict, total=False):
     row_budget: int
     prefix_cache: bool
     weights_cache: bool
+    late_weights: bool
     eviction: str
     overlap: str
+    online: float
     length: str
     schedule: str
     order: str

@@ -13,6 +13,8 @@ class Entry:
     bytes: int
     draft: str | None = None
     draft_size: int = 0
+    head: str = ""
+    """A directory beside the bundled pair: a head for this model, which is its draft where none is given."""
     about: str = ""
 
     @property
@@ -24,7 +26,8 @@ class Entry:
 GB = 10**9
 CATALOGUE: dict[str, Entry] = {
     "smollm2": Entry(
-        "HuggingFaceTB/SmolLM2-135M-Instruct", "Apache-2.0", 135, 269_000_000, about="short answers, on any machine"
+        "HuggingFaceTB/SmolLM2-135M-Instruct", "Apache-2.0", 135, 269_000_000, head="smollm2-head",
+        about="short answers, on any machine",
     ),
     "smollm2-1.7b": Entry(
         "HuggingFaceTB/SmolLM2-1.7B-Instruct", "Apache-2.0", 1711, 37 * GB // 10,

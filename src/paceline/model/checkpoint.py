@@ -1,9 +1,6 @@
 """A checkpoint on disk or hub: where it is, what its config says, and its tensors, read by mmap."""
 
-import ctypes
 import json
-import mmap
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import CheckpointError
-from paceline.model import checks, gguf
+from paceline.model import checks, gguf, pages
 from paceline.model.catalogue import CATALOGUE
 from paceline.model.families import family_of, read_spec
 from paceline.model.groups import Groups
@@ -23,9 +20,6 @@ from paceline.model.spec import ModelSpec
 WANTED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 TWICE = ("consolidated*", "original/*")
 """The same weights again, in the layout of their makers."""
-PAGE, DONTNEED = mmap.PAGESIZE, 4
-"""madvise's MADV_DONTNEED, which loses nothing: nobody writes to a mapped file's pages, and they are read again. Unlike
-MADV_PAGEOUT it also works on a file that belongs to someone else or that another process has mapped."""
 WIDTHS = {"F32": 4, "F64": 8}
 """Bytes of a number, by its name in safetensors, where more than 2."""
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -216,6 +210,14 @@ class Tensors:
         found = self.scheme.read(layer)
         return found if isinstance(found, Groups) else None
 
+    def bits(self, name: str) -> float | None:
+        """Of a weight with its scales where the matrix is packed in groups as it is; None: it is stored as floats."""
+        stem = name.removesuffix(".weight")
+        if self.scheme is None or f"{stem}.{self.scheme.mark}" not in self.place:
+            return None
+        whole = self.scheme.mark != "weight" or self.kind(name) == "I8"
+        return self.scheme.bits if whole and f"{stem}.weight_g_idx" not in self.place else None
+
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.files[self.place[name]].get_slice(name).get_shape())
 
@@ -227,10 +229,7 @@ class Tensors:
         """Give back the memory of the pages that tensors taken so far were read from; whoever still looks at one makes
         the system read it again. Without it a checkpoint lies in memory twice while it is loaded."""
         for tensor in self.read:
-            first, last = -(-tensor.data_ptr() // PAGE), (tensor.data_ptr() + tensor.nbytes) // PAGE
-            if last > first and sys.platform == "linux":
-                size = ctypes.c_size_t((last - first) * PAGE)
-                ctypes.CDLL(None).madvise(ctypes.c_void_p(first * PAGE), size, DONTNEED)
+            pages.give_back(tensor)
         self.read.clear()
 
     def leftover(self) -> Iterator[str]:

@@ -5,6 +5,7 @@ it was (`Form`). Activations are rounded to int8 by row. `twin` is the slow twin
 """
 
 from enum import IntEnum
+from math import ceil
 
 import torch
 from torch import Tensor
@@ -49,6 +50,12 @@ def block_bytes(inputs: int, bits: int, form: Form) -> int:
 def size(outputs: int, inputs: int, bits: int, form: Form) -> int:
     """Bytes of a packed matrix with its bias."""
     return -(-outputs // OUTPUTS) * (block_bytes(inputs, bits, form) + 4 * OUTPUTS)
+
+
+def size_of(outputs: int, inputs: int, bits: float) -> int:
+    """The same, of a matrix whose weights take `bits` each with their scales."""
+    outputs, inputs = (-(-n // 32) * 32 for n in (outputs, inputs))
+    return ceil(outputs * inputs * bits / 8) + 4 * outputs
 
 
 # -- packing ----------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ converts them at every call. Which packing is chosen depends on what the machine
     bfloat16          AVX2 or NEON and a compiler    native    float32, the whole decoder is one native call
     quantize int8     the same                       native    the same, rounded to int8 by row
     quantize int4     the same                       native    the same; head and embedding in 8 bits
+    stored in groups  the same                       native    the same; each matrix in its own 4 or 8 bits
     float32           oneDNN                         mkldnn    float32
     bfloat16/float16  computes it natively           mkldnn    as the weights
     bfloat16/float16  other CPUs with FBGEMM         fbgemm    float32, weights held in float16
@@ -15,7 +16,7 @@ converts them at every call. Which packing is chosen depends on what the machine
 
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 from warnings import catch_warnings, simplefilter
@@ -33,6 +34,8 @@ Linear = Callable[[Tensor], Tensor]
 """[T, in] -> [T, out], both in the packing's compute dtype; T >= 1."""
 
 HALF = (torch.bfloat16, torch.float16)
+STORED = "native as stored"
+"""The packing of what is quantised already."""
 ROWS_HINT = 8
 """oneDNN lays weights out for a batch size; 8 rows is a typical tree, and costs nothing at 1."""
 
@@ -115,7 +118,7 @@ def quantised(method: str, dtype: torch.dtype, device: torch.device) -> Packing:
     groups (W4A8), head and embedding in 8. RefusalError where that cannot run: another precision would be another
     model."""
     if method not in ("int8", "int4"):
-        raise RefusalError(f"quantize is {method!r}, which is not known; use int8 or int4.")
+        raise RefusalError(f"quantize is {method!r}, which is not known; use int8, int4 or none.")
     if dtype is not torch.bfloat16:
         raise RefusalError(
             f"quantize {method} keeps everything else in bfloat16; use dtype bfloat16, not {short(dtype)}."
@@ -137,12 +140,22 @@ def in_groups(dtype: torch.dtype) -> Packing:
     """The packing of `quantize int4`."""
     fine = partial(grouped.size, bits=8, form=grouped.Form.ZEROS)
     coarse = partial(grouped.size, bits=4, form=grouped.Form.SUPER)
-    row = {Unit.SHORT: 0.2}.get(unit(), 0.06)
+    row = {Unit.SHORT: 0.2, Unit.DOT: 0.2}.get(unit(), 0.06)
     head = Packing("native int8", dtype, torch.float32, grouped.pack_bytes, fine, 8, 8, native=True)
     return Packing(
         "native int4", dtype, torch.float32, grouped.pack_int4, coarse, 8, 8, row, head=head, native=True,
         groups=grouped.pack_groups,
     )  # fmt: skip
+
+
+def as_stored(bits: float, dtype: torch.dtype, device: torch.device) -> Packing | None:
+    """The packing of a checkpoint that is quantised already, whose matrices take `bits` for each weight as they are;
+    the few that are stored as floats are rounded to 8 bits in groups. None where the native decoder cannot run."""
+    if device.type != "cpu" or dtype is not torch.bfloat16 or library() is None:
+        return None
+    own = partial(grouped.size_of, bits=bits)
+    packing = replace(in_groups(dtype), name=STORED, pack=grouped.pack_bytes, size=own)
+    return packing if works(packing, 0.3) else None
 
 
 def plain(dtype: torch.dtype, device: torch.device) -> Packing:

@@ -21,12 +21,13 @@ from paceline.model.families import FAMILIES, Names
 from paceline.model.footprint import Footprint, footprint
 from paceline.model.gguf import GgufTensors
 from paceline.model.groups import stack
-from paceline.model.linear import Linear, Packing, available, choose, plain, quantised
+from paceline.model.linear import Linear, Packing, as_stored, available, choose, plain, quantised
 from paceline.model.malloc import exact
 from paceline.model.native import NativeDecoder
 from paceline.model.packed import Packed, by_head, halves, interleave
 from paceline.model.progress import tracked
 from paceline.model.spec import Attention, Experts, ModelSpec, ShortConv
+from paceline.model.stored import stored_bits
 
 log = logging.getLogger("paceline")
 NEVER = -1e30
@@ -46,25 +47,28 @@ def load_model(
     fast: bool = True,
     vocabulary: tuple[int, int] | None = None,
     cache: bool = True,
+    late: bool = False,
 ) -> Decoder:
     """Load a directory, a GGUF file or a hub id for serving texts of up to `max_len` tokens (default: the config's).
 
     dtype: of weights and K/V cache: float32, bfloat16, float16 (float64 for tests). quantize:
-    "int8" and "int4" round the weights of all linear layers as they are loaded. kv_dtype: "int8" keeps keys and values
-    in 8 bits. With `fast` false every part is its slow twin in plain PyTorch. vocabulary: of a draft, how many logits
-    its target has and how many ids their tokenizer knows; where the draft is padded differently, it gets as many, and
-    what lies beyond the tokenizer is never drawn. cache: packed weights of a large model are kept on disk for the next
-    time (store.py). Raises CheckpointError for whatever cannot
-    be served, RefusalError for what this machine cannot do.
+    "int8" and "int4" round the weights of all linear layers as they are loaded; of a checkpoint that is quantised
+    already each keeps its own bits unless that is "none", which widens them to dtype. kv_dtype: "int8" keeps keys and
+    values in 8 bits. With `fast` false every part is its slow twin in plain PyTorch. vocabulary: of a draft, how many
+    logits its target has and how many ids their tokenizer knows; where the draft is padded differently, it gets as
+    many, and what lies beyond the tokenizer is never drawn. cache: packed weights of a large model are kept on disk for
+    the next time (store.py). late: where they are kept, they move into memory behind the first pass (settle.py). Raises
+    CheckpointError for whatever cannot be served, RefusalError for what this machine
+    cannot do.
     """
-    packing, target = form(dtype, quantize, device, fast, kv_dtype), torch.device(device)
-    path = resolve(model, revision, token)
+    form(dtype, quantize, device, fast, kv_dtype)  # what cannot be is refused before anything is downloaded
+    path, target = resolve(model, revision, token), torch.device(device)
     spec = read_config(path, max_len)
-    packing = suited(packing, spec, target)
+    packing = packing_of(path, spec, dtype, quantize, device, fast, kv_dtype)
     with exact():
-        weights, spec = read(path, spec, packing, target, vocabulary, cache)
+        weights, spec, mapped = read(path, spec, packing, target, vocabulary, cache, late)
     if packing.native:
-        return NativeDecoder(spec, weights, packing)
+        return NativeDecoder(spec, weights, packing, late=mapped)
     return Decoder(spec, weights, packing, quickest(target, packing.dtype) if fast else Reference)
 
 
@@ -75,21 +79,23 @@ def read(
     device: torch.device,
     vocabulary: tuple[int, int] | None,
     cache: bool,
-) -> tuple[Weights, ModelSpec]:
-    """The weights as they lie in memory, from the cache where they are in it, and the spec that fits them."""
+    late: bool = False,
+) -> tuple[Weights, ModelSpec, bool]:
+    """The weights as they lie in memory, from the cache where they are in it, and the spec that fits them; and whether
+    they are late."""
     tensors = open_tensors(path)
     whole = footprint(spec, packing, packing.dtype.itemsize, 2, 1).weights
     where = None
     if cache and packing.native and whole >= store.LEAST:
         where = store.place(tensors.paths(), spec, packing, vocabulary)
-        if (kept := store.opened(where)) is not None:
+        if (kept := store.opened(where, late)) is not None:
             try:
                 loader = Loader(spec, FAMILIES[spec.family].names, tensors, packing, device, vocabulary, kept)
-                return loader.weights(), loader.fitted
+                return loader.weights(), loader.fitted, late
             except store.Damaged as error:
                 store.discard(where, error)
     with writing(where, whole) as keep:
-        return fresh(path, spec, packing, device, vocabulary, keep)
+        return *fresh(path, spec, packing, device, vocabulary, keep), False
 
 
 def fresh(
@@ -136,12 +142,38 @@ def writing(where: Path | None, size: int) -> Iterator[store.Straight]:
         yield keep
 
 
-def form(dtype: str, quantize: str | None, device: str, fast: bool = True, kv_dtype: str | None = None) -> Packing:
-    """How weights, keys and values will lie in memory."""
+def packing_of(
+    path: Path,
+    spec: ModelSpec,
+    dtype: str,
+    quantize: str | None,
+    device: str,
+    fast: bool = True,
+    kv_dtype: str | None = None,
+) -> Packing:
+    """How weights, keys and values of this checkpoint will lie in memory: what is quantised already keeps its own bits
+    where nothing else is asked for and the native decoder can run."""
+    native = fast and quantize is None and dtype == "bfloat16" and spec.common
+    bits = stored_bits(open_tensors(path), spec) if native else None
+    return suited(form(dtype, quantize, device, fast, kv_dtype, bits), spec, torch.device(device))
+
+
+def form(
+    dtype: str,
+    quantize: str | None,
+    device: str,
+    fast: bool = True,
+    kv_dtype: str | None = None,
+    bits: float | None = None,
+) -> Packing:
+    """How weights, keys and values lie in memory; `bits`: those of a weight in a checkpoint that keeps its own."""
     if dtype not in DTYPES:
         raise CheckpointError(f"dtype {dtype!r} is not known; use one of {', '.join(DTYPES)}.")
     where = torch.device(device)
-    if quantize is not None:
+    own = None if bits is None else as_stored(bits, DTYPES[dtype], where)
+    if own is not None:
+        packing = own
+    elif quantize not in (None, "none"):
         packing = quantised(quantize, DTYPES[dtype], where)
     else:
         packing = choose(DTYPES[dtype], where) if fast else plain(DTYPES[dtype], where)
@@ -169,11 +201,10 @@ def suited(packing: Packing, spec: ModelSpec, device: torch.device) -> Packing:
     return next(other for other in available(packing.dtype, device) if not other.native)
 
 
-def measure(path: Path, packing: Packing, max_len: int | None = None) -> tuple[ModelSpec, Footprint]:
-    """A checkpoint's spec, and what its model will take of memory, from config and headers alone."""
-    spec, stored = read_config(path, max_len), open_tensors(path).widest()
-    packing = suited(packing, spec, torch.device("cpu"))
-    return spec, footprint(spec, packing, packing.dtype.itemsize, stored, torch.get_num_threads())
+def measure(path: Path, spec: ModelSpec, packing: Packing) -> Footprint:
+    """What a checkpoint's model will take of memory, from config and headers alone."""
+    stored = open_tensors(path).widest()
+    return footprint(spec, packing, packing.dtype.itemsize, stored, torch.get_num_threads())
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from paceline.model.decoder import Decoder, Weights, unpacked
 from paceline.model.footprint import UNIT
 from paceline.model.linear import Packing
 from paceline.model.packed import Packed, address
+from paceline.model.settle import Settling
 from paceline.model.spec import Activation, ModelSpec
 from paceline.native.build import Unit, library, unit
 from paceline.native.structs import (
@@ -49,13 +50,14 @@ LANES = 16
 class NativeDecoder(Decoder):
     """Implements `Model`. Keys and values are laid out for the native attention: see decoder.cpp."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, packing: Packing) -> None:
+    def __init__(self, spec: ModelSpec, weights: Weights, packing: Packing, *, late: bool = False) -> None:
+        """`late`: weights lie in a mapped file at first."""
         super().__init__(spec, weights, packing)
         found = library()
         assert found is not None, "the packing was chosen where there is no native library"
         self.library = found
         self.abilities |= {"run", "chain", "tree"}
-        self.turned = 0
+        self.turned, self.passes = 0, 0
         self.layers = (CLayer * len(spec.layers))(*(self.layer(index) for index in range(len(spec.layers))))
         head: Any = weights.head
         table = weights.embedding
@@ -72,8 +74,39 @@ class NativeDecoder(Decoder):
         )  # fmt: skip
         if isinstance(table, Packed):
             self.model.lookup = table.c
+        self.settling = Settling(self.matrices()) if late else None
         self.seconds: Tensor | None = None
         """Where the native parts (structs.PARTS) add up their time, float64, while someone measures."""
+
+    def matrices(self) -> list[list[Packed]]:
+        """Those of each layer, then those outside of them."""
+        weights: Any = self.weights
+        layers = [[it.mixer.qkv, it.mixer.out, it.ffn.gate_up, it.ffn.down] for it in weights.blocks]
+        apart = {id(it): it for it in (weights.head, weights.embedding) if isinstance(it, Packed)}
+        return [*layers, [*apart.values()]]
+
+    def settle(self, wait: bool = True) -> None:
+        """Take what moved into memory of its own in; `wait`: until all has."""
+        if self.settling is None:
+            return
+        if wait:
+            self.settling.finish()
+        for number in self.settling.arrived():
+            if number < len(self.layers):
+                moved = self.layer(number)
+                moved.turn = self.layers[number].turn
+                self.layers[number] = moved
+                continue
+            head: Any = self.weights.head
+            self.model.head = head.c
+            if isinstance(self.weights.embedding, Packed):
+                self.model.lookup = self.weights.embedding.c
+        if not self.settling.left:
+            self.settling = None
+            return
+        if self.passes:
+            self.settling.begin()
+        self.passes += 1
 
     def layer(self, index: int) -> CLayer:
         block: Any = self.weights.blocks[index]  # its layers are all `Packed`
@@ -225,17 +258,20 @@ class NativeDecoder(Decoder):
         size: Sequence[tuple[int, int]],
         temperature: list[float],
         least: list[float],
-        limits: tuple[int, int, float],
+        gain: list[float],
+        limits: tuple[int, int],
     ) -> list[tuple[list[int], list[int], int]]:
         """Draft a tree for each segment, whose last row alone is wanted: tokens, parents (-1: the root) and how many of
         them, the first ones, have K/V. `size`: the most nodes, and the depth from which on no distribution is computed;
-        `least`: the least chance of a node; `limits`: children, passes, gain of draft/dyspec.py."""
+        `least`: the least chance of a node; `gain`: what another pass has to bring; `limits`: children and passes of
+        draft/dyspec.py."""
         count, most = len(size), MAX_CANDIDATES
         tokens, parents, computed = ((ctypes.c_int64 * n)() for n in (count * most, count * most, count))
         call, *_held = self.call(rows, {}, most)
         sizes = integers_in([n for each in size for n in each])
         self.library.paceline_tree(
-            self.model, call, sizes, reals_in(temperature), reals_in(least), *limits, tokens, parents, computed,
+            self.model, call, sizes, reals_in(temperature), reals_in(least), reals_in(gain), *limits, tokens,
+            parents, computed,
         )  # fmt: skip
         out = []
         for i, done in enumerate(computed):
@@ -246,6 +282,8 @@ class NativeDecoder(Decoder):
     def call(self, rows: Rows, taps: dict[str, Tensor], further: int = 0) -> tuple[CPass, Tensor | None, Tensor, Any]:
         """The pass as the library takes it, its hidden states where somebody wants them, its logits, and what must
         outlive the call. `further`: places that later rows will go beyond these."""
+        if self.settling is not None:
+            self.settle(wait=False)
         spec, count = self.spec, rows.count
         first, last = rows.program.first, len(spec.layers) if rows.program.last is None else rows.program.last
         self.reach(max(s.base + s.rows for s in rows.segments) + further)

@@ -1,6 +1,9 @@
 """Memory for what is read in every pass: by whole cache lines, and in huge pages where the system has them."""
 
+import ctypes
 import math
+import mmap
+import sys
 
 import numpy as np
 import torch
@@ -30,6 +33,21 @@ def take(size: int) -> Tensor:
         rest = zeros(max(room, PIECE))
     taken, rest = rest[:size], rest[room:]
     return taken
+
+
+DONTNEED = 4
+"""madvise's MADV_DONTNEED, which loses nothing of a mapped file to whose pages nobody writes: they are read again.
+Unlike MADV_PAGEOUT it also works on a file that belongs to someone else or that another process has mapped."""
+
+
+def give_back(tensor: Tensor) -> None:
+    """The memory of the whole pages of a mapped file that it lies in; whoever still looks there makes the system read
+    them again."""
+    page = mmap.PAGESIZE
+    first, last = -(-tensor.data_ptr() // page), (tensor.data_ptr() + tensor.nbytes) // page
+    if last > first and sys.platform == "linux":
+        size = ctypes.c_size_t((last - first) * page)
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first * page), size, DONTNEED)
 
 
 def tensor(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

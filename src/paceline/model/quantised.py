@@ -19,6 +19,8 @@ BESIDE = ("input_scale", "output_scale", "k_scale", "v_scale", "q_scale", "input
 """Members that say nothing of the weights, or that are read along with them."""
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where the n-th of eight outputs lies in a word of AWQ."""
+HALVES, FLOATS = 0.75, 2.0
+"""Bits of a weight's scales in memory: a half and a byte, or two floats, for each 32 (`grouped.Form`)."""
 AS_FLOATS = "weights in FP8 are served in the model's dtype"
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
@@ -48,6 +50,8 @@ class Scheme:
     read: Read
     word: str = ""
     """What is to be said of the method when a model is loaded."""
+    bits: float | None = None
+    """Of a weight with its scales where it is packed in groups as it is; None: it becomes floats."""
 
 
 def scheme_of(config: Config) -> Scheme | None:
@@ -120,7 +124,7 @@ def gptq(settings: Config) -> Scheme:
         index = layer.take("g_idx", (inputs,)) if layer.has("g_idx") else None
         return ordered(of_zeros(codes, scale, zero, bits), index, layer.name)
 
-    return Scheme("qweight", read)
+    return Scheme("qweight", read, bits=None if settings.get("desc_act") else bits + HALVES)
 
 
 def awq(settings: Config) -> Scheme:
@@ -141,7 +145,7 @@ def awq(settings: Config) -> Scheme:
         zero = columns(layer.take("qzeros", (groups, outputs // 8)))
         return of_zeros(codes, layer.take("scales", (groups, outputs)).t(), zero.int(), 4)
 
-    return Scheme("qweight", read)
+    return Scheme("qweight", read, bits=4 + HALVES)
 
 
 def fp8(settings: Config) -> Scheme:
@@ -179,10 +183,11 @@ def compressed(settings: Config) -> Scheme:
     kind: Config = dict(kinds[0] or {})
     form = next((str(group["format"]) for group in groups.values() if group.get("format")), settings.get("format"))
     if form == "pack-quantized":
-        return Scheme("weight_packed", packed_numbers(number(kind, "num_bits", (4, 8))))
+        bits = number(kind, "num_bits", (4, 8))
+        return Scheme("weight_packed", packed_numbers(bits), bits=bits + FLOATS)
     if form in ("int-quantized", "naive-quantized") and kind.get("type") == "int":
         number(kind, "num_bits", (8,))
-        return Scheme("weight", whole_bytes)
+        return Scheme("weight", whole_bytes, bits=8 + FLOATS)
     if form in ("float-quantized", "naive-quantized") and kind.get("type") == "float":
         number(kind, "num_bits", (8,))
         return Scheme("weight", floating(kind.get("block_structure")), AS_FLOATS)

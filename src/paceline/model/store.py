@@ -164,9 +164,11 @@ class Damaged(Exception):
 
 
 class Reading(Straight):
-    """Gives back what was written. Damaged where a file is of another layout, cut off or changed."""
+    """Gives back what was written. Damaged where a file is of another layout, cut off or changed. `late`: large packed
+    layers lie in the map at first (settle.py)."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, late: bool = False) -> None:
+        self.late = late
         state = path.stat()
         if state.st_uid not in (os.getuid(), 0) or state.st_mode & 0o022:
             raise Damaged("others can write to it")
@@ -188,20 +190,22 @@ class Reading(Straight):
         if layout != LAYOUT:
             raise Damaged(f"it has layout {layout}, not {LAYOUT}")
 
-    def part(self, name: str, key: str) -> Tensor:
-        """Copied to memory of its own, and checked."""
+    def part(self, name: str, key: str, late: bool = False) -> Tensor:
+        """Copied to memory of its own, unless it is `late`, and checked."""
         try:
             about = self.parts[name]["tensors"][key]
             at, size, shape = about["at"], about["bytes"], about["shape"]
             dtype = getattr(torch, about["dtype"])
             if not (0 <= at <= at + size <= self.end) or (size and at % LINE):
                 raise Damaged(f"{name} lies beyond its end")
-            into = pages.take(size)
+            into = pages.take(0 if late else size)
             if size:
-                into.copy_(torch.frombuffer(self.map, dtype=torch.uint8, count=size, offset=at))
-                first, last = -(-at // mmap.PAGESIZE), (at + size) // mmap.PAGESIZE
-                if last > first and hasattr(mmap, "MADV_DONTNEED"):
-                    self.map.madvise(mmap.MADV_DONTNEED, first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE)
+                there = torch.frombuffer(self.map, dtype=torch.uint8, count=size, offset=at)
+                if late:
+                    into = there
+                else:
+                    into.copy_(there)
+                    pages.give_back(there)
             if total(into) != about["sum"]:
                 raise Damaged(f"{name} has changed")
             return into.view(dtype).view(shape)
@@ -214,13 +218,14 @@ class Reading(Straight):
     def linear(self, name: str, make: Callable[[], Linear]) -> Linear:
         if name not in self.parts:
             raise Damaged(f"{name} is missing")
-        return restored({key: self.part(name, key) for key in self.parts[name]["tensors"]}, self.parts[name]["numbers"])
+        tensors = {key: self.part(name, key, self.late and key == "weight") for key in self.parts[name]["tensors"]}
+        return restored(tensors, self.parts[name]["numbers"])
 
 
-def opened(path: Path) -> Reading | None:
+def opened(path: Path, late: bool = False) -> Reading | None:
     """The file if there is a good one; a bad one is removed, with a word."""
     try:
-        return Reading(path)
+        return Reading(path, late)
     except FileNotFoundError:
         return None
     except (Damaged, OSError) as error:

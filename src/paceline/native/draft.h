@@ -115,7 +115,7 @@ struct Sprout {
 
 struct Tree {
   i64 most, deepest;  // nodes; depth from which on no distribution is computed
-  double temperature, least;
+  double temperature, least, gain;
   std::vector<Place> places = {};
   std::vector<Sprout> nodes = {}, laid = {};  // laid: those of the last pass
   bool ended = false;
@@ -155,7 +155,6 @@ struct Tree {
 
 struct Limits {  // draft/dyspec.py
   i64 children, passes;
-  double gain;
 };
 
 // The distribution with logits x / temperature: its `k` likeliest tokens
@@ -216,7 +215,7 @@ static void grow(const Model& m, const Pass& p, std::vector<Tree>& trees, const 
           expected += tree.nodes[j].chance;
           wanted[j] = tree.nodes[j].depth < tree.deepest;
         }
-      tree.ended = step == limits.passes || expected < limits.gain || std::find(wanted.begin(), wanted.end(), true) == wanted.end();
+      tree.ended = step == limits.passes || expected < tree.gain || std::find(wanted.begin(), wanted.end(), true) == wanted.end();
       if (tree.ended) continue;
       laid.text(known, p.table + i * p.width, p.segment[i].shift);
       for (i64 j = 0; j < count; j++) {
@@ -231,11 +230,11 @@ static void grow(const Model& m, const Pass& p, std::vector<Tree>& trees, const 
 
 // size [requests][nodes, depth]; tokens, parents [requests][64]; beyond the end of a tree: -1. computed [requests]
 extern "C" void paceline_tree(const Model* m, const Pass* p, const i64* size, const double* temperature,
-                              const double* least, i64 children, i64 passes, double gain, i64* tokens, i64* parents,
-                              i64* computed) {
+                              const double* least, const double* gain, i64 children, i64 passes, i64* tokens,
+                              i64* parents, i64* computed) {
   std::vector<Tree> trees;
-  for (i64 i = 0; i < p->segments; i++) trees.push_back({size[2 * i], size[2 * i + 1], temperature[i], least[i]});
-  grow(*m, *p, trees, {children, passes, gain});
+  for (i64 i = 0; i < p->segments; i++) trees.push_back({size[2 * i], size[2 * i + 1], temperature[i], least[i], gain[i]});
+  grow(*m, *p, trees, {children, passes});
   std::fill(tokens, tokens + trees.size() * MOST, -1);
   for (size_t i = 0; i < trees.size(); i++) {
     computed[i] = trees[i].computed();

@@ -9,10 +9,11 @@ struct Trees {
   const Pass* behind;   // what it lacks of the texts, a segment each
   const i64* nodes;     // [texts]
   const double* least;  // [texts]: chance of a node
+  const double* gain;   // [texts]: what another pass has to bring
   i64* reach;           // [texts]: rows that the model has of each
   i64* computed;        // [texts]: those of the latest tree, its first nodes
   i64 children, passes;
-  double gain, sharp;   // sharp: the temperature of a greedy text's distributions
+  double sharp;         // the temperature of a greedy text's distributions
 };
 
 void paceline_trees_propose(Trees* s, i64 turns, const Turn* turn, Draft* drafts) {
@@ -25,11 +26,11 @@ void paceline_trees_propose(Trees* s, i64 turns, const Turn* turn, Draft* drafts
     s->computed[it.place] = 0;
     if (nodes <= 0) continue;
     lacking(rows, *s->behind, it, s->reach[it.place]);
-    trees.push_back({nodes, it.room, it.temperature > 0 ? it.temperature : s->sharp, s->least[it.place]});
+    trees.push_back({nodes, it.room, it.temperature > 0 ? it.temperature : s->sharp, s->least[it.place], s->gain[it.place]});
     whose.push_back(t);
     s->reach[it.place] = it.known();
   }
-  if (!trees.empty()) grow(*s->model, rows.pass(*s->model), trees, {s->children, s->passes, s->gain});
+  if (!trees.empty()) grow(*s->model, rows.pass(*s->model), trees, {s->children, s->passes});
   for (size_t i = 0; i < trees.size(); i++) {
     Draft& draft = drafts[whose[i]];
     s->computed[turn[whose[i]].place] = trees[i].computed();

@@ -124,9 +124,9 @@ class CTrees(Structure):
     _fields_ = [
         ("model", POINTER(CModel)),
         ("behind", POINTER(CPass)),
-        *pointers("nodes", "least", "reach", "computed"),
+        *pointers("nodes", "least", "gain", "reach", "computed"),
         *integers("children", "passes"),
-        *doubles("gain", "sharp"),
+        *doubles("sharp"),
     ]
 
 
@@ -181,7 +181,13 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.paceline_draft.restype = None
     library.paceline_run.argtypes = [POINTER(CModel), POINTER(CPass), POINTER(CRun)]
     library.paceline_run.restype = None
-    library.paceline_tree.argtypes = [POINTER(CModel), POINTER(CPass), c_void_p, c_void_p, c_void_p, c_int64]
-    library.paceline_tree.argtypes += [c_int64, c_double, c_void_p, c_void_p, c_void_p]
+    library.paceline_tree.argtypes = [
+        POINTER(CModel),
+        POINTER(CPass),
+        *[c_void_p] * 4,
+        c_int64,
+        c_int64,
+        *[c_void_p] * 3,
+    ]
     library.paceline_tree.restype = None
     return library

@@ -63,6 +63,8 @@ class LengthPolicy:
     """Passes of the target so far, as far as the policy counts them."""
     patience: float
     """Seconds that a step of more than one pass may take."""
+    company: int = 0
+    """Requests that held leases when the latest step was planned."""
 
     @property
     def count(self) -> int:
@@ -97,6 +99,11 @@ class LengthPolicy:
     def seconds(self, work: Work) -> float:
         """Of a step whose pass is this work and that drafts as the latest did, for a policy with `times`."""
         return 0.0
+
+    def hopeless(self, drafter: str, request: Request) -> bool:
+        """Is it not expected to draft for this request while so many others decode? Then its K/V is not kept up, until
+        it is."""
+        return False
 
     def idle(self, drafter: str) -> bool:
         """Is this drafter of no use to anybody at present?"""

@@ -23,6 +23,8 @@ class ByRequest(Goodput):
         Goodput.enrol(self, drafter, facts)
         if facts.ahead == "path" and facts.most is None:
             self.paths.add(drafter)
+        if facts.group is not None and not facts.ahead:
+            self.fixed.groups[drafter], self.fixed.chains = facts.group, self.chains
 
     def share(self, requests: Sequence[Request], spare: int, base: Work) -> dict[int, Share]:
         named, free = [r for r in requests if not r.arms], [r for r in requests if r.arms]

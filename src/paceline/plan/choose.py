@@ -38,6 +38,11 @@ SURPRISE = 0.2
 USELESS = 3
 """Tries in a row that brought less than they cost; and, where they brought nothing, the next ones are of one node,
 of a merged drafter (whose first part would take it) of its fewest."""
+KEEPS, AGAIN = 1.1, 32
+"""Of many requests at once a drafter has to be better than none by so much, or its K/V is not kept up meanwhile; that
+is asked anew every so many steps."""
+HOPED, SURE = 0.85, 8
+"""Chance of a token of a drafter of whom fewer rounds than these are known, where it is asked what it might bring."""
 BANNED = 256
 """Steps that a drafter rests after it has failed; doubled each time."""
 CHAIN = (1, 2, 3, 4, 6, 8, 12)
@@ -166,6 +171,9 @@ class Goodput(LengthPolicy):
     """The latest step that was decided. Requests whose prompts end in it are asked for after the others."""
     _saving: int = 0
     """Step before which nothing can be afforded."""
+    company: int = 0
+    _hopeless: dict[tuple[str, int], tuple[int, bool]] = field(default_factory=dict)
+    """{(drafter, requests at once): when it was asked, and what was found}"""
     _trying: tuple[int, str, float, Point, float] | None = None
     """The try of this step: request, drafter, seconds that a pass of it costs, what is expected of it, and goodput."""
 
@@ -434,6 +442,31 @@ class Goodput(LengthPolicy):
         """Nobody is given this drafter, and what was tried of it failed, again and again."""
         held = (pick for now in (self._plain, self._filling) for pick in now.picks.values())
         return self._trial(drafter).wasted >= USELESS and all(pick is None or pick[0] != drafter for pick in held)
+
+    def hopeless(self, drafter: str, request: Request) -> bool:
+        """Would it lose at any size, where so many decode at once who are like this one, at what is known or hoped of
+        it? What it brings must pay for keeping its K/V up, too."""
+        arm, company = self.arms.get(drafter), self.company
+        if company < MANY or arm is None:
+            return False
+        step, said = self._hopeless.get((drafter, company), (-AGAIN, False))
+        if self.step - step >= AGAIN:
+            length = len(request.tokens)
+            price = Price(self.times, Work.of([(1, length, 1)] * company))
+            points = self._price(request, arm, arm.sizes, min(arm.sizes[-1], DEPTH), company)
+            means = [self.acceptance.means.get(arm.key(size)) for size in arm.sizes]
+            if not any(
+                mean is not None and sum(mean.tried[:1]) >= SURE for mean in means
+            ):  # then the best is hoped for
+                points = [
+                    Point(n, n if arm.chain else 0, sum(HOPED**d for d in range(1, min(n, DEPTH) + 1)), float(n))
+                    for n in arm.sizes
+                ]
+            seconds = [price.of(dict.fromkeys(range(company), (drafter, point))) for point in points]
+            best = max((1.0 + point.tokens) / took for point, took in zip(points, seconds))
+            said = best * price.of({}) < KEEPS
+            self._hopeless[drafter, company] = self.step, said
+        return said
 
     def failed(self, drafter: str) -> None:
         """A drafter raised: it rests, longer each time."""

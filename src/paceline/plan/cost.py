@@ -26,6 +26,8 @@ RATE, DRIFT = 0.1, 0.2
 FLOOR = 1e-9
 WINDOW = 16
 """Nodes of a draft that is made while the target's pass runs, at most."""
+MET, OTHER = 4, 4.0
+"""First steps of a drafter that was never timed before, and the factor by which its price was another then."""
 FEW = 8
 """Latest steps that count for what two things at once save, at start-up."""
 
@@ -142,6 +144,8 @@ class StepTimes:
     """Were passes of many sizes timed before the first request (`fit_target`)? Else only those of its steps."""
     error: float = 0.0
     """Mean absolute percentage error of the latest predictions, as a fraction."""
+    met: dict[str, int] = field(default_factory=dict)
+    """Steps so far of each drafter that was first timed in service."""
 
     def of_target(self, work: Work) -> float:
         """Seconds of the target's pass: `Terms.predict` of its features, written out, for choices ask it often."""
@@ -158,7 +162,7 @@ class StepTimes:
 
     def of_draft(self, part: Drafting) -> float:
         """Seconds of one drafter's part."""
-        w = self.drafter(part.drafter).weights
+        w = (self.drafts.get(part.drafter) or self.strange()).weights
         call = w["several"] * part.passes if part.passes else w["call"]
         return call + w["requests"] * part.requests + w["depth"] * part.depth + w["nodes"] * part.nodes
 
@@ -192,9 +196,19 @@ class StepTimes:
         alone = self.of_target(work) + sum(map(self.of_draft, each)) + rest(work.requests, nodes, work.passes)
         return alone - self.of_saved(work, each)
 
+    def strange(self) -> Terms:
+        """Of a drafter that was never timed: as dear as the dearest that was, in each of its terms. One whose depth is
+        not counted pays for it by its nodes, half a level each: trees and merged drafts run the same models."""
+        known = [terms.weights for terms in self.drafts.values()]
+        if not known:
+            return _draft().scaled(self.speed)
+        dearest = {k: max(weights[k] for weights in known) for k in known[0]}
+        dearest["nodes"] = max(weights["nodes"] + weights["depth"] / 2 for weights in known)
+        return Terms(dearest)
+
     def drafter(self, name: str) -> Terms:
         if name not in self.drafts:
-            self.drafts[name] = _draft().scaled(self.speed)
+            self.drafts[name] = self.strange()
         return self.drafts[name]
 
     def observe(self, work: Work, parts: Sequence[Drafting], times: Times) -> None:
@@ -217,11 +231,31 @@ class StepTimes:
             self._in_order(work.rows)
         for part, draft in zip(parts, drafts):
             if part.drafter in times.drafts:
+                if self._met(part, times.drafts[part.drafter], draft):
+                    continue
                 ratio = _ratio(times.drafts[part.drafter], draft)
                 faster = 1.0 + DRIFT * (ratio - 1.0)
                 self.drafts[part.drafter] = self.drafts[part.drafter].scaled(faster)
                 self.drafts[part.drafter].learn(part.features(), ratio / faster)
         self.rest.learn(_others(work, nodes), _ratio(times.rest, self.of_rest(work.requests, nodes, work.passes)))
+
+    def _met(self, part: Drafting, seconds: float, expected: float) -> bool:
+        """The first step of a drafter who was never timed gives its scale, where that is another by more than OTHER; of
+        the next ones those that took so much less, for what others do to the machine only adds. Was it one?"""
+        name, first = part.drafter, part.drafter not in self.drafts
+        if first:
+            self.met[name] = 0
+        elif name not in self.met:
+            return False
+        scale = max(seconds, FLOOR) / max(expected, FLOOR)
+        self.met[name] += 1
+        if self.met[name] == MET:
+            del self.met[name]
+        if 1.0 / OTHER < scale < OTHER or (not first and scale > 1.0):
+            self.drafter(name)
+            return False
+        self.drafts[name] = self.drafter(name).scaled(scale)
+        return True
 
     def _overlapped(self, parts: Sequence[Drafting], times: Times, target: float, rate: float = DRIFT) -> None:
         """What a step saved by doing two things at once, beside a pass that takes `target` seconds alone."""
@@ -271,7 +305,9 @@ class StepTimes:
         self.rest.fit(rest)
         for name in {part.drafter for _, parts, _ in samples for part in parts}:
             mine = [(p, t.drafts[name]) for _, ps, t in samples for p in ps if p.drafter == name]
-            self.drafter(name).fit([(p.features(), max(seconds, FLOOR)) for p, seconds in mine], power=0)
+            self.drafts.setdefault(name, _draft()).fit(
+                [(p.features(), max(seconds, FLOOR)) for p, seconds in mine], power=0
+            )
         for count, (work, parts, took) in enumerate(samples):
             self._overlapped(parts, took, self.of_target(work), 1.0 / (1 + count % FEW))
 

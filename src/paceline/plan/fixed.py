@@ -38,18 +38,22 @@ class FixedLength(LengthPolicy):
     """Nodes of the drafters whose draft is to take as long as the target's pass, as measured."""
     measured: StepTimes | None = None
     """What passes cost on this machine, where that was timed and the user has not set the numbers of nodes."""
+    chains: dict[str, str] = field(default_factory=dict)
+    """{K/V group: who drafts chains with it: a node of theirs is a pass of the group's model}"""
+    groups: dict[str, str] = field(default_factory=dict)
+    """{drafter: its K/V group}, of those that draft before the pass."""
     times: StepTimes | None = None
     step: int = 0
     patience: float = 0.0
 
     def share(self, requests: Sequence[Request], spare: int, base: Work) -> dict[int, Share]:
         shares: dict[int, Share] = {}
-        worth = self.worth(base)
+        worth = {name: self.worth(base, name) for name in {r.drafter for r in requests}}
         for request in requests:
             depth = self.depth(request, request.drafter)
             nodes = min(self.nodes(request, base.requests), spare) if depth and request.drafter != "none" else 0
             spare -= nodes
-            told = worth if request.params.max_nodes is None else None
+            told = worth[request.drafter] if request.params.max_nodes is None else None
             shares[request.id] = Share(request.drafter, nodes, depth, told)
         return shares
 
@@ -62,22 +66,38 @@ class FixedLength(LengthPolicy):
             nodes = min(nodes, max(self.least, (self.cheap_rows - running) // max(running, 1)))
         return max(0, min(nodes, MAX_CANDIDATES))
 
-    def worth(self, base: Work) -> MinChance | None:
-        """What a node has to bring beside these requests: its row's price in the tokens of a usual step."""
-        n, row = base.requests, self.row(base)
-        return MinChance(min(MOST, row * TOKENS * n / (1 + row * (ROWS - 1) * n))) if row else None
+    def worth(self, base: Work, drafter: str) -> MinChance | None:
+        """What a node has to bring beside these requests: its row's price in the tokens of a usual step, and that of a
+        pass of the draft model."""
+        n, row, level = base.requests, self.row(base), self.level(base, drafter)
+        if not row and not level:
+            return None
+        pace = TOKENS / (1 + (ROWS - 1) * (row * n + level))
+        return MinChance(min(MOST, row * n * pace), min(MOST, level * pace))
 
     def row(self, base: Work) -> float:
         """What a row more costs, in passes of one row for each request."""
         n = base.requests
         if self.measured is None:
             return self.row_cost / (1 + self.row_cost * (n - 1))
-        alone = Work(n, n, base.context, base.context, n)
-        one = self.measured.of_target(alone)
-        return max(0.0, self.measured.of_target(alone.more(n * USUAL)) / one - 1) / (n * USUAL)
+        more = self.measured.of_target(one_each(base).more(n * USUAL)) / self.measured.of_target(one_each(base))
+        return max(0.0, more - 1) / (n * USUAL)
+
+    def level(self, base: Work, drafter: str) -> float:
+        """What a pass of the draft model for all of them costs, in the same unit; 0 where there is none, or none
+        was measured."""
+        chain = self.chains.get(self.groups.get(drafter, ""))
+        if self.measured is None or chain is None or chain not in self.measured.drafts:
+            return 0.0
+        return self.measured.drafts[chain].weights["depth"] / self.measured.of_target(one_each(base))
 
     def depth(self, request: Request, drafter: str) -> int:
         return self.limit(request, drafter) if self.limit else room(request, self.limits.get(drafter))
+
+
+def one_each(base: Work) -> Work:
+    """A row for each of its requests."""
+    return Work(base.requests, base.requests, base.context, base.context, base.requests)
 
 
 def room(request: Request, limit: int | None) -> int:

@@ -49,6 +49,7 @@ class Planner:
     ) -> Plan:
         """A plan for the requests of `turn`, most important first, of at most `rows`. `order`: all that hold leases, of
         whom the last may be pre-empted; None: those of `turn`."""
+        self.length.company = len(turn if order is None else order)
         left = self.row_budget if rows is None else min(rows, self.row_budget)
         decoding = [r for r in turn if r.pending == 1 and r.closing is None][:left]
         prompts = [r for r in turn if r.pending > 1 or r.closing is not None]

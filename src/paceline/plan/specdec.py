@@ -17,7 +17,7 @@ class HeadLength(FixedLength):
         wish = request.params.max_nodes
         return min(self.defaults.get(request.drafter, 0) if wish is None else wish, MAX_CANDIDATES)
 
-    def worth(self, base: Work) -> MinChance | None:
+    def worth(self, base: Work, drafter: str) -> MinChance | None:
         return None
 
 

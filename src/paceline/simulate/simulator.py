@@ -174,7 +174,7 @@ class Simulator:
                 count, kept = len(result.rounds[-1].offered), result.rounds[-1].depth
                 last = known + len(result.ranks) - kept  # before the last draft
                 out.append((item.request.id, group, last + min(max(0, count - 1), kept)))
-            elif item.behind(lease.length, frontier):
+            elif item.behind(lease.length, frontier) and not twin.table.waits(item.request, group):
                 out.append((item.request.id, group, known))
         return out
 

@@ -1,6 +1,9 @@
 """Training of `eagle3` (draft/eagle3.py) by training-time test: the head is unrolled to its depth, each step on what
 the step before put out, and learns the target's distribution at each (Li et al. 2025, arXiv 2503.01840, section 3.2).
 
+The stream begins with norm f (`norm_before_residual`): hidden states between layers are some thirty times what a fresh
+layer adds, so a step that goes on from f itself repeats the step before, and learns to stop that only slowly.
+
 `fused=false` is EAGLE-1 (Li et al. 2024, arXiv 2401.15077): one step on the target's own states with uniform noise, to
 be like the target's next state (SmoothL1) and to say what it would say (0.1 of the cross entropy).
 """
@@ -21,13 +24,14 @@ from paceline.train import METHODS, Trains
 from paceline.train.data import Sample
 from paceline.train.features import Batch
 from paceline.train.heads import Steps, UnrolledMethod, write_head
-from paceline.train.method import as_kind
+from paceline.train.method import as_kind, commonest
 from paceline.train.target import Target
 from paceline.train.unroll import Attention, Mlp, RMSNorm, look, turns
 
 NOISE = 0.1
 """Half of the width of EAGLE-1's noise at 512 tokens; the paper scales it by 512 / length."""
-FREE = ("draft_vocab", "depth", "fused", "ffn", "heads", "kv_heads", "head_dim")
+FREE = ("draft_vocab", "depth", "fused", "ffn", "heads", "kv_heads", "head_dim", "norm_before_residual")
+FLAGS = ("fused", "norm_before_residual")
 
 
 class Layer(nn.Module):
@@ -96,14 +100,14 @@ class TrainEagle(UnrolledMethod):
         """Steps that are trained; 0: all that it will draft, of EAGLE-1 one."""
         shape = Shape(
             spec.hidden, spec.heads, spec.kv_heads, spec.head_dim, spec.ffn, spec.vocab, spec.vocab, spec.max_len,
-            spread(len(spec.layers)) if fused else ("post_norm",), fused, eps=spec.norm_eps,
+            spread(len(spec.layers)) if fused else ("post_norm",), fused, norm_before_residual=fused, eps=spec.norm_eps,
         )  # fmt: skip
         given: dict[str, Any] = {}
         for name, value in settings.items():
             if name not in FREE:
                 raise InputError(f"eagle3 has no setting {name!r}; it has {', '.join((*FREE, 'unroll', 'objective'))}.")
             try:
-                given[name] = as_kind(value, bool if name == "fused" else int)
+                given[name] = as_kind(value, bool if name in FLAGS else int)
             except ValueError:
                 raise InputError(f"{name} is {value!r}, but eagle3 expects a number there.") from None
         shape = replace(shape, **given)
@@ -122,7 +126,8 @@ class TrainEagle(UnrolledMethod):
         return self.shape.depth
 
     def start(self) -> None:
-        """First weights: the states of the highest tap, as they are, and the target's own norm and head."""
+        """First weights: the states of the highest tap, as they are, and the target's own norm and head. To a normed
+        stream, which is small, the layer adds nothing at first."""
         with torch.no_grad():
             width = self.shape.width
             self.module.fc.weight.mul_(0.1)
@@ -130,7 +135,7 @@ class TrainEagle(UnrolledMethod):
             layer = self.module.layers[0]
             assert isinstance(layer, Layer)
             for part in (layer.self_attn.o_proj, layer.mlp.down_proj):
-                part.weight.mul_(0.3)
+                part.weight.mul_(0.0 if self.shape.norm_before_residual else 0.3)
             if self.shape.fused:
                 self.module.norm.weight.copy_(self.target.decoder.weights.norm.weight / width**0.5)
                 self.module.lm_head.weight.copy_(self.target.output[self.ids])
@@ -138,10 +143,7 @@ class TrainEagle(UnrolledMethod):
     def see(self, samples: Sequence[Sample]) -> None:
         """The draft vocabulary: the tokens that these texts have most of, in order of their ids."""
         if self.shape.draft_vocab < self.shape.vocab:
-            counts = torch.bincount(
-                torch.tensor([token for sample in samples for token in sample.ids]), minlength=self.shape.vocab
-            )
-            self.ids = counts.topk(self.shape.draft_vocab).indices.sort().values
+            self.ids = commonest(samples, self.shape.draft_vocab, self.shape.vocab)
             self.start()
 
     def unroll(self, batch: Batch) -> Steps:

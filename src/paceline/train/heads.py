@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from paceline.draft.head import CONFIG, WEIGHTS
+from paceline.draft.head import CONFIG, WEIGHTS, whole
 from paceline.train.features import Batch
-from paceline.train.method import Loss, Method
+from paceline.train.method import Loss, Method, placed
 from paceline.train.objective import Objective
 from paceline.train.target import Target
 
@@ -99,15 +99,8 @@ class UnrolledMethod(Method):
         out = torch.full((*batch.ids.shape, self.depth), -1, dtype=torch.int64)
         for depth, each in enumerate(self.unroll(batch)):
             rows = each.shape[1]
-            made = self.logits(each.flatten(0, 1)).float()
-            logits = made
-            if ids is not None:
-                logits = made.new_full((len(made), self.target.spec.vocab), -1e30).index_copy_(1, ids, made)
-            token = batch.ids[:, 2 + depth :].reshape(-1, 1)
-            mine, place = logits.gather(1, token), torch.arange(logits.shape[-1])
-            ahead = (logits > mine) | ((logits == mine) & (place < token))
-            known = torch.arange(rows)[None] < (batch.length - 2 - depth)[:, None]
-            out[:, :rows, depth] = torch.where(known, ahead.sum(-1).view(-1, rows), -1)
+            logits = whole(self.logits(each.flatten(0, 1)), ids, self.target.spec.vocab)
+            out[:, :rows, depth] = placed(logits, batch, depth, rows)
         return out
 
 

@@ -79,7 +79,7 @@ def auc(scores: Sequence[float], good: Sequence[bool]) -> float:
 
 @METHODS.register("judge", Trains("a head that lets good drafts stand (lossy)", drafter="model"))
 class JudgeMethod(Method):
-    taps = ("post_norm",)
+    taps = ()  # of batches: a label brings its own state
 
     def __init__(self, target: Target, settings: dict[str, Any]) -> None:
         self.settings = JudgeSettings(**settled(JudgeSettings, settings, {}, "judge"))
@@ -146,7 +146,7 @@ class JudgeMethod(Method):
             return None
         token = said[place - 1]
         text = [*ids[:place], token]
-        hidden = FeatureSource(self.target, [Sample(tuple(text), 1)], self.taps).states(0)["post_norm"]
+        hidden = FeatureSource(self.target, [Sample(tuple(text), 1)], Correctness.taps).states(0)["post_norm"]
         p = self.target.head(hidden[place - 1])
         divergence = float(forward_kl(p.log_softmax(-1), logits[place - 1].log_softmax(-1)))
         return place, token, Label(hidden[place].clone(), False, int((p > p[token]).sum()), divergence)

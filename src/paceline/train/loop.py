@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,8 @@ class Plan:
     """Of these answers."""
     length: int = 512
     """Most tokens of a text."""
+    whole: bool = False
+    """Learn from the tokens of the prompts, too: the target's distributions are known there as well."""
     tokens: int = 1024
     """Tokens of a batch."""
     accumulate: int = 1
@@ -142,6 +144,8 @@ def opened(plan: Plan, target: Target | None = None) -> "tuple[Run, int]":
     method = METHODS.get(plan.method)(target, plan.settings)
     samples = texts(plan, target)
     held = min(plan.held, max(1, len(samples) // 10))
+    if plan.whole:
+        samples[held:] = [replace(sample, start=1) for sample in samples[held:]]
     method.see(samples[held:])
     source = FeatureSource(target, samples, method.taps, plan.cache, plan.cache_bytes)
     run = Run(plan, method, source, list(range(held, len(samples))))

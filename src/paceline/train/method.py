@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import InputError
-from paceline.draft.head import Head
+from paceline.draft.head import Head, whole
 from paceline.draft.layers import Dense, Layer
 from paceline.model.blocks import Rotary
 from paceline.train.data import Sample
@@ -82,6 +82,21 @@ def as_kind(value: Any, kind: type) -> Any:
     return kind(value)
 
 
+def placed(logits: Tensor, batch: Batch, depth: int, rows: int) -> Tensor:
+    """[B, rows]: the rank that logits [B * rows, V] of this depth give the true token; -1 where there is none."""
+    token = batch.ids[:, 2 + depth :].reshape(-1, 1)
+    mine, place = logits.gather(1, token), torch.arange(logits.shape[-1])
+    ahead = (logits > mine) | ((logits == mine) & (place < token))
+    known = torch.arange(rows)[None] < (batch.length - 2 - depth)[:, None]
+    return torch.where(known, ahead.sum(-1).view(-1, rows), -1)
+
+
+def commonest(samples: Sequence[Sample], count: int, vocab: int) -> Tensor:
+    """A draft vocabulary [count]: the tokens that these texts have most of, in order of their ids."""
+    tokens = torch.tensor([token for sample in samples for token in sample.ids])
+    return torch.bincount(tokens, minlength=vocab).topk(count).indices.sort().values
+
+
 class HeadMethod(Method):
     """A method that trains a `Head`. A method gives `head` and perhaps `objective`, `decay`, `config` and `started`."""
 
@@ -104,7 +119,20 @@ class HeadMethod(Method):
         self.taps = self.module.taps
         rope = Layer.rope(made.head_dim or 2, made.theta)
         self.rotary = Rotary(rope, torch.device("cpu"), torch.float32, made.max_len)
+        if made.draft_vocab > made.vocab:
+            raise InputError(f"draft_vocab is {made.draft_vocab}, but the target has {made.vocab} tokens.")
         self.started()
+
+    def see(self, samples: Sequence[Sample]) -> None:
+        if size := self.module.config.draft_vocab:
+            words = commonest(samples, size, self.module.config.vocab)
+            self.module.d2t.copy_(words - torch.arange(size))
+            with torch.no_grad():
+                output = self.module.output[0]
+                assert isinstance(output, nn.Linear)
+                output.weight.copy_(self.target.output[words])
+                output.bias.zero_()
+            output.requires_grad_(self.module.config.own_head)
 
     def config(self, target: Target) -> dict[str, Any]:
         """Fields of the head's config that the target decides."""
@@ -116,7 +144,7 @@ class HeadMethod(Method):
 
     def started(self) -> None:
         """First weights beyond the module's own: output matrices begin as the target's."""
-        if self.module.config.own_head:
+        if self.module.config.own_head and not self.module.config.draft_vocab:
             with torch.no_grad():
                 for output in self.module.output:
                     assert isinstance(output, nn.Linear)
@@ -127,8 +155,9 @@ class HeadMethod(Method):
     def depth(self) -> int:
         return self.module.config.depth
 
-    def unroll(self, batch: Batch) -> list[Step]:
-        """What the head says at each depth, the true tokens above. At depth d, rows 0 ... T - 3 - d."""
+    def unroll(self, batch: Batch, wanted: Tensor | None = None) -> list[Step]:
+        """What the head says at each depth, the true tokens above. At depth d, rows 0 ... T - 3 - d; with `wanted`
+        [B, T], those that draft such a token, zeros elsewhere."""
         hidden = batch.hidden[self.module.taps[0]]
         count, length, width = hidden.shape
         embedded = self.target.embed(batch.ids)
@@ -138,30 +167,40 @@ class HeadMethod(Method):
             attend = Dense(count, length, self.rotary)
             flat = self.module.enrich(hidden.reshape(-1, width), following.reshape(-1, width), attend)
             context = flat.view(count, length, width)
-        rows = length - 2
-        state = self.module.begin(context[:, :rows].reshape(-1, width), embedded[:, 1 : 1 + rows].reshape(-1, width))
-        state = state.view(count, rows, -1)
+        text, row = self.rows_of(wanted, count, length)
+        state = self.module.begin(context[text, row], embedded[text, row + 1])
         steps: list[Step] = []
         for depth in range(min(self.depth, length - 2)):
             rows = length - 2 - depth
             if depth:
-                state, token = state[:, :rows], embedded[:, 1 + depth : 1 + depth + rows]
-                flat = self.module.extend(state.reshape(count * rows, -1), token.reshape(-1, width), depth - 1)
-                state = flat.view(count, rows, -1)
-            out = self.module.draft(state.reshape(count * rows, -1), depth)
-            steps.append(Step(out.view(count, rows, -1)))
+                left = row < rows
+                text, row = text[left], row[left]
+                state = self.module.extend(state[left], embedded[text, row + 1 + depth], depth - 1)
+            out = self.module.draft(state, depth)
+            steps.append(Step(out.new_zeros(count, rows, out.shape[-1]).index_put((text, row), out)))
         return steps
+
+    def rows_of(self, wanted: Tensor | None, count: int, length: int) -> tuple[Tensor, Tensor]:
+        """(texts, rows) that draft a token which is wanted, at some depth."""
+        keep = torch.ones(count, length - 2, dtype=torch.bool)
+        if wanted is not None:
+            keep = torch.zeros_like(keep)
+            for depth in range(min(self.depth, length - 2)):
+                keep[:, : length - 2 - depth] |= wanted[:, 1 + depth : length - 1]
+        text, row = keep.nonzero(as_tuple=True)
+        return text, row
 
     def loss(self, batch: Batch, step: int) -> Loss:
         hidden = batch.hidden[self.module.taps[0]]
         states = self.teacher(hidden)
         wanted = self.wanted(batch)
         where = wanted.flatten().cumsum(0).view(wanted.shape) - 1
+        words = self.module.words
         with torch.no_grad():
-            teacher = self.target.head(states[wanted])
+            teacher = self.target.head(states[wanted], words)
         loss, weight = Loss(torch.zeros(())), 0.0
         alive = torch.ones_like(wanted)
-        for depth, each in enumerate(self.unroll(batch)):
+        for depth, each in enumerate(self.unroll(batch, wanted)):
             rows = each.out.shape[1]
             mine = wanted[:, 1 + depth : 1 + depth + rows]
             if not mine.any():
@@ -169,11 +208,13 @@ class HeadMethod(Method):
             out, token = each.out[mine], batch.ids[:, 2 + depth : 2 + depth + rows][mine]
             logits = self.module.logits(out, depth, self.target.head)
             state, law = states[:, 1 + depth : 1 + depth + rows][mine], teacher[where[:, 1 + depth :][:, :rows][mine]]
-            places = self.goal.places(teacher=law, logits=logits, token=token, hidden=state, out=out)
-            loss.total = loss.total + self.goal.decay**depth * places.mean()
+            at = token if words is None else torch.searchsorted(words, token).clamp(max=len(words) - 1)
+            inside = torch.ones_like(token, dtype=torch.bool) if words is None else words[at] == token
+            places = self.goal.places(teacher=law, logits=logits, token=at, hidden=state, out=out)
+            loss.total = loss.total + self.goal.decay**depth * (places * inside).sum() / inside.sum().clamp(min=1)
             weight += self.goal.decay**depth
             hit = torch.zeros_like(mine)
-            hit[mine] = logits.detach().argmax(-1) == token
+            hit[mine] = inside & (logits.detach().argmax(-1) == at)
             before = alive[:, :rows] & mine
             alive = before & hit
             loss.seen.append(float(before.sum()))
@@ -201,17 +242,12 @@ class HeadMethod(Method):
     @torch.no_grad()
     def ranks(self, batch: Batch) -> Tensor:
         """[B, T, depths]: the rank that the true token has at each depth of a round at each row; -1 where none is."""
-        steps = self.unroll(batch)
+        steps, words = self.unroll(batch), self.module.words
         out = torch.full((*batch.ids.shape, self.depth), -1, dtype=torch.int64)
         for depth, each in enumerate(steps):
             rows = each.out.shape[1]
-            logits = self.module.logits(each.out.reshape(-1, each.out.shape[-1]), depth, self.target.head)
-            token = batch.ids[:, 2 + depth :].reshape(-1, 1)
-            mine = logits.gather(1, token)
-            place = torch.arange(logits.shape[-1])
-            ahead = (logits > mine) | ((logits == mine) & (place < token))
-            known = torch.arange(rows)[None] < (batch.length - 2 - depth)[:, None]
-            out[:, :rows, depth] = torch.where(known, ahead.sum(-1).view(-1, rows), -1)
+            made = self.module.logits(each.out.reshape(-1, each.out.shape[-1]), depth, self.target.head)
+            out[:, :rows, depth] = placed(whole(made, words, self.target.spec.vocab), batch, depth, rows)
         return out
 
     def save(self, path: Path, facts: Mapping[str, Any]) -> None:

@@ -86,8 +86,9 @@ class Target:
         flat: Tensor = self.decoder.weights.norm(hidden.reshape(-1, hidden.shape[-1]))
         return flat.reshape(hidden.shape)
 
-    def head(self, hidden: Tensor) -> Tensor:
-        """Logits [..., V] of hidden states [..., H] behind the final norm; differentiable."""
-        logits = torch.nn.functional.linear(hidden, self.output.to(hidden.dtype)).float() * self.spec.logit_scale
+    def head(self, hidden: Tensor, words: Tensor | None = None) -> Tensor:
+        """Logits [..., V] of hidden states [..., H] behind the final norm, or of these words alone; differentiable."""
+        output = self.output if words is None else self.output[words]
+        logits = torch.nn.functional.linear(hidden, output.to(hidden.dtype)).float() * self.spec.logit_scale
         cap = self.spec.logit_softcap
         return logits if cap is None else (logits / cap).tanh() * cap

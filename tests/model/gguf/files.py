@@ -1,7 +1,9 @@
 """GGUF files made of tiny checkpoints by the `gguf` package, as llama.cpp's converter lays them out."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,9 +29,14 @@ def interleave(weight: torch.Tensor, heads: int, rotated: int) -> torch.Tensor:
 
 
 def write_gguf(
-    path: Path, checkpoint: Path, kind: GGMLQuantizationType = GGMLQuantizationType.F32, **changes: Any
+    path: Path,
+    checkpoint: Path,
+    kind: GGMLQuantizationType = GGMLQuantizationType.F32,
+    others: Mapping[str, GGMLQuantizationType] = MappingProxyType({}),
+    **changes: Any,
 ) -> Path:
-    """The checkpoint as one file. `changes`: keys with __ for dots; None leaves one out."""
+    """The checkpoint as one file. `others`: kinds of tensors by a part of their names. `changes`: keys with __ for
+    dots; None leaves one out."""
     config = json.loads((checkpoint / "config.json").read_text())
     arch = KINDS[config["model_type"]]
     writer = GGUFWriter(path, arch)
@@ -45,8 +52,9 @@ def write_gguf(
             weight = interleave(weight, heads[part], len(weight) // heads[part])
         if ARCHITECTURES[arch].folded and "norm" in theirs:
             weight = weight + 1
-        data, small = weight.float().numpy(), weight.dim() == 1 or kind == GGMLQuantizationType.F32
-        writer.add_tensor(f"{theirs}.{end}", data if small else quantize(data, kind), raw_dtype=None if small else kind)
+        of = next((other for part, other in others.items() if part in theirs), kind)
+        data, small = weight.float().numpy(), weight.dim() == 1 or of == GGMLQuantizationType.F32
+        writer.add_tensor(f"{theirs}.{end}", data if small else quantize(data, of), raw_dtype=None if small else of)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

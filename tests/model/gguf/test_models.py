@@ -10,8 +10,11 @@ from transformers import AutoTokenizer
 
 from paceline import LLM, SamplingParams
 from paceline.engine.text import Text
-from paceline.model.load import inspect, load_model
+from paceline.model.checkpoint import read_config
+from paceline.model.linear import STORED
+from paceline.model.load import form, inspect, load_model, measure, packing_of
 from tests.model.gguf.files import PROMPT, write_gguf
+from tests.model.test_footprint import held
 from tests.oracle.cases import BLOCK, BLOCKS, CASES, LENGTH, Oracle, text, write
 from tests.oracle.rows import feed
 from tests.tiny import CORPUS, tiny_checkpoint
@@ -104,7 +107,7 @@ def with_factors(file: Path, checkpoint: Path, factors: torch.Tensor) -> Path:
 
 
 @pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q5_1, Kind.Q5_0, Kind.Q4_1, Kind.Q4_0])
-@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("quantize", ["none", "int8"])
 def test_kinds_are_the_dequantised_checkpoint(kind: Kind, quantize: str | None, tmp_path: Path) -> None:
     """Bit for bit, in bfloat16 and, where this machine has it, int8."""
     from gguf import GGUFReader
@@ -114,7 +117,7 @@ def test_kinds_are_the_dequantised_checkpoint(kind: Kind, quantize: str | None, 
     from paceline.model.gguf.tensors import names_of
     from paceline.native.build import library
 
-    if quantize and library() is None:
+    if quantize == "int8" and library() is None:
         pytest.skip("this machine has no AVX-512 BF16 or no compiler")
     path = tiny_checkpoint(tmp_path, "qwen2", vocab=96, hidden=64, with_tokenizer=False, use_sliding_window=False)
     file = write_gguf(tmp_path / "model.gguf", path, kind)
@@ -133,11 +136,52 @@ def test_kinds_are_the_dequantised_checkpoint(kind: Kind, quantize: str | None, 
     assert torch.equal(*outs)
 
 
+OWN: dict[str, tuple[Kind, dict[str, Kind], set[int] | None]] = {
+    "Q4_0": (Kind.Q4_0, {}, {4}),
+    "Q4_1": (Kind.Q4_1, {}, {4}),
+    "Q5_0": (Kind.Q5_0, {}, {8}),
+    "Q8_0": (Kind.Q8_0, {}, {8}),
+    "fused with a wider one": (Kind.Q4_1, {"attn_v": Kind.Q8_0}, {4, 8}),
+    "one matrix in floats": (Kind.Q4_0, {"attn_output": Kind.F16}, {4, 8}),
+    "most in floats": (Kind.Q4_0, {"ffn": Kind.F16}, None),
+    "BF16": (Kind.BF16, {}, None),
+}
+"""The kind of a file, those of some tensors, and the bits of its matrices in memory; None: it is served as floats."""
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_file_keeps_its_own_bits(name: str, tmp_path: Path) -> None:
+    if not form("bfloat16", None, "cpu").native:
+        pytest.skip("the native decoder is not available here")
+    kind, others, bits = OWN[name]
+    path = tiny_checkpoint(tmp_path, "qwen2", vocab=96, hidden=128, with_tokenizer=False, use_sliding_window=False)
+    file = write_gguf(tmp_path / "model.gguf", path, kind, others)
+    own, wide = load_model(file), load_model(file, quantize="none")
+    assert wide.packing.name == "native" and own.packing.name == ("native" if bits is None else STORED)
+    outs = []
+    for decoder in (own, wide):
+        decoder.allocate(BLOCKS, BLOCK)
+        outs.append(feed(decoder, text(1), range(LENGTH // BLOCK), BLOCK, [7, 8]).float())
+    if bits is None:
+        assert torch.equal(*outs)
+        return
+    assert not torch.equal(*outs)
+    assert float((outs[0] - outs[1]).norm() / outs[1].norm()) < 0.03  # activations are in 8 bits
+    blocks: Any = own.weights.blocks
+    layers = [
+        layer for block in blocks for layer in (block.mixer.qkv, block.mixer.out, block.ffn.gate_up, block.ffn.down)
+    ]
+    assert {layer.c.bits for layer in layers} == bits
+    spec = read_config(file)
+    foretold = measure(file, spec, packing_of(file, spec, "bfloat16", None, "cpu")).weights
+    assert held(own.weights) <= foretold <= 1.15 * held(own.weights)
+
+
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A checkpoint and the file of it."""
     path = tiny_checkpoint(tmp_path_factory.mktemp("pair"), "llama", hidden=64, num_key_value_heads=2)
-    changes = {"general.sampling.temp": 0.25, "general.sampling.top_k": 7, "tokenizer.ggml.eot_token_id": 4}
+    changes: Any = {"general.sampling.temp": 0.25, "general.sampling.top_k": 7, "tokenizer.ggml.eot_token_id": 4}
     return path, write_gguf(path / "model.gguf", path, **changes)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline.core.errors import CheckpointError
 from paceline.model.gguf.config import arch_of
 from paceline.model.gguf.header import Entry, Header, read_header
-from paceline.model.gguf.types import DECODERS, FLOATS, SERVED, decode
+from paceline.model.gguf.types import DECODERS, FLOATS, PACKED, SERVED, WIDEST, decode
 from paceline.model.groups import Groups
 
 SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
@@ -141,6 +141,12 @@ class GgufTensors:
         if entry.kind not in DECODERS:
             return None
         return decode(self.raw(entry), entry.kind, *shape)
+
+    def bits(self, name: str) -> float | None:
+        """Of a weight with its scales where the matrix is packed in groups as it is; None: it is stored as floats."""
+        stem, dot, end = name.rpartition(".")
+        found = self.header.tensors.get(f"{self.names.get(stem, stem)}{dot}{end}")
+        return None if found is None or found.kind not in DECODERS else PACKED.get(found.kind, WIDEST)
 
     def let_go(self) -> None:
         """Give back the memory of the pages that tensors taken so far were read from."""

@@ -96,7 +96,9 @@ def tokenizer_of(header: Header) -> Any:
 
     make: Any = PreTrainedTokenizerFast
     named = {name: words.tokens[at] for word, name in NAMES.items() if (at := words.special[word]) is not None}
+    backend.__deepcopy__ = lambda memo: backend  # it is copied though nobody else has it: a third of a second
     made = make(tokenizer_object=backend, clean_up_tokenization_spaces=False, **named)
+    del backend.__deepcopy__
     made.chat_template = templates(words)
     return made
 

@@ -151,6 +151,13 @@ DECODERS: dict[Kind, tuple[Callable[[Tensor], Parts], int]] = {
 """How a type is read, and the bits that its codes take as whole numbers in even steps: those of IQ4 and MXFP4 are
 uneven."""
 SERVED = (*FLOATS, *DECODERS)
+PACKED = {
+    Kind.Q4_0: 4.75, Kind.Q4_1: 5, Kind.Q4_K: 4.625, Kind.Q8_0: 8.75, Kind.Q5_0: 8.75, Kind.Q5_1: 9, Kind.Q5_K: 8.625,
+    Kind.IQ4_NL: 8.75,
+}  # fmt: skip
+"""Bits of a weight with its scales where it is packed as it is (`grouped.Form`). The others' groups are of 16, or their
+scales no halves: 8 bits and two floats a group."""
+WIDEST = 10.0
 
 
 def decode(raw: Tensor, kind: Kind, outputs: int, inputs: int) -> Groups:

@@ -1,0 +1,137 @@
+"""Learning while serving: a low-rank adapter on a small model's last hidden state, distilled from verified tokens in a
+thread (OmniDraft, arXiv 2507.02659: on-line, on-policy, a hybrid loss, one adapter for each target).
+
+    logits = Head (h + B A h)          h [N, H] behind the final norm; A [rank, H], B [H, rank], B zero at first
+    loss   = mean of w CE(logits, d)   d the draft id that the verified text has next; w = 1 where d is a token of the
+                                       target, too, else `SPLIT`: the n-gram part
+
+The states are those that the drafter computed anyway, of rows of the text and of its own drafts up to the first that
+was not kept, so nothing but the head runs again. New rows are a test before they are a lesson: the adapter drafts while
+it names more of their tokens than the model alone does. A verified token is a draw of the target's distribution; cross
+entropy on draws is, in the mean, its forward KL. The model's own weights never change. What was learned decides what is
+drafted, never what is said; but how far it came in a given time is not repeatable.
+"""
+
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+RANK = 16
+SPLIT = 0.2
+BATCH = 32
+"""Rows of a step."""
+BYTES = 32 << 20
+"""Most bytes of rows that wait to be learned from; the oldest go."""
+LR = 1e-3
+EPOCHS = 4
+"""How often a row is learned from, on average: a stream that is short is not learned by heart."""
+FADE = 0.9
+"""What earlier looks at new rows count for, from look to look."""
+IDLE = 0.02
+"""Seconds between looks while there is nothing to learn from."""
+
+
+class Adapter:
+    """A, B of one target, and the rows that they learn from. `step` is one thread's; `add` and `__call__` are the
+    engine's."""
+
+    def __init__(self, head: Callable[[Tensor], Tensor], width: int, most: int = BYTES, seed: int = 0) -> None:
+        """`head`: logits [N, V] of hidden states [N, H], linear in them."""
+        self.head = head
+        self.stream = torch.Generator().manual_seed(seed)
+        self.down = (torch.randn(RANK, width, generator=self.stream) * width**-0.5).requires_grad_()
+        self.up = torch.zeros(width, RANK, requires_grad=True)
+        self.served: tuple[Tensor, Tensor] | None = None
+        """A and B as they draft; None: nothing was learned yet."""
+        self.rows = max(1, most // (4 * width + 16))
+        """Most that wait."""
+        self.hidden = torch.zeros(0, width)
+        self.token, self.weight = torch.zeros(0, dtype=torch.int64), torch.zeros(0)
+        self.lock = threading.Lock()
+        self.optimizer = torch.optim.AdamW([self.down, self.up], lr=LR, weight_decay=0.0)
+        self.steps, self.busy = 0, 0.0
+        """Updates, and the seconds of a core that they took."""
+        self.fed = self.tested = 0
+        """Rows that came, and those of them that were looked at."""
+        self.gain = 0.0
+        """New rows whose token the adapter named, less those that the model alone did; earlier ones fade."""
+        self.table: Tensor | None = None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Hidden states [N, H] for the head."""
+        if (served := self.served) is None:
+            return hidden
+        down, up = served
+        return hidden + (hidden.float() @ down.mT @ up.mT).to(hidden.dtype)
+
+    def add(self, hidden: Tensor, token: Tensor, weight: Tensor) -> None:
+        """Rows [N, H], the draft ids [N] that followed them, and how much each counts."""
+        with self.lock:
+            self.hidden = torch.cat((self.hidden, hidden.float()))[-self.rows :]
+            self.token = torch.cat((self.token, token))[-self.rows :]
+            self.weight = torch.cat((self.weight, weight))[-self.rows :]
+            self.fed += len(token)
+
+    def step(self) -> bool:
+        """Look at rows that are new, then one update; False: there is nothing to learn from."""
+        with self.lock:
+            new = min(self.fed - self.tested, len(self.token))
+            if self.steps * BATCH >= EPOCHS * self.fed:
+                return False
+            fresh = (self.hidden[-new:], self.token[-new:]) if new >= BATCH else None
+            chosen = torch.randint(len(self.token), (min(BATCH, len(self.token)),), generator=self.stream)
+            hidden, token, weight = self.hidden[chosen], self.token[chosen], self.weight[chosen]
+            self.tested = self.fed if fresh else self.tested
+        if self.table is None:
+            self.table = self.head(torch.eye(hidden.shape[1])).bfloat16()
+        if fresh is not None:
+            self.look(*fresh)
+        loss = (F.cross_entropy(self.logits(hidden), token, reduction="none") * weight).sum() / weight.sum()
+        self.optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        self.optimizer.step()
+        self.steps += 1
+        made = self.down.detach().clone(), self.up.detach().clone()
+        self.served = made if self.gain > 0 else None
+        return True
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """As the adapter stands, with a gradient; the head in bfloat16."""
+        assert self.table is not None
+        with torch.enable_grad():
+            moved = hidden + hidden @ self.down.mT @ self.up.mT
+            made: Tensor = (moved.bfloat16() @ self.table).float()
+            return made
+
+    @torch.no_grad()
+    def look(self, hidden: Tensor, token: Tensor) -> None:
+        """Test rows that nothing was learned from yet, at most 8 BATCH of the latest."""
+        hidden, token = hidden[-8 * BATCH :], token[-8 * BATCH :]
+        assert self.table is not None
+        alone = int(((hidden.bfloat16() @ self.table).argmax(-1) == token).sum())
+        self.gain = FADE * self.gain + int((self.logits(hidden).argmax(-1) == token).sum()) - alone
+
+
+def learn(adapter: Adapter, share: float) -> threading.Thread:
+    """Start the thread: it works `share` of the time of one core, sleeps the rest, and ends when nobody else holds the
+    adapter."""
+    held = weakref.ref(adapter)
+    thread = threading.Thread(target=work, args=(held, share), name="paceline-online", daemon=True)
+    thread.start()
+    return thread
+
+
+def work(held: "weakref.ref[Adapter]", share: float) -> None:
+    torch.set_num_threads(1)
+    while (adapter := held()) is not None:
+        start = time.thread_time()
+        learned = adapter.step()
+        spent = time.thread_time() - start
+        adapter.busy += spent
+        del adapter
+        time.sleep(spent * (1 - share) / share if learned else IDLE)

@@ -1,0 +1,59 @@
+"""Keeping a draft model's K/V up is not paid for while nobody is expected to draft with it, and made up for later."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline import LLM, SamplingParams
+from paceline.core.request import Request
+from paceline.engine.desk import lease_of
+from paceline.engine.drafter_table import ASKED
+from paceline.plan.choose import Goodput
+from tests.plan.test_cost import slow_pair
+
+PROMPT = [5, 6, 7, 8] * 30
+"""Longer than a drafter may lag."""
+
+
+@pytest.fixture
+def llm(pair: tuple[Path, Path]) -> LLM:
+    """Of a pair for which drafting costs more than it brings, but for one request."""
+    llm = LLM(*pair, drafter="ngram|model", dtype="float32", blocks=400, prefix_cache=False)
+    policy = llm.engine.desk.policy
+    assert isinstance(policy, Goodput)
+    policy.times = slow_pair()
+    policy.times.drafter("model").weights["depth"] = 0.1
+    return llm
+
+
+def running(llm: LLM, count: int, steps: int) -> list[Request]:
+    wish = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, drafter="ngram|model").resolve({})
+    made = [llm.engine.submit([*PROMPT, i % 50], wish)[0] for i in range(count)]
+    for _ in range(steps):
+        llm.engine.step()
+    return made
+
+
+def test_many_do_without_and_one_left_catches_up(llm: LLM) -> None:
+    many = running(llm, 6, 5)
+    reach = {r.id: lease_of(r).frontier["draft"] for r in many}
+    assert all((reach[r.id] == 0) == (r.id % ASKED != 0) for r in many)
+    assert all(llm.engine.table.depth(r, "model") == 0 for r in many if r.id % ASKED)
+    last = many[-1]
+    for request in many[:-1]:
+        llm.engine.abort(request)
+    for _ in range(3):
+        llm.engine.step()
+    assert lease_of(last).frontier["draft"] > len(PROMPT) and llm.engine.table.depth(last, "model") > 0
+
+
+def test_few_keep_up(llm: LLM) -> None:
+    assert all(lease_of(r).frontier["draft"] > len(PROMPT) - 2 for r in running(llm, 2, 3))
+
+
+def test_the_text_is_the_same(llm: LLM) -> None:
+    texts = []
+    for drafter in ("none", "ngram|model"):
+        wish = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, drafter=drafter)
+        texts.append([out.token_ids for out in llm.generate([[*PROMPT, i] for i in range(6)], wish, progress=False)])
+    assert texts[0] == texts[1]
