@@ -1,8 +1,8 @@
 """Training of `eagle3` (draft/eagle3.py) by training-time test: the head is unrolled to its depth, each step on what
 the step before put out, and learns the target's distribution at each (Li et al. 2025, arXiv 2503.01840, section 3.2).
 
-Hidden states between layers are some thirty times what a fresh layer adds, so a step that goes on from f itself repeats
-the step before, and learns to stop that only slowly. `norm_before_residual=true` begins the stream with norm f instead;
+Hidden states between layers are some thirty times what a fresh layer adds; a step that goes on from f itself may repeat
+the step before, which was not checked. `norm_before_residual=true` begins the stream with norm f instead;
 over 24,000 tokens of the workbench target it learned the first step more slowly, too, so it is not the default.
 
 `fused=false` is EAGLE-1 (Li et al. 2024, arXiv 2401.15077): one step on the target's own states with uniform noise, to
