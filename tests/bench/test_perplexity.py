@@ -174,7 +174,7 @@ def test_never_two_models_at_once(target: Path, texts: Path, monkeypatch: pytest
         found = perplexity(options(target, quantize="int8"), texts, 2)
     finally:
         gc.enable()
-    assert asked == ["int8", None] and list(found.values) == ["int8", "float32"] and found.ratio == 1
+    assert asked == ["int8", "none"] and list(found.values) == ["int8", "float32"] and found.ratio == 1
 
 
 def test_summary() -> None:

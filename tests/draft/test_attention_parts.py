@@ -13,7 +13,7 @@ from paceline.core.forest import PROBE, ROOT, Forest, Law
 from paceline.core.rows import RowsBuilder
 from paceline.draft import eagle3, ppd
 from paceline.draft.eagle3 import Eagle, Shape, random_weights
-from paceline.draft.head import HeadFiles, method_of
+from paceline.draft.head import NEVER, HeadFiles, method_of
 from paceline.draft.longspec import merge, part
 from paceline.engine.loop import Engine
 from paceline.model.linear import plain
@@ -71,7 +71,7 @@ def test_eagle3_directories_of_others_are_read(tmp_path: Path) -> None:
     logits = said(one)
     assert torch.equal(logits, said(other)) and logits.isfinite().all()
     known = torch.arange(20) + d2t
-    assert (logits[:, known] > eagle3.NEVER).all() and (logits > eagle3.NEVER).sum() == logits.shape[0] * 20
+    assert (logits[:, known] > NEVER).all() and (logits > NEVER).sum() == logits.shape[0] * 20
     del weights["norm.weight"]
     save_file(weights, ours / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"norm.weight of the EAGLE head is missing"):

@@ -20,6 +20,7 @@ def test_it_builds_wherever_the_machine_allows_it() -> None:
     assert build.library() is not None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("compiler", ["clang++", "clang++-15", "clang++-16", "clang++-19"])
 def test_clang_builds_it_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: str) -> None:
     """For the runtime of torch, whatever clang's own is."""

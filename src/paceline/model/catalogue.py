@@ -13,9 +13,9 @@ class Entry:
     bytes: int
     draft: str | None = None
     draft_size: int = 0
+    about: str = ""
     head: str = ""
     """A directory beside the bundled pair: a head for this model, which is its draft where none is given."""
-    about: str = ""
 
     @property
     def memory(self) -> int:

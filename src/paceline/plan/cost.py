@@ -197,9 +197,10 @@ class StepTimes:
         return alone - self.of_saved(work, each)
 
     def strange(self) -> Terms:
-        """Of a drafter that was never timed: as dear as the dearest that was, in each of its terms. One whose depth is
-        not counted pays for it by its nodes, half a level each: trees and merged drafts run the same models."""
-        known = [terms.weights for terms in self.drafts.values()]
+        """Of a drafter that start-up had no time for: as dear as the dearest that was timed, in each of its terms. One
+        whose depth is not counted pays for it by its nodes, half a level each: trees and merged drafts run the same
+        models. Where nothing was timed at start, nobody is known to be dear yet."""
+        known = [terms.weights for terms in self.drafts.values()] if self.measured else []
         if not known:
             return _draft().scaled(self.speed)
         dearest = {k: max(weights[k] for weights in known) for k in known[0]}
@@ -243,9 +244,10 @@ class StepTimes:
         """The first step of a drafter who was never timed gives its scale, where that is another by more than OTHER; of
         the next ones those that took so much less, for what others do to the machine only adds. Was it one?"""
         name, first = part.drafter, part.drafter not in self.drafts
-        if first:
+        if first and self.measured:
             self.met[name] = 0
         elif name not in self.met:
+            self.drafter(name)
             return False
         scale = max(seconds, FLOOR) / max(expected, FLOOR)
         self.met[name] += 1
