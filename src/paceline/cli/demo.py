@@ -31,10 +31,9 @@ MODES = {
     PLAIN: "plainly: one token per pass of the model",
     "ngram": "with prompt lookup: what followed the last words before",
     "model": "with a draft model: a small model guesses, the model checks",
-    "hydra": "with a head: a small network on the model's own state guesses",
     "auto": "by the planner, which chooses who drafts, and how much (the default)",
 }
-SHOWN = {True: (PLAIN, "ngram", "hydra", "auto"), False: (PLAIN, "ngram", "model")}
+SHOWN = {True: (PLAIN, "ngram", "auto"), False: (PLAIN, "ngram", "model")}
 """The modes of a real model, and of the bundled pair."""
 REPEAT = 5
 
