@@ -17,9 +17,9 @@ from paceline.draft.dyspec import MIN_CHANCE, DySpec, most_probable
 from paceline.draft.merge_runs import MergedProposer
 from paceline.draft.topk import TopK
 from paceline.draft.tree import TreeProposer
-from paceline.engine.recorder import Recorder
 from paceline.native.build import library
 from paceline.plan.choose import Arm
+from tests.draft.rounds import Rounds
 from tests.tiny import tiny_checkpoint
 
 PROMPTS = ["one two three one two three one", "the cat sat on the mat and the cat sat", "a", "to be or not to be, to"]
@@ -68,18 +68,6 @@ def test_the_native_tree_is_the_twins(tmp_path: Path, quantize: str | None, monk
     assert llm.engine.drafters.errors == [] and max(sizes) > 15
 
 
-class Rounds(Recorder):
-    """The rounds of every item of every step, and what merged drafters said of their parts."""
-
-    def __init__(self) -> None:
-        self.each: list[list[Round]] = []
-        self.found: list[Note] = []
-
-    def ran(self, results: Any, found: Any, work: Any, parts: Any, times: Any) -> None:
-        self.each += [result.rounds for result in results]
-        self.found += found
-
-
 class Served(NamedTuple):
     rounds: list[list[Round]]
     found: list[Note]
@@ -93,7 +81,9 @@ def served(target: Path, drafter: str, quantize: str | None, temperature: float)
     llm = LLM(target, target, drafter=drafter, quantize=quantize, memory="100M", check=True, block_size=16)
     weight = cast(Any, llm.engine.components["draft"]).weights.norm.weight
     weight.mul_(1 + 0.5 * torch.randn(len(weight), generator=torch.Generator().manual_seed(4)))
-    llm.engine.desk.policy.patience, llm.engine.recorder = 1e9, (rounds := Rounds())
+    policy: Any = llm.engine.desk.policy
+    policy.patience, policy.fixed.row_cost = 1e9, 0.0  # rows are free, so that trees are worth it on every machine
+    llm.engine.recorder = rounds = Rounds()
     params = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, max_tokens=70, seed=1, ignore_eos=True)
     outputs = llm.generate(PROMPTS, params, progress=False)
     assert llm.engine.drafters.errors == []

@@ -12,7 +12,7 @@ from paceline.core.plan import Item, MinChance, Work
 from paceline.core.request import Request
 from paceline.plan import DrafterFacts
 from paceline.plan.by_request import ByRequest
-from paceline.plan.cost import StepTimes
+from paceline.plan.cost import KNOTS, StepTimes
 from paceline.plan.fixed import FixedLength
 from paceline.plan.planner import Planner, Room
 
@@ -100,16 +100,16 @@ def test_rows_that_cost_have_to_bring_something() -> None:
 
 
 def test_the_price_of_a_row_is_the_measured_one() -> None:
-    """Of a table made from passes: 8 rows as cheap as one and each panel of 8 more as dear again, on average."""
+    """Of a table made from passes, on average over the cheap rows."""
     times, mine = StepTimes(), request(0, 9, 8)
-    passes = [(Work(k, 1, 9, 9 * k, k), 1e-3 * max(1, k // 8)) for k in (1, 2, 4, 8, 16, 17, 24, 32, 64)]
-    policy = ByRequest({}, times, lambda r, d: 8, fixed=FixedLength({"ngram": 5}, cheap_rows=16))
+    passes = [(Work(k, 1, 9, 9 * k, k), 1e-3 * (1 + k / 20)) for k in (1, 2, 4, 8, 16, 17, 24, 32, 64)]
+    policy = ByRequest({}, times, lambda r, d: 8, fixed=FixedLength({"ngram": 5}, cheap_rows=16), free_rows=16)
     policy.share([mine], 99, passes[0][0])
     assert policy.fixed.row(passes[0][0]) == 0, "nothing was measured, and nothing is configured"
     times.fit_target(passes)
     policy.share([mine], 99, passes[0][0])
     row = policy.fixed.row(passes[0][0])
-    assert row == pytest.approx((1 + 5 / 8 - 1) / 12, rel=0.3)  # the fit is no more exact
+    assert row == pytest.approx(1 / 20 / (1 + 1 / 20), rel=0.3)  # the fit is no more exact
     assert StepTimes.load(times.dump()).measured and not StepTimes().measured
     policy.enrol("model", DrafterFacts(8, True, "draft"))
     policy.enrol("topk", DrafterFacts(16, False, "draft"))
@@ -117,12 +117,25 @@ def test_the_price_of_a_row_is_the_measured_one() -> None:
     times.drafter("model").weights["depth"] = 0.5e-3
     drafting = [policy.fixed.level(passes[0][0], name) for name in ("model", "topk", "pearl", "ngram")]
     level = 0.5e-3 / times.of_target(passes[0][0])
-    assert drafting == [pytest.approx(level)] * 2 + [0.0, 0.0] and 0.5 < level < 0.6
+    assert drafting == [pytest.approx(level)] * 2 + [0.0, 0.0] and 0.4 < level < 0.6
     dear = policy.fixed.worth(passes[0][0], "topk")
     assert dear is not None and dear.level == pytest.approx(min(0.6, level * 2.5 / (1 + 2 * (row + level))))
     asked = ByRequest({}, times, lambda r, d: 8, fixed=FixedLength({"ngram": 5}))
     asked.share([mine], 99, passes[0][0])
     assert asked.fixed.row(passes[0][0]) == 0, "who sets the numbers of nodes gets them"
+
+
+@pytest.mark.parametrize(("knee", "nodes"), [(4, 3), (8, 7), (16, 15), (64, 15)])
+def test_no_more_rows_than_are_cheap(knee: int, nodes: int) -> None:
+    """Passes of a staircase: beyond `knee` rows each panel of as many takes as long again."""
+    times, mine = StepTimes(), request(0, 9, 40)
+    passes = [(Work(k, 1, 9, 9 * k, k), 1e-3 * -(-k // knee)) for k in KNOTS if k <= 128]
+    policy = ByRequest(
+        {}, times, lambda r, d: 30, fixed=FixedLength({"ngram": 24}, cheap_rows=16, limit=lambda r, d: 30), free_rows=16
+    )
+    assert policy.share([mine], 99, passes[0][0])[0].nodes == 15, "as the packing says, before anything is measured"
+    times.fit_target(passes)
+    assert policy.share([mine], 99, passes[0][0])[0].nodes == nodes
 
 
 @settings(max_examples=300, deadline=None)

@@ -29,7 +29,10 @@ class Component(Protocol):
     """Numbers in a hidden state: its own, or of a component with taps those that it reads."""
     taps: tuple[str, ...]
     """Hidden states of the target that it reads (`Rows.taps`)."""
-    abilities: frozenset[Ability]
+
+    @property
+    def abilities(self) -> frozenset[Ability]: ...
+
     """What it can do beside the protocol: `run` (`Runs`), `chain` and `tree` (whole drafts in one call), `program`
     (`Rows.program`: sets of layers, early exits), `exit` (it was trained for them), `embed` (`Embeds`), `lend`
     (`Lends`), `keys` (`Keys`), `join` (rows whose position is not their place, and that do not see all before

@@ -1,11 +1,14 @@
 """`Proposer`: what drafts between the passes of a run, and how the texts of a run go on."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import ctypes
+
+    from torch import Tensor
 
 
 class Continuation(NamedTuple):
@@ -30,6 +33,8 @@ class Turn(NamedTuple):
     """Deepest node that could be kept."""
     most: int
     """Most nodes."""
+    hidden: "Mapping[str, Tensor]" = MappingProxyType({})
+    """The run's taps of the row that the last token was drawn from, [H] each; none before the first pass."""
 
 
 Draft = tuple[Sequence[int], Sequence[int]]
@@ -50,6 +55,8 @@ class Table:
     """Called behind the run: what the proposer has to read from `state`."""
     parts: "Sequence[Table]" = ()
     """Of a proposer made of several: their tables, which `state.part` is made to point to."""
+    tap: str | None = None
+    """The hidden state that it reads: `state.tap` is made its number among the run's."""
 
 
 class Proposer(Protocol):

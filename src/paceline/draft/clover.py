@@ -121,6 +121,6 @@ class Clover(Head):
         return made
 
 
-@DRAFTERS.register("clover", offers("clover", "a tree from a recurrence over the drafted tokens", group=True))
+@DRAFTERS.register("clover", offers("clover", "a tree from a recurrence over the drafted tokens", keeps=True))
 class CloverDrafter(HeadDrafter):
     name = "clover"

@@ -16,15 +16,18 @@ from torch import Tensor
 
 from paceline.core.component import TARGET
 from paceline.core.forest import ROOT, Forest, Law
+from paceline.core.plan import Item
+from paceline.core.proposer import Table
 from paceline.core.registry import Offers
 from paceline.core.rows import RowsBuilder
 from paceline.draft import Ask, Host, View
 from paceline.draft.head import Head, need, whole
+from paceline.draft.head_runs import Compiled, HeadProposer
 from paceline.draft.sequoia import Shape, rates, shaped
-from paceline.draft.tree import Draws, Laws, Tree, TreeDrafter, cut
+from paceline.draft.tree import Draws, Laws, Tree, TreeDrafter, TreeProposer, cut, law_of
 
 WIDTH = 10
-NODES = 24
+NODES = 15
 PRIOR = (0.5, 0.13, 0.07, 0.04, 0.03, 0.02, 0.015, 0.01, 0.008, 0.006)
 FADE = 0.8
 """What `PRIOR` is multiplied by from depth to depth."""
@@ -32,33 +35,47 @@ WEIGHT = 20.0
 """Rounds that the first rates count for."""
 
 
-def offers(name: str, summary: str, group: bool = False) -> Offers:
-    """The card of a drafter with a head of this format. `group`: the head has K/V of its own."""
+def offers(name: str, summary: str, keeps: bool = False) -> Offers:
+    """The card of a drafter with a head of this format. `keeps`: the head may have K/V of its own. Whether it
+    drafts within runs, `Head.abilities` says."""
     laws = frozenset({Law.SHARED_NOISE, Law.WITHOUT_REPLACEMENT})
-    return Offers(summary, laws, "tree", NODES, frozenset({need(name)}), name if group else None, auto=(name,))
+    group = name if keeps else None
+    return Offers(summary, laws, "tree", NODES, frozenset({need(name)}), group, runs="greedy", auto=(name,))
 
 
 @cache
-def best(nodes: int, chances: tuple[tuple[float, ...], ...]) -> Shape:
-    """The tree of at most `nodes` below the root with the most expected accepted nodes, where `chances[depth][rank]` is
-    the chance of a child to be the accepted one, given that its parent is."""
-    kept: set[tuple[int, ...]] = set()
+def ranked(nodes: int, chances: tuple[tuple[float, ...], ...], least: float = 0.0) -> tuple[tuple[int, ...], ...]:
+    """The nodes of `best`, as ranks from depth 1 down, the likeliest first."""
+    kept = list[tuple[int, ...]]()
     heap: list[tuple[float, tuple[int, ...]]] = [(-chances[0][0], (0,))]
-    while heap and len(kept) < nodes:
+    while heap and len(kept) < nodes and -heap[0][0] >= least:
         minus, path = heapq.heappop(heap)
-        kept.add(path)
+        kept.append(path)
         depth, rank = len(path), path[-1]
         if depth < len(chances):
             heapq.heappush(heap, (minus * chances[depth][0], (*path, 0)))
         row = chances[depth - 1]
         if rank + 1 < len(row) and row[rank] > 0:
             heapq.heappush(heap, (minus / row[rank] * row[rank + 1], (*path[:-1], rank + 1)))
+    return tuple(kept)
+
+
+@cache
+def best(nodes: int, chances: tuple[tuple[float, ...], ...], least: float = 0.0) -> Shape:
+    """The tree of at most `nodes` below the root with the most expected accepted nodes, none of a chance below `least`,
+    where `chances[depth][rank]` is the chance of a child to be the accepted one, given that its parent is."""
+    kept = {*ranked(nodes, chances, least)}
 
     def shape(path: tuple[int, ...]) -> Shape:
         below = [(*path, rank) for rank in range(WIDTH)]
         return tuple(shape(child) for child in below if child in kept)
 
     return shape(())
+
+
+def price(item: Item) -> float:
+    """What a node has to bring: its row's price, where that is known."""
+    return item.min_chance.row if item.min_chance else 0.0
 
 
 class Chances:
@@ -73,13 +90,13 @@ class Chances:
         self.due = 2 * WEIGHT
         self.rates = self.falling()
 
-    def observe(self, depth: int, rank: int, hit: bool) -> None:
+    def observe(self, depth: int, rank: int, hits: int, tries: int = 1) -> None:
         if rank < len(self.tries[depth]):
-            self.tries[depth][rank] += 1
-            self.hits[depth][rank] += hit
+            self.tries[depth][rank] += tries
+            self.hits[depth][rank] += hits
 
     def review(self) -> None:
-        """After a round."""
+        """After a step."""
         if self.tries[0][0] >= self.due:  # rates grow finer as they change less
             self.due *= 1.5
             self.rates = self.falling()
@@ -112,13 +129,15 @@ class HeadDrafter(TreeDrafter):
         """The K/V group, of a head that has one."""
         depth = head.config.depth
         self.chances = {greedy: Chances(head.config.accuracy, depth) for greedy in (True, False)}
+        self.compiled = Compiled(head, self.target)
         self.roots: dict[int, Tensor] = {}
         """{place: state of the root}, of the requests to draft for."""
 
     # -- the rule ----------------------------------------------------------------------------------------------------
 
     def plant(self, tree: Tree) -> None:
-        tree.memo = {ROOT: best(tree.ask.item.nodes, self.chances[tree.law is Law.POINT].rates)}
+        item = tree.ask.item
+        tree.memo = {ROOT: best(item.nodes, self.chances[tree.law is Law.POINT].rates, price(item))}
 
     def expand(self, tree: Tree, laws: Laws) -> list[int]:
         return shaped(tree, laws)
@@ -134,7 +153,6 @@ class HeadDrafter(TreeDrafter):
         chances = self.chances[tree.law is Law.POINT]
         for above, rank, hit in tree.examined(path):
             chances.observe(tree.below(above) - 1, rank, hit)
-        chances.review()
 
     # -- the builder -------------------------------------------------------------------------------------------------
 
@@ -146,20 +164,42 @@ class HeadDrafter(TreeDrafter):
             view.slots.pop(ask.request.id, None)
             item = ask.item if ask.item.given == 1 else ask.item._replace(nodes=0)
             if item.nodes or (self.keeps and ask.behind(self.keeps)):
-                law = Law.POINT if ask.request.params.greedy and ask.law is not Law.SAMPLED else ask.law
                 reach = ask.txn.lease.frontier[self.keeps] if self.keeps else ask.txn.base
-                trees.append(Tree(ask._replace(item=item), reach, law))
+                trees.append(Tree(ask._replace(item=item), reach, law_of(ask)))
         contexts = self.catch_up(trees, view) if self.keeps else self.last(trees, view)
         grown = [tree for tree in trees if tree.ask.item.nodes and tree.ask.place in contexts]
         if grown:
-            context = torch.stack([contexts[tree.ask.place] for tree in grown])
-            root = self.embed([tree.ask.request.tokens[tree.ask.known - 1] for tree in grown])
-            states = self.head.begin(context, root)
-            self.roots = {tree.ask.place: state for tree, state in zip(grown, states)}
+            places = [tree.ask.place for tree in grown]
+            roots = [tree.ask.request.tokens[tree.ask.known - 1] for tree in grown]
+            self.begin(places, [contexts[place] for place in places], roots)
         for tree in grown:
             tree.fresh = [ROOT]
             self.plant(tree)
         return self.forest(trees, self.grow(grown), view)
+
+    def propose(self, asks: Sequence[Ask], view: View) -> TreeProposer | None:
+        trees = [Tree(ask, ask.txn.base, Law.POINT) for ask in asks]
+        contexts = self.last(trees, view)
+        if {law_of(ask) for ask in asks} != {Law.POINT} or len(contexts) < len(trees):
+            return None
+        return HeadProposer(self, trees, [ask.item for ask in asks], [contexts[ask.place] for ask in asks])
+
+    def table(self, proposer: TreeProposer) -> Table | None:
+        assert isinstance(proposer, HeadProposer)
+        chances = self.chances[True]
+
+        def observe(tries: Sequence[Sequence[int]], hits: Sequence[Sequence[int]]) -> None:
+            for depth, row in enumerate(tries):
+                for rank, count in enumerate(row):
+                    chances.observe(depth, rank, hits[depth][rank], count)
+
+        nodes = [len(ranked(item.nodes, chances.rates, price(item))) for item in proposer.items]
+        return self.compiled.table(proposer, nodes, ranked(max(proposer.nodes), chances.rates), observe)
+
+    def begin(self, places: Sequence[int], contexts: Sequence[Tensor], tokens: Sequence[int]) -> None:
+        """Set the states of these requests' roots, from the hidden states before them and their tokens."""
+        states = self.head.begin(torch.stack(list(contexts)), self.embed(tokens))
+        self.roots = dict(zip(places, states))
 
     def embed(self, tokens: Sequence[int]) -> Tensor:
         return self.target.embed(torch.tensor(tokens, dtype=torch.int64)).to(self.head.compute)
@@ -238,3 +278,5 @@ class HeadDrafter(TreeDrafter):
                 view.advance(ask, self.keeps, min(tree.reach, ask.txn.lease.length))
             if tree.token:
                 self.observe(tree, [tree.places[node] for node in view.accepted(ask)])
+        for chances in self.chances.values():
+            chances.review()

@@ -22,7 +22,7 @@ The name of the format is that of the component, of its K/V group, of its `Need`
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
@@ -277,6 +277,17 @@ class HeadConfig:
         return {NAMES.get(name, name): value for name, value in asdict(self).items()}
 
 
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One depth of a head that is nothing but this: y = straight z + SiLU(bent z) of the `inputs`, or y = z; then
+    y = y + SiLU(W y) for each block W. z is the hidden state; with `sees`, and behind it the embeddings of the root and
+    of all tokens down to the node."""
+
+    blocks: Sequence[nn.Module]
+    inputs: tuple[nn.Module, nn.Module] | None = None
+    sees: bool = False
+
+
 class Head(nn.Module):
     """A head as a module: what `paceline train` trains and what an engine runs are one object.
 
@@ -292,7 +303,6 @@ class Head(nn.Module):
 
     method: ClassVar[str]
     config_type: ClassVar[type[HeadConfig]] = HeadConfig
-    abilities: frozenset[Ability] = frozenset()
     taps: tuple[str, ...] = ("post_norm",)
     compute = torch.float32
     d2t: Tensor
@@ -337,6 +347,14 @@ class Head(nn.Module):
     def draft(self, state: Tensor, depth: int) -> Tensor:
         """[N, H] for `logits`, at nodes of this depth."""
         raise NotImplementedError
+
+    def stage(self, depth: int) -> "Stage | None":
+        """What `draft` computes at this depth; None: that is no `Stage`, and the head does not draft within runs."""
+        return None
+
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        return frozenset() if self.stage(0) is None else frozenset({"run"})
 
     @property
     def words(self) -> Tensor | None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from paceline.draft import DRAFTERS
 from paceline.draft.grow import HeadDrafter, offers
-from paceline.draft.head import HEADS, Head, HeadCard, HeadConfig
+from paceline.draft.head import HEADS, Head, HeadCard, HeadConfig, Stage
 from paceline.draft.layers import Layer, RMSNorm
 from paceline.draft.medusa import ResBlock
 
@@ -89,11 +89,17 @@ class Hydra(Head):
         made: Tensor = self.depths[depth](state)
         return made
 
+    def stage(self, depth: int) -> Stage | None:
+        if self.config.prefix or not self.config.grounded:
+            return None
+        it: Any = self.depths[depth]
+        return Stage([block.linear for block in it.blocks], (it.straight, it.bent), sees=True)
+
     @classmethod
     def small(cls) -> dict[str, Any]:
         return {**super().small(), "prefix": True, "layers": 2, "draft_vocab": 5}
 
 
-@DRAFTERS.register("hydra", offers("hydra", "a tree from heads that see the tokens drafted above them", group=True))
+@DRAFTERS.register("hydra", offers("hydra", "a tree from heads that see the tokens drafted above them", keeps=True))
 class HydraDrafter(HeadDrafter):
     name = "hydra"

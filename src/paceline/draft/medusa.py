@@ -7,12 +7,14 @@ The guess at depth d is the same below all parents: heads do not see what was dr
 depth's, so the rules that look at q may judge it.
 """
 
+from typing import Any
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.draft import DRAFTERS
 from paceline.draft.grow import HeadDrafter, offers
-from paceline.draft.head import HEADS, Head, HeadCard, HeadConfig
+from paceline.draft.head import HEADS, Head, HeadCard, HeadConfig, Stage
 
 
 class ResBlock(nn.Module):
@@ -45,6 +47,10 @@ class Medusa(Head):
     def draft(self, state: Tensor, depth: int) -> Tensor:
         made: Tensor = self.blocks[depth](state)
         return made
+
+    def stage(self, depth: int) -> Stage:
+        block: Any = self.blocks[depth]
+        return Stage([block.linear])
 
 
 @DRAFTERS.register("medusa", offers("medusa", "a tree from heads that guess each depth apart"))

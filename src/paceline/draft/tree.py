@@ -192,8 +192,7 @@ class TreeDrafter:
     def propose(self, asks: Sequence[Ask], view: View) -> "TreeProposer | None":
         """Deterministic trees can be drafted in a run: nothing is owed to what was drawn before."""
         lacks = sum(ask.known - ask.txn.lease.frontier[self.group] for ask in asks)
-        laws = {Law.POINT if ask.request.params.greedy and ask.law is not Law.SAMPLED else ask.law for ask in asks}
-        if laws != {Law.POINT} or lacks > self.chunk:
+        if {law_of(ask) for ask in asks} != {Law.POINT} or lacks > self.chunk:
             return None
         trees = [Tree(ask, ask.txn.lease.frontier[self.group], Law.POINT) for ask in asks]
         proposer = TreeProposer(self, trees, [ask.item for ask in asks])
@@ -210,8 +209,7 @@ class TreeDrafter:
         for ask in asks:
             view.slots.pop(ask.request.id, None)
             if self.asked(ask):
-                law = Law.POINT if ask.request.params.greedy and ask.law is not Law.SAMPLED else ask.law
-                tree = Tree(ask, self.reach(ask), law)
+                tree = Tree(ask, self.reach(ask), law_of(ask))
                 trees.append(tree)
                 if ask.item.nodes:
                     tree.fresh = [ROOT]
@@ -357,10 +355,11 @@ class TreeProposer:
 
     def propose(self, turns: Sequence[Turn]) -> list[Draft]:
         grown = []
-        for place, said, _, room, most in turns:
+        for turn in turns:
+            place, room = turn.place, turn.room
             last, item = self.trees[place], self.items[place]
-            item = item._replace(nodes=min(item.nodes, room, most), depth=min(item.depth, room))
-            tree = Tree(last.ask._replace(item=item), last.reach, last.law, said=said)
+            item = item._replace(nodes=min(item.nodes, room, turn.most), depth=min(item.depth, room))
+            tree = Tree(last.ask._replace(item=item), last.reach, last.law, said=turn.said)
             if item.chain > 0:
                 tree.fresh = [ROOT]
                 self.drafter.plant(tree)
@@ -387,6 +386,11 @@ class TreeProposer:
 
     def native(self) -> Table | None:
         return self.drafter.table(self)
+
+
+def law_of(ask: Ask) -> Law:
+    """How a tree's nodes are chosen: those of a greedy request are the likeliest, unless a rule asks for draws."""
+    return Law.POINT if ask.request.params.greedy and ask.law is not Law.SAMPLED else ask.law
 
 
 def cut(token: list[int], log_q: list[float], score: list[float]) -> tuple[list[int], list[float], list[float]]:

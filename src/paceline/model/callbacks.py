@@ -2,8 +2,11 @@
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import c_void_p, cast
+from ctypes import c_float, c_void_p, cast, sizeof
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from paceline.core.errors import InputError
 from paceline.core.proposer import Continuation, Draft, Proposer, Table, Turn
@@ -14,8 +17,17 @@ class Callbacks:
     """The table of functions of one run. What a proposer raises in Python ends its drafts, and is raised behind the
     run."""
 
-    def __init__(self, library: Any, proposer: Proposer, texts: Sequence[Continuation], vocab: int) -> None:
-        self.proposer, self.texts, self.vocab = proposer, texts, vocab
+    def __init__(
+        self,
+        library: Any,
+        proposer: Proposer,
+        texts: Sequence[Continuation],
+        vocab: int,
+        taps: Sequence[str] = (),
+        width: int = 0,
+    ) -> None:
+        """`taps`: hidden states of `width` numbers that the run reads."""
+        self.proposer, self.texts, self.vocab, self.taps, self.width = proposer, texts, vocab, taps, width
         self.error: Exception | None = None
         self.table = proposer.native()
         self.held: list[Any] = []
@@ -31,6 +43,8 @@ class Callbacks:
             parts = (CProposer * len(table.parts))(*(self._entry(library, part) for part in table.parts))
             self.held.append(parts)
             table.state.part = ctypes.addressof(parts)
+        if table.tap is not None:
+            table.state.tap = self.taps.index(table.tap)
         calls = [cast(getattr(library, f"{table.name}_{end}"), c_void_p) for end in ("propose", "kept", "done")]
         return CProposer(ctypes.addressof(table.state), *calls)
 
@@ -43,7 +57,17 @@ class Callbacks:
     def _turns(self, count: int, turns: Any) -> list[Turn]:
         each = [turns[i] for i in range(count)]
         whose = self.proposer.texts
-        return [Turn(t.place, t.tokens[: t.said], self.texts[whose[t.place]], t.room, t.most) for t in each]
+        return [
+            Turn(t.place, t.tokens[: t.said], self.texts[whose[t.place]], t.room, t.most, self._hidden(t)) for t in each
+        ]
+
+    def _hidden(self, turn: Any) -> dict[str, Tensor]:
+        """Its hidden states by tap."""
+        if not turn.hidden:
+            return {}
+        first, step = cast(turn.hidden, c_void_p).value or 0, turn.taps * sizeof(c_float)
+        rows = [(c_float * self.width).from_address(first + place * step) for place in range(len(self.taps))]
+        return {tap: torch.frombuffer(row, dtype=torch.float32) for tap, row in zip(self.taps, rows)}
 
     def _propose(self, state: Any, count: int, turns: Any, drafts: Any) -> None:
         try:

@@ -87,7 +87,7 @@ def available(dtype: torch.dtype, device: torch.device) -> Iterator[Packing]:
     if device.type == "cpu":
         if dtype is torch.bfloat16 and library() is not None:
             whole = partial(size, quantised=False)
-            row = {Unit.FUSED: 0.09, Unit.SHORT: 0.16}.get(unit(), 0.0)
+            row = {Unit.DOT: 0.06, Unit.FUSED: 0.09, Unit.SHORT: 0.16}.get(unit(), 0.0)
             native = Packing("native", dtype, torch.float32, pack_bfloat16, whole, 8, 16, row, native=True)
             yield from filter(works, [native])
         if dtype in (torch.float32, *HALF):
@@ -124,7 +124,7 @@ def quantised(method: str, dtype: torch.dtype, device: torch.device) -> Packing:
             f"quantize {method} keeps everything else in bfloat16; use dtype bfloat16, not {short(dtype)}."
         )
     whole = partial(size, quantised=True)
-    row = {Unit.FUSED: 0.075, Unit.SHORT: 0.16}.get(unit(), 0.0)
+    row = {Unit.DOT: 0.06, Unit.FUSED: 0.075, Unit.SHORT: 0.16}.get(unit(), 0.0)
     packing = Packing("native int8", dtype, torch.float32, pack_int8, whole, 14, 16, row, native=True)
     if method == "int4":
         packing = in_groups(dtype)

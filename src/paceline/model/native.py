@@ -230,7 +230,11 @@ class NativeDecoder(Decoder):
             integers_in([] if proposer is None else proposer.texts),
             integers_in([self.place(tap) for tap in rows.taps]),
         )
-        calls = None if proposer is None else Callbacks(self.library, proposer, texts, self.vocab_size)
+        calls = (
+            None
+            if proposer is None
+            else Callbacks(self.library, proposer, texts, self.vocab_size, rows.taps, self.spec.hidden)
+        )
         hidden = torch.empty(len(rows.taps), count, room, self.spec.hidden)
         out = [(c_int64 * n)() for n in (count * room, count, count, count * passes * MOST_NODES, count * passes)]
         *how, whose, taps = addresses(*given)

@@ -276,24 +276,36 @@ extern "C" void paceline_move(const Model* m, i64 count, const i64* source, cons
   }
 }
 
-#include "propose_model.h"
-#include "propose_merged.h"
-#include "propose_ngram.h"
-#include "propose_tree.h"
-#include "run.h"
-
-// One layer alone: `head` of a model that has nothing else, from x [rows][in] to y [rows][out]
-extern "C" void paceline_linear(const Model* m, const float* x, i64 rows, float* y) {
-  Model alone = *m;
-  alone.hidden = m->head.in, alone.heads = alone.kv_heads = alone.head_dim = alone.ffn = 1;
+// One layer alone: `head` of a model, from x [rows][in] to y [rows][out]
+static void multiply(const Model& m, const float* x, i64 rows, float* y) {
+  Model alone = m;
+  alone.hidden = m.head.in, alone.heads = alone.kv_heads = alone.head_dim = alone.ffn = 1;
   Pass p = {};
   p.rows = rows;
   Buffers b;
   make_room(alone, p, b);
-  parallel(m->threads, [&] {
+  parallel(m.threads, [&] {
     Worker w(alone, p, b);
-    w.pack_rows(x, m->head.in, b.normed);
+    w.pack_rows(x, m.head.in, b.normed);
     w.done(NORM);
-    w.store(m->head, b.normed, rows, y, m->head.out);
+    w.store(m.head, b.normed, rows, y, m.head.out);
   });
 }
+
+extern "C" void paceline_linear(const Model* m, const float* x, i64 rows, float* y) { multiply(*m, x, rows, y); }
+
+// Embeddings [tokens][hidden]
+static void embed(const Model& m, const std::vector<i64>& tokens, float* to) {
+  Pass p = {};
+  p.rows = tokens.size(), p.token = tokens.data();
+  Buffers b;
+  b.x = to;
+  Worker(m, p, b).embed();
+}
+
+#include "propose_model.h"
+#include "propose_head.h"
+#include "propose_merged.h"
+#include "propose_ngram.h"
+#include "propose_tree.h"
+#include "run.h"

@@ -157,27 +157,40 @@ struct Limits {  // draft/dyspec.py
   i64 children, passes;
 };
 
+struct Likeliest {  // the `k` tokens of the largest x, falling; of equals the lowest first
+  const float* x;
+  const i64 k;
+  std::vector<i64> token = {};
+  float least = -INFINITY;
+
+  void offer(i64 i, __m512 z, __mmask16 here) {  // z: x[i] to x[i + 15]
+    for (uint32_t left = _mm512_mask_cmp_ps_mask(here, z, set(least), _CMP_GT_OQ); left; left &= left - 1) {
+      const i64 it = i + __builtin_ctz(left);
+      i64 at = token.size();
+      while (at > 0 && x[token[at - 1]] < x[it]) at--;
+      if (at == k) continue;
+      token.insert(token.begin() + at, it);
+      if ((i64)token.size() > k) token.pop_back();
+      if ((i64)token.size() == k) least = x[token.back()];
+    }
+  }
+};
+
 // The distribution with logits x / temperature: its `k` likeliest tokens
 static Place law(const float* x, i64 n, float temperature, i64 k, float chance) {
   Place place{chance, {}, {}, {}};
-  float top, least = -INFINITY;
+  float top;
   if (largest(x, n, top) < 0) return place;
+  Likeliest likeliest{x, k};
   const __m512 inverse = set(1 / temperature), most = set(top);
   __m512 sum = _mm512_setzero_ps();
   for (i64 i = 0; i < n; i += 16) {
     const __mmask16 here = below(n - i);
     const __m512 z = _mm512_maskz_loadu_ps(here, x + i);
     sum = _mm512_mask_add_ps(sum, here, sum, exponential(_mm512_mul_ps(_mm512_sub_ps(z, most), inverse)));
-    for (uint32_t left = _mm512_mask_cmp_ps_mask(here, z, set(least), _CMP_GT_OQ); left; left &= left - 1) {
-      const i64 token = i + __builtin_ctz(left);
-      i64 at = place.token.size();  // behind its equals: the lowest token first
-      while (at > 0 && x[place.token[at - 1]] < x[token]) at--;
-      if (at == k) continue;
-      place.token.insert(place.token.begin() + at, token);
-      if ((i64)place.token.size() > k) place.token.pop_back();
-      if ((i64)place.token.size() == k) least = x[place.token.back()];
-    }
+    likeliest.offer(i, z, here);
   }
+  place.token = likeliest.token;
   const float total = _mm512_reduce_add_ps(sum);
   for (i64 token : place.token) place.share.push_back(std::exp((x[token] - top) / temperature) / total);
   place.below.assign(place.token.size(), -1);

@@ -46,6 +46,7 @@ struct Runner {
   i64 length(i64 i) const { return p.segment[i].base + 1 + texts[i].drawn; }
   i64 last(i64 i) const { return texts[i].drawn ? run.tokens[i * run.room + texts[i].drawn - 1] : p.token[p.segment[i].start]; }
   const i64* keys(i64 i) const { return run.keys + i * run.room + texts[i].drawn; }
+  float* hidden(i64 tap, i64 i, i64 n) const { return run.hidden + ((tap * p.segments + i) * run.room + n) * m.hidden; }
   i64 slot(i64 i, i64 place) const {
     return p.table[i * p.width + place / m.block_size] * m.block_size + place % m.block_size;
   }
@@ -71,7 +72,8 @@ struct Runner {
       if (text.place < 0 || deep <= 0) continue;
       text.turn = turns.size();
       turns.push_back({text.place, text.drawn, deep, std::min(deep, MOST_NODES), p.segment[i].base, p.token[p.segment[i].start], run.temperature[i],
-                       run.tokens + i * run.room, keys(i), p.table + i * p.width});
+                       run.tokens + i * run.room, keys(i), p.table + i * p.width, text.drawn ? hidden(0, i, text.drawn - 1) : nullptr,
+                       p.segments * run.room * m.hidden});
     }
     drafts.resize(turns.size()), paths.resize(turns.size());
     for (Draft& draft : drafts) draft.count = 0;
@@ -141,7 +143,7 @@ struct Runner {
       do {
         const i64 row = text.first + 1 + node, next = won[row];
         for (i64 t = 0; t < run.taps; t++)
-          memcpy(run.hidden + ((t * p.segments + i) * run.room + text.drawn) * m.hidden, &tapped[t][row * m.hidden], m.hidden * 4);
+          memcpy(hidden(t, i, text.drawn), &tapped[t][row * m.hidden], m.hidden * 4);
         run.tokens[i * run.room + text.drawn++] = next;
         ended = next < 0 || text.drawn == run.most[i] || std::find(end, end + run.ends, next) != end + run.ends;
         for (hit = 0; hit < draft.count && (draft.parent[hit] != node || draft.token[hit] != next); hit++) {}

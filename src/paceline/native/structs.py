@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import CFUNCTYPE, POINTER, Structure, c_double, c_int64, c_void_p
+from ctypes import CFUNCTYPE, POINTER, Structure, c_double, c_float, c_int64, c_void_p
 from typing import Any
 
 
@@ -67,6 +67,8 @@ class CTurn(Structure):
         *integers("place", "said", "room", "most", "base", "root"),
         *doubles("temperature"),
         *((name, POINTER(c_int64)) for name in ("tokens", "keys", "table")),
+        ("hidden", POINTER(c_float)),
+        *integers("taps"),
     ]
 
 
@@ -127,6 +129,20 @@ class CTrees(Structure):
         *pointers("nodes", "least", "gain", "reach", "computed"),
         *integers("children", "passes"),
         *doubles("sharp"),
+    ]
+
+
+class CStage(Structure):
+    _fields_ = [*pointers("straight", "bent"), *integers("blocks"), *pointers("block", "output")]
+
+
+class CHeads(Structure):
+    _fields_ = [
+        ("target", POINTER(CModel)),
+        *integers("tap", "width", "depth", "sees"),
+        *pointers("stage"),
+        *integers("words"),
+        *pointers("word", "first", "nodes", "deepest", "parent", "rank", "tries", "hits", "ranks"),
     ]
 
 

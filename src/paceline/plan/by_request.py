@@ -16,6 +16,8 @@ class ByRequest(Goodput):
     """The chooser, and beside it what `fixed` gives to those who named their drafter."""
 
     fixed: FixedLength = field(default_factory=lambda: FixedLength({}))
+    free_rows: int | None = None
+    """What `fixed` takes for cheap rows until they are measured."""
     paths: set[str] = field(default_factory=set)
     """Drafters that draft on while the target's pass runs, as long as that takes unless the user says how much."""
 
@@ -32,8 +34,8 @@ class ByRequest(Goodput):
             return Goodput.share(self, free, spare, base)
         for name in {r.drafter for r in named if r.drafter in self.paths}:
             self.fixed.lengths[name] = self.times.window(name, base)
-        if self.times.measured and self.fixed.cheap_rows is not None:
-            self.fixed.measured = self.times
+        if self.times.measured and self.free_rows is not None:
+            self.fixed.measured, self.fixed.cheap_rows = self.times, self.times.cheap_rows(self.free_rows)
         shares = self.fixed.share(named, spare, base)
         if free:
             used = sum(share.nodes for share in shares.values())
@@ -44,4 +46,4 @@ class ByRequest(Goodput):
 @POLICIES.register("goodput", Chooses("most expected tokens a second; a fixed number where a drafter is named", True))
 def by_request(basis: Basis) -> LengthPolicy:
     """The default."""
-    return ByRequest({}, basis.times, basis.limit, fixed=fixed(basis))
+    return ByRequest({}, basis.times, basis.limit, fixed=fixed(basis), free_rows=basis.cheap_rows)

@@ -21,6 +21,8 @@ KNOTS = (1, 2, 4, 8, 16, 17, 24, 32, 33, 48, 49, 64, 65, 96, 128, 192, 256, 384,
 PANEL = 16
 OPENINGS = tuple(low for low, high in pairwise(KNOTS) if high == low + 1 and low % PANEL == 0)
 """Rows that fill their panels, as far as the table knows what one more costs."""
+STEEP, LEAST_ROWS = 1.5, 4
+"""How much longer a pass of twice the rows takes where the second half is not cheap; so few rows always are."""
 RATE, DRIFT = 0.1, 0.2
 """How far one step moves the terms that it is made of; and `speed`, or all terms of a drafter."""
 FLOOR = 1e-9
@@ -159,6 +161,13 @@ class StepTimes:
             pass_ = w[low] * (1.0 - part) + w[high] * part
         read = w["context"] * work.context + w["pairs"] * work.pairs
         return self.speed * work.passes * (pass_ + w["requests"] * work.requests + read + w["logits"] * work.logits)
+
+    def cheap_rows(self, most: int) -> int:
+        """Rows, at most `most`, up to which twice as many do not take much longer: drafts seldom bring as much more."""
+        w, rows = self.target.weights, PANEL
+        while rows > LEAST_ROWS and w[rows] > STEEP * w[rows // 2]:
+            rows //= 2
+        return min(most, rows)
 
     def of_draft(self, part: Drafting) -> float:
         """Seconds of one drafter's part."""

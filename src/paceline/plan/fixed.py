@@ -13,8 +13,8 @@ from paceline.plan.cost import StepTimes
 TOKENS, ROWS = 2.5, 3
 """Tokens and rows that a request has in a usual step."""
 USUAL = 12
-"""Nodes of a request over which the price of a row is averaged: products make a pass a staircase, and the last step of
-it says little."""
+"""Nodes of a request, or those of cheap rows, over which the price of a row is averaged: products make a pass a
+staircase, and the last step of it says little."""
 
 
 @dataclass(slots=True)
@@ -80,8 +80,9 @@ class FixedLength(LengthPolicy):
         n = base.requests
         if self.measured is None:
             return self.row_cost / (1 + self.row_cost * (n - 1))
-        more = self.measured.of_target(one_each(base).more(n * USUAL)) / self.measured.of_target(one_each(base))
-        return max(0.0, more - 1) / (n * USUAL)
+        nodes = USUAL if self.cheap_rows is None else max(1, min(USUAL, self.cheap_rows // n - 1))
+        more = self.measured.of_target(one_each(base).more(n * nodes)) / self.measured.of_target(one_each(base))
+        return max(0.0, more - 1) / (n * nodes)
 
     def level(self, base: Work, drafter: str) -> float:
         """What a pass of the draft model for all of them costs, in the same unit; 0 where there is none, or none
