@@ -118,7 +118,6 @@ class HeadDrafter(TreeDrafter):
     `expand`, `observe`)."""
 
     name: ClassVar[str]
-    width = WIDTH
 
     def __init__(self, host: Host) -> None:
         head = host.components[self.name]
@@ -127,6 +126,7 @@ class HeadDrafter(TreeDrafter):
         self.sampler, self.chunk = host.sampler, host.chunk
         self.keeps = self.name if head.kv_layers else None
         """The K/V group, of a head that has one."""
+        self.width = min(WIDTH, head.config.draft_vocab or head.vocab_size)
         depth = head.config.depth
         self.chances = {greedy: Chances(head.config.accuracy, depth) for greedy in (True, False)}
         self.compiled = Compiled(head, self.target)
