@@ -9,6 +9,8 @@ from paceline.plan.fixed import room
 
 ASKED = 32
 """Of so many requests one keeps K/V up that is of no use."""
+ENDS = 4
+"""Tokens that a K/V group lacks of a text, for each that the text may still get, beyond which they are not read."""
 RETRY, FEW = 8, 4
 """While a K/V group's drafters are of no use, one request in RETRY steps for each running request, and for FEW more,
 keeps the group all the same: that is how it is seen when they become useful again."""
@@ -50,12 +52,17 @@ class DrafterTable:
         return room(request, self.limits.get(drafter))
 
     def waits(self, request: Request, group: str) -> bool:
-        """Is keeping this K/V group up not worth its time now? Not where hidden states would have to be held meanwhile,
-        and not of one request in ASKED, by which it is seen when that changes."""
+        """Is keeping this K/V group up not worth its time now, or not any more? Not where hidden states would have to
+        be held meanwhile, and not of one request in ASKED, by which it is seen when that changes."""
         names = [name for name in request.arms if self.entries[name].group == group]
-        if not names or request.id % ASKED == 0 or any(self.entries[name].taps for name in names):
+        if not names or any(self.entries[name].taps for name in names):
             return False
-        return all(self.policy.hopeless(name) for name in names)
+        kept = request.lease.frontier.get(group, 0) if isinstance(request.lease, Lease) else 0
+        late = len(request.tokens) - kept
+        if late > ENDS * request.left:
+            return True
+        useless = all(self.policy.hopeless(name) for name in names)
+        return useless and (request.id % ASKED != 0 or not self.policy.affords(group, late))
 
     def groups(self, request: Request) -> tuple[str, ...]:
         """The K/V groups that a request's lease will keep. Keeping one up costs time: while the policy has no use for

@@ -105,6 +105,10 @@ class LengthPolicy:
         """Is it not expected to draft while so many decode? Then its K/V is not kept up, until it is."""
         return False
 
+    def affords(self, group: str, rows: int) -> bool:
+        """Of a K/V group whose drafters are hopeless: may so many rows be read, to see whether they are?"""
+        return True
+
     def idle(self, drafter: str) -> bool:
         """Is this drafter of no use to anybody at present?"""
         return False

@@ -153,7 +153,8 @@ class Mean(Counts):
         return (self.kept[0] + WEIGHT * PRIOR) / (self.tried[0] + WEIGHT) if self.tried else PRIOR
 
     def expected(self, depth: int) -> Expected:
-        """Of a draft `depth` deep or deeper. A depth that nobody has tried starts at the chance of the one above."""
+        """Of a draft `depth` deep or deeper. A depth that nobody has tried starts at the chance of the one above, and
+        at its rows."""
         if self.known is None:
             self.known = Expected([], [], [])
         chance, kept, rows = self.known.chance, self.known.kept, self.known.rows
@@ -163,7 +164,9 @@ class Mean(Counts):
             own = (self.kept[d] + WEIGHT * usual) / (self.tried[d] + WEIGHT) if d < deep else usual
             chance.append(own)
             kept.append(kept[-1] * own if d else own)
-            rows.append(self.offered[d] / self.asked[d] if d < counted else 1.0)
+            above = rows[-1] if d else 1.0
+            had = (self.offered[d] + WEIGHT * above) / (self.asked[d] + WEIGHT) if d < counted else above
+            rows.append(max(had, kept[-1]))
         return self.known
 
     def count(self, asked: int, offered: Sequence[int], memory: float) -> None:

@@ -16,8 +16,6 @@ LEAST, MOST = 0.01, 0.6
 """Bounds of what a row, or a level, has to bring."""
 MARGIN = 1.01
 """Drafting has to be better than not drafting by so much."""
-HOPED = 0.85
-"""Chance of a token of a drafter of whom little is known, where it is asked what it might bring."""
 APART = 1.02
 """To each its own has to be better than one drafter for all by so much: of many estimates the best is too good."""
 
@@ -204,12 +202,6 @@ def apart(points: Points, spare: int, price: Price, goodput: float) -> Choice:
 def slope(a: Point, b: Point) -> float:
     """Tokens for a row, from one point to the next."""
     return (b.tokens - a.tokens) / max(b.rows - a.rows, 0.1)
-
-
-def hoped(sizes: Sequence[int], chain: bool, deepest: int) -> list[Point]:
-    """What a drafter of whom little is known might bring at each of its sizes."""
-    tokens = [sum(HOPED**depth for depth in range(1, min(n, deepest) + 1)) for n in sizes]
-    return [Point(n, n if chain else 0, each, float(n)) for n, each in zip(sizes, tokens)]
 
 
 def gain(price: Price, drafter: str, points: Sequence[Point], count: int) -> float:

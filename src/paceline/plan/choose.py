@@ -8,14 +8,14 @@ inputs are the table of costs and the acceptance; equal inputs make equal choice
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, sqrt
 
 from paceline.core.plan import Item, MinChance, Note, Panel, Work
 from paceline.core.registry import Ahead, Runs
 from paceline.core.request import Request
 from paceline.plan import DrafterFacts, LengthPolicy, Share
 from paceline.plan.acceptance import Acceptance, Key
-from paceline.plan.allocate import Choice, Pick, Point, Price, best, fitting, gain, hoped
+from paceline.plan.allocate import Choice, Pick, Point, Price, best, fitting, gain
 from paceline.plan.cost import Drafting, StepTimes, Times
 
 PERIOD, FIRST = 16, 4
@@ -41,8 +41,6 @@ of a merged drafter (whose first part would take it) of its fewest."""
 KEEPS, AGAIN = 1.1, 32
 """Of many requests at once a drafter has to be better than none by so much, or its K/V is not kept up meanwhile; that
 is asked anew every so many steps."""
-SURE = 8
-"""Rounds of a drafter from which on it is known; before, it is asked what could be hoped of it."""
 BANNED = 256
 """Steps that a drafter rests after it has failed; doubled each time."""
 CHAIN = (1, 2, 3, 4, 6, 8, 12)
@@ -155,7 +153,7 @@ class Goodput(LengthPolicy):
     parts: Sequence[Drafting] = ()
     """Of the latest step."""
     trials: dict[str, Probe] = field(default_factory=dict)
-    chains: dict[str, str] = field(default_factory=dict)
+    chains: dict[str, list[str]] = field(default_factory=dict)
     """{K/V group: who drafts chains with it}"""
     _unheard: list[Note] = field(default_factory=list)
     """Of the latest steps."""
@@ -361,7 +359,8 @@ class Goodput(LengthPolicy):
         usual = price.of(held)
         cost = price.of(choice) - usual + given_up / now.goodput
         loss = cost - point.tokens / now.goodput
-        wait = ((self.lost + loss - CREDIT * price.rows(0)) / PROBING - self.spent) / usual
+        credit = CREDIT * price.rows(0) / sqrt(base.requests)  # of many it is one in so many who tries
+        wait = ((self.lost + loss - credit) / PROBING - self.spent) / usual
         if wait > 0.0 and not trial.again:
             self._saving = self.step + min(2 * PERIOD, ceil(wait))
             return None
@@ -372,13 +371,20 @@ class Goodput(LengthPolicy):
         deep = depths[drafter] if arm.chain else deep  # a chain is as deep as it is long
         return {request.id: choice[request.id]}, price.worth(choice, now.goodput), deep
 
-    def _tried(self, notes: Sequence[Note], passes: int) -> None:
+    def _longer(self, parts: Sequence[Drafting], times: Times) -> float:
+        """Seconds that the drafter of this step's try took beyond those expected of it."""
+        if self._trying is None:
+            return 0.0
+        part = next((part for part in parts if part.drafter == self._trying[1]), None)
+        return 0.0 if part is None else max(0.0, times.drafts.get(part.drafter, 0.0) - self.times.of_draft(part))
+
+    def _tried(self, notes: Sequence[Note], passes: int, longer: float) -> None:
         """Book what the step's try has cost, and repeat it at once when it went far better than expected."""
         if self._trying is None:
             return
         request, drafter, cost, point, goodput = self._trying
         each = [sum(n.kept) for n in notes if n.request == request and n.drafter == drafter]
-        kept, best, cost = sum(each), max(each, default=0), passes * cost
+        kept, best, cost = sum(each), max(each, default=0), passes * cost + longer
         trial = self._trial(drafter)
         surprise = point.law is None or min(point.law.kept[:best], default=1.0) < SURPRISE
         trial.again = surprise and kept >= cost * goodput
@@ -397,10 +403,10 @@ class Goodput(LengthPolicy):
         before, self.step = self.step, self.step + work.passes
         self._now.left -= work.passes - 1
         self.spent += times.total
-        self.parts = parts
+        self.parts, longer = parts, self._longer(parts, times)
         if self.times.seen < KNOWN or self.step // SELDOM > before // SELDOM or self._trying:
             self.times.observe(work, parts, times)
-        self._tried(notes, work.passes)
+        self._tried(notes, work.passes, longer)
         self._unheard += notes
         if self.step // HEARING > before // HEARING:
             self._hear()
@@ -427,9 +433,9 @@ class Goodput(LengthPolicy):
     def enrol(self, drafter: str, facts: DrafterFacts) -> None:
         f, like = facts, None
         if f.ahead == "path" and f.group is not None:
-            like = self.chains.get(f.group)
+            like = next(reversed(self.chains.get(f.group, [])), None)
         elif f.chain and f.group is not None and not f.ahead:
-            self.chains.setdefault(f.group, drafter)
+            self.chains.setdefault(f.group, []).append(drafter)
         self.arms[drafter] = Arm.of(
             drafter, f.nodes, f.chain, f.stops_early, f.most, f.always_asked, f.runs, f.ahead, like
         )
@@ -458,15 +464,19 @@ class Goodput(LengthPolicy):
     def hopeless(self, drafter: str) -> bool:
         return drafter in self._hopeless
 
+    def affords(self, group: str, rows: int) -> bool:
+        """A draft model takes about as many times longer for many rows than for one as the target does."""
+        one, whole = Work.of([(1, rows, 1)]), Work(rows, 1, rows, rows * rows // 2, 1)
+        more = self.times.of_target(whole) / self.times.of_target(one)
+        step = self.times.of_target(Work.of([(1, rows, 1)] * max(1, self.company)))
+        return self.times.of_level(self.chains.get(group, ())) * more <= step + PROBING * self.spent
+
     def _loses(self, drafter: str, request: Request) -> bool:
-        """At any size, where so many decode at once who are like this one, at what is known or hoped of it? What it
-        brings must pay for keeping its K/V up, too."""
+        """At any size, where so many decode at once who are like this one, at what is known of it? What it brings must
+        pay for keeping its K/V up, too."""
         arm = self.arms[drafter]
         price = Price(self.times, Work.of([(1, len(request.tokens), 1)] * self.company))
         points = self._price(request, arm, arm.sizes, min(arm.sizes[-1], DEPTH), self.company)
-        means = [self.acceptance.means.get(arm.key(size)) for size in arm.sizes]
-        if not any(mean is not None and sum(mean.tried[:1]) >= SURE for mean in means):
-            points = hoped(arm.sizes, arm.chain, DEPTH)
         return gain(price, drafter, points, self.company) < KEEPS
 
     def failed(self, drafter: str) -> None:

@@ -169,6 +169,11 @@ class StepTimes:
             rows //= 2
         return min(most, rows)
 
+    def of_level(self, drafters: Iterable[str]) -> float:
+        """Seconds of a pass of the draft model, by the first of these drafters that was timed, each of whose nodes is
+        one; 0 where none was."""
+        return next((self.drafts[name].weights["depth"] for name in drafters if name in self.drafts), 0.0)
+
     def of_draft(self, part: Drafting) -> float:
         """Seconds of one drafter's part."""
         w = (self.drafts.get(part.drafter) or self.strange()).weights

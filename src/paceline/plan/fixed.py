@@ -38,7 +38,7 @@ class FixedLength(LengthPolicy):
     """Nodes of the drafters whose draft is to take as long as the target's pass, as measured."""
     measured: StepTimes | None = None
     """What passes cost on this machine, where that was timed and the user has not set the numbers of nodes."""
-    chains: dict[str, str] = field(default_factory=dict)
+    chains: dict[str, list[str]] = field(default_factory=dict)
     """{K/V group: who drafts chains with it: a node of theirs is a pass of the group's model}"""
     groups: dict[str, str] = field(default_factory=dict)
     """{drafter: its K/V group}, of those that draft before the pass."""
@@ -87,10 +87,10 @@ class FixedLength(LengthPolicy):
     def level(self, base: Work, drafter: str) -> float:
         """What a pass of the draft model for all of them costs, in the same unit; 0 where there is none, or none
         was measured."""
-        chain = self.chains.get(self.groups.get(drafter, ""))
-        if self.measured is None or chain is None or chain not in self.measured.drafts:
+        if self.measured is None:
             return 0.0
-        return self.measured.drafts[chain].weights["depth"] / self.measured.of_target(one_each(base))
+        chains = self.chains.get(self.groups.get(drafter, ""), ())
+        return self.measured.of_level(chains) / self.measured.of_target(one_each(base))
 
     def depth(self, request: Request, drafter: str) -> int:
         return self.limit(request, drafter) if self.limit else room(request, self.limits.get(drafter))
