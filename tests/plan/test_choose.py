@@ -250,7 +250,7 @@ def test_it_finds_the_best_and_finds_it_again_when_that_changes(seed: int, batch
         simulate(pick, rs, rates, 100, rng)
         late = simulate(pick, rs, rates, 100, rng)
         want = next(iter(rates), "none")
-        assert late.count(want) >= 80, (rates, {d: late.count(d) for d in set(late)})
+        assert late.count(want) >= 75, (rates, {d: late.count(d) for d in set(late)})
     assert pick.lost <= PROBING * pick.spent + CREDIT * pick.spent / pick.step
 
 

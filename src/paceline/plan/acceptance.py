@@ -23,7 +23,7 @@ SHRINK = 6.0
 """Rounds that the drafter's mean counts for in a request's own figure: beside its last ten rounds 3 to 8 were best at
 foretelling the next one, of three drafters and two sets of prompts."""
 PRIOR, DEEP, WEIGHT = 0.55, 0.7, 4.0
-"""Chance of a first draft that nobody has tried; the highest that a deeper one starts at, which is else that of the one
+"""Chance of a first draft that nobody has tried, and of whose kind nothing is said; the highest that a deeper one starts at, which is else that of the one
 above; and the rounds that a prior counts for."""
 LONG, TRUST, DOUBT = 0.95, 20.0, 0.2
 """What was promised is judged by what came: weight of the past at each EVERYth round, tokens that promises are trusted
@@ -144,13 +144,15 @@ class Mean(Counts):
     """Tokens kept of late."""
     promised: float = TRUST
     """Those that were expected of the same rounds."""
+    prior: float = PRIOR
+    """Chance of a first draft before anybody has tried."""
     known: Expected | None = None
     """What it says, as deep as was asked for since it has changed."""
 
     @property
     def first(self) -> float:
         """Chance of a first draft."""
-        return (self.kept[0] + WEIGHT * PRIOR) / (self.tried[0] + WEIGHT) if self.tried else PRIOR
+        return (self.kept[0] + WEIGHT * self.prior) / (self.tried[0] + WEIGHT) if self.tried else self.prior
 
     def expected(self, depth: int) -> Expected:
         """Of a draft `depth` deep or deeper. A depth that nobody has tried starts at the chance of the one above, and
@@ -160,13 +162,14 @@ class Mean(Counts):
         chance, kept, rows = self.known.chance, self.known.kept, self.known.rows
         deep, counted = len(self.tried), len(self.asked)
         for d in range(len(chance), depth):
-            usual = PRIOR if not d else chance[-1] if chance[-1] < DEEP else DEEP
+            usual = self.prior if not d else chance[-1] if chance[-1] < DEEP else DEEP
             own = (self.kept[d] + WEIGHT * usual) / (self.tried[d] + WEIGHT) if d < deep else usual
             chance.append(own)
             kept.append(kept[-1] * own if d else own)
             above = rows[-1] if d else 1.0
-            had = (self.offered[d] + WEIGHT * above) / (self.asked[d] + WEIGHT) if d < counted else above
-            rows.append(max(had, kept[-1]))
+            asked, had = (self.asked[d], self.offered[d]) if d < counted else (0.0, 0.0)
+            few = max(0.0, WEIGHT - asked)
+            rows.append((had + few * above) / (asked + few))
         return self.known
 
     def count(self, asked: int, offered: Sequence[int], memory: float) -> None:
@@ -255,6 +258,8 @@ Key = tuple[str, int]
 @dataclass(slots=True)
 class Acceptance:
     means: dict[Key, Mean] = field(default_factory=dict)
+    priors: dict[str, float] = field(default_factory=dict)
+    """{drafter: chance of its first drafts before anybody has tried}, where its kind says more than PRIOR."""
     own: dict[int, dict[Key, Record]] = field(default_factory=dict)
     watches: dict[Key, Watch] = field(default_factory=dict)
     changes: int = 0
@@ -267,7 +272,7 @@ class Acceptance:
         if asked < 1:
             return  # there was no room for a token: it says nothing
         if key not in self.watches:
-            self.means.setdefault(key, Mean())
+            self.means.setdefault(key, self.blank(key))
             self.watches[key] = Watch()
         mean, watch, brought = self.means[key], self.watches[key], sum(kept)
         records = self.own.setdefault(request, {})
@@ -291,6 +296,15 @@ class Acceptance:
             mean.count(asked, offered, ROWS_MEMORY)
             mean.take(record)
 
+    def told(self, key: Key) -> float:
+        """Rounds that the mean has heard of, of late: of each request its first ones and every EVERYth."""
+        mean = self.means.get(key)
+        return mean.asked[0] if mean is not None and mean.asked else 0.0
+
+    def blank(self, key: Key) -> Mean:
+        """Of a drafter that nobody has tried."""
+        return Mean(prior=self.priors.get(key[0], PRIOR))
+
     def _forget(self, key: Key, chance: float) -> Mean:
         """What was learned is of no use now: a new mean."""
         self.changes += 1
@@ -301,7 +315,7 @@ class Acceptance:
 
     def expected(self, request: int | None, key: Key, depth: int) -> Expected:
         """What a draft `depth` deep would bring and cost; None: to a request that is not known yet."""
-        mean = self.means.get(key) or Mean()
+        mean = self.means.get(key) or self.blank(key)
         law = mean.expected(depth)
         own, chances = self.own.get(request, {}).get(key) if request is not None else None, law.chance[:depth]
         if own and chances:

@@ -20,6 +20,8 @@ from paceline.plan.cost import Drafting, StepTimes, Times
 
 PERIOD, FIRST = 16, 4
 """Steps that a choice holds, one of nobody twice as long; and one that gives work to a drafter who had none."""
+TOLD = 5.0
+"""Rounds that are known of a drafter before a choice of it holds so long."""
 MANY, LONGER, RECENT = 4, 24, 64
 """From so many requests on a choice takes a tenth of a step: it holds longer, and who had work of late is not new."""
 KNOWN, SELDOM = 300, 4
@@ -43,6 +45,8 @@ KEEPS, AGAIN = 1.1, 32
 is asked anew every so many steps."""
 BANNED = 256
 """Steps that a drafter rests after it has failed; doubled each time."""
+LOOKUP, MODEL = 0.3, 0.7
+"""Chance of a first draft before anybody has tried: of one that only reads texts, and of a model's."""
 CHAIN = (1, 2, 3, 4, 6, 8, 12)
 DEPTH = 16
 """Deepest place of a tree that is counted."""
@@ -259,6 +263,7 @@ class Goodput(LengthPolicy):
         used = Counter(drafter for drafter, _ in choice.values())
         period, recent = (LONGER, RECENT) if base.requests >= MANY else (PERIOD, 1)
         fresh = any(self.step - self._trial(drafter).chosen >= recent for drafter in used)
+        fresh |= any(self.acceptance.told(self.arms[name].key(at.nodes)) < TOLD for name, at in choice.values())
         now.count, now.left = base.requests, FIRST if fresh else period if used else 2 * period
         drafter, count = used.most_common(1)[0] if used else (NONE, 0)
         least = [pick for pick in choice.values() if pick[0] == drafter]
@@ -441,6 +446,8 @@ class Goodput(LengthPolicy):
         )
         if f.ahead:
             self.times.beside.setdefault(drafter, 0.0)
+        if f.group is not None or not f.taps:
+            self.acceptance.priors[drafter] = LOOKUP if f.group is None else MODEL
 
     def seconds(self, work: Work) -> float:
         """Of a step whose pass is this work and that drafts as the latest did."""
