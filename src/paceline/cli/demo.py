@@ -73,7 +73,7 @@ def demo(engine: EngineArgs, max_tokens: int, *, color: bool) -> None:
     params = SamplingParams(temperature=0, max_tokens=max_tokens, max_nodes=engine.nodes, seed=0)
     real, reason = real_model(engine)
     pair = {"model": real or engine.model, "draft": boxed(REAL, engine.device) if real else engine.draft}
-    llm = LLM(**{**engine.arguments(), "nodes": None, **pair}, prefix_cache=False)
+    llm = LLM(**{**engine.arguments(), "nodes": None, "keep_learned": False, **pair}, prefix_cache=False)
     params = params.resolve(llm.text.defaults)
     question = QUESTION if real is None else REAL_QUESTION
     screen, ids = Screen(color), encode(llm.text, question)

@@ -103,6 +103,15 @@ class EngineArgs:
             show_default=True,
         ),
     ] = True
+    keep_learned: Annotated[
+        bool,
+        option(
+            "Keep what is learned of drafters on disk, and begin with it the next time.",
+            "Model and engine",
+            "--keep-learned/--no-keep-learned",
+            show_default=True,
+        ),
+    ] = True
     revision: Annotated[str | None, _engine("Branch, tag or commit on the hub.")] = None
     token: Annotated[str | None, _engine("Access token of the hub. Default: the saved login.")] = None
 
@@ -111,9 +120,10 @@ class EngineArgs:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def options(self) -> "Options":
+        """For a look or a measurement, which begins with nothing learned."""
         from paceline.engine.build import Options
 
-        return Options(**self.arguments())
+        return Options(**{**self.arguments(), "keep_learned": False})
 
 
 @dataclass(frozen=True, slots=True)

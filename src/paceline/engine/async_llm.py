@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, cast
 from paceline.core.errors import CapacityError
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
+from paceline.engine import learned
 from paceline.engine.door import DOOR, Ticket, Trip
 from paceline.engine.embed import Embedding
 from paceline.engine.llm import LLM, Prompt, as_batch, as_conversations, params_each
@@ -420,6 +421,7 @@ class AsyncLLM:
             subscription.news()
         for each in self.beside:
             each.close()
+        learned.keep(self.llm.engine, self.llm.options)
 
     async def __aenter__(self) -> "AsyncLLM":
         return self

@@ -75,6 +75,9 @@ class Options:
     late_weights: bool = False
     """Where they are kept, begin before they lie in memory; the first passes are slower, and the first token is there
     sooner."""
+    keep_learned: bool = False
+    """Keep what the planner learns of drafters under $PACELINE_CACHE, and begin with what was kept; the commands that
+    serve and answer do."""
     eviction: str = "lru"
     """Which cached prefix to forget when room is needed: lru, det, mark0, mark_predict or shadow."""
     overlap: str = "none"
@@ -211,6 +214,10 @@ def build(options: Options) -> "tuple[Engine, Text]":
         from paceline.engine.calibrate import calibrated
 
         engine.desk.policy.times = calibrated(engine, facts(options, model, *components.values()))
+    if options.keep_learned:
+        from paceline.engine import learned
+
+        learned.recall(engine, options)
     return engine, text
 
 

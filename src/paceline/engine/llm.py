@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
+from paceline.engine import learned
 from paceline.engine.build import Options, build
 from paceline.engine.embed import Embedding
 from paceline.engine.options import EngineOptions, shown
@@ -53,6 +54,7 @@ class LLM:
         if engine is not None:
             for request in list(engine.session.requests.values()):
                 engine.abort(request)
+            learned.keep(engine, self.options)
 
     def __enter__(self) -> Self:
         return self

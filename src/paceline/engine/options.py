@@ -27,6 +27,7 @@ class EngineOptions(TypedDict, total=False):
     prefix_cache: bool
     weights_cache: bool
     late_weights: bool
+    keep_learned: bool
     eviction: str
     overlap: str
     online: float

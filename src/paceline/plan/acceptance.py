@@ -11,7 +11,8 @@ that so many tokens of it take, few where the drafter brings much, so that the m
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import log
+from math import inf, log
+from typing import Any
 
 OWN_MEMORY, TEXT_MEMORY, MEMORY, ROWS_MEMORY = 0.9, 0.98, 0.85, 0.95
 """Weight of the past: at each new round of a request, in its record and in what its whole text is like; at each new
@@ -23,8 +24,8 @@ SHRINK = 6.0
 """Rounds that the drafter's mean counts for in a request's own figure: beside its last ten rounds 3 to 8 were best at
 foretelling the next one, of three drafters and two sets of prompts."""
 PRIOR, DEEP, WEIGHT = 0.55, 0.7, 4.0
-"""Chance of a first draft that nobody has tried, and of whose kind nothing is said; the highest that a deeper one starts at, which is else that of the one
-above; and the rounds that a prior counts for."""
+"""Chance of a first draft that nobody has tried, and of whose kind nothing is said; the highest that a deeper one
+starts at, which is else that of the one above; and the rounds that a prior counts for."""
 LONG, TRUST, DOUBT = 0.95, 20.0, 0.2
 """What was promised is judged by what came: weight of the past at each EVERYth round, tokens that promises are trusted
 with at first, and the most that they are corrected by."""
@@ -35,6 +36,8 @@ WORST, DOUBTED = 0.02, 8.0
 anew."""
 SURE = 100.0
 """Rounds that a text's own record is worth once it is certain to be unlike others."""
+RECALLED, HEARD = 24.0, 5.0
+"""Most tries, and rounds, that what an earlier start has learned counts for."""
 FAIR, GOOD = 0.5, 0.7
 """Chances of a first draft: below which no text is told from others, and one that cannot become so much better that all
 it was known for would have to go."""
@@ -255,6 +258,10 @@ Key = tuple[str, int]
 """(drafter, size): the size of a tree, 0 for chains, which are one distribution at every length."""
 
 
+COUNTS = ("tried", "kept", "asked", "offered")
+"""What is kept of a mean."""
+
+
 @dataclass(slots=True)
 class Acceptance:
     means: dict[Key, Mean] = field(default_factory=dict)
@@ -331,3 +338,29 @@ class Acceptance:
     def drop(self, request: int) -> None:
         """A request has ended."""
         self.own.pop(request, None)
+
+    # -- from one start to the next ----------------------------------------------------------------------------------
+
+    def dump(self) -> list[dict[str, Any]]:
+        """The means, for a file."""
+        return [
+            {"drafter": key[0], "size": key[1], **{name: getattr(mean, name) for name in COUNTS}}
+            for key, mean in self.means.items()
+        ]
+
+    def recall(self, kept: Any) -> None:
+        """Begin with what `dump` gave. ValueError, KeyError or TypeError for what it cannot have given."""
+        means = dict[Key, Mean]()
+        for each in kept:
+            key = (str(each["drafter"]), int(each["size"]))
+            tried, hits, asked, offered = ([float(x) for x in each[name]] for name in COUNTS)
+            if not all(0 <= few <= many < inf for few, many in zip(hits, tried)) or len(hits) != len(tried):
+                raise ValueError(f"{each} are no counts")
+            if not all(0 <= x < inf for x in (*asked, *offered)) or len(asked) != len(offered):
+                raise ValueError(f"{each} are no counts")
+            less, fewer = (min(1.0, most / max(x, default=most)) if any(x) else 1.0
+                           for most, x in ((RECALLED, tried), (HEARD, asked)))  # fmt: skip
+            mean = means[key] = self.blank(key)
+            mean.tried, mean.kept = [x * less for x in tried], [x * less for x in hits]
+            mean.asked, mean.offered = [x * fewer for x in asked], [x * fewer for x in offered]
+        self.means |= means
