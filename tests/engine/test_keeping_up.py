@@ -1,6 +1,7 @@
 """Keeping a draft model's K/V up is not paid for while nobody is expected to draft with it, and made up for later."""
 
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -35,6 +36,7 @@ def running(llm: LLM, count: int, steps: int) -> list[Request]:
 
 
 def test_many_do_without_and_one_left_catches_up(llm: LLM) -> None:
+    cast(Any, llm.engine.desk.policy).spent = 1e6
     many = running(llm, 6, 5)
     reach = {r.id: lease_of(r).frontier["draft"] for r in many}
     assert all((reach[r.id] == 0) == (r.id % ASKED != 0) for r in many)
@@ -45,6 +47,30 @@ def test_many_do_without_and_one_left_catches_up(llm: LLM) -> None:
     for _ in range(3):
         llm.engine.step()
     assert lease_of(last).frontier["draft"] > len(PROMPT) and llm.engine.table.depth(last, "model") > 0
+
+
+def test_no_text_is_read_before_that_can_be_afforded(llm: LLM) -> None:
+    many = running(llm, 6, 5)
+    assert [lease_of(r).frontier["draft"] for r in many] == [0] * 6 and many[0].id % ASKED == 0
+
+
+def test_a_lease_whose_blocks_may_be_shared_has_the_group_or_not(pair: tuple[Path, Path]) -> None:
+    """Six that come at once do without it, and their prompts' blocks are there for the next one."""
+    llm = LLM(*pair, drafter="ngram|model", dtype="float32", blocks=400)
+    policy = cast(Goodput, llm.engine.desk.policy)
+    policy.times = slow_pair()
+    policy.times.drafter("model").weights["depth"] = 0.1
+    many = running(llm, 6, 5)
+    assert all("draft" not in lease_of(r).frontier for r in many)
+    for request in many[1:]:
+        llm.engine.abort(request)
+    [other] = running(llm, 1, 0)
+    while not other.output:
+        llm.engine.step()
+    assert "draft" in lease_of(other).frontier, "of two who decode each may draft"
+    llm.engine.abort(other)
+    [third, *_] = running(llm, 4, 5)
+    assert third.stats.cached >= len(PROMPT) - 16 and "draft" not in lease_of(third).frontier
 
 
 def test_few_keep_up(llm: LLM) -> None:

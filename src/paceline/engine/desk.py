@@ -49,6 +49,7 @@ class Desk:
     ) -> "Desk":
         """As an engine of this configuration has it; `groups` are those beside the target's, `states` those of all
         that keep a state of each text."""
+        table.shares = config.prefix_cache
         table.policy.patience = min(config.patience_ms, config.tbt_target_ms or config.patience_ms) / 1e3
         forget = policy(config.eviction)(config.blocks)
         cache = Cache(
@@ -80,8 +81,9 @@ class Desk:
         if not self.waiting:
             return []
         filling = sum(self.cache.blocks_for(len(r.tokens)) - len(lease_of(r).blocks) for r in self.running)
-        new: list[Request] = []
-        for request in self.schedule.order(self.waiting, now):
+        new, queue = list[Request](), self.schedule.order(self.waiting, now)
+        self.policy.attend([*self.running, *queue][: self.max_requests])
+        for request in queue:
             if len(self.running) >= self.max_requests:
                 break
             if self._must_wait(request):

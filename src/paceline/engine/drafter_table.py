@@ -27,6 +27,8 @@ class DrafterTable:
         self.policy = POLICIES.get(policy)(basis)
         self.verifier_taps: dict[str, tuple[str, ...]] = {}
         """{verifier: hidden states of the target that it reads}"""
+        self.shares = False
+        """May texts share blocks that one of them has computed?"""
         self.retry = 0
         """Step from which on the next request keeps a group whose drafters are of no use."""
 
@@ -53,16 +55,23 @@ class DrafterTable:
 
     def waits(self, request: Request, group: str) -> bool:
         """Is keeping this K/V group up not worth its time now, or not any more? Not where hidden states would have to
-        be held meanwhile, and not of one request in ASKED, by which it is seen when that changes."""
+        be held meanwhile, nor where others may share the text's blocks, which have to be complete: there a lease has
+        the group or not."""
         names = [name for name in request.arms if self.entries[name].group == group]
-        if not names or any(self.entries[name].taps for name in names):
+        if self.shares or not names or any(self.entries[name].taps for name in names):
             return False
         kept = request.lease.frontier.get(group, 0) if isinstance(request.lease, Lease) else 0
         late = len(request.tokens) - kept
-        if late > ENDS * request.left:
+        if request.output and late > max(LAG, ENDS * request.left):
             return True
-        useless = all(self.policy.hopeless(name) for name in names)
-        return useless and (request.id % ASKED != 0 or not self.policy.affords(group, late))
+        return self.hopeless(request, group, late)
+
+    def hopeless(self, request: Request, group: str, late: int) -> bool:
+        """Is nobody expected to draft with this group, as many as decode? Not of one request in ASKED, by which it is
+        seen when that changes, once it can be afforded to read the text."""
+        names = [name for name in request.arms if self.entries[name].group == group]
+        seen = request.id % ASKED == 0 and self.policy.affords(group, late)
+        return not seen and all(self.policy.hopeless(name) for name in names)
 
     def groups(self, request: Request) -> tuple[str, ...]:
         """The K/V groups that a request's lease will keep. Keeping one up costs time: while the policy has no use for
@@ -74,6 +83,8 @@ class DrafterTable:
                 groups = of_use
             else:
                 self.retry = self.policy.step + RETRY * (self.policy.count + FEW)
+        if self.shares and request.arms:
+            groups = {group for group in groups if not (group and self.hopeless(request, group, len(request.tokens)))}
         return (TARGET, *sorted(group for group in groups if group))
 
     def further(self, share: Share) -> int:

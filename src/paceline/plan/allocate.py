@@ -208,3 +208,11 @@ def gain(price: Price, drafter: str, points: Sequence[Point], count: int) -> flo
     """Speed of `count` requests that this drafter gives the best of `points`, over that of plain decoding."""
     seconds = [price.of(dict.fromkeys(range(count), (drafter, point))) for point in points]
     return max((1.0 + point.tokens) / took for point, took in zip(points, seconds)) * price.of({})
+
+
+def prepared(kept: Sequence[float], nodes: int) -> float:
+    """Share of passes that find a draft of so many nodes prepared, which a `path` was during the pass before. Of two
+    states (PEARL, arXiv 2408.11850): with a draft, all of it and the token behind it must be kept for the next one;
+    without, one token."""
+    first, whole = kept[0], kept[min(nodes, len(kept) - 1)]
+    return first / (1.0 - whole + first) if first else 0.0

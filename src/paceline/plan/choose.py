@@ -15,7 +15,7 @@ from paceline.core.registry import Ahead, Runs
 from paceline.core.request import Request
 from paceline.plan import DrafterFacts, LengthPolicy, Share
 from paceline.plan.acceptance import Acceptance, Key
-from paceline.plan.allocate import Choice, Pick, Point, Price, best, fitting, gain
+from paceline.plan.allocate import Choice, Pick, Point, Price, best, fitting, gain, prepared
 from paceline.plan.cost import Drafting, StepTimes, Times
 
 PERIOD, FIRST = 16, 4
@@ -497,11 +497,3 @@ class Goodput(LengthPolicy):
         """A request has ended."""
         self._hear()
         self.acceptance.drop(request.id)
-
-
-def prepared(kept: Sequence[float], nodes: int) -> float:
-    """Share of passes that find a draft of so many nodes prepared, which a `path` was during the pass before. Of two
-    states (PEARL, arXiv 2408.11850): with a draft, all of it and the token behind it must be kept for the next one;
-    without, one token."""
-    first, whole = kept[0], kept[min(nodes, len(kept) - 1)]
-    return first / (1.0 - whole + first) if first else 0.0
