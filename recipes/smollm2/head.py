@@ -22,7 +22,7 @@ from paceline.train.loop import Plan, texts
 from paceline.train.target import Target
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
-METHOD, SETTINGS = "hydra", {"depth": 3, "draft_vocab": 4096, "own_head": True}
+METHOD, SETTINGS = "hydra", {"depth": 3, "layers": 2, "draft_vocab": 4096, "own_head": True}
 """Hydra trained best at equal tokens (recipes/workbench). Over 49,152 tokens an output matrix would cost a fifth of the
 target at each depth, so it has 4,096."""
 MOST = 12_000_000
@@ -43,7 +43,7 @@ def main(
     data: Annotated[Path, typer.Option()],
     docs: Annotated[Path, typer.Option()],
     out: Annotated[Path, typer.Option()],
-    minutes: float = 60,
+    minutes: float = 75,
     steps: Annotated[int | None, typer.Option(help="Train so many, in place of --minutes.")] = None,
     count: Annotated[int, typer.Option(help="Prompts that the target answers, of 2,200.")] = 2200,
     answers: Annotated[bool, typer.Option(help="Only let the target answer.")] = False,

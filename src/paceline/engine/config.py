@@ -38,7 +38,7 @@ class EngineConfig:
     order: str = "fcfs"
     tbt_target_ms: float | None = None
     """Longest step while somebody decodes, as predicted; None: `row_budget` alone limits it."""
-    patience_ms: float = 20.0
+    patience_ms: float = 30.0
     """Longest step of several passes, which may be made where nobody drafts or drafts need no Python; 0: each pass is a
     step."""
     group_size: int | None = None
