@@ -1,4 +1,5 @@
-"""Tokens/s of the head, prompt lookup, and both in one tree, over plain decoding on held-out prompts, in turns.
+"""Tokens/s of the head, prompt lookup, both in one tree, and the planner's choice, over plain decoding, on held-out
+prompts, in turns.
 
 python recipes/smollm2/speed.py --target SMOLLM2 --head HEAD --prompts OUT
 """
@@ -28,11 +29,11 @@ def main(
     quantize: str | None = None,
 ) -> None:
     drafter = method_of(head) or ""
-    with LLM(target, head, drafter=PLAIN, length="fixed", max_requests=1, prefix_cache=False, quantize=quantize) as llm:
-        for size in nodes or [4]:
+    with LLM(target, head, max_requests=1, prefix_cache=False, quantize=quantize) as llm:
+        for size in nodes or [7]:
             params = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True, max_nodes=size)
             plan = Plan(
-                (PLAIN, "ngram", drafter, f"ngram+{drafter}"),
+                (PLAIN, "ngram", drafter, f"ngram+{drafter}", "auto"),
                 (1,),
                 (0.0,),
                 "exact",
