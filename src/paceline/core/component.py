@@ -31,12 +31,11 @@ class Component(Protocol):
     """Hidden states of the target that it reads (`Rows.taps`)."""
 
     @property
-    def abilities(self) -> frozenset[Ability]: ...
-
-    """What it can do beside the protocol: `run` (`Runs`), `chain` and `tree` (whole drafts in one call), `program`
-    (`Rows.program`: sets of layers, early exits), `exit` (it was trained for them), `embed` (`Embeds`), `lend`
-    (`Lends`), `keys` (`Keys`), `join` (rows whose position is not their place, and that do not see all before
-    them), `state` (`Keeps`)."""
+    def abilities(self) -> frozenset[Ability]:
+        """What it can do beside the protocol: `run` (`Runs`), `chain` and `tree` (whole drafts in one call), `program`
+        (`Rows.program`: sets of layers, early exits), `exit` (it was trained for them), `embed` (`Embeds`), `lend`
+        (`Lends`), `keys` (`Keys`), `join` (rows whose position is not their place, and that do not see all before
+        them), `state` (`Keeps`)."""
 
     def allocate(self, blocks: int, block_size: int) -> None:
         """Make the K/V pool; called once, before anything is computed."""

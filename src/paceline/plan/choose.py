@@ -174,10 +174,8 @@ class Goodput(LengthPolicy):
     _saving: int = 0
     """Step before which nothing can be afforded."""
     company: int = 0
-    _hopeless: frozenset[str] = frozenset()
-    """Drafters that would lose at any size with as many requests."""
-    _judged: int = 0
-    """Step in which that was found."""
+    _losing: dict[int, tuple[int, frozenset[str]]] = field(default_factory=dict)
+    """{requests: step in which it was found, drafters that would lose at any size with so many}"""
     _trying: tuple[int, str, float, Point, float] | None = None
     """The try of this step: request, drafter, seconds that a pass of it costs, what is expected of it, and goodput."""
 
@@ -459,17 +457,16 @@ class Goodput(LengthPolicy):
         return self._trial(drafter).wasted >= USELESS and all(pick is None or pick[0] != drafter for pick in held)
 
     def attend(self, requests: Sequence[Request]) -> None:
-        before, self.company = self.company, len(requests)
+        self.company = len(requests)
         if self.company < MANY:
-            self._hopeless = frozenset()
-        elif self.company != before or self.step - self._judged >= AGAIN:
-            self._judged = self.step
-            self._hopeless = frozenset(
-                name for name in requests[0].arms if name in self.arms and self._loses(name, requests[0])
-            )
+            return
+        found = self._losing.get(self.company)
+        if found is None or self.step - found[0] >= AGAIN:
+            names = (name for name in requests[0].arms if name in self.arms and self._loses(name, requests[0]))
+            self._losing[self.company] = self.step, frozenset(names)
 
     def hopeless(self, drafter: str) -> bool:
-        return drafter in self._hopeless
+        return self.company >= MANY and drafter in self._losing[self.company][1]
 
     def affords(self, group: str, rows: int) -> bool:
         """A draft model takes about as many times longer for many rows than for one as the target does."""
