@@ -10,6 +10,9 @@ import pytest
 from paceline import LLM, AsyncLLM, SamplingParams
 from paceline.engine.learned import place
 from paceline.plan.acceptance import HEARD, PRIOR, RECALLED, Acceptance
+from paceline.simulate.log import Event, Setup
+from paceline.simulate.record import record
+from paceline.simulate.replay import replay
 from tests.tiny import tiny_checkpoint
 
 PROMPTS = ["one two three one two three one", "to be or not to be, to be or not to be"]
@@ -52,6 +55,16 @@ def test_a_server_keeps_it(target: Path, cache: Path) -> None:
     policy.acceptance.observe(1, ("ngram", 0), 2, [1, 1], [1])
     engine.close()
     assert json.loads(place(engine.llm.options).read_text())[0]["drafter"] == "ngram"
+
+
+def test_a_log_that_begins_with_it_replays(target: Path, cache: Path) -> None:
+    served(target, keep_learned=True)
+    events = list[Event]()
+    with LLM(target, memory="100M", keep_learned=True) as llm:
+        record(llm.engine, events.append)
+        llm.generate(PROMPTS, SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True), progress=False)
+    first = events[0]
+    assert isinstance(first, Setup) and first.learned and replay(events).difference is None
 
 
 @pytest.mark.parametrize(

@@ -344,12 +344,13 @@ class Acceptance:
     def dump(self) -> list[dict[str, Any]]:
         """The means, for a file."""
         return [
-            {"drafter": key[0], "size": key[1], **{name: getattr(mean, name) for name in COUNTS}}
+            {"drafter": key[0], "size": key[1], **{name: [*getattr(mean, name)] for name in COUNTS}}
             for key, mean in self.means.items()
         ]
 
-    def recall(self, kept: Any) -> None:
-        """Begin with what `dump` gave. ValueError, KeyError or TypeError for what it cannot have given."""
+    def recall(self, kept: Any, whole: bool = False) -> None:
+        """Begin with what `dump` gave, for a few rounds' worth, or as the `whole` that it was. ValueError, KeyError or
+        TypeError for what it cannot have given."""
         means = dict[Key, Mean]()
         for each in kept:
             key = (str(each["drafter"]), int(each["size"]))
@@ -358,8 +359,8 @@ class Acceptance:
                 raise ValueError(f"{each} are no counts")
             if not all(0 <= x < inf for x in (*asked, *offered)) or len(asked) != len(offered):
                 raise ValueError(f"{each} are no counts")
-            less, fewer = (min(1.0, most / max(x, default=most)) if any(x) else 1.0
-                           for most, x in ((RECALLED, tried), (HEARD, asked)))  # fmt: skip
+            worth = [(RECALLED, tried), (HEARD, asked)]
+            less, fewer = (1.0 if whole or not any(x) else min(1.0, most / max(x)) for most, x in worth)
             mean = means[key] = self.blank(key)
             mean.tried, mean.kept = [x * less for x in tried], [x * less for x in hits]
             mean.asked, mean.offered = [x * fewer for x in asked], [x * fewer for x in offered]

@@ -35,6 +35,8 @@ class Setup:
     """`StepTimes.dump`."""
     states: tuple[str, ...] = ()
     """Of all groups, those that keep a state of each text."""
+    learned: list[dict[str, Any]] = field(default_factory=list)
+    """`Acceptance.dump`: what was known of drafters before."""
     version: Literal[2] = 2
     event: Literal["setup"] = "setup"
 

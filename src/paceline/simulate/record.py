@@ -18,6 +18,7 @@ from paceline.core.request import Request
 from paceline.core.result import Result
 from paceline.engine.recorder import Recorder
 from paceline.plan import DrafterFacts
+from paceline.plan.choose import Goodput
 from paceline.plan.cost import Drafting, StepTimes, Times
 from paceline.simulate.log import (
     Abort,
@@ -46,10 +47,10 @@ def setup(engine: "Engine") -> Setup:
     if engine.busy or engine.desk.policy.step:
         raise InputError("A decision log begins before an engine's first request, and this one has served some.")
     groups = tuple(sorted(engine.cache.groups - {TARGET}))
-    times = engine.desk.policy.times or StepTimes()
-    return Setup(
-        engine.config, groups, dict(engine.table.entries), deepcopy(times.dump()), tuple(sorted(engine.cache.states))
-    )
+    chooser = engine.desk.policy
+    times, learned = chooser.times or StepTimes(), chooser.acceptance.dump() if isinstance(chooser, Goodput) else []
+    states = tuple(sorted(engine.cache.states))
+    return Setup(engine.config, groups, dict(engine.table.entries), deepcopy(times.dump()), states, learned)
 
 
 def record(engine: "Engine", sink: Callable[[Event], object]) -> None:

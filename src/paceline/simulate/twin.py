@@ -8,6 +8,7 @@ from paceline.core.plan import Item, Plan
 from paceline.core.request import Request
 from paceline.engine.desk import Desk, lease_of
 from paceline.engine.drafter_table import DrafterTable
+from paceline.plan.choose import Goodput
 from paceline.plan.cost import StepTimes
 from paceline.simulate.log import Adopted, Arrival, Changed, Decision, Joined, Outcome, Setup
 
@@ -20,6 +21,8 @@ class Twin:
         self.table = DrafterTable(config.length, StepTimes.load(setup.times), config.cheap_rows, config.row_cost)
         for drafter, facts in setup.entries.items():
             self.table.enrol(drafter, facts)
+        if isinstance(self.table.policy, Goodput):
+            self.table.policy.acceptance.recall(setup.learned, whole=True)
         self.desk = Desk.of(config, self.table, setup.groups, setup.states)
         self.requests: dict[int, Request] = {}
         """Those that have not ended."""
