@@ -61,7 +61,7 @@ def measured(
 ) -> list[Row]:
     """The drafters of one draft beside plain decoding of the same engine, without its line."""
     params = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True, max_nodes=nodes)
-    with LLM(target, path, dtype="bfloat16", prefix_cache=False, max_requests=1, length="fixed", drafter=PLAIN) as llm:
+    with LLM(target, path, dtype="bfloat16", prefix_cache=False, max_requests=1) as llm:
         plan = Plan((PLAIN, *drafters), (1,), (0.0,), "exact", params.resolve(llm.text.defaults), repeat)
         results = measure(llm.engine, [encode(llm.text, prompt) for prompt in prompts], plan, lambda what: None)
     plain = results[Cell(PLAIN, 1, 0.0)]
