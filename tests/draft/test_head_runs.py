@@ -3,15 +3,16 @@
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
 
 from paceline import LLM, SamplingParams
+from paceline.core.plan import Item, MinChance
 from paceline.core.proposer import Draft, Turn
 from paceline.core.result import Round
-from paceline.draft.grow import HeadDrafter, ranked
+from paceline.draft.grow import HeadDrafter, paying, ranked
 from paceline.draft.head import HeadConfig
 from paceline.draft.head_runs import Compiled, HeadProposer
 from paceline.draft.hydra import Hydra, HydraConfig
@@ -155,9 +156,13 @@ def test_a_stale_hidden_state_is_seen(head: tuple[Path, str], target: Path, monk
 def test_a_node_has_to_bring_its_price(least: float) -> None:
     """No node of a tree is less likely than the price of its row, and none that is likelier is left out."""
     chances = ((0.5, 0.2, 0.1), (0.4, 0.1))
-    worth = {path: chance(chances, path) for path in ranked(99, chances)}
-    assert {*ranked(99, chances, least)} == {path for path, it in worth.items() if it >= least}
+    worth = {path: chance(chances, path) for _, path in ranked(99, chances)}
+    price = MinChance(least) if least else None
+    item = Item(cast(Any, None), 1, 99, "hydra", "exact", min_chance=price)
+    kept = {path for _, path in ranked(paying(item, chances), chances)}
+    assert kept == {path for path, it in worth.items() if it >= least}
     assert [*worth] == sorted(worth, key=worth.__getitem__, reverse=True)
+    assert [it for it, _ in ranked(99, chances)] == pytest.approx([*worth.values()])
 
 
 def chance(chances: Sequence[Sequence[float]], path: tuple[int, ...]) -> float:

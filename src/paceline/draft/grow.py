@@ -22,11 +22,10 @@ from paceline.core.registry import Offers
 from paceline.core.rows import RowsBuilder
 from paceline.draft import Ask, Host, View
 from paceline.draft.head import Head, need, whole
-from paceline.draft.head_runs import Compiled, HeadProposer
+from paceline.draft.head_runs import WIDTH, Compiled, HeadProposer
 from paceline.draft.sequoia import Shape, rates, shaped
 from paceline.draft.tree import Draws, Laws, Tree, TreeDrafter, TreeProposer, cut, law_of
 
-WIDTH = 10
 NODES = 15
 PRIOR = (0.5, 0.13, 0.07, 0.04, 0.03, 0.02, 0.015, 0.01, 0.008, 0.006)
 FADE = 0.8
@@ -44,13 +43,13 @@ def offers(name: str, summary: str, keeps: bool = False) -> Offers:
 
 
 @cache
-def ranked(nodes: int, chances: tuple[tuple[float, ...], ...], least: float = 0.0) -> tuple[tuple[int, ...], ...]:
-    """The nodes of `best`, as ranks from depth 1 down, the likeliest first."""
-    kept = list[tuple[int, ...]]()
+def ranked(nodes: int, chances: tuple[tuple[float, ...], ...]) -> tuple[tuple[float, tuple[int, ...]], ...]:
+    """The nodes of `best`, the likeliest first: the chance of each, and its ranks from depth 1 down."""
+    kept = list[tuple[float, tuple[int, ...]]]()
     heap: list[tuple[float, tuple[int, ...]]] = [(-chances[0][0], (0,))]
-    while heap and len(kept) < nodes and -heap[0][0] >= least:
+    while heap and len(kept) < nodes:
         minus, path = heapq.heappop(heap)
-        kept.append(path)
+        kept.append((-minus, path))
         depth, rank = len(path), path[-1]
         if depth < len(chances):
             heapq.heappush(heap, (minus * chances[depth][0], (*path, 0)))
@@ -61,10 +60,10 @@ def ranked(nodes: int, chances: tuple[tuple[float, ...], ...], least: float = 0.
 
 
 @cache
-def best(nodes: int, chances: tuple[tuple[float, ...], ...], least: float = 0.0) -> Shape:
-    """The tree of at most `nodes` below the root with the most expected accepted nodes, none of a chance below `least`,
-    where `chances[depth][rank]` is the chance of a child to be the accepted one, given that its parent is."""
-    kept = {*ranked(nodes, chances, least)}
+def best(nodes: int, chances: tuple[tuple[float, ...], ...]) -> Shape:
+    """The tree of at most `nodes` below the root with the most expected accepted nodes, where `chances[depth][rank]` is
+    the chance of a child to be the accepted one, given that its parent is."""
+    kept = {path for _, path in ranked(nodes, chances)}
 
     def shape(path: tuple[int, ...]) -> Shape:
         below = [(*path, rank) for rank in range(WIDTH)]
@@ -73,9 +72,10 @@ def best(nodes: int, chances: tuple[tuple[float, ...], ...], least: float = 0.0)
     return shape(())
 
 
-def price(item: Item) -> float:
-    """What a node has to bring: its row's price, where that is known."""
-    return item.min_chance.row if item.min_chance else 0.0
+def paying(item: Item, chances: tuple[tuple[float, ...], ...]) -> int:
+    """How many of the best nodes are worth their rows; all that were asked for, where a row has no price."""
+    price = item.min_chance.row if item.min_chance else 0.0
+    return sum(chance >= price for chance, _ in ranked(item.nodes, chances))
 
 
 class Chances:
@@ -136,8 +136,8 @@ class HeadDrafter(TreeDrafter):
     # -- the rule ----------------------------------------------------------------------------------------------------
 
     def plant(self, tree: Tree) -> None:
-        item = tree.ask.item
-        tree.memo = {ROOT: best(item.nodes, self.chances[tree.law is Law.POINT].rates, price(item))}
+        rates = self.chances[tree.law is Law.POINT].rates
+        tree.memo = {ROOT: best(paying(tree.ask.item, rates), rates)}
 
     def expand(self, tree: Tree, laws: Laws) -> list[int]:
         return shaped(tree, laws)
@@ -193,8 +193,9 @@ class HeadDrafter(TreeDrafter):
                 for rank, count in enumerate(row):
                     chances.observe(depth, rank, hits[depth][rank], count)
 
-        nodes = [len(ranked(item.nodes, chances.rates, price(item))) for item in proposer.items]
-        return self.compiled.table(proposer, nodes, ranked(max(proposer.nodes), chances.rates), observe)
+        nodes = [paying(item, chances.rates) for item in proposer.items]
+        tree = [path for _, path in ranked(max(nodes), chances.rates)]
+        return self.compiled.table(proposer, nodes, tree, observe)
 
     def begin(self, places: Sequence[int], contexts: Sequence[Tensor], tokens: Sequence[int]) -> None:
         """Set the states of these requests' roots, from the hidden states before them and their tokens."""

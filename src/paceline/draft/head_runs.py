@@ -21,8 +21,8 @@ from paceline.native.structs import CHeads, CModel, CStage, addresses, integers_
 if TYPE_CHECKING:
     from paceline.draft.grow import HeadDrafter
 
-RANKS = 10
-"""That of propose_head.h."""
+WIDTH = 10
+"""Most children of one node, as in propose_head.h."""
 
 Counts = Sequence[Sequence[int]]
 """By depth and rank."""
@@ -95,7 +95,7 @@ class Compiled:
         for model in self.models:
             model.threads = torch.get_num_threads()
         at, depth = {path: place for place, path in enumerate(tree)}, self.head.config.depth
-        tries, hits = (integers_in([0] * (depth * RANKS)) for _ in range(2))
+        tries, hits = (integers_in([0] * (depth * WIDTH)) for _ in range(2))
         held = (
             integers_in(nodes),
             integers_in([item.depth for item in proposer.items]),
@@ -111,7 +111,7 @@ class Compiled:
         )  # fmt: skip
 
         def done() -> None:
-            places = [slice(d * RANKS, (d + 1) * RANKS) for d in range(depth)]
+            places = [slice(d * WIDTH, (d + 1) * WIDTH) for d in range(depth)]
             observe([tries[place] for place in places], [hits[place] for place in places])
 
         return Table("paceline_heads", state, (first, held), done, tap=self.head.taps[0])

@@ -34,7 +34,7 @@ def recall(engine: Engine, options: "Options") -> None:
         return
     try:
         planner.acceptance.recall(json.loads(path.read_text(encoding="utf-8")))
-    except Exception as error:  # whatever a damaged file makes of it: it can be learned again
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:  # a damaged file
         log.warning("What an earlier start has learned (%s) is of no use (%r); it is learned anew.", path, error)
 
 

@@ -3,7 +3,7 @@
 
 #include "proposer.h"
 
-const i64 RANKS = 10;  // draft/grow.py: WIDTH
+const i64 RANKS = 10;  // draft/head_runs.py: WIDTH
 
 extern "C" {
 // One depth: y = straight z + SiLU(bent z), or y = z; then y += SiLU(W y) for each block; then logits. Each matrix is the `head`
