@@ -23,23 +23,30 @@ DIRECT = build_opener(ProxyHandler({}))
 
 
 def load(spec: dict[str, Any]) -> tuple[Generate, dict[str, str]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server, batch, threads = spec["options"]["server"], spec["batch"], str(spec["threads"])
-    command = [server, "-m", spec["model"], "--host", "127.0.0.1", "--port", str(port), "-t", threads, "-tb", threads]
-    command += ["-c", str(batch * context(spec)), "-np", str(batch), "--no-webui"]
+    more = ["--no-webui", *speculation(spec)]
     if "amx_tile" in abilities():
-        command += ["--no-repack"]  # repacked quantised weights crash the AMX back end (llama.cpp#20824)
-    process = subprocess.Popen([*command, *speculation(spec)], stdout=sys.stderr, stderr=sys.stderr)
-    atexit.register(end, process)
-    wait(process, port)
-    pool = ThreadPoolExecutor(batch)
+        more += ["--no-repack"]  # repacked quantised weights crash the AMX back end (llama.cpp#20824)
+    port = start(spec, more)
+    pool = ThreadPoolExecutor(spec["batch"])
 
     def generate(prompts: Ids, max_tokens: int) -> Ids:
         return list(pool.map(lambda ids: complete(port, ids, max_tokens), prompts))
 
-    return generate, {"llama.cpp": version(server)}
+    return generate, {"llama.cpp": version(spec["options"]["server"])}
+
+
+def start(spec: dict[str, Any], more: list[str]) -> int:
+    """The port of a server with these further options, once it answers."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    batch, threads = spec["batch"], str(spec["threads"])
+    command = [spec["options"]["server"], "-m", spec["model"], "--host", "127.0.0.1", "--port", str(port)]
+    command += ["-t", threads, "-tb", threads, "-c", str(batch * context(spec)), "-np", str(batch)]
+    process = subprocess.Popen([*command, *more], stdout=sys.stderr, stderr=sys.stderr)
+    atexit.register(end, process)
+    wait(process, port)
+    return port
 
 
 def context(spec: dict[str, Any]) -> int:
@@ -78,15 +85,20 @@ def end(process: "subprocess.Popen[bytes]") -> None:
 def complete(port: int, prompt: list[int], max_tokens: int) -> list[int]:
     """Ids of one answer; the prompt goes as ids, to which the server adds nothing."""
     wish = {"prompt": prompt, "n_predict": max_tokens, "temperature": 0, "cache_prompt": False, "return_tokens": True}
-    body = json.dumps(wish).encode()
-    request = Request(f"http://127.0.0.1:{port}/completion", body, {"Content-Type": "application/json"})
-    with DIRECT.open(request) as response:
-        answer = json.load(response)
+    answer = post(port, "completion", wish)
     if answer["tokens_evaluated"] != len(prompt):
-        raise ValueError(f"llama.cpp read {answer['tokens_evaluated']} prompt tokens, but {len(prompt)} were given.")
+        raise ValueError(f"The server read {answer['tokens_evaluated']} prompt tokens, but {len(prompt)} were given.")
     if answer["tokens_predicted"] != len(answer["tokens"]):
-        raise ValueError(f"llama.cpp counts {answer['tokens_predicted']} tokens, but gave {len(answer['tokens'])}.")
+        raise ValueError(f"The server counts {answer['tokens_predicted']} tokens, but gave {len(answer['tokens'])}.")
     return list(answer["tokens"])
+
+
+def post(port: int, path: str, wish: dict[str, Any]) -> dict[str, Any]:
+    body = json.dumps(wish).encode()
+    request = Request(f"http://127.0.0.1:{port}/{path}", body, {"Content-Type": "application/json"})
+    with DIRECT.open(request) as response:
+        answer: dict[str, Any] = json.load(response)
+    return answer
 
 
 def version(server: str) -> str:

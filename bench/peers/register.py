@@ -75,6 +75,12 @@ def peers(root: Path, model: str, draft: str, weights: Sequence[str] = ALL) -> d
             options={"module": str(root / "nodellama/node_modules/node-llama-cpp/dist/index.js")},
             suffix="mjs",
         ),
+        "ikllama": peer(
+            "ikllama",
+            None,
+            {"4-bit": {role: str(root / f"models/ikllama/{role}.gguf") for role in original}},
+            options={"server": str(root / "ikllama/llama-server")},
+        ),
         "transformers": peer(
             "transformers",
             None,

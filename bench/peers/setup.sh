@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
 # Set up the tools that `paceline bench --peers ROOT` compares with, and convert one pair of checkpoints for them.
 #
-#   bench/peers/setup.sh [TOOL|all] ROOT --model DIR --draft DIR [--weights 4-bit,8-bit] [--gguf MODEL DRAFT]
+#   bench/peers/setup.sh [TOOL|all] ROOT --model DIR --draft DIR [--weights 4-bit,8-bit] \
+#     [--gguf MODEL DRAFT] [--server FILE]
 #
-# TOOL: paceline, transformers, openvino, llamacpp, nodellama. --weights: those that are converted and compared, of
-# bf16, 8-bit and 4-bit. --gguf: two files for nodellama, which converts none (default: llamacpp's own of 4 bits).
+# TOOL: paceline, transformers, openvino, llamacpp, nodellama, ikllama. --weights: those that are converted and
+# compared, of bf16, 8-bit and 4-bit. --gguf: two files for nodellama and ikllama, which convert none (default:
+# llamacpp's own of 4 bits). --server: the llama-server that you built of ik_llama.cpp; `all` leaves it out without.
 #
 # PYTHON (default: .venv/bin/python of this repository) is an interpreter with Paceline installed. A second call with
 # the same ROOT keeps environments and builds, and converts anew.
 set -euo pipefail
 
 HERE=$(cd "$(dirname "$0")" && pwd)
-USAGE="usage: bench/peers/setup.sh [paceline|transformers|openvino|llamacpp|nodellama|all] ROOT --model DIR --draft DIR \
-  [--weights bf16,8-bit,4-bit] [--gguf MODEL DRAFT]"
+USAGE="usage: bench/peers/setup.sh [paceline|transformers|openvino|llamacpp|nodellama|ikllama|all] ROOT --model DIR \
+  --draft DIR [--weights bf16,8-bit,4-bit] [--gguf MODEL DRAFT] [--server FILE]"
 OPENVINO=(openvino-genai==2026.4.1.0 'optimum-intel[openvino]==2.2.0' torch==2.13.0)
 LLAMACPP=llama-cpp-python==0.3.36 # its source package brings all of llama.cpp
 NODELLAMA=node-llama-cpp@3.22.1 # llama.cpp v0.5.0, built beforehand
@@ -22,16 +24,19 @@ export HF_HUB_OFFLINE=1
 die() { echo "setup.sh: $1" >&2; exit 2; }
 say() { echo "setup.sh: $1" >&2; }
 
-WHICH=all ROOT='' MODEL='' DRAFT='' WEIGHTS=bf16,8-bit,4-bit GGUF=()
+WHICH=all ROOT='' MODEL='' DRAFT='' SERVER='' WEIGHTS=bf16,8-bit,4-bit GGUF=()
 while [ $# -gt 0 ]; do
   case $1 in
-    paceline | transformers | openvino | llamacpp | nodellama | all) WHICH=$1 ;;
+    paceline | transformers | openvino | llamacpp | nodellama | ikllama | all) WHICH=$1 ;;
     --weights)
       [[ ,${2:-}, =~ ^(,(bf16|8-bit|4-bit))+,$ ]] || die "--weights are of bf16, 8-bit and 4-bit; $USAGE"
       WEIGHTS=$2; shift ;;
     --gguf)
       [ -f "${2:-}" ] && [ -f "${3:-}" ] || die "--gguf needs two files, of the model and of the draft; $USAGE"
       GGUF=("$(realpath "$2")" "$(realpath "$3")"); shift 2 ;;
+    --server)
+      [ -x "${2:-}" ] || die "--server needs the program llama-server; $USAGE"
+      SERVER=$(realpath "$2"); shift ;;
     --model | --draft)
       [ $# -gt 1 ] || die "$1 needs a directory; $USAGE"
       if [ "$1" = --model ]; then MODEL=$2; else DRAFT=$2; fi
@@ -115,11 +120,24 @@ llamacpp() {
 }
 
 nodellama() {
-  local to=$ROOT/models/nodellama role file
-  mkdir -p "$ROOT/nodellama" "$to"
+  mkdir -p "$ROOT/nodellama"
   say "installing node-llama-cpp into $ROOT/nodellama"
   npm install --silent --no-fund --no-audit --ignore-scripts --prefix "$ROOT/nodellama" "$NODELLAMA" \
     || die "npm could not install $NODELLAMA; it needs Node.js 20 or later."
+  link_gguf nodellama
+}
+
+ikllama() {
+  [ -n "$SERVER" ] || die "ikllama needs --server, the llama-server that you built of ik_llama.cpp."
+  mkdir -p "$ROOT/ikllama"
+  ln -sf "$SERVER" "$ROOT/ikllama/llama-server"
+  link_gguf ikllama
+}
+
+# The files of this tool: those of --gguf, or llamacpp's.
+link_gguf() {
+  local to=$ROOT/models/$1 role file
+  mkdir -p "$to"
   for role in model draft; do
     file=${GGUF[$([ $role = draft ] && echo 1 || echo 0)]:-$ROOT/models/llamacpp/$role-q4_k_m.gguf}
     [ -f "$file" ] || die "$file is not there; set llamacpp up first, or give --gguf MODEL DRAFT."
@@ -132,6 +150,10 @@ named() { if [[ ,$WEIGHTS, == *,$1,* ]]; then echo "$2"; fi; }
 
 source_of() { if [ "$1" = model ]; then echo "$MODEL"; else echo "$DRAFT"; fi; }
 
-if [ "$WHICH" = all ]; then transformers; openvino; llamacpp; nodellama; else "$WHICH"; fi
+if [ "$WHICH" = all ]; then
+  transformers; openvino; llamacpp; nodellama; if [ -n "$SERVER" ]; then ikllama; fi
+else
+  "$WHICH"
+fi
 "$PYTHON" "$HERE/register.py" "$ROOT" "$MODEL" "$DRAFT" "$WEIGHTS"
 say "wrote $ROOT/peers.json"

@@ -240,7 +240,8 @@ def test_a_tool_that_is_not_set_up_is_named_with_what_to_run(root: Root) -> None
     assert notes[0].endswith(f"run bench/peers/setup.sh openvino {end}")
     assert notes[1].endswith(f"/llama-server is missing; run bench/peers/setup.sh llamacpp {end}")
     assert notes[2].startswith("nodellama is left out: ") and notes[2].endswith(f"setup.sh nodellama {end}")
-    assert notes[3] == found["transformers"]["note"] and len(notes) == 4
+    assert notes[3].startswith("ikllama is left out: ") and notes[3].endswith(f"setup.sh ikllama {end}")
+    assert notes[4] == found["transformers"]["note"] and len(notes) == 5
 
 
 def test_only_some_weights_are_compared(root: Root) -> None:
@@ -249,7 +250,8 @@ def test_only_some_weights_are_compared(root: Root) -> None:
     entries = read(root.wish())["peers"]
     weights = {name: {*entry["models"]} for name, entry in entries.items()}
     both = {"4-bit", "8-bit"}
-    assert weights == {"paceline": both, "openvino": both, "llamacpp": both, "nodellama": {"4-bit"}}
+    four = {"4-bit"}
+    assert weights == {"paceline": both, "openvino": both, "llamacpp": both, "nodellama": four, "ikllama": four}
     assert not any("bf16" in path or "fp16" in path for entry in entries.values() for path in entry["needs"])
 
 

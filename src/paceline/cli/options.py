@@ -70,6 +70,9 @@ class EngineArgs:
         Quantize | None,
         _engine("Round the weights as they are loaded. Default: a quantised file keeps its bits, which none widens."),
     ] = None
+    draft_quantize: Annotated[
+        Quantize | None, _engine("The same for the draft, whose rounding no text shows. Default: as --quantize.")
+    ] = None
     kv_dtype: Annotated[KvDtype | None, _engine("Type of the K/V cache. Default: that of the weights.")] = None
     device: Annotated[str, _engine("cpu, cuda, cuda:1, ...", show_default=True)] = "cpu"
     threads: Annotated[int | None, _engine("CPU threads. Default: as many as torch finds cores.")] = None

@@ -46,6 +46,8 @@ class Options:
     """"int8": the linear layers of model and draft in int8 (W8A8); "int4": in 4 bits by groups of 32, head
     and embedding in 8, activations in 8. The text is then the quantised model's own. None: a checkpoint that is
     quantised already keeps its own bits; "none" widens them to `dtype`."""
+    draft_quantize: str | None = None
+    """The same for the draft alone, whose rounding no text shows; None: as quantize says."""
     kv_dtype: str | None = None
     """"int8": keys and values in 8 bits, which leaves room for 1.88 times the tokens. None: as dtype."""
     device: str = "cpu"
@@ -103,7 +105,6 @@ class Options:
     check: bool = False
     """Verify the cache's book-keeping after every step (slow)."""
 
-
 def build(options: Options) -> "tuple[Engine, Text]":
     """Load the models and make an engine. Raises CheckpointError, RefusalError, CapacityError or InputError."""
     import torch
@@ -150,6 +151,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
         "cache": options.weights_cache,
         "late": options.late_weights and options.overlap == "none",
     }
+    where_draft = {**where, "quantize": drafts_in(options), "max_len": None}
     model_at, draft_at = paths(options)
     user = options.drafter if callable(options.drafter) else None
     name = options.drafter if isinstance(options.drafter, str) else "user" if user else "auto"
@@ -170,7 +172,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
         components[part] = component
     elif draft_path is not None and foreign:
         speaks = Text(draft_path).tokenizer
-        small = load_model(draft_path, **{**where, "max_len": None})
+        small = load_model(draft_path, **where_draft)
         target = Surfaces(text.tokenizer, model.vocab_size)
         components[FOREIGN] = Foreign(
             small, Surfaces(speaks, small.vocab_size), target, model.vocab_size, online=options.online
@@ -182,7 +184,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
                 f"The draft {draft_at} has another vocabulary ({len(other)} entries) than the model ({len(own)}); use "
                 "a draft made for this tokenizer, or none, or drafter crossvocab, which translates."
             )
-        draft = load_model(draft_path, **{**where, "max_len": None}, vocabulary=(model.vocab_size, text.size))
+        draft = load_model(draft_path, **where_draft, vocabulary=(model.vocab_size, text.size))
         components[DRAFT] = draft
         components.update(companions(draft_path, model, draft))
     config = EngineConfig(
@@ -219,6 +221,11 @@ def build(options: Options) -> "tuple[Engine, Text]":
 
         learned.recall(engine, options)
     return engine, text
+
+
+def drafts_in(options: Options) -> str | None:
+    """`quantize` of the draft model."""
+    return options.quantize if options.draft_quantize is None else options.draft_quantize
 
 
 def facts(options: Options, *models: Any) -> dict[str, Any]:
@@ -325,17 +332,16 @@ def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory
     from paceline.model.checkpoint import read_config
     from paceline.model.load import measure, packing_of
 
-    def of(at: Path, longest: int | None) -> "tuple[ModelSpec, Packing]":
+    def of(at: Path, longest: int | None, quantize: str | None) -> "tuple[ModelSpec, Packing]":
         spec = read_config(at, longest)
-        form = options.dtype, options.quantize, options.device
-        return spec, packing_of(at, spec, *form, kv_dtype=options.kv_dtype)
+        return spec, packing_of(at, spec, options.dtype, quantize, options.device, kv_dtype=options.kv_dtype)
 
-    spec, packing = of(path, options.max_model_len)
+    spec, packing = of(path, options.max_model_len, options.quantize)
     target = measure(path, spec, packing)
     head = draft is not None and method_of(draft) is not None
     if draft is not None and head:
         check_fit(draft, facts_of(draft), spec.hidden, spec.vocab)
-    drafts = None if draft is None else footprint_of(draft, packing) if head else measure(draft, *of(draft, None))
+    drafts = None if draft is None else footprint_of(draft, packing) if head else measure(draft, *of(draft, None, drafts_in(options)))
     files = [at if at.suffix == ".gguf" else at / "tokenizer.json" for at in (path, draft) if at is not None]
     rest = sum(TOKENIZER * tokenizer_bytes(file) for file in files if file.is_file())
     rest += 0 if draft is None else sum(weight_bytes(draft / kind) for kind in kinds(draft))

@@ -20,7 +20,8 @@ log = logging.getLogger("paceline")
 
 def place(options: "Options") -> Path:
     """The file of this pair of models."""
-    facts = [str(options.model), options.revision, str(options.draft), options.quantize, options.dtype, __version__]
+    models = str(options.model), options.revision, str(options.draft)
+    facts = [*models, options.quantize, options.draft_quantize, options.dtype, __version__]
     seal = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
     return home() / f"learned-{seal}.json"
 

@@ -14,6 +14,7 @@ class EngineOptions(TypedDict, total=False):
     nodes: int | None
     dtype: str
     quantize: str | None
+    draft_quantize: str | None
     kv_dtype: str | None
     device: str
     threads: int | None
