@@ -42,6 +42,7 @@ static void decode(const uint8_t* head, i64 form, i64 groups, Scales& s) {
   auto bytes = [](const uint8_t* at) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)at))); };
   for (i64 c = 0; c < 2; c++) {
     const uint8_t *halves_at = head + c * 32, *bytes_at = head + (form == SUPER ? 128 : groups * 64) + c * 16;
+    const __m512 first = halves(halves_at), second = halves(halves_at + 64);  // SUPER's
     for (i64 g = 0; g < groups; g++) {
       __m512 scale, low;
       if (form == ZEROS) {
@@ -50,8 +51,8 @@ static void decode(const uint8_t* head, i64 form, i64 groups, Scales& s) {
       } else if (form == PAIRS) {
         scale = halves(halves_at + g * 64), low = halves(halves_at + (groups + g) * 64);
       } else if (form == SUPER) {
-        scale = _mm512_mul_ps(halves(halves_at), bytes(bytes_at + g * 32));
-        low = _mm512_mul_ps(halves(halves_at + 64), bytes(bytes_at + (groups + g) * 32));
+        scale = _mm512_mul_ps(first, bytes(bytes_at + g * 32));
+        low = _mm512_mul_ps(second, bytes(bytes_at + (groups + g) * 32));
       } else {
         scale = _mm512_loadu_ps((const float*)head + g * 32 + c * 16), low = _mm512_loadu_ps((const float*)head + (groups + g) * 32 + c * 16);
       }
@@ -91,6 +92,7 @@ static inline __attribute__((always_inline)) void dots(const uint8_t* w, const u
 #endif
 
 // sums [ROWS][32] += some groups of 16 outputs; of_rows: the sums of these groups of x, `groups` a row
+#if !defined PACELINE_NARROW || defined __aarch64__
 template <int BITS, int ROWS>
 static void rows_grouped(const uint8_t* w, const uint8_t* x, i64 stride, const float* of_rows, i64 groups, i64 count, i64 ahead,
                          const float (*scale)[16], const float (*low)[16], float* sums) {
@@ -110,6 +112,8 @@ static void rows_grouped(const uint8_t* w, const uint8_t* x, i64 stride, const f
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; r++) put(sums + r * 32, total[r], 0xffff);
 }
+
+#endif
 
 // The same by AMX, which pays for more rows than a panel has: sums [rows][32] += the groups of a record, of both columns
 static void tiles_grouped(Tiles& tiles, i64 bits, const uint8_t* codes, const uint8_t* x, i64 stride, const float* of_rows, i64 groups,

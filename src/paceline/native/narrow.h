@@ -225,6 +225,15 @@ static inline I words(const void* x) {
   memcpy(of, x, sizeof of);
   return numbers<I>(of);
 }
+#ifndef __aarch64__
+template <>
+inline I words<uint8_t>(const void* x) {
+  const __m128i of = _mm_loadu_si128((const __m128i*)x);
+  I y;
+  y.p[0] = (Words)_mm256_cvtepu8_epi32(of), y.p[1] = (Words)_mm256_cvtepu8_epi32(_mm_unpackhi_epi64(of, of));
+  return y;
+}
+#endif
 static inline __m128i saturated(const I& x) {
   Bytes16 y;
   for (int i = 0; i < 16; i++) y[i] = x[i] < -128 ? -128 : x[i] > 127 ? 127 : x[i];
