@@ -1,29 +1,45 @@
 """Keeping a draft model's K/V up is not paid for while nobody is expected to draft with it, and made up for later."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from paceline import LLM, SamplingParams
+from paceline.core.plan import Work
 from paceline.core.request import Request
 from paceline.engine.desk import lease_of
 from paceline.engine.drafter_table import ASKED
 from paceline.plan.choose import Goodput
+from paceline.plan.cost import Drafting, StepTimes, Times
 from tests.plan.test_cost import slow_pair
 
 PROMPT = [5, 6, 7, 8] * 30
 """Longer than a drafter may lag."""
 
 
+class Unteachable(StepTimes):
+    """The engine's own steps, of a tiny model, say nothing of the pair that is played here."""
+
+    def observe(self, work: Work, parts: Sequence[Drafting], times: Times) -> None:
+        pass
+
+
+def dear_for_many() -> StepTimes:
+    """Of a draft model that pays for one request and for two, not for four."""
+    times = Unteachable.load(slow_pair().dump())
+    times.drafter("model").weights |= {"depth": 0.016, "requests": 0.008}
+    return times
+
+
 @pytest.fixture
 def llm(pair: tuple[Path, Path]) -> LLM:
-    """Of a pair for which drafting costs more than it brings, but for one request."""
+    """Of a pair for which drafting costs more than it brings, but for one request or two."""
     llm = LLM(*pair, drafter="ngram|model", dtype="float32", blocks=400, prefix_cache=False)
     policy = llm.engine.desk.policy
     assert isinstance(policy, Goodput)
-    policy.times = slow_pair()
-    policy.times.drafter("model").weights["depth"] = 0.1
+    policy.times = dear_for_many()
     return llm
 
 
@@ -58,8 +74,7 @@ def test_a_lease_whose_blocks_may_be_shared_has_the_group_or_not(pair: tuple[Pat
     """Six that come at once do without it, and their prompts' blocks are there for the next one."""
     llm = LLM(*pair, drafter="ngram|model", dtype="float32", blocks=400)
     policy = cast(Goodput, llm.engine.desk.policy)
-    policy.times = slow_pair()
-    policy.times.drafter("model").weights["depth"] = 0.1
+    policy.times = dear_for_many()
     many = running(llm, 6, 5)
     assert all("draft" not in lease_of(r).frontier for r in many)
     for request in many[1:]:
@@ -73,8 +88,15 @@ def test_a_lease_whose_blocks_may_be_shared_has_the_group_or_not(pair: tuple[Pat
     assert third.stats.cached >= len(PROMPT) - 16 and "draft" not in lease_of(third).frontier
 
 
-def test_few_keep_up(llm: LLM) -> None:
+def test_few_keep_up_where_it_pays(llm: LLM) -> None:
     assert all(lease_of(r).frontier["draft"] > len(PROMPT) - 2 for r in running(llm, 2, 3))
+
+
+def test_one_does_without_where_it_cannot_pay(llm: LLM) -> None:
+    """On a CPU on which a pass of the draft, or of a row more, takes as long as one of the target."""
+    cast(Goodput, llm.engine.desk.policy).times.drafter("model").weights["depth"] = 0.1
+    first, second = [running(llm, 1, 3)[0] for _ in range(2)]
+    assert lease_of(first).frontier["draft"] == lease_of(second).frontier["draft"] == 0
 
 
 def test_the_text_is_the_same(llm: LLM) -> None:

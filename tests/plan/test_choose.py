@@ -357,8 +357,8 @@ def test_worth_is_the_price_of_a_node_in_tokens() -> None:
     assert 0.8 ** (k + 1) < share.min_chance.node <= 0.8**k + 1e-9
 
 
-def test_many_at_once_are_hopeless_where_it_costs_more_than_it_brings() -> None:
-    """Of eight on a slow pair once its acceptance is known, or where the draft is dear; not of one, nor where drafts
+def test_a_drafter_is_hopeless_where_it_costs_more_than_it_brings() -> None:
+    """Of eight on a slow pair once its acceptance is known, or of one, too, where the draft is dear; not where drafts
     are free."""
     times, many = slow_pair(), requests(8, ("model",))
     arms = {"model": Arm.of("model", 8, True)}
@@ -375,8 +375,10 @@ def test_many_at_once_are_hopeless_where_it_costs_more_than_it_brings() -> None:
         pick.acceptance.observe(7, arms["model"].key(0), 4, [1, 1, 1, 1], [])
     assert not hopeless(pick), "it is asked now and then"
     pick.step += 100
-    assert hopeless(pick) and not hopeless(pick, 1) and not pick.hopeless("other")
-    times.drafter("model").weights["depth"] = 0.1
-    assert hopeless(Goodput(arms, times, lambda request, drafter: request.left - 1, Acceptance()))
+    assert hopeless(pick) and not pick.hopeless("other")
+    for dear in (0.0, 0.1):
+        times.drafter("model").weights["depth"] = dear
+        fresh = Goodput(arms, times, lambda request, drafter: request.left - 1, Acceptance())
+        assert [hopeless(fresh, count) for count in (1, 8)] == [dear > 0.0] * 2
     good = Constant(rates={"model": 0.9})
     assert not hopeless(Goodput(arms, H100(), lambda request, drafter: request.left - 1, good))

@@ -41,8 +41,8 @@ USELESS = 3
 """Tries in a row that brought less than they cost; and, where they brought nothing, the next ones are of one node,
 of a merged drafter (whose first part would take it) of its fewest."""
 KEEPS, AGAIN = 1.1, 32
-"""Of many requests at once a drafter has to be better than none by so much, or its K/V is not kept up meanwhile; that
-is asked anew every so many steps."""
+"""A drafter has to be better than none by so much, or its K/V is not kept up meanwhile; that is asked anew every so many
+steps."""
 BANNED = 256
 """Steps that a drafter rests after it has failed; doubled each time."""
 LOOKUP, MODEL = 0.3, 0.7
@@ -458,7 +458,7 @@ class Goodput(LengthPolicy):
 
     def attend(self, requests: Sequence[Request]) -> None:
         self.company = len(requests)
-        if self.company < MANY:
+        if not self.company:
             return
         found = self._losing.get(self.company)
         if found is None or self.step - found[0] >= AGAIN:
@@ -466,7 +466,7 @@ class Goodput(LengthPolicy):
             self._losing[self.company] = self.step, frozenset(names)
 
     def hopeless(self, drafter: str) -> bool:
-        return self.company >= MANY and drafter in self._losing[self.company][1]
+        return self.company > 0 and drafter in self._losing[self.company][1]
 
     def affords(self, group: str, rows: int) -> bool:
         """A draft model takes about as many times longer for many rows than for one as the target does."""
