@@ -25,7 +25,8 @@ def test_the_text_is_the_targets(tmp_path: Path, quantize: str | None, draft: st
     for drafter in ("none", "model", "topk"):
         with LLM(target, small, drafter, quantize=quantize, draft_quantize=draft, memory="100M", check=True) as llm:
             texts[drafter] = [out.token_ids for out in llm.generate(PROMPTS, params, progress=False)]
-            packings = [model.describe().split(",")[1].split()[-1] for model in (llm.engine.model, llm.engine.components[DRAFT])]
+            models = llm.engine.model, llm.engine.components[DRAFT]
+            packings = [model.describe().split(",")[1].split()[-1] for model in models]
             assert packings == [quantize or "native", form]
     assert texts["model"] == texts["topk"] == texts["none"]
 

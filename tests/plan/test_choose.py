@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from paceline.core.params import SamplingParams
 from paceline.core.plan import MinChance, Note, Work
 from paceline.core.request import Request
+from paceline.plan import DrafterFacts
 from paceline.plan.acceptance import Acceptance, Expected, Key, Mean
 from paceline.plan.allocate import LEAST, MARGIN
 from paceline.plan.choose import BANNED, CREDIT, HEARING, LAST_GAP, PROBING, Arm, Goodput
@@ -365,7 +366,7 @@ def test_a_drafter_is_hopeless_where_it_costs_more_than_it_brings() -> None:
 
     def hopeless(pick: Goodput, count: int = 8) -> bool:
         pick.attend(many[:count])
-        return pick.hopeless("model")
+        return pick.hopeless("model", many[0], 120)
 
     pick = Goodput(arms, times, lambda request, drafter: request.left - 1, Acceptance())
     for _ in range(40):
@@ -375,10 +376,18 @@ def test_a_drafter_is_hopeless_where_it_costs_more_than_it_brings() -> None:
         pick.acceptance.observe(7, arms["model"].key(0), 4, [1, 1, 1, 1], [])
     assert not hopeless(pick), "it is asked now and then"
     pick.step += 100
-    assert hopeless(pick) and not pick.hopeless("other")
+    assert hopeless(pick) and not pick.hopeless("other", many[0], 120)
     for dear in (0.0, 0.1):
         times.drafter("model").weights["depth"] = dear
         fresh = Goodput(arms, times, lambda request, drafter: request.left - 1, Acceptance())
         assert [hopeless(fresh, count) for count in (1, 8)] == [dear > 0.0] * 2
+    times.drafter("model").weights["depth"] = 0.01
+    pick = Goodput(arms, times, lambda request, drafter: request.left - 1, Acceptance())
+    pick.enrol("model", DrafterFacts(8, chain=True, group="draft"))
+    pick.attend(many[:1])
+    lacks = [120, 2400, 24000]
+    assert [pick.hopeless("model", many[0], rows) for rows in lacks] == [False, False, True], "it has to be read first"
+    many[0].max_tokens = 8
+    assert [pick.hopeless("model", many[0], rows) for rows in lacks] == [False, True, True], "for a few last tokens"
     good = Constant(rates={"model": 0.9})
     assert not hopeless(Goodput(arms, H100(), lambda request, drafter: request.left - 1, good))

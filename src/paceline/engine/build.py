@@ -105,6 +105,7 @@ class Options:
     check: bool = False
     """Verify the cache's book-keeping after every step (slow)."""
 
+
 def build(options: Options) -> "tuple[Engine, Text]":
     """Load the models and make an engine. Raises CheckpointError, RefusalError, CapacityError or InputError."""
     import torch
@@ -332,7 +333,9 @@ def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory
     from paceline.model.checkpoint import read_config
     from paceline.model.load import measure, packing_of
 
-    def of(at: Path, longest: int | None, quantize: str | None) -> "tuple[ModelSpec, Packing]":
+    def of(
+        at: Path, longest: int | None = None, quantize: str | None = drafts_in(options)
+    ) -> "tuple[ModelSpec, Packing]":
         spec = read_config(at, longest)
         return spec, packing_of(at, spec, options.dtype, quantize, options.device, kv_dtype=options.kv_dtype)
 
@@ -341,7 +344,7 @@ def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory
     head = draft is not None and method_of(draft) is not None
     if draft is not None and head:
         check_fit(draft, facts_of(draft), spec.hidden, spec.vocab)
-    drafts = None if draft is None else footprint_of(draft, packing) if head else measure(draft, *of(draft, None, drafts_in(options)))
+    drafts = None if draft is None else footprint_of(draft, packing) if head else measure(draft, *of(draft))
     files = [at if at.suffix == ".gguf" else at / "tokenizer.json" for at in (path, draft) if at is not None]
     rest = sum(TOKENIZER * tokenizer_bytes(file) for file in files if file.is_file())
     rest += 0 if draft is None else sum(weight_bytes(draft / kind) for kind in kinds(draft))

@@ -9,8 +9,6 @@ from paceline.plan.fixed import room
 
 ASKED = 32
 """Of so many requests one keeps K/V up that is of no use."""
-ENDS = 4
-"""Tokens that a K/V group lacks of a text, for each that the text may still get, beyond which they are not read."""
 RETRY, FEW = 8, 4
 """While a K/V group's drafters are of no use, one request in RETRY steps for each running request, and for FEW more,
 keeps the group all the same: that is how it is seen when they become useful again."""
@@ -61,17 +59,14 @@ class DrafterTable:
         if self.shares or not names or any(self.entries[name].taps for name in names):
             return False
         kept = request.lease.frontier.get(group, 0) if isinstance(request.lease, Lease) else 0
-        late = len(request.tokens) - kept
-        if request.output and late > max(LAG, ENDS * request.left):
-            return True
-        return self.hopeless(request, group, late)
+        return self.hopeless(request, group, len(request.tokens) - kept)
 
     def hopeless(self, request: Request, group: str, late: int) -> bool:
-        """Is nobody expected to draft with this group, as many as decode? Not of one request in ASKED, by which it is
-        seen when that changes, once it can be afforded to read the text."""
+        """Is nobody expected to draft with this group, which lacks so many rows of the text? Not of one request in
+        ASKED, by which it is seen when that changes, once it can be afforded to read the text."""
         names = [name for name in request.arms if self.entries[name].group == group]
         seen = request.id % ASKED == 0 and self.policy.affords(group, late)
-        return not seen and all(self.policy.hopeless(name) for name in names)
+        return not seen and all(self.policy.hopeless(name, request, late) for name in names)
 
     def groups(self, request: Request) -> tuple[str, ...]:
         """The K/V groups that a request's lease will keep. Keeping one up costs time: while the policy has no use for

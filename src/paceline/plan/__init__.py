@@ -101,8 +101,9 @@ class LengthPolicy:
     def attend(self, requests: Sequence[Request]) -> None:
         """Those who hold leases in the step that is planned next, before anything of it is asked."""
 
-    def hopeless(self, drafter: str) -> bool:
-        """Is it not expected to draft while so many decode? Then its K/V is not kept up, until it is."""
+    def hopeless(self, drafter: str, request: Request, rows: int) -> bool:
+        """Is it not expected to draft for this request while so many decode, or not to bring what reading the `rows`
+        that its K/V lacks costs? Then that is not kept up, until it is."""
         return False
 
     def affords(self, group: str, rows: int) -> bool:

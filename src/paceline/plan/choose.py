@@ -41,8 +41,10 @@ USELESS = 3
 """Tries in a row that brought less than they cost; and, where they brought nothing, the next ones are of one node,
 of a merged drafter (whose first part would take it) of its fewest."""
 KEEPS, AGAIN = 1.1, 32
-"""A drafter has to be better than none by so much, or its K/V is not kept up meanwhile; that is asked anew every so many
-steps."""
+"""A drafter has to be better than none by so much, or its K/V is not kept up meanwhile; that is asked anew every so
+many steps."""
+USUAL = 256
+"""Tokens of an answer within which reading its prompt with a draft model has to pay, where it may have so many."""
 BANNED = 256
 """Steps that a drafter rests after it has failed; doubled each time."""
 LOOKUP, MODEL = 0.3, 0.7
@@ -174,8 +176,10 @@ class Goodput(LengthPolicy):
     _saving: int = 0
     """Step before which nothing can be afforded."""
     company: int = 0
-    _losing: dict[int, tuple[int, frozenset[str]]] = field(default_factory=dict)
-    """{requests: step in which it was found, drafters that would lose at any size with so many}"""
+    _gains: dict[int, tuple[int, dict[str, float]]] = field(default_factory=dict)
+    """{requests: step in which it was found, {drafter: speed at its best size, over plain decoding's, with so many}}"""
+    _groups: dict[str, str] = field(default_factory=dict)
+    """{drafter: its K/V group}"""
     _trying: tuple[int, str, float, Point, float] | None = None
     """The try of this step: request, drafter, seconds that a pass of it costs, what is expected of it, and goodput."""
 
@@ -435,6 +439,8 @@ class Goodput(LengthPolicy):
 
     def enrol(self, drafter: str, facts: DrafterFacts) -> None:
         f, like = facts, None
+        if f.group is not None:
+            self._groups[drafter] = f.group
         if f.ahead == "path" and f.group is not None:
             like = next(reversed(self.chains.get(f.group, [])), None)
         elif f.chain and f.group is not None and not f.ahead:
@@ -460,28 +466,38 @@ class Goodput(LengthPolicy):
         self.company = len(requests)
         if not self.company:
             return
-        found = self._losing.get(self.company)
+        found = self._gains.get(self.company)
         if found is None or self.step - found[0] >= AGAIN:
-            names = (name for name in requests[0].arms if name in self.arms and self._loses(name, requests[0]))
-            self._losing[self.company] = self.step, frozenset(names)
+            names = [name for name in requests[0].arms if name in self.arms]
+            self._gains[self.company] = self.step, {name: self._gain(name, requests[0]) for name in names}
 
-    def hopeless(self, drafter: str) -> bool:
-        return self.company > 0 and drafter in self._losing[self.company][1]
+    def hopeless(self, drafter: str, request: Request, rows: int) -> bool:
+        gain = self._gains[self.company][1].get(drafter) if self.company else None
+        if gain is None or gain < KEEPS:
+            return gain is not None
+        saved = min(request.left, USUAL) * self._step(rows) / self.company * (1.0 - 1.0 / gain)
+        return self._reading(self._groups.get(drafter, ""), rows) > saved
 
     def affords(self, group: str, rows: int) -> bool:
-        """A draft model takes about as many times longer for many rows than for one as the target does."""
+        return self._reading(group, rows) <= self._step(rows) + PROBING * self.spent
+
+    def _reading(self, group: str, rows: int) -> float:
+        """Seconds in which a group's draft model reads so many rows: it takes about as many times longer for them than
+        for one as the target does."""
         one, whole = Work.of([(1, rows, 1)]), Work(rows, 1, rows, rows * rows // 2, 1)
         more = self.times.of_target(whole) / self.times.of_target(one)
-        step = self.times.of_target(Work.of([(1, rows, 1)] * max(1, self.company)))
-        return self.times.of_level(self.chains.get(group, ())) * more <= step + PROBING * self.spent
+        return self.times.of_level(self.chains.get(group, ())) * more
 
-    def _loses(self, drafter: str, request: Request) -> bool:
-        """At any size, where so many decode at once who are like this one, at what is known of it? What it brings must
-        pay for keeping its K/V up, too."""
+    def _step(self, length: int) -> float:
+        """Seconds of a plain step of all, with texts of this length."""
+        return self.times.of_target(Work.of([(1, length, 1)] * max(1, self.company)))
+
+    def _gain(self, drafter: str, request: Request) -> float:
+        """Of so many at once who are like this one, at what is known of the drafter."""
         arm = self.arms[drafter]
         price = Price(self.times, Work.of([(1, len(request.tokens), 1)] * self.company))
         points = self._price(request, arm, arm.sizes, min(arm.sizes[-1], DEPTH), self.company)
-        return gain(price, drafter, points, self.company) < KEEPS
+        return gain(price, drafter, points, self.company)
 
     def failed(self, drafter: str) -> None:
         """A drafter raised: it rests, longer each time."""
