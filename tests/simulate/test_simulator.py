@@ -116,16 +116,16 @@ def test_a_run_by_hand() -> None:
 
 
 def test_catching_up_takes_its_time() -> None:
-    """A drafter that is too dear to draft still reads a first prompt of three tokens, to see whether it is, and what is
-    measured of that in one run is spent in the next."""
+    """A drafter that is too dear to draft still reads the prompt of three tokens, and what is measured of that in one
+    run is spent in the next."""
     times, made = flat(), workload(2, 4)
-    times.drafter("model").weights = {**dict.fromkeys(times.drafter("model").weights, 1e6), "depth": 1e-3}
+    times.drafter("model").weights = dict.fromkeys(times.drafter("model").weights, 1e6)
     jobs = [Job(10.0 * i, [replace(a, arms=("model",))]) for i, job in enumerate(made.jobs) for a in job.arrivals]
     made = replace(made, setup=replace(made.setup, times=times.dump()), jobs=jobs, times=times, catching=0.1)
     events = simulate(made)
     out = figures(events)
-    assert out.drafters == {"none": 8} and out.ttft == pytest.approx([STEP + 0.3, STEP])
-    assert out.latency == pytest.approx([4 * STEP + 0.3, 4 * STEP])
+    assert out.drafters == {"none": 8} and out.ttft == pytest.approx([STEP + 0.3] * 2)
+    assert out.latency == pytest.approx([4 * STEP + 0.3] * 2)
     assert Workload.of(events, fit=False).catching == pytest.approx(0.1)
 
 

@@ -464,7 +464,7 @@ class Goodput(LengthPolicy):
 
     def attend(self, requests: Sequence[Request]) -> None:
         self.company = len(requests)
-        if not self.company:
+        if self.company < (1 if self.times.measured else MANY):  # of few only what was measured is believed
             return
         found = self._gains.get(self.company)
         if found is None or self.step - found[0] >= AGAIN:
@@ -472,9 +472,9 @@ class Goodput(LengthPolicy):
             self._gains[self.company] = self.step, {name: self._gain(name, requests[0]) for name in names}
 
     def hopeless(self, drafter: str, request: Request, rows: int) -> bool:
-        gain = self._gains[self.company][1].get(drafter) if self.company else None
-        if gain is None or gain < KEEPS:
-            return gain is not None
+        _, gains = self._gains.get(self.company, (0, {}))
+        if drafter not in gains or (gain := gains[drafter]) < KEEPS:
+            return drafter in gains
         saved = min(request.left, USUAL) * self._step(rows) / self.company * (1.0 - 1.0 / gain)
         return self._reading(self._groups.get(drafter, ""), rows) > saved
 
