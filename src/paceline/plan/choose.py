@@ -17,6 +17,7 @@ from paceline.plan import DrafterFacts, LengthPolicy, Share
 from paceline.plan.acceptance import Acceptance, Key
 from paceline.plan.allocate import Choice, Pick, Point, Price, best, fitting, gain, prepared
 from paceline.plan.cost import Drafting, StepTimes, Times
+from paceline.plan.keep import pays, plain, reading
 
 PERIOD, FIRST = 16, 4
 """Steps that a choice holds, one of nobody twice as long; and one that gives work to a drafter who had none."""
@@ -40,11 +41,8 @@ SURPRISE = 0.2
 USELESS = 3
 """Tries in a row that brought less than they cost; and, where they brought nothing, the next ones are of one node,
 of a merged drafter (whose first part would take it) of its fewest."""
-KEEPS, AGAIN = 1.1, 32
-"""A drafter has to be better than none by so much, or its K/V is not kept up meanwhile; that is asked anew every so
-many steps."""
-USUAL = 256
-"""Tokens of an answer within which reading its prompt with a draft model has to pay, where it may have so many."""
+AGAIN = 32
+"""Steps after which it is asked anew whether a drafter's K/V is worth keeping up."""
 BANNED = 256
 """Steps that a drafter rests after it has failed; doubled each time."""
 LOOKUP, MODEL = 0.3, 0.7
@@ -473,24 +471,12 @@ class Goodput(LengthPolicy):
 
     def hopeless(self, drafter: str, request: Request, rows: int) -> bool:
         _, gains = self._gains.get(self.company, (0, {}))
-        if drafter not in gains or (gain := gains[drafter]) < KEEPS:
-            return drafter in gains
-        saved = min(request.left, USUAL) * self._step(rows) / self.company * (1.0 - 1.0 / gain)
-        return self._reading(self._groups.get(drafter, ""), rows) > saved
+        chains = self.chains.get(self._groups.get(drafter, ""), ())
+        return drafter in gains and not pays(self.times, chains, self.company, rows, request.left, gains[drafter])
 
     def affords(self, group: str, rows: int) -> bool:
-        return self._reading(group, rows) <= self._step(rows) + PROBING * self.spent
-
-    def _reading(self, group: str, rows: int) -> float:
-        """Seconds in which a group's draft model reads so many rows: it takes about as many times longer for them than
-        for one as the target does."""
-        one, whole = Work.of([(1, rows, 1)]), Work(rows, 1, rows, rows * rows // 2, 1)
-        more = self.times.of_target(whole) / self.times.of_target(one)
-        return self.times.of_level(self.chains.get(group, ())) * more
-
-    def _step(self, length: int) -> float:
-        """Seconds of a plain step of all, with texts of this length."""
-        return self.times.of_target(Work.of([(1, length, 1)] * max(1, self.company)))
+        bound = plain(self.times, self.company, rows) + PROBING * self.spent
+        return reading(self.times, self.chains.get(group, ()), rows) <= bound
 
     def _gain(self, drafter: str, request: Request) -> float:
         """Of so many at once who are like this one, at what is known of the drafter."""
