@@ -381,6 +381,9 @@ def test_a_drafter_is_hopeless_where_it_costs_more_than_it_brings() -> None:
         times.drafter("model").weights["depth"] = dear
         fresh = Goodput(arms, times, lambda request, drafter: request.left - 1, Acceptance())
         assert [hopeless(fresh, count) for count in (1, 8)] == [dear > 0.0] * 2
+    pick = Goodput(arms, times, lambda request, drafter: request.left - 1, Acceptance())
+    pick.attend(requests(1, ()))
+    assert hopeless(pick, 1), "whoever was there before"
     times.drafter("model").weights["depth"] = 0.01
     pick = Goodput(arms, times, lambda request, drafter: request.left - 1, Acceptance())
     pick.enrol("model", DrafterFacts(8, chain=True, group="draft"))

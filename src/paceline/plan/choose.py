@@ -464,10 +464,11 @@ class Goodput(LengthPolicy):
         self.company = len(requests)
         if self.company < (1 if self.times.measured else MANY):  # of few only what was measured is believed
             return
+        names = {name for arms in {r.arms for r in requests} for name in arms if name in self.arms}
         found = self._gains.get(self.company)
-        if found is None or self.step - found[0] >= AGAIN:
-            names = [name for name in requests[0].arms if name in self.arms]
-            self._gains[self.company] = self.step, {name: self._gain(name, requests[0]) for name in names}
+        if found is None or self.step - found[0] >= AGAIN or not names <= found[1].keys():
+            like = {name: next(r for r in requests if name in r.arms) for name in sorted(names)}
+            self._gains[self.company] = self.step, {name: self._gain(name, r) for name, r in like.items()}
 
     def hopeless(self, drafter: str, request: Request, rows: int) -> bool:
         _, gains = self._gains.get(self.company, (0, {}))
