@@ -6,7 +6,7 @@ import pytest
 
 from paceline import LLM, SamplingParams
 from paceline.core.component import DRAFT
-from paceline.core.errors import RefusalError
+from paceline.core.errors import InputError, RefusalError
 from paceline.engine.build import Options, memory_of
 from paceline.native.build import library
 from tests.tiny import tiny_checkpoint
@@ -41,5 +41,7 @@ def test_the_budget_knows_it(tmp_path: Path) -> None:
 
 def test_what_is_not_known_is_refused(tmp_path: Path) -> None:
     target = tiny_checkpoint(tmp_path / "target", "llama")
+    with pytest.raises(InputError, match="draft_quantize is 'int4', but there is no draft model here; leave it out"):
+        LLM(target, drafter="ngram", draft_quantize="int4")
     with pytest.raises(RefusalError, match="quantize is 'int3', which is not known; use int8, int4 or none"):
         LLM(target, target, "model", draft_quantize="int3")

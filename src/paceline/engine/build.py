@@ -158,6 +158,11 @@ def build(options: Options) -> "tuple[Engine, Text]":
     name = options.drafter if isinstance(options.drafter, str) else "user" if user else "auto"
     draft_path = None if draft_at is None else resolve(draft_at, None, options.token)
     head = None if draft_path is None else method_of(draft_path)
+    if options.draft_quantize is not None and (draft_path is None or head is not None):
+        raise InputError(
+            f"draft_quantize is {options.draft_quantize!r}, but there is no draft model here"
+            f"{'' if head is None else ', only a head, which keeps its own form'}; leave it out."
+        )
     foreign = head is None and draft_path is not None and FOREIGN in {need.name for need in DRAFTERS.card(name).needs}
     have = provided(draft_path, FOREIGN if foreign else head or DRAFT) | ({"callable"} if user else set())
     _check_pair(name, options.verifier, have)
