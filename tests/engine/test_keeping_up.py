@@ -12,7 +12,7 @@ from paceline.core.request import Request
 from paceline.engine.desk import lease_of
 from paceline.engine.drafter_table import ASKED
 from paceline.plan.choose import Goodput
-from paceline.plan.cost import Drafting, StepTimes, Times
+from paceline.plan.cost import KNOTS, Drafting, StepTimes, Times
 from tests.plan.test_cost import slow_pair
 
 PROMPT = [5, 6, 7, 8] * 30
@@ -97,6 +97,20 @@ def test_one_does_without_where_it_cannot_pay(llm: LLM) -> None:
     cast(Goodput, llm.engine.desk.policy).times.drafter("model").weights["depth"] = 0.1
     first, second = [running(llm, 1, 3)[0] for _ in range(2)]
     assert lease_of(first).frontier["draft"] == lease_of(second).frontier["draft"] == 0
+
+
+def test_a_short_text_is_not_read_unasked(llm: LLM) -> None:
+    """One of so many rows as a drafter may lag behind, where its last tokens are too few to repay reading it."""
+    times = cast(Goodput, llm.engine.desk.policy).times
+    times.drafter("model").weights["requests"] = 0.0
+    times.target.weights |= {rows: 0.05 * (1 + rows / 4) for rows in KNOTS}
+    for answer, read in ((60, True), (5, False)):
+        wish = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True, drafter="model|ngram").resolve({})
+        [request] = llm.engine.submit(PROMPT[:40], wish)
+        for _ in range(4):
+            llm.engine.step()
+        assert (lease_of(request).frontier["draft"] > 0) == read
+        llm.engine.abort(request)
 
 
 def test_the_text_is_the_same(llm: LLM) -> None:

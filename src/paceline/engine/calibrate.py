@@ -30,11 +30,11 @@ from paceline.plan.choose import Arm, Goodput
 from paceline.plan.cost import KNOTS, Drafting, StepTimes, Times
 
 log = logging.getLogger("paceline")
-VERSION = 11
+VERSION = 12
 """Of what the table's terms mean."""
 BUDGET_S = 8.0
 """Seconds of a calibration, half of them for the target alone: what would take longer is left to the first steps of
-service."""
+service, but for one short draft of each drafter."""
 SWEEPS, REPEATS = 3, 2
 """Times that all kinds of passes are run through, and passes of each; the fastest counts, for what others do to the
 machine only adds."""
@@ -149,13 +149,17 @@ def measure(engine: Engine) -> StepTimes:
 
 
 def passes(engine: Engine, end: float) -> Iterator[tuple[Work, float]]:
-    """Passes of the target alone: (work, the faster of some), until the time is up."""
+    """Passes of the target alone: (work, the faster of some). None begins that would not end in time if a row took as
+    long as in the one before."""
     model, most = engine.model, min(engine.config.row_budget, engine.model.max_len - SHORT)
     few = max(1, min(16, engine.config.max_requests))
     kinds = [(1, knot, SHORT) for knot in KNOTS if knot <= most] + [(few, 1, SHORT), (few, 4, SHORT), (few, 8, SHORT)]
     if engine.model.max_len > LONG + 64:
         kinds += [(1, 1, LONG), (1, 16, LONG), (1, min(256, most), LONG), (min(4, few), 1, LONG)]
+    each = 0.0  # seconds of a row
     for requests, rows, context in sorted(kinds, key=lambda kind: kind[0] * kind[1]):
+        if perf_counter() + REPEATS * each * requests * rows > end:
+            return
         if engine.cache.states:  # of rows that nobody computed there is a state behind full blocks alone
             context = engine.cache.blocks_for(context) * engine.config.block_size
         if engine.cache.blocks_for(context + rows) * requests > engine.cache.room() or requests * rows > most:
@@ -177,13 +181,12 @@ def passes(engine: Engine, end: float) -> Iterator[tuple[Work, float]]:
                 taken.append(perf_counter() - started)
                 for txn in txns:
                     txn.abort()
+            each = min(taken) / (requests * rows)
             logits = requests * (rows if rows <= 64 else 1)
             yield Work(requests * rows, requests, requests * context, requests * rows * context, logits), min(taken)
         finally:
             for lease in leases:
                 engine.cache.close(lease)
-        if perf_counter() > end:
-            return
 
 
 def dearest(drafter: str) -> str:
@@ -200,7 +203,8 @@ def renamed(times: Times, drafter: str) -> Times:
 
 def rounds(engine: Engine, told: AsTold, batch: int, end: float) -> None:
     """Steps of `batch` requests: plain ones of one pass, and of two; with each drafter at some sizes, of one pass, and
-    of two where it can. The first of a kind is not counted."""
+    of two where it can. The first of a kind is not counted. Of one request the first kinds of each drafter are timed
+    though the time is up: else what it costs to read a prompt would not be known."""
     vocab, need = engine.model.vocab_size, SHORT + 256
     if engine.cache.blocks_for(need) * batch > engine.cache.room() or need > engine.model.max_len:
         return
@@ -210,13 +214,14 @@ def rounds(engine: Engine, told: AsTold, batch: int, end: float) -> None:
     requests = [engine.submit(prompt, wish)[0] for prompt in prompts]
     try:
         told.drafter, told.nodes = NONE, 0
-        while any(not r.output for r in requests) and perf_counter() < end:
+        while any(not r.output for r in requests) and (batch == 1 or perf_counter() < end):
             engine.step()
         told.samples = [s for s in told.samples if s[0].rows == s[0].requests or s[1]]
         kinds = [(NONE, 0, 1), (NONE, 0, 2), *((arm, nodes, 1) for nodes in NODES for arm in requests[0].arms)]
         kinds += [(arm, nodes, 2) for arm in requests[0].arms if told.arms[arm].runs for nodes in NODES]
-        for drafter, nodes, several in kinds:
-            if perf_counter() > end:
+        must = 2 + len(requests[0].arms) if batch == 1 else 0
+        for place, (drafter, nodes, several) in enumerate(kinds):
+            if place >= must and perf_counter() > end:
                 return
             told.drafter, told.nodes, told.several = dearest(drafter), nodes, several
             before, began = len(told.samples), perf_counter()

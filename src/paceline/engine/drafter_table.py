@@ -47,7 +47,10 @@ class DrafterTable:
         group = self.entries[drafter].group if drafter in self.entries else None
         if group is not None and isinstance(request.lease, Lease):
             frontier = request.lease.frontier.get(group)
-            if frontier is None or (len(request.tokens) - frontier > LAG and self.waits(request, group)):
+            if frontier is None:
+                return 0
+            late = len(request.tokens) - frontier
+            if late > 1 and (late > LAG or not self.policy.affords(group, late)) and self.waits(request, group):
                 return 0
         return room(request, self.limits.get(drafter))
 
