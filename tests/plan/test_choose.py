@@ -14,7 +14,7 @@ from paceline.core.plan import MinChance, Note, Work
 from paceline.core.request import Request
 from paceline.plan import DrafterFacts
 from paceline.plan.acceptance import Acceptance, Expected, Key, Mean
-from paceline.plan.allocate import LEAST, MARGIN
+from paceline.plan.allocate import LEAST, MARGIN, Price
 from paceline.plan.choose import BANNED, CREDIT, HEARING, LAST_GAP, PROBING, Arm, Goodput
 from paceline.plan.cost import Drafting, StepTimes, Terms, Times
 from tests.plan.test_cost import slow_pair
@@ -29,7 +29,7 @@ class H100(StepTimes):
     def of_draft(self, part: Drafting) -> float:
         return 0.452 * part.depth
 
-    def of_rest(self, requests: int, nodes: int, passes: int = 1) -> float:
+    def of_rest(self, requests: int, nodes: float, passes: int = 1) -> float:
         return 0.05 * self.of_target(base(requests, nodes)) if nodes else 0.0
 
 
@@ -69,6 +69,35 @@ def test_nobody_is_given_a_drafter_for_being_unknown() -> None:
     assert {drafter for drafter, _ in choice.values()} == {"tree"}
 
 
+def test_two_rows_in_one_step_of_twenty_are_not_a_tenth_of_a_row_in_each() -> None:
+    """Where the second row more costs nine times the first one, a lone request pays for both whenever it has two."""
+
+    class Dear(StepTimes):
+        def of_target(self, work: Work) -> float:
+            return (1.0, 1.1, 2.0)[work.rows - 1]
+
+        def of_draft(self, part: Drafting) -> float:
+            return 0.0
+
+        def of_rest(self, requests: int, nodes: float, passes: int = 1) -> float:
+            return 0.0
+
+    class Seldom(Acceptance):
+        kept = 0.4
+
+        def expected(self, request: int | None, key: Key, depth: int) -> Expected:
+            return Expected([self.kept] * depth, [self.kept * 0.05] * depth, [0.05] * depth)
+
+    pick = chooser(Dear())
+    pick.arms["a"], pick.acceptance = Arm("a", (2,), True), (lookup := Seldom())
+    assert pick.best(requests(1), 8, base(1))[0] == {}
+    lookup.kept = 0.8
+    choice, goodput = pick.best(requests(1), 8, base(1))
+    assert choice and goodput == pytest.approx((1 + 0.1 * 0.8) / (1 + 0.1 * 0.5))
+    worth = Price(Dear(), base(1)).worth(choice, goodput)
+    assert worth["a"].row == pytest.approx(goodput * 0.5)
+
+
 GOLDEN = {
     1: (2, 3, 5, 7, 8), 16: (1, 2, 4, 6, 8), 64: (1, 2, 3, 4, 7), 256: (0, 0, 1, 2, 4), 1024: (0, 0, 0, 0, 1),
 }  # fmt: skip
@@ -95,7 +124,7 @@ def test_not_drafting_is_priced_by_steps_of_several_passes() -> None:
         def of_draft(self, part: Drafting) -> float:
             return 0.0
 
-        def of_rest(self, requests: int, nodes: int, passes: int = 1) -> float:
+        def of_rest(self, requests: int, nodes: float, passes: int = 1) -> float:
             return 6e-3 if passes == 1 else 5.5e-3
 
     for rate, straight, drafts, runs in (
@@ -183,7 +212,7 @@ def test_a_tree_that_ends_itself_is_whole_alone_and_small_where_drafting_it_cost
         def of_draft(self, part: Drafting) -> float:
             return 0.2 * part.nodes
 
-        def of_rest(self, requests: int, nodes: int, passes: int = 1) -> float:
+        def of_rest(self, requests: int, nodes: float, passes: int = 1) -> float:
             return 0.0
 
     class Sized(Acceptance):
@@ -339,7 +368,7 @@ def test_worth_is_the_price_of_a_node_in_tokens() -> None:
     """At constant cost a row the draft ends where the next node brings less than it costs (SpecDec++)."""
 
     class Linear(Frozen):
-        def of_rest(self, requests: int, nodes: int, passes: int = 1) -> float:
+        def of_rest(self, requests: int, nodes: float, passes: int = 1) -> float:
             return 0.0
 
     pick = chooser(Linear(), {"a": 0.8})

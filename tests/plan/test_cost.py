@@ -130,6 +130,14 @@ def test_a_drafter_that_was_never_timed_is_no_bargain() -> None:
     assert StepTimes().of_draft(tree) < 1e-3, "where nothing was timed the shape alone is known"
 
 
+def test_a_tree_that_was_timed_at_one_size_pays_for_another_by_its_nodes() -> None:
+    work, rest = Work(4, 1, 0, 0, 4), 1e-4
+    times = slow_pair()
+    times.fit([(work, [Drafting("tree", 1, 0, 3)], Times(0.09, {"tree": 0.1}, rest))] * 3)
+    assert times.of_draft(Drafting("tree", 1, 0, 3)) == pytest.approx(0.1, rel=0.01)
+    assert times.of_draft(Drafting("tree", 1, 0, 15)) > 0.4
+
+
 def test_its_first_steps_tell_what_it_costs() -> None:
     """By whatever factor, up or down; of an interrupted one the next takes it back; then it learns as all do."""
     work, tree = Work(40, 8, 800, 4000, 40), Drafting("tree", 8, 0, 32)

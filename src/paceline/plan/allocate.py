@@ -14,6 +14,8 @@ STAGES = 2
 """Stages that are priced of each round of nodes, one to everybody, at least."""
 LEAST, MOST = 0.01, 0.6
 """Bounds of what a row, or a level, has to bring."""
+SELDOM = 0.01
+"""Least share of the steps that a draft is expected in."""
 MARGIN = 1.01
 """Drafting has to be better than not drafting by so much."""
 APART = 1.02
@@ -60,9 +62,15 @@ class Price:
         self.sunk = times.of_target(base) - times.of_target(alone) if base.rows > base.requests else 0.0
         self.known: dict[int, float] = {}
 
-    def rows(self, more: float) -> float:
-        """Without drafting."""
-        nodes = round(more)
+    def rows(self, more: float, share: float = 1.0) -> float:
+        """Without drafting. Where there are rows in a `share` of the steps alone they are so many more in each: two in
+        one step of twenty are not the tenth of a row."""
+        low = int(more / share)
+        part, none = more / share - low, self._rows(0)
+        many = self._rows(low) if not part else (1.0 - part) * self._rows(low) + part * self._rows(low + 1)
+        return none + share * (many - none)
+
+    def _rows(self, nodes: int) -> float:
         seconds = self.known.get(nodes)
         if seconds is None:
             rest = self.times.of_rest(self.base.requests, nodes)
@@ -70,20 +78,28 @@ class Price:
             self.known[nodes] = seconds
         return seconds
 
+    def share(self, point: Point) -> float:
+        """Of the steps in which the only request has a draft at all; 1 of several, as hardly ever none of them has."""
+        if self.base.requests > 1 or point.law is None or not point.nodes:
+            return 1.0
+        return min(1.0, max(point.law.rows[0], point.rows / point.nodes, SELDOM))
+
     def of(self, choice: Choice) -> float:
         """With it."""
-        return self.drafted(sum(point.rows for _, point in choice.values()), parts_of(choice))
+        points = [point for _, point in choice.values()]
+        share = self.share(points[0]) if len(points) == 1 else 1.0
+        return self.drafted(sum(point.rows for point in points), parts_of(choice), share)
 
-    def drafted(self, rows: float, parts: Sequence[Drafting]) -> float:
-        """With so many rows that these draft."""
+    def drafted(self, rows: float, parts: Sequence[Drafting], share: float = 1.0) -> float:
+        """With so many rows that these draft, in a share of the steps."""
         of_draft, of_rest, requests = self.times.of_draft, self.times.of_rest, self.base.requests
         if self.patience and len(parts) < 2 and all(part.drafter in self.runs for part in parts):
-            alone = self.rows(rows) - of_rest(requests, round(rows))
+            alone = self.rows(rows, share) - of_rest(requests, rows)
             alone += sum(of_draft(part.within(1)) for part in parts)
             if (passes := fitting(self.patience, alone)) > 1:
                 return alone + of_rest(requests, 0, passes) / passes
         saved = self.times.of_saved(self.base.more(round(rows)), parts) if self.times.beside else 0.0
-        return self.rows(rows) + sum(map(of_draft, parts)) - saved
+        return self.rows(rows, share) + sum(map(of_draft, parts)) - saved
 
     def panels(self, choice: Choice, goodput: float) -> tuple[Panel, ...]:
         """The panels among the rows that it may come to."""
@@ -98,8 +114,8 @@ class Price:
 
     def worth(self, choice: Choice, goodput: float) -> dict[str, MinChance]:
         """What nodes have to bring: their price in tokens (Huang et al. 2024, SpecDec++, theorem 1, at measured cost).
-        A row's is its average: of a staircase the last step says little."""
-        out, every = {}, max(1, round(sum(point.rows for _, point in choice.values())))
+        A row's is its average where there is a draft: of a staircase the last step says little."""
+        out, every = {}, max(1, round(sum(point.rows / self.share(point) for _, point in choice.values())))
         average = (self.rows(every) - self.rows(0)) / every
         for part in parts_of(choice):
             row = average
@@ -168,7 +184,8 @@ def uniform(drafter: str, points: Points, spare: int, price: Price, least: float
             heapq.heappush(heap, (-slope(point, mine[i + 1]), who, i + 1))
         if len(moves) % stride and heap:
             continue
-        seconds = price.drafted(rows, [Drafting(drafter, len(at), depth, round(rows))])
+        share = price.share(point) if len(at) == 1 else 1.0
+        seconds = price.drafted(rows, [Drafting(drafter, len(at), depth, round(rows))], share)
         if tokens / seconds > most:
             most, good = tokens / seconds, len(moves)
         if ceiling / seconds < max(most, least):

@@ -126,8 +126,10 @@ def _target() -> Terms:
     )
 
 
-def _draft() -> Terms:
-    return Terms({"call": 1e-5, "several": 1e-5, "requests": 1e-5, "depth": 1e-4, "nodes": 1e-6})
+def _draft(tree: bool = False) -> Terms:
+    """Before anything is known. The depth of a tree is not counted: it pays for half a level by each node."""
+    nodes = 5e-5 if tree else 1e-6
+    return Terms({"call": 1e-5, "several": 1e-5, "requests": 1e-5, "depth": 1e-4, "nodes": nodes})
 
 
 @dataclass(slots=True)
@@ -180,7 +182,7 @@ class StepTimes:
         call = w["several"] * part.passes if part.passes else w["call"]
         return call + w["requests"] * part.requests + w["depth"] * part.depth + w["nodes"] * part.nodes
 
-    def of_rest(self, requests: int, nodes: int, passes: int = 1) -> float:
+    def of_rest(self, requests: int, nodes: float, passes: int = 1) -> float:
         """Seconds of everything else: planning, judging, book-keeping. Beside several passes it is less, as they draw
         their tokens."""
         w = self.rest.weights
@@ -321,7 +323,8 @@ class StepTimes:
         self.rest.fit(rest)
         for name in {part.drafter for _, parts, _ in samples for part in parts}:
             mine = [(p, t.drafts[name]) for _, ps, t in samples for p in ps if p.drafter == name]
-            self.drafts.setdefault(name, _draft()).fit(
+            tree = not any(part.depth for part, _ in mine)
+            self.drafts.setdefault(name, _draft(tree)).fit(
                 [(p.features(), max(seconds, FLOOR)) for p, seconds in mine], power=0
             )
         for count, (work, parts, took) in enumerate(samples):
