@@ -14,7 +14,7 @@ STAGES = 2
 """Stages that are priced of each round of nodes, one to everybody, at least."""
 LEAST, MOST = 0.01, 0.6
 """Bounds of what a row, or a level, has to bring."""
-SELDOM = 0.01
+RARELY = 0.01
 """Least share of the steps that a draft is expected in."""
 MARGIN = 1.01
 """Drafting has to be better than not drafting by so much."""
@@ -82,7 +82,7 @@ class Price:
         """Of the steps in which the only request has a draft at all; 1 of several, as hardly ever none of them has."""
         if self.base.requests > 1 or point.law is None or not point.nodes:
             return 1.0
-        return min(1.0, max(point.law.rows[0], point.rows / point.nodes, SELDOM))
+        return min(1.0, max(point.law.rows[0], point.rows / point.nodes, RARELY))
 
     def of(self, choice: Choice) -> float:
         """With it."""
