@@ -203,8 +203,8 @@ def renamed(times: Times, drafter: str) -> Times:
 
 def rounds(engine: Engine, told: AsTold, batch: int, end: float) -> None:
     """Steps of `batch` requests: plain ones of one pass, and of two; with each drafter at some sizes, of one pass, and
-    of two where it can. The first of a kind is not counted. Of one request the first kinds of each drafter are timed
-    though the time is up: else what it costs to read a prompt would not be known."""
+    of two where it can. The first of a kind is not counted. With one request the smallest draft of each drafter
+    is timed even when the time is up: the price of reading a prompt follows from it."""
     vocab, need = engine.model.vocab_size, SHORT + 256
     if engine.cache.blocks_for(need) * batch > engine.cache.room() or need > engine.model.max_len:
         return

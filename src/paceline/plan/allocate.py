@@ -15,7 +15,7 @@ STAGES = 2
 LEAST, MOST = 0.01, 0.6
 """Bounds of what a row, or a level, has to bring."""
 RARELY = 0.01
-"""Least share of the steps that a draft is expected in."""
+"""Least share of the steps that is taken to have a draft."""
 MARGIN = 1.01
 """Drafting has to be better than not drafting by so much."""
 APART = 1.02
@@ -63,8 +63,8 @@ class Price:
         self.known: dict[int, float] = {}
 
     def rows(self, more: float, share: float = 1.0) -> float:
-        """Without drafting. Where there are rows in a `share` of the steps alone they are so many more in each: two in
-        one step of twenty are not the tenth of a row."""
+        """Without drafting, with `more` expected rows. Where only a `share` of the steps has any, those have more: two
+        rows in one step of twenty cost another time than a tenth of a row in each."""
         low = int(more / share)
         part, none = more / share - low, self._rows(0)
         many = self._rows(low) if not part else (1.0 - part) * self._rows(low) + part * self._rows(low + 1)
@@ -79,7 +79,8 @@ class Price:
         return seconds
 
     def share(self, point: Point) -> float:
-        """Of the steps in which the only request has a draft at all; 1 of several, as hardly ever none of them has."""
+        """Share of the steps in which the only request is drafted for at all. Of several some request nearly always
+        is, so that it is 1."""
         if self.base.requests > 1 or point.law is None or not point.nodes:
             return 1.0
         return min(1.0, max(point.law.rows[0], point.rows / point.nodes, RARELY))
@@ -87,7 +88,7 @@ class Price:
     def of(self, choice: Choice) -> float:
         """With it."""
         points = [point for _, point in choice.values()]
-        share = self.share(points[0]) if len(points) == 1 else 1.0
+        share = min(map(self.share, points), default=1.0)
         return self.drafted(sum(point.rows for point in points), parts_of(choice), share)
 
     def drafted(self, rows: float, parts: Sequence[Drafting], share: float = 1.0) -> float:
@@ -184,8 +185,7 @@ def uniform(drafter: str, points: Points, spare: int, price: Price, least: float
             heapq.heappush(heap, (-slope(point, mine[i + 1]), who, i + 1))
         if len(moves) % stride and heap:
             continue
-        share = price.share(point) if len(at) == 1 else 1.0
-        seconds = price.drafted(rows, [Drafting(drafter, len(at), depth, round(rows))], share)
+        seconds = price.drafted(rows, [Drafting(drafter, len(at), depth, round(rows))], price.share(point))
         if tokens / seconds > most:
             most, good = tokens / seconds, len(moves)
         if ceiling / seconds < max(most, least):
