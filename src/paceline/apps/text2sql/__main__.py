@@ -1,5 +1,5 @@
-"""`python -m apps.text2sql QUESTION --db FILE`."""
+"""`python -m paceline.apps.text2sql QUESTION --db FILE`."""
 
 from .command import app
 
-app(prog_name="python -m apps.text2sql")
+app(prog_name="python -m paceline.apps.text2sql")
