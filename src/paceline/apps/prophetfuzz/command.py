@@ -125,7 +125,7 @@ def predict_(
             "server": done.facts,
             "report": str(page),
         }
-        show(answer, json, [*lines, str(out / "plan.json"), str(page)])
+        show(answer, json, [*lines, str(out / "plan.json"), str(page)], done.facts)
 
 
 @app.command(name="fuzz")
@@ -213,7 +213,7 @@ def compare(
         rows = result.rows()
         said = [f"{r['strategy']:<10} {r['mean']:g} of 10 bugs on average, {r['found']}" for r in rows]
         answer = {"strategies": rows, "commands": lines, "server": done.facts, "report": str(page)}
-        show(answer, json, [*said, str(page)])
+        show(answer, json, [*said, str(page)], done.facts)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ def prediction(
         f"{len(made.commands)} commands."
     )
     report = Report(f"Risky combinations of {manual.program}", lead)
+    report.answers(facts)
     votes = [
         {"relation": r.sentence(), "right votes": right, "votes": cast, "kept": "yes" if r in kept else ""}
         for r, (right, cast) in constraints.votes.items()
@@ -63,6 +64,7 @@ def comparison(result: Comparison, seconds: float, facts: dict[str, Any], comman
     """Planted bugs found by each strategy in equal time."""
     rows = result.rows()
     report = Report("Planted bugs found", f"Of {PLANTED_BUGS}, in {seconds:g} s for each strategy and seed.")
+    report.answers(facts)
     report.table("By strategy", rows)
     report.figure("Bugs found", lambda axes: bars(axes, rows), "Means over seeds; dots are seeds.", (6, 2.4))
     report.code("Predicted commands", "\n".join(commands))

@@ -15,6 +15,9 @@ from .indicators import atr
 from .metrics import ahead_of, coins, score
 from .rules import by_rule
 
+ALONE = "without the model"
+"""The rule of `rules.py`: the sign of what trend, indicators and patterns lean to."""
+
 
 async def decisions(
     client: Client, rows: Sequence[Case], rules: Rules, width: int, step: Callable[[], None] = lambda: None
@@ -47,7 +50,7 @@ def results(rows: Sequence[Case], made: Sequence[Decision], cost: float, seed: i
     sides = {
         "always long": np.ones(len(rows), np.int64),
         "coins": coins(len(rows), seed),
-        "rule": by_rule(rows),
+        ALONE: by_rule(rows),
     }
     fills = {"QuantAgent": traded(rows, side, distance, ratio, cost)}
     plain = np.full(len(rows), 1.5)

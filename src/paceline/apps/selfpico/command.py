@@ -150,7 +150,7 @@ def studied(
         + (f", {row['seeded_found']} of {row['seeded']} seeded type errors found" if row["seeded"] else "")
         for row in rows
     ]
-    show(answer, json, [*lines, str(page)])
+    show(answer, json, [*lines, str(page)], facts or None)
 
 
 async def compared(

@@ -21,6 +21,8 @@ def report(title: str, ran: Sequence[Ran], facts: dict[str, Any], rows: Sequence
     done = sum(len(r.ran) for r in ran)
     share = f"{done} of {lines} lines ran ({done / lines:.0%})" if lines else "no lines"
     made = Report(title, f"{len(ran)} fragments: {share}. Green lines ran, red ones did not.", style=STYLE)
+    if facts:
+        made.answers(facts)
     if rows:
         made.table("By predictor", rows)
         made.figure(

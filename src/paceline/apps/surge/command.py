@@ -29,6 +29,8 @@ from ..common.cli import (
     show,
 )
 from ..common.sandbox import SandboxError
+from ..common.usage import mostly_stand_ins
+from ..common.usage import told as of_answers
 from .ask import STYLES, Record, evaluate
 from .items import KINDS, Item, read, write
 from .report import one_model, scaling
@@ -155,7 +157,8 @@ def run(
         lines = [
             f"{column:<16} {row['score']:.3f}  floor {row['floor']:.3f}" for column, row in found["columns"].items()
         ]
-        show(result, json, [*lines, f"{'mean':<16} {found['mean']:.3f}  floor {found['floor']:.3f}", f"Report: {page}"])
+        lines += [f"{'mean':<16} {found['mean']:.3f}  floor {found['floor']:.3f}", f"Report: {page}"]
+        show(result, json, lines, result["usage"])
 
 
 @app.command()
@@ -176,9 +179,12 @@ def scale(
         show({"means": means}, json, [*(f"{name}: {mean:.3f}" for name, mean in means.items()), f"Report: {page}"])
 
 
-async def predicted(asked: Asked, files: dict[str, str], command: str, sure: float, style: str, s: Settings) -> Said:
+async def predicted(
+    asked: Asked, files: dict[str, str], command: str, sure: float, style: str, s: Settings
+) -> tuple[Said, dict[str, Any]]:
+    """The output, and what it cost."""
     async with asked.client() as client:
-        return await output(client, files, command, sure, style, s)
+        return await output(client, files, command, sure, style, s), client.tally.as_dict()
 
 
 @app.command()
@@ -204,6 +210,9 @@ def predict(
             raise UsageError(str(error)) from error
         asked = Asked(url, model, api_key, drafter, 1, timeout)
         settings = Settings(max_tokens=max_tokens, deadline_s=deadline, retries=0)
-        said: Said = told(predicted(asked, texts, command, threshold, style, settings))
+        said, usage = told(predicted(asked, texts, command, threshold, style, settings))
         typer.echo(f"{said.source}{': ' + said.why if said.why else ''}", err=True)
+        typer.echo(of_answers(usage), err=True)
         show(said.row(), json, [said.output])
+        if mostly_stand_ins(usage):
+            raise typer.Exit(1)
