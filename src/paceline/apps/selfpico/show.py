@@ -34,7 +34,7 @@ def report(title: str, ran: Sequence[Ran], facts: dict[str, Any], rows: Sequence
     made.facts("Use of the server", facts)
     if errors := [row for r in ran for row in finding_rows(r)]:
         made.table(
-            "Errors found", errors, "Sure: its line reads no value that was put in, so the error is the fragment's."
+            "Errors found", errors, "Sure: no value that was put in reaches its line, so the error is the fragment's."
         )
     for r in ran:
         made.markup(f"{r.name}: {r.share:.0%}", page(r), r.source)

@@ -154,10 +154,12 @@ def run(
         page = one_model(result).write(out)
         (out / "result.json").write_text(json_.dumps(result, ensure_ascii=False), encoding="utf-8")
         found = result["summary"]
+        rows = {**found["columns"], "mean": {**found, "score": found["mean"]}}
         lines = [
-            f"{column:<16} {row['score']:.3f}  floor {row['floor']:.3f}" for column, row in found["columns"].items()
+            f"{name:<16} {row['score']:.3f}  floor {row['floor']:.3f}  without the model {row['without the model']:.3f}"
+            for name, row in rows.items()
         ]
-        lines += [f"{'mean':<16} {found['mean']:.3f}  floor {found['floor']:.3f}", f"Report: {page}"]
+        lines.append(f"Report: {page}")
         show(result, json, lines, result["usage"])
 
 

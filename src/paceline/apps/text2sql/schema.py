@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from .database import Database, Limits, Sqlite
+from .keywords import KEYWORDS
 
 WIDE = Limits(seconds=10.0, rows=5000)
 SHOWN = 40
@@ -54,12 +55,13 @@ class Schema:
         refers = f" REFERENCES {name(column.refers[0])}({name(column.refers[1])})" if column.refers else ""
         bare = re.match(r"(?i)int|real|num|dec|float|double|bigint|small", column.type) is not None
         shown = f"  -- e.g. {', '.join(flat(v)[:SHOWN] if bare else literal(v) for v in values)}" if values else ""
-        return f"  {name(column.name)} {name(column.type or 'TEXT')}{key}{refers},{shown}"
+        return f"  {name(column.name)} {flat(column.type or 'TEXT')}{key}{refers},{shown}"
 
 
 def name(text: str) -> str:
     """An identifier, quoted where it must be, on one line."""
-    return text if re.fullmatch(r"[A-Za-z_]\w*", text) else '"' + flat(text).replace('"', '""') + '"'
+    plain = re.fullmatch(r"[A-Za-z_]\w*", text) is not None and text.lower() not in KEYWORDS
+    return text if plain else '"' + flat(text).replace('"', '""') + '"'
 
 
 def literal(text: str) -> str:
