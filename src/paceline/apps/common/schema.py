@@ -2,14 +2,14 @@
 again, since a server may not keep to it."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,), "array": (list,), "string": (str,), "boolean": (bool,), "null": (type(None),),
     "integer": (int,), "number": (int, float),
 }  # fmt: skip
-BOUNDS = {
+BOUNDS: dict[str, Callable[[Any, Any], bool]] = {
     "minimum": lambda value, bound: value >= bound,
     "maximum": lambda value, bound: value <= bound,
     "minLength": lambda value, bound: len(value) >= bound,

@@ -74,7 +74,7 @@ class Flow:
         return any(self.hit(part) for part in ast.walk(node))
 
     def hit(self, node: ast.AST) -> bool:
-        if isinstance(node, ast.Name):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store):
             return node.id in self.names or f"name:{node.id}" in self.keys
         if isinstance(node, ast.Attribute):
             own = {f"attribute:{node.attr}", f"name:{node.attr}"} & self.keys
