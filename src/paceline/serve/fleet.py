@@ -14,16 +14,16 @@ from paceline.engine.door import DOOR
 from paceline.engine.totals import Snapshot, Totals, summed
 from paceline.reason.ensemble import load
 from paceline.serve.admission import Gate
-from paceline.serve.calls import Call
+from paceline.serve.calls import HttpCall
 from paceline.serve.errors import ApiError
 from paceline.serve.pools import Pools, give_back
 from paceline.serve.server import Server, unknown_model
 from paceline.serve.settings import Settings
 
 log = logging.getLogger("paceline")
-LONGEST = 1 << 20
+UNLOADED_CONTEXT_TOKENS = 1 << 20
 """Tokens of the longest context of a model that is not loaded yet."""
-NOTHING = Snapshot(0, 0, 1, 0, 0, Totals())
+NO_LOAD = Snapshot(0, 0, 1, 0, 0, Totals())
 
 
 @dataclass(eq=False)
@@ -89,7 +89,7 @@ class Fleet:
 
     @property
     def max_len(self) -> int:
-        return max((server.max_len for server in self._servers()), default=LONGEST)
+        return max((server.max_len for server in self._servers()), default=UNLOADED_CONTEXT_TOKENS)
 
     @property
     def alive(self) -> bool:
@@ -100,7 +100,7 @@ class Fleet:
 
     @property
     def snapshot(self) -> Snapshot:
-        now = [server.snapshot for server in self._servers()] or [NOTHING]
+        now = [server.snapshot for server in self._servers()] or [NO_LOAD]
         return Snapshot(
             sum(s.running for s in now),
             sum(s.waiting for s in now),
@@ -151,7 +151,7 @@ class Fleet:
     def _tie(self, member: Member, server: Server) -> None:
         """To the call that is being served: it goes through this model's gate, and its end gives the model back."""
         call = DOOR.get()
-        assert isinstance(call, Call), "a fleet serves calls that came through the guard"
+        assert isinstance(call, HttpCall), "a fleet serves calls that came through the guard"
         call.decode = server.text.decode
         call.ends.append(lambda: self._leave(member))
         if member.gate is None:

@@ -12,11 +12,11 @@ from paceline.draft import DRAFTERS
 from paceline.engine.door import Trip
 from paceline.engine.totals import Snapshot, summed
 from paceline.reason.level import Level
-from paceline.serve.calls import Call
+from paceline.serve.calls import HttpCall
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-PATHS = (
+METRIC_PATHS = (
     "/", "/docs", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages",
     "/v1/messages/count_tokens", "/v1/embeddings", "/v1/models", "/tokenize", "/detokenize", "/health", "/ready",
     "/version", "/metrics", "/stats", "/stats/history",
@@ -64,9 +64,9 @@ class Metrics:
             if len(trip.request.output) > 1:
                 self.tpot.observe((trip.ended - trip.first) / (len(trip.request.output) - 1))
 
-    def answered(self, call: Call) -> None:
+    def answered(self, call: HttpCall) -> None:
         """An HTTP request is over."""
-        path = call.path if call.path in PATHS else "other"
+        path = call.path if call.path in METRIC_PATHS else "other"
         self.http.labels(path, str(499 if call.gone else call.status)).inc()
         if call.gone:
             self.gone.inc()
@@ -84,7 +84,7 @@ class AboveCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         levels = dict(self._read())
-        for name, text in ABOVE.items():
+        for name, text in POLICY_COUNTS.items():
             family = CounterMetricFamily(f"paceline_above_{name}", text, labels=["policy"])
             for policy, level in levels.items():
                 family.add_metric([policy], getattr(level, name))
@@ -99,7 +99,7 @@ class AboveCollector(Collector):
         yield saved
 
 
-ABOVE = {
+POLICY_COUNTS = {
     "proposed": "Steps, paragraphs, branches or retrievals that were proposed, by policy.",
     "accepted": "Those of them that stand.",
 }

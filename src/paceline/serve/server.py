@@ -14,7 +14,7 @@ from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.door import DOOR
 from paceline.engine.text import Text
 from paceline.engine.totals import Snapshot
-from paceline.serve.calls import Call
+from paceline.serve.calls import HttpCall
 from paceline.serve.errors import ApiError
 from paceline.serve.pools import Pools
 from paceline.serve.prompts import check_length, longest
@@ -24,7 +24,7 @@ from paceline.serve.tokens import Tokens
 WARM_UP_TOKENS = 16
 
 
-class Host(Protocol):
+class ServedHost(Protocol):
     """Who is served here: one model (`Server`) or several (`fleet.Fleet`). For the event loop."""
 
     settings: Settings
@@ -107,7 +107,7 @@ class Server:
     async def of(self, name: str | None) -> "Server":
         self.check_model(name)
         call = DOOR.get()
-        if isinstance(call, Call):
+        if isinstance(call, HttpCall):
             call.decode = self.text.decode
         return self
 
@@ -148,7 +148,7 @@ class Server:
     def check_places(self, count: int) -> None:
         """Raise ApiError 429 before anything is done for a request that would find no place in the engine."""
         door = DOOR.get()
-        if isinstance(door, Call):
+        if isinstance(door, HttpCall):
             door.gate.check(count)
 
     async def ready(self, make: Callable[[], SamplingParams], size: int, shaped: bool) -> SamplingParams:
@@ -174,7 +174,7 @@ class Server:
         pool = self.pools.grammars if shaped else self.pools.texts
         params, held = await pool.run(work, size)
         door = DOOR.get()
-        if isinstance(door, Call):
+        if isinstance(door, HttpCall):
             door.held = held
         return params
 
@@ -192,9 +192,9 @@ def served_name(llm: AsyncLLM, settings: Settings) -> str:
     return "demo" if given is None else Path(given).name
 
 
-def of_app(request: Request) -> Host:
-    host: Host = request.app.state.host
+def of_app(request: Request) -> ServedHost:
+    host: ServedHost = request.app.state.host
     return host
 
 
-Here = Annotated[Host, Depends(of_app)]
+Here = Annotated[ServedHost, Depends(of_app)]
