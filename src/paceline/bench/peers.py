@@ -258,7 +258,7 @@ class Comparison:
     versions: dict[str, str] = field(default_factory=dict)
 
     def cases(self) -> Iterator[Case]:
-        """Those that can run; neighbours are compared."""
+        """Cases that can run. Cases to be compared are neighbours."""
         for batch in self.wish.batches:
             for weights in dict.fromkeys(w for entry in self.entries.values() for w in entry["models"]):
                 for mode in dict.fromkeys(m for entry in self.entries.values() for m in entry["modes"]):

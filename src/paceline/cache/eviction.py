@@ -40,7 +40,7 @@ class Ranked(ABC):
 
     @abstractmethod
     def rank(self, block: int) -> Rank:
-        """Of a block that is being used; it keeps this rank until it is used again."""
+        """Rank of a block that is being used; the block keeps this rank until it is used again."""
 
     def ask(self, block: int, name: bytes, parent: bytes) -> None:
         self.touch(block)

@@ -121,7 +121,7 @@ def real_model(engine: EngineArgs) -> tuple[str | None, str]:
 
 
 def introduction(real: str | None, reason: str) -> str:
-    """Who answers, in a sentence."""
+    """Sentence that says which model answers."""
     if real is not None:
         return "SmolLM2 (135 million parameters, Apache-2.0) answers:"
     return f"The bundled pair of tiny models answers, since {reason}" if reason else "The model that was given answers:"

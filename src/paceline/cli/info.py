@@ -218,7 +218,8 @@ def short(path: str, most: int = 28) -> str:
 
 
 def ladder(drafters: list[Fit]) -> str:
-    """Who can draft under which verifiers, a line for those that are alike. --json says what the others lack."""
+    """Table of drafters by the verifiers that accept them, one line per group of equal drafters. --json says what the
+    others lack."""
     rules = [key for key in drafters[0] if key not in ("drafter", "summary")]
     groups: dict[str, list[str]] = {}
     for entry in drafters:

@@ -25,14 +25,14 @@ TIMEOUT_S = 600.0
 
 class Partner(Protocol):
     name: str
-    """Of the model, as it is shown."""
+    """Name of the model, as shown to the user."""
 
     def say(self, messages: Sequence[Message], params: "SamplingParams", show: Show) -> Answer:
         """The answer to a conversation, shown as it comes; Ctrl-C ends it where it stands. PacelineError when it
         cannot be served."""
 
     def drafters(self, name: str = "") -> str:
-        """Who drafts by default, and who could. PacelineError for a `name` that cannot."""
+        """Description of the default drafter and of the available ones. Raises PacelineError if `name` cannot draft."""
 
 
 class Local:

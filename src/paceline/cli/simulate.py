@@ -39,7 +39,7 @@ class ChangeArgs:
     seed: Annotated[int, _change("Of the draws of what is accepted.", show_default=True)] = 0
 
     def config(self) -> dict[str, Any]:
-        """Those that an engine's configuration has."""
+        """Changed values that are fields of `EngineConfig`."""
         from paceline.engine.config import EngineConfig
 
         known = {f.name for f in fields(EngineConfig)}

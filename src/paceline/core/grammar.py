@@ -78,7 +78,7 @@ class Grammar:
         return cls(value["kind"], text)
 
     def source(self) -> str:
-        """The same in llguidance's own form."""
+        """Grammar in llguidance's own form."""
         from llguidance import LLMatcher
 
         if self.kind == "regex":

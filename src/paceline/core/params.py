@@ -84,7 +84,7 @@ class SamplingParams:
     deadline_ms: float | None = None
     """When the answer should be complete, counted from its arrival. Needs an engine with order="deadline"."""
     user: str = ""
-    """Whose request it is: order="fair" shares between users. The text does not depend on it."""
+    """User that the request belongs to: order="fair" shares between users. The text does not depend on it."""
 
     def __post_init__(self) -> None:
         def check(ok: bool, name: str, want: str) -> None:

@@ -101,7 +101,7 @@ class Work:
 
     @classmethod
     def of(cls, items: Iterable[tuple[int, int, int]]) -> "Work":
-        """Of (rows, committed length, wanted logits), one a request."""
+        """Work from (rows, committed length, wanted logits), one triple per request."""
         rows = requests = context = pairs = logits = 0
         for own, length, wanted in items:
             rows += own

@@ -43,7 +43,7 @@ class SpecStats:
     offered: list[int] = field(default_factory=list)
     """Drafted tokens that were judged, at depth 1, 2, ..."""
     kept: list[int] = field(default_factory=list)
-    """Those of them that were accepted, at depth 1, 2, ..."""
+    """Drafted tokens that were accepted, at depth 1, 2, ..."""
     preempted: int = 0
     """How often it lost its K/V to others and computed it again."""
     cached: int = 0
@@ -63,7 +63,7 @@ class SpecStats:
 
     @property
     def accepted(self) -> int:
-        """Those of them that were accepted."""
+        """Drafted tokens that were accepted, all depths together."""
         return sum(self.kept)
 
     @property
@@ -123,9 +123,9 @@ class Request:
     parent: int = -1
     """The request that waits for this branch; -1: none does."""
     common: int = 0
-    """Of a branch: tokens that it has from its parent."""
+    """Tokens that a branch shares with its parent."""
     closing: FinishReason | None = None
-    """Of a branch: how it ended, while K/V of its last tokens is still to be computed."""
+    """Finish reason of a branch while K/V of its last tokens is still to be computed."""
     lease: Held | None = None
     admitted: float | None = None
     """When it got its first lease, by the engine's clock."""

@@ -97,8 +97,8 @@ def need(kind: str, text: str) -> Need:
 
 
 def companions(beside: Path, target: Any, draft: Any) -> dict[str, Component]:
-    """Those in a draft model's directory, by name. Raises CheckpointError for one that cannot be read or belongs to
-    another pair of models."""
+    """Companions in a draft model's directory, by name. Raises CheckpointError for one that cannot be read or belongs
+    to another pair of models."""
     found: dict[str, Component] = {}
     for kind in kinds(beside):
         made = restored(beside / kind, COMPANIONS.get(kind)).settle()

@@ -97,7 +97,7 @@ def best(alpha: Sequence[float], exits: Sequence[int], layers: int, most: int = 
 
 @dataclass(slots=True)
 class Memory:
-    """Of one request."""
+    """State of one request."""
 
     shadows: Shadows
     seen: int = 0
@@ -129,7 +129,7 @@ class DynamicExit(EarlyExit):
         super().__init__(host)
         self.target = host.embeds(TARGET)
         self.common = Shadows.none(len(self.exits))
-        """Of all requests."""
+        """Counts over all requests."""
 
     def leaving(self, ask: Ask, view: View) -> Leaving:
         nothing = Leaving(ask, ask.txn.base, most=0)
@@ -214,7 +214,8 @@ class DynamicExit(EarlyExit):
 
 
 def probabilities(scores: Tensor, drawn: Sequence[int], laws: Sequence[Law]) -> list[float]:
-    """Of each drawn token; under a rule that looks at q of the likeliest one: a draft's length depends on no draw."""
+    """Probability of each drawn token; under a rule that looks at q, of the most probable token, so that the length of
+    a draft does not depend on a draw."""
     p = scores.softmax(-1)
     own = p.gather(1, torch.tensor(drawn, device=p.device).clamp(min=0)[:, None])[:, 0]
     return [a if law is Law.SAMPLED else b for a, b, law in zip(p.amax(-1).tolist(), own.tolist(), laws)]

@@ -91,7 +91,7 @@ class FeatureHead:
         self.rotary = Rotary(spec.layers[0].attention.rope, self.device, torch.float32, spec.max_len + 64)
         self.kv_bytes_per_token = (spec.kv_width + spec.hidden) * self.dtype.itemsize
         self.target: Embeds | None = None
-        """Whose embedding and head it shares; the drafter sets it."""
+        """Model whose embedding and head are shared; the drafter sets it."""
 
     def allocate(self, blocks: int, block_size: int) -> None:
         spec = self.spec

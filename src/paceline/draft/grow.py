@@ -143,7 +143,8 @@ class HeadDrafter(TreeDrafter):
         return shaped(tree, laws)
 
     def draws(self, places: list[tuple[Tree, int]], scores: Tensor) -> list[Draws]:
-        """Of deterministic trees the likeliest tokens alone: the shape is fixed, so nobody asks how likely."""
+        """Draws of each place. Deterministic trees get the most probable tokens alone: their shape is fixed, so the
+        probabilities are not needed."""
         if any(tree.law is not Law.POINT for tree, _ in places):
             return super().draws(places, scores)
         score, token = scores.topk(min(self.width, scores.shape[-1]), dim=-1)

@@ -21,7 +21,7 @@ paper's ends at GOOD; better sets were found in a few dozen suggestions more. It
 below GOOD."""
 
 Choice = tuple[bool, ...]
-"""Of each sub-layer between the first layer and the last, attention before feed-forward: is it left out?"""
+"""Flag per sub-layer between the first layer and the last, attention before feed-forward: True if it is left out."""
 
 
 def skipping(choice: Choice) -> Program:
@@ -58,7 +58,7 @@ def upper_bounds(seen: np.ndarray, scores: np.ndarray, points: np.ndarray) -> np
 
 @dataclass
 class Search:
-    """Of one kind of text. `best` is the set in use."""
+    """Search for one kind of text. `best` is the set in use."""
 
     best: Choice
     count: int

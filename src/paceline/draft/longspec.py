@@ -239,7 +239,7 @@ class LongSpecDrafter(DySpec):
         return tables
 
     def window(self, tree: Tree, kept: object) -> Window:
-        """Of the whole text: what is remembered, and what is new."""
+        """Window over the whole text: the remembered rows and the new ones."""
         most, known = self.head.config.window, tree.known
         start = max(0, known - most)
         old = kept.kv if isinstance(kept, Window) and start <= kept.stop <= known else None

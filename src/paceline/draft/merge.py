@@ -68,8 +68,8 @@ def card(name: str) -> Offers:
 
 @dataclass(slots=True)
 class Memory:
-    """Of one request: the slots of the parts; and of this round what each was asked for, what was expected of those
-    before it, and what it proposed."""
+    """State of one request: the slots of the parts; and for this round what each part was asked for, what was expected
+    of the parts before it, and what it proposed."""
 
     slots: dict[str, Any] = field(default_factory=dict)
     asked: dict[str, int] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Memory:
     nodes: dict[str, dict[int, int]] = field(default_factory=dict)
     """{part: {node of the tree: the part's own node}}, of candidates; nodes with one path are one node of the tree."""
     ranks: list[int] = field(default_factory=list)
-    """Of the first part's chain: the place of each node among those of the request."""
+    """Index of each node of the first part's chain among the nodes of the request."""
     beaten: dict[str, int] = field(default_factory=dict)
     """The latest round in which a part was asked and brought no more than was expected of those before it."""
     run: MergedProposer | None = None
@@ -91,7 +91,7 @@ class Merged:
         self.laws = {part: next(law for law in LAWS if law in DRAFTERS.card(part).laws) for part in parts}
         self.records = {part: Record() for part in parts}
         self.models = {part for part in parts if DRAFTERS.card(part).group is not None}
-        """Those that run a draft model."""
+        """Parts that run a draft model."""
         self.joined = sorted(parts, key=lambda part: part not in self.models)
         """In the order in which their nodes are laid out."""
 

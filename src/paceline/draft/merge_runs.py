@@ -25,7 +25,7 @@ class Asked:
     """Nodes expected of the parts before it."""
     draft: Draft = ((), ())
     nodes: list[int] = field(default_factory=list)
-    """Of each of its nodes the one of the merged tree."""
+    """Node of the merged tree for each node of the part."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class MergedProposer:
     models: Collection[str]
     records: dict[str, Record]
     beaten: list[dict[str, int]]
-    """Of each text: `merge.Memory.beaten`."""
+    """`merge.Memory.beaten` of each text."""
     always_asked: str | None
     found: list[Note] = field(default_factory=list)
     """What rounds told of the first part."""

@@ -129,7 +129,7 @@ class LookupProposer:
     texts: list[int]
     nodes: list[int]
     least: list[float]
-    """Of each text: the least chance that all of a draft is kept."""
+    """Minimum chance that a whole draft is kept, per text."""
     tokens: list[list[int]]
     """All of each text, the one that has a row last."""
     indices: list[Index]

@@ -208,7 +208,7 @@ class State:
     path: dict[int, Ranks] = field(default_factory=dict)
     """{node of the forest: its path}"""
     probes: list[Ranks] = field(default_factory=list)
-    """Of each probe, in order: the path of the node whose chain it is of."""
+    """Path of the node that each probe's chain belongs to, in the order of the probes."""
 
 
 @DRAFTERS.register(

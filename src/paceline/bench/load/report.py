@@ -112,7 +112,7 @@ class Report:
         return [sweep(self.cells), *([detail(self.cells[0].summary)] if len(self.cells) == 1 else [])]
 
     def notes(self) -> list[str]:
-        """Of each load what the table does not hold."""
+        """Remarks on each load: what the table leaves out."""
         baseline = "closed loop: a baseline. A slow server is asked less often, so the waiting of others is left out."
         found = [baseline] if any(cell.closed for cell in self.cells) else []
         return found + [remark(cell, self.slo) for cell in self.cells]

@@ -85,7 +85,7 @@ class Task:
     lines: Sequence[Line] = ()
     """A recording; its bodies stand in for prompts."""
     requests: int | None = 100
-    """Of each load; None: as many as fall into `seconds`."""
+    """Requests per load; None: as many as arrive within `seconds`."""
     seconds: float | None = None
     warmup: int = 4
     slo: Slo | None = None

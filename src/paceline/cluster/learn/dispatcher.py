@@ -51,7 +51,7 @@ class DispatchNetwork(nn.Module):
         self.job, self.idle = _head(), _head()
 
     def forward(self, features: Tensor, numbers: Tensor, machines: Tensor, legal: Tensor) -> Tensor:
-        """Of `Env.observe` and `Env.legal`, for [B, jobs]: float32 [B, jobs + 1]."""
+        """Logits float32 [B, jobs + 1] from `Env.observe` and `Env.legal`; the last column is the choice to idle."""
         batch, jobs = machines.shape
         x = self.embed(features) + _sinusoid(numbers)
         x = torch.where((numbers == -1)[..., None], self.ends[0], x)
@@ -71,7 +71,7 @@ def _head() -> nn.Sequential:
 
 
 def _sinusoid(numbers: Tensor) -> Tensor:
-    """Of place numbers [...], [..., WIDTH]; 0 for those below 0."""
+    """Sinusoidal embedding [..., WIDTH] of place numbers [...]; 0 for negative numbers."""
     rate = 10000.0 ** (-torch.arange(0, WIDTH, 2) / WIDTH)
     angle = numbers[..., None] * rate
     waves = torch.cat((angle.sin(), angle.cos()), -1)

@@ -24,7 +24,7 @@ class Plan:
     problems: int = 4
     """An update, of one shape."""
     solver_seconds: float = 1.0
-    """Of CP-SAT for each completion."""
+    """Time limit of CP-SAT for each completion, in seconds."""
     jobs: tuple[int, int] = (8, 20)
     machines: tuple[int, int] = (5, 10)
     """Shapes are drawn between these."""
@@ -38,7 +38,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Of one update: mean makespan of the policy's draws over the solver's completions, and the time used."""
+    """Result of one update: mean makespan of the policy's draws divided by that of the solver's completions, and the
+    time used."""
 
     update: int
     ratio: float

@@ -58,7 +58,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Of one update: mean completion over HEFT's on the same scene, and the time used."""
+    """Result of one update: mean completion time divided by HEFT's on the same scene, and the time used."""
 
     update: int
     ratio: float

@@ -44,5 +44,5 @@ def scene(rng: np.random.Generator, jobs: int = 20, every: float = 42.0, noise: 
 
 
 def sooner(given: Scene, factor: float) -> Scene:
-    """The same graphs, arriving `factor` times as often."""
+    """Scene with the same graphs that arrive `factor` times as often."""
     return Scene(given.table, tuple(replace(job, arrival=job.arrival / factor) for job in given.jobs))

@@ -94,7 +94,7 @@ class Corrected:
         self.base.learn(work, instance, seconds)
 
     def _factor(self, work: Work, instance: Instance) -> float:
-        """Of a step not seen there: the mean over those that were."""
+        """Factor of a step on this instance; if the step was not seen there, the mean over the steps that were."""
         found = self.factors.get(instance.name, {}).get(work.step)
         return self.means.get(instance.name, 1.0) if found is None else found
 
