@@ -28,7 +28,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Of one question."""
+    """Score of one question."""
 
     question: Question
     answered: Answered

@@ -43,7 +43,7 @@ NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 def wishes(name: str) -> Wishes:
-    """Of a row: `small`, `base`, `mentor`, `tau X` or `tau X spec`, whose rewrites are drafted by token."""
+    """Wishes of a row: `small`, `base`, `mentor`, `tau X` or `tau X spec`, whose rewrites are drafted by token."""
     plain: dict[str, Wishes] = {
         "small": StepWishes(tau=-1, budget=0),
         "base": StepWishes(first=10**6),

@@ -61,7 +61,7 @@ def request(rng: random.Random) -> tuple[str, dict[str, Any]]:
 
 
 def same(one: Any, two: Any) -> bool:
-    """The same texts, ends and seeds."""
+    """Compare two answers: texts, finish reasons and seeds."""
     parts = [
         [(c.get("text"), c.get("message"), c["finish_reason"]) for c in answer["choices"]] for answer in (one, two)
     ]

@@ -85,7 +85,8 @@ def test_a_damaged_file_is_learned_anew(
 
 
 def test_what_is_recalled_says_what_was_known_and_gives_way() -> None:
-    """Of a drafter that is kept three times of four: the same chance; and after some rounds that are not, less."""
+    """Recalled acceptance of a drafter that is kept three times of four gives the same chance, and less after some
+    rejected rounds."""
     known, later = Acceptance(), Acceptance()
     for request in range(20):
         for round in range(24):

@@ -258,7 +258,7 @@ def test_a_lexer_that_gives_up_at_once_is_refused_when_compiled(text: str) -> No
 
 
 def test_limits_that_other_paths_used_up_do_not_count() -> None:
-    """The same place gives the same mask, whatever drafts were looked at before."""
+    """Masks depend on the place alone, whatever drafts were looked at before."""
     calm = limited(100)
     want = [calm.mask(place) for place in walk(calm, 20, 0)]
     assert calm.failure is None and all(mask.any() for mask in want)

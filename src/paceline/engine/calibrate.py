@@ -31,7 +31,7 @@ from paceline.plan.cost import KNOTS, Drafting, StepTimes, Times
 
 log = logging.getLogger("paceline")
 VERSION = 12
-"""Of what the table's terms mean."""
+"""Version of the meaning of the table's terms."""
 BUDGET_S = 8.0
 """Seconds of a calibration, half of them for the target alone: what would take longer is left to the first steps of
 service, but for one short draft of each drafter."""
@@ -190,8 +190,8 @@ def passes(engine: Engine, end: float) -> Iterator[tuple[Work, float]]:
 
 
 def dearest(drafter: str) -> str:
-    """Who is measured in its place: of a merged drafter the part that costs most. Made-up text repeats itself, so that
-    the cheap ones would do all the work."""
+    """Drafter that is measured in its place: the most expensive part of a merged drafter. Made-up text repeats itself,
+    so the cheap parts would otherwise do all the work."""
     parts = DRAFTERS.card(drafter).parts if drafter != NONE else ()
     return parts[-1] if parts else drafter
 

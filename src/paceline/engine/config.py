@@ -31,7 +31,7 @@ class EngineConfig:
     row_cost: float = 0.0
     """These two are of `FixedLength`."""
     length: str = "goodput"
-    """Who decides who drafts how much: a name in `plan.POLICIES`."""
+    """Policy that decides which drafter drafts how many tokens: a name in `plan.POLICIES`."""
     prefix_cache: bool = True
     eviction: str = "lru"
     schedule: str = "chunked"

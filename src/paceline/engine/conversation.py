@@ -22,7 +22,7 @@ class Form(NamedTuple):
     text: bool
     parts: bool
     several: bool = True
-    """Of several parts all are."""
+    """True if all of several parts are seen."""
 
 
 def form(render: Render, role: str) -> Form:

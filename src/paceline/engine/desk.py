@@ -69,7 +69,7 @@ class Desk:
 
     @property
     def policy(self) -> LengthPolicy:
-        """Who decides who drafts how much."""
+        """Policy that decides which drafter drafts how many tokens."""
         return self.planner.length
 
     @property
@@ -293,7 +293,7 @@ class Desk:
         return self.cache.begin(self.cache.open([], groups, layout=layout), len(tokens), 0)
 
     def adopted(self, txn: Txn, tokens: Sequence[int]) -> None:
-        """Those rows are written: they enter the prefix cache."""
+        """Enter the written rows of `adopt` into the prefix cache."""
         lease = txn.lease
         txn.commit([], tokens)
         for group in lease.frontier:

@@ -1,4 +1,4 @@
-"""Who may draft, as decisions see it: sizes, limits and groups, without the drafters themselves."""
+"""Drafters that may draft, as decisions see them: sizes, limits and groups, without the drafters themselves."""
 
 from paceline.cache.lease import TARGET, Lease
 from paceline.core.plan import LAG
@@ -8,7 +8,7 @@ from paceline.plan.cost import StepTimes
 from paceline.plan.fixed import room
 
 ASKED = 32
-"""Of so many requests one keeps K/V up that is of no use."""
+"""Requests per probe: one request in this many keeps its K/V current although no drafter needs it."""
 RETRY, FEW = 8, 4
 """While a K/V group's drafters are of no use, one request in RETRY steps for each running request, and for FEW more,
 keeps the group all the same: that is how it is seen when they become useful again."""

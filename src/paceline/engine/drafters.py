@@ -53,13 +53,13 @@ class Drafts:
     run: bool = False
     proposer: Proposer | None = None
     drafter: str | None = None
-    """Whose proposer it is."""
+    """Drafter that `proposer` belongs to."""
     entries: list[Entry | None] = field(default_factory=list)
     """Rows of each item that have run through lower layers of the target while they were drafted."""
     forests: dict[str, Forest] = field(default_factory=dict)
     """What each has drafted, in its own indices."""
     grown: dict[str, int] = field(default_factory=dict)
-    """Of those that draft while the pass runs: nodes that their forests had before."""
+    """Drafter -> nodes that its forest had before it drafted while the pass ran."""
     beside: float = 0.0
     """Seconds of what they drafted then."""
     exit: float = 0.0
@@ -205,7 +205,7 @@ class DrafterPool:
         return forest
 
     def _ahead(self, drafts: Drafts) -> dict[str, list[Ask]]:
-        """Who drafts while the pass runs, and for whom."""
+        """Drafters that draft while the pass runs -> the requests that they draft for."""
         able = [name for name in drafts.asks if name in drafts.forests and self.cards[name].ahead]
         found = {name: [ask for ask in drafts.asks[name] if ask.item.further] for name in able}
         return {name: asks for name, asks in found.items() if asks}

@@ -84,7 +84,7 @@ class Chunk:
     done: Completion | None = None
     """The whole result, with the last chunk."""
     logprobs: Sequence[TokenLogprob] = ()
-    """Of token_ids, where asked for."""
+    """Log-probabilities of `token_ids`, if requested."""
 
 
 def completion(request: Request, index: int) -> Completion:

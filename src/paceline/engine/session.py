@@ -32,7 +32,7 @@ class Session:
         self.tokenizer, self.eos = tokenizer, frozenset(eos)
         self.stoppers: dict[int, Stopper] = {}
         self.requests: dict[int, Request] = {}
-        """Those that have not ended."""
+        """Requests that have not ended, by id."""
         self._next_id = 0
 
     def submit(

@@ -16,7 +16,7 @@ class Totals:
     prompt: int = 0
     """Tokens that requests had when they first got a lease: the prompt, and what a fork or an extension gave."""
     cached: int = 0
-    """Those of them that were found in the prefix cache."""
+    """Prompt tokens that were found in the prefix cache."""
     preemptions: int = 0
     drafter_errors: dict[str, int] = field(default_factory=dict)
     drafters: dict[str, SpecStats] = field(default_factory=dict)

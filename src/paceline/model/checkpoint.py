@@ -19,7 +19,7 @@ from paceline.model.spec import ModelSpec
 
 WANTED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 TWICE = ("consolidated*", "original/*")
-"""The same weights again, in the layout of their makers."""
+"""Files that hold the same weights again, in the layout of the model's authors."""
 WIDTHS = {"F32": 4, "F64": 8}
 """Bytes of a number, by its name in safetensors, where more than 2."""
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -211,7 +211,8 @@ class Tensors:
         return found if isinstance(found, Groups) else None
 
     def bits(self, name: str) -> float | None:
-        """Of a weight with its scales where the matrix is packed in groups as it is; None: it is stored as floats."""
+        """Bits per weight, its scales included, if the matrix is kept as packed groups; None: it is stored as
+        floats."""
         stem = name.removesuffix(".weight")
         if self.scheme is None or f"{stem}.{self.scheme.mark}" not in self.place:
             return None

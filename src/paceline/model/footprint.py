@@ -45,7 +45,7 @@ class Footprint:
     """Bytes of one model."""
 
     weights: int
-    """Of everything loaded, the embedding included."""
+    """Bytes of everything loaded, the embedding included."""
     loading: int
     """Most that is taken beside them while they are loaded."""
     slot: int

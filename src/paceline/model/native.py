@@ -79,7 +79,7 @@ class NativeDecoder(Decoder):
         """Where the native parts (structs.PARTS) add up their time, float64, while someone measures."""
 
     def matrices(self) -> list[list[Packed]]:
-        """Those of each layer, then those outside of them."""
+        """Packed matrices of each layer, then the ones outside the layers."""
         weights: Any = self.weights
         layers = [[it.mixer.qkv, it.mixer.out, it.ffn.gate_up, it.ffn.down] for it in weights.blocks]
         apart = {id(it): it for it in (weights.head, weights.embedding) if isinstance(it, Packed)}
@@ -315,7 +315,7 @@ class NativeDecoder(Decoder):
         return call, x, logits, (segments, hidden, parts)
 
     def parts(self, program: Program) -> "ctypes.Array[Any] | None":
-        """Of each layer what runs, as bits of base.h's Parts; None: the whole of all layers."""
+        """Bit mask of the parts that run in each layer (base.h's Parts); None: every layer runs whole."""
         if not program.skip and not program.groups:
             return None
         layers, bits = len(self.spec.layers), dict[int, int]()

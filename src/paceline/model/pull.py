@@ -138,7 +138,7 @@ def wheel_of(packaged: Packaged, folder: Path) -> Path:
 
 
 def index_url() -> str:
-    """Of pip's settings, else PyPI's."""
+    """Index URL from pip's settings, else PyPI's."""
     if given := os.environ.get("PIP_INDEX_URL"):
         return given
     command = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]

@@ -51,11 +51,12 @@ class Scheme:
     word: str = ""
     """What is to be said of the method when a model is loaded."""
     bits: float | None = None
-    """Of a weight with its scales where it is packed in groups as it is; None: it becomes floats."""
+    """Bits per weight, its scales included, if the matrix is kept as packed groups; None: it becomes floats."""
 
 
 def scheme_of(config: Config) -> Scheme | None:
-    """Of a raw config.json; None: it is not quantised. CheckpointError names what is not served."""
+    """Scheme of a raw config.json; None: the checkpoint is not quantised. Raises CheckpointError, which names what is
+    not supported."""
     settings = config.get("quantization_config")
     if not settings:
         return None

@@ -48,7 +48,7 @@ class Unit(IntEnum):
     FUSED = 2
     """float32, weights taken apart and activations as they are: quicker than DOT on Intel's CPUs."""
     SHORT = 3
-    """The same by AVX2 (int8 with AVX-VNNI where it is) or NEON, where there is no AVX-512 BF16."""
+    """float32 as FUSED, by AVX2 (int8 with AVX-VNNI if available) or NEON, on CPUs without AVX-512 BF16."""
 
 
 @cache

@@ -78,7 +78,7 @@ class Ensemble:
     def generate(
         self, prompt: str | Sequence[int], wishes: Wishes | None = None, params: SamplingParams | None = None
     ) -> Answer:
-        """The same for a plain prompt (text, or token ids of the base model)."""
+        """Answer a plain prompt (text, or token ids of the base model), as `chat` does a conversation."""
         policy = self.policy(wishes or StepWishes(), None, prompt)
         return self._finish(self._begin(self.llm.ids(prompt), policy, params), policy)
 

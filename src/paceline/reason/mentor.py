@@ -42,7 +42,7 @@ class MentorWishes:
     always: bool = False
     """Every paragraph begins with the mentor, cue or not."""
     choose: str = "mentor"
-    """Whose peek stands: the `mentor`'s, or the mentor's only where both are of `opposite` sign."""
+    """Rule that picks the peek: the `mentor`'s always, or the mentor's only where both are of `opposite` sign."""
     excess: int = 15
     """Reflections that are too many; it grows by 5 each time, to 30."""
     recap: int = 125

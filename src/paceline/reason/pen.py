@@ -19,10 +19,10 @@ class HandOver:
     at: int
     """Tokens of the text, prompt included, that were given when it took up."""
     known: int
-    """Those of them that this model has read or written before: what a hand-over need not compute. Its cache keeps
-    whole blocks, so up to a block of them is computed again."""
+    """Given tokens that this model has read or written before, so that a hand-over need not compute them. Its cache
+    keeps whole blocks, so up to one block of them is computed again."""
     cached: int
-    """Those of them that the engine had in its prefix cache."""
+    """Given tokens that the engine had in its prefix cache."""
     wrote: int
     passes: int
     seconds: float
@@ -57,7 +57,7 @@ Writing = Generator[None, None, Part]
 
 @dataclass(eq=False)
 class Pen:
-    """Of one engine of the stage. `log`: shared by all pens of an answer."""
+    """Writer on one engine of the stage. `log`: shared by all pens of an answer."""
 
     stage: Stage
     name: str

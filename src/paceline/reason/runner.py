@@ -57,7 +57,7 @@ class Policy(Protocol):
     """Writes one answer. Made for one."""
 
     name: str
-    """Of the object in the answer that has its report: reasoning, parallel, retrieval."""
+    """Key of the report in the answer: reasoning, parallel, retrieval."""
     report: dict[str, Any]
     """What the answer says beside its text; whole once `ended` was called."""
     kind: str
@@ -105,7 +105,7 @@ class Runner:
         self.runs: dict[int, Run] = {}
         """By the id of the transcript's request."""
         self.texts: dict[str, Text] = {}
-        """Of each engine, where they are known."""
+        """Engine name -> its `Text`, where known."""
         self.levels: dict[str, Level] = {}
         """What all answers that have ended come to, by the policy's own name."""
         self._next = -1

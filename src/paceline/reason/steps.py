@@ -63,7 +63,7 @@ class Steps:
     judge: Judge
     wishes: StepWishes = field(default_factory=StepWishes)
     foreign: Foreign | None = None
-    """Of the small model, where its tokenizer is another."""
+    """Translation to the small model's tokens, if its tokenizer is another."""
     name: str = "reasoning"
     kind: str = "steps"
     level: Level = field(default_factory=Level)

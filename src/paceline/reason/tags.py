@@ -47,7 +47,7 @@ class Open:
     tag: Tag
     inner: int
     outlines: list[Outline] = field(default_factory=list)
-    """Of a block: those of its goal."""
+    """Outlines of a block's goal."""
     paths: int = 0
 
 
@@ -180,7 +180,7 @@ def trained(found: Sequence[Block], length: int) -> tuple[list[int], list[list[b
 
 
 def layout(positions: Sequence[int], sees: Sequence[Sequence[bool]]) -> Layout:
-    """The same as stretches."""
+    """Layout as stretches, from each token's position and from the tokens it sees."""
     return tidy([Stretch(at, at - position, gaps(sees[at][:at])) for at, position in enumerate(positions)])
 
 

@@ -42,7 +42,7 @@ class Transcript:
 
     @property
     def tokens(self) -> list[int]:
-        """Those accepted so far."""
+        """Tokens accepted so far."""
         return self.request.output
 
     @property

@@ -60,7 +60,7 @@ class Datastore:
 
     @classmethod
     def build(cls, llm: "LLM", texts: Sequence[str], longest: int = 256) -> "Datastore":
-        """Of some texts, each cut to `longest` tokens; a pass of the model each."""
+        """Build the datastore from texts, each cut to `longest` tokens, with one pass of the model per text."""
         keys, values = [], []
         for text in texts:
             ids = llm.ids(text)[:longest]

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from torch import Tensor
 
 NUMBERS = 1 << 18
-"""Of one chunk, where a row has fewer: a megabyte, which a core's cache holds."""
+"""Numbers per chunk, unless a single row has more: one megabyte, which fits into a core's cache."""
 ON_DEVICE = 1 << 24
-"""The same where every operation is a launch."""
+"""Numbers per chunk on a device, where every operation is a launch."""
 
 
 def chunks(rows: Tensor) -> Iterator[slice]:

@@ -177,7 +177,7 @@ class Grammars:
         self._lock = Lock()
         self._kept: dict[Grammar, Compiled] = {}
         self._held: WeakValueDictionary[Grammar, Compiled] = WeakValueDictionary()
-        """Those that a request uses, kept or not."""
+        """Grammars that a request uses, whether they are kept or not."""
 
     def compile(self, grammar: Grammar, anew: bool = False) -> Compiled:
         """Its parser at the beginning, to be copied. InputError where no text of this vocabulary fits."""

@@ -27,7 +27,7 @@ from paceline.sample.race import perturbed, race, winners
 
 Path = tuple[int, ...]
 RowRef = tuple[Request, Path]
-"""Whose row of logits it is: the request, and the candidate tokens that follow its committed text there."""
+"""Reference to a row of logits: the request, and the candidate tokens that follow its committed text there."""
 
 
 @dataclass(slots=True)

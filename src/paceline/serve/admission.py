@@ -1,4 +1,4 @@
-"""Who may come in: keys, a bounded queue, token limits, and bodies that are not too large."""
+"""Admission of requests: keys, a bounded queue, token limits, and a limit on the size of bodies."""
 
 import hashlib
 import hmac

@@ -48,7 +48,8 @@ class Pool:
         return await self.post(work, size)
 
     def post(self, work: Callable[[], T], size: int = 0) -> "asyncio.Future[T]":
-        """The same for whoever does not wait for it. For the event loop."""
+        """Queue `work` for a thread and return its future, without waiting. Raises ApiError 429 if too much is queued.
+        For the event loop."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         large = size > SMALL

@@ -47,7 +47,7 @@ KEEPING = {"NFC", "NFD", "NFKC", "NFKD", "Prepend", "Replace", "Sequence", "Lowe
            "Punctuation", "Metaspace"}  # fmt: skip
 """Steps of tokenizers that drop nothing (of those that replace, and split, see `steps`)."""
 COMPOSING = {"NFC", "NFKC"}
-"""Of several characters these make one, of at most four."""
+"""Normalization forms that compose several characters, at most four, into one."""
 
 
 def steps(part: Any) -> Iterator[str]:

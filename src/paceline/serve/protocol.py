@@ -61,7 +61,7 @@ HARMLESS: dict[str, Callable[[Any], bool]] = {
     "prompt_cache_key": lambda value: isinstance(value, str),
     "safety_identifier": lambda value: isinstance(value, str),
 }
-"""Those of them that are taken where they change nothing."""
+"""Checks for ignored parameters: each is accepted only with a value that changes nothing."""
 
 
 class Speculation(Wire):

@@ -130,7 +130,8 @@ class Rollback(Shape):
 
 
 class Counted(Shape):
-    """Of one model: tokens given, those known from before, those found cached; tokens written, passes."""
+    """Counts for one model: tokens given, tokens known from before, tokens found in the cache, tokens written,
+    passes."""
 
     requests: int
     prompt: int

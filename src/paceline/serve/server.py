@@ -25,7 +25,7 @@ WARM_UP_TOKENS = 16
 
 
 class Host(Protocol):
-    """Who is served here: one model (`Server`) or several (`fleet.Fleet`). For the event loop."""
+    """Host of the served models: one model (`Server`) or several (`fleet.Fleet`). For the event loop."""
 
     settings: Settings
     pools: Pools

@@ -92,14 +92,14 @@ class Simulator:
         self, plan: Plan, twin: Twin, results: list[Result], advanced: list[tuple[int, str, int]],
         done: tuple[Work, list[Drafting]],
     ) -> Outcome:  # fmt: skip
-        """And how long it took."""
+        """Outcome of the step with the seconds it took."""
         times = seconds(self.workload.times, *done)
         for name, rows in self._catching(plan, advanced, twin).items():
             times.drafts.setdefault(name, self.workload.catching * rows)
         return Outcome(results, advanced, *done, times)
 
     def _drawn(self, item: Item, most: int) -> Result:
-        """Of a run: the next tokens of the recorded output, pass by pass, as many as the draws say."""
+        """Result of a run: the next tokens of the recorded output, pass by pass, as many as the draws accept."""
         speech, before = self.workload.outputs[item.request.id], len(item.request.output)
         ahead = speech.tokens[before : before + 1 + item.reserved(most)]
         rounds, count = list[Round](), 0

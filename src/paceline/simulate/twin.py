@@ -25,7 +25,7 @@ class Twin:
             self.table.policy.acceptance.recall(setup.learned, whole=True)
         self.desk = Desk.of(config, self.table, setup.groups, setup.states)
         self.requests: dict[int, Request] = {}
-        """Those that have not ended."""
+        """Requests that have not ended, by id."""
 
     def arrive(self, arrival: Arrival) -> None:
         self.requests[arrival.id] = request = arrival.request()

@@ -168,7 +168,7 @@ def scale(times: StepTimes, outcomes: Sequence[Outcome]) -> None:
 
 
 def _ratio(pairs: Iterable[tuple[float, float]]) -> float:
-    """Of the sums of measured and predicted seconds."""
+    """Ratio of the sums of measured and predicted seconds; 1 if either is 0."""
     measured, predicted = (sum(side) for side in zip(*pairs)) if (pairs := list(pairs)) else (0.0, 0.0)
     return measured / predicted if measured > 0.0 and predicted > 0.0 else 1.0
 

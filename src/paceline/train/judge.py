@@ -43,10 +43,10 @@ class JudgeSettings:
     rounds: int = 6
     """Swaps in each."""
     weight: float = 2.0
-    """Of important tokens in the loss."""
+    """Weight of important tokens in the loss."""
     threshold: float = 0.5
     decay: float = 0.01
-    """Of the weights (L2)."""
+    """Weight decay (L2)."""
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Label:
     """[H]"""
     good: bool
     rank: int
-    """Of the draft's token in the target's distribution, 0 the likeliest."""
+    """Rank of the draft's token in the target's distribution, 0 the most probable."""
     divergence: float
     """KL(p | q)"""
 

@@ -54,7 +54,7 @@ class Plan:
     answer: int = 160
     """Most tokens of an answer."""
     temperature: float = 0.0
-    """Of these answers."""
+    """Temperature of the target's answers."""
     length: int = 512
     """Most tokens of a text."""
     whole: bool = False
@@ -75,7 +75,7 @@ class Plan:
     held: int = 24
     """Texts that are not trained on, for evaluation."""
     dtype: str = "bfloat16"
-    """Of the target, as it will serve."""
+    """Data type of the target, the one it will serve with."""
     cache: Path | None = None
     """A directory for hidden states and answers; None: answers in `out`, hidden states computed each time."""
     cache_bytes: int = 2 << 30
@@ -93,7 +93,7 @@ class Progress:
     loss: float
     conditional: tuple[float, ...]
     tau: float
-    """Of a chain by the accuracies of the latest steps: 1 + a0 + a0 a1 + ..."""
+    """Tokens per pass with a chain, from the accuracies of the latest steps: 1 + a0 + a0 a1 + ..."""
     tokens: int
     seconds: float
     share: float
@@ -237,7 +237,7 @@ class Run:
             skip, epoch = max(0, skip - len(batches)), epoch + 1
 
     def rate(self) -> float:
-        """Of the learning rate, in this step."""
+        """Factor of the learning rate in this step."""
         warm = min(1.0, (self.step + 1) / max(1, self.plan.warmup))
         if self.cool is None or self.step < self.cool[0]:
             return warm

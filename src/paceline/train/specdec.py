@@ -27,14 +27,15 @@ class HeadSettings:
     draft: str = ""
     blocks: int = 3
     weight: float = 6.0
-    """Of rejections in the loss."""
+    """Weight of rejections in the loss."""
     risk: float = 0.7
     keep: float = 0.15
     temperature: float = 1.0
 
 
 def weighted_bce(logits: Tensor, label: Tensor, weight: float) -> Tensor:
-    """Of class logits [N, 2] and labels [N] in [0, 1]; rejections count `weight` times."""
+    """Weighted binary cross-entropy of class logits [N, 2] and labels [N] in [0, 1]; rejections count `weight`
+    times."""
     log = logits.float().log_softmax(-1)
     total = weight * (1 - label) * log[:, 0] + label * log[:, 1]
     return -total.sum() / (weight * (1 - label) + label).sum().clamp(min=1e-9)

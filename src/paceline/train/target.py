@@ -46,7 +46,7 @@ class Target:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of config and weights: equal for equal files."""
+        """Fingerprint of config and weights: equal for equal files."""
         digest = hashlib.sha256()
         files = (
             [self.path] if self.path.is_file() else [*self.path.glob("config.json"), *self.path.glob("*.safetensors")]
@@ -77,7 +77,7 @@ class Target:
 
     @cached_property
     def norm_weight(self) -> Tensor:
-        """Of the final norm [H], float32."""
+        """Weight [H] of the final norm, float32."""
         weight: Tensor = self.decoder.weights.norm.weight.float()
         return weight / math.sqrt(weight.shape[-1])  # as `model.blocks.Norm` holds it
 

@@ -143,7 +143,8 @@ class GgufTensors:
         return decode(self.raw(entry), entry.kind, *shape)
 
     def bits(self, name: str) -> float | None:
-        """Of a weight with its scales where the matrix is packed in groups as it is; None: it is stored as floats."""
+        """Bits per weight, its scales included, if the matrix is kept as packed groups; None: it is stored as
+        floats."""
         stem, dot, end = name.rpartition(".")
         found = self.header.tensors.get(f"{self.names.get(stem, stem)}{dot}{end}")
         return None if found is None or found.kind not in DECODERS else PACKED.get(found.kind, WIDEST)
