@@ -67,7 +67,7 @@ def run(
 def study(
     packages: Annotated[str, typer.Option(help="Packages to cut bodies of functions from, with commas.")] = "",
     bodies_each: Annotated[int, typer.Option(min=1, help="Bodies of each package.")] = 50,
-    with_scripts: Annotated[int, typer.Option(min=0, help="The first so many of the 100 scripts.")] = 100,
+    with_scripts: Annotated[int, typer.Option(min=0, help="Number of the 100 scripts to run.")] = 100,
     with_seeded: Annotated[bool, typer.Option(help="The 20 scripts with a seeded type error.")] = True,
     seed: Annotated[int, typer.Option(help="Of the choice of bodies.")] = 0,
     url: Url = URL,

@@ -1,4 +1,4 @@
-"""Series, windows of them, and the seal that keeps a window's future from whoever forecasts it."""
+"""Series, windows of them, and the seal that hides a window's future from the forecasters."""
 
 import csv
 import itertools

@@ -213,7 +213,7 @@ class Absent(ModuleType):
 
 
 def importer() -> FrameType | None:
-    """Whoever imports, or asks a module for a name, below the frames of importing itself."""
+    """The frame that imports, or asks a module for a name, below the frames of importing itself."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and "importlib" in frame.f_code.co_filename:
         frame = frame.f_back

@@ -26,7 +26,7 @@ LEAST, MOST = 16, 64
 SPAN = 256
 """A text is not cut into shorter spans than this."""
 BUSY = 256
-"""Programs that fill a device, about: with so many there is no need to cut."""
+"""Number of programs that fills a device, roughly: from this number on, texts are not cut."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -141,7 +141,7 @@ class Cut:
         return cls(queries, torch.tensor(pieces, device=device), longest)
 
     def spans(self, heads: int) -> int:
-        """Into how many spans texts are cut, for so many heads of keys."""
+        """Number of spans that texts are cut into, for `heads` heads of keys."""
         return min(-(-self.longest // SPAN), -(-BUSY // (len(self.pieces) * heads)))
 
 

@@ -59,7 +59,7 @@ def read_speed(size: int, device: torch.device, seconds: float = 0.5) -> float:
 def plain_steps(
     engine: Engine, prompt: Sequence[int], params: SamplingParams, steps: int = STEPS
 ) -> tuple[float, float]:
-    """(median milliseconds a token, host share) of so many tokens of one plain request."""
+    """(median milliseconds per token, host share) over the tokens of one plain request."""
     prompt = prompt[: max(1, engine.model.max_len - steps - 1)]
     wish = replace(params, drafter="none", verifier="exact", ignore_eos=True, max_tokens=steps + 1)
     (request,) = engine.submit(prompt, wish)

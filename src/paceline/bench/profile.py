@@ -56,7 +56,7 @@ CONTEXT = 300
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Medians over the steps with so many rows: the step, and each part on its own."""
+    """Medians over the steps with `rows` rows: the step, and each part on its own."""
 
     rows: int
     count: int
@@ -259,7 +259,7 @@ def measure(
 
 
 def timed(engine: Engine, request: Request, rows: int, clock: Clock, native: torch.Tensor) -> dict[str, float]:
-    """Seconds of each part of one step with so many rows; they sum to the step."""
+    """Seconds of each part of one step with a given number of rows; they sum to the step."""
     request.params, before = replace(request.params, max_nodes=rows - 1), request.stats.drafted
     native.zero_()
     clock.seconds = {}

@@ -25,7 +25,7 @@ CHUNK = 256
 
 @dataclass(slots=True)
 class Times:
-    """Seconds of the passes of one form with so many rows, behind the context."""
+    """Seconds of the passes of one form with a given number of rows, after the context."""
 
     form: str
     rows: int

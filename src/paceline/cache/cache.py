@@ -64,11 +64,11 @@ class Cache:
         return self.pool.room
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold so many rows."""
+        """Blocks that hold `tokens` rows."""
         return self.pool.blocks_for(tokens)
 
     def needs(self, lease: Lease | None, rows: int) -> int:
-        """New blocks that `begin` of so many rows would take; None: a request without a lease and without a match."""
+        """New blocks that `begin` with these rows would take; None: a request without a lease and without a match."""
         if lease is None:
             return self.blocks_for(rows)
         return max(0, self.blocks_for(lease.length + rows) - len(lease.blocks))
@@ -78,7 +78,7 @@ class Cache:
         return sum(self.pool.refs[block] == 1 for block in lease.blocks)
 
     def fits(self, lease: Lease | None, rows: int) -> bool:
-        """Would `begin` of so many rows succeed now?"""
+        """True if `begin` with these rows would succeed now."""
         return self.needs(lease, rows) <= self.room()
 
     def open(

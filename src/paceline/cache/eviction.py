@@ -31,7 +31,7 @@ Rank = tuple[int, ...]
 class Ranked(ABC):
     """Forgets the candidate of least rank; a subclass says what a block's rank is. O(log blocks) amortised.
 
-    The heap holds outdated entries, which `victim` drops for good: of blocks in use, gone, or ranked anew.
+    The heap holds outdated entries, which `victim` drops for good: of blocks in use, gone, or ranked again.
     """
 
     def __init__(self) -> None:

@@ -62,8 +62,8 @@ def generate(
 ) -> None:  # fmt: skip
     """Complete one prompt, streamed to the terminal.
 
-    Tokens that were drafted and accepted appear in another colour. The same seed makes the same text again, whoever
-    drafts. Of a prompt from a file or standard input one newline at the end is dropped.
+    Tokens that were drafted and accepted appear in another colour. The same seed gives the same text, with any drafter.
+    Of a prompt from a file or standard input one newline at the end is dropped.
     """
     from paceline.cli.generate import generate
 
@@ -125,8 +125,8 @@ def bench(
     temperature: Annotated[
         str, option("0 is greedy; several as in 0,1. Seeds are fixed per prompt.", "Benchmark", show_default=True)
     ] = "0",
-    max_tokens: Annotated[int, option("End each answer after so many tokens.", "Benchmark", show_default=True)] = 128,
-    num_prompts: Annotated[int, option("Use the first so many prompts.", "Benchmark", show_default=True)] = 20,
+    max_tokens: Annotated[int, option("Maximum tokens per answer.", "Benchmark", show_default=True)] = 128,
+    num_prompts: Annotated[int, option("Number of prompts to use.", "Benchmark", show_default=True)] = 20,
     repeat: Annotated[int, option("Run everything so often; figures are medians.", "Benchmark", show_default=True)] = 3,
     seed: Annotated[int, option("Of the first prompt; the next has the next.", "Benchmark", show_default=True)] = 0,
     synthetic_acceptance: Annotated[

@@ -59,10 +59,10 @@ class EngineArgs:
     ] = None
     drafter: Annotated[
         str | None,
-        _engine("Who proposes: none, ngram, model, ... Default: auto, which chooses anew for each request and step."),
+        _engine("Drafter: none, ngram, model, ... Default: auto, which chooses for each request and step."),
     ] = None
     verifier: Annotated[
-        str, _engine("Who decides: exact keeps the text, chain keeps the distribution.", show_default=True)
+        str, _engine("Verifier: exact keeps the text, chain keeps the distribution.", show_default=True)
     ] = "exact"
     nodes: Annotated[int | None, _engine("Drafted tokens a step. Default: the drafter's own number.")] = None
     dtype: Annotated[Dtype, _engine("Type of weights and K/V cache.", show_default=True)] = "bfloat16"
@@ -138,7 +138,7 @@ class SamplingArgs:
     top_p: Annotated[float | None, _sampling("Keep the likeliest tokens that together reach this probability.")] = None
     min_p: Annotated[float | None, _sampling("Drop tokens below min-p times the likeliest.")] = None
     repetition_penalty: Annotated[float | None, _sampling("Above 1: tokens seen before become less likely.")] = None
-    max_tokens: Annotated[int, _sampling("End after so many tokens.", show_default=True)] = 512
+    max_tokens: Annotated[int, _sampling("Maximum tokens of the answer.", show_default=True)] = 512
     seed: Annotated[int | None, _sampling("Makes the same text again. Default: a fresh one, which is shown.")] = None
     stop: Annotated[list[str] | None, _sampling("End before this text; may be repeated.")] = None
     ignore_eos: Annotated[bool, _sampling("Go on after the model's end of text.")] = False

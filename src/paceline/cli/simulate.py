@@ -24,9 +24,10 @@ def _change(help: str, **more: Any) -> Any:
 class ChangeArgs:
     """What a simulated engine or its load has other than the recorded one."""
 
-    rate_scale: Annotated[float, _change("Requests arrive so many times as often.", show_default=True)] = 1.0
+    rate_scale: Annotated[float, _change("Factor by which requests arrive more often.", show_default=True)] = 1.0
     clients: Annotated[
-        int | None, _change("So many clients, each with the next request once its last is answered; not by the clock.")
+        int | None,
+        _change("Number of clients; each sends its next request once the last is answered, not by the clock."),
     ] = None
     blocks: Annotated[int | None, _change("Blocks of the K/V cache.")] = None
     max_requests: Annotated[int | None, _change("Samples decoded at once.")] = None

@@ -47,7 +47,7 @@ class Component(Protocol):
         """What it keeps in these slots, packed. Only one of the same weights, dtype and layout can `write` it."""
 
     def write(self, slots: list[int], packed: bytes) -> None:
-        """Put what `read` gave into these slots. InputError when the bytes are not of so many slots."""
+        """Put what `read` gave into these slots. Raises InputError if the number of bytes does not match the slots."""
 
 
 def keeps_rows(component: Component) -> bool:
@@ -89,7 +89,7 @@ class Runs(Model, Protocol):
     """A model with the ability `run`."""
 
     def run(self, rows: "Rows", passes: int, texts: "list[Continuation]", proposer: "Proposer | None" = None) -> "Out":
-        """At most so many passes in one call, over texts with one row each. What is drawn from a row, as the engine
+        """Up to `passes` passes in one call, over texts with one row each. What is drawn from a row, as the engine
         would, is its text's next token, -1 where none can be; if that is one that was drafted, it is kept, and its row
         counts, too. The last token has a row, in the next slot, in the next pass."""
 

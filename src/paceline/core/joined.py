@@ -43,7 +43,7 @@ def placed(layout: Layout, place: int) -> dict[str, Any]:
 
 
 def end_of(layout: Layout, place: int, length: int) -> int:
-    """Where the stretch of a place ends, in a text of so many tokens."""
+    """End of the stretch that holds a place, in a text of `length` tokens."""
     number = bisect_right(layout, place, key=lambda stretch: stretch.start)
     return min(length, layout[number].start) if number < len(layout) else length
 

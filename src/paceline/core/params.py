@@ -64,7 +64,7 @@ class SamplingParams:
     include_stop: bool = False
     """Keep the stop string in the text."""
     min_tokens: int = 0
-    """Nothing ends the output before so many tokens."""
+    """Minimum number of output tokens: nothing ends the output earlier."""
     max_tokens: int | None = None
     """None: up to the context length."""
     ignore_eos: bool = False

@@ -11,7 +11,7 @@ from paceline.core.request import Request
 LAG = 64
 """Rows by which a drafter's K/V may lag the text while others draft."""
 CHUNK = 16
-"""Rows that decodes and nodes leave to waiting prompts, as far as there are so many: prompts never starve."""
+"""Rows that decodes and nodes leave to waiting prompts, if the prompts need that many: prompts never starve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Item(NamedTuple):
         return self.given + self.nodes
 
     def reserved(self, passes: int) -> int:
-        """Rows that are reserved for so many passes, beside the given ones."""
+        """Rows that are reserved for `passes` passes, in addition to the given ones."""
         if passes == 1:
             return self.nodes + self.further
         rows = min(passes * (1 + self.chain), self.request.left) - 1
@@ -112,7 +112,7 @@ class Work:
         return cls(rows, requests, context, pairs, logits)
 
     def more(self, nodes: int) -> "Work":
-        """With so many nodes, which read what its requests' rows do."""
+        """Work with `nodes` added nodes, which read what its requests' rows read."""
         pairs = self.pairs + round(nodes * self.pairs / max(self.requests, 1))
         return Work(max(1, self.rows + nodes), self.requests, self.context, pairs, self.logits + nodes)
 

@@ -42,7 +42,7 @@ class Offers:
     taps: tuple[str, ...] = ()
     """Hidden states of the target that it reads (`Rows.taps`), beside those of its components."""
     exits: int = 0
-    """It also reads the inputs of so many layers of the target, at most, before which a pass may end early
+    """Maximum number of the target's layers whose inputs it also reads, before which a pass may end early
     (`program.exits`)."""
     stops_early: bool = False
     """Does it end a draft where more does not pay (`MinChance`)? A tree's size need not be chosen for it then."""

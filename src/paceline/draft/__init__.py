@@ -144,7 +144,7 @@ class View:
         return self.results[ask.place].accepted.get(self.name, [])
 
     def slot(self, request: Request, make: Callable[[], S]) -> S:
-        """This drafter's memory of `request`; made anew when the engine dropped it."""
+        """This drafter's state of `request`; created again after the engine dropped it."""
         if request.id not in self.slots:
             self.slots[request.id] = make()
         state: S = self.slots[request.id]

@@ -1,4 +1,4 @@
-"""`del`: `early_exit` with the exit layer and the length of each draft chosen anew (DEL, arXiv 2504.05598).
+"""`del`: `early_exit` with the exit layer and the length chosen for each draft (DEL, arXiv 2504.05598).
 
 What every exit would have drafted (its *shadow token*) is read from hidden states that the round has computed anyway.
 With L layers, alpha the share of right shadow tokens at exit l, and drafts of g tokens, a round is expected to bring
@@ -31,10 +31,10 @@ LONGEST = 17
 PROMPT = 32
 """Rows at the end of a prompt that the first statistics are of."""
 SETTLED, EVERY, SELDOM = 16, 4, 16
-"""From so many rounds on the statistics learn from every fourth one, where no draft pays from every sixteenth: reading
-them costs passes of the head."""
+"""Rounds after which the statistics learn from every fourth round only (EVERY), or from every sixteenth if no draft
+pays (SELDOM): reading them costs passes of the head."""
 KNOWN = 64
-"""From so many rounds of all requests on, a new one is held to be as they were."""
+"""Rounds of all requests after which a new request starts with their average."""
 DOUBT = 2.0
 """Wrong shadow tokens that every exit is held to have had: three right ones are no reason for a draft of 17."""
 INHERIT = 8.0

@@ -33,8 +33,8 @@ MIN_CHANCE = MinChance(0.02)
 """A deterministic node of a smaller chance is not worth its row, unless the planner knows better: one beyond the first
 costs 1-3 % of a step."""
 GAIN = 0.2
-"""A deterministic tree gets another pass of the draft model if so many of the nodes it asks about are kept, unless the
-planner knows what a pass costs (`MinChance.level`)."""
+"""Expected number of kept nodes, among those it asks about, for which a deterministic tree gets another pass of the
+draft model, unless the planner knows what a pass costs (`MinChance.level`)."""
 PASSES = 10
 RISE, FALL = 1.03, 0.97
 """Factors by which the threshold rises and falls: every second tree is cut off."""

@@ -8,7 +8,7 @@ import numpy as np
 from paceline.core.program import Part, Program
 
 BAYESIAN = 2
-"""Every so many-th suggestion is the process's (the paper's 25th: a score costs more than a choice)."""
+"""Suggestions of which one is the process's (the paper's 25th: a score costs more than a choice)."""
 KAPPA, NOISE = 2.5, 1e-2
 """Weight of the deviation in the upper confidence bound; variance of a score's noise."""
 POOL = 512
@@ -16,9 +16,9 @@ POOL = 512
 KEPT = 128
 """Latest scores that the process knows."""
 GOOD, PERFECT, STALE, MOST = 0.93, 0.995, 60, 1000
-"""The search ends where nothing is left to gain, after so many suggestions without a better one, or after so many. The
-paper's ends at GOOD; better sets were found in a few dozen suggestions more. It goes on where the set in use has fallen
-below GOOD."""
+"""The search ends where nothing is left to gain, after STALE suggestions without a better one, or after MOST
+suggestions. The paper's ends at GOOD; better sets were found in a few dozen suggestions more. It goes on where the set
+in use has fallen below GOOD."""
 
 Choice = tuple[bool, ...]
 """Flag per sub-layer between the first layer and the last, attention before feed-forward: True if it is left out."""

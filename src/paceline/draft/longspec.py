@@ -6,7 +6,7 @@
 
 Of the text the target's own cache is read, of the committed rows, where it lies; the drafted tokens are seen by self
 attention alone. Its own keys and values are functions of token and position: what is kept of a request is a window of
-them, made anew from the text when it is lost. Texts are read span by span, and spans are merged by their log-sum-exp:
+them, rebuilt from the text when it is lost. Texts are read span by span, and spans are merged by their log-sum-exp:
 nothing as long as the text is ever made.
 """
 

@@ -118,7 +118,7 @@ class MergedProposer:
             self.made[turn.place] = self.made.get(turn.place, 0) + 1
 
     def _count(self, part: str, turn: Turn, it: Asked, kept: int) -> None:
-        """What a round says of a part of which so many nodes were kept."""
+        """Record the round of a part of which `kept` nodes were kept."""
         place, drafted = turn.place, len(it.nodes)
         self.records[part].count(it.turn.most, drafted, kept, part in self.models)
         if kept <= it.beside:

@@ -29,7 +29,7 @@ KAPPA = 8
 EXIT = 0.5
 """Share of the target's layers behind which it is asked."""
 WHOLE = MinChance(0.0)
-"""A window is as long as a draft: none ends early, so that a reused one is the one that would be drafted anew."""
+"""A window is as long as a draft: none ends early, so that a reused one equals the one that would be drafted again."""
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 A step's pass verifies what was drafted during the pass before it; meanwhile the draft goes on as if all of that were
 kept. The first token of it is judged by the same pass. Where it is the text's next token, the others are the next draft
 (*post-verify*: a step commits up to as many tokens as are drafted in it). Else the next pass has no draft, and its own
-token is all that it can bring, while the draft starts anew (*pre-verify*).
+token is all that it can bring, while the draft restarts (*pre-verify*).
 """
 
 from collections.abc import Sequence

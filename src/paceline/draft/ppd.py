@@ -37,7 +37,7 @@ WEIGHT = 30.0
 PRICE = 0.02
 """Tokens that a row has to bring, unless the planner knows better."""
 REVIEW = 32
-"""Rounds before the chances are read anew; then twice as many each."""
+"""Rounds before the chances are read again; then twice as many each time."""
 
 Ranks = tuple[int, ...]
 Chances = tuple[tuple[float, ...], ...]
@@ -105,7 +105,7 @@ def best_paths(chances: Chances, depth: int, count: int) -> list[tuple[float, Ra
 
 
 def gain(chances: Chances, depth: int, count: int) -> float:
-    """Candidates that a tree of so many is expected to have accepted: the sum of their chances."""
+    """Expected number of accepted candidates of a tree of this size: the sum of their chances."""
     return sum(chance for chance, _ in best_paths(chances, depth, count))
 
 
@@ -157,7 +157,7 @@ def reached(chances: Chances, path: Ranks) -> float:
 
 @lru_cache(4096)
 def plan(chances: Chances, rows: int) -> tuple[float, tuple[Sparse, ...]]:
-    """(R, the tree of each state 1 .. m) for a pass of so many rows: R candidates are accepted a pass in the long run.
+    """(R, the tree of each state 1 .. m) for a pass of `rows` rows: R candidates are accepted a pass in the long run.
     The number of candidates of each state is found by going up in small steps (the paper searches them, too)."""
     m = len(chances)
     counts = [max(0, (rows - m) // 3)] * m
@@ -191,7 +191,7 @@ def plan(chances: Chances, rows: int) -> tuple[float, tuple[Sparse, ...]]:
 
 
 def size(chances: Chances, most: int, price: float) -> int:
-    """Rows, at most so many, at which R less the price of the rows is largest."""
+    """Number of rows, up to `most`, at which R minus the price of the rows is largest."""
     least = len(chances)
     sizes = [*range(least, min(most, 16) + 1), *range(20, most + 1, 4)]
     return max(sizes, key=lambda rows: plan(chances, rows)[0] - price * rows, default=0)

@@ -28,7 +28,7 @@ from paceline.sample.noise import gumbel, keys_tensor
 FLOOR = 1e-6
 """A token of less probability is neither kept nor drawn."""
 GUESSES = 3
-"""A distribution foretold the token that came if it is among so many of its likeliest."""
+"""Number of most probable tokens: a distribution predicted the token that came if it is among them."""
 
 
 @dataclass(slots=True)

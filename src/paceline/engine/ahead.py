@@ -14,7 +14,7 @@ from paceline.draft import Ask
 
 @dataclass(slots=True)
 class Window:
-    """A draft for a text of so many tokens, the last of which is `root`."""
+    """Draft for a text of `length` tokens, the last of which is `root`."""
 
     length: int
     root: int

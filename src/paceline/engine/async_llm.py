@@ -66,7 +66,7 @@ class Subscription:
         arrived: float = 0.0,
         whole: bool = False,
     ) -> None:
-        """`whole`: one chunk a sample, at its end. Whoever wants no news wakes nobody while the engine works."""
+        """`whole`: one chunk a sample, at its end. A call that wants no news wakes no thread while the engine works."""
         self.requests, self.whole = requests, whole
         self.ticket = ticket
         self.trips = [Trip(r, arrived) for r in requests]

@@ -42,7 +42,8 @@ SHORT, LONG = 32, 1024
 """Committed tokens of a request: of most, and of the one that tells what reading K/V costs."""
 BATCHES, NODES, STEPS = (1, 4, 16), (3, 14), 6
 LEAST, SLICE_S = 3, 0.25
-"""Steps of a kind at least, where so many seconds have gone by: every drafter is to be heard of a slow model, too."""
+"""Minimum number of steps per kind, and the seconds after which no more are run: every drafter is measured on a slow
+model, too."""
 
 Sample = tuple[Work, Sequence[Drafting], Times]
 
@@ -94,7 +95,7 @@ def kept(path: Path) -> StepTimes | None:
         check(times)
         return times
     except Exception as error:  # whatever a damaged file makes of it: it can be measured again
-        log.warning("The table of step times %s is of no use (%r); it is measured anew.", path, error)
+        log.warning("The table of step times %s cannot be used (%r); it is measured again.", path, error)
         return None
 
 

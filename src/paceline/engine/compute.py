@@ -144,7 +144,7 @@ class Compute:
         return done
 
     def _continuation(self, item: Item, passes: int) -> Continuation:
-        """How a text goes on in so many passes."""
+        """Continuation of a text over `passes` passes."""
         request, most = item.request, 1 + item.reserved(passes)
         temperature = self.judge.sampler.temperature(request) or 0.0
         keys = [request.target_noise.key(request.index(depth)) for depth in range(most)] if temperature else []

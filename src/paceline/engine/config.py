@@ -16,7 +16,7 @@ class Timer:
 
 @dataclass(slots=True)
 class EngineConfig:
-    """What an engine is made of besides models. Bytes, rows and tokens."""
+    """Settings of an engine other than its models, in bytes, rows and tokens."""
 
     blocks: int
     block_size: int = 16

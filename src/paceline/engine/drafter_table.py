@@ -65,8 +65,8 @@ class DrafterTable:
         return self.hopeless(request, group, len(request.tokens) - kept)
 
     def hopeless(self, request: Request, group: str, late: int) -> bool:
-        """Is nobody expected to draft with this group, which lacks so many rows of the text? Not of one request in
-        ASKED, by which it is seen when that changes, once it can be afforded to read the text."""
+        """True if no drafter of this group, which lacks `late` rows of the text, is expected to draft. False for one
+        request in ASKED, a probe that shows when this changes, once the planner can afford to read the text."""
         names = [name for name in request.arms if self.entries[name].group == group]
         seen = request.id % ASKED == 0 and self.policy.affords(group, late)
         return not seen and all(self.policy.hopeless(name, request, late) for name in names)

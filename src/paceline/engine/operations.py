@@ -243,6 +243,6 @@ class Operations:
         self.desk.policy.drop(request)
 
     def _again(self, request: Request) -> None:
-        """What follows a text that has changed begins anew."""
+        """Restart what follows a text that has changed."""
         self.drafters.forget(request)
         self.session.again(request)

@@ -196,6 +196,6 @@ class Session:
 
 
 def block_bytes(components: Mapping[str, Component], size: int) -> int:
-    """Bytes of a block of so many tokens, all components together: K/V, and the state behind it."""
+    """Bytes of a block of `size` tokens, all components together: K/V, and the state after it."""
     states = sum(it.state_bytes for it in stateful(components).values())
     return size * sum(it.kv_bytes_per_token for it in components.values()) + states

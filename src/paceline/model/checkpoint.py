@@ -227,7 +227,7 @@ class Tensors:
         return str(self.files[self.place[name]].get_slice(name).get_dtype())
 
     def let_go(self) -> None:
-        """Give back the memory of the pages that tensors taken so far were read from; whoever still looks at one makes
+        """Give back the memory of the pages that tensors taken so far were read from; a later read makes
         the system read it again. Without it a checkpoint lies in memory twice while it is loaded."""
         for tensor in self.read:
             pages.give_back(tensor)

@@ -68,7 +68,7 @@ class Mixed:
     shared: str = ""
     """With the inner numbers of the expert that all tokens use; none: there is none."""
     every: str = ""
-    """Every so many layers are mixtures, counted from 1; the others, and those of `dense`, are dense."""
+    """Interval of mixture layers, counted from 1; the others, and those of `dense`, are dense."""
     dense: str = ""
 
 

@@ -41,7 +41,7 @@ Unlike MADV_PAGEOUT it also works on a file that belongs to someone else or that
 
 
 def give_back(tensor: Tensor) -> None:
-    """The memory of the whole pages of a mapped file that it lies in; whoever still looks there makes the system read
+    """The memory of the whole pages of a mapped file that it lies in; a later read makes the system read
     them again."""
     page = mmap.PAGESIZE
     first, last = -(-tensor.data_ptr() // page), (tensor.data_ptr() + tensor.nbytes) // page

@@ -99,12 +99,12 @@ def library() -> ctypes.CDLL | None:
 
 
 def loaded(machine: tuple[str, ...] = WIDE) -> ctypes.CDLL:
-    """The library; one that does not load, cut short by a full disk or made for another machine, is built anew."""
+    """The library; one that does not load, cut short by a full disk or made for another machine, is built again."""
     path = built(machine)
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
-        log.warning("%s does not load (%s); it is built anew.", path, error)
+        log.warning("%s does not load (%s); it is built again.", path, error)
         path.unlink(missing_ok=True)
         return ctypes.CDLL(str(built(machine)))
 

@@ -141,7 +141,7 @@ class Writer:
                 yield from self.fork(node, turn.fork, turn.behind)
 
     def _fits(self, node: Node, path: int, count: int) -> bool:
-        """Is there room for so many branches?"""
+        """True if there is room for `count` branches."""
         return path + 2 * RESERVE < self.path_tokens and share(node, count) >= 2 * RESERVE
 
     def _cut(self, node: Node, length: int) -> None:
@@ -186,5 +186,5 @@ class Writer:
 
 
 def share(node: Node, branches: int) -> int:
-    """Tokens that each of so many branches of a node may have: what follows them has its own."""
+    """Maximum tokens of each of a node's `branches`: what follows them has its own."""
     return (node.room - (node.seen - node.start) - 2 * RESERVE) // branches - RESERVE

@@ -15,7 +15,7 @@ from paceline.core.errors import InputError, RefusalError
 from paceline.engine.text import Message, Text
 
 QUESTION = "Grade only the last step of your reasoning: from 0 (wrong) to 9 (right). Answer with one digit."
-"""Short: a judge computes it anew for each step."""
+"""Short, since a judge computes it again for each step."""
 LEADS = ("Score: ", "Score:", "Score:\n", "")
 """What the answer begins with: the first behind which each digit is one token."""
 MARK = "Yb7qMark"

@@ -160,7 +160,7 @@ class Mentor:
     # -- the mentor --------------------------------------------------------------------------------------------------
 
     def burst(self, pen: Pen, most: int, why: str) -> Generator[None, None, Part]:
-        """The mentor writes so many tokens."""
+        """Let the mentor write up to `most` tokens."""
         part = yield from pen.write(min(most, pen.stage.transcript.left), why)
         self.spent += pen.stage.transcript.add(part.tokens, "mentor", why=why)
         return part

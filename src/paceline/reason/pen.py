@@ -1,5 +1,5 @@
 """`Pen`: one model's hand in a transcript. It writes by a request over the text so far, of which the engine finds all
-but the end in its prefix cache: what others wrote since it last wrote is all that is computed anew."""
+but the end in its prefix cache: only what others wrote since it last wrote is computed."""
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -76,8 +76,8 @@ class Pen:
         return (text.prompt, text.tokens) if self.foreign is None else (self.foreign.prompt, self.own)
 
     def begin(self, most: int, stops: Sequence[str] = (), ahead: Sequence[int] = ()) -> Request:
-        """A request that goes on from the text so far and `ahead` behind it, for at most so many tokens. Whoever asks
-        aborts it in the end."""
+        """A request that goes on from the text so far and `ahead` after it, for at most `most` tokens. The caller
+        aborts it at the end."""
         engine, stage = self.stage.engines[self.name], self.stage
         prompt, known = self.known
         text = [*known, *ahead]
@@ -92,7 +92,7 @@ class Pen:
         return request
 
     def write(self, most: int, why: str, stops: Sequence[str] = (), ahead: Sequence[int] = ()) -> Writing:
-        """At most so many tokens more, up to a stop; `most` >= 1."""
+        """Write up to `most` more tokens, until a stop; `most` >= 1."""
         begun, before = self.stage.clock(), len(self.known[1]) + len(ahead)
         request = self.begin(most, stops, ahead)
         try:

@@ -33,11 +33,11 @@ class StepWishes:
     score: str = "mean"
     """`mean` of the digit's distribution, or its `argmax`."""
     first: int = 0
-    """So many steps are the base model's own, unscored."""
+    """Number of first steps that the base model writes, unscored."""
     step_tokens: int = 512
     """Most tokens of a step."""
     repeats: int | None = None
-    """End after so many equal steps in a row; None: never."""
+    """Number of equal steps in a row after which the answer ends; None: never."""
     budget: int | None = None
     """Tokens that the base model may write; then the small one goes on alone, unscored. None: no limit."""
     speculate: bool = False

@@ -18,7 +18,7 @@ from paceline.retrieve.retriever import Hit, Scores, best
 
 SCALE = 4000
 WIDEST = 36_000
-"""Rounding lengthens a vector of so many numbers to less than 4,096 = 2^12."""
+"""Numbers per vector: rounding lengthens a vector of this size to less than 4,096 = 2^12."""
 Vectors = NDArray[np.float32]
 CONNECT, BUILD, SEARCH = 32, 80, 64
 """Parameters of the graph: edges per node, and candidates kept while building and while searching (Malkov and

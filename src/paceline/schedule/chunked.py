@@ -40,7 +40,7 @@ class Chunked:
 
 
 def work(turn: Sequence[Request], rows: int) -> Work:
-    """What so many rows are made of: one for each who decodes, then prompts in order, then nodes, shared evenly."""
+    """Division of the rows: one for each decoding request, then prompts in order, then nodes, shared evenly."""
     decoding = [r for r in turn if r.pending == 1]
     left, shares = rows - len(decoding), []
     for request in turn:

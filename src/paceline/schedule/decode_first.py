@@ -13,7 +13,8 @@ class DecodeFirst:
         self._batch: set[int] = set()
 
     def turn(self, order: Sequence[Request], now: float) -> list[Request]:
-        """The batch; its prompts first, so that it decodes together. When all of it has left, whoever is there."""
+        """The batch; its prompts first, so that it decodes together. When all of it has left, the requests that are
+        present."""
         batch = [r for r in order if r.id in self._batch] or list(order)
         self._batch = {r.id for r in batch}
         return [r for r in batch if r.pending > 1] or batch

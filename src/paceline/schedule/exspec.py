@@ -73,7 +73,7 @@ class Grouped:
 
 
 def shape(nodes: Mapping[str, int]) -> Shape:
-    """Rows of a chain of so many `nodes` by drafter, and length class."""
+    """Rows of a chain of `nodes` by drafter, and length class."""
     return partial(_shape, nodes)
 
 

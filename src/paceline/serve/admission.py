@@ -38,7 +38,7 @@ class Gate:
         self._leavings: deque[float] = deque(maxlen=64)
 
     def check(self, count: int) -> None:
-        """Raise what `admit` would for so many samples, as things stand."""
+        """Raise what `admit` would raise now for `count` samples."""
         if count > self.places:
             raise InputError(f"n makes {count} samples in all, but this server holds {self.places}; ask for fewer.")
         if self.inside + count > self.places:
@@ -84,7 +84,7 @@ class Gate:
         self._leavings.extend([monotonic()] * min(count, 64))
 
     def retry_after(self, count: int) -> int:
-        """Whole seconds until so many places should be free, at the pace of the latest leavings."""
+        """Whole seconds until `count` places should be free, estimated from recent throughput."""
         if len(self._leavings) < 2 or (span := monotonic() - self._leavings[0]) <= 0:
             return 1
         wanted = self.inside + count - self.places
@@ -115,7 +115,7 @@ class Share:
         self.bodies, self.size = bodies, 0
 
     def add(self, size: int) -> None:
-        """Take so many bytes more. Raises ApiError 429 where there is no room."""
+        """Reserve more bytes. Raises ApiError 429 if there is no room."""
         if self.bodies.size + size > self.bodies.most:
             raise ApiError(
                 429,

@@ -41,8 +41,8 @@ def size(request: Request) -> int:
 
 
 def check_counts(data: Mapping[str, Any], most: int) -> None:
-    """Raise ApiError for more objects in a list, or in the lists of those, than a context has tokens: no prompt is made
-    of so many, and they would be looked at one by one."""
+    """Raise ApiError for more objects in a list, or in the lists of those, than a context has tokens: no prompt has
+    that many, and they would be parsed one by one."""
     for name, value in data.items():
         if not isinstance(value, list) or not value or not isinstance(value[0], dict):
             continue

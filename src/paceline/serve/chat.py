@@ -69,7 +69,8 @@ def wishes(body: ChatRequest) -> SamplingParams:
 
 
 def variables(body: ChatRequest, server: Server) -> dict[str, Any]:
-    """What the chat template reads besides the messages. Raises ApiError for tools that it would not show."""
+    """Values that the chat template reads in addition to the messages. Raises ApiError for tools that it would not
+    show."""
     args = {**template_args(server.text, body.chat_template_kwargs), **opening(body)}
     if body.reasoning_effort is not None:
         if "reasoning_effort" not in template(server.text):

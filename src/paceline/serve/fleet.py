@@ -221,7 +221,7 @@ class Fleet:
             await self._unload(victim)
 
     async def _unload(self, member: Member) -> None:
-        """When its last call has ended. Newcomers wait until it is gone, and ask anew."""
+        """Called when its last call has ended. New requests wait until it is gone, and ask again."""
         member.gone = asyncio.Event()
         try:
             while member.users:

@@ -68,7 +68,7 @@ class Generation:
         }
 
     def counts(self, completion: int) -> dict[str, Any]:
-        """Tokens of the prompts and of so much output."""
+        """Tokens of the prompts and of the output, if it has `completion` tokens."""
         prompt = sum(len(r.prompt) for r in self.requests[:: self.n])
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 

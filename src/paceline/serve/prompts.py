@@ -34,7 +34,7 @@ def as_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Pr
 
 
 def longest(text: Text, tokens: Tokens, max_len: int) -> float:
-    """Characters that a text of so many tokens can have at most; infinite where the tokenizer may drop some."""
+    """Maximum number of characters in a text of `tokens` tokens; infinite if the tokenizer may drop some."""
     backend = text.tokenizer.backend_tokenizer
     kinds = [kind for part in (backend.normalizer, backend.pre_tokenizer) for kind in steps(part)]
     if not tokens.whole or any(kind not in KEEPING for kind in kinds):

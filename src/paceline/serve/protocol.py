@@ -184,7 +184,7 @@ class Call(Wire):
 
     id: str | None = None
     index: int | None = None
-    """Where a stream said that it belongs; whoever put the pieces together often keeps it."""
+    """Index from a stream; clients that assemble the pieces often keep it."""
     type: Literal["function"] = "function"
     function: CalledFunction
 

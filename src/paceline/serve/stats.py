@@ -1,4 +1,4 @@
-"""GET /stats: the engine's cumulative counters as one JSON object; whoever draws them takes the differences."""
+"""GET /stats: the engine's cumulative counters as one JSON object; a client that plots them takes the differences."""
 
 import asyncio
 from collections import deque

@@ -21,8 +21,8 @@ from paceline.simulate.workload import Job, Workload
 
 def simulate(workload: Workload, *, clients: int | None = None, seed: int = 0) -> list[Event]:
     """The decision log of a simulated run; equal arguments give equal logs. The engine starts with the table that the
-    recorded one started with, and learns. `clients`: so many, each with the next job as soon as its last is done; None:
-    jobs come when they came. CapacityError when a request could never fit the cache."""
+    recorded one started with, and learns. `clients`: number of clients, each of which sends its next job as soon as the
+    last is done; None: jobs come when they came. CapacityError when a request could never fit the cache."""
     return Simulator(workload, clients, SimulationNoise(seed)).run()
 
 

@@ -60,8 +60,8 @@ class Rates:
         mean.known = None
 
     def draw(self, item: Item, noise: SimulationNoise, ahead: int = 0) -> tuple[list[int], int]:
-        """Rows per depth, and how deep the draft is kept, so many tokens on. Of one (request, index) always alike,
-        whatever the load."""
+        """Rows per depth, and how deep the draft is kept, `ahead` tokens further. Always the same for one (request,
+        index), whatever the load."""
         number, index = item.request.id, len(item.request.output) + ahead
         deepest = min(item.nodes, item.depth - ahead, DEPTH)
         expected = self.acceptance.expected(number, self._nearest(item), deepest)

@@ -44,7 +44,7 @@ class Plan:
     minutes: float | None = 10.0
     """Stop after so long; None: after `steps`."""
     steps: int | None = None
-    """Stop after so many; None: after `minutes`."""
+    """Number of steps to stop after; None: stop after `minutes`."""
     settings: dict[str, Any] = field(default_factory=dict)
     """The method's own."""
     answers: bool | None = None
@@ -362,7 +362,7 @@ class Run:
         try:
             state = torch.load(file, weights_only=True)
         except Exception as error:  # a truncated file raises what it likes
-            raise InputError(f"{file} cannot be read ({error}); delete it to begin anew.") from None
+            raise InputError(f"{file} cannot be read ({error}); delete it to start again.") from None
         own, other = self.plan.key(), state["plan"]
         differ = sorted(name for name in {*own, *other} if own.get(name) != other.get(name))
         if differ:

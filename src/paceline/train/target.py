@@ -35,7 +35,7 @@ class Target:
         self.blocks = 0
 
     def reserve(self, blocks: int, size: int) -> None:
-        """Have a K/V pool of at least so many blocks: sources of several lengths share one decoder."""
+        """Allocate a K/V pool of at least `blocks` blocks: sources of several lengths share one decoder."""
         if blocks > self.blocks:
             self.decoder.allocate(blocks, size)
             self.blocks = blocks

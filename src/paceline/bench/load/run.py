@@ -32,7 +32,7 @@ class Load:
     burstiness: float = 1.0
     """Shape of the gamma distribution of the gaps: 1 Poisson, infinity constant."""
     speed: float | None = None
-    """A recording, played so many times as fast."""
+    """Factor by which a recording is played faster."""
     clients: int | None = None
     """Closed loop."""
 
@@ -71,7 +71,7 @@ class Target:
     timeout: float = 600.0
     """Seconds that one request may take."""
     connections: int | None = None
-    """At most so many at once; who must wait for one waits on the clock."""
+    """Maximum number of connections; the wait for a free one counts as latency."""
 
 
 @dataclass(frozen=True, slots=True)

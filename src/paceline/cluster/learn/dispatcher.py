@@ -88,7 +88,7 @@ def logits(network: DispatchNetwork, env: Env, rows: Ints) -> Tensor:
 def solve(
     network: DispatchNetwork, problem: Problem, copies: int = 32, heats: tuple[float, float] = (0.5, 2.0), seed: int = 0
 ) -> Schedule:
-    """The best of so many schedules, drawn at temperatures spread between `heats`; of one copy, the
+    """The best of `copies` schedules, drawn at temperatures spread between `heats`; of one copy, the
     greedy one. Between two moments an order of all legal actions is drawn at once (Gumbel-max) and followed while it
     stays legal."""
     env, generator = Env([problem] * copies), torch.Generator().manual_seed(seed)

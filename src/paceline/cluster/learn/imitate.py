@@ -58,8 +58,8 @@ class Steps:
 
 
 def train(plan: Plan, report: Callable[[Progress], None] = lambda progress: None) -> tuple[DispatchNetwork, int]:
-    """A network after so many minutes, and its number of updates. The weights kept are those that did best on held-out
-    random problems (best of 8 draws), among every tenth update's."""
+    """A network after `plan.minutes` of training, and its number of updates. The weights kept are those that did best
+    on held-out random problems (best of 8 draws), among every tenth update's."""
     torch.manual_seed(plan.seed)
     network, rng = DispatchNetwork(), np.random.default_rng([plan.seed, 1])
     optimiser = torch.optim.Adam(network.parameters(), lr=plan.rate, eps=1e-5)

@@ -66,8 +66,8 @@ class Progress:
 
 
 def train(plan: Plan, report: Callable[[Progress], None] = lambda progress: None) -> tuple[OrderNetwork, int]:
-    """A network after so many minutes, and its number of updates. The weights kept are those that did best on scenes
-    of its own for validation, among every tenth update's."""
+    """A network after `plan.minutes` of training, and its number of updates. The weights kept are those that did best
+    on scenes of its own for validation, among every tenth update's."""
     torch.manual_seed(plan.seed)
     network = OrderNetwork()
     optimiser = torch.optim.Adam(network.parameters(), lr=plan.rate)

@@ -61,7 +61,7 @@ class Coloured {
     return nodes;
   }
 
-  /** Show what there is. Long texts are not formatted: it would be done anew with every piece. */
+  /** Show what there is. Long texts are not formatted: it would be repeated with every piece. */
   draw(formatted) {
     const plain = (from, to) => this.part(from, to);
     const whole = formatted && this.text.length < 60000;
