@@ -36,7 +36,7 @@ from .table import SHIPPED, RecordError, Subject, Table, record
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 PREDICTORS = ("nothing", "table", "selfpico")
 Rounds = Annotated[int, typer.Option(min=1, max=9, help="Runs of a fragment at most, each mending the last.")]
-Predictors = Annotated[str, typer.Option(help=f"Who supplies values, of {', '.join(PREDICTORS)}; several with commas.")]
+Predictors = Annotated[str, typer.Option(help=f"Predictors of values: {', '.join(PREDICTORS)}; several with commas.")]
 Width = Annotated[int, typer.Option(min=1, help="Fragments at once.")]
 
 

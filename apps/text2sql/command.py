@@ -68,7 +68,7 @@ def text2sql(
     seconds: Annotated[float, _option("A query runs, at most.", min=0.01)] = 5.0,
     rows: Annotated[int, _option("Rows of a result, at most.", min=1)] = 1000,
     deadline: Annotated[
-        float | None, _option("Seconds for a question, told to a server that plans workflows (paceline route).")
+        float | None, _option("Seconds for a question, sent to a server that plans workflows (paceline route).")
     ] = None,
     url: Url = URL,
     model: Model = None,

@@ -15,7 +15,7 @@ MISSING = {"", "na", "n/a", "nan", "null", "none", "-"}
 
 
 class Leak(RuntimeError):
-    """Somebody looked at a window's future before the forecasts were scored."""
+    """Error: a window's future was read before the forecasts were scored."""
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,14 @@
     python bench/studies/auto.py broken ...       the draft model's weights are shuffled
     python bench/studies/auto.py change ...       the draft model is broken in mid-run, and mended
     python bench/studies/auto.py error ...        predicted against measured step time
-    python bench/studies/auto.py crowd --at 1,4,16 ...   a fresh engine's first encounter with so many at once, and warm
+    python bench/studies/auto.py crowd --at 1,4,16 ...   a fresh engine's first encounter with N at once, and warm
 
 One engine, in process, two threads (`--threads`). Each repeat draws its prompts, their order and their arrivals, and
-serves them once by each drafter, in turns, whoever is first changing; the planner learns from its own steps alone.
-Loads: so many requests at a time (closed; 12 prompts, or six a place), or Poisson arrivals at a share of what `none`
-can do (open). A ratio is that of tokens/s (closed) or of mean latency (open), by repeat; its 95 % interval is a
-bootstrap over repeats. The best fixed drafter of a repeat is that of the other repeats, for of several that are
-nearly equal the best of the same one is the luckiest. Use an idle machine.
+serves them once by each drafter, in turns, the first one changing; the planner learns from its own steps alone. Loads:
+a number of requests at a time (closed; 12 prompts, or six a place), or Poisson arrivals at a share of what `none` can
+do (open). A ratio is that of tokens/s (closed) or of mean latency (open), by repeat; its 95 % interval is a bootstrap
+over repeats. The best fixed drafter of a repeat is that of the other repeats, for of several that are nearly equal the
+best of the same one is the luckiest. Use an idle machine.
 """
 
 import argparse

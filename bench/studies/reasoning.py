@@ -134,7 +134,7 @@ def counting(pair: Ensemble, questions: Sequence[dict[str, Any]], args: argparse
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds of one model: a request takes `start`, and so much for each token computed before its first, and for
+    """Seconds of one model: a request takes `start`, and a fixed time for each token computed before its first, and for
     each pass behind that. Passes, not tokens: a model's own drafter may write several a pass."""
 
     start: float

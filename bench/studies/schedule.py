@@ -45,7 +45,7 @@ LEAST = 1 / 20
 """Lowest rate that is tried, as a share of the rate at which the search begins: a run at a lower rate would take
 hours."""
 FINE, ROUNDS = 1.025, 20
-"""The search ends when its ends are so close, or after so many runs."""
+"""The search ends when its ends are within this factor, or after this number of runs."""
 
 
 class Arrival(NamedTuple):

@@ -1,4 +1,4 @@
-"""Random requests, good and bad: never 500, and the text of a seed is the same whoever drafts. PACELINE_FUZZ sets how
+"""Random requests, good and bad: never 500, and the text of a seed is the same with any drafter. PACELINE_FUZZ sets how
 many (5,000 in the full run)."""
 
 import os

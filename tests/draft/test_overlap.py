@@ -167,7 +167,7 @@ def test_without_a_mutant_the_law_holds() -> None:
 
 
 class Compared(Mirror):
-    """Asked anew for each window that was reused: are they the same?"""
+    """Windows that were reused equal the ones drafted again."""
 
     windows: Any = None
     checked = wrong = 0

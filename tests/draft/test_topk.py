@@ -99,7 +99,7 @@ def served(target: Path, drafter: str, quantize: str | None, temperature: float)
 def test_the_native_proposer_is_its_twin(
     tmp_path: Path, drafter: str, quantize: str | None, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four texts in runs: every round offers and keeps the same nodes whoever drafts, called back or not."""
+    """Four texts in runs: every round offers and keeps the same nodes in both twins, called back or not."""
     target = tiny_checkpoint(tmp_path / "target", "llama", seed=1)
     native = served(target, drafter, quantize, temperature)
     called = list[int]()

@@ -100,7 +100,7 @@ def test_one_does_without_where_it_cannot_pay(llm: LLM) -> None:
 
 
 def test_a_short_text_is_not_read_unasked(llm: LLM) -> None:
-    """One of so many rows as a drafter may lag behind, where its last tokens are too few to repay reading it."""
+    """Request with as many rows as a drafter may lag behind, and too few last tokens to repay reading them."""
     times = cast(Goodput, llm.engine.desk.policy).times
     times.drafter("model").weights["requests"] = 0.0
     times.target.weights |= {rows: 0.05 * (1 + rows / 4) for rows in KNOTS}

@@ -33,7 +33,7 @@ MOST_ITEMS = 1000
 
 
 class NoValue(Exception):
-    """Nobody has a value for what is missing."""
+    """Error: no predictor has a value for what is missing."""
 
 
 class Events:
@@ -98,7 +98,8 @@ class Runtime:
     # Values
 
     def supply(self, where: dict[str, Any], error: Exception, guarded: tuple[str, ...], injected: bool = False) -> Any:
-        """A value for what is missing; the error itself where the fragment handles it by name, or nobody has one."""
+        """A value for what is missing; the error itself if the fragment handles it by name, or no predictor has a
+        value."""
         if set(guarded) & set(where["guards"]):
             raise error
         key = f"{where['kind']}:{where['name']}"

@@ -3,8 +3,8 @@
 A program takes a tile of one request's queries (rows times the heads that share a key) and a span of its keys, reads
 each block of those once, and keeps a running softmax (Dao et al. 2022, FlashAttention, algorithm 1). Where tiles are
 few, as in decoding, texts are cut into spans and a second kernel joins them (Dao et al. 2023, Flash-Decoding).
-Candidates are read from their slots behind the prefix; the tree word says who sees them. Nothing is read back to the
-host. The slow twin is reference.py.
+Candidates are read from their slots behind the prefix; the tree word says which rows see them. Nothing is read back to
+the host. The slow twin is reference.py.
 """
 
 from collections.abc import Sequence

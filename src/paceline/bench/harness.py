@@ -91,7 +91,7 @@ class Run:
 
 Results = dict[Cell, list[Run]]
 Tick = Callable[[str], None]
-"""Told after every timed batch what was run."""
+"""Callback after every timed batch: what was run."""
 
 
 def measure(engine: Engine, prompts: Sequence[Sequence[int]], plan: Plan, tick: Tick) -> Results:

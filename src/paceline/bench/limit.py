@@ -40,7 +40,7 @@ def measure(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> Li
 
 def read_speed(size: int, device: torch.device, seconds: float = 0.5) -> float:
     """Bytes a second: the best of many dot products and sums over a float32 buffer of `size` bytes with all threads.
-    Which of the two is the quicker depends on the CPU: MKL's dot products read at half speed on some."""
+    Which of the two is the faster depends on the CPU: MKL's dot products read at half speed on some."""
     rows = max(1, size // (4 * WIDTH))
     buffer = torch.ones(rows, WIDTH, device=device)
     vector, best = torch.ones(WIDTH, device=device), float("inf")

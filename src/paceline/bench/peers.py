@@ -36,7 +36,7 @@ PATIENCE = 1800.0
 """Seconds after which a worker that does not answer is ended."""
 ANSWER = ("ids", "seconds")
 DRAFTED = ("draft", "both", "auto")
-"""Modes that use the draft model; `both` looks up beside it, in one tree; `auto` chooses."""
+"""Modes that use the draft model; `both` adds prompt lookup, in one tree; `auto` chooses."""
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 Progress = Callable[[int, int, str], None]
 """(cases done, cases in all, what is run now)"""

@@ -98,7 +98,7 @@ class Profile:
         return table
 
     def summary(self) -> str:
-        """The read floor, the linear layers beside it, and what a long text costs."""
+        """The read floor, the linear layers next to it, and the cost of a long text."""
         ratios = []
         for it in self.steps:
             linear, head = it.parts_ms[LINEAR] / self.floor_ms, it.parts_ms[HEAD] / self.floor_ms
@@ -152,7 +152,7 @@ class Clock:
 
 
 def host_parts(engine: Engine, clock: Clock) -> Iterator[Swap]:
-    """What `step` itself does beside these calls is planning; what `_run` does, drafting and layout."""
+    """What `step` itself does outside these calls is planning; what `_run` does, drafting and layout."""
     calls: list[tuple[Any, str, str]] = [
         (engine, "_run", LAYOUT), (engine.cache, "begin", CACHE), (engine, "_commit", CACHE),
         (engine.model, "forward", DISPATCH), (engine.judge, "judge", SAMPLING),

@@ -74,7 +74,7 @@ class Cache:
         return max(0, self.blocks_for(lease.length + rows) - len(lease.blocks))
 
     def gain(self, lease: Lease) -> int:
-        """Blocks that would come free if this lease were closed: those that nobody else holds."""
+        """Blocks that would come free if this lease were closed: those that no other lease holds."""
         return sum(self.pool.refs[block] == 1 for block in lease.blocks)
 
     def fits(self, lease: Lease | None, rows: int) -> bool:
@@ -142,7 +142,8 @@ class Cache:
         return fork
 
     def tips(self, group: str) -> list[int]:
-        """Pool slots of the group's last row in each text: the states that are needed beside those of full blocks."""
+        """Pool slots of the group's last row in each text: the states that are needed in addition to those of full
+        blocks."""
         return [tip for lease in self._leases if (tip := lease.tip(group)) is not None]
 
     def graft(self, lease: Lease, other: Lease, start: int, stop: int) -> list[Move]:

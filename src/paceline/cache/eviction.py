@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Eviction(Protocol):
-    """Chooses among published blocks that nobody holds. Only `BlockPool` calls it.
+    """Chooses among published blocks that no lease holds. Only `BlockPool` calls it.
 
     A block may become in use, or leave the index, without notice; `offer` always precedes its being a candidate again.
     """
@@ -19,7 +19,8 @@ class Eviction(Protocol):
         """`block` has just lost its last holder. Of one request's blocks the last is touched first."""
 
     def offer(self, block: int) -> None:
-        """`block` is a candidate now: nobody holds it, and no block that could be evicted first continues its text."""
+        """`block` is a candidate now: no lease holds it, and no block that could be evicted first continues its
+        text."""
 
     def victim(self, candidates: AbstractSet[int]) -> int:
         """One of `candidates` (never empty; each was offered). It is gone afterwards."""

@@ -31,7 +31,7 @@ MODES = {
     PLAIN: "plainly: one token per pass of the model",
     "ngram": "with prompt lookup: what followed the last words before",
     "model": "with a draft model: a small model guesses, the model checks",
-    "auto": "by the planner, which chooses who drafts, and how much (the default)",
+    "auto": "by the planner, which chooses the drafter and the draft length (the default)",
 }
 SHOWN = {True: (PLAIN, "ngram", "auto"), False: (PLAIN, "ngram", "model")}
 """The modes of a real model, and of the bundled pair."""

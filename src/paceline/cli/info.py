@@ -1,4 +1,4 @@
-"""`paceline info`: what a checkpoint is, what it costs, and who can draft for it."""
+"""`paceline info`: what a checkpoint is, what it costs, and which drafters work with it."""
 
 import json
 from collections.abc import Collection

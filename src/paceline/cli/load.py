@@ -212,7 +212,7 @@ def _extra(body: str | None) -> Mapping[str, Any]:
 
 
 def _args(*groups: Any) -> dict[str, Any]:
-    """For the JSON file; the key is nobody's business."""
+    """Settings for the JSON file, without the API key."""
     return {name: value for group in groups for name, value in asdict(group).items() if name != "api_key"}
 
 

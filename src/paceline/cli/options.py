@@ -71,7 +71,8 @@ class EngineArgs:
         _engine("Round the weights as they are loaded. Default: a quantised file keeps its bits, which none widens."),
     ] = None
     draft_quantize: Annotated[
-        Quantize | None, _engine("The same for the draft, whose rounding no text shows. Default: as --quantize.")
+        Quantize | None,
+        _engine("The same for the draft; changes only the speed. Default: as --quantize."),
     ] = None
     kv_dtype: Annotated[KvDtype | None, _engine("Type of the K/V cache. Default: that of the weights.")] = None
     device: Annotated[str, _engine("cpu, cuda, cuda:1, ...", show_default=True)] = "cpu"
@@ -134,9 +135,9 @@ class SamplingArgs:
     """How a text is sampled and stopped. None: the checkpoint's generation_config.json, else off."""
 
     temperature: Annotated[float | None, _sampling("0 is greedy. Default: the checkpoint's, else 1.")] = None
-    top_k: Annotated[int | None, _sampling("Keep the k likeliest tokens.")] = None
-    top_p: Annotated[float | None, _sampling("Keep the likeliest tokens that together reach this probability.")] = None
-    min_p: Annotated[float | None, _sampling("Drop tokens below min-p times the likeliest.")] = None
+    top_k: Annotated[int | None, _sampling("Keep the k most probable tokens.")] = None
+    top_p: Annotated[float | None, _sampling("Keep the most probable tokens, up to this total probability.")] = None
+    min_p: Annotated[float | None, _sampling("Drop tokens below min-p times the highest probability.")] = None
     repetition_penalty: Annotated[float | None, _sampling("Above 1: tokens seen before become less likely.")] = None
     max_tokens: Annotated[int, _sampling("Maximum tokens of the answer.", show_default=True)] = 512
     seed: Annotated[int | None, _sampling("Makes the same text again. Default: a fresh one, which is shown.")] = None

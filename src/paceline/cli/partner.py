@@ -73,7 +73,7 @@ class Remote:
     """A model of a server that speaks OpenAI's protocol. With a Paceline server, tokens are coloured here, too."""
 
     def __init__(self, url: str, model: str | None = None, key: str | None = None) -> None:
-        """`url`: as in http://localhost:8000, with or without /v1. InputError when nobody answers there."""
+        """`url`: as in http://localhost:8000, with or without /v1. Raises InputError if no server answers there."""
         self.base = url.rstrip("/").removesuffix("/v1") + "/v1"
         if not self.base.startswith(("http://", "https://")):
             raise InputError(f"url is {url!r}, but it must begin with http:// or https://.")

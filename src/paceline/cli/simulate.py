@@ -35,7 +35,7 @@ class ChangeArgs:
     eviction: Annotated[str | None, _change("Which cached prefix to forget first.")] = None
     schedule: Annotated[str | None, _change("chunked, prefill_first or decode_first.")] = None
     order: Annotated[str | None, _change("fcfs, priority, deadline or fair.")] = None
-    tbt_target_ms: Annotated[float | None, _change("Longest step while somebody decodes, for chunked.")] = None
+    tbt_target_ms: Annotated[float | None, _change("Maximum step time while a request decodes, for chunked.")] = None
     group_size: Annotated[int | None, _change("Most requests that decode in a step.")] = None
     seed: Annotated[int, _change("Of the draws of what is accepted.", show_default=True)] = 0
 

@@ -32,10 +32,10 @@ class Component(Protocol):
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """What it can do beside the protocol: `run` (`Runs`), `chain` and `tree` (whole drafts in one call), `program`
-        (`Rows.program`: sets of layers, early exits), `exit` (it was trained for them), `embed` (`Embeds`), `lend`
-        (`Lends`), `keys` (`Keys`), `join` (rows whose position is not their place, and that do not see all before
-        them), `state` (`Keeps`)."""
+        """What it can do in addition to the protocol: `run` (`Runs`), `chain` and `tree` (whole drafts in one call),
+        `program` (`Rows.program`: sets of layers, early exits), `exit` (it was trained for them), `embed` (`Embeds`),
+        `lend` (`Lends`), `keys` (`Keys`), `join` (rows whose position is not their place, and that do not see all
+        before them), `state` (`Keeps`)."""
 
     def allocate(self, blocks: int, block_size: int) -> None:
         """Make the K/V pool; called once, before anything is computed."""
@@ -116,8 +116,9 @@ class Lends(Protocol):
 
 
 class Keeps(Component, Protocol):
-    """A component with recurrent layers: beside K/V, a state for all rows up to one, under the slot of that row. There
-    is one behind each full block, behind the latest row of each text, and behind the candidates of the pass at work."""
+    """A component with recurrent layers: in addition to K/V, it keeps a state for all rows up to one, under the slot of
+    that row. There is one behind each full block, behind the latest row of each text, and behind the candidates of the
+    pass at work."""
 
     state_bytes: int
     """Bytes of the state of one text."""

@@ -55,8 +55,8 @@ def pieces(layout: Layout, start: int, stop: int) -> list[Stretch]:
 
 
 def named(layout: Layout, start: int, stop: int) -> list[int]:
-    """What the K/V of places start .. stop depends on beside the tokens, as numbers: [] where they are plain. Places
-    of a block come as distances from `start`; equal numbers mean equal positions and sight."""
+    """What the K/V of places start .. stop depends on apart from the tokens, as numbers: [] where they are plain.
+    Places of a block come as distances from `start`; equal numbers mean equal positions and sight."""
     found = pieces(layout, start, stop) if layout else []
     if all(not stretch.shift and not stretch.hidden for stretch in found):
         return []

@@ -32,11 +32,11 @@ class SamplingParams:
     temperature: float | None = None
     """0: greedy."""
     top_k: int | None = None
-    """Keep the k likeliest tokens (0: all)."""
+    """Keep the k most probable tokens (0: all)."""
     top_p: float | None = None
     """Keep the smallest set whose probability reaches top_p, in (0, 1]."""
     min_p: float | None = None
-    """Drop tokens below min_p times the likeliest, in [0, 1)."""
+    """Drop tokens below min_p times the most probable, in [0, 1)."""
     repetition_penalty: float | None = None
     """> 0; divides positive and multiplies negative logits of tokens seen in prompt or output."""
     presence_penalty: float = 0.0
@@ -54,7 +54,7 @@ class SamplingParams:
     processors: Sequence[LogitsFn] = ()
     """Custom processors, applied in order after penalties and before temperature."""
     logprobs: int | None = None
-    """Report each token's log-probability, and that many of the likeliest beside it (0: only its own)."""
+    """Report each token's log-probability, and those of this many most probable tokens (0: only its own)."""
     prompt_logprobs: int | None = None
     """As logprobs, for the prompt's tokens, by the model's own distribution."""
     stop: str | Sequence[str] = ()

@@ -22,7 +22,7 @@ class MinChance:
     row: float
     """Price of one more row."""
     level: float = 0.0
-    """Price of one more node of a chain beside its row: a pass of a draft model, say."""
+    """Price of one more node of a chain apart from its row, such as a pass of a draft model."""
 
     @property
     def node(self) -> float:
@@ -55,9 +55,10 @@ class Item(NamedTuple):
     chances: tuple[float, ...] = ()
     """Chance of each row of the draft to be kept, never rising; () when the draft is not to be cut at a panel."""
     taps: tuple[str, ...] = ()
-    """Hidden states of the target that somebody reads of this request's rows (`Rows.taps`)."""
+    """Hidden states of the target that are read for this request's rows (`Rows.taps`)."""
     further: int = 0
-    """Rows that are reserved beside those of the pass, for what the drafter drafts while it runs; 0: it waits."""
+    """Rows that are reserved in addition to those of the pass, for what the drafter drafts while it runs; 0: it
+    waits."""
 
     @property
     def chain(self) -> int:
@@ -119,7 +120,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A step: who gets which rows, and whose cache is given up for it."""
+    """A step: the rows of each request, and the requests that are pre-empted for it."""
 
     items: list[Item] = field(default_factory=list)
     preempt: list[Request] = field(default_factory=list)
@@ -130,7 +131,7 @@ class Plan:
 
     @property
     def taps(self) -> tuple[str, ...]:
-        """Hidden states of the target that somebody reads."""
+        """Hidden states of the target that are read."""
         return tuple(sorted({tap for item in self.items for tap in item.taps}))
 
     @property
@@ -139,7 +140,7 @@ class Plan:
 
     @property
     def drafter(self) -> str | None:
-        """The first who drafts: in a run the only one."""
+        """The first item with a draft: in a run the only one."""
         return next((item.drafter for item in self.items if item.nodes), None)
 
     def validate(self, row_budget: int) -> None:

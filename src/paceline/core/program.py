@@ -62,7 +62,7 @@ class Entry(NamedTuple):
     hidden: "Tensor"
     """[N, H]"""
     taps: "Mapping[str, Tensor]"
-    """{tap: [N, H]} of those below `layer` that somebody reads."""
+    """{tap: [N, H]} of those below `layer` that are read."""
 
 
 def inputs(places: Collection[str]) -> int:

@@ -19,14 +19,14 @@ class Held(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """The drawn token's log-probability and the likeliest tokens at its place, {token id: log-probability}."""
+    """The drawn token's log-probability and the most probable tokens at its place, {token id: log-probability}."""
 
     token: int
     """The id that was drawn."""
     logprob: float
     """Its log-probability, natural, after every processor."""
     top: dict[int, float]
-    """The likeliest, {token id: log-probability}, as many as asked for."""
+    """The most probable, {token id: log-probability}, as many as asked for."""
 
 
 @dataclass(slots=True)
@@ -132,7 +132,7 @@ class Request:
     finish: FinishReason | None = None
     error: str | None = None
     authors: list[str | None] = field(default_factory=list)
-    """Per output token: who drafted it; None: nobody, the target drew it."""
+    """Per output token: the drafter that proposed it; None: the target drew it."""
     text: str = ""
     """Detokenised output that may be shown, cut at a stop string; written by the engine."""
     marks: list[int] = field(default_factory=list)

@@ -84,7 +84,7 @@ class Host:
     """Most rows of text in one pass of a draft model, all requests together: those that lag share them."""
     scratch: Sequence[int] = ()
     """Blocks of the target's pool that no request holds, for SCRATCH rows that begin anywhere in a block: what one pass
-    writes there is read by nobody else."""
+    writes there is read by no other component."""
     remember: int = 1 << 28
     """Bytes for what drafters remember of all requests together, shared out evenly to those that do."""
 

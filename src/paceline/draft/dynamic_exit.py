@@ -187,7 +187,7 @@ class DynamicExit(EarlyExit):
         return view.slot(ask.request, lambda: Memory(self.common.part()))
 
     def _of_prompt(self, hidden: Mapping[str, Tensor], taps: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """The likeliest token of each exit against the target's own, at the last rows of a prompt."""
+        """The most probable token of each exit against the target's own, at the last rows of a prompt."""
         states = [hidden[tap][-PROMPT:] for tap in (*taps, "post_norm")]
         count, width = states[0].shape
         logits = spans.head(self.model, torch.cat(states[:-1]).view(-1, width), self.layers)

@@ -44,7 +44,7 @@ def offers(name: str, summary: str, keeps: bool = False) -> Offers:
 
 @cache
 def ranked(nodes: int, chances: tuple[tuple[float, ...], ...]) -> tuple[tuple[float, tuple[int, ...]], ...]:
-    """The nodes of `best`, the likeliest first: the chance of each, and its ranks from depth 1 down."""
+    """The nodes of `best`, the most probable first: the chance of each, and its ranks from depth 1 down."""
     kept = list[tuple[float, tuple[int, ...]]]()
     heap: list[tuple[float, tuple[int, ...]]] = [(-chances[0][0], (0,))]
     while heap and len(kept) < nodes:

@@ -157,7 +157,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def method_of(path: Path) -> str | None:
     """The format that a directory is of; None for a model, or no such directory. Raises CheckpointError for a head that
-    nobody reads."""
+    no method reads."""
     if not (path / CONFIG).is_file():
         return None
     config = read_config(path)
@@ -444,7 +444,7 @@ class Head(nn.Module):
     # -- as a component --------------------------------------------------------------------------------------------
 
     def settle(self) -> Self:
-        """Serve: as a component that nobody trains."""
+        """Prepare for serving, as a component without gradients."""
         parts = (part.bytes for part in self.modules() if isinstance(part, PackedLinear))
         self.weight_bytes = sum(parts) + sum(part.nbytes for part in self.parameters())
         numbers = 2 * self.kv_layers * self.config.kv_heads * self.config.head_dim

@@ -18,7 +18,7 @@ MEMORY = 0.99
 
 
 class Table:
-    """Contexts of 1 to LONGEST tokens -> (count, {token: probability at temperature 1}, the likeliest first)."""
+    """Contexts of 1 to LONGEST tokens -> (count, {token: probability at temperature 1}, the most probable first)."""
 
     def __init__(self, remember: int = 1 << 28) -> None:
         """`remember`: bytes."""

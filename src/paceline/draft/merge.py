@@ -4,9 +4,9 @@ The cheapest is asked first, and always; the next ones get the rows it leaves, b
 asked at all while what was proposed before it is expected to bring as many tokens as it brings itself with all rows,
 less those that its rows must bring to pay. Both numbers are measured over all requests: nodes kept, of the former by
 how many it drafted, of the latter by how many it was asked for, so that small drafts of a busy hour say nothing of
-large ones. Who has brought nothing for long promises nothing. Who is passed over is tried now and then, and again at
-once while it does better than was expected of the others. As the first part is always asked, rounds can tell what it
-would have brought alone (`View.found`).
+large ones. A part that has brought nothing for long promises nothing. A part that is passed over is tried now and then,
+and again at once while it does better than was expected of the others. As the first part is always asked, rounds can
+tell what it would have brought alone (`View.found`).
 
 The nodes of a drafter with a K/V group come first, so that their rows stay where it wrote them; what is beyond the rows
 granted goes from the end (`join`).

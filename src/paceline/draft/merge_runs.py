@@ -42,7 +42,7 @@ class MergedProposer:
     """`merge.Memory.beaten` of each text."""
     always_asked: str | None
     found: list[Note] = field(default_factory=list)
-    """What rounds told of the first part."""
+    """Reports of rounds on the first part."""
     made: dict[int, int] = field(default_factory=dict)
     """{text: rounds so far}"""
     latest: dict[int, dict[str, Asked]] = field(default_factory=dict)

@@ -36,7 +36,7 @@ FREE = MinChance(0.0)
 )
 class Pearl(ModelDrafter):
     def draft(self, asks: Sequence[Ask], view: View) -> Forest:
-        """Nothing is prepared: the pass goes without a draft. Who may not draft meanwhile catches up."""
+        """Nothing is prepared: the pass goes without a draft. A request that may not draft catches up meanwhile."""
         waiting = [ask._replace(item=ask.item._replace(nodes=0)) for ask in asks if not ask.item.further]
         return super().draft(waiting, view)
 

@@ -90,7 +90,8 @@ class Prompts(Rowless):
 
 
 def best_paths(chances: Chances, depth: int, count: int) -> list[tuple[float, Ranks]]:
-    """The `count` likeliest paths of ranks down to `depth`, by falling chance: parents and earlier siblings first."""
+    """The `count` most probable paths of ranks down to `depth`, by falling chance: parents and earlier siblings
+    first."""
     out: list[tuple[float, Ranks]] = []
     heap: list[tuple[float, Ranks]] = [(-chances[0][0], (0,))] if depth and chances else []
     while heap and len(out) < count:
@@ -296,6 +297,6 @@ class Ppd:
 
 
 def guesses(logits: Tensor) -> list[list[int]]:
-    """The likeliest tokens of each row of logits [N, V], best first."""
+    """The most probable tokens of each row of logits [N, V], best first."""
     found: Any = logits.topk(min(RANKS, logits.shape[-1]), dim=-1).indices.tolist()
     return list(found)

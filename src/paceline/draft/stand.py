@@ -1,7 +1,7 @@
 """`stand`: STAND, stochastic adaptive n-gram drafting (Song et al. 2025, arXiv 2506.04708). A table, shared by all
 requests, keeps the target's own next-token distributions by the n tokens before; the tree is drawn from them without
 replacement (Gumbel top-k) over a fixed topology. `stand_greedy`, the paper's deterministic variant, takes the
-likeliest.
+most probable.
 
     text a b c d | table[a b c d], else [b c d], [c d], [d]  ->  q = norm(p ** (1/t))  ->  the topology's children
 

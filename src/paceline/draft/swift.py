@@ -5,7 +5,7 @@ would have drawn, found in one pass over them in blocks of their own. The best s
 comb: a chain of first candidates, each with siblings that have no children, more of them where it is less sure.
 
 What such a pass keeps is *fuzzy* K/V. It lies in rows that verification computes again in every layer, or in blocks
-that no request holds; nobody else reads it.
+that no request holds; no other component reads it.
 """
 
 from collections import OrderedDict
@@ -87,7 +87,7 @@ class Swift(TreeDrafter):
         return self.tasks[key]
 
     def asked(self, ask: Ask) -> bool:
-        """Not beside a prompt: its rows would be computed twice."""
+        """False next to a prompt, whose rows would be computed twice."""
         return ask.item.nodes > 0 and ask.item.given == 1 and self.count > 0
 
     def reach(self, ask: Ask) -> int:

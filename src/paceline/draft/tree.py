@@ -389,7 +389,7 @@ class TreeProposer:
 
 
 def law_of(ask: Ask) -> Law:
-    """How a tree's nodes are chosen: those of a greedy request are the likeliest, unless a rule asks for draws."""
+    """How a tree's nodes are chosen: those of a greedy request are the most probable, unless a rule asks for draws."""
     return Law.POINT if ask.request.params.greedy and ask.law is not Law.SAMPLED else ask.law
 
 

@@ -53,7 +53,7 @@ class Windows:
 
 
 def cut_out(forest: Forest, nodes: Sequence[int]) -> Forest:
-    """These nodes alone, parents first; who hangs below none of them hangs below the root."""
+    """These nodes alone, parents first; a node below none of them hangs below the root."""
     out, places = Forest(), dict[int, int]()
     used = sorted({forest.q_row[i] for i in nodes if forest.q_row[i] >= 0})
     rows = {row: number for number, row in enumerate(used)}

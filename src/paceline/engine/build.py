@@ -97,7 +97,7 @@ class Options:
     order: str = "fcfs"
     """Order in which requests are served: fcfs, priority, deadline or fair."""
     tbt_target_ms: float | None = None
-    """Longest time between two steps of one who decodes, for chunked; None: row_budget alone limits a step."""
+    """Maximum time between two steps of a decoding request, for chunked; None: row_budget alone limits a step."""
     group_size: int | None = None
     """Most requests that decode in a step, of equal row counts and lengths where possible (EXSPEC); None: all."""
     revision: str | None = None
@@ -326,7 +326,7 @@ def _check_pair(drafter: str, verifier: str, have: set[str]) -> None:
     reason = refusal(drafter, DRAFTERS.card(drafter), verifier, VERIFIERS.card(verifier), have)
     if VERIFIERS.card(verifier).consent:
         reason = (
-            f"Verifier {verifier!r} changes the text, so an engine has it for nobody unasked; name it in the requests "
+            f"Verifier {verifier!r} changes the text, so it cannot be an engine's default; name it in the requests "
             "that consent (SamplingParams)."
         )
     if reason:

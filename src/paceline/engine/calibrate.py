@@ -49,7 +49,7 @@ Sample = tuple[Work, Sequence[Drafting], Times]
 
 
 class AsTold(Goodput):
-    """A policy that shares as it is told, and keeps what it is taught."""
+    """Policy that shares as instructed, and keeps the samples that it observes."""
 
     def __init__(self, arms: dict[str, Arm], limit: Callable[[Request, str], int]) -> None:
         super().__init__(arms, StepTimes(), limit)
@@ -161,7 +161,7 @@ def passes(engine: Engine, end: float) -> Iterator[tuple[Work, float]]:
     for requests, rows, context in sorted(kinds, key=lambda kind: kind[0] * kind[1]):
         if perf_counter() + REPEATS * each * requests * rows > end:
             return
-        if engine.cache.states:  # of rows that nobody computed there is a state behind full blocks alone
+        if engine.cache.states:  # rows that were not computed have a state after full blocks alone
             context = engine.cache.blocks_for(context) * engine.config.block_size
         if engine.cache.blocks_for(context + rows) * requests > engine.cache.room() or requests * rows > most:
             continue

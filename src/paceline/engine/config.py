@@ -37,10 +37,10 @@ class EngineConfig:
     schedule: str = "chunked"
     order: str = "fcfs"
     tbt_target_ms: float | None = None
-    """Longest step while somebody decodes, as predicted; None: `row_budget` alone limits it."""
+    """Maximum predicted step time while a request decodes; None: `row_budget` alone limits it."""
     patience_ms: float = 30.0
-    """Longest step of several passes, which may be made where nobody drafts or drafts need no Python; 0: each pass is a
-    step."""
+    """Maximum time of a step of several passes, which are possible if there are no drafts or drafts need no Python; 0:
+    each pass is a step."""
     group_size: int | None = None
     """Most requests that decode in a step, of one shape where possible (EXSPEC); None: all."""
     overlap: str = "none"

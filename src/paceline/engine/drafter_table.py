@@ -15,7 +15,7 @@ keeps the group all the same: that is how it is seen when they become useful aga
 
 
 class DrafterTable:
-    """The drafters of an engine, and the policy that decides who drafts how much."""
+    """The drafters of an engine, and the policy that decides which drafter drafts how many tokens."""
 
     def __init__(self, policy: str, times: StepTimes, cheap_rows: int | None = None, row_cost: float = 0.0) -> None:
         """`policy`: its name in `plan.POLICIES`; the other arguments are those of `plan.Basis`."""
@@ -90,7 +90,7 @@ class DrafterTable:
         return self.entries[share.drafter].further(share.nodes, share.depth) if share.drafter in self.entries else 0
 
     def taps(self, request: Request) -> tuple[str, ...]:
-        """Hidden states of the target that somebody reads of this request's rows."""
+        """Hidden states of the target that are read for this request's rows."""
         kept = request.lease.groups if isinstance(request.lease, Lease) else frozenset()
         names = request.arms or (request.drafter,)
         facts = [self.entries[name] for name in names if name in self.entries]

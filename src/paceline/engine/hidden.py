@@ -36,7 +36,7 @@ class HiddenStates:
         need = max(1, txn.lease.length - self._frontier(txn, self.groups))
         self._held[number] = {tap: states[-need:] for tap, states in joined.items()}
         self.bytes += size(self._held[number])
-        if self.bytes > self.budget and need > rows:  # its own rows would not fit beside what others hold
+        if self.bytes > self.budget and need > rows:  # its own rows would not fit next to what others hold
             self.drop(number)
             self._lost.append((txn, request))
 

@@ -12,7 +12,7 @@ from paceline.plan.cost import Drafting, Times
 
 
 class Recorder:
-    """Told of all that decisions depend on, in order, by the engine's thread. This one forgets it."""
+    """Receiver of all that decisions depend on, in order, called by the engine's thread. This one drops it."""
 
     def enrolled(self, drafter: str, facts: DrafterFacts) -> None:
         """A drafter became known."""

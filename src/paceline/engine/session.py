@@ -21,7 +21,7 @@ from paceline.schedule import policies as schedules
 
 
 class Session:
-    """Owns what an engine keeps of each request beside its lease: ids, and where its text may stop. One thread owns
+    """Owns what an engine keeps of each request apart from its lease: ids, and where its text may stop. One thread owns
     it."""
 
     def __init__(

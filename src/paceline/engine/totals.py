@@ -11,7 +11,7 @@ from paceline.core.request import Request, SpecStats
 @dataclass(slots=True)
 class Totals:
     """Counters since the start. A request counts for the drafter that drafted in the pass, so a change of drafter in
-    mid-text is told apart."""
+    mid-text is counted correctly."""
 
     prompt: int = 0
     """Tokens that requests had when they first got a lease: the prompt, and what a fork or an extension gave."""
@@ -57,7 +57,7 @@ class Snapshot:
     used: int
     """Blocks that leases hold."""
     cached: int
-    """Blocks that nobody holds and that the prefix cache keeps until they are needed."""
+    """Blocks that no lease holds and that the prefix cache keeps until they are needed."""
     totals: Totals
 
     @property

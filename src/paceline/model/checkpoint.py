@@ -108,7 +108,7 @@ def read_config(path: Path, max_len: int | None = None) -> ModelSpec:
 
 
 def listed(index: Path) -> list[str]:
-    """The files of an index, all of them beside it. Raises CheckpointError."""
+    """The files of an index, all of them in its directory. Raises CheckpointError."""
     table = read_json(index).get("weight_map")
     if not isinstance(table, dict) or not table:
         raise CheckpointError(f"{index}: weight_map is missing or no object; download it again.")
@@ -116,7 +116,7 @@ def listed(index: Path) -> list[str]:
         if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
             raise CheckpointError(
                 f"{index}: weight_map has {str(file)[:80]!r} for {name[:80]!r}, but it must name a .safetensors file "
-                "beside it; download it again."
+                "next to it; download it again."
             )
     return sorted(set(table.values()))
 

@@ -204,7 +204,7 @@ class Decoder:
 
 
 def abilities(spec: ModelSpec) -> frozenset[Ability]:
-    """What a decoder of these layers can do beside the protocol."""
+    """Abilities of a decoder with these layers in addition to the protocol."""
     found: set[Ability] = {"embed", "lend"}
     if spec.recurrent:
         found |= {"state"}  # a pass that leaves layers out, or goes on from one that was not kept, has no state

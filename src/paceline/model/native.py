@@ -284,7 +284,7 @@ class NativeDecoder(Decoder):
         return out
 
     def call(self, rows: Rows, taps: dict[str, Tensor], further: int = 0) -> tuple[CPass, Tensor | None, Tensor, Any]:
-        """The pass as the library takes it, its hidden states where somebody wants them, its logits, and what must
+        """The pass as the library takes it, its hidden states if requested, its logits, and what must
         outlive the call. `further`: places that later rows will go beyond these."""
         if self.settling is not None:
             self.settle(wait=False)

@@ -36,7 +36,7 @@ def take(size: int) -> Tensor:
 
 
 DONTNEED = 4
-"""madvise's MADV_DONTNEED, which loses nothing of a mapped file to whose pages nobody writes: they are read again.
+"""madvise's MADV_DONTNEED, which loses nothing of a mapped file whose pages are not written: they are read again.
 Unlike MADV_PAGEOUT it also works on a file that belongs to someone else or that another process has mapped."""
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints whose linear layers are quantised already: what each method stores beside a layer's name, read exactly.
+"""Checkpoints whose linear layers are quantised already: what each method stores under a layer's name, read exactly.
 
 Weights are read as they are. Where a method rounds activations, too, ours are rounded as the packing does, or not.
 """
@@ -97,8 +97,8 @@ def of_zeros(codes: Tensor, scale: Tensor, zero: Tensor, bits: int) -> Groups:
 
 
 def ordered(groups: Groups, index: Tensor | None, name: str) -> Groups | Tensor:
-    """With the group of each input told by `index` [in]: in order they are groups; else they are put in order as
-    floats."""
+    """Groups with the group of each input given by `index` [in]: in order they are groups; else they are put in order
+    as floats."""
     inputs, count = groups.codes.shape[1], groups.scale.shape[1]
     if index is None or bool((index == torch.arange(inputs) // (inputs // count)).all()):
         return groups

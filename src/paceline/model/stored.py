@@ -1,4 +1,4 @@
-"""How many bits a checkpoint that is quantised already keeps of a weight, told by its headers."""
+"""Bits per weight of a quantised checkpoint, from its headers."""
 
 from collections.abc import Iterator
 

@@ -46,7 +46,7 @@ class Unit(IntEnum):
     TILES = 1
     """AMX."""
     FUSED = 2
-    """float32, weights taken apart and activations as they are: quicker than DOT on Intel's CPUs."""
+    """float32, weights taken apart and activations as they are: faster than DOT on Intel's CPUs."""
     SHORT = 3
     """float32 as FUSED, by AVX2 (int8 with AVX-VNNI if available) or NEON, on CPUs without AVX-512 BF16."""
 

@@ -90,7 +90,7 @@ NOTHING = Turn()
 
 
 class Mode(Protocol):
-    """How branches are told from text."""
+    """How branches are distinguished from text."""
 
     def look(self, node: Node, token: int) -> Turn:
         """One more token of a node's output. Each comes once, in order, those that were joined, too."""

@@ -4,7 +4,7 @@
     └─ in its prefix cache ┘└──────────── computed ────────────────┘
 
 SpecReason (arXiv 2504.07891), section 4. The digit's distribution is that of the ten digits alone; the score is its
-mean, or the likeliest digit.
+mean, or the most probable digit.
 """
 
 import math
@@ -62,7 +62,7 @@ def after(text: Text, messages: Sequence[Message]) -> str:
 
 def score(logprobs: Mapping[int, float], digits: Sequence[int], how: str) -> float:
     """From log-probabilities of tokens the score in [0, 9]: `mean`, sum of i p_i / sum of p_i over the digits that are
-    there, or `argmax`, the likeliest of them. InputError where none is."""
+    there, or `argmax`, the most probable of them. InputError where none is."""
     weights = {i: math.exp(logprobs[token]) for i, token in enumerate(digits) if token in logprobs}
     total = sum(weights.values())
     if not total > 0:

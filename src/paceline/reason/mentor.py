@@ -203,7 +203,7 @@ class Breaks:
     """The text since the last break."""
     separator: str = SEPARATOR
     found: deque[int] = field(default_factory=deque)
-    """Tokens up to and with each blank line behind some text; those that nobody has dealt with."""
+    """Tokens up to and with each blank line behind some text; those not handled yet."""
     _read: int = 0
 
     def next(self, tokens: list[int], least: int) -> int | None:

@@ -42,7 +42,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """A model with another tokenizer: it is told texts, and tells texts."""
+    """Model with another tokenizer: it receives texts and returns texts."""
 
     prompt: list[int]
     """The prompt in its tokens."""

@@ -59,7 +59,7 @@ class Policy(Protocol):
     name: str
     """Key of the report in the answer: reasoning, parallel, retrieval."""
     report: dict[str, Any]
-    """What the answer says beside its text; whole once `ended` was called."""
+    """Report of the answer, apart from its text; complete once `ended` was called."""
     kind: str
     """What metrics call it: steps, mentor, ..."""
     level: Level
@@ -99,7 +99,7 @@ class Runner:
         stepped: frozenset[str] = frozenset(),
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """`engines`: by name, BASE among them. `stepped`: those that somebody else steps."""
+        """`engines`: by name, BASE among them. `stepped`: names of those that another owner steps."""
         self.engines, self.clock = dict(engines), clock
         self._mine = [engine for name, engine in engines.items() if name not in stepped]
         self.runs: dict[int, Run] = {}
@@ -110,7 +110,7 @@ class Runner:
         """What all answers that have ended come to, by the policy's own name."""
         self._next = -1
 
-    # -- beside an engine --------------------------------------------------------------------------------------------
+    # -- next to an engine -------------------------------------------------------------------------------------------
 
     @property
     def busy(self) -> bool:

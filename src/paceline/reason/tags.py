@@ -159,8 +159,8 @@ def blocks(tags: Iterable[Tag]) -> list[Block]:
 
 
 def trained(found: Sequence[Block], length: int) -> tuple[list[int], list[list[bool]]]:
-    """Positions of `length` tokens, and who sees whom [length][length], as the model is trained: every path begins
-    behind the goal, the conclusion behind the longest path, and siblings do not see one another."""
+    """Positions of `length` tokens, and the mask [length][length] of what each sees, as the model is trained: every
+    path begins behind the goal, the conclusion behind the longest path, and siblings do not see one another."""
     positions = [*range(length)]
     sees = [[key <= row for key in range(length)] for row in range(length)]
     for block in reversed(found):  # those within a path first: it is moved as a whole then

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 WIDTH = 128
 """Numbers of a key."""
 LEAST = -20.0
-"""Log-probabilities below count as this: what cannot come is not told apart."""
+"""Log-probabilities below count as this: impossible tokens are not distinguished."""
 
 
 @lru_cache(maxsize=4)

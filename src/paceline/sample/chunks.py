@@ -1,4 +1,5 @@
-"""Rows of logits in chunks: what is computed beside them is bounded, whatever the rows of a pass and the vocabulary."""
+"""Chunks of rows of logits: they bound the memory of intermediate results, whatever the rows of a pass and the
+vocabulary."""
 
 from collections.abc import Iterator
 

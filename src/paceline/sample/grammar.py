@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MASKS = 128
 """Masks that a request keeps: those of a step, asked for by its drafter and by its verification."""
 KEPT = 128 << 20
-"""Bytes of the compiled grammars that an engine keeps for the next who asks."""
+"""Bytes of the compiled grammars that an engine keeps for later requests."""
 EACH, PER_CHARACTER = 1 << 20, 64
 """Bytes that one of them takes at least, and more for each character of its text."""
 HELD = 1 << 30
@@ -151,7 +151,7 @@ class Parse:
 
 
 class Compiled:
-    """A grammar for one vocabulary, as long as somebody holds it."""
+    """A grammar for one vocabulary, as long as it is referenced."""
 
     __slots__ = ("__weakref__", "bytes", "parser")
 

@@ -42,7 +42,7 @@ class _Slot:
 
 
 class Sampler:
-    """Turns logits [L, V] into log p and tokens. One per engine; requests are told apart by their id."""
+    """Turns logits [L, V] into log p and tokens. One per engine; requests are distinguished by their id."""
 
     def __init__(self, vocab_size: int, encode: Encode | None = None, grammars: Grammars | None = None) -> None:
         """`encode`: text -> ids without special tokens, for bad words given as text. Without `grammars` a request that

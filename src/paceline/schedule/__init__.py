@@ -7,7 +7,8 @@ from paceline.core.request import Request
 
 Order = Callable[[Sequence[Request], float], list[Request]]
 """(requests, now) -> all of them, most important first: the first is admitted first, the last is pre-empted first. What
-has been admitted keeps its place among its like, so nobody is pre-empted to and fro; nobody is last for ever."""
+has been admitted keeps its place among its like, so no request is pre-empted back and forth; no request is last for
+ever."""
 
 
 class SchedulePolicy(Protocol):

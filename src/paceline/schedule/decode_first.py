@@ -1,5 +1,5 @@
 """Request-level batching, as FasterTransformer's: a batch is served to its end before the next one begins. A baseline:
-nothing stalls who decodes, and who arrives waits for the slowest."""
+nothing stalls decoding requests, and new requests wait for the slowest."""
 
 from collections.abc import Sequence
 

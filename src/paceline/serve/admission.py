@@ -145,7 +145,7 @@ class Bodies:
 
 class Hosts:
     """Which Host headers are answered. A web page may give its own name the address of this machine (DNS rebinding) and
-    then read what a server that needs no key says to it; so on loopback only loopback's names are, unless told
+    then read what a server that needs no key says to it; so on loopback only loopback's names are, unless configured
     otherwise."""
 
     def __init__(self, host: str, keyed: bool, allowed: Sequence[str]) -> None:
@@ -180,7 +180,7 @@ async def read_body(
     scope: Scope, receive: Receive, limit: int, take: Callable[[int], None] = lambda size: None
 ) -> bytes | None:
     """The whole body, however it is framed; None when the client left. ApiError 413 as soon as it is too large. `take`
-    is told of the bytes as they come."""
+    is called with the bytes as they come."""
     declared = dict(scope["headers"]).get(b"content-length", b"0")
     if declared.isdigit() and int(declared) > limit:
         raise too_large(limit)

@@ -1,6 +1,6 @@
 """How bodies are read: JSON by orjson, which refuses deep nesting, NaN, lone surrogates and what is not UTF-8; then
-pydantic. A large one is read beside the event loop. While a request is prepared, its client is watched: when it goes,
-what waits for it is given up."""
+pydantic. A large one is read in a thread, outside the event loop. While a request is prepared, its client is watched:
+when it goes, what waits for it is given up."""
 
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial

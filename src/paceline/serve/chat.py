@@ -40,7 +40,7 @@ async def chat(body: ChatRequest, request: Request, host: Here) -> Response:
 
 
 async def begin(body: ChatRequest, server: Server, bulk: int) -> tuple[Generation, list["Reader"]]:
-    """The answer to a conversation in the making, and who reads each choice of it. `bulk`: bytes of the request."""
+    """The answer to a conversation in the making, and the reader of each choice. `bulk`: bytes of the request."""
     shaped = bool(body.response_format or body.grammar or body.tools)
     params = await server.ready(lambda: wishes(body), bulk, shaped)
     args, how = variables(body, server), manner(body, server, params.grammar is not None)

@@ -34,7 +34,7 @@ class Member:
     options: Mapping[str, Any]
     """Keyword arguments of `AsyncLLM`."""
     bytes: int
-    """What it may take; 0: nobody counts."""
+    """Bytes that it may take; 0: not counted."""
     server: Server | None = None
     gate: Gate | None = None
     users: int = 0
@@ -171,7 +171,7 @@ class Fleet:
         self._rested(member)
 
     def _rested(self, member: Member) -> None:
-        """Nobody may need it from now on."""
+        """Called when it may have become unused."""
         member.used = monotonic()
         if not member.users and self.idle_s:
             asyncio.get_running_loop().call_later(self.idle_s, self._look, member)
@@ -191,7 +191,7 @@ class Fleet:
                 await self._unload(member)
 
     def _loading(self, member: Member) -> "asyncio.Task[None]":
-        """One task for all who wait; it goes on when they leave."""
+        """One task for all waiting requests; it continues when they leave."""
         if member.loading is None:
             member.loading = asyncio.ensure_future(self._load(member))
         return member.loading
@@ -212,7 +212,7 @@ class Fleet:
             member.loading = None
 
     async def _make_room(self, member: Member) -> None:
-        """Unload others, the one used longest ago first, once nobody uses them."""
+        """Unload others, the one used longest ago first, once they are unused."""
         if self.budget is None:
             return
         while sum(m.bytes for m in self.members.values() if m.server is not None) + member.bytes > self.budget:

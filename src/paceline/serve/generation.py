@@ -19,7 +19,7 @@ class Generation:
     subscription: Subscription
     n: int
     authors: list[str] = field(init=False)
-    """Per choice: who drafts it. Kept here because a drafter that fails is taken off its request."""
+    """Drafter of each choice. Kept here because a drafter that fails is taken off its request."""
     made: int = 0
     """Tokens of the chunks so far."""
 
@@ -47,7 +47,7 @@ class Generation:
             yield chunks
 
     def report(self) -> dict[str, Any]:
-        """What a finished choice says beside its text."""
+        """Fields of a finished choice other than its text."""
         return {}
 
     def close(self) -> None:

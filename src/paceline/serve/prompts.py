@@ -70,7 +70,7 @@ def check_length(text: str, most: float, name: str = "prompt") -> None:
 
 
 SPACES = " \t\n\r"
-"""Some special tokens swallow those beside them."""
+"""Some special tokens absorb the white space next to them."""
 
 
 async def encode(server: "Server", prompts: Sequence[Prompt]) -> list[list[int]]:

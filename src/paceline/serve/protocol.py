@@ -70,7 +70,7 @@ class Speculation(Wire):
     drafter: Label | None = Field(None, description='"auto", "none", NAME, A+B (in one tree) or A|B (choose)')
     max_nodes: int | None = Field(None, ge=0, description="a whole number >= 0")
     verifier: Label | None = Field(None, description="the name of a verifier")
-    trace: bool | None = Field(None, description="true: say who wrote each piece of the text")
+    trace: bool | None = Field(None, description="true: return the source of each piece of the text")
 
 
 class StreamOptions(Wire):

@@ -200,7 +200,7 @@ class Model(Shape):
     max_model_len: int | None
     """None: it is not loaded."""
     loaded: bool | None = None
-    """These three are told where several models are served."""
+    """Reported, as the two below, if several models are served."""
     loads: int | None = None
     unloads: int | None = None
 

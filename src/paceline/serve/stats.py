@@ -78,7 +78,7 @@ def levels(host: Host) -> dict[str, Level]:
 
 
 def small(host: Host) -> str | None:
-    """The name of the small model beside the first."""
+    """Name of the small model that runs next to the first."""
     llm = host.first()
     texts = [each.texts for each in llm.beside if isinstance(each, Runner)] if llm is not None else []
     return next((mine[SMALL].path.name for mine in texts if SMALL in mine), None)

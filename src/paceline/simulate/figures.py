@@ -22,7 +22,7 @@ class Figures:
     latency: list[float] = field(default_factory=list)
     """Seconds from arrival to the last token, per request that ended."""
     drafters: Counter[str] = field(default_factory=Counter)
-    """Tokens by who drafted in the step that brought them."""
+    """Drafter -> tokens of the steps in which it drafted."""
 
     @property
     def throughput(self) -> float:

@@ -29,7 +29,7 @@ class Setup:
 
     config: EngineConfig
     groups: tuple[str, ...]
-    """K/V groups beside the target's."""
+    """K/V groups other than the target's."""
     entries: dict[str, DrafterFacts]
     times: dict[str, Any]
     """`StepTimes.dump`."""

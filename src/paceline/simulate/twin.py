@@ -70,7 +70,7 @@ class Twin:
         self.desk.adopted(txn, adopted.tokens)
 
     def decide(self, now: float) -> tuple[Decision, Plan]:
-        """The next step; who is pre-empted in it has lost the lease."""
+        """Plan the next step; a request that is pre-empted in it has lost its lease."""
         admitted = self.desk.admit(now)
         plan = self.desk.plan(now)
         return Decision.of(admitted, plan), plan

@@ -108,13 +108,13 @@ class Workload:
     between: float = 0.0
     """Seconds from the end of one step to the start of the next, while there is work."""
     catching: float = 0.0
-    """Seconds for each row with which a drafter catches up that drafts for nobody in the step."""
+    """Seconds per row for a drafter that only catches up in the step."""
 
     @classmethod
     def of(cls, events: Sequence[Event], *, fit: bool = True) -> "Workload":
-        """From a log. A request that has not ended ends where the log does; who got no token is left out. `times` is
-        the engine's own table as it was at the end, with `fit` scaled to what the log's steps took. InputError when
-        the log does not replay: its times would be another engine's."""
+        """From a log. A request that has not ended ends where the log does; a request without a token is left out.
+        `times` is the engine's own table as it was at the end, with `fit` scaled to what the log's steps took.
+        InputError when the log does not replay: its times would be another engine's."""
         setup = events[0]
         assert isinstance(setup, Setup)
         done = replay(events)

@@ -136,8 +136,8 @@ class EarlyExitTraining(DraftMethod):
 
     @torch.no_grad()
     def ranks(self, batch: Batch) -> Tensor:
-        """[B, T, DEPTH]: of the whole model's likeliest token, at `layer`: its simulated tau is of drafts from there,
-        along the text."""
+        """[B, T, DEPTH]: of the whole model's most probable token, at `layer`: its simulated tau is of drafts from
+        there, along the text."""
         states = self.states(batch.ids)
         count = batch.ids.shape[1]
         own = self.head(states[-1].flatten(0, 1)).argmax(-1)[:, None]

@@ -18,7 +18,7 @@ from paceline.train.features import FeatureSource
 from paceline.train.method import Method
 
 TOP = 10
-"""Ranks whose chances are told."""
+"""Number of ranks whose chances are reported."""
 
 
 @dataclass(frozen=True)

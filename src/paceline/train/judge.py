@@ -1,12 +1,12 @@
-"""`judge`: the head of the verifier `judge`, from labels that nobody had to write (AutoJudge's procedure for Judge
+"""`judge`: the head of the verifier `judge`, from labels that needed no annotation (AutoJudge's procedure for Judge
 Decoding, Bachmann et al. 2025, arXiv 2501.19309).
 
 The target answers greedily. At the first token that the draft model would have said otherwise, the draft's token is put
 in and the target finishes the answer. If the final answer is the same, the token was *unimportant* (label 1), and the
 text goes on from there; else it was *important* (0), and the target's own token stays. Then the next one to the right.
-A head on the target's state of the row that has read the draft's token learns the label. Beside it two rules without
-training are measured on held-out labels: the token's rank in the target's distribution, and the divergence of the two
-distributions.
+A head on the target's state of the row that has read the draft's token learns the label. In addition to it, two rules
+without training are measured on held-out labels: the token's rank in the target's distribution, and the divergence of
+the two distributions.
 """
 
 import json

@@ -3,7 +3,7 @@
 Of each text X of the target the draft model draws Y_t behind X_<t; the label of Y_t is its chance to be accepted,
 min(1, p(Y_t) / q(Y_t)). The head then reads the draft model's states over a text Z that has X_t with probability
 `keep`, else Y_t, and learns the labels at the latter by weighted binary cross entropy. `temperature` is that of the
-serving: at 0 the draft's likeliest token is drawn, and the label says whether it is the target's, too.
+serving: at 0 the draft's most probable token is drawn, and the label says whether it is the target's, too.
 """
 
 from collections.abc import Mapping

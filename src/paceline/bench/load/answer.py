@@ -75,7 +75,7 @@ class Answer:
 
     @property
     def tokens(self) -> int:
-        """Generated tokens as the server counted them; chunks, where it told no usage."""
+        """Generated tokens as the server counted them; chunks, if it reported no usage."""
         return self.chunks if self.usage is None else self.usage.completion
 
     @property

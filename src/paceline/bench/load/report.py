@@ -134,7 +134,7 @@ def doubts(cell: Cell) -> list[str]:
         found.append(f"the last {summary.seconds - last:.1f} of {summary.seconds:.1f} s had no arrivals, which lowers "
                      "req/s, tok/s and goodput; send for longer, unless the server is overloaded.")  # fmt: skip
     if not summary.counted:
-        found.append("the server told no usage, so chunks are counted as tokens.")
+        found.append("the server reported no usage, so chunks are counted as tokens.")
     found += [f"{count} x {kind}: {summary.examples.get(kind, '')}" for kind, count in summary.errors.items()]
     return found
 

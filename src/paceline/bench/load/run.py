@@ -18,7 +18,7 @@ from paceline.core.errors import InputError
 from paceline.core.system import allow_many_files
 
 Progress = Callable[[int, int, str], None]
-"""Told (load, loads, what runs)."""
+"""Callback with (load, loads, what runs)."""
 PROBE = 30.0
 """Seconds for the first question to the server."""
 

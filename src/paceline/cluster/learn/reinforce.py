@@ -120,7 +120,7 @@ def step(
 
 
 def padded(flat: Tensor, orders: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Scores of several decisions as rows [D, R], with `PAD` behind the shorter ones, and their orders beside."""
+    """Scores of several decisions as rows [D, R], with `PAD` after the shorter ones, and their orders."""
     sizes = [len(each) for each in orders]
     scores = pad_sequence(list(torch.split(flat, sizes)), batch_first=True, padding_value=PAD)
     places = torch.arange(scores.shape[1]).repeat(len(orders), 1)

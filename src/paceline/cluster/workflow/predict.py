@@ -32,7 +32,7 @@ class Table:
 @dataclass(slots=True)
 class Line:
     """One kind's seconds: fixed + per prompt token + per output token, by recursive least squares with forgetting.
-    Three weights: plain floats are quicker than arrays."""
+    Three weights: plain floats are faster than arrays."""
 
     weights: list[float]
     spread: list[list[float]] = field(default_factory=lambda: [[float(i == j) for j in range(3)] for i in range(3)])

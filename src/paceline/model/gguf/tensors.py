@@ -182,6 +182,6 @@ class GgufTensors:
 
 
 def mapped(path: Path) -> mmap.mmap:
-    """Copy on write: nobody writes, and PyTorch asks for memory that could be written."""
+    """Copy on write: nothing writes, but PyTorch asks for writable memory."""
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

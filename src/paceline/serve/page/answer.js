@@ -71,7 +71,7 @@ class Coloured {
   }
 }
 
-/** Text, who wrote it, and its figures, as they grow. */
+/** Text, its sources, and its figures, as they grow. */
 class Answer {
   text = ""; usage = null; finish = null; tokens = 0; passes = 0; first = null; took = 0; clock = () => 0;
 

@@ -154,7 +154,7 @@ function line(points, x, y, kind, filled) {
   });
 }
 
-/** Offered and kept at each depth, and who drafted. */
+/** Offered and kept at each depth, and the drafters. */
 function depths() {
   const {offered, kept, drafters} = counted(), svg = $("c-depth");
   const wide = svg.clientWidth, high = svg.clientHeight - 18, step = Math.min(wide / Math.max(offered.length, 1), 110);
