@@ -393,7 +393,7 @@ class AsyncLLM:
             self._due = monotonic() + PUBLISH_S
 
     def _drain(self) -> bool:
-        """Run what is in the inbox (waiting for it when idle); False when told to close."""
+        """Run what is in the inbox (waiting for it when idle); False when it must close."""
         while not self._busy or not self._inbox.empty():
             self._beat = self._beat if self._busy else None
             operation = self._inbox.get()

@@ -1,5 +1,5 @@
-"""What both modes of parallel writing share: a request that forks into branches, is followed, and joined; and the order
-in which all of it is told."""
+"""Base of both modes of parallel writing: a request that forks into branches, is followed, and joined; and the order in
+which all of it is written."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

@@ -143,7 +143,8 @@ class Parallel:
     kind = "parallel"
 
     def __init__(self, settings: Settings | None = None, render: Render | None = None) -> None:
-        """`render`: in the mode `prompt`, how the conversation is asked for an outline, and told it."""
+        """`render`: in the mode `prompt`, renders the conversation with the request for an outline, or with the
+        outline."""
         self.settings, self.render = settings or Settings(), render
         self.deadline_s = self.settings.deadline_s
         self.level = Level()
