@@ -16,18 +16,18 @@ from paceline.engine.totals import Snapshot, Totals, summed
 from paceline.model.pull import have
 from paceline.reason.ensemble import load
 from paceline.serve.admission import Gate
-from paceline.serve.calls import Call
+from paceline.serve.calls import HttpCall
 from paceline.serve.errors import ApiError
 from paceline.serve.pools import Pools, give_back
-from paceline.serve.server import Figures, Server, unknown_model
+from paceline.serve.server import ModelFigures, Server, unknown_model
 from paceline.serve.settings import Settings
 
 log = logging.getLogger("paceline")
-LONGEST = 1 << 20
+UNLOADED_CONTEXT_TOKENS = 1 << 20
 """Tokens of the longest context of a model that is not loaded yet."""
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
 """How long a model that could not be loaded is left alone: the time doubles with each failure, up to the last."""
-NOTHING = Snapshot(0, 0, 1, 0, 0, Totals())
+NO_LOAD = Snapshot(0, 0, 1, 0, 0, Totals())
 
 
 @dataclass(eq=False)
@@ -38,7 +38,7 @@ class Member:
     options: Mapping[str, Any]
     """Keyword arguments of `AsyncLLM`."""
     bytes: int
-    """What it may take; 0: nobody counts."""
+    """Bytes that it may take; 0: not counted."""
     server: Server | None = None
     gate: Gate | None = None
     users: int = 0
@@ -109,7 +109,7 @@ class Fleet:
 
     @property
     def max_len(self) -> int:
-        return max((server.max_len for server in self._servers()), default=LONGEST)
+        return max((server.max_len for server in self._servers()), default=UNLOADED_CONTEXT_TOKENS)
 
     @property
     def alive(self) -> bool:
@@ -120,7 +120,7 @@ class Fleet:
 
     @property
     def snapshot(self) -> Snapshot:
-        now = [server.snapshot for server in self._servers()] or [NOTHING]
+        now = [server.snapshot for server in self._servers()] or [NO_LOAD]
         return Snapshot(
             sum(s.running for s in now),
             sum(s.waiting for s in now),
@@ -145,12 +145,14 @@ class Fleet:
         counts = {"loads": member.loads, "unloads": member.unloads}
         return {**known, "state": member.state, "loaded": server is not None, **counts, **more}
 
-    def figures(self) -> dict[str, Figures]:
+    def figures(self) -> dict[str, ModelFigures]:
         return {name: self._figures(member) for name, member in self.members.items()}
 
-    def _figures(self, member: Member) -> Figures:
-        now = NOTHING if member.server is None else member.server.snapshot
-        return Figures(member.totals, now.running, now.waiting, member.server is not None, member.loads, member.unloads)
+    def _figures(self, member: Member) -> ModelFigures:
+        now = NO_LOAD if member.server is None else member.server.snapshot
+        return ModelFigures(
+            member.totals, now.running, now.waiting, member.server is not None, member.loads, member.unloads
+        )
 
     def first(self) -> AsyncLLM | None:
         return next((server.llm for server in self._servers()), None)
@@ -180,7 +182,7 @@ class Fleet:
     def _tie(self, member: Member, server: Server) -> None:
         """To the call that is being served: it goes through this model's gate, and its end gives the model back."""
         call = DOOR.get()
-        assert isinstance(call, Call), "a fleet serves calls that came through the guard"
+        assert isinstance(call, HttpCall), "a fleet serves calls that came through the guard"
         call.decode = server.text.decode
         call.ends.append(lambda: self._leave(member))
         if member.gate is None:
@@ -200,7 +202,7 @@ class Fleet:
         self._rested(member)
 
     def _rested(self, member: Member) -> None:
-        """Nobody may need it from now on."""
+        """Called when it may have become unused."""
         member.used = monotonic()
         if not member.users and self.idle_s:
             asyncio.get_running_loop().call_later(self.idle_s, self._look, member)
@@ -220,7 +222,7 @@ class Fleet:
                 await self._unload(member)
 
     def _loading(self, member: Member) -> "asyncio.Task[None]":
-        """One task for all who wait; it goes on when they leave."""
+        """One task for all waiting requests; it continues when they leave."""
         if member.loading is None:
             if (wait := member.retry - monotonic()) > 0:
                 raise not_loaded(member, wait)
@@ -257,7 +259,7 @@ class Fleet:
             raise
 
     async def _make_room(self, member: Member) -> None:
-        """Unload others, the one used longest ago first, once nobody uses them."""
+        """Unload others, the one used longest ago first, once they are unused."""
         if self.budget is None:
             return
         while sum(m.bytes for m in self.members.values() if m.server is not None) + member.bytes > self.budget:
@@ -266,7 +268,7 @@ class Fleet:
             await self._unload(victim)
 
     async def _unload(self, member: Member) -> None:
-        """When its last call has ended. Newcomers wait until it is gone, and ask anew."""
+        """Called when its last call has ended. New requests wait until it is gone, and ask again."""
         member.gone = asyncio.Event()
         try:
             while member.users:

@@ -43,7 +43,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one query."""
+    """Limits of one query."""
 
     seconds: float = 5.0
     rows: int = 1000
