@@ -10,7 +10,7 @@ from paceline.core.component import DRAFT, TARGET, Component
 from paceline.core.errors import CheckpointError, InputError, RefusalError
 from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.registry import refusal
-from paceline.model.catalogue import CATALOGUE
+from paceline.model.catalogue import CATALOGUE, recommended
 from paceline.plan.memory import MEMORIES, BudgetShape, MemoryModel
 
 if TYPE_CHECKING:
@@ -171,6 +171,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
     path = resolve(model_at, options.revision, options.token)
     shape = shape_of(options, path, draft_path)
     text = Text(path, options.chat_template)
+    text.defaults = {**recommended(model_at), **text.defaults}
     model = load_model(path, **where)
     draft, components = None, dict[str, Component]()
     if head is not None and model.device.type != "cpu":

@@ -8,7 +8,7 @@ import pytest
 from paceline.apps.common.client import Client
 from paceline.apps.tsci.generate import MAKERS
 from paceline.apps.tsci.pipeline import Plan
-from paceline.apps.tsci.series import Series, calendar_period, read_series
+from paceline.apps.tsci.series import Series, read_series
 from paceline.apps.tsci.study import OURS, study
 from tests.apps.scripted import scripted
 
@@ -23,7 +23,7 @@ here = pytest.mark.skipif(not ETT.is_file(), reason="no data/timeseries/ETTh1.cs
 def test_the_file_is_read_as_it_is() -> None:
     series = read_series(ETT, "OT")
     assert len(series) == 17420
-    assert calendar_period(series.time) == 24
+    assert series.period == 24
 
 
 async def ours_over_naive(series: Series) -> float:

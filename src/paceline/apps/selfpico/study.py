@@ -47,8 +47,8 @@ class Study:
         return {**coverage([r for _, r in pairs]), **self.found(pairs)}
 
     def found(self, pairs: Sequence[tuple[Fragment, Ran]]) -> dict[str, Any]:
-        """Counts of the seeded type errors: found at their line; type errors reported elsewhere; and how many
-        findings that are called sure are at a seeded line. The scripts and fragments without a mark are taken to hold no error."""
+        """Counts of the seeded type errors: found at their line; type errors reported elsewhere; and how many findings
+        that are called sure are at a seeded line. Fragments without a mark are taken to hold no error."""
         sure = [(f, found) for f, r in pairs for found in r.findings if found.sure]
         right = sum(found.line == f.seeded for f, found in sure)
         judged = {"sure": len(sure), "sure_right": right, "precision": round(right / len(sure), 4) if sure else None}
