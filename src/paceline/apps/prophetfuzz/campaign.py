@@ -1,0 +1,192 @@
+"""AFL++ over a plan's commands in the sandbox, for a given time; and the planted target that shows what it is worth."""
+
+import json
+import random
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..common.sandbox import AppLimits, Job, run
+from .assemble import DEFAULT_SEEDS, INPUT, FuzzCommand, FuzzPlan, command, distinct
+from .combine import at_random
+from .constraints import Constraints
+from .manual import Manual
+
+FUZZ_HERE = Path(__file__).parent
+PLANTED, PLANTED_PAGE = FUZZ_HERE / "planted" / "planted.c", FUZZ_HERE / "planted" / "planted.1"
+PLANTED_BUGS = 10
+GUESSES = ("0", "1", "2", "8", "16", "64")
+FUZZ_GRACE_S = 90.0
+
+
+class FuzzError(Exception):
+    """A campaign that cannot be run; nothing was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """A kind of crash: the first three frames that are the target's own name it. `seconds` from the campaign's
+    start."""
+
+    hash: str
+    kind: str
+    frames: tuple[str, ...]
+    command: FuzzCommand
+    seconds: float
+    count: int
+    input: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FuzzResult:
+    """What a campaign brought. `rows` has figures per command; `limit` names the sandbox's limit if one ended it."""
+
+    crashes: tuple[Crash, ...]
+    rows: tuple[Mapping[str, Any], ...]
+    seconds: float
+    limit: str | None = None
+    attempts: tuple[str, ...] = ()
+
+    @property
+    def execs(self) -> int:
+        return sum(row["execs"] for row in self.rows)
+
+    @property
+    def execs_per_second(self) -> float:
+        """Runs of the target per second of fuzzing."""
+        spent = sum(row["seconds"] for row in self.rows)
+        return round(self.execs / spent, 1) if spent else 0.0
+
+
+def missing() -> str:
+    """What AFL++ lacks here; empty where nothing."""
+    absent = [name for name in ("afl-fuzz", "afl-clang-fast") if shutil.which(name) is None]
+    return f"{absent[0]} is missing: apt-get install afl++ libclang-rt-14-dev." if absent else ""
+
+
+async def build(source: Path) -> bytes:
+    """A C file compiled by afl-clang-fast with AddressSanitizer, in the sandbox. Raises FuzzError."""
+    if why := missing():
+        raise FuzzError(why)
+    outcome = await run(
+        Job(
+            ("afl-clang-fast", "-g", "-O1", "-o", "target", source.name),
+            {source.name: source},
+            env={"AFL_USE_ASAN": "1", "AFL_QUIET": "1"},
+            limits=AppLimits(wall_s=120, cpu_s=60, memory_mb=1024, address_mb=None, disk_mb=128),
+            collect=True,
+            watch=False,
+        )
+    )
+    if outcome.status != "ok":
+        raise FuzzError(f"{source.name} does not compile ({outcome.limit or outcome.errors.strip()[-300:]}).")
+    return outcome.files["target"]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Time and space of a campaign. `blind` is for targets without instrumentation: no coverage guides the fuzzer."""
+
+    seconds: float = 60.0
+    slice_s: float = 3.0
+    seed: int = 0
+    blind: bool = False
+    persistent: bool = False
+    memory_mb: int = 1024
+    disk_mb: int = 256
+
+    def limits(self) -> AppLimits:
+        wall = self.seconds + FUZZ_GRACE_S
+        return AppLimits(wall, int(2 * wall), self.memory_mb, None, 64, self.disk_mb)
+
+
+async def fuzz(plan: FuzzPlan, target: bytes | Path, budget: Budget) -> FuzzResult:
+    """Run the plan's commands on a target, by turns. Raises FuzzError."""
+    if why := missing():
+        raise FuzzError(why)
+    if not plan.commands:
+        raise FuzzError("The plan has no commands; predict some first.")
+    installed = isinstance(target, Path)
+    job = {
+        "target": str(target) if installed else "./target",
+        "commands": [list(c.args) for c in plan.commands],
+        "seconds": budget.seconds,
+        "slice": budget.slice_s,
+        "seed": budget.seed,
+        "blind": budget.blind,
+        "persistent": budget.persistent,
+    }
+    files: dict[str, str | bytes | Path] = {"job.json": json.dumps(job), "driver.py": FUZZ_HERE / "box" / "driver.py"}
+    files |= {f"seeds/{name}": data for name, data in (plan.seeds or distinct(DEFAULT_SEEDS)).items()}
+    if isinstance(target, bytes):
+        files["target"] = target
+    outcome = await run(
+        Job(
+            (sys.executable, "driver.py"), files, read=(target.resolve(),) if isinstance(target, Path) else (),
+            limits=budget.limits(), collect=True, watch=False,
+        )
+    )  # fmt: skip
+    if "result.json" not in outcome.files:
+        raise FuzzError(f"The campaign did not begin ({outcome.limit or outcome.errors.strip()[-300:]}).")
+    data = json.loads(outcome.files["result.json"])
+    crashes = tuple(
+        Crash(c["hash"], c["kind"], tuple(c["frames"]), plan.commands[c["command"]], c["seconds"], c["count"],
+              outcome.files.get(f"repro/{c['hash']}", b""))
+        for c in data["crashes"]
+    )  # fmt: skip
+    attempts = tuple(f"{a.kind}: {a.what}" for a in outcome.attempts)
+    return FuzzResult(crashes, tuple(data["commands"]), data["seconds"], outcome.limit, attempts)
+
+
+def default_plan(program: str) -> FuzzPlan:
+    """The program without options: a baseline."""
+    return FuzzPlan(program, (FuzzCommand((), (INPUT,)),), distinct(DEFAULT_SEEDS))
+
+
+def random_plan(manual: Manual, count: int, seed: int) -> FuzzPlan:
+    """Combinations drawn evenly, values from a short list: a baseline that reads only the options' names."""
+    draw = random.Random(seed)
+    commands = []
+    for risky in at_random(manual, count, seed):
+        options = [o for key in risky.options if (o := manual.option(key))]
+        commands.append(command(options, {o.key: draw.choice(GUESSES) for o in options if o.value}))
+    return FuzzPlan(manual.program, tuple(commands), distinct(DEFAULT_SEEDS))
+
+
+@dataclass(slots=True)
+class FuzzComparison:
+    """Planted bugs found per strategy and seed, by the planted functions' names."""
+
+    found: dict[str, list[frozenset[str]]] = field(default_factory=dict)
+    rates: dict[str, list[float]] = field(default_factory=dict)
+
+    async def run(self, plans: Mapping[str, Sequence[FuzzPlan]], target: bytes, budget: Budget, step: Any) -> None:
+        """Give each plan of each strategy the same time; strategies by turns, so that a busy machine hurts all
+        alike."""
+        for number in range(max(len(p) for p in plans.values())):
+            for name, each in plans.items():
+                result = await fuzz(each[number % len(each)], target, replace(budget, seed=budget.seed + number))
+                bugs = {f for crash in result.crashes for f in crash.frames if f.startswith("planted_")}
+                self.found.setdefault(name, []).append(frozenset(bugs))
+                self.rates.setdefault(name, []).append(result.execs_per_second)
+                step()
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "strategy": name,
+                "found": [len(bugs) for bugs in each],
+                "mean": round(sum(map(len, each)) / len(each), 2),
+                "ever": sorted(frozenset[str]().union(*each), key=lambda n: int(n.rpartition("_")[2])),
+                "execs_per_second": round(sum(self.rates[name]) / len(each), 1),
+            }
+            for name, each in self.found.items()
+        ]
+
+
+def within(plan: FuzzPlan, constraints: Constraints) -> bool:
+    """Whether no command breaks a constraint."""
+    return all(constraints.broken(c.options) is None for c in plan.commands)

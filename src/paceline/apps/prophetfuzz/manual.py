@@ -1,0 +1,165 @@
+"""A man page's options: their spellings, whether they take a value, and what is said of them.
+
+The page is set by groff to plain text, and the text is read: that is the same for both macro packages (man and mdoc),
+and for pages that mix them.
+"""
+
+import gzip
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2013\u2212", "-") | dict.fromkeys("\u2018\u2019", "'"))
+FLAG = re.compile(r"^(--?[A-Za-z0-9?#@][\w.+-]*|-[A-Za-z0-9?#@])(\[?=| )?(.*)$")
+FUZZ_HEADING = re.compile(r"^[A-Z][A-Z0-9 ,/&'()-]+$")
+VALUE = re.compile(r"^[\[<{]?[\w.:,|+*/-]+[\]>}]*(\.\.\.)?$")
+BULLET = re.compile(r"^(\s*)[\u00b7\u2022\u25cf*]\s+(?=-)")
+LONGEST_PAGE = 4 << 20
+LONGEST_TEXT = 600
+
+
+class ManualError(Exception):
+    """A page that is absent or has no options."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option: `key` is its first long spelling, or its first; `value` names its argument, "" for none."""
+
+    key: str
+    spellings: tuple[str, ...]
+    value: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manual:
+    """What a man page says. Options are in the page's order."""
+
+    program: str
+    description: str
+    synopsis: str
+    options: tuple[Option, ...]
+
+    def option(self, name: str) -> Option | None:
+        """The option that a text names: any spelling, with or without a value."""
+        word = re.split(r"[=\[ <\t:]", name.strip().translate(DASHES), maxsplit=1)[0]
+        return next((o for o in self.options if word in o.spellings), None)
+
+    def text(self) -> str:
+        """The options as the model reads them, one paragraph each."""
+        head = f"Program {self.program}: {self.description}\nSynopsis: {self.synopsis}\n\nOptions:\n"
+        return head + "\n".join(f"{described(o)}" for o in self.options)
+
+
+def described(option: Option) -> str:
+    value = f" {option.value}" if option.value else ""
+    return f"{', '.join(option.spellings)}{value}: {option.text}"
+
+
+def read_page(page: Path) -> Manual:
+    """Read a man page in groff, compressed or not. Raises ManualError."""
+    try:
+        raw = gzip.decompress(page.read_bytes()) if page.suffix == ".gz" else page.read_bytes()
+    except (OSError, gzip.BadGzipFile) as error:
+        raise ManualError(f"{page} cannot be read ({error}); give a man page.") from error
+    manual = parse(plain(raw[:LONGEST_PAGE]), page.name.split(".")[0])
+    if not manual.options:
+        raise ManualError(f"{page} describes no options; give the page of a program that has some.")
+    return manual
+
+
+def find_page(program: str) -> Path:
+    """Where `man` has the page. Raises ManualError."""
+    if shutil.which("man") is None:
+        raise ManualError("There is no man command here; give the page itself with --man FILE.")
+    done = subprocess.run(["man", "-w", "--", program], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ManualError(f"There is no man page for {program}; give the page itself with --man FILE.")
+    return Path(done.stdout.splitlines()[0])
+
+
+def plain(page: bytes) -> str:
+    """The page as text without overstriking, in long lines. Raises ManualError."""
+    if shutil.which("groff") is None:
+        raise ManualError("There is no groff here, which sets man pages; install groff-base.")
+    command = ["groff", "-S", "-t", "-mandoc", "-Tutf8", "-P-c", "-P-b", "-P-o", "-P-u", "-rLL=160n", "-rHY=0"]
+    done = subprocess.run(command, input=page, capture_output=True, timeout=60, check=False)
+    text = done.stdout.decode("utf-8", "replace").translate(DASHES)
+    return re.sub(r"\x1b\[[0-9;]*m|.\x08", "", text)
+
+
+def parse(text: str, program: str) -> Manual:
+    """Read a page's text: sections by their headings, options by lines that begin with a dash."""
+    sections: dict[str, list[str]] = {}
+    current: list[str] = []
+    for line in text.splitlines():
+        if FUZZ_HEADING.match(line):
+            current = sections.setdefault(line.strip(), [])
+        else:
+            current.append(line)
+    name = " ".join(" ".join(sections.get("NAME", [])).split())
+    found: dict[str, Option] = {}
+    for title, lines in sections.items():
+        if title not in ("NAME", "SYNOPSIS", "SEE ALSO", "EXAMPLES", "EXAMPLE"):
+            for option in options(lines):
+                found.setdefault(option.key, option)
+    return Manual(
+        program,
+        name.partition(" - ")[2] or name,
+        " ".join(" ".join(sections.get("SYNOPSIS", [])).split())[:LONGEST_TEXT],
+        tuple(found.values()),
+    )
+
+
+def options(lines: list[str]) -> list[Option]:
+    """The options of a section: a line with a dash, and what is indented below it."""
+    found: list[Option] = []
+    heads: list[str] = []
+    body: list[str] = []
+    indent = 0
+
+    def close() -> None:
+        if heads and (option := entry(heads, " ".join(body))) is not None:
+            found.append(option)
+        heads.clear()
+        body.clear()
+
+    for line in (BULLET.sub(r"\1", text) for text in lines):
+        bare, depth = line.strip(), len(line) - len(line.lstrip())
+        if FLAG.match(bare) and (not heads or depth <= indent):
+            if body or depth < indent:
+                close()
+            tag, *rest = re.split(r"\s{2,}(?!-)", bare, maxsplit=1)
+            heads.append(tag)
+            body += rest
+            indent = depth
+        elif heads and bare and depth <= indent:
+            close()
+        elif heads and bare:
+            body.append(bare)
+    close()
+    return found
+
+
+def entry(heads: list[str], text: str) -> Option | None:
+    """One option from its heads, such as `-S .suf, --suffix=.suf`."""
+    spellings: list[str] = []
+    value = ""
+    for head in heads:
+        for part in re.split(r"\s*(?:,|\||\bor\b)\s+(?=-)|\s*[,|](?=-)|(?<=\w)\s+(?=-)", head.rstrip(":")):
+            match = FLAG.match(part.strip())
+            if match is None:
+                return None
+            flag = match[1].rstrip(".,")
+            tail = (match[3] or "").strip("[]() ").split(" ")[0]
+            if match[2] and tail and VALUE.match(tail):
+                value = value or tail.strip("[]<>{}.")
+            if flag not in spellings:
+                spellings.append(flag)
+    if not spellings:
+        return None
+    key = next((s for s in spellings if s.startswith("--")), spellings[0])
+    return Option(key, tuple(spellings), value, " ".join(text.split())[:LONGEST_TEXT])

@@ -1,0 +1,77 @@
+"""The reports: what was predicted, what crashed and how to see it again, and how strategies compare."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..common.report import Report
+from .assemble import Assembled
+from .campaign import PLANTED_BUGS, FuzzComparison, FuzzResult
+from .combine import Risky
+from .constraints import Constraints
+from .manual import Manual
+
+
+def prediction(
+    manual: Manual, constraints: Constraints, risky: Sequence[Risky], made: Assembled, facts: dict[str, Any]
+) -> Report:
+    """Constraints with their votes, combinations with their counts, commands."""
+    kept = set(constraints.relations)
+    lead = (
+        f"{len(manual.options)} options, {len(kept)} constraints, {len(risky)} combinations, "
+        f"{len(made.commands)} commands."
+    )
+    report = Report(f"Risky combinations of {manual.program}", lead)
+    votes = [
+        {"relation": r.sentence(), "right votes": right, "votes": cast, "kept": "yes" if r in kept else ""}
+        for r, (right, cast) in constraints.votes.items()
+    ]
+    report.table(
+        "Constraints", votes, "Each relation was asked about both ways; at least half must answer both rightly."
+    )
+    report.table("Combinations", [{"options": r.options, "samples": r.count} for r in risky])
+    report.table("Commands", [{"command": c.text(manual.program), "problem": c.problem} for c in made.commands])
+    seeds = [{"name": n, "bytes": len(d), "begins": repr(d[:40])} for n, d in made.seeds.items()]
+    report.table("Seeds", seeds, "\n\n".join(made.problems))
+    report.facts("Use of the server", facts)
+    return report
+
+
+def campaign(program: str, result: FuzzResult, folder: Path) -> Report:
+    """Crashes with reproducers, which are written into `folder`, and figures per command."""
+    report = Report(
+        f"Fuzzing {program}",
+        f"{len(result.crashes)} kinds of crash in {result.seconds:.0f} s, {result.execs_per_second:g} runs a second.",
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for crash in sorted(result.crashes, key=lambda c: c.seconds):
+        file = folder / f"crash-{crash.hash}"
+        file.write_bytes(crash.input)
+        again = crash.command.text(program).replace("@@", str(file))
+        rows.append({"kind": crash.kind, "frames": crash.frames, "after s": crash.seconds, "inputs": crash.count,
+                     "see it again": again})  # fmt: skip
+    report.table("Crashes", rows, "" if rows else "None was found.")
+    report.table("Commands", [{"command": " ".join(r["args"]), **{k: v for k, v in r.items() if k != "args"}}
+                              for r in result.rows])  # fmt: skip
+    if result.limit:
+        report.text("Limit", f"The sandbox ended the campaign: {result.limit}.")
+    return report
+
+
+def comparison(result: FuzzComparison, seconds: float, facts: dict[str, Any], commands: Sequence[str]) -> Report:
+    """Planted bugs found by each strategy in equal time."""
+    rows = result.rows()
+    report = Report("Planted bugs found", f"Of {PLANTED_BUGS}, in {seconds:g} s for each strategy and seed.")
+    report.table("By strategy", rows)
+    report.figure("Bugs found", lambda axes: bars(axes, rows), "Means over seeds; dots are seeds.", (6, 2.4))
+    report.code("Predicted commands", "\n".join(commands))
+    report.facts("Use of the server", facts)
+    return report
+
+
+def bars(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
+    axes.barh([r["strategy"] for r in rows], [r["mean"] for r in rows], alpha=0.6)
+    for number, row in enumerate(rows):
+        axes.plot(row["found"], [number] * len(row["found"]), "o", color="black", markersize=4)
+    axes.set_xlim(0, PLANTED_BUGS)

@@ -1,0 +1,94 @@
+"""From records to a table: scores by column, means, floors, and what confidence is worth."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from .ask import SurgeRecord
+from .items import SurgeItem
+from .published import mean_of_columns
+from .scorers import SCORERS
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def columns(records: Sequence[SurgeRecord]) -> dict[str, list[SurgeRecord]]:
+    """Records by column, in the order in which they come."""
+    found: dict[str, list[SurgeRecord]] = {}
+    for record in records:
+        found.setdefault(record.column, []).append(record)
+    return found
+
+
+def floors(items: Sequence[SurgeItem]) -> dict[str, float]:
+    """By column, what the truth of the next item of it scores: what boilerplate in common is worth."""
+    by: dict[str, list[SurgeItem]] = {}
+    for item in items:
+        by.setdefault(item.column, []).append(item)
+    return {
+        column: mean(
+            [SCORERS[a.rule](b.truth, a.truth) for a, b in zip(rows, [*rows[1:], rows[0]]) if a.rule == b.rule]
+        )
+        if len(rows) > 1
+        else 0.0
+        for column, rows in by.items()
+    }
+
+
+def summary(records: Sequence[SurgeRecord], items: Sequence[SurgeItem]) -> dict[str, Any]:
+    """Columns with their scores and floors, the mean over all columns, and the mean as published."""
+    by, floor = columns(records), floors(items)
+    scores = {column: mean([record.score for record in rows]) for column, rows in by.items()}
+    as_published = {column: mean([record.published for record in rows]) for column, rows in by.items()}
+    return {
+        "columns": {
+            column: {
+                "items": len(rows),
+                "score": scores[column],
+                "right": sum(record.right for record in rows),
+                "floor": floor.get(column, 0.0),
+                "published": as_published[column],
+            }
+            for column, rows in by.items()
+        },
+        "items": len(records),
+        "mean": mean(list(scores.values())),
+        "floor": mean([floor.get(column, 0.0) for column in scores]),
+        "published_mean": mean_of_columns(as_published),
+        "right": sum(record.right for record in records),
+        "unanswered": sum(record.problem is not None for record in records),
+    }
+
+
+THRESHOLDS = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99, 1.01)
+
+
+def unsure(records: Sequence[SurgeRecord]) -> list[dict[str, float]]:
+    """Predict, then run when unsure: by threshold of confidence, the share that is run, and how much is right then.
+
+    What is run is right, so `right` is 1 - the share of predictions that were kept and wrong.
+    """
+    rows = []
+    for threshold in THRESHOLDS:
+        kept = [r for r in records if r.confidence is not None and r.confidence >= threshold and r.problem is None]
+        wrong = sum(not record.right for record in kept)
+        rows.append(
+            {
+                "threshold": threshold,
+                "run": 1 - len(kept) / len(records) if records else 0.0,
+                "right": 1 - wrong / len(records) if records else 0.0,
+                "kept_right": mean([float(record.right) for record in kept]),
+            }
+        )
+    return rows
+
+
+def line(sizes: Sequence[float], scores: Sequence[float]) -> tuple[float, float] | None:
+    """Slope by decade of size and intercept of the least-squares line; None of fewer than two sizes."""
+    import numpy as np
+
+    if len(set(sizes)) < 2:
+        return None
+    slope, level = np.polyfit(np.log10(sizes), scores, 1)
+    return float(slope), float(level)

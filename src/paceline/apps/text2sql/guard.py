@@ -1,0 +1,68 @@
+"""What may run: one statement that is a query and nothing else. The database's own limits stand behind this check."""
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+SQL_LONGEST = 20_000
+"""Characters of a query."""
+WRITES = (
+    exp.Insert, exp.Update, exp.Delete, exp.Merge, exp.Create, exp.Drop, exp.Alter, exp.TruncateTable, exp.Command,
+    exp.Pragma, exp.Attach, exp.Detach, exp.Copy, exp.Set, exp.Use, exp.Transaction, exp.Commit, exp.Rollback, exp.Into,
+    exp.Lock,
+)  # fmt: skip
+REACHES = frozenset({
+    "load_extension", "readfile", "writefile", "edit", "fts3_tokenizer", "getenv", "query", "query_table", "glob",
+    "read_csv", "read_csv_auto", "read_parquet", "parquet_scan", "read_json", "read_json_auto", "read_ndjson",
+    "read_text", "read_blob", "sniff_csv", "sqlite_scan", "postgres_scan", "mysql_scan", "iceberg_scan", "delta_scan",
+    "st_read", "pg_read_file", "lo_import", "dblink", "shell", "system",
+})  # fmt: skip
+"""Functions that reach beyond the database: files, the environment, other databases, text run as a query."""
+
+
+class Forbidden(Exception):
+    """A statement that will not be run; its text says why, in one sentence."""
+
+
+def check(sql: str, dialect: str) -> str:
+    """The statement without what surrounds it, if it is one query. Raises Forbidden."""
+    text = sql.strip().rstrip(";").strip()
+    if not text:
+        raise Forbidden("There is no query; write one SELECT statement.")
+    if len(text) > SQL_LONGEST:
+        raise Forbidden(f"The query has {len(text)} characters and {SQL_LONGEST} are allowed; write a shorter one.")
+    if "\0" in text:
+        raise Forbidden("The query holds a NUL character; leave it out.")
+    try:
+        found = [each for each in sqlglot.parse(text, dialect=dialect) if each is not None]
+    except (SqlglotError, RecursionError, ValueError) as error:
+        raise Forbidden(f"The query cannot be parsed: {_first(error)}.") from error
+    if len(found) != 1:
+        raise Forbidden(f"There are {len(found)} statements and one SELECT is allowed; write one.")
+    _only_reads(found[0])
+    return text
+
+
+def _only_reads(root: exp.Expr) -> None:
+    if not isinstance(root, exp.Query):
+        raise Forbidden(f"{root.key.upper()} is no query; only SELECT is allowed.")
+    for node in root.walk():
+        if isinstance(node, WRITES):
+            raise Forbidden(f"{node.key.upper()} is not allowed inside a query; only SELECT is.")
+        if isinstance(node, exp.Func) and _name(node) in REACHES:
+            raise Forbidden(f"Function {_name(node)} reaches beyond the database; leave it out.")
+        if isinstance(node, exp.Table) and (
+            any(c in node.name for c in "/\\*") or node.name.lower().endswith(SQL_FILES)
+        ):
+            raise Forbidden(f"Table {node.name!r} looks like a file; name a table of the database.")
+
+
+SQL_FILES = (".csv", ".tsv", ".parquet", ".json", ".jsonl", ".ndjson", ".txt", ".db", ".sqlite", ".duckdb")
+
+
+def _name(node: exp.Func) -> str:
+    return (node.name if isinstance(node, exp.Anonymous) else node.sql_name()).lower()
+
+
+def _first(error: Exception) -> str:
+    return (str(error).splitlines() or ["unknown"])[0].rstrip(".")[:200]

@@ -1,0 +1,107 @@
+"""Tables, columns and keys of a database, and how a prompt shows them."""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from .database import Database, Sqlite, SqlLimits
+
+SQL_SCHEMA_WIDE = SqlLimits(seconds=10.0, rows=5000)
+SQL_SCHEMA_SHOWN = 40
+"""Characters of a stored value in a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    table: str
+    name: str
+    type: str
+    key: bool = False
+    refers: tuple[str, str] | None = None
+    """(table, column) of a foreign key."""
+
+    @property
+    def full(self) -> str:
+        return f"{self.table}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class SqlSchema:
+    columns: tuple[Column, ...]
+
+    @property
+    def tables(self) -> dict[str, list[Column]]:
+        out: dict[str, list[Column]] = {}
+        for column in self.columns:
+            out.setdefault(column.table, []).append(column)
+        return out
+
+    def show(self, values: Mapping[str, Sequence[str]], keep: Collection[str] | None = None) -> str:
+        """As CREATE TABLE statements with example values; of the columns in `keep` (full names) and all keys. Names
+        and values are the database's: they are quoted, and hold no line of their own."""
+        blocks = []
+        for table, columns in self.tables.items():
+            kept = [c for c in columns if keep is None or c.full in keep or c.key or c.refers]
+            if keep is not None and not any(c.full in keep for c in columns):
+                continue
+            lines = [self._line(column, values.get(column.full, ())) for column in kept]
+            blocks.append(f"CREATE TABLE {name(table)} (\n" + "\n".join(lines) + "\n);")
+        return "\n".join(blocks)
+
+    @staticmethod
+    def _line(column: Column, values: Sequence[str]) -> str:
+        key = " PRIMARY KEY" if column.key else ""
+        refers = f" REFERENCES {name(column.refers[0])}({name(column.refers[1])})" if column.refers else ""
+        bare = re.match(r"(?i)int|real|num|dec|float|double|bigint|small", column.type) is not None
+        shown = (
+            f"  -- e.g. {', '.join(flat(v)[:SQL_SCHEMA_SHOWN] if bare else literal(v) for v in values)}"
+            if values
+            else ""
+        )
+        return f"  {name(column.name)} {name(column.type or 'TEXT')}{key}{refers},{shown}"
+
+
+def name(text: str) -> str:
+    """An identifier, quoted where it must be, on one line."""
+    return text if re.fullmatch(r"[A-Za-z_]\w*", text) else '"' + flat(text).replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    return "'" + flat(text)[:SQL_SCHEMA_SHOWN].replace("'", "''") + "'"
+
+
+def flat(text: str) -> str:
+    """Without control characters, so that no value starts a line or a comment ends one."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def read_schema(database: Database) -> SqlSchema:
+    """Raises QueryError."""
+    return SqlSchema(tuple(_sqlite(database) if isinstance(database, Sqlite) else _duck(database)))
+
+
+def _sqlite(database: Sqlite) -> list[Column]:
+    rows = database.own(
+        'SELECT m.name, c.name, c.type, c.pk, f."table", f."to" FROM sqlite_master m '
+        'JOIN pragma_table_info(m.name) c LEFT JOIN pragma_foreign_key_list(m.name) f ON f."from" = c.name '
+        "WHERE m.type IN ('table', 'view') AND m.name NOT LIKE 'sqlite_%' ORDER BY m.rowid, c.cid"
+    )
+    keys = {row[0]: row[1] for row in rows if row[3]}
+    return [
+        Column(str(t), str(c), str(kind), bool(pk), (str(to), str(at or keys.get(to, c))) if to else None)
+        for t, c, kind, pk, to, at in {(row[0], row[1]): row for row in rows}.values()
+    ]
+
+
+def _duck(database: Database) -> list[Column]:
+    rows = database.run(
+        "SELECT table_name, column_name, data_type FROM information_schema.columns "
+        "WHERE table_schema = 'main' ORDER BY table_name, ordinal_position", SQL_SCHEMA_WIDE,
+    ).rows  # fmt: skip
+    keys = database.run(
+        "SELECT table_name, constraint_type, constraint_column_names, referenced_table, referenced_column_names "
+        "FROM duckdb_constraints()", SQL_SCHEMA_WIDE,
+    ).rows  # fmt: skip
+    primary = {(t, c) for t, kind, names, _, _ in keys if kind == "PRIMARY KEY" for c in names}
+    foreign = {(t, c): (to, at) for t, kind, own, to, ats in keys if kind == "FOREIGN KEY" for c, at in zip(own, ats)}
+    return [Column(t, c, kind, (t, c) in primary, foreign.get((t, c))) for t, c, kind in rows]
