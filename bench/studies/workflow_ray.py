@@ -49,7 +49,7 @@ class Runs:
     async def run(
         self, policy: str, questions: list[SqlQuestion], every: float, deadline: float, kill: int | None = None
     ) -> dict[str, Any]:
-        """`kill`: the quick engine dies once so many questions are answered."""
+        """`kill`: number of answered questions after which the fast engine dies."""
         setup = DispatcherSetup(policy, tuple((name, "engine", 2) for name in self.engines), PRIOR)
         self.number += 1
         log = self.out / f"{self.number}-{policy}.jsonl"
@@ -104,7 +104,7 @@ async def main() -> None:
     parser.add_argument("--seconds", type=float, help="fewer questions, so that they come within so long a run")
     parser.add_argument("--kill", action="store_true", help="a last run whose quick engine is killed")
     parser.add_argument("--out", type=Path, default=Path("workflow-ray"), help="folder of the logs")
-    parser.add_argument("--load", type=float, default=0.6, help="questions arrive so many times as often as one takes")
+    parser.add_argument("--load", type=float, default=0.6, help="arrival rate, times the duration of one question")
     parser.add_argument("--whole", action="store_true", help="keywords and unit tests too")
     parser.add_argument("--candidates", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=24, help="of a candidate, at most")

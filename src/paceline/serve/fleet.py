@@ -38,7 +38,7 @@ class Member:
     options: Mapping[str, Any]
     """Keyword arguments of `AsyncLLM`."""
     bytes: int
-    """What it may take; 0: nobody counts."""
+    """Bytes that it may take; 0: not counted."""
     server: Server | None = None
     gate: Gate | None = None
     users: int = 0
@@ -202,7 +202,7 @@ class Fleet:
         self._rested(member)
 
     def _rested(self, member: Member) -> None:
-        """Nobody may need it from now on."""
+        """Called when it may have become unused."""
         member.used = monotonic()
         if not member.users and self.idle_s:
             asyncio.get_running_loop().call_later(self.idle_s, self._look, member)
@@ -222,7 +222,7 @@ class Fleet:
                 await self._unload(member)
 
     def _loading(self, member: Member) -> "asyncio.Task[None]":
-        """One task for all who wait; it goes on when they leave."""
+        """One task for all waiting requests; it continues when they leave."""
         if member.loading is None:
             if (wait := member.retry - monotonic()) > 0:
                 raise not_loaded(member, wait)
@@ -259,7 +259,7 @@ class Fleet:
             raise
 
     async def _make_room(self, member: Member) -> None:
-        """Unload others, the one used longest ago first, once nobody uses them."""
+        """Unload others, the one used longest ago first, once they are unused."""
         if self.budget is None:
             return
         while sum(m.bytes for m in self.members.values() if m.server is not None) + member.bytes > self.budget:
@@ -268,7 +268,7 @@ class Fleet:
             await self._unload(victim)
 
     async def _unload(self, member: Member) -> None:
-        """When its last call has ended. Newcomers wait until it is gone, and ask anew."""
+        """Called when its last call has ended. New requests wait until it is gone, and ask again."""
         member.gone = asyncio.Event()
         try:
             while member.users:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 PROBES = ("/health", "/ready", "/metrics")
 LAST_WORD_S = 2.0
-"""How long a client that was told to go may take to read why."""
+"""Seconds that a rejected client may take to read the reason."""
 
 
 class Guard:

@@ -43,7 +43,7 @@ class Wire(BaseModel):
 
 
 def few(most: int) -> BeforeValidator:
-    """At most so many entries of an object, counted before one is looked at."""
+    """Limit the number of entries of an object; they are counted before any is parsed."""
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > most:

@@ -1,4 +1,4 @@
-"""Nothing but one query runs, for so long, for so many rows; and files that are no database."""
+"""Only one query runs, within limits of time and rows; files that are no database are refused."""
 
 import hashlib
 import sqlite3

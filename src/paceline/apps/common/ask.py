@@ -1,9 +1,9 @@
 """A typed call: a prompt and a form go in; a value, an outcome and a confidence come out.
 
-    answer = await ask(client, choice("yes", "no"), Prompt(data=manual, task="May -a stand beside -b?"))
+    answer = await ask(client, choice("yes", "no"), Prompt(data=manual, task="May -a be used with -b?"))
     answer.value, answer.confidence, answer.outcome     # "yes", 0.93, "ok"
 
-Nothing is guessed in silence: a value that the model did not give is outcome "fallback", with the problem beside it.
+Nothing is guessed in silence: a value that the model did not give is outcome "fallback", together with the problem.
 """
 
 import asyncio

@@ -35,7 +35,7 @@ ApiKey = Annotated[
 ]
 Drafter = Annotated[
     str | None,
-    typer.Option("--drafter", help="Who drafts, of a Paceline server; none decodes plainly.", rich_help_panel=SERVER),
+    typer.Option("--drafter", help="Drafter of a Paceline server; none decodes plainly.", rich_help_panel=SERVER),
 ]
 Concurrency = Annotated[int, typer.Option("--concurrency", min=1, help="Requests at once.", rich_help_panel=SERVER)]
 Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds for one request.", rich_help_panel=SERVER)]

@@ -39,7 +39,7 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token of the reply, its log-probability, and the likeliest at its place."""
+    """A token of the reply, its log-probability, and the most probable at its place."""
 
     token: str
     logprob: float

@@ -1,4 +1,4 @@
-"""A report: sections of text, tables and plots, written as one HTML file and as Markdown beside it.
+"""A report: sections of text, tables and plots, written as one HTML file and as Markdown next to it.
 
     report = Report("What ran", "12 snippets, 83 % of their lines.")
     report.table("Figures", [{"lines": 120, "run": 100}])

@@ -69,7 +69,7 @@ async def assemble(
     deadline_s: float | None = None,
     seeds: Mapping[str, bytes] | None = None,
 ) -> Assembled:
-    """A command for each combination and set of values, and seeds: the model's, beside those given."""
+    """A command for each combination and set of values, and seeds: the model's in addition to the given ones."""
     commands, problems = [], []
     for r in risky:
         options = [o for key in r.options if (o := manual.option(key))]

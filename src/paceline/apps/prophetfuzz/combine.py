@@ -44,7 +44,8 @@ class Prediction(BaseModel):
 
 
 def prediction(manual: Manual) -> type[Prediction]:
-    """The same for one program: combinations are of its own options, however the page spells them."""
+    """Prediction form for one program: it admits combinations of the program's own options, in any spelling of the
+    page."""
     known = tuple(name for o in manual.options if o.key not in SKIPPED for name in o.spellings)
     if not known:
         return Prediction

@@ -180,7 +180,8 @@ def compare(
     out: Out = Path("prophetfuzz-compare"),
     json: AsJson = False,
 ) -> None:
-    """On a program with ten planted bugs: predicted combinations beside random ones and none, in equal time."""
+    """Compare predicted option combinations with random ones and none, on a program with ten planted bugs, in equal
+    time."""
     with mended():
         asked = AppAsked(url, model, api_key, drafter, concurrency, timeout, log, replay)
         manual = replace(read_page(PLANTED_PAGE), program="inkpress")

@@ -29,7 +29,7 @@ class Bars:
         return len(self.time)
 
     def part(self, start: int, stop: int) -> "Bars":
-        """Bars [start, stop), copied: whoever holds a part cannot reach the bars behind it."""
+        """Bars [start, stop), copied: the part gives no access to the bars after it."""
         span = slice(start, stop)
         return Bars(
             self.time[span],

@@ -48,7 +48,8 @@ def futures(rows: Sequence[QuantCase]) -> Future:
 
 
 def random_walk(count: int, bars: int, seed: int) -> dict[str, Bars]:
-    """Windows of a walk whose next step is up or down alike: nobody can be better than one half on it."""
+    """Windows of a walk whose next step is up or down with equal chance: no method can be better than one half on
+    it."""
     draw = np.random.default_rng(seed)
     made = {}
     for window in range(count):

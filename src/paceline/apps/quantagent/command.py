@@ -1,4 +1,4 @@
-"""`paceline-apps quantagent`: decide on one window of bars, or study many beside baselines. No advice."""
+"""`paceline-apps quantagent`: decide on one window of bars, or study many, compared with baselines. No advice."""
 
 import asyncio
 import json as json_
@@ -117,7 +117,7 @@ def study(
     replay: Replay = None,
     json: AsJson = False,
 ) -> None:
-    """Decide, trade and score many windows beside always-long, coins and a rule without a model."""
+    """Decide, trade and score many windows, compared with always-long, coins and a rule without a model."""
     with errors():
         rows = gathered(files or [], count, walk, lookback, horizon, seed)
         asked = AppAsked(url, model, api_key, drafter, concurrency, timeout, log, replay)

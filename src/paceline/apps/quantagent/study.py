@@ -1,4 +1,4 @@
-"""Many windows decided, traded and scored beside baselines."""
+"""Study of many windows: decided, traded and scored, compared with baselines."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -36,7 +36,7 @@ from .table import SHIPPED, RecordError, Subject, Table, record
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 PREDICTORS = ("nothing", "table", "selfpico")
 Rounds = Annotated[int, typer.Option(min=1, max=9, help="Runs of a fragment at most, each mending the last.")]
-Predictors = Annotated[str, typer.Option(help=f"Who supplies values, of {', '.join(PREDICTORS)}; several with commas.")]
+Predictors = Annotated[str, typer.Option(help=f"Predictors of values: {', '.join(PREDICTORS)}; several with commas.")]
 Width = Annotated[int, typer.Option(min=1, help="Fragments at once.")]
 
 
@@ -67,7 +67,7 @@ def run(
 def study(
     packages: Annotated[str, typer.Option(help="Packages to cut bodies of functions from, with commas.")] = "",
     bodies_each: Annotated[int, typer.Option(min=1, help="Bodies of each package.")] = 50,
-    with_scripts: Annotated[int, typer.Option(min=0, help="The first so many of the 100 scripts.")] = 100,
+    with_scripts: Annotated[int, typer.Option(min=0, help="Number of the 100 scripts to run.")] = 100,
     with_seeded: Annotated[bool, typer.Option(help="The 20 scripts with a seeded type error.")] = True,
     seed: Annotated[int, typer.Option(help="Of the choice of bodies.")] = 0,
     url: Url = URL,

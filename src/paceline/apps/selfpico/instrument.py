@@ -251,7 +251,7 @@ def with_comma(arg: cst.Arg) -> cst.Arg:
 
 
 def generator_in_parentheses(arg: cst.Arg) -> cst.Arg:
-    """`f(x for x in y)` needs parentheses beside other arguments."""
+    """`f(x for x in y)` needs parentheses next to other arguments."""
     if isinstance(arg.value, cst.GeneratorExp) and not arg.value.lpar:
         inner = arg.value.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
         return arg.with_changes(value=inner)

@@ -1,9 +1,9 @@
-"""Who is asked for a missing value: nobody, a table of types, or a model.
+"""Predictors of a missing value: none, a table of types, or a model.
 
-The model is asked as in SelfPiCo (section 3.3): first for a value, with its reason before it and all of it as JSON;
-what fails is shown to it once more; then for one of 15 type words, whose dummy stands in. Every prompt begins with
-the same examples, and the fragment comes before the question, so that a server's prefix cache holds all but the last
-lines.
+The model is asked as in SelfPiCo (section 3.3): first for a value, with its reason before it and all of it as JSON; a
+failed answer is shown to the model once more; then for one of 15 type words, whose dummy stands in. Every prompt begins
+with the same examples, and the fragment comes before the question, so that a server's prefix cache holds all but the
+last lines.
 """
 
 from collections.abc import Callable, Mapping

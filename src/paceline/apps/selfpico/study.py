@@ -47,7 +47,7 @@ class Study:
         return {**coverage([r for _, r in pairs]), **self.found(pairs)}
 
     def found(self, pairs: Sequence[tuple[Fragment, Ran]]) -> dict[str, Any]:
-        """Of the seeded type errors: found at their line; and type errors reported elsewhere."""
+        """Counts of the seeded type errors: those found at their line, and type errors reported elsewhere."""
         marked = [(f.seeded, r) for f, r in pairs if f.seeded is not None]
         if not marked:
             return {"seeded": None, "seeded_found": None, "with_others": None}

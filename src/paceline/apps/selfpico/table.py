@@ -68,7 +68,7 @@ class Table:
             self.counts.setdefault(word, Counter())[type_] += count
 
     def choose(self, hole: Hole, fragment: str) -> str:
-        """The likeliest type for a hole."""
+        """The most probable type for a hole."""
         lines = fragment.splitlines()
         line = lines[hole.line - 1] if 0 < hole.line <= len(lines) else ""
         scores = self.scores(hole.kind, hole.name, line)

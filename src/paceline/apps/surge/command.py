@@ -78,7 +78,7 @@ def generate(
 
 
 def made(count: int, seed: int) -> list[SurgeItem]:
-    """So many fresh items of each kind."""
+    """`count` fresh items of each kind."""
     from .generate import generate as make
 
     if not count:
@@ -126,7 +126,7 @@ async def score(
 @app.command()
 def run(
     files: Annotated[list[Path] | None, typer.Argument(help="Items: files of generate, or the original's.")] = None,
-    fresh: Annotated[int, typer.Option("--fresh", min=0, help="Make so many items of each kind first.")] = 0,
+    fresh: Annotated[int, typer.Option("--fresh", min=0, help="Number of items of each kind to make first.")] = 0,
     seed: Annotated[int, typer.Option("--seed", help="Of fresh items.")] = 0,
     url: Url = URL,
     model: Model = None,

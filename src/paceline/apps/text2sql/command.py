@@ -61,7 +61,7 @@ def text2sql(
         Path | None, _option("Measure instead: JSON lines with db_id, question and query.", "Evaluation")
     ] = None,
     databases: Annotated[Path | None, _option("Folder of their SQLite files.", "Evaluation")] = None,
-    questions: Annotated[int | None, _option("So many of them, spread over the file.", "Evaluation", min=1)] = None,
+    questions: Annotated[int | None, _option("Number of questions, spread over the file.", "Evaluation", min=1)] = None,
     minutes: Annotated[float | None, _option("Begin no further question after so long.", "Evaluation", min=0)] = None,
     at_once: Annotated[int, _option("Questions at once.", "Evaluation", min=1)] = 2,
     single: Annotated[bool, _option("One candidate, no revision, no tests.")] = False,
@@ -70,7 +70,7 @@ def text2sql(
     seconds: Annotated[float, _option("A query runs, at most.", min=0.01)] = 5.0,
     rows: Annotated[int, _option("Rows of a result, at most.", min=1)] = 1000,
     deadline: Annotated[
-        float | None, _option("Seconds for a question, told to a server that plans workflows (paceline route).")
+        float | None, _option("Seconds for a question, sent to a server that plans workflows (paceline route).")
     ] = None,
     url: Url = URL,
     model: Model = None,
@@ -87,7 +87,7 @@ def text2sql(
 ) -> None:
     """Answer a question about a database: the query, its table, and how it came about.
 
-    Only one SELECT ever runs, on a read-only connection, for so many seconds and rows.
+    Only one SELECT ever runs, on a read-only connection, within the limits of seconds and rows.
     """
     with errors():
         asked = AppAsked(url, model, api_key, drafter, concurrency, timeout, log, replay)

@@ -43,7 +43,7 @@ class SqlResult:
 
 @dataclass(frozen=True, slots=True)
 class SqlLimits:
-    """Of one query."""
+    """Limits of one query."""
 
     seconds: float = 5.0
     rows: int = 1000

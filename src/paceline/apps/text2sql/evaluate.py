@@ -28,7 +28,7 @@ class SqlQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Of one question."""
+    """Score of one question."""
 
     question: SqlQuestion
     answered: Answered
@@ -73,7 +73,7 @@ def _plain(value: Any) -> Any:
 
 @dataclass(slots=True)
 class Evaluation:
-    """Questions over databases in a folder, so many at once, until `minutes` have passed."""
+    """Questions over databases in a folder, a given number at once, until `minutes` have passed."""
 
     client: AppClient
     folder: Path

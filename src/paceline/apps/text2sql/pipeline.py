@@ -27,7 +27,7 @@ class SqlPlan:
 
     candidates: int = 3
     rounds: int = 2
-    """Of revision, at most."""
+    """Maximum number of revision rounds."""
     tests: bool = True
     keywords: bool = True
     heat: float = 0.7
@@ -35,7 +35,7 @@ class SqlPlan:
     max_tokens: int = 300
     limits: SqlLimits = SQL_LIMITS
     deadline_s: float | None = None
-    """Of the whole question; told to the server where it plans workflows (`paceline route`)."""
+    """Deadline of the whole question, in seconds; sent to the server if it plans workflows (`paceline route`)."""
 
 
 SQL_SINGLE = SqlPlan(1, 0, False, False)
@@ -258,7 +258,7 @@ EXPECTED = ["keywords", "candidates", "revise", "unit_tests", "run_tests"]
 
 
 def worth(group: Sequence[Candidate]) -> tuple[float, bool, int]:
-    """Of candidates that agree; the least is chosen."""
+    """Sort key of a group of candidates that agree; the group with the least key is chosen."""
     first = group[0]
     return (-first.passed, first.result is None or not first.result.rows, -len(group))
 

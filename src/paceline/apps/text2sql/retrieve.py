@@ -20,7 +20,7 @@ NEAR = 0.45
 
 @dataclass(slots=True)
 class Index:
-    """Of one database."""
+    """Index of one database."""
 
     schema: SqlSchema
     values: dict[str, list[str]] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Index:
         return [self._texts[number][:2] for number in ordered[:most]]
 
     def columns(self, words: Sequence[str], most: int = 24) -> list[Column]:
-        """Those whose names are nearest to the words; all, where there are no more than `most`."""
+        """Columns whose names are nearest to the words; all columns, if there are no more than `most`."""
         if len(self.schema.columns) <= most:
             return list(self.schema.columns)
         asked = [trigrams(word) for word in words]

@@ -22,7 +22,7 @@ TSCI_SYSTEM = (
 SAFE = "seasonal_naive"
 """Always among the candidates: what is not better than it is of no use."""
 USUAL = ("stl_ets", "theta", "ridge", "n_linear", "seasonal_mean")
-"""Who fills up where the planner named fewer."""
+"""Models that fill the list if the planner named fewer."""
 
 
 @dataclass(frozen=True)

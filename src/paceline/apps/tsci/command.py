@@ -145,7 +145,7 @@ def study_windows(
     replay: Replay = None,
     json: AsJson = False,
 ) -> None:
-    """Forecast many windows whose future is known but sealed, and score them beside seasonal naive."""
+    """Forecast many windows whose future is known but sealed, and score them against seasonal naive."""
     with errors():
         series = sources(files or [], column, made)
         try:

@@ -1,4 +1,4 @@
-"""Series, windows of them, and the seal that keeps a window's future from whoever forecasts it."""
+"""Series, windows of them, and the seal that hides a window's future from the forecasters."""
 
 import csv
 import itertools
@@ -15,7 +15,7 @@ MISSING = {"", "na", "n/a", "nan", "null", "none", "-"}
 
 
 class Leak(RuntimeError):
-    """Somebody looked at a window's future before the forecasts were scored."""
+    """Error: a window's future was read before the forecasts were scored."""
 
 
 @dataclass(frozen=True)

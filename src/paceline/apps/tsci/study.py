@@ -1,4 +1,4 @@
-"""Many windows, forecast and scored beside seasonal naive, the best single model and the simple mean."""
+"""Study of many windows: forecast and scored against seasonal naive, the best single model and the simple mean."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -33,7 +33,8 @@ async def study(
     workers: int = 2,
     step: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """All windows' forecasts, scores and failures. A window without a forecast is told and left out of the means."""
+    """All windows' forecasts, scores and failures. A window without a forecast is reported and left out of the
+    means."""
     rows: list[dict[str, Any]] = []
     lost: list[dict[str, str]] = []
     todo = [(one, window) for one in series for window in windows(one, history, plan.horizon, count)]

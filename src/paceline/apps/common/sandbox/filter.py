@@ -1,4 +1,4 @@
-"""The seccomp filter: what is allowed, what is refused, and what the supervisor is told of.
+"""The seccomp filter: what is allowed, what is refused, and what the supervisor is notified of.
 
 Enforcement never rests on reading a path: writes are kept out by mounts and ids. The filter tells the supervisor of
 them so that they can be reported. Sockets and huge mappings are refused here.
@@ -68,7 +68,8 @@ def refuse(code: int) -> int:
 
 
 def program(watch: bool, largest: int) -> list[Line]:
-    """The filter. `largest` is the most bytes that one mapping may have; without `watch` nobody is told."""
+    """The filter. `largest` is the most bytes that one mapping may have; without `watch` the supervisor is not
+    notified."""
     number, told = numbers(), NOTIFY if watch else refuse(errno.EACCES)
     lines: list[Line] = [(LD, 0, 0, ARCH), (JEQ, 1, 0, AUDIT[MACHINE]), (RET, 0, 0, KILL), (LD, 0, 0, NR)]
     if MACHINE == "x86_64":

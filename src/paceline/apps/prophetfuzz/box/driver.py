@@ -1,5 +1,4 @@
-"""A fuzzing campaign in the sandbox: afl-fuzz over many commands, a slice of time each, crashes replayed and told
-apart.
+"""A fuzzing campaign in the sandbox: afl-fuzz over many commands, a slice of time each, crashes replayed and grouped.
 
 Reads `job.json`, `seeds/` and the target; writes `result.json` after every slice, so that a campaign that is stopped
 leaves what it found, and `repro/HASH`, the first input of each crash.

@@ -33,7 +33,7 @@ MOST_ITEMS = 1000
 
 
 class NoValue(Exception):
-    """Nobody has a value for what is missing."""
+    """Error: no predictor has a value for what is missing."""
 
 
 class PicoEvents:
@@ -98,7 +98,8 @@ class Runtime:
     # Values
 
     def supply(self, where: dict[str, Any], error: Exception, guarded: tuple[str, ...], injected: bool = False) -> Any:
-        """A value for what is missing; the error itself where the fragment handles it by name, or nobody has one."""
+        """A value for what is missing; the error itself if the fragment handles it by name, or no predictor has a
+        value."""
         if set(guarded) & set(where["guards"]):
             raise error
         key = f"{where['kind']}:{where['name']}"
@@ -213,7 +214,7 @@ class Absent(ModuleType):
 
 
 def importer() -> FrameType | None:
-    """Whoever imports, or asks a module for a name, below the frames of importing itself."""
+    """The frame that imports, or asks a module for a name, below the frames of importing itself."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and "importlib" in frame.f_code.co_filename:
         frame = frame.f_back
