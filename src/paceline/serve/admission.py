@@ -91,7 +91,7 @@ class Gate:
         return max(1, min(MOST_WAIT_S, math.ceil(wanted * span / len(self._leavings))))
 
 
-class Keys:
+class ApiKeys:
     """The API keys, hashed so that a comparison takes the same time for any guess."""
 
     def __init__(self, keys: Sequence[str]) -> None:
@@ -108,7 +108,7 @@ class Keys:
         return equal.index(True) if scheme.lower() == "bearer" and any(equal) else None
 
 
-class Share:
+class BodyShare:
     """What one request holds of a `Bodies`."""
 
     def __init__(self, bodies: "Bodies") -> None:
@@ -134,9 +134,9 @@ class Bodies:
         self.most, self.size = most, 0
 
     @contextmanager
-    def share(self) -> Iterator[Share]:
+    def share(self) -> Iterator[BodyShare]:
         """A request's part, given back at its end."""
-        share = Share(self)
+        share = BodyShare(self)
         try:
             yield share
         finally:

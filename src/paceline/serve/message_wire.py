@@ -21,7 +21,7 @@ class TextBlock(Wire):
     citations: list[Any] | None = None
 
 
-class Turn(Wire):
+class MessageTurn(Wire):
     role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[Block], FailFast()] = Field(description="a text or a list of blocks")
 
@@ -52,7 +52,7 @@ class CountRequest(Wire):
     """What a prompt is made of."""
 
     model: Label | None = Field(None, description="the name of the served model")
-    messages: Annotated[list[Turn], FailFast()] = Field(
+    messages: Annotated[list[MessageTurn], FailFast()] = Field(
         min_length=1, description='a list of {"role": ..., "content": ...}, at least one'
     )
     system: str | list[TextBlock] | None = Field(None, description="a text or a list of text blocks")

@@ -19,7 +19,7 @@ from paceline.core.errors import PacelineError
 from paceline.serve.errors import ApiError
 
 T = TypeVar("T")
-SMALL = 16_384
+SMALL_PIECE_BYTES = 16_384
 """Bytes or characters up to which a piece of work is small: one thread does nothing else."""
 TRIM = 1 << 18
 """Size from which on the memory that a piece took is given back to the system."""
@@ -28,7 +28,7 @@ BUSY_S = 2
 Piece = tuple[int, int, Callable[[], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop]
 
 
-class Pool:
+class WorkerPool:
     """Two threads, one for small pieces alone. At most `most` pieces wait; the next is rejected and may retry later."""
 
     def __init__(self, name: str, most: int = 256, large: int = 16) -> None:
@@ -52,7 +52,7 @@ class Pool:
         For the event loop."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        large = size > SMALL
+        large = size > SMALL_PIECE_BYTES
         with self._changed:
             if len(self._pieces) >= self.most or (large and self._sizes >= self.large):
                 raise ApiError(
@@ -77,7 +77,7 @@ class Pool:
         self._serve(lambda: bool(self._pieces))
 
     def _small(self) -> None:
-        self._serve(lambda: bool(self._pieces) and self._pieces[0][0] <= SMALL)
+        self._serve(lambda: bool(self._pieces) and self._pieces[0][0] <= SMALL_PIECE_BYTES)
 
     def _serve(self, there_is: Callable[[], bool]) -> None:
         while True:
@@ -96,7 +96,7 @@ class Pool:
 
     def _ended(self, size: int) -> None:
         with self._changed:
-            self._sizes -= size > SMALL
+            self._sizes -= size > SMALL_PIECE_BYTES
 
     def _do(
         self, work: Callable[[], Any], future: "asyncio.Future[Any]", loop: asyncio.AbstractEventLoop, size: int
@@ -143,10 +143,10 @@ class Pools:
     def __init__(self, crowd: int = 0) -> None:
         """`crowd`: requests that may wait for the engine; as many small pieces may wait here, and never under 256."""
         most = max(256, crowd)
-        self.bodies = Pool("bodies", most)
-        self.texts = Pool("tokenizer", most)
-        self.grammars = Pool("grammars", 64)
-        self.answers = Pool("long answers", 64)
+        self.bodies = WorkerPool("bodies", most)
+        self.texts = WorkerPool("tokenizer", most)
+        self.grammars = WorkerPool("grammars", 64)
+        self.answers = WorkerPool("long answers", 64)
         self._tidying = False
 
     def tidy(self) -> None:

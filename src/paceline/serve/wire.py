@@ -10,9 +10,9 @@ from pydantic_core import PydanticCustomError
 
 from paceline.core.grammar import MOST_DEPTH
 
-LABEL = 512
+MAX_LABEL_CHARS = 512
 """Characters of a name or a label."""
-Label = Annotated[str, StringConstraints(max_length=LABEL)]
+Label = Annotated[str, StringConstraints(max_length=MAX_LABEL_CHARS)]
 
 
 class FailFast(pydantic.FailFast):
