@@ -34,7 +34,7 @@ class Form(Protocol[T_co]):
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class AppText:
     """Any text; an empty one is a value, too."""
 
     words: tuple[str, ...] = ()

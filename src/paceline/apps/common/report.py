@@ -121,7 +121,7 @@ def cell(value: Any) -> str:
 
 def environment(escape: bool) -> jinja2.Environment:
     env = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE),
+        loader=jinja2.FileSystemLoader(APP_HERE),
         autoescape=escape,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..common.report import Report
-from .agents import NOTE, Decision
+from .agents import NOTE, QuantDecision
 from .bars import Bars
 from .picture import png
 from .trend import trend

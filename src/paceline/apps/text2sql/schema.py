@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from .database import Database, Limits, Sqlite
 from .keywords import KEYWORDS
 
-WIDE = Limits(seconds=10.0, rows=5000)
-SHOWN = 40
+SQL_SCHEMA_WIDE = SqlLimits(seconds=10.0, rows=5000)
+SQL_SCHEMA_SHOWN = 40
 """Characters of a stored value in a prompt."""
 
 
@@ -27,7 +27,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Schema:
+class SqlSchema:
     columns: tuple[Column, ...]
 
     @property
@@ -65,7 +65,7 @@ def name(text: str) -> str:
 
 
 def literal(text: str) -> str:
-    return "'" + flat(text)[:SHOWN].replace("'", "''") + "'"
+    return "'" + flat(text)[:SQL_SCHEMA_SHOWN].replace("'", "''") + "'"
 
 
 def flat(text: str) -> str:
@@ -73,9 +73,9 @@ def flat(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-def read_schema(database: Database) -> Schema:
+def read_schema(database: Database) -> SqlSchema:
     """Raises QueryError."""
-    return Schema(tuple(_sqlite(database) if isinstance(database, Sqlite) else _duck(database)))
+    return SqlSchema(tuple(_sqlite(database) if isinstance(database, Sqlite) else _duck(database)))
 
 
 def _sqlite(database: Sqlite) -> list[Column]:
@@ -94,11 +94,11 @@ def _sqlite(database: Sqlite) -> list[Column]:
 def _duck(database: Database) -> list[Column]:
     rows = database.run(
         "SELECT table_name, column_name, data_type FROM information_schema.columns "
-        "WHERE table_schema = 'main' ORDER BY table_name, ordinal_position", WIDE,
+        "WHERE table_schema = 'main' ORDER BY table_name, ordinal_position", SQL_SCHEMA_WIDE,
     ).rows  # fmt: skip
     keys = database.run(
         "SELECT table_name, constraint_type, constraint_column_names, referenced_table, referenced_column_names "
-        "FROM duckdb_constraints()", WIDE,
+        "FROM duckdb_constraints()", SQL_SCHEMA_WIDE,
     ).rows  # fmt: skip
     primary = {(t, c) for t, kind, names, _, _ in keys if kind == "PRIMARY KEY" for c in names}
     foreign = {(t, c): (to, at) for t, kind, own, to, ats in keys if kind == "FOREIGN KEY" for c, at in zip(own, ats)}

@@ -29,11 +29,11 @@ def scored(window: Window, made: Forecast, alone: Forecast, calendar: int) -> Fl
 
 
 async def study(
-    client: Client,
+    client: AppClient,
     series: Sequence[Series],
     history: int,
     count: int,
-    plan: Plan,
+    plan: TsciPlan,
     workers: int = 2,
     step: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for name in dict.fromkeys(row["series"] for row in rows):
         here = [row for row in rows if row["series"] == name]
-        mae = {column: float(np.mean([row["scores"][column]["mae"] for row in here])) for column in COLUMNS}
+        mae = {column: float(np.mean([row["scores"][column]["mae"] for row in here])) for column in TSCI_COLUMNS}
         won = sum(row["scores"][OURS]["mae"] < row["scores"]["seasonal naive"]["mae"] for row in here)
         found.append(
             {
