@@ -143,7 +143,7 @@ def test_the_options_of_every_printed_command(snippet: Snippet, command: str) ->
 def application(found: list[str]) -> None:
     from importlib import import_module
 
-    from paceline.apps.main import COMMANDS
+    from paceline.apps.main import APP_COMMANDS as COMMANDS
 
     try:
         command: Any = typer.main.get_command(import_module(f"paceline.apps.{COMMANDS[found[0]][0]}").app)

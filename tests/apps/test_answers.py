@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from paceline.apps.common.sandbox import unavailable
 from paceline.apps.common.schema import problem
-from paceline.apps.main import COMMANDS, present
+from paceline.apps.main import APP_COMMANDS, present
 from tests.apps.scripted import scripted
 
 pytest.importorskip("statsmodels", reason="the extra apps is not installed")
@@ -73,7 +73,7 @@ def run(name: str, folder: Path, script: Callable[[dict[str, Any]], Any]) -> Any
         pytest.skip(why)
     from importlib import import_module
 
-    app = import_module(f"paceline.apps.{COMMANDS[name][0]}").app
+    app = import_module(f"paceline.apps.{APP_COMMANDS[name][0]}").app
     with scripted(script) as (url, _):
         return CliRunner().invoke(app, [*RUNS[name](folder), "--url", url])
 
@@ -106,7 +106,7 @@ def test_a_server_that_sends_no_completion(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_every_application_is_here() -> None:
-    assert set(RUNS) == set(COMMANDS) >= set(present())
+    assert set(RUNS) == set(APP_COMMANDS) >= set(present())
 
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 0}, "w": {"enum": ["a", "b"]}},

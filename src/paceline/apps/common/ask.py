@@ -114,7 +114,7 @@ async def ask(
         async with asyncio.timeout(settings.deadline_s):
             answer = await attempts(client, form, prompt, settings)
     except TimeoutError:
-        answer = Answer(None, "failed", problem="late", detail=f"No answer within {settings.deadline_s:g} s.")
+        answer = AppAnswer(None, "failed", problem="late", detail=f"No answer within {settings.deadline_s:g} s.")
     except asyncio.CancelledError:
         client.tally.outcomes["failed: cancelled"] += 1
         raise
@@ -139,14 +139,14 @@ async def sample(
     try:
         async with asyncio.timeout(settings.deadline_s):
             reply = await client.chat(prompt.messages(), **fields)
-        lost: Answer[T] = Answer(
+        lost: AppAnswer[T] = AppAnswer(
             None, "failed", problem="server", detail="The server gave fewer samples than asked for."
         )
         answers = [*(read(form, s, client.native) for s in reply.samples), *[lost] * n][:n]
     except TimeoutError:
         answers = [AppAnswer(None, "failed", problem="late", detail=f"No answer within {settings.deadline_s:g} s.")] * n
     except CallError as error:
-        answers = [Answer(None, "failed", problem=error.kind, detail=str(error))] * n
+        answers = [AppAnswer(None, "failed", problem=error.kind, detail=str(error))] * n
     except asyncio.CancelledError:
         client.tally.outcomes["failed: cancelled"] += n
         raise

@@ -134,7 +134,7 @@ class AppClient:
             raise CallError("server", f"{self.url} sent no chat completion ({error!r} in its answer).") from error
         if not samples:
             raise CallError("server", f"{self.url} sent a chat completion without a choice.")
-        reply = Reply(samples, usage, time.monotonic() - began)
+        reply = AppReply(samples, usage, time.monotonic() - began)
         self.tally.add(reply.usage, reply.seconds)
         return reply
 
@@ -199,7 +199,7 @@ def checked(response: httpx2.Response) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class Nobody(Client):
+class Nobody(AppClient):
     """The client of a run without a model: each request fails at once, so that stand-ins show what they are worth."""
 
     url: str = "nobody"
@@ -212,11 +212,11 @@ class Nobody(Client):
     ) -> None:
         return None
 
-    async def chat(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> Reply:
+    async def chat(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> AppReply:
         raise CallError("absent", "This run has no model.")
 
 
-def sample(choice: Mapping[str, Any]) -> Sample:
+def sample(choice: Mapping[str, Any]) -> AppSample:
     content = (choice.get("logprobs") or {}).get("content") or ()
     tokens = tuple(
         Token(

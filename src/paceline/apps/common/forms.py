@@ -106,7 +106,7 @@ class Json(Generic[M]):
 
 
 @dataclass(frozen=True, slots=True)
-class Schema:
+class AppSchema:
     """JSON as a schema describes it, where no pydantic model does."""
 
     schema: Mapping[str, Any]

@@ -19,7 +19,7 @@ import jinja2
 
 from .usage import told
 
-HERE = Path(__file__).parent / "templates"
+APP_HERE = Path(__file__).parent / "templates"
 
 
 @dataclass(frozen=True, slots=True)

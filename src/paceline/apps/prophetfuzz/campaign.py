@@ -114,7 +114,7 @@ USAGE = re.compile(
 DRY_S = 5
 
 
-async def dry(plan: Plan, target: bytes | Path) -> tuple[Plan, dict[Command, str]]:
+async def dry(plan: FuzzPlan, target: bytes | Path) -> tuple[FuzzPlan, dict[FuzzCommand, str]]:
     """The plan without commands that the target refuses: each runs once, on the first seed, in the sandbox; one that
     ends with an error and says that its options are wrong, where the program without options does not, is left out,
     with what it said. A crash or a time limit is no refusal."""
@@ -131,7 +131,7 @@ async def dry(plan: Plan, target: bytes | Path) -> tuple[Plan, dict[Command, str
         outcome = await run(
             Job(
                 ("sh", "-c", script, "sh", *line), files, read=(target.resolve(),) if isinstance(target, Path) else (),
-                limits=Limits(wall_s=DRY_S, cpu_s=DRY_S, memory_mb=1024, address_mb=None, disk_mb=64), watch=False,
+                limits=AppLimits(wall_s=DRY_S, cpu_s=DRY_S, memory_mb=1024, address_mb=None, disk_mb=64), watch=False,
             )
         )  # fmt: skip
         refused = outcome.status == "failed" and USAGE.search(outcome.text + outcome.errors)
@@ -142,7 +142,7 @@ async def dry(plan: Plan, target: bytes | Path) -> tuple[Plan, dict[Command, str
     return replace(plan, commands=tuple(c for c in plan.commands if c not in dropped)), dropped
 
 
-async def fuzz(plan: Plan, target: bytes | Path, budget: Budget) -> Result:
+async def fuzz(plan: FuzzPlan, target: bytes | Path, budget: Budget) -> FuzzResult:
     """Run the plan's commands on a target, by turns. Raises FuzzError."""
     if why := missing():
         raise FuzzError(why)

@@ -35,8 +35,19 @@ from ..common.cli import (
 from ..common.client import AppClient
 from ..common.sandbox import SandboxError, unavailable
 from . import show as pages
-from .assemble import Assembled, Command, Plan, assemble
-from .campaign import PLANTED, PLANTED_PAGE, Budget, Comparison, FuzzError, build, default_plan, dry, fuzz, random_plan
+from .assemble import Assembled, FuzzCommand, FuzzPlan, assemble
+from .campaign import (
+    PLANTED,
+    PLANTED_PAGE,
+    Budget,
+    FuzzComparison,
+    FuzzError,
+    build,
+    default_plan,
+    dry,
+    fuzz,
+    random_plan,
+)
 from .combine import Risky, predict
 from .constraints import Constraints, extract
 from .manual import Manual, ManualError, find_page, read_page
@@ -191,7 +202,7 @@ def compare(
         manual = replace(read_page(PLANTED_PAGE), program="inkpress")
         budget = Budget(seconds, slice_, persistent=True)
 
-        async def go() -> tuple[Predicted, Comparison, Plan, dict[Command, str]]:
+        async def go() -> tuple[FuzzPredicted, FuzzComparison, FuzzPlan, dict[FuzzCommand, str]]:
             target = await build(PLANTED)
             async with asked.client() as client:
                 done = await predicted(client, manual, samples, votes, commands, deadline)

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from ..common.report import Report
-from .assemble import Assembled, Command
-from .campaign import PLANTED_BUGS, Comparison, Result
+from .assemble import Assembled, FuzzCommand
+from .campaign import PLANTED_BUGS, FuzzComparison, FuzzResult
 from .combine import Risky
 from .constraints import Constraints
 from .manual import Manual
@@ -38,13 +38,13 @@ def prediction(
     return report
 
 
-def refused(report: Report, program: str, dropped: Mapping[Command, str]) -> None:
+def refused(report: Report, program: str, dropped: Mapping[FuzzCommand, str]) -> None:
     """Commands that the target refused in the dry run."""
     rows = [{"command": command.text(program), "it said": why} for command, why in dropped.items()]
     report.table("Left out: the program refuses them", rows, "" if rows else "None.")
 
 
-def campaign(program: str, result: Result, folder: Path, dropped: Mapping[Command, str]) -> Report:
+def campaign(program: str, result: FuzzResult, folder: Path, dropped: Mapping[FuzzCommand, str]) -> Report:
     """Crashes with reproducers, which are written into `folder`, and figures per command."""
     report = Report(
         f"Fuzzing {program}",
@@ -68,7 +68,11 @@ def campaign(program: str, result: Result, folder: Path, dropped: Mapping[Comman
 
 
 def comparison(
-    result: Comparison, seconds: float, facts: dict[str, Any], commands: Sequence[str], dropped: Mapping[Command, str]
+    result: FuzzComparison,
+    seconds: float,
+    facts: dict[str, Any],
+    commands: Sequence[str],
+    dropped: Mapping[FuzzCommand, str],
 ) -> Report:
     """Planted bugs found by each strategy in equal time."""
     rows = result.rows()

@@ -58,7 +58,7 @@ def bars_of(rows: Sequence[Mapping[str, str]], place: str) -> Bars:
     if when is not None:
         order = ordered(time, f"{place}, column {when}").order
         rows, time = [rows[at] for at in order], tuple(time[at] for at in order)
-    prices = {name: _column(rows, names[name], place) for name in COLUMNS}
+    prices = {name: _column(rows, names[name], place) for name in QUANT_COLUMNS}
     wrong = np.flatnonzero(
         (prices["high"] < np.maximum(prices["open"], prices["close"]))
         | (prices["low"] > np.minimum(prices["open"], prices["close"]))

@@ -56,7 +56,7 @@ def curve(axes: Any, result: Mapping[str, Any]) -> None:
     axes.legend(frameon=False, fontsize=8)
 
 
-def of_window(asset: str, bars: Bars, decision: Decision, usage: Mapping[str, Any]) -> Report:
+def of_window(asset: str, bars: Bars, decision: QuantDecision, usage: Mapping[str, Any]) -> Report:
     """One window: the chart, the reports, the decision and its stops."""
     names = {1: "LONG", -1: "SHORT", 0: "no trade"}
     report = Report(f"QuantAgent: {asset}", f"{names[decision.side]} ({decision.why}). {NOTE}")

@@ -34,9 +34,9 @@ from .study import Study
 from .table import SHIPPED, RecordError, Subject, Table, record
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
-ALONE = "without the model"
+PICO_ALONE = "without the model"
 """SelfPiCo as it is where every call fails: an object of which nothing is known stands in for everything."""
-PREDICTORS = ("nothing", "table", ALONE, "selfpico")
+PREDICTORS = ("nothing", "table", PICO_ALONE, "selfpico")
 Rounds = Annotated[int, typer.Option(min=1, max=9, help="Runs of a fragment at most, each mending the last.")]
 Predictors = Annotated[str, typer.Option(help=f"Predictors of values: {', '.join(PREDICTORS)}; several with commas.")]
 Width = Annotated[int, typer.Option(min=1, help="Fragments at once.")]
@@ -82,7 +82,7 @@ def study(
     replay: Replay = None,
     out: Out = Path("selfpico-study"),
     json: AsJson = False,
-    predictors: Predictors = f"nothing,table,{ALONE},selfpico",
+    predictors: Predictors = f"nothing,table,{PICO_ALONE},selfpico",
     rounds: Rounds = 3,
     width: Width = 8,
 ) -> None:

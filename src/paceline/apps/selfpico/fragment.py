@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..common.sandbox import Job, Limits, Outcome, run
-from .instrument import FragmentError, Program, instrument, runnable
-from .predict import Guess, Hole, Model, Predictor
+from ..common.sandbox import AppLimits, AppOutcome, Job, run
+from .instrument import FragmentError, PicoProgram, instrument, runnable
+from .predict import Guess, Hole, PicoModel, Predictor
 from .taint import tainted
 
 PICO_BOX = Path(__file__).parent / "box"

@@ -31,8 +31,8 @@ from ..common.cli import (
 from ..common.sandbox import SandboxError
 from ..common.usage import mostly_stand_ins
 from ..common.usage import told as of_answers
-from .ask import STYLES, Record, evaluate
-from .items import KINDS, Item, read, write
+from .ask import SURGE_STYLES, SurgeRecord, evaluate
+from .items import KINDS, SurgeItem, read, write
 from .report import one_model, scaling
 from .table import summary, unsure
 from .tool import Said, output
@@ -184,7 +184,7 @@ def scale(
 
 
 async def predicted(
-    asked: Asked, files: dict[str, str], command: str, sure: float, style: str, s: Settings
+    asked: AppAsked, files: dict[str, str], command: str, sure: float, style: str, s: AppSettings
 ) -> tuple[Said, dict[str, Any]]:
     """The output, and what it cost."""
     async with asked.client() as client:
@@ -212,8 +212,8 @@ def predict(
             texts = {path.name: path.read_text(encoding="utf-8") for path in files}
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(str(error)) from error
-        asked = Asked(url, model, api_key, drafter, 1, timeout)
-        settings = Settings(max_tokens=max_tokens, deadline_s=deadline, retries=0)
+        asked = AppAsked(url, model, api_key, drafter, 1, timeout)
+        settings = AppSettings(max_tokens=max_tokens, deadline_s=deadline, retries=0)
         said, usage = told(predicted(asked, texts, command, threshold, style, settings))
         typer.echo(f"{said.source}{': ' + said.why if said.why else ''}", err=True)
         typer.echo(of_answers(usage), err=True)

@@ -36,7 +36,7 @@ def floors(items: Sequence[SurgeItem]) -> dict[str, float]:
     }
 
 
-def unanswered(items: Sequence[Item]) -> dict[str, float]:
+def unanswered(items: Sequence[SurgeItem]) -> dict[str, float]:
     """By column, what an empty answer scores: the row without the model."""
     by: dict[str, list[float]] = {}
     for item in items:
@@ -44,7 +44,7 @@ def unanswered(items: Sequence[Item]) -> dict[str, float]:
     return {column: mean(scores) for column, scores in by.items()}
 
 
-def summary(records: Sequence[Record], items: Sequence[Item]) -> dict[str, Any]:
+def summary(records: Sequence[SurgeRecord], items: Sequence[SurgeItem]) -> dict[str, Any]:
     """Columns with their scores and floors, the mean over all columns, and the mean as published."""
     by, floor, alone = columns(records), floors(items), unanswered(items)
     scores = {column: mean([record.score for record in rows]) for column, rows in by.items()}

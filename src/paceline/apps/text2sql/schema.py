@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from .database import Database, Limits, Sqlite
+from .database import Database, Sqlite, SqlLimits
 from .keywords import KEYWORDS
 
 SQL_SCHEMA_WIDE = SqlLimits(seconds=10.0, rows=5000)
@@ -54,7 +54,8 @@ class SqlSchema:
         key = " PRIMARY KEY" if column.key else ""
         refers = f" REFERENCES {name(column.refers[0])}({name(column.refers[1])})" if column.refers else ""
         bare = re.match(r"(?i)int|real|num|dec|float|double|bigint|small", column.type) is not None
-        shown = f"  -- e.g. {', '.join(flat(v)[:SHOWN] if bare else literal(v) for v in values)}" if values else ""
+        listed = ", ".join(flat(v)[:SQL_SCHEMA_SHOWN] if bare else literal(v) for v in values)
+        shown = f"  -- e.g. {listed}" if values else ""
         return f"  {name(column.name)} {flat(column.type or 'TEXT')}{key}{refers},{shown}"
 
 

@@ -36,7 +36,7 @@ from .invented import honest
 from .pipeline import TsciPipeline, TsciPlan
 from .report import as_text, of_forecast, of_study
 from .series import Series, read_series, windows
-from .study import COLUMNS, study
+from .study import TSCI_COLUMNS, study
 
 app = typer.Typer(
     help="Forecast a time series of a CSV file; models are chosen, weighed and reported. Both ask a server (--url).",
@@ -106,7 +106,7 @@ async def ahead(
     async with asked.client() as client:
         began = time.monotonic()
         async with Dag(workers=workers, width=100) as dag:
-            node = Pipeline(dag, client, plan).start(series.name, start, series.values[start:], series.period)
+            node = TsciPipeline(dag, client, plan).start(series.name, start, series.values[start:], series.period)
             try:
                 made = await node
             except NodeError as error:

@@ -86,7 +86,7 @@ def refitted(found: Validated, history: Floats, horizon: int, period: int) -> Ma
         return forecast(found.name, found.settings, history, horizon, period)
 
 
-def seasons(facts: Facts, calendar: int) -> list[int]:
+def seasons(facts: TsciFacts, calendar: int) -> list[int]:
     """Possible seasons, the first one used where nobody chooses: what was found, what the calendar suggests, none."""
     return list(dict.fromkeys([*(each for each in (facts.period, calendar) if each > 1), 1]))
 

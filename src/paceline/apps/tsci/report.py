@@ -8,14 +8,14 @@ import numpy as np
 
 from ..common.report import Report
 from .agents import Told
-from .study import ALONE, COLUMNS, OURS
+from .study import OURS, TSCI_ALONE, TSCI_COLUMNS
 
 
 def as_text(result: Mapping[str, Any]) -> str:
     """The results that the reporter is given: figures of the table, rounded as the report rounds them."""
     lines = [
         f"{row['series']}: {row['windows']} windows of {result['horizon']} steps. Mean absolute error: "
-        + ", ".join(f"{name} {row[name]:.4g}" for name in COLUMNS)
+        + ", ".join(f"{name} {row[name]:.4g}" for name in TSCI_COLUMNS)
         + f". Better than seasonal naive in {row['won']} windows."
         for row in result["table"]
     ]
@@ -56,7 +56,7 @@ def _window(row: Mapping[str, Any]) -> dict[str, Any]:
         "models": ", ".join(f"{name} {weight:.2f}" for name, weight in row["weights"].items()),
         "way": row["way"],
         "seasonal naive": row["scores"]["seasonal naive"]["mae"],
-        ALONE: row["scores"][ALONE]["mae"],
+        TSCI_ALONE: row["scores"][TSCI_ALONE]["mae"],
         OURS: row["scores"][OURS]["mae"],
     }
 

@@ -5,17 +5,17 @@ from typing import Any
 
 import numpy as np
 
-from ..common.client import Client, Nobody
+from ..common.client import AppClient, Nobody
 from ..common.dag import Dag, NodeError, gather
 from .clean import interpolate
 from .models.simple import seasonal_naive
-from .pipeline import Forecast, Pipeline, Plan
+from .pipeline import Forecast, TsciPipeline, TsciPlan
 from .series import Floats, Series, Window, windows
 
 OURS = "TimeSeriesScientist"
-ALONE = "without the model"
+TSCI_ALONE = "without the model"
 """The same pipeline, with its own choices in place of every answer of a model."""
-COLUMNS = ("seasonal naive", "best single", "mean", ALONE, OURS)
+TSCI_COLUMNS = ("seasonal naive", "best single", "mean", TSCI_ALONE, OURS)
 
 
 def scored(window: Window, made: Forecast, alone: Forecast, calendar: int) -> Floats:
@@ -23,7 +23,7 @@ def scored(window: Window, made: Forecast, alone: Forecast, calendar: int) -> Fl
     period = made.facts.period if made.facts.period > 1 else calendar
     naive = seasonal_naive(interpolate(window.history), len(window.future), period)
     made.scores, truth = window.future.score(
-        {OURS: made.values, "seasonal naive": naive, ALONE: alone.values, **made.others}
+        {OURS: made.values, "seasonal naive": naive, TSCI_ALONE: alone.values, **made.others}
     )
     return truth
 
@@ -43,7 +43,7 @@ async def study(
     lost: list[dict[str, str]] = []
     todo = [(one, window) for one in series for window in windows(one, history, plan.horizon, count)]
     async with Dag(workers=workers, width=1000) as dag:
-        pipelines = [Pipeline(dag, asked, plan) for asked in (client, Nobody(native=client.native))]
+        pipelines = [TsciPipeline(dag, asked, plan) for asked in (client, Nobody(native=client.native))]
 
         async def forecast(task: tuple[Series, Window]) -> tuple[Forecast, Forecast] | NodeError:
             one, window = task
