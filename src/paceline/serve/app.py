@@ -11,6 +11,7 @@ from paceline.serve.operation import install
 from paceline.serve.server import ServedHost, Server
 from paceline.serve.settings import Settings
 from paceline.serve.store import Store
+from paceline.serve.wire import leniency
 
 
 def create_app(llm: AsyncLLM | ServedHost, settings: Settings | None = None) -> FastAPI:
@@ -20,6 +21,7 @@ def create_app(llm: AsyncLLM | ServedHost, settings: Settings | None = None) -> 
     app = FastAPI(title="Paceline", version=version("paceline"), docs_url=None, redoc_url=None)
     app.state.host = host
     app.state.responses = Store(settings.response_store_bytes)
+    leniency.on = settings.unknown_parameters == "warn"
     install_errors(app)
     for module in (completions, chat, response_api, message_api, embeddings, models, playground, api_docs):
         app.include_router(module.router)

@@ -14,7 +14,7 @@ from .series import Floats, Series, Window, windows
 
 OURS = "TimeSeriesScientist"
 TSCI_ALONE = "without the model"
-"""The same pipeline, with its own choices in place of every answer of a model."""
+"""The pipeline with its own choices in place of every answer of a model."""
 TSCI_COLUMNS = ("seasonal naive", "best single", "mean", TSCI_ALONE, OURS)
 
 
