@@ -17,7 +17,7 @@ from paceline.serve.errors import ApiError
 from paceline.serve.generation import Generation
 from paceline.serve.parser import Content, Delta, Reasoning, ToolCall
 from paceline.serve.prompts import render, template, template_args
-from paceline.serve.protocol import ChatRequest
+from paceline.serve.protocol import ChatRequest, Tool
 from paceline.serve.responses import ERRORS, STREAM_FORM, Chat
 from paceline.serve.server import Here, Server
 from paceline.serve.sse import event, respond
@@ -50,8 +50,7 @@ async def begin(body: ChatRequest, server: Server, bulk: int) -> tuple[Generatio
     args, how = variables(body, server), manner(body, server, answered, source)
     if how.special:
         params = replace(params, skip_special_tokens=False)
-    bare = body.tools if tool_choice(body) != "none" and "tools" not in template(server.text) else None
-    ids = await render(server, body.messages, args, bare or ())
+    ids = await render(server, body.messages, args, bare_tools(body, server))
     tail = server.text.decode(ids[-8:])
     policy = await policy_of(body, server, args)
     if policy is None:
@@ -65,6 +64,12 @@ def tool_template(body: ChatRequest, server: Server) -> str:
     """The chat template by whose signs calls are read: the model's, or where that shows no tools, the fall-back's."""
     source = template(server.text)
     return source if tool_choice(body) == "none" or "tools" in source else source + FALLBACK_MARK
+
+
+def bare_tools(body: ChatRequest, server: Server) -> "Sequence[Tool]":
+    """Tools that the model's template would not show, which the system message describes then."""
+    wanted = tool_choice(body) != "none" and "tools" not in template(server.text)
+    return body.tools or () if wanted else ()
 
 
 def wishes(body: ChatRequest, source: str = "") -> SamplingParams:

@@ -100,9 +100,7 @@ class Settings:
     ] = 64 * 2**20
     pooling: Annotated[
         Literal["mean", "last"] | None,
-        _http(
-            "How /v1/embeddings makes one vector of a text's hidden states. Default: as each request says, else mean."
-        ),
+        _http("How /v1/embeddings makes one vector of a text's hidden states. Default: as a request says, else mean."),
     ] = None
     max_connections: Annotated[
         int, _limit("Most connections; 0 for as many as open files allow. At the limit one without a request goes.")
