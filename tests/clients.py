@@ -42,7 +42,7 @@ def openai_python() -> dict[str, Callable[[], Any]]:
 
     return {
         "chat": lambda: make(model=model, messages=SAY, max_tokens=16).choices[0].message.content,
-        "stream": lambda: [c for c in make(model=model, messages=SAY, max_tokens=16, stream=True)][-1],
+        "stream": lambda: list(make(model=model, messages=SAY, max_tokens=16, stream=True))[-1],
         "tools": lambda: tools(False),
         "strict tools": lambda: tools(True),
         "embeddings": lambda: client.embeddings.create(model=model, input=["a", "b"]).data[1].embedding[0],
@@ -153,12 +153,13 @@ def with_litellm() -> dict[str, Callable[[], Any]]:
 
     where: Any = {"model": f"openai/{name()}", "api_base": f"{URL}/v1", "api_key": "none", "max_tokens": 60}
     ask: Any = [{"role": "user", "content": ASK}]
+    single: Any = {"parallel_tool_calls": False}
     return {
         "chat": lambda: litellm.completion(messages=SAY, **where).choices[0].message.content,
-        "stream": lambda: [c for c in litellm.completion(messages=SAY, stream=True, **where)][-1],
+        "stream": lambda: list(litellm.completion(messages=SAY, stream=True, **where))[-1],
         "tools": lambda: litellm.completion(messages=ask, tools=[function(False)], tool_choice="required", **where)
         .choices[0].message.tool_calls[0],
-        "strict tools": lambda: litellm.completion(messages=ask, tools=[function(True)], parallel_tool_calls=False, **where),
+        "strict tools": lambda: litellm.completion(messages=ask, tools=[function(True)], **single, **where),
         "embeddings": lambda: litellm.embedding(
             model=f"openai/{name()}", api_base=f"{URL}/v1", api_key="none", input=["a"]
         ).data[0]["embedding"][0],
@@ -173,9 +174,7 @@ def with_ollama() -> dict[str, Callable[[], Any]]:
     return {
         "connect": lambda: client.list().models[0].model,
         "chat": lambda: client.chat(name(), SAY, options=options).message.content,
-        "stream": lambda: (
-            [p for p in client.generate(name(), "Say hello.", stream=True, options=options)][-1].done_reason
-        ),
+        "stream": lambda: list(client.generate(name(), "Say hello.", stream=True, options=options))[-1].done_reason,
         "tools": lambda: client.chat(
             name(), [{"role": "user", "content": ASK}], tools=[function(False)], options=options
         ),
@@ -227,8 +226,8 @@ def openai_npm() -> dict[str, Callable[[], Any]]:
                              "max_tokens: 16})).choices[0].message.content)"),
         "stream": lambda: node("openai", head + "for await (const p of await c.chat.completions.create({model: m, "
                                "messages: say, max_tokens: 16, stream: true})) console.log(p.choices.length)"),
-        "strict tools": lambda: node("openai", head + f"console.log(await c.chat.completions.create({{model: m, messages: "
-                                     f"say, max_tokens: 30, tools: {tool}, parallel_tool_calls: false}}))"),
+        "strict tools": lambda: node("openai", head + f"console.log(await c.chat.completions.create({{model: m, "
+                                     f"messages: say, max_tokens: 30, tools: {tool}, parallel_tool_calls: false}}))"),
         "embeddings": lambda: node("openai", head + "console.log((await c.embeddings.create({model: m, input: 'a'}))"
                                    ".data[0].embedding.length)"),
     }  # fmt: skip
@@ -248,7 +247,8 @@ def anthropic_npm() -> dict[str, Callable[[], Any]]:
 
 JAVA = """import java.net.URI; import java.net.http.*;
 class Ask { public static void main(String[] a) throws Exception {
-  var body = "{\\"messages\\": [{\\"role\\": \\"user\\", \\"content\\": \\"Say hello.\\"}], \\"max_tokens\\": 16" + a[1] + "}";
+  var body = "{\\"messages\\": [{\\"role\\": \\"user\\", \\"content\\": \\"Hello.\\"}],"
+    + " \\"max_tokens\\": 16" + a[1] + "}";
   var ask = HttpRequest.newBuilder(URI.create(a[0] + "/v1/chat/completions")).header("Content-Type", "application/json")
     .POST(HttpRequest.BodyPublishers.ofString(body)).build();
   var got = HttpClient.newHttpClient().send(ask, HttpResponse.BodyHandlers.ofString());
@@ -286,7 +286,7 @@ def bodies() -> dict[str, Callable[[], Any]]:
         "parallel_tool_calls": False, "include": ["reasoning.encrypted_content"], "prompt_cache_key": "c0ffee",
         "reasoning": {"effort": "medium", "summary": "auto"}, "max_output_tokens": 16,
         "input": [
-            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Sandbox: read-only."}]},
+            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Read-only."}]},
             {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hello"}]},
         ],
         "tools": [
