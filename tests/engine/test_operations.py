@@ -212,7 +212,7 @@ def test_a_parked_request_brings_its_kv() -> None:
         (lambda r: Rewind(r.id, 40), "cannot be rewound"),
         (lambda r: Replace(r.id, []), "empty"),
         (lambda r: Replace(r.id, [1] * 40), "more than the context"),
-        (lambda r: Resume(b"nonsense"), "no parked request"),
+        (lambda r: Resume(b"nonsense"), "not a parked request"),
         (lambda r: Resume(b"PACELN\x00\x09" + bytes(8)), "format 9"),
         (lambda r: "abort", "no operation"),
     ],

@@ -227,7 +227,7 @@ def test_drafters_that_raise_or_return_nonsense(llm: LLM, caplog: pytest.LogCapt
     engine.close()
     assert count(metrics, 'drafter_errors_total{drafter="user"}') == len(NONSENSE) + 1
     assert count(metrics, 'drafter_errors_total{drafter="ngram"}') == 2 == stats["drafter_errors"] - len(NONSENSE) - 1
-    assert sum("its 1 requests go on without it" in r.message for r in caplog.records) == len(NONSENSE) + 3
+    assert sum("its 1 requests continue without it" in r.message for r in caplog.records) == len(NONSENSE) + 3
 
 
 def test_a_clock_that_jumps(busy: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,7 +152,7 @@ def test_keys_come_as_anthropic_sends_them(engine: AsyncLLM) -> None:
         ({"output_config": {"format": {"type": "xml"}}}, "output_config"),
         ({"output_config": {"colour": 1}}, "colour"),
         ({"tool_choice": {"type": "tool"}}, "needs a name"),
-        ({"n": 2}, "n is of another"),
+        ({"n": 2}, "n belongs to another"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"mcp_servers": []}, "Unknown parameter"),

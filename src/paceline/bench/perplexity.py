@@ -146,5 +146,5 @@ def read_items(path: Path, limit: int) -> list[ScoredText]:
 def answer(entry: dict[str, Any], place: str) -> str | None:
     found = next((entry[name] for name in ANSWER_FIELDS if name in entry), None)
     if found is not None and (not isinstance(found, str) or not found):
-        raise InputError(f"{place} has an answer that is no text; give a string that is not empty, or leave it out.")
+        raise InputError(f"{place} has an answer that is not a text; give a string that is not empty, or leave it out.")
     return found

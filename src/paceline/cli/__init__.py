@@ -51,7 +51,7 @@ def generate(
     prompt_file: Annotated[Path | None, option("Read the prompt from a UTF-8 text file.", "Input and output")] = None,
     chat: Annotated[
         bool | None,
-        option("Send the prompt through the chat template. Default: where the model has one.", "Input and output",
+        option("Send the prompt through the chat template. Default: if the model has one.", "Input and output",
                "--chat/--no-chat"),
     ] = None,
     stats: Annotated[bool, option("Figures at the end, on stderr.", "Input and output", "--stats/--no-stats")] = True,

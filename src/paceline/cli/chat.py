@@ -22,7 +22,7 @@ OF_REQUESTS = ("model", "drafter", "verifier", "nodes")
 
 HELP = (
     "/reset starts over, /system TEXT sets the system prompt, /set NAME VALUE a sampling parameter, /drafter NAME the "
-    "drafts; /stats shows figures; /save FILE and /load FILE keep the conversation; /exit or Ctrl-D ends. A line that "
+    "drafter; /stats shows figures; /save FILE and /load FILE keep the conversation; /exit or Ctrl-D ends. A line that "
     'ends with \\ goes on in the next; """ begins and ends several lines.'
 )
 MULTILINE_QUOTE = '"""'
@@ -224,7 +224,7 @@ class ChatSession:
         except OSError as error:
             raise InputError(f"{path} cannot be read ({error}).") from None
         except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{path} is no conversation that /save wrote ({error}).") from None
+            raise InputError(f"{path} is not a conversation that /save wrote ({error}).") from None
         self.messages = messages
         self.system = next((m["content"] for m in messages if m["role"] == "system"), None)
         note(f"{len(messages)} messages; {self.partner.name} goes on from there.")

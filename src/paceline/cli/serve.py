@@ -163,7 +163,7 @@ def check_environment(environ: Mapping[str, str]) -> None:
         if name.startswith(ENV_PREFIX) and name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"; {near[0]} is meant?" if near else f"; known are those of paceline serve --help and {known[-7]}."
-            fail(f"The environment has {name}, which is no setting{hint} Unset or rename it.")
+            fail(f"The environment has {name}, which is not a setting{hint} Unset or rename it.")
 
 
 def names(cls: type) -> set[str]:

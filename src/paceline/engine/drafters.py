@@ -325,7 +325,7 @@ class DrafterPool:
 
     def _disown(self, name: str, asks: Sequence[Ask], error: Exception) -> None:
         """A drafter that fails costs its requests their speed, never their text: they go on plainly."""
-        log.warning("Drafter %r failed (%r); its %d requests go on without it.", name, error, len(asks))
+        log.warning("Drafter %r failed (%r); its %d requests continue without it.", name, error, len(asks))
         self.errors = [*self.errors[-15:], error]
         self.failed[name] = self.failed.get(name, 0) + 1
         self.table.policy.failed(name)

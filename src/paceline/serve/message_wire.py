@@ -91,7 +91,7 @@ def as_chat(body: CountRequest, template: str) -> ChatRequest:
         given = {name: getattr(body, name) for name in Sampling.model_fields if name in body.model_fields_set}
         for name in ("model", "stream_options", "n"):
             if name != "model" and given.pop(name, None) not in (None, 1):
-                raise ApiError(400, f"{name} is of another end point; leave it out.", param=name)
+                raise ApiError(400, f"{name} belongs to another endpoint; leave it out.", param=name)
         given.pop("model", None)
         wish = {name: value.model_dump() if isinstance(value, Wire) else value for name, value in given.items()}
         wish |= {"stop": body.stop_sequences or None, "include_stop": bool(body.stop_sequences)}

@@ -270,11 +270,11 @@ class ChatRequest(Sampling):
         None, description='"none", "auto", "required" or {"type": "function", "function": {"name": NAME}}'
     )
     parallel_tool_calls: bool | None = Field(None, description="true or false")
-    reasoning_effort: Label | None = Field(None, description="a text, where the model's chat template reads it")
+    reasoning_effort: Label | None = Field(None, description="a text, if the model's chat template reads it")
     chat_template_kwargs: Shallow | None = Field(None, description="variables of the model's chat template")
     add_generation_prompt: bool | None = Field(None, description="true (the default) or false")
     continue_final_message: bool | None = Field(
-        None, description="true: go on with the last message, of role assistant; or false"
+        None, description="true: continue the last message, of role assistant; or false"
     )
     reasoning: ReasoningWish | None = Field(None, description='{"policy": "steps", "mentor" or "parallel", ...}')
     retrieval: RetrievalWish | None = Field(None, description='{"every": 4, "stride": null, ...}, all optional')

@@ -119,7 +119,7 @@ def check(body: ResponsesRequest) -> None:
     if body.truncation == "auto":
         raise ApiError(400, "truncation is 'auto', but nothing is dropped here; use 'disabled'.", param="truncation")
     if body.max_tokens is not None:
-        raise ApiError(400, "max_tokens is of another end point; give max_output_tokens.", param="max_tokens")
+        raise ApiError(400, "max_tokens belongs to another endpoint; give max_output_tokens.", param="max_tokens")
     if body.n not in (None, 1):
         raise ApiError(400, f"n is {body.n}, but a response is one answer; leave it out.", param="n")
     if body.stream_options is not None and body.stream_options.include_obfuscation:

@@ -152,7 +152,7 @@ def test_what_is_no_database(tmp_path: Path) -> None:
 
 def test_the_check_says_what_was_wrong() -> None:
     for sql, says in (
-        ("DROP TABLE x", "DROP is no query"),
+        ("DROP TABLE x", "DROP is not a query"),
         ("SELECT 1; SELECT 2", "2 statements"),
         (" ; ", "no query"),
         ("x" * 30_000, "30000"),

@@ -118,7 +118,7 @@ def test_hints_are_taken_out_of_the_request_and_checked() -> None:
     assert data == {"prompt": "x"} and hint.deadline_s == 3 and not hint.last
     assert read(b'{"prompt": "x"}')[1].last
     for body, says in (
-        (b"[]", "no JSON object"),
+        (b"[]", "not a JSON object"),
         (b'{"stream": true}', "stream and a router"),
         (b'{"workflow": {"id": ""}}', "workflow.id"),
         (b'{"workflow": {"id": "a", "more": 1}}', "workflow.more"),

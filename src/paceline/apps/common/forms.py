@@ -63,7 +63,7 @@ class Choice:
         word = text if native else unwrapped(text)
         if word.strip() in self.words:
             return word.strip()
-        raise ValueError(f"{word[:80]!r} is none of {', '.join(self.words)}")
+        raise ValueError(f"{word[:80]!r} is not one of {', '.join(self.words)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Schema:
         try:
             return json.loads(text)
         except ValueError as error:
-            raise ValueError(f"the answer is no JSON: {error}") from error
+            raise ValueError(f"the answer is not JSON: {error}") from error
 
 
 def choice(*words: str) -> Choice:
@@ -158,7 +158,7 @@ def unwrapped(text: str) -> str:
     try:
         answer = json.loads(text)["answer"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{text[:80]!r} is no object with an answer") from error
+        raise ValueError(f"{text[:80]!r} is not an object with an answer") from error
     if not isinstance(answer, str):
         raise ValueError(f"the answer {answer!r} is no text")
     return answer

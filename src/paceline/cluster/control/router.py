@@ -92,7 +92,7 @@ def read(body: bytes) -> tuple[dict[str, Any], Hint]:
         if not isinstance(data, dict):
             raise ValueError
     except ValueError:
-        raise ApiError(400, "The body is no JSON object; send one.") from None
+        raise ApiError(400, "The body is not a JSON object; send one.") from None
     if data.get("stream"):
         raise ApiError(400, "stream and a router cannot be combined; ask an engine itself to stream.", param="stream")
     given = data.pop("workflow", None)
