@@ -214,7 +214,7 @@ def test_a_parked_request_brings_its_kv() -> None:
         (lambda r: Replace(r.id, [1] * 40), "more than the context"),
         (lambda r: Resume(b"nonsense"), "not a parked request"),
         (lambda r: Resume(b"PACELN\x00\x09" + bytes(8)), "format 9"),
-        (lambda r: "abort", "no operation"),
+        (lambda r: "abort", "not an operation"),
     ],
 )
 def test_bad_operations_change_nothing(make: object, message: str) -> None:
