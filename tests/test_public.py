@@ -19,6 +19,7 @@ from paceline.engine import llm as home
 from paceline.engine.build import Options
 from paceline.engine.options import EngineOptions
 from paceline.serve.settings import Settings
+from tests.patience import PATIENCE_S
 from tests.python_page import PAGE, page, undocumented
 from tests.serve.conftest import running
 
@@ -102,7 +103,7 @@ def test_closed_is_closed_and_the_memory_is_free(capfd: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize("name", ["batch", "streaming", "structured", "own_drafter"])
 def test_examples(name: str) -> None:
-    done = subprocess.run([sys.executable, EXAMPLES / f"{name}.py"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, EXAMPLES / f"{name}.py"], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
     assert "the same text: False" not in done.stdout
 
@@ -112,7 +113,7 @@ def test_the_example_of_tools() -> None:
     try:
         with running(llm, Settings()) as url:
             command = [sys.executable, EXAMPLES / "tools.py", f"{url}/v1"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     finally:
         llm.close()
     assert done.returncode == 0, done.stderr
