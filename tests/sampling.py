@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-ATTEMPTS = 24
+ATTEMPTS = 12
 """Rows that are drawn for each one that is taken: the one with the most new pairs."""
 
 

@@ -9,15 +9,14 @@ import weakref
 from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 import pytest
 
 import paceline
 from paceline import LLM, AsyncLLM, InputError, PacelineError, SamplingParams
 from paceline.engine import llm as home
-from paceline.engine.build import Options
-from paceline.engine.options import EngineOptions
+from paceline.engine.options import EngineOptions, Options
 from paceline.serve.settings import Settings
 from tests.patience import PATIENCE_S
 from tests.python_page import PAGE, page, undocumented
@@ -42,7 +41,7 @@ def test_the_names_that_tab_finds() -> None:
 def test_options_are_those_of_the_engine() -> None:
     own = {f.name for f in fields(Options)} - {"model", "draft", "drafter"}
     assert get_type_hints(EngineOptions).keys() == own
-    hints = get_type_hints(Options, localns={"UserFn": Any})
+    hints = get_type_hints(Options)
     assert {name: hints[name] for name in own} == get_type_hints(EngineOptions)
     for face in (LLM, AsyncLLM):
         shown = inspect.signature(face).parameters

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from paceline import LLM, SamplingParams
 from paceline.core.errors import CapacityError, InputError
-from paceline.engine.build import DEMO, Options, memory_of, parse_bytes
+from paceline.engine.build import DEMO, memory_of, parse_bytes
+from paceline.engine.options import Options
 from paceline.model.footprint import Footprint
 from paceline.plan.memory import BudgetShape, MemoryModel
 from tests.patience import PATIENCE_S
