@@ -15,8 +15,9 @@ from paceline.bench import perplexity as module
 from paceline.bench.perplexity import Perplexity, ScoredText, perplexity, read_items, tokens_of
 from paceline.cli import app
 from paceline.core.errors import InputError, RefusalError
-from paceline.engine.build import Options, build
+from paceline.engine.build import build
 from paceline.engine.loop import Engine
+from paceline.engine.options import Options
 from paceline.engine.text import Text
 from paceline.native.build import library
 from tests.tiny import CORPUS, tiny_checkpoint

@@ -37,7 +37,7 @@ def chat(
     partner: Partner = load(engine) if url is None else reach(url, engine, key)
     if url is not None:
         params = replace(
-            params, drafter=engine.drafter, verifier=None if engine.verifier == "exact" else engine.verifier
+            params, drafter=name_of(engine.drafter), verifier=None if engine.verifier == "exact" else engine.verifier
         )
     session = ChatSession(partner, params, Screen(color), system)
     ask = joined(prompter())
@@ -68,7 +68,12 @@ def reach(url: str, engine: EngineArgs, key: str | None) -> Remote:
     given = [f.name for f in fields(engine) if getattr(engine, f.name) != f.default and f.name not in OF_REQUESTS]
     if given:
         raise InputError(f"{given[0]} shapes an engine, but {url} has its own; leave it out, or url.")
-    return Remote(url, engine.model, key)
+    return Remote(url, name_of(engine.model), key)
+
+
+def name_of(value: object) -> str | None:
+    """A flag's text."""
+    return None if value is None else str(value)
 
 
 def joined(ask: Callable[[], str]) -> Callable[[], str]:

@@ -24,7 +24,7 @@ from paceline.engine.outputs import Chunk, Follower, RequestOutput, output
 from paceline.engine.totals import Snapshot
 
 if TYPE_CHECKING:
-    from paceline.draft import UserFn
+    from paceline.core.user import UserFn
     from paceline.engine.text import Message
 
 T = TypeVar("T")
