@@ -22,7 +22,7 @@ from paceline.engine.ids import check_defaults, known_ids
 from paceline.engine.loop import Engine
 from paceline.engine.options import Options
 from paceline.engine.text import Text
-from paceline.model.catalogue import CATALOGUE
+from paceline.model.catalogue import CATALOGUE, recommended
 from paceline.model.checkpoint import read_config, resolve
 from paceline.model.decoder import Decoder
 from paceline.model.load import load_model, measure, packing_of
@@ -99,6 +99,7 @@ def drafter_of(options: Options) -> "tuple[str, UserFn | None]":
 
 def target(options: Options, pair: Pair) -> tuple[Text, Decoder]:
     text = Text(pair.model, options.chat_template)
+    text.defaults = {**recommended(paths(options)[0]), **text.defaults}
     model = load_model(pair.model, **form_of(options, options.quantize), max_len=options.max_model_len)
     if pair.draft is not None and pair.kind not in (DRAFT, FOREIGN) and model.device.type != "cpu":
         raise RefusalError(

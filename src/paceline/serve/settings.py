@@ -83,12 +83,16 @@ class Settings:
         int | None, _limit("Most tokens of one sample; asking for more is an error. Default: what the context holds.")
     ] = None
     max_choices: Annotated[int, _limit("Most samples that one request may ask for, over all its prompts.")] = 128
+    unknown_parameters: Annotated[
+        Literal["refuse", "warn"],
+        _http("What happens to parameters that no end point knows: 400, or a line in the log and no effect."),
+    ] = "refuse"
     response_store_bytes: Annotated[
         int, _limit("Memory for answers of /v1/responses that previous_response_id may name; the oldest go first.")
     ] = 64 * 2**20
     pooling: Annotated[
         Literal["mean", "last"] | None,
-        _http("How /v1/embeddings makes one vector of a text's hidden states. Default: as each request says."),
+        _http("How /v1/embeddings makes one vector of a text's hidden states. Default: as a request says, else mean."),
     ] = None
     max_connections: Annotated[
         int, _limit("Most connections; 0 for as many as open files allow. At the limit one without a request goes.")
