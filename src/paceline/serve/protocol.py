@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from paceline.serve.reasoning_wire import ReasoningWish
 from paceline.serve.retrieval_wire import RetrievalWish
-from paceline.serve.wire import FailFast, Ids, Label, Shallow, Wire, few
+from paceline.serve.wire import Ids, Label, Shallow, Wire
 
 NO_MEDIA = "only text is served"
 UNSUPPORTED = {
@@ -100,14 +100,14 @@ class Sampling(Wire):
     repetition_penalty: float | None = Field(None, gt=0, description="above 0")
     presence_penalty: float | None = Field(None, ge=-2, le=2, description="in [-2, 2]")
     frequency_penalty: float | None = Field(None, ge=-2, le=2, description="in [-2, 2]")
-    logit_bias: Annotated[dict[str, float], few(1024)] | None = Field(
+    logit_bias: Annotated[dict[str, float], Field(max_length=1024)] | None = Field(
         None, description="{token id: number}, 1024 at most"
     )
     allowed_tokens: Ids | None = Field(None, min_length=1, description="a list of token ids, not empty")
-    bad_words: Annotated[list[str | Ids], FailFast()] | None = Field(
+    bad_words: list[str | Ids] | None = Field(
         None, max_length=256, description="a list of texts or of lists of token ids, 256 at most"
     )
-    stop: str | Annotated[list[str], FailFast(), Field(max_length=16)] | None = Field(
+    stop: str | Annotated[list[str], Field(max_length=16)] | None = Field(
         None, description="a text or a list of texts, 16 at most"
     )
     stop_token_ids: Ids | None = Field(None, max_length=256, description="a list of token ids, 256 at most")
@@ -157,7 +157,7 @@ class Sampling(Wire):
 
 
 class CompletionRequest(Sampling):
-    prompt: str | Annotated[list[str], FailFast()] | Ids | Annotated[list[Ids], FailFast()] = Field(
+    prompt: str | list[str] | Ids | list[Ids] = Field(
         description="a text, a list of texts, a list of token ids, or a list of such lists"
     )
     echo: bool | None = Field(None, description="true or false")
@@ -171,7 +171,7 @@ class Part(Wire):
     text: str
 
 
-Parts = Annotated[list[Part], FailFast()]
+Parts = list[Part]
 
 
 class CalledFunction(Wire):
@@ -191,15 +191,13 @@ class Call(Wire):
 
 class Message(Wire):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[Part], FailFast()] | None = Field(
-        None, description='a text or a list of {"type": "text", "text": ...}'
-    )
+    content: str | list[Part] | None = Field(None, description='a text or a list of {"type": "text", "text": ...}')
     name: str | None = None
     reasoning_content: str | None = None
-    tool_calls: Annotated[list[Call], FailFast()] | None = None
+    tool_calls: list[Call] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
-    annotations: Annotated[list[Shallow], FailFast()] | None = None
+    annotations: list[Shallow] | None = None
     """Other servers' notes on an answer: nothing reads them."""
 
     @field_validator("content", mode="before")
@@ -219,7 +217,7 @@ class Message(Wire):
         return self
 
 
-Messages = Annotated[list[Message], FailFast()]
+Messages = list[Message]
 
 
 class Function(Wire):
@@ -263,7 +261,7 @@ class ChatRequest(Sampling):
     response_format: ResponseFormat | None = Field(
         None, description='{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": ...}'
     )
-    tools: Annotated[list[Tool], FailFast()] | None = Field(
+    tools: list[Tool] | None = Field(
         None, max_length=128, description='a list of {"type": "function", "function": ...}, 128 at most'
     )
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = Field(

@@ -1,13 +1,13 @@
 """Requests of POST /v1/responses, and what they are as chat requests: one engine, one set of rules behind both."""
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import Field, ValidationError
 
 from paceline.serve.errors import ApiError
 from paceline.serve.protocol import NO_MEDIA, ChatRequest, Sampling
-from paceline.serve.wire import FailFast, Shallow, Wire
+from paceline.serve.wire import Shallow, Wire
 
 ROLES = ("system", "developer", "user", "assistant")
 TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
@@ -42,9 +42,7 @@ class ReasoningWish(Wire):
 class ResponsesRequest(Sampling):
     """OpenAI's parameters, and those of this server's other end points that shape the text."""
 
-    input: str | Annotated[list[Item], FailFast()] = Field(
-        description="a text or a list of items, at least one", min_length=1
-    )
+    input: str | list[Item] = Field(description="a text or a list of items, at least one", min_length=1)
     instructions: str | None = Field(None, description="a text: the system message of this turn")
     previous_response_id: str | None = Field(None, description="the id of an answer that was stored")
     store: bool | None = Field(None, description="true (the default): keep the answer for previous_response_id")
