@@ -22,6 +22,7 @@ from paceline.engine.llm import LLM, Prompt, as_batch, as_conversations, params_
 from paceline.engine.options import EngineOptions, shown
 from paceline.engine.outputs import Chunk, Follower, RequestOutput, output
 from paceline.engine.totals import Snapshot
+from paceline.engine.turns import Turns
 
 if TYPE_CHECKING:
     from paceline.draft import UserFn
@@ -142,6 +143,7 @@ class AsyncLLM:
         self._due = 0.0
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._live: list[Subscription] = []
+        self._turns = Turns()
         self.beside: list[Beside] = []
         """For the engine's thread."""
         self._death: BaseException | None = None
@@ -287,14 +289,15 @@ class AsyncLLM:
                 except CapacityError:  # others hold the cache: they end, or are pre-empted for one another
                     await asyncio.sleep(0.02)
                     continue
-                while not await self.call(job.step):
+                while not await self.call(job.step, whose=str(getattr(DOOR.get(), "owner", ""))):
                     pass
         finally:
             self._inbox.put(job.end)
         return [vector.tolist() for vector in job.vectors]
 
-    async def call(self, work: Callable[[], T]) -> T:
-        """What `work` returns, run on the engine's thread between two steps. RuntimeError when the engine is closed or
+    async def call(self, work: Callable[[], T], whose: str | None = None) -> T:
+        """What `work` returns, run on the engine's thread between two steps. `whose`: it takes long, so it waits for a
+        turn among those of all clients; there is one turn between two steps. RuntimeError when the engine is closed or
         dead."""
         if self._closed:
             raise RuntimeError("The engine is closed.")
@@ -311,7 +314,7 @@ class AsyncLLM:
             else:
                 _post(loop, _done, future, result)
 
-        self._inbox.put(run)
+        self._inbox.put(run if whose is None else lambda: self._turns.add(whose, run))
         if self._death is not None:
             self._turn_away()
         return await future
@@ -327,6 +330,8 @@ class AsyncLLM:
             operation = self._inbox.get()
             if operation is not None:
                 operation()
+        while self._turns:
+            self._turns.take()
 
     def attach(self, make: Callable[[LLM], B]) -> B:
         """What `make` makes, on the engine's thread: from now on it gets a step after each of the engine's. Raises what
@@ -349,7 +354,7 @@ class AsyncLLM:
 
     @property
     def _busy(self) -> bool:
-        return self.llm.engine.busy or any(each.busy for each in self.beside)
+        return self.llm.engine.busy or bool(self._turns) or any(each.busy for each in self.beside)
 
     def _abort(self, subscription: Subscription) -> None:
         for request in subscription.requests:
@@ -367,6 +372,7 @@ class AsyncLLM:
                 self._beat = monotonic()
                 if self.llm.engine.busy:
                     self.llm.engine.step()
+                self._turns.take()
                 for each in self.beside:
                     if each.busy:
                         each.step()

@@ -30,6 +30,10 @@ class Call:
     status: int | None = None
     key: str = ""
     """Which API key it came with, for order fair; empty where anyone may call."""
+    owner: str = ""
+    """Who shares room with others: the key, else the client's address."""
+    tenant: str = ""
+    """Whose texts its samples may share; empty: everybody's."""
     gone: bool = False
     """The client left before the answer was complete."""
     trips: list[Trip] = field(default_factory=list)
@@ -56,16 +60,20 @@ class Call:
             self.reason = reason
             self.clock.reschedule(asyncio.get_running_loop().time())
 
+    def check_places(self, count: int) -> None:
+        """Raise what `admit` would for so many samples, as things stand."""
+        self.gate.check(count, self.owner)
+
     def admit(self, batch: Wishes) -> tuple[Wishes, Ticket]:
-        batch = self.gate.admit(batch)
+        batch = self.gate.admit(batch, self.owner)
         if self.key:
-            batch = [(ids, replace(params, user=self.key)) for ids, params in batch]
+            batch = [(ids, replace(params, user=self.key, tenant=self.tenant)) for ids, params in batch]
         count = sum(params.n for _, params in batch)
         self.open += count
         return batch, Batch(self, count)
 
     def left(self, count: int) -> None:
-        self.gate.left(count)
+        self.gate.left(count, self.owner)
         self.open -= count
         self._settle()
 

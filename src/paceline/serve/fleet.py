@@ -64,7 +64,7 @@ class Fleet:
         unloaded; 0: never. Raises InputError."""
         if not models:
             raise InputError("models is empty; name at least one.")
-        self.settings, self.idle_s, self.pools = settings, idle_s, Pools(settings.queue_limit)
+        self.settings, self.idle_s, self.pools = settings, idle_s, Pools(settings.queue_limit, settings.parted)
         self.budget = None if memory is None else parse_bytes(memory)
         share = None if self.budget is None else self.budget // len(models)
         self.members: dict[str, Member] = {}
@@ -157,8 +157,9 @@ class Fleet:
         if member.gate is None:
             wish = self.settings
             member.gate = Gate(
-                server.max_requests, wish.queue_limit, wish.max_prompt_tokens, wish.max_output_tokens, call.gate.seen
-            )
+                server.max_requests, wish.queue_limit, wish.max_prompt_tokens, wish.max_output_tokens, call.gate.seen,
+                max_nodes=wish.max_nodes, parted=call.gate.budget.parted,
+            )  # fmt: skip
         call.gate = member.gate
 
     # -- loading and unloading -------------------------------------------------------------------------------------
@@ -233,7 +234,7 @@ class Fleet:
             self._retired = added(self._retired, server.llm.snapshot.totals)
             member.unloads += 1
             del server
-            await asyncio.to_thread(give_back, 2)
+            await asyncio.to_thread(give_back)
         finally:
             member.gone.set()
             member.gone = None

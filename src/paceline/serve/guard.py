@@ -1,6 +1,7 @@
 """The ASGI layer around all routes: keys, drain, bodies, time limit, request ids."""
 
 import asyncio
+import math
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from uuid import uuid4
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.engine.door import DOOR
-from paceline.serve.admission import Share, read_body
+from paceline.serve.admission import Share, address_of, read_body
 from paceline.serve.calls import Call
 from paceline.serve.errors import ApiError, as_api_error, error_response, last_event
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 PROBES = ("/health", "/ready", "/metrics")
+GRACE_S = 5.0
+"""Seconds that a body has before its rate is looked at."""
 LAST_WORD_S = 2.0
 """How long a client that was told to go may take to read why."""
 
@@ -60,25 +63,38 @@ class Guard:
         self._check_key(scope, call)
         if scope["method"] == "POST":
             self.operation.check_open()
-        with self.operation.bodies.share() as share:
+        with self.operation.bodies.share(call.owner) as share:
             body = await self._body(scope, receive, share)
             if body is not None:
                 await self.app(scope, replay(body, receive, call, wire), wire)
 
     async def _body(self, scope: Scope, receive: Receive, share: "Share") -> bytes | None:
-        settings = self.operation.settings
-        limit = settings.body_timeout or None
+        settings, loop = self.operation.settings, asyncio.get_running_loop()
+        began, rate = loop.time(), settings.min_body_rate
+        latest = began + (settings.body_timeout or math.inf)
+
+        def due() -> float | None:
+            """When the next bytes must be there."""
+            when = min(latest, began + GRACE_S + share.size / rate) if rate else latest
+            return None if when == math.inf else when
+
+        def take(size: int) -> None:
+            share.add(size)
+            clock.reschedule(due())
+
         try:
-            async with asyncio.timeout(limit) as clock:
-                return await read_body(scope, receive, settings.max_body_bytes, share.add)
+            async with asyncio.timeout_at(due()) as clock:
+                return await read_body(scope, receive, settings.max_body_bytes, take)
         except TimeoutError:
             if not clock.expired():
                 raise
-            message = f"The body was not complete within {limit:g} s; send it again." if limit else ""
-            raise ApiError(408, message, code="timeout") from None
+            late = loop.time() >= latest
+            want = f"complete within {settings.body_timeout:g} s" if late else f"sent at {rate} bytes a second"
+            raise ApiError(408, f"The body was not {want}; send it again.", code="timeout") from None
 
     def _check_key(self, scope: Scope, call: Call) -> None:
         keys, path = self.operation.keys, scope["path"]
+        call.owner = address_of(scope)
         if not keys or path == "/" or (path in PROBES and self.operation.settings.open_probes):
             return
         given = header(scope, b"authorization") or f"Bearer {header(scope, b'x-api-key')}"
@@ -86,7 +102,8 @@ class Guard:
         if which is None:
             message = "The API key is missing or wrong; send the header Authorization: Bearer KEY, or X-Api-Key: KEY."
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-        call.key = f"key {which}"
+        call.key = call.owner = f"key {which}"
+        call.tenant = call.key if self.operation.apart else ""
 
 
 class Wire:

@@ -51,7 +51,11 @@ class Operation:
             settings.max_prompt_tokens,
             settings.max_output_tokens,
             self.metrics.seen,
+            max_nodes=settings.max_nodes,
+            parted=settings.parted,
         )
+        self.apart = len(settings.keys()) > 1 and not settings.shared_cache
+        """Do keys share no prefixes and nothing that drafters have learned?"""
         self.hosts = Hosts(settings.host, bool(self.keys), settings.allowed_hosts)
         self.bodies = Bodies(BODIES * settings.max_body_bytes)
         self.born = monotonic()
@@ -153,6 +157,7 @@ def install(app: FastAPI, host: Host, settings: Settings) -> Operation:
     """Put the guard, the probes and the warm-up around `app`. InputError for keys that cannot be read."""
     operation = app.state.operation = Operation(host, settings)
     operation.tidy = host.pools.tidy
+    host.pools.busy = lambda: bool(host.snapshot.running or host.snapshot.waiting)
     if settings.otel_endpoint is not None:
         operation.tracer = Tracer(exporter(settings.otel_endpoint), host.model)
     app.include_router(router)

@@ -7,7 +7,7 @@ from pydantic import Field, ValidationError
 
 from paceline.serve.errors import ApiError
 from paceline.serve.protocol import NO_MEDIA, ChatRequest, Sampling
-from paceline.serve.wire import Shallow, Wire
+from paceline.serve.wire import LABEL, Shallow, Wire
 
 ROLES = ("system", "developer", "user", "assistant")
 TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
@@ -169,8 +169,39 @@ def thinking(wish: ReasoningWish | None, template: str) -> dict[str, Any]:
 # -- items -----------------------------------------------------------------------------------------------------------
 
 
+READ: dict[str, tuple[str, ...]] = {
+    "message": ("role", "content"),
+    "reasoning": ("content", "summary"),
+    "function_call": ("name", "arguments", "call_id"),
+    "function_call_output": ("call_id", "output"),
+}
+"""Fields that are read of an item of each type, beside its type, id and status."""
+
+
 def as_items(given: str | list[Item]) -> list[Item]:
-    return [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given
+    """The input as items, with the fields alone that are read: others are not kept."""
+    return [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else [*map(known, given)]
+
+
+def known(item: Item) -> Item:
+    kind = item.get("type") or "message"
+    names = READ.get(kind, ()) if isinstance(kind, str) else ()
+    labels = {name: label for name in ("id", "status") if isinstance(label := item.get(name), str)}
+    made = {"type": kind, **{name: label for name, label in labels.items() if len(label) <= LABEL}}
+    made |= {name: parts(item[name]) for name in names if item.get(name) is not None}
+    if kind == "reasoning" and made.get("content"):
+        made.pop("summary", None)  # nobody reads it beside the content
+    return made
+
+
+def parts(content: Any) -> Any:
+    """A content, of whose parts the fields are left that are read."""
+    if not isinstance(content, list):
+        return content
+    return [
+        {name: part[name] for name in ("type", "text", "refusal") if name in part} if isinstance(part, dict) else part
+        for part in content
+    ]
 
 
 def messages(items: list[Item], instructions: str | None) -> list[dict[str, Any]]:

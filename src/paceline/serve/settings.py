@@ -105,6 +105,14 @@ class Settings:
     body_timeout: Annotated[float, _limit("Seconds that a request has for its body; 0 for request_timeout alone.")] = (
         60.0
     )
+    min_body_rate: Annotated[
+        int, _limit("Bytes a second at which a body must come, but for its first 5 s; 0 for any rate.")
+    ] = 4096
+    max_nodes: Annotated[int, _limit("Most drafted tokens a step that a request may ask for.")] = 32
+    shared_cache: Annotated[
+        bool,
+        _limit("Let several API keys share cached prefixes and what drafters have learned of their texts."),
+    ] = False
     stall_timeout: Annotated[
         float, _limit("Seconds without a step of an engine that has work until /health is red; 0 for never.")
     ] = 60.0
@@ -142,6 +150,8 @@ class Settings:
             ("max_connections", 0),
             ("head_timeout", 0.01),
             ("body_timeout", 0),
+            ("min_body_rate", 0),
+            ("max_nodes", 0),
             ("stall_timeout", 0),
         ):
             check(getattr(self, name) >= least, name, f"at least {least}")
@@ -155,6 +165,12 @@ class Settings:
             raise InputError("served_model_name is of one model, but models names several; give one of the two.")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InputError("tls_cert and tls_key belong together; give both or neither.")
+
+    @property
+    def parted(self) -> bool:
+        """Are there several clients, who must not take one another's room: keys, or addresses?"""
+        loopback = self.host in ("localhost", "::1") or self.host.startswith("127.")
+        return len(self.api_keys) > 1 or self.api_key_file is not None or not loopback
 
     def keys(self) -> tuple[str, ...]:
         """The keys given and those of the file. InputError when the file cannot be read or holds none."""
