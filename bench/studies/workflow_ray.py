@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import uvicorn
 
-from apps.common.client import Client
-from apps.text2sql.database import Database, open_database
-from apps.text2sql.evaluate import WIDE, Question, read_questions
-from apps.text2sql.pipeline import Pipeline, Plan
-from apps.text2sql.retrieve import Index, build
-from apps.text2sql.schema import read_schema
+from paceline.apps.common.client import Client
+from paceline.apps.text2sql.database import Database, open_database
+from paceline.apps.text2sql.evaluate import WIDE, Question, read_questions
+from paceline.apps.text2sql.pipeline import Pipeline, Plan
+from paceline.apps.text2sql.retrieve import Index, build
+from paceline.apps.text2sql.schema import read_schema
 from paceline.cluster.control.controller import Controller
 from paceline.cluster.control.ray_engine import RayEngine
 from paceline.cluster.control.router import create

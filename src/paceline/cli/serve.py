@@ -1,6 +1,7 @@
 """`paceline serve`: flags, environment and settings file to an engine and a server around it."""
 
 import difflib
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -98,7 +99,7 @@ def serve(context: typer.Context, model: str | None, engine: ServingArgs, server
 
 def several(args: ServingArgs, settings: Settings, sock: socket) -> int:
     """Serve the models of a file; `args` are the options of those that do not say otherwise."""
-    from paceline.serve.fleet import Fleet
+    from paceline.serve.fleet import Fleet, check_room
     from paceline.serve.run import run
 
     if settings.decision_log is not None or args.model is not None or args.draft is not None:
@@ -106,6 +107,7 @@ def several(args: ServingArgs, settings: Settings, sock: socket) -> int:
     assert settings.models is not None
     table = read_toml(settings.models)
     fleet = Fleet(**fleet_of(table, args, settings.models), settings=settings)
+    check_room(fleet)
     try:
         return run(fleet, settings, sock, lambda address: announce(address, ", ".join(fleet.members)))
     finally:
@@ -119,7 +121,10 @@ def fleet_of(table: Mapping[str, Any], args: ServingArgs, path: Path) -> dict[st
     models, memory, idle = table.get("models"), table.get("memory"), table.get("idle_s", 0.0)
     if not isinstance(models, dict) or not all(isinstance(options, dict) for options in models.values()):
         raise InputError(f"{path} has no tables [models.NAME]; write one for each model.")
-    if not isinstance(memory, int | str | None) or not isinstance(idle, int | float) or idle < 0:
+    if not models or not all(name.strip() for name in models):
+        raise InputError(f"{path} must name at least one model, and no name may be empty; write [models.NAME].")
+    numbers = not isinstance(memory, bool) and not isinstance(idle, bool) and isinstance(idle, int | float)
+    if not isinstance(memory, int | str | None) or not numbers or not 0 <= idle < math.inf:
         raise InputError(f"{path}: memory must be bytes such as 4G, and idle_s a number of seconds.")
     made = {}
     for name, options in models.items():

@@ -393,5 +393,5 @@ def parse_bytes(value: int | str) -> int:
     unit = text[-1:] if text[-1:] in UNITS else ""
     try:
         return int(float(text.removesuffix(unit)) * UNITS[unit])
-    except ValueError:
+    except (ValueError, OverflowError):
         raise InputError(f"memory is {value!r}, but it must be bytes such as 2G, 512M or 1500000.") from None

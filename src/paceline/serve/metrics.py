@@ -10,9 +10,10 @@ from prometheus_client.registry import Collector
 
 from paceline.draft import DRAFTERS
 from paceline.engine.door import Trip
-from paceline.engine.totals import Snapshot, summed
+from paceline.engine.totals import Snapshot, Totals, summed
 from paceline.reason.level import Level
 from paceline.serve.calls import Call
+from paceline.serve.server import Figures
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -103,6 +104,43 @@ ABOVE = {
     "proposed": "Steps, paragraphs, branches or retrievals that were proposed, by policy.",
     "accepted": "Those of them that stand.",
 }
+
+
+class ModelCollector(Collector):
+    """Figures of each model that is served, with the label `model`."""
+
+    def __init__(self, read: Callable[[], Mapping[str, Figures]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        figures = dict(self._read())
+        for name, (text, value) in MODEL_GAUGES.items():
+            gauge = GaugeMetricFamily(f"paceline_model_{name}", text, labels=["model"])
+            for model, its in figures.items():
+                gauge.add_metric([model], value(its))
+            yield gauge
+        for name, (text, value) in MODEL_COUNTERS.items():
+            counter = CounterMetricFamily(f"paceline_model_{name}", text, labels=["model"])
+            for model, its in figures.items():
+                counter.add_metric([model], value(its))
+            yield counter
+
+
+MODEL_GAUGES: dict[str, tuple[str, Callable[[Figures], float]]] = {
+    "loaded": ("1 while the model is loaded.", lambda it: float(it.loaded)),
+    "requests_running": ("Samples of the model being decoded.", lambda it: it.running),
+    "requests_waiting": ("Samples of the model that wait for a place.", lambda it: it.waiting),
+}
+MODEL_COUNTERS: dict[str, tuple[str, Callable[[Figures], float]]] = {
+    "loads": ("How often the model was loaded.", lambda it: it.loads),
+    "unloads": ("How often the model was unloaded.", lambda it: it.unloads),
+    "prompt_tokens": ("Prompt tokens of the model's admitted samples.", lambda it: it.totals.prompt),
+    "generation_tokens": ("Tokens that the model generated.", lambda it: generated(it.totals)),
+}
+
+
+def generated(totals: Totals) -> int:
+    return summed([*totals.drafters.values()]).generated if totals.drafters else 0
 
 
 class EngineCollector(Collector):

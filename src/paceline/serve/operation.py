@@ -16,7 +16,7 @@ from paceline.serve.calls import Call
 from paceline.serve.errors import ApiError
 from paceline.serve.guard import LAST_WORD_S, Guard
 from paceline.serve.logs import log_call
-from paceline.serve.metrics import CONTENT_TYPE, AboveCollector, Metrics
+from paceline.serve.metrics import CONTENT_TYPE, AboveCollector, Metrics, ModelCollector
 from paceline.serve.retrieval import knowledge_of
 from paceline.serve.server import Host
 from paceline.serve.settings import Settings
@@ -42,6 +42,7 @@ class Operation:
         self.keys = Keys(settings.keys())
         self.metrics = Metrics(lambda: host.snapshot)
         self.metrics.registry.register(VllmNames(self.metrics, lambda: host.snapshot, host.model))
+        self.metrics.registry.register(ModelCollector(host.figures))
         self.metrics.registry.register(AboveCollector(lambda: levels(host)))
         if (knowledge := knowledge_of(settings)) is not None:
             self.metrics.registry.register(knowledge)

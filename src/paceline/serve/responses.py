@@ -198,10 +198,13 @@ class Model(Shape):
     owned_by: str
     max_model_len: int | None
     """None: it is not loaded."""
+    state: Literal["unloaded", "loading", "loaded", "unloading", "failed"] | None = None
+    """From here on: told where several models are served."""
     loaded: bool | None = None
-    """These three are told where several models are served."""
     loads: int | None = None
     unloads: int | None = None
+    error: str | None = None
+    """Why the last load failed."""
 
 
 class Models(Shape):

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -13,7 +13,7 @@ from paceline.core.params import SamplingParams
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.door import DOOR
 from paceline.engine.text import Text
-from paceline.engine.totals import Snapshot
+from paceline.engine.totals import Snapshot, Totals
 from paceline.serve.calls import Call
 from paceline.serve.errors import ApiError
 from paceline.serve.pools import Pools
@@ -22,6 +22,18 @@ from paceline.serve.settings import Settings
 from paceline.serve.tokens import Tokens
 
 WARM_UP_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Counters and gauges of one model, for `/metrics`."""
+
+    totals: Totals
+    running: int
+    waiting: int
+    loaded: bool = True
+    loads: int = 1
+    unloads: int = 0
 
 
 class Host(Protocol):
@@ -59,6 +71,9 @@ class Host(Protocol):
 
     def cards(self) -> list[dict[str, Any]]:
         """`/v1/models`: one entry a name."""
+
+    def figures(self) -> dict[str, Figures]:
+        """{model: its figures}; counters never fall."""
 
     def first(self) -> AsyncLLM | None:
         """The engine that `/stats` describes, if one is loaded."""
@@ -122,6 +137,10 @@ class Server:
             "owned_by": "paceline",
             "max_model_len": self.max_len,
         }
+
+    def figures(self) -> dict[str, Figures]:
+        now = self.snapshot
+        return {self.model: Figures(now.totals, now.running, now.waiting)}
 
     def first(self) -> AsyncLLM:
         return self.llm

@@ -301,6 +301,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(_read(path, "config"))
     except tomllib.TOMLDecodeError as error:
+        if "twice" in str(error) or "overwrite" in str(error):
+            raise InputError(f"The settings file {path} says a thing twice ({error}); say it once.") from None
         raise InputError(f"The settings file {path} is not TOML ({error}).") from None
 
 

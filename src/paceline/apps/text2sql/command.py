@@ -1,4 +1,4 @@
-"""`python -m apps.text2sql`: a question, a page, or an evaluation."""
+"""`python -m paceline.apps.text2sql`: a question, a page, or an evaluation."""
 
 import asyncio
 import time
@@ -47,7 +47,9 @@ def _option(help: str, panel: str = PIPE, **more: Any) -> Any:
     return typer.Option(help=help, rich_help_panel=panel, **more)
 
 
-@app.command(epilog="Example: python -m apps.text2sql 'Which singers are from France?' --db concert_singer.sqlite")
+@app.command(
+    epilog="Example: python -m paceline.apps.text2sql 'Which singers are from France?' --db concert_singer.sqlite"
+)
 def text2sql(
     question: Annotated[str | None, typer.Argument(help="What you want to know.")] = None,
     *,

@@ -43,7 +43,7 @@ def main() -> None:
     try:
         app = import_module(f".{commands[name][0]}", __package__).app
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] == __package__:
+        if (error.name or "").split(".")[0] == "paceline":
             raise
         sys.exit(f"{name} needs {error.name}: pip install 'paceline[apps]'.")
     app(args=sys.argv[2:], prog_name=f"paceline-apps {name}")

@@ -1,6 +1,7 @@
-"""Two logs of one application's runs, side by side: the same texts? how quick? `python -m apps.common.compare A B`.
+"""Two logs of one application's runs, side by side: the same texts? how quick?
 
-A is the base, say a run with --drafter none, and B the run to compare, both made with --log.
+`python -m paceline.apps.common.compare A B`: A is the base, say a run with --drafter none, and B the run to compare,
+both made with --log.
 """
 
 import json
@@ -67,7 +68,7 @@ def compare(base: Path, other: Path) -> dict[str, Any]:
 
 def main() -> None:
     if len(sys.argv) != 3:
-        sys.exit("Give two logs: python -m apps.common.compare BASE OTHER")
+        sys.exit("Give two logs: python -m paceline.apps.common.compare BASE OTHER")
     try:
         found = compare(Path(sys.argv[1]), Path(sys.argv[2]))
     except TapeError as error:

@@ -23,8 +23,11 @@ SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/
           "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/localtime",
           "/etc/java-17-openjdk", "/etc/ssl/openssl.cnf")  # fmt: skip
 """What every job may read, where it exists."""
-PACKAGE_ROOT = Path(__file__).resolve().parents[3]
-START = "import sys; sys.path.append(sys.argv.pop(1)); from apps.common.sandbox.jail import main; main(sys.argv[1])"
+PACKAGE_ROOT = Path(__file__).resolve().parents[4]
+START = (
+    "import sys; sys.path.append(sys.argv.pop(1)); "
+    "from paceline.apps.common.sandbox.jail import main; main(sys.argv[1])"
+)
 GRACE_S = 10.0
 UNLIMITED = sys.maxsize
 FIRST_UID = 1 << 20
