@@ -40,6 +40,8 @@ class Call:
     """The samples that have ended."""
     open: int = 0
     """Samples in the engine."""
+    complete: float | None = None
+    """When the last of its samples ended; None: some are in the engine, or none has been."""
     decode: Callable[[list[int]], str] | None = None
     """Token ids to text, of the model that it was for."""
     ends: list[Callable[[], None]] = field(default_factory=list)
@@ -69,12 +71,13 @@ class Call:
         if self.key:
             batch = [(ids, replace(params, user=self.key, tenant=self.tenant)) for ids, params in batch]
         count = sum(params.n for _, params in batch)
-        self.open += count
+        self.open, self.complete = self.open + count, None
         return batch, Batch(self, count)
 
     def left(self, count: int) -> None:
         self.gate.left(count, self.owner)
         self.open -= count
+        self.complete = None if self.open else monotonic()
         self._settle()
 
     def finished(self) -> None:
