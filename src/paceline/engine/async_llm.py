@@ -21,6 +21,7 @@ from paceline.engine.embed import Embedding
 from paceline.engine.llm import LLM, Prompt, as_batch, as_conversations, params_each
 from paceline.engine.options import EngineOptions, shown
 from paceline.engine.outputs import Chunk, Follower, RequestOutput, output
+from paceline.engine.pulse import Pulse
 from paceline.engine.totals import Snapshot
 from paceline.engine.turns import Turns
 
@@ -148,8 +149,7 @@ class AsyncLLM:
         """For the engine's thread."""
         self._death: BaseException | None = None
         self._closed = False
-        self._beat: float | None = None
-        """When the engine thread began what it is at; None while it waits for work."""
+        self._pulse = Pulse()
         built: Future[None] = Future()
         make = partial(LLM, model, draft, drafter, **options)
         self._thread = threading.Thread(target=self._run, args=(make, built), name="paceline-engine", daemon=True)
@@ -174,9 +174,10 @@ class AsyncLLM:
         return self._thread.is_alive()
 
     def stuck(self) -> float:
-        """Seconds that the engine thread has been at one step, or at one operation between two; 0 while idle."""
-        beat = self._beat
-        return 0.0 if beat is None or not self.alive else monotonic() - beat
+        """Seconds for which the engine thread has been at one step (or one operation between two) without a sign of
+        life: its processor seconds in this step, or those since it last had a processor. A thread that others keep from
+        running makes its way, if slowly, and is not stuck. 0 while idle."""
+        return self._pulse.stuck(self._thread.ident) if self.alive else 0.0
 
     async def generate(
         self,
@@ -369,7 +370,7 @@ class AsyncLLM:
         """Take what arrived, make a step, send the news."""
         try:
             while self._drain():
-                self._beat = monotonic()
+                self._pulse.beat()
                 if self.llm.engine.busy:
                     self.llm.engine.step()
                 self._turns.take()
@@ -401,9 +402,10 @@ class AsyncLLM:
     def _drain(self) -> bool:
         """Run what is in the inbox (waiting for it when idle); False when told to close."""
         while not self._busy or not self._inbox.empty():
-            self._beat = self._beat if self._busy else None
+            if not self._busy:
+                self._pulse.rest()
             operation = self._inbox.get()
-            self._beat = monotonic()
+            self._pulse.beat()
             if operation is None:
                 return False
             operation()

@@ -28,8 +28,8 @@ LONGEST = 1 << 20
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
 """How long a model that could not be loaded is left alone: the time doubles with each failure, up to the last."""
 ROOM_S, TURN_S = 30.0, 5.0
-"""How long a model that is to be loaded waits for room in all, and for the calls of one model to end. Then that one goes
-on, and the choice is made again."""
+"""How long a model that is to be loaded waits for room in all, and for the calls of one model to end. Then that one
+goes on, and the choice is made again."""
 SILENT_S = 2.0
 """How long a client may take to read an answer that is complete, where its model is in the way of another."""
 LOAD_S, CLOSE_S = 900.0, 30.0
@@ -291,9 +291,7 @@ class Fleet:
             victim = min(loaded, key=lambda m: (m.users > 0, m.used))
             if not await self._unload(victim):
                 if monotonic() > end:
-                    message = (
-                        f"Model {member.name!r} finds no room: the others are in use. Try again in {TURN_S:.0f} s."
-                    )
+                    message = f"Model {member.name!r} has no room: the others are in use. Try again in {TURN_S:.0f} s."
                     retry = {"Retry-After": f"{TURN_S:.0f}"}
                     raise ApiError(503, message, param="model", code="model_busy", headers=retry)
                 await self._some_rest(loaded)

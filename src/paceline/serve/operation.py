@@ -93,6 +93,7 @@ class Operation:
         return [{"prompt": decode(trip.request.prompt), "answer": trip.request.text} for trip in call.trips]
 
     def stats(self) -> dict[str, Any]:
+        self.host.stuck()  # it is looked at every few seconds, as the history of these readings is
         return stats(self.host, self.settings, monotonic() - self.born)
 
     # -- the whole -----------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """A server process: uvicorn around the application, drained on SIGTERM, ended by the engine's death."""
 
 import asyncio
+import gc
 import logging
 import socket
 import ssl
@@ -45,6 +46,8 @@ class Process(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        gc.collect()
+        gc.freeze()  # models and libraries stay: no search for garbage looks at them again
         self.announce()
 
     async def on_tick(self, counter: int) -> bool:
