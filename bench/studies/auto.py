@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from paceline import LLM, SamplingParams
-from paceline.bench.load.plot import Panel, svg
+from paceline.bench.load.plot import PlotPanel, svg
 from paceline.bench.prompts import encode, read_prompts
 from paceline.core.request import Request
 from paceline.draft import DRAFTERS
@@ -214,8 +214,8 @@ def loads(args: argparse.Namespace) -> dict[str, Any]:
     if args.plot:
         xs = [float(i + 1) for i in range(len(rows))]
         names = list(rows[0]["speed"])
-        speed = Panel("tokens/s", {d: [r["speed"][d] for r in rows] for d in names})
-        latency = Panel("mean latency, s", {d: [r["latency"][d] for r in rows] for d in names}, log=True)
+        speed = PlotPanel("tokens/s", {d: [r["speed"][d] for r in rows] for d in names})
+        latency = PlotPanel("mean latency, s", {d: [r["latency"][d] for r in rows] for d in names}, log=True)
         label = "load: " + ", ".join(f"{i + 1} {r['load']}" for i, r in enumerate(rows))
         Path(args.plot).write_text(svg(f"auto beside its arms, {study.name}", label, xs, [speed, latency]))
     return {"rows": rows}

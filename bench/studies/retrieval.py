@@ -22,7 +22,7 @@ from time import perf_counter, sleep
 from typing import Any
 
 from paceline import LLM, SamplingParams
-from paceline.retrieve import Index, Retrieval, generate
+from paceline.retrieve import PassageIndex, Retrieval, generate
 from paceline.retrieve.retriever import Hit, Retriever
 from paceline.retrieve.stride import gain
 
@@ -103,7 +103,7 @@ def row(way: str, mine: Sum, one: Sum) -> dict[str, Any]:
 
 
 def measure(
-    llm: LLM, index: Index, retriever: Retriever, questions: Sequence[str], params: SamplingParams, args: Any
+    llm: LLM, index: PassageIndex, retriever: Retriever, questions: Sequence[str], params: SamplingParams, args: Any
 ) -> list[dict[str, Any]]:
     """Every question in every way. AssertionError where a text differs from that of a retrieval at a time."""
     names = args.ways.split(",")
@@ -150,7 +150,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(words)
     asked = QUESTIONS if args.questions is None else [json.loads(x)["question"] for x in args.questions.open()]
-    index, made = Index.open(args.index), []
+    index, made = PassageIndex.open(args.index), []
     params = SamplingParams(temperature=0, max_tokens=args.max_tokens, drafter="ngram")
     with LLM(args.model, dtype=args.dtype, max_model_len=2048 if args.model else None, max_requests=4) as llm:
         for kind in args.kinds.split(",") if args.kinds else index.kinds:

@@ -30,7 +30,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from paceline import LLM, SamplingParams
-from paceline.bench.busy import Watch
+from paceline.bench.busy import CpuWatch
 from paceline.bench.prompts import read_prompts
 from paceline.core.request import Request
 from paceline.engine.loop import Engine
@@ -316,7 +316,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    watch = Watch()
+    watch = CpuWatch()
     found = studies[args.study](Study(args))
     if busy := watch.during():
         print(f"schedule: warning: {busy}", file=sys.stderr)

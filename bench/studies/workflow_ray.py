@@ -26,8 +26,8 @@ from paceline.apps.text2sql.schema import read_schema
 from paceline.cluster.control.controller import Controller
 from paceline.cluster.control.ray_engine import RayEngine
 from paceline.cluster.control.router import create
-from paceline.cluster.workflow.log import Event, Recorder, read, replay, write
-from paceline.cluster.workflow.policies import Setup
+from paceline.cluster.workflow.log import Event, WorkflowRecorder, read, replay, write
+from paceline.cluster.workflow.policies import DispatcherSetup
 
 PRIOR = {"engine": (0.05, 0.5, 10.0)}
 
@@ -50,11 +50,11 @@ class Runs:
         self, policy: str, questions: list[Question], every: float, deadline: float, kill: int | None = None
     ) -> dict[str, Any]:
         """`kill`: the quick engine dies once so many questions are answered."""
-        setup = Setup(policy, tuple((name, "engine", 2) for name in self.engines), PRIOR)
+        setup = DispatcherSetup(policy, tuple((name, "engine", 2) for name in self.engines), PRIOR)
         self.number += 1
         log = self.out / f"{self.number}-{policy}.jsonl"
         controller = Controller(setup.dispatcher(), self.engines)
-        controller.dispatcher.watchers.append(Recorder(setup, write(log)))
+        controller.dispatcher.watchers.append(WorkflowRecorder(setup, write(log)))
         server = uvicorn.Server(uvicorn.Config(create(controller), "127.0.0.1", self.port, log_level="error"))
         serving = asyncio.create_task(server.serve())
         while not server.started:

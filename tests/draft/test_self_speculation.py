@@ -15,7 +15,7 @@ from paceline.core.params import SamplingParams
 from paceline.core.program import WHOLE, Entry, Program, exits, inputs
 from paceline.core.rows import RowsBuilder
 from paceline.draft import layer_search
-from paceline.draft.dynamic_exit import KNOWN, SELDOM, DynamicExit, Shadows, best, tokens_per_layer
+from paceline.draft.dynamic_exit import IDLE_LEARN_EVERY, SETTLED_ROUNDS, DynamicExit, Shadows, best, tokens_per_layer
 from paceline.draft.early_exit import EarlyExit
 from paceline.draft.easyspec import EasySpec, grouped
 from paceline.draft.layer_search import Search, skipping, spread, upper_bounds
@@ -213,10 +213,10 @@ def test_where_no_draft_pays_little_is_read(monkeypatch: pytest.MonkeyPatch) -> 
     engine = Setting().engine()
     for _ in range(6):
         run(engine, [wish("del", max_tokens=40)])
-    assert read[0] > KNOWN / 4 and 1 <= read[1] < 6 and not engine.drafters.errors
+    assert read[0] > SETTLED_ROUNDS / 4 and 1 <= read[1] < 6 and not engine.drafters.errors
     before = list(read)
     run(engine, [wish("del", max_tokens=40)])
-    assert read[0] - before[0] <= 40 // SELDOM + 1 and read[1] == before[1]
+    assert read[0] - before[0] <= 40 // IDLE_LEARN_EVERY + 1 and read[1] == before[1]
 
 
 def lowest(number: int) -> int:
@@ -374,12 +374,12 @@ def test_the_search_ends_in_three_ways(monkeypatch: pytest.MonkeyPatch) -> None:
             search.register(choice := search.suggest(), 0.5 if choice == search.best else 0.1)
     assert search.over and search.stale == layer_search.STALE
     monkeypatch.setattr(layer_search, "STALE", 10**9)
-    monkeypatch.setattr(layer_search, "MOST", 400)
+    monkeypatch.setattr(layer_search, "MAX_SUGGESTIONS", 400)
     assert not search.over
-    for _ in range(2 * layer_search.MOST):
+    for _ in range(2 * layer_search.MAX_SUGGESTIONS):
         if not search.over:
             search.register(choice := search.suggest(), 0.5 if choice == search.best else 0.1)
-    assert search.over and search.tried == layer_search.MOST
+    assert search.over and search.tried == layer_search.MAX_SUGGESTIONS
 
 
 def test_the_upper_bound_is_the_textbook_one() -> None:
@@ -394,7 +394,7 @@ def test_the_upper_bound_is_the_textbook_one() -> None:
         across = np.array([k(a, point) for a in seen])
         mean = y.mean() + across @ np.linalg.inv(gram) @ (y - y.mean())
         variance = y.std() ** 2 * (1 - across @ np.linalg.inv(gram) @ across)
-        assert bound == pytest.approx(mean + layer_search.KAPPA * max(variance, 0) ** 0.5, abs=1e-6)
+        assert bound == pytest.approx(mean + layer_search.UCB_KAPPA * max(variance, 0) ** 0.5, abs=1e-6)
 
 
 def test_a_set_is_kept_for_its_task() -> None:

@@ -13,7 +13,7 @@ from paceline.core.proposer import Draft, Turn
 from paceline.core.request import Request
 from paceline.core.result import Round
 from paceline.draft import Ask
-from paceline.draft.dyspec import MIN_CHANCE, DySpec, most_probable
+from paceline.draft.dyspec import DYSPEC_MIN_CHANCE, DySpec, most_probable
 from paceline.draft.merge_runs import MergedProposer
 from paceline.draft.topk import TopK
 from paceline.draft.tree import TreeProposer
@@ -54,7 +54,7 @@ def test_the_native_tree_is_the_twins(tmp_path: Path, quantize: str | None, monk
         assert (first.request, first.token, first.parent) == (second.request, second.token, second.parent)
         for i, tree in view.slots.items():
             assert tree.computed == computed[i]
-            least = (tree.ask.item.min_chance or MIN_CHANCE).row
+            least = (tree.ask.item.min_chance or DYSPEC_MIN_CHANCE).row
             best = most_probable(tree.memo.paths, tree.ask.item.nodes, least)
             assert [tree.path(place) for place in range(len(tree.token))] == [path for _, path in best]
             assert all(chance >= least for chance, _ in best)

@@ -17,7 +17,7 @@ from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.draft import DRAFTERS
 from paceline.draft.companion import COMPANIONS
-from paceline.draft.crossvocab import Foreign
+from paceline.draft.crossvocab import ForeignModel
 from paceline.draft.head import HEADS
 from paceline.draft.surfaces import Surfaces
 from paceline.engine.config import EngineConfig
@@ -165,7 +165,7 @@ class Setting:
             prefix_cache=self.prefix_cache, schedule=self.schedule, order=self.order, group_size=self.group_size,
             tbt_target_ms=self.tbt_target_ms, patience_ms=self.patience_ms, check=self.check,
         )  # fmt: skip
-        foreign = Foreign(copy(draft), Surfaces(OTHER, VOCAB), Surfaces(TOKENIZER, VOCAB), VOCAB)
+        foreign = ForeignModel(copy(draft), Surfaces(OTHER, VOCAB), Surfaces(TOKENIZER, VOCAB), VOCAB)
         components = {"draft": draft, "foreign": foreign, **sketches()}
         return Engine(self.target(), config, components=components, callable=user, tokenizer=TOKENIZER,
                       eos=(EOS,), clock=clock(self.clock))  # fmt: skip

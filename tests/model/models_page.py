@@ -10,7 +10,7 @@ from paceline.model.families import FAMILIES, Family, read_spec
 from paceline.model.gguf.config import ARCHITECTURES
 from paceline.model.gguf.pretokenizers import PRE_TOKENIZERS
 from paceline.model.gguf.types import SERVED
-from paceline.model.quantised import METHODS
+from paceline.model.quantised import QUANTISERS
 from tests.tiny import FAMILIES as TINY
 from tests.tiny import MORE, tiny_config
 
@@ -129,7 +129,7 @@ def page() -> str:
         files = ", ".join(archs.get(kind, [])) or "`llama`" * (kind == "mistral")
         shown = "yes" if native(kind) else "no"
         lines.append(f"| `{kind}` | {family.architecture} | {shown} | {files} | {departures(family)} |\n")
-    safetensors = SAFETENSORS.format(dtypes=", ".join(DTYPES), methods=", ".join(METHODS))
+    safetensors = SAFETENSORS.format(dtypes=", ".join(DTYPES), methods=", ".join(QUANTISERS))
     gguf = GGUF.format(types=", ".join(kind.name for kind in SERVED), cuts=", ".join(PRE_TOKENIZERS))
     lines.append(FORMATS.format(formats=f"{wrapped(safetensors)}\n{wrapped(gguf)}"))
     for size in SIZES:

@@ -7,7 +7,7 @@ import pytest
 from paceline import CapacityError, InputError, RefusalError, SamplingParams
 from paceline.engine.build import DEMO, Options
 from paceline.reason import Ensemble, MentorWishes, StepWishes
-from paceline.reason.ensemble import Answer, split
+from paceline.reason.ensemble import PolicyAnswer, split
 from paceline.reason.runner import BASE, SMALL, Runner
 from tests.reason.conftest import DRAWN, GREEDY, OPTIONS, PROMPT, alone, clean
 
@@ -87,11 +87,11 @@ def test_speculation_within_a_rewrite_changes_no_token(drafter: str) -> None:
         clean(fast)
 
 
-def told(answer: Answer) -> list[tuple[str, int]]:
+def told(answer: PolicyAnswer) -> list[tuple[str, int]]:
     return [(segment["author"], segment["tokens"]) for segment in answer.report["segments"]]
 
 
-def rewritten(answer: Answer) -> tuple[int, int]:
+def rewritten(answer: PolicyAnswer) -> tuple[int, int]:
     """Tokens and passes of the steps that the base model wrote."""
     hands = [each for each in answer.report["handovers"] if each["why"] == "rewrite"]
     return sum(each["wrote"] for each in hands), sum(each["passes"] for each in hands)

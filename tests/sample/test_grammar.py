@@ -16,7 +16,7 @@ from llguidance import LLMatcher, LLParserLimits
 from paceline.core.errors import InputError, RefusalError
 from paceline.core.grammar import Grammar
 from paceline.sample import grammar as module
-from paceline.sample.grammar import Compiled, Grammars, Parse, Place, Structure, vocabulary
+from paceline.sample.grammar import CompiledGrammar, Grammars, Parse, Place, Structure, vocabulary
 from paceline.sample.sampler import Sampler
 from tests.sample.cases import GRAMMARS, LETTERS, V, admitted, request
 from tests.tiny import letters, trained
@@ -181,7 +181,7 @@ def test_a_language_without_any_text_is_refused(grammar: Grammar) -> None:
 
 
 def test_compiled_once_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "KEPT", 2 * module.EACH + 2000)
+    monkeypatch.setattr(module, "IDLE_GRAMMAR_BYTES", 2 * module.EACH + 2000)
     monkeypatch.setattr(module, "resident", lambda: 0)
     made: list[int] = []
     grammars = Grammars(lambda: made.append(1) or vocabulary(letters(LETTERS), V, [0]), V)  # type: ignore[func-returns-value]
@@ -204,11 +204,11 @@ def limited(states: int) -> Parse:
     tokenizer = vocabulary(letters(LETTERS), V, [0])
     source = Grammar("regex", "(b|c)*b(b|c){12}").source()
     limits = LLParserLimits(max_lexer_states=states, precompute_large_lexemes=False)
-    made: list[Compiled] = []
+    made: list[CompiledGrammar] = []
 
-    def compile(anew: bool) -> Compiled:
+    def compile(anew: bool) -> CompiledGrammar:
         if anew or not made:
-            made.append(Compiled(LLMatcher(tokenizer, source, limits=limits, log_level=0), 0))
+            made.append(CompiledGrammar(LLMatcher(tokenizer, source, limits=limits, log_level=0), 0))
         return made[-1]
 
     return Parse(compile, V, [0])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.schedule.chunked import Chunked
-from paceline.schedule.exspec import PATIENCE, Grouped, shape
+from paceline.schedule.exspec import PATIENCE_ROUNDS, Grouped, shape
 from paceline.schedule.orders import fcfs
 from tests.schedule.population import Arrival, Population
 from tests.schedule.test_chunked import Held
@@ -61,7 +61,7 @@ def test_everybody_decodes_where_they_fit_one_group() -> None:
 def test_nobody_is_left_out_for_long(shapes: list[tuple[int, int]], batch: int) -> None:
     policy, since = grouped(batch), [0] * len(shapes)
     rs = [request(i, *s) for i, s in enumerate(shapes)]
-    bound = PATIENCE * -(-len(rs) // batch) + len(rs)
+    bound = PATIENCE_ROUNDS * -(-len(rs) // batch) + len(rs)
     for _ in range(3 * bound):
         served = ids(policy.turn(rs, 0.0))
         assert len(served) == min(batch, len(rs)) == len(set(served))

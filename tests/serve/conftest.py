@@ -16,14 +16,14 @@ from openai import OpenAI
 from paceline import LLM, AsyncLLM
 from paceline.engine.build import DEMO as DEMO_PAIR
 from paceline.serve.app import create_app
-from paceline.serve.server import Host
+from paceline.serve.server import ServedHost
 from paceline.serve.settings import Settings
 
 DEMO: dict[str, Any] = {"dtype": "float32", "blocks": 600}
 
 
 @contextmanager
-def running(llm: AsyncLLM | Host, settings: Settings) -> Iterator[str]:
+def running(llm: AsyncLLM | ServedHost, settings: Settings) -> Iterator[str]:
     """A server for `llm`; its address."""
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(create_app(llm, settings), log_level="warning", lifespan="off"))

@@ -82,7 +82,9 @@ def test_faults_do_not_grow_with_the_body(model: type[Wire]) -> None:
     for name, field in model.model_fields.items():
         for value in HOSTILES:
             others = {n: f.get_default(call_default_factory=True) for n, f in model.model_fields.items()}
-            body = {n: v for n, v in others.items() if v not in (None, PydanticUndefined)} | {field.alias or name: value}
+            body = {n: v for n, v in others.items() if v not in (None, PydanticUndefined)} | {
+                field.alias or name: value
+            }
             try:
                 model.model_validate(body)
             except ValidationError as error:

@@ -5,24 +5,11 @@ from collections.abc import Iterable, Sequence
 
 from paceline.cache.blocks import BlockPool, chain_hash, root_hash
 from paceline.cache.eviction import Eviction
-from paceline.cache.lease import TARGET, Lease
+from paceline.cache.lease import Lease
 from paceline.cache.txn import Move, Txn
-from paceline.core.errors import CapacityError, InputError, IntegrityError
+from paceline.core.component import TARGET
+from paceline.core.errors import IntegrityError
 from paceline.core.joined import Layout, named
-
-
-def blocks_in(memory_bytes: int, bytes_per_token: int, block_size: int) -> int:
-    """The most blocks that stay within a byte budget. `bytes_per_token` is summed over all groups: a draft's K/V comes
-    out of the same budget. CapacityError naming the smallest budget when not even one fits."""
-    if bytes_per_token < 1 or block_size < 1:
-        raise InputError(f"A block of {block_size} tokens of {bytes_per_token} bytes holds nothing; both must be >= 1.")
-    blocks = memory_bytes // (bytes_per_token * block_size)
-    if blocks < 1:
-        raise CapacityError(
-            f"A cache of {memory_bytes} bytes holds no block of {block_size} tokens; "
-            f"give it at least {bytes_per_token * block_size} bytes."
-        )
-    return blocks
 
 
 class Cache:
@@ -76,10 +63,6 @@ class Cache:
     def gain(self, lease: Lease) -> int:
         """Blocks that would come free if this lease were closed: those that nobody else holds."""
         return sum(self.pool.refs[block] == 1 for block in lease.blocks)
-
-    def fits(self, lease: Lease | None, rows: int) -> bool:
-        """Would `begin` of so many rows succeed now?"""
-        return self.needs(lease, rows) <= self.room()
 
     def open(
         self,

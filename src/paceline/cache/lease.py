@@ -5,13 +5,11 @@ from typing import TYPE_CHECKING
 
 from paceline.cache.blocks import BlockPool, chain_hash
 from paceline.core import joined
+from paceline.core.component import TARGET
 from paceline.core.errors import IntegrityError
 
 if TYPE_CHECKING:
     from paceline.cache.txn import Txn
-
-TARGET = "target"
-"""The group of the target's layers: its frontier is the lease's length."""
 
 
 @dataclass(eq=False, slots=True)

@@ -12,7 +12,7 @@ from paceline.cli.options import EngineArgs
 from paceline.core.errors import InputError
 
 if TYPE_CHECKING:
-    from paceline.bench.report import Report
+    from paceline.bench.report import BenchReport
 
 T = TypeVar("T")
 
@@ -91,7 +91,7 @@ def compare(
 
     from paceline.bench import peers
 
-    wish = peers.Wish(root, prompts, model, draft, batches, max_tokens, num_prompts, repeat, engine.threads)
+    wish = peers.PeerWish(root, prompts, model, draft, batches, max_tokens, num_prompts, repeat, engine.threads)
     with progress() as tell:
         report = peers.compare(wish, tell)
     if json is not None:
@@ -104,7 +104,12 @@ def compare(
 
 
 def time_parts(
-    engine: EngineArgs, temperature: float, seed: int, plot: Path | None, json: Path | None, report: "Report | None"
+    engine: EngineArgs,
+    temperature: float,
+    seed: int,
+    plot: Path | None,
+    json: Path | None,
+    report: "BenchReport | None",
 ) -> None:
     """`--profile`: time a step by part, print it, draw it, and write it to `json` beside what is in the report."""
     from rich.console import Console
@@ -200,11 +205,11 @@ def split(words: str, kind: Callable[[str], T], name: str) -> list[T]:
     except ValueError:
         values = []
     if not values:
-        raise InputError(f"--{name} is {words!r}, but it must be a list such as {EXAMPLES[name]}.")
+        raise InputError(f"--{name} is {words!r}, but it must be a list such as {OPTION_EXAMPLES[name]}.")
     return list(dict.fromkeys(values))
 
 
-EXAMPLES = {
+OPTION_EXAMPLES = {
     "batch": "1,8", "temperature": "0,1", "methods": "none,ngram", "rate": "1,2,4", "speed": "1,2", "clients": "1,8",
 }  # fmt: skip
 QUALITY = {

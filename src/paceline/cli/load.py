@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from paceline.cli.options import command, option
+from paceline.cli.options import INTERRUPTED, command, option
 from paceline.core.errors import InputError
 
 if TYPE_CHECKING:
-    from paceline.bench.load.report import Report
-    from paceline.bench.load.run import Load, Target, Task
+    from paceline.bench.load.report import LoadReport
+    from paceline.bench.load.run import Load, LoadTarget, LoadTask
 
 SERVE_EXAMPLE = (
     "Example: paceline bench serve --url http://127.0.0.1:8000 --prompts gsm8k_test.jsonl --rate 1,2,4 "
     "--slo ttft:200,tpot:50 --plot load.svg"
 )
 RECORD_EXAMPLE = "Example: paceline bench record traffic.jsonl --url http://127.0.0.1:8000 --port 8001"
-INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +85,9 @@ class ArrivalArgs:
 class ReportArgs:
     """What to say."""
 
-    slo: Annotated[str | None, option("For goodput, in ms, as in ttft:200,tpot:50,e2e:2000.", "Report")] = None
-    plot: Annotated[Path | None, option("Draw latencies and rates against load to this SVG file.", "Report")] = None
-    json: Annotated[Path | None, option("Write everything, each request too, to this file.", "Report")] = None
+    slo: Annotated[str | None, option("For goodput, in ms, as in ttft:200,tpot:50,e2e:2000.", "LoadReport")] = None
+    plot: Annotated[Path | None, option("Draw latencies and rates against load to this SVG file.", "LoadReport")] = None
+    json: Annotated[Path | None, option("Write everything, each request too, to this file.", "LoadReport")] = None
 
 
 @command
@@ -141,28 +140,28 @@ def record(
     typer.echo(f"{record(url, out, host, port, ready)} requests recorded.", err=True)
 
 
-def _target(server: ServerArgs) -> "Target":
-    from paceline.bench.load.run import Target
+def _target(server: ServerArgs) -> "LoadTarget":
+    from paceline.bench.load.run import LoadTarget
 
     if not server.timeout > 0 or (server.max_connections is not None and server.max_connections < 1):
         raise InputError("--timeout and --max-connections must be above 0.")
-    return Target(server.url, server.api_key, server.timeout, server.max_connections)
+    return LoadTarget(server.url, server.api_key, server.timeout, server.max_connections)
 
 
-def _task(server: ServerArgs, what: RequestArgs, when: ArrivalArgs, output: ReportArgs) -> "Task":
+def _task(server: ServerArgs, what: RequestArgs, when: ArrivalArgs, output: ReportArgs) -> "LoadTask":
     from paceline.bench.load import stats, workload
-    from paceline.bench.load.run import Task
+    from paceline.bench.load.run import LoadTask
 
     loads = _loads(when)
     if (what.prompts is None) == (when.recorded is None):
         raise InputError("Give either --prompts FILE.jsonl, or --recorded FILE.jsonl, which brings its own.")
-    wish = workload.Wish(
+    wish = workload.LoadWish(
         server.model or "", server.endpoint, what.max_tokens, what.temperature, what.seed, _extra(what.body)
     )
     few = 100 if what.duration is None and when.recorded is None else None
     lines = [] if when.recorded is None else workload.read_recording(when.recorded)
     requests = what.requests or few or (len(lines) or None)
-    return Task(
+    return LoadTask(
         wish,
         loads,
         [] if what.prompts is None else workload.from_prompts(what.prompts),
@@ -197,15 +196,15 @@ def _loads(when: ArrivalArgs) -> list["Load"]:
 def _extra(body: str | None) -> Mapping[str, Any]:
     import orjson
 
-    from paceline.bench.load.workload import OWN
+    from paceline.bench.load.workload import OWN_FIELDS
 
     try:
         extra = {} if body is None else orjson.loads(body)
     except ValueError as error:
         raise InputError(f"--body does not parse as JSON ({error}); give an object such as {{}}.") from None
-    if not isinstance(extra, dict) or OWN & extra.keys():
+    if not isinstance(extra, dict) or OWN_FIELDS & extra.keys():
         raise InputError(
-            f"--body must be a JSON object without {', '.join(sorted(OWN))}, which are set by bench serve."
+            f"--body must be a JSON object without {', '.join(sorted(OWN_FIELDS))}, which are set by bench serve."
         )
     return extra
 
@@ -215,7 +214,7 @@ def _args(*groups: Any) -> dict[str, Any]:
     return {name: value for group in groups for name, value in asdict(group).items() if name != "api_key"}
 
 
-def _say(report: "Report", console: Any) -> None:
+def _say(report: "LoadReport", console: Any) -> None:
     for table in report.tables():
         console.print(table)
     for note in report.notes():

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin,
 import typer
 
 from paceline.core.errors import PacelineError
-from paceline.serve.settings import Entry, Help
+from paceline.serve.settings import Help, SettingEntry
 
 if TYPE_CHECKING:
     from paceline.core.params import SamplingParams
     from paceline.engine.build import Options
 
+INTERRUPTED = 130
+"""Exit code after an interruption, as a shell gives it."""
 BAD_INPUT = 2
 """Exit code of every error that the user can mend."""
 SOFT_BREAK = re.compile(r"(?<!\n)\n(?!\n)")
@@ -181,11 +183,15 @@ def options(group: Any) -> Iterator[inspect.Parameter]:
     """One parameter per field of a dataclass, whose hints carry typer's option, or the server's `Help` for one."""
     hints = get_type_hints(group, include_extras=True)
     for f in fields(group):
-        hint = setting(Entry.of(f, hints[f.name])) if isinstance(get_args(hints[f.name])[-1], Help) else hints[f.name]
+        hint = (
+            setting(SettingEntry.of(f, hints[f.name]))
+            if isinstance(get_args(hints[f.name])[-1], Help)
+            else hints[f.name]
+        )
         yield inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hint)
 
 
-def setting(entry: Entry) -> Any:
+def setting(entry: SettingEntry) -> Any:
     """The annotation of a server setting as an option; of one that is a list, the option may be repeated."""
     kind = list[str] if get_origin(entry.type) is tuple else entry.type
     shown = entry.default not in (None, ())

@@ -9,7 +9,7 @@ from dataclasses import fields
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
-from paceline.cli.answer import Answer, answer, interruptible
+from paceline.cli.answer import ShownAnswer, answer, interruptible
 from paceline.core.errors import InputError, RefusalError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Partner(Protocol):
     name: str
     """Of the model, as it is shown."""
 
-    def say(self, messages: Sequence[Message], params: "SamplingParams", show: Show) -> Answer:
+    def say(self, messages: Sequence[Message], params: "SamplingParams", show: Show) -> ShownAnswer:
         """The answer to a conversation, shown as it comes; Ctrl-C ends it where it stands. PacelineError when it
         cannot be served."""
 
@@ -46,7 +46,7 @@ class Local:
         self.llm = llm
         self.name = at if draft is None or llm.options.model is None else f"{at}, drafts by {draft}"
 
-    def say(self, messages: Sequence[Message], params: "SamplingParams", show: Show) -> Answer:
+    def say(self, messages: Sequence[Message], params: "SamplingParams", show: Show) -> ShownAnswer:
         ids, longest = self.llm.text.chat(messages), self.llm.engine.model.max_len
         if len(ids) >= longest:
             raise InputError(
@@ -114,7 +114,7 @@ class Remote:
                 raise InputError(f"{self.base}{path} answers no JSON; is it a server for models?") from None
             return found if isinstance(found, dict) else {}
 
-    def say(self, messages: Sequence[Message], params: "SamplingParams", show: Show) -> Answer:
+    def say(self, messages: Sequence[Message], params: "SamplingParams", show: Show) -> ShownAnswer:
         from paceline.core.request import SpecStats
         from paceline.engine.outputs import Chunk, Completion
 
@@ -140,7 +140,7 @@ class Remote:
                     passes = spec.get("target_passes", count)
                     stats = SpecStats(passes, count, spec.get("offered", []), spec.get("kept", []))
         finish: Any = reason
-        return Answer(Completion(0, text, [0] * count, finish, seed, stats), perf_counter() - started)
+        return ShownAnswer(Completion(0, text, [0] * count, finish, seed, stats), perf_counter() - started)
 
     def wishes(self, params: "SamplingParams") -> dict[str, Any]:
         """What was set, as the server takes it."""

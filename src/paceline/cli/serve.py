@@ -13,7 +13,7 @@ import typer
 
 from paceline.cli.options import EngineArgs, fail, option
 from paceline.core.errors import InputError
-from paceline.serve.settings import PREFIX, Settings, layered, load, read_toml
+from paceline.serve.settings import ENV_PREFIX, Settings, layered, load, read_toml
 
 LAST_STEP_S = 10.0
 """How long the end waits for the step that the engine is at."""
@@ -142,7 +142,7 @@ def gather(
     """The engine's and the server's settings from all their layers; `flags` names what the command line gave."""
     if model is not None and "model" in flags:
         raise InputError("The model is given twice, as MODEL and by --model; give it once.")
-    path = path or (Path(env) if (env := os.environ.get(f"{PREFIX}CONFIG")) else None)
+    path = path or (Path(env) if (env := os.environ.get(f"{ENV_PREFIX}CONFIG")) else None)
     words: Mapping[str, Any] = {name: getattr(engine, name) for name in flags & names(ServingArgs)}
     if model is not None:
         words = {**words, "model": model}
@@ -151,16 +151,16 @@ def gather(
     return args, load(Settings, wishes, path, (ServingArgs,))
 
 
-OTHERS = ("CACHE", "CONFIG", "NATIVE", "FUZZ", "REAL", "SHARED", "SOAK_S")
+OTHER_VARIABLES = ("CACHE", "CONFIG", "NATIVE", "FUZZ", "REAL", "SHARED", "SOAK_S")
 """Variables that are no settings: of the cache directory, the settings file, the native library, and of the tests."""
 
 
 def check_environment(environ: Mapping[str, str]) -> None:
     """End with one sentence where a variable looks like a setting and is none: a slip would be ignored."""
-    known = [PREFIX + name.upper() for name in sorted(names(Settings) | names(ServingArgs))]
-    known += [PREFIX + name for name in OTHERS]
+    known = [ENV_PREFIX + name.upper() for name in sorted(names(Settings) | names(ServingArgs))]
+    known += [ENV_PREFIX + name for name in OTHER_VARIABLES]
     for name in sorted(environ):
-        if name.startswith(PREFIX) and name not in known:
+        if name.startswith(ENV_PREFIX) and name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"; {near[0]} is meant?" if near else f"; known are those of paceline serve --help and {known[-7]}."
             fail(f"The environment has {name}, which is no setting{hint} Unset or rename it.")

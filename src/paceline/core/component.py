@@ -34,7 +34,7 @@ class Component(Protocol):
     def abilities(self) -> frozenset[Ability]:
         """What it can do beside the protocol: `run` (`Runs`), `chain` and `tree` (whole drafts in one call), `program`
         (`Rows.program`: sets of layers, early exits), `exit` (it was trained for them), `embed` (`Embeds`), `lend`
-        (`Lends`), `keys` (`Keys`), `join` (rows whose position is not their place, and that do not see all before
+        (`Lends`), `keys` (`KeySource`), `join` (rows whose position is not their place, and that do not see all before
         them), `state` (`Keeps`)."""
 
     def allocate(self, blocks: int, block_size: int) -> None:
@@ -126,7 +126,7 @@ class Keeps(Component, Protocol):
         """Drop every state but those behind full blocks and behind the rows in these slots."""
 
 
-class Keys(Protocol):
+class KeySource(Protocol):
     """A model whose last layer's keys and values others may read."""
 
     def last_keys(self, slots: "list[int]") -> "tuple[Tensor, Tensor]":

@@ -10,7 +10,7 @@ from paceline.core.request import Request
 
 LAG = 64
 """Rows by which a drafter's K/V may lag the text while others draft."""
-CHUNK = 16
+PROMPT_RESERVE_ROWS = 16
 """Rows that decodes and nodes leave to waiting prompts, as far as there are so many: prompts never starve."""
 
 

@@ -27,7 +27,7 @@ from paceline.model.decoder import unpacked
 from paceline.model.spec import Attention, Dense, Layer, ModelSpec, Rope
 
 
-class Sizes(Protocol):
+class LayerSizes(Protocol):
     """What the shape of a head says of its layer."""
 
     @property
@@ -50,7 +50,7 @@ class Sizes(Protocol):
     def theta(self) -> float: ...
 
 
-def layer_spec(name: str, of: Sizes) -> ModelSpec:
+def layer_spec(name: str, of: LayerSizes) -> ModelSpec:
     """A head's layer as a decoder of one."""
     inverse = 1.0 / of.theta ** (torch.arange(0, of.head_dim, 2, dtype=torch.float32) / of.head_dim)
     return ModelSpec(

@@ -17,7 +17,7 @@ from paceline.core.registry import Offers
 from paceline.draft import DRAFTERS, NEED_DRAFT, Ask, View
 from paceline.draft.model import Growing, ModelDrafter
 
-FREE = MinChance(0.0)
+NO_MIN_CHANCE = MinChance(0.0)
 """No draft ends early: what is drafted while the pass runs costs no time of its own."""
 
 
@@ -44,7 +44,7 @@ class Pearl(ModelDrafter):
         forest, leaves, growing = view.drafted, dict[int, int](), list[Growing]()
         for ask in asks:
             nodes = view.laid.get(ask.place, ())
-            free = ask._replace(item=ask.item._replace(min_chance=FREE))
+            free = ask._replace(item=ask.item._replace(min_chance=NO_MIN_CHANCE))
             said = [forest.token[node] for node in nodes]
             most = max(0, min(ask.item.further, ask.item.depth - len(said)))
             growing.append(Growing(free, ask.txn.lease.frontier[DRAFT], said=said, most=most))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-MEMORY = 0.98
+RECORD_DECAY = 0.98
 """Weight of the past at each new observation."""
 TRY = 16
 """A drafter that is passed over is asked every so many rounds of a request all the same."""
@@ -13,7 +13,7 @@ TELL = 2
 
 
 @dataclass(slots=True)
-class Sizes:
+class KeptBySize:
     """Nodes kept a round, by the bit length of a number of nodes, with decay."""
 
     kept: list[float] = field(default_factory=lambda: [0.0] * 8)
@@ -21,8 +21,8 @@ class Sizes:
 
     def count(self, nodes: int, kept: int) -> None:
         size = nodes.bit_length()
-        self.kept[size] = MEMORY * self.kept[size] + kept
-        self.rounds[size] = MEMORY * self.rounds[size] + 1
+        self.kept[size] = RECORD_DECAY * self.kept[size] + kept
+        self.rounds[size] = RECORD_DECAY * self.rounds[size] + 1
 
     def of(self, nodes: int) -> tuple[float, float]:
         """Kept, and rounds."""
@@ -31,18 +31,18 @@ class Sizes:
 
 
 @dataclass(slots=True)
-class Record:
+class DrafterRecord:
     """What one drafter brought: by how many nodes it drafted, and by how many it was asked for."""
 
-    drafted: Sizes = field(default_factory=Sizes)
-    asked: Sizes = field(default_factory=Sizes)
-    used: Sizes = field(default_factory=Sizes)
+    drafted: KeptBySize = field(default_factory=KeptBySize)
+    asked: KeptBySize = field(default_factory=KeptBySize)
+    used: KeptBySize = field(default_factory=KeptBySize)
     """Nodes that it drafted, in the place of those kept."""
     missed: int = 0
     """The latest rounds that brought nothing, though it drafted, or a model had to run to find nothing worth it."""
 
     @property
-    def sizes(self) -> tuple[Sizes, Sizes, Sizes]:
+    def sizes(self) -> tuple[KeptBySize, KeptBySize, KeptBySize]:
         """As propose_merged.h has them."""
         return self.drafted, self.asked, self.used
 

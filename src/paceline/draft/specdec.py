@@ -15,7 +15,7 @@ from paceline.core.component import DRAFT
 from paceline.core.forest import Law
 from paceline.core.registry import Offers
 from paceline.draft import DRAFTERS, NEED_DRAFT, Ask, Host
-from paceline.draft.acceptance import NEED_ACCEPTANCE, Acceptance
+from paceline.draft.acceptance import NEED_ACCEPTANCE, AcceptanceHead
 from paceline.draft.model import Growing, ModelDrafter
 
 
@@ -36,7 +36,7 @@ class SpecDecDrafter(ModelDrafter):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self.head, self.chain = cast(Acceptance, host.components["acceptance"]), None
+        self.head, self.chain = cast(AcceptanceHead, host.components["acceptance"]), None
 
     def begin(self, ask: Ask, reach: int) -> Growing:
         head = self.head

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
-BYTE = 6
+BYTE_TOKEN_CHARS = 6
 """Length of a byte as SentencePiece writes it: <0x0A>."""
 
 
@@ -67,6 +67,6 @@ def _of_letters(piece: str) -> bytes | None:
 
 
 def _of_piece(piece: str) -> bytes:
-    if len(piece) == BYTE and piece.startswith("<0x") and piece.endswith(">"):
+    if len(piece) == BYTE_TOKEN_CHARS and piece.startswith("<0x") and piece.endswith(">"):
         return bytes([int(piece[3:5], 16)])
     return piece.replace("\u2581", " ").encode()

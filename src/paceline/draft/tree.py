@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.core.component import DRAFT
 from paceline.core.forest import ROOT, Forest, Law
 from paceline.core.plan import Item
-from paceline.core.proposer import Draft, Table, Turn
+from paceline.core.proposer import Draft, ProposerTable, Turn
 from paceline.core.registry import Offers, Runs
 from paceline.core.rows import RowsBuilder
 from paceline.draft import NEED_DRAFT, Ask, Host, View
@@ -24,7 +24,7 @@ from paceline.sample.chunks import chunks
 from paceline.sample.noise import keys_tensor
 from paceline.sample.race import perturbed
 
-NODES = 15
+TREE_NODES = 15
 
 
 def offers(
@@ -32,7 +32,9 @@ def offers(
 ) -> Offers:
     """The card of a tree method that grows on a draft model."""
     needs = frozenset({NEED_DRAFT})
-    return Offers(summary, frozenset(laws), "tree", NODES, needs, DRAFT, stops_early=stops_early, runs=runs, auto=auto)
+    return Offers(
+        summary, frozenset(laws), "tree", TREE_NODES, needs, DRAFT, stops_early=stops_early, runs=runs, auto=auto
+    )
 
 
 @dataclass(slots=True)
@@ -200,7 +202,7 @@ class TreeDrafter:
             view.slots[ask.request.id] = (proposer, place)
         return proposer
 
-    def table(self, proposer: "TreeProposer") -> Table | None:
+    def table(self, proposer: "TreeProposer") -> ProposerTable | None:
         """What drafts natively in the place of a proposer of this drafter; None: nothing does."""
         return None
 
@@ -384,7 +386,7 @@ class TreeProposer:
         """Make the draft model's rows of accepted nodes contiguous."""
         self.drafter.model.move(source, target)
 
-    def native(self) -> Table | None:
+    def native(self) -> ProposerTable | None:
         return self.drafter.table(self)
 
 

@@ -16,7 +16,7 @@ from paceline.core.errors import CapacityError
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.engine import learned
-from paceline.engine.door import DOOR, Ticket, Trip
+from paceline.engine.door import DOOR, DoorTicket, Trip
 from paceline.engine.embed import Embedding
 from paceline.engine.llm import LLM, Prompt, as_batch, as_conversations, params_each
 from paceline.engine.options import EngineOptions, shown
@@ -64,7 +64,7 @@ class Subscription:
         self,
         requests: list[Request],
         loop: asyncio.AbstractEventLoop,
-        ticket: Ticket | None = None,
+        ticket: DoorTicket | None = None,
         arrived: float = 0.0,
         whole: bool = False,
     ) -> None:

@@ -13,7 +13,7 @@ from paceline.core.request import Request
 
 
 @dataclass(slots=True)
-class Family:
+class BranchFamily:
     """A request that waits, and its branches by id."""
 
     parent: Request
@@ -35,14 +35,14 @@ class Family:
         return [self.done[number] for number in numbers]
 
 
-class Branches(dict[int, Family]):
+class Branches(dict[int, BranchFamily]):
     """Families by the id of the request that waits."""
 
     def add(self, parent: Request, child: Request) -> None:
         """One more branch of a request, which waits from now on."""
-        self.setdefault(parent.id, Family(parent)).live[child.id] = child
+        self.setdefault(parent.id, BranchFamily(parent)).live[child.id] = child
 
-    def of(self, request: Request) -> Family | None:
+    def of(self, request: Request) -> BranchFamily | None:
         """Where it is a branch."""
         return self.get(request.parent)
 

@@ -11,7 +11,7 @@ from paceline.core.errors import CheckpointError, InputError, RefusalError
 from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.registry import refusal
 from paceline.model.catalogue import CATALOGUE
-from paceline.plan.memory import MEMORIES, Memory, Shape
+from paceline.plan.memory import MEMORIES, BudgetShape, MemoryModel
 
 if TYPE_CHECKING:
     from paceline.draft import UserFn
@@ -113,7 +113,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
     from paceline.cache.policies import policy
     from paceline.draft import DRAFTERS
     from paceline.draft.companion import companions
-    from paceline.draft.crossvocab import FOREIGN, Foreign
+    from paceline.draft.crossvocab import FOREIGN, ForeignModel
     from paceline.draft.head import load_head, method_of
     from paceline.draft.surfaces import Surfaces
     from paceline.engine.config import EngineConfig
@@ -180,7 +180,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
         speaks = Text(draft_path).tokenizer
         small = load_model(draft_path, **where_draft)
         target = Surfaces(text.tokenizer, model.vocab_size)
-        components[FOREIGN] = Foreign(
+        components[FOREIGN] = ForeignModel(
             small, Surfaces(speaks, small.vocab_size), target, model.vocab_size, online=options.online
         )
     elif draft_path is not None:
@@ -331,7 +331,7 @@ def _check_pair(drafter: str, verifier: str, have: set[str]) -> None:
         raise RefusalError(reason)
 
 
-def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory:
+def memory_of(options: Options, path: Path, draft: Path | None = None) -> MemoryModel:
     """The arithmetic of the budget for these checkpoints, from their headers."""
     from paceline.draft.companion import kinds, weight_bytes
     from paceline.draft.head import check_fit, facts_of, footprint_of, method_of
@@ -353,7 +353,7 @@ def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory
     files = [at if at.suffix == ".gguf" else at / "tokenizer.json" for at in (path, draft) if at is not None]
     rest = sum(TOKENIZER * tokenizer_bytes(file) for file in files if file.is_file())
     rest += 0 if draft is None else sum(weight_bytes(draft / kind) for kind in kinds(draft))
-    return Memory(target, drafts, spec.max_len, options.block_size, rest)
+    return MemoryModel(target, drafts, spec.max_len, options.block_size, rest)
 
 
 def tokenizer_bytes(file: Path) -> int:
@@ -365,7 +365,7 @@ def tokenizer_bytes(file: Path) -> int:
     return min(entry.offset for entry in load_header(file).tensors.values() if entry.file == file)
 
 
-def shape_of(options: Options, path: Path, draft: Path | None) -> Shape:
+def shape_of(options: Options, path: Path, draft: Path | None) -> BudgetShape:
     """What comes of `options.memory`, before anything is loaded. CapacityError where it is too little."""
     memory, rows = memory_of(options, path, draft), max(options.row_budget, options.max_requests)
     if options.memory is not None:
@@ -379,7 +379,7 @@ def shape_of(options: Options, path: Path, draft: Path | None) -> Shape:
         block = sum(m.kv(1, options.block_size) for m in (memory.target, memory.draft) if m is not None)
         contexts = -(-memory.max_len // options.block_size) * options.max_requests
         blocks = max(1, min(psutil.virtual_memory().available // 4 // block, contexts))
-    return Shape(blocks, rows, MAX_CANDIDATES, options.max_requests, MEMORIES[1])
+    return BudgetShape(blocks, rows, MAX_CANDIDATES, options.max_requests, MEMORIES[1])
 
 
 UNITS: dict[str, int] = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

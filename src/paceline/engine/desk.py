@@ -13,7 +13,7 @@ from paceline.core.joined import Layout, joined
 from paceline.core.plan import Item, Note, Plan
 from paceline.core.request import FinishReason, Request
 from paceline.core.result import Result
-from paceline.engine.branches import Branches, Family, splice
+from paceline.engine.branches import Branches, BranchFamily, splice
 from paceline.engine.drafter_table import DrafterTable
 from paceline.engine.totals import Totals
 from paceline.plan import LengthPolicy
@@ -313,7 +313,7 @@ class Desk:
     def leave(self, request: Request) -> None:
         """A request has ended. With it go its branches that wait to be joined; a request without any goes on."""
         self.release(request)
-        for branch in self.branches.pop(request.id, Family(request)).done.values():
+        for branch in self.branches.pop(request.id, BranchFamily(request)).done.values():
             self.release(branch)
         if (parent := self.branches.left(request)) is not None:
             self.waiting.append(parent)

@@ -1,6 +1,7 @@
 """Who may draft, as decisions see it: sizes, limits and groups, without the drafters themselves."""
 
-from paceline.cache.lease import TARGET, Lease
+from paceline.cache.lease import Lease
+from paceline.core.component import TARGET
 from paceline.core.plan import LAG
 from paceline.core.request import Request
 from paceline.plan import POLICIES, Basis, DrafterFacts, Share
@@ -9,9 +10,9 @@ from paceline.plan.fixed import room
 
 ASKED = 32
 """Of so many requests one keeps K/V up that is of no use."""
-RETRY, FEW = 8, 4
-"""While a K/V group's drafters are of no use, one request in RETRY steps for each running request, and for FEW more,
-keeps the group all the same: that is how it is seen when they become useful again."""
+RETRY, RETRY_FEW = 8, 4
+"""While a K/V group's drafters are of no use, one request in RETRY steps for each running request, and for RETRY_FEW
+more, keeps the group all the same: that is how it is seen when they become useful again."""
 
 
 class DrafterTable:
@@ -80,7 +81,7 @@ class DrafterTable:
             if self.policy.step < self.retry:
                 groups = of_use
             else:
-                self.retry = self.policy.step + RETRY * (self.policy.count + FEW)
+                self.retry = self.policy.step + RETRY * (self.policy.count + RETRY_FEW)
         if self.shares and request.arms:
             groups = {group for group in groups if not (group and self.hopeless(request, group, len(request.tokens)))}
         return (TARGET, *sorted(group for group in groups if group))

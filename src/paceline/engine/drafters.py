@@ -24,7 +24,7 @@ from paceline.engine.compute import Computed
 from paceline.engine.config import EngineConfig
 from paceline.engine.drafter_table import DrafterTable
 from paceline.engine.hidden import HiddenStates
-from paceline.engine.placement import NONE as SERIAL
+from paceline.engine.placement import NO_PLACEMENT as SERIAL
 from paceline.engine.prune import prune
 from paceline.engine.recorder import Recorder
 from paceline.plan import DrafterFacts
@@ -32,7 +32,7 @@ from paceline.plan.cut import trim
 from paceline.verify import VERIFIERS
 
 log = logging.getLogger("paceline")
-AUTO, NONE = "auto", "none"
+AUTO, PLAIN_DRAFTER = "auto", "none"
 TENANT = "\n"
 """Between a drafter's name and the tenant that it is kept for."""
 MOST_TENANTS = 8
@@ -286,10 +286,10 @@ class DrafterPool:
         """What each drafter is asked: drafts, or to catch up with a text for which another one drafts."""
         asks: dict[str, list[Ask]] = {}
         for place, (item, txn) in enumerate(zip(items, txns)):
-            if item.drafter == NONE and not item.request.arms:
+            if item.drafter == PLAIN_DRAFTER and not item.request.arms:
                 continue
             accepts, kept = VERIFIERS.card(item.verifier), set[str | None]()
-            if item.drafter != NONE:
+            if item.drafter != PLAIN_DRAFTER:
                 card = self.cards[item.drafter]
                 asks.setdefault(self.whose(item.drafter, item.request), []).append(
                     Ask(place, item, law_for(card, accepts), txn)
@@ -353,7 +353,7 @@ class DrafterPool:
         self.recorder.failed(own, [ask.request for ask in asks])
         for ask in asks:
             if not ask.request.arms:
-                ask.request.drafter = NONE
+                ask.request.drafter = PLAIN_DRAFTER
             self.slots.get(name, {}).pop(ask.request.id, None)
             self.windows.forget(ask.request.id, (name,))
 

@@ -11,7 +11,7 @@ from paceline.core.joined import cut, joined, shift_of
 from paceline.core.operations import Abort, Branch, Close, Extend, Fork, Join, Park, Replace, Resume, Rewind, Submit
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
-from paceline.engine.branches import Family
+from paceline.engine.branches import BranchFamily
 from paceline.engine.components import move, stateful
 from paceline.engine.desk import Desk, lease_of
 from paceline.engine.drafters import DrafterPool
@@ -43,7 +43,7 @@ class Operations:
     @apply.register
     def _abort(self, operation: Abort, now: float) -> None:
         request = self.session.live(operation.id)
-        for branch in self.desk.branches.get(request.id, Family(request)).live.copy():
+        for branch in self.desk.branches.get(request.id, BranchFamily(request)).live.copy():
             self._abort(Abort(branch), now)
         self.drafters.recorder.operated(operation)
         request.finish = "abort"

@@ -1,4 +1,4 @@
-"""Is a thread hung, or does a busy machine keep it from running? Both take long; its processor time tells them apart."""
+"""Is a thread hung, or does a busy machine keep it from running? Its processor time tells."""
 
 import time
 from dataclasses import dataclass

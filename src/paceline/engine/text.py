@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import CheckpointError, InputError
-from paceline.engine.conversation import Form, form, shape_all
+from paceline.engine.conversation import RoleForm, form, shape_all
 
 Message = Mapping[str, Any]
 MOST_ROLES = 32
@@ -20,7 +20,7 @@ class Text:
         """`path`: a directory in Hugging Face layout, or a GGUF file. `chat_template`: a file in place of the
         checkpoint's template; InputError where it cannot be used."""
         self.path = path
-        self._forms: dict[str, Form] = {}
+        self._forms: dict[str, RoleForm] = {}
         self.defaults: dict[str, Any] = {}
         if path.suffix == ".gguf":
             from paceline.model.gguf import text_of
@@ -68,7 +68,7 @@ class Text:
                 f"The chat template refused the messages ({str(error)[:500]}); roles and contents are expected."
             ) from error
 
-    def _form(self, role: str) -> Form:
+    def _form(self, role: str) -> RoleForm:
         """How the template reads this role's content; tried once."""
         if role not in self._forms:
 

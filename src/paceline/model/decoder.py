@@ -21,7 +21,7 @@ from paceline.model.packed import Packed
 from paceline.model.spec import Attention, ModelSpec, ShortConv
 from paceline.model.state import States
 
-ENDS = ("pre_norm", "post_norm")
+FINAL_NORM_TAPS = ("pre_norm", "post_norm")
 """Hidden states before and behind the final norm."""
 
 
@@ -47,7 +47,7 @@ class Decoder:
         self.device = weights.norm.weight.device
         self.vocab_size, self.max_len, self.width = spec.vocab, spec.max_len, spec.hidden
         self.taps: tuple[str, ...] = ()
-        self.places = frozenset({*(f"input:{i}" for i in range(len(spec.layers))), *ENDS})
+        self.places = frozenset({*(f"input:{i}" for i in range(len(spec.layers))), *FINAL_NORM_TAPS})
         self.abilities = abilities(spec)
         self.kv_bytes_per_token = kv_bytes(spec, packing)
         self.state_bytes = spec.state_width * self.compute.itemsize
@@ -118,7 +118,7 @@ class Decoder:
         """The layer whose input it is; -1 and -2 before and behind the final norm."""
         if tap not in self.places:
             raise InputError(f"There is no hidden state {tap!r}; this model has {', '.join(sorted(self.places))}.")
-        return -1 - ENDS.index(tap) if tap in ENDS else int(tap.removeprefix("input:"))
+        return -1 - FINAL_NORM_TAPS.index(tap) if tap in FINAL_NORM_TAPS else int(tap.removeprefix("input:"))
 
     @torch.inference_mode()
     def forward(self, rows: Rows) -> Out:

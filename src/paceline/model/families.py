@@ -13,7 +13,7 @@ from paceline.model.quantised import scheme_of
 from paceline.model.rope import rope
 from paceline.model.spec import Activation, Attention, Dense, Experts, Layer, Mixer, ModelSpec, Rope, ShortConv
 
-ACTIVATIONS: dict[str, Activation] = {
+ACTIVATION_NAMES: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -377,8 +377,8 @@ def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:
     trained_len = int(config.max_position_embeddings)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     activation = getattr(config, family.activation, family.activation)
-    if activation not in ACTIVATIONS:
-        raise CheckpointError(f"activation {activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}.")
+    if activation not in ACTIVATION_NAMES:
+        raise CheckpointError(f"activation {activation!r} is not supported; supported: {', '.join(ACTIVATION_NAMES)}.")
     return ModelSpec(
         family=config.model_type,
         layers=read_layers(config, family, head_dim, trained_len, max_len or trained_len),
@@ -388,7 +388,7 @@ def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:
         kv_heads=config.num_key_value_heads,
         head_dim=head_dim,
         max_len=max_len or trained_len,
-        activation=ACTIVATIONS[activation],
+        activation=ACTIVATION_NAMES[activation],
         norm_eps=getattr(config, family.norm_eps),
         norm_offset=family.norm_offset,
         tied=bool(config.tie_word_embeddings),

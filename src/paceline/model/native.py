@@ -21,7 +21,7 @@ from paceline.model import pages
 from paceline.model.blocks import Norm
 from paceline.model.callbacks import Callbacks
 from paceline.model.decoder import Decoder, Weights, unpacked
-from paceline.model.footprint import UNIT
+from paceline.model.footprint import UNIT_SLOTS
 from paceline.model.linear import Packing
 from paceline.model.packed import Packed, address
 from paceline.model.settle import Settling
@@ -41,7 +41,7 @@ from paceline.native.structs import (
 )
 
 ATTENDS, FEEDS, BEGINS, SHARES = 1, 2, 4, 8
-ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu_tanh", "relu2")
+NATIVE_ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu_tanh", "relu2")
 """In the order of base.h."""
 LANES = 16
 """Slots that lie side by side in the pool; UNIT // LANES groups of them follow one another."""
@@ -65,7 +65,7 @@ class NativeDecoder(Decoder):
         self.model = CModel(
             layers=len(spec.layers), hidden=spec.hidden, heads=spec.heads, kv_heads=spec.kv_heads,
             head_dim=spec.head_dim, ffn=spec.ffn, vocab=spec.vocab, int8=rows, unit=unit(),
-            activation=ACTIVATIONS.index(spec.activation), gated=spec.gated, centred=spec.layer_norm,
+            activation=NATIVE_ACTIVATIONS.index(spec.activation), gated=spec.gated, centred=spec.layer_norm,
             joint=spec.whole_norm, parallel=spec.parallel, eps=spec.norm_eps, attention_scale=spec.attention_scale,
             attention_cap=spec.attention_softcap or 0.0, logit_cap=spec.logit_softcap or 0.0,
             residual_scale=spec.residual_scale, logit_scale=spec.logit_scale,
@@ -123,7 +123,7 @@ class NativeDecoder(Decoder):
     def allocate(self, blocks: int, block_size: int) -> None:
         spec = self.spec
         dims = -(-spec.head_dim // 32) * 32
-        shape = (-(-blocks * block_size // UNIT), len(spec.layers), spec.kv_heads, UNIT // LANES)
+        shape = (-(-blocks * block_size // UNIT_SLOTS), len(spec.layers), spec.kv_heads, UNIT_SLOTS // LANES)
         of = torch.int8 if self.packing.kv == "int8" else self.dtype
         self.keys = pages.tensor((*shape, dims // 2, LANES, 2), of, self.device)
         self.values = pages.tensor((*shape, LANES // 2, dims, 2), of, self.device)
@@ -178,7 +178,7 @@ class NativeDecoder(Decoder):
     def where(slots: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Unit, group and lane of each slot."""
         at = torch.tensor(slots, dtype=torch.int64)
-        return at // UNIT, at % UNIT // LANES, at % LANES
+        return at // UNIT_SLOTS, at % UNIT_SLOTS // LANES, at % LANES
 
     def forward(self, rows: Rows) -> Out:
         self.check(rows)

@@ -22,7 +22,7 @@ from paceline.model.catalogue import CATALOGUE
 from paceline.model.progress import tracked
 from paceline.native.store import home
 
-INDEX = "https://pypi.org/simple/"
+PACKAGE_INDEX = "https://pypi.org/simple/"
 PIECE, TRIES, PATIENCE, QUICK = 1 << 20, 5, 30, 5
 """Bytes at a time; connections for one file; seconds until one counts as broken, and the hub as out of reach."""
 
@@ -145,8 +145,8 @@ def index_url() -> str:
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     except (OSError, subprocess.SubprocessError):
-        return INDEX
-    return said.stdout.strip() or INDEX
+        return PACKAGE_INDEX
+    return said.stdout.strip() or PACKAGE_INDEX
 
 
 def download(url: str, target: Path, sha256: str | None) -> None:

@@ -27,7 +27,7 @@ LAST = MAX_CANDIDATES + 1
 that is kept (draft/pearl.py)."""
 
 
-class Pool:
+class StatePool:
     """The states of one layer: `blocks` places with the blocks, and behind them places for tips, of which there are as
     many as were ever needed at once."""
 
@@ -80,7 +80,7 @@ class Scan:
     """Rows whose states are kept, ascending."""
     places: list[int]
     """Where each of those goes."""
-    pools: "list[Pool]"
+    pools: "list[StatePool]"
     device: torch.device
     _windows: dict[int, Tensor] = field(default_factory=dict)
 
@@ -114,14 +114,14 @@ class States:
 
     def __init__(self, blocks: int, block_size: int, device: torch.device) -> None:
         self.blocks, self.block_size, self.device = blocks, block_size, device
-        self.pools: list[Pool] = []
+        self.pools: list[StatePool] = []
         self.tips: dict[int, int] = {}
         """{slot: place}"""
         self._free: list[int] = []
 
     def add(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """One more recurrent layer."""
-        self.pools.append(Pool(self.blocks, shape, dtype, self.device))
+        self.pools.append(StatePool(self.blocks, shape, dtype, self.device))
 
     def is_end(self, slot: int) -> bool:
         """Is it the last of its block?"""

@@ -10,7 +10,7 @@ from paceline.model.spec import ModelSpec
 
 ROUNDED = 8.75
 """Bits of a weight that was stored as a float and is rounded in groups (`grouped.pack_bytes`)."""
-FLOATS = 2
+FUSED_FLOAT_BITS = 2
 """Bits that two floats for each 32 weights take: of matrices that are fused and not of one kind."""
 
 
@@ -39,4 +39,4 @@ def together(bits: list[float | None]) -> float | None:
     known = [each for each in bits if each is not None]
     if len(known) < len(bits):
         return None
-    return known[0] if len({*known}) == 1 else max(int(each) // 4 * 4 for each in known) + FLOATS
+    return known[0] if len({*known}) == 1 else max(int(each) // 4 * 4 for each in known) + FUSED_FLOAT_BITS

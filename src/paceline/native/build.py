@@ -18,7 +18,7 @@ from paceline.native.store import home, trusted
 from paceline.native.structs import declare
 
 SOURCE = Path(__file__).with_name("decoder.cpp")
-FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC")
+COMPILER_FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC")
 WIDE = (
     *("-mfma", "-mprefer-vector-width=512"),
     *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mavx512bf16", "-mf16c"),
@@ -136,7 +136,7 @@ def built(machine: tuple[str, ...] = WIDE, first: Path | None = None) -> Path:
         raise OSError("There is neither g++ nor clang++.")
     before = [] if first is None else [first]
     sanitize = ASAN if os.environ.get("PACELINE_NATIVE") == "asan" else ()
-    flags = (*FLAGS, *machine, *(CLANG if "clang" in Path(compiler).name else ()), *sanitize)
+    flags = (*COMPILER_FLAGS, *machine, *(CLANG if "clang" in Path(compiler).name else ()), *sanitize)
     text = b"".join(path.read_bytes() for path in (*before, SOURCE, *sorted(SOURCE.parent.glob("*.h"))))
     seal = hashlib.sha256(text + repr((compiler, flags, runtime)).encode()).hexdigest()[:16]
     target = home() / f"decoder-{seal}.so"

@@ -29,7 +29,7 @@ class HandOver:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PenPart:
     """What a pen wrote, in its own tokens."""
 
     tokens: list[int]
@@ -41,7 +41,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
+class ForeignPen:
     """A model with another tokenizer: it is told texts, and tells texts."""
 
     prompt: list[int]
@@ -52,7 +52,7 @@ class Foreign:
     """A text in the transcript's tokens."""
 
 
-Writing = Generator[None, None, Part]
+Writing = Generator[None, None, PenPart]
 
 
 @dataclass(eq=False)
@@ -63,7 +63,7 @@ class Pen:
     name: str
     log: list[HandOver]
     drafter: str | None = None
-    foreign: Foreign | None = None
+    foreign: ForeignPen | None = None
     own: list[int] = field(default_factory=list)
     """The text so far in its own tokens, where these are others."""
     last: list[int] = field(default_factory=list)
@@ -107,14 +107,14 @@ class Pen:
             yield
         self.stage.check(request)
 
-    def done(self, request: Request, before: int, begun: float, why: str) -> Part:
+    def done(self, request: Request, before: int, begun: float, why: str) -> PenPart:
         """Log a request, which had `before` tokens of output when it was begun at `begun`."""
         tokens = request.output[before:]
         self.note(request, before, begun, why)
         ends = self.stage.engines[self.name].session.eos | set(request.params.stop_token_ids)
         ended = request.finish == "stop" and bool(tokens) and tokens[-1] in ends and not request.params.ignore_eos
         text = request.text if not before else self.say(tokens)
-        return Part(tokens, text, ended, request.finish == "length")
+        return PenPart(tokens, text, ended, request.finish == "length")
 
     def note(self, request: Request, before: int, begun: float, why: str) -> None:
         stats, seconds = request.stats, self.stage.clock() - begun
@@ -131,14 +131,14 @@ class Pen:
         """Tokens as text, without special ones."""
         return str(self.stage.engines[self.name].session.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
-    def home(self, part: Part) -> list[int]:
+    def home(self, part: PenPart) -> list[int]:
         """A part in the transcript's tokens."""
         if self.foreign is None:
             return part.tokens
         ends = min(self.stage.transcript.request.eos, default=None) if part.ended else None
         return [*self.foreign.home(self.foreign.decode(part.tokens)), *([] if ends is None else [ends])]
 
-    def heard(self, part: Part, author: "Pen") -> None:
+    def heard(self, part: PenPart, author: "Pen") -> None:
         """A part has joined the text."""
         if self.foreign is None:
             return

@@ -80,7 +80,7 @@ class Policy(Protocol):
 
 
 @dataclass(eq=False)
-class Run:
+class PolicyRun:
     """A policy at work."""
 
     policy: Policy
@@ -102,7 +102,7 @@ class Runner:
         """`engines`: by name, BASE among them. `stepped`: those that somebody else steps."""
         self.engines, self.clock = dict(engines), clock
         self._mine = [engine for name, engine in engines.items() if name not in stepped]
-        self.runs: dict[int, Run] = {}
+        self.runs: dict[int, PolicyRun] = {}
         """By the id of the transcript's request."""
         self.texts: dict[str, Text] = {}
         """Of each engine, where they are known."""
@@ -161,11 +161,11 @@ class Runner:
         stage = Stage(Transcript(request, stopper), params, self.engines, self.clock)
         until = float("inf") if policy.deadline_s is None else self.clock() + policy.deadline_s
         request.admitted = base.now()
-        self.runs[request.id] = Run(policy, stage, policy.script(stage), until)
+        self.runs[request.id] = PolicyRun(policy, stage, policy.script(stage), until)
         self._next -= 1
         return [request]
 
-    def _resume(self, run: Run) -> None:
+    def _resume(self, run: PolicyRun) -> None:
         try:
             run.awaited = next(run.script)
             return
@@ -177,7 +177,7 @@ class Runner:
             log.exception("A policy failed.")
             self._fail(run, "The policy failed on this request; the server's log says why.")
 
-    def _fail(self, run: Run, message: str) -> None:
+    def _fail(self, run: PolicyRun, message: str) -> None:
         run.stage.transcript.request.error = message
         self._end(run, "error")
 
@@ -186,7 +186,7 @@ class Runner:
         for run in [run for run in self.runs.values() if now >= run.until]:
             self._end(run, "length", "deadline")
 
-    def _end(self, run: Run, finish: FinishReason, why: str = "") -> None:
+    def _end(self, run: PolicyRun, finish: FinishReason, why: str = "") -> None:
         """The last word is said, the script gives back what it holds, and the report is made."""
         del self.runs[run.stage.transcript.request.id]
         run.stage.transcript.end(finish, why)

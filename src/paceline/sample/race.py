@@ -15,7 +15,7 @@ from paceline.native.build import library
 from paceline.sample.chunks import chunks
 from paceline.sample.noise import counts, gumbel
 
-FEW = 1024
+EXACT_RACE_TOKENS = 1024
 """Tokens a row up to which all survivors of filters race exactly."""
 
 
@@ -65,7 +65,7 @@ def race(scores: Tensor, keys: Tensor, sparse: bool = False) -> list[int]:
 def torch_race(scores: Tensor, keys: Tensor, sparse: bool = False) -> list[int]:
     """`race` without the native library, on any device: its slow twin."""
     row, token = (scores > float("-inf")).nonzero(as_tuple=True) if sparse else contenders(scores, keys)
-    if len(row) > FEW * len(scores):
+    if len(row) > EXACT_RACE_TOKENS * len(scores):
         row, token = contenders(scores, keys)
     value = scores[row, token].to(torch.float64) + gumbel(keys[row], token[:, None])[:, 0]
     best = [(float("-inf"), -1)] * len(scores)

@@ -4,11 +4,11 @@ its rows."""
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
-from paceline.core.plan import CHUNK, Work
+from paceline.core.plan import PROMPT_RESERVE_ROWS, Work
 from paceline.core.request import Request
 from paceline.schedule import Order
 
-PANEL = 16
+PANEL_ROWS = 16
 """Rows that share one reading of the weights: the step time is a staircase, and a step is best taken to its edge."""
 
 
@@ -33,8 +33,8 @@ class Chunked:
         if self.target is None or self.seconds is None or not decoding:
             return self.row_budget
         seconds, waiting = self.seconds, sum(r.pending for r in turn if r.pending > 1)
-        least = min(decoding + min(CHUNK, waiting), self.row_budget)
-        edges = range(least - least % PANEL + PANEL, self.row_budget + 1, PANEL)
+        least = min(decoding + min(PROMPT_RESERVE_ROWS, waiting), self.row_budget)
+        edges = range(least - least % PANEL_ROWS + PANEL_ROWS, self.row_budget + 1, PANEL_ROWS)
         fit = bisect_right(edges, self.target, key=lambda rows: seconds(work(turn, rows)))
         return edges[fit - 1] if fit else least
 

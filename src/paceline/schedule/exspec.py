@@ -11,7 +11,7 @@ from paceline.schedule import Order, SchedulePolicy
 
 LENGTH_CLASS = 64
 """Texts are as long as one another within such a step, tokens."""
-PATIENCE = 4
+PATIENCE_ROUNDS = 4
 """Rounds, of as many steps as it takes to serve everybody once, for which one who decodes may be left out before its
 own group is the next."""
 
@@ -56,7 +56,7 @@ class Grouped:
 
     def _group(self, window: Sequence[Request]) -> list[Request]:
         """`batch` of them. Who was left out too long goes first, in a group of the same shape where there is one."""
-        patience = PATIENCE * -(-len(window) // self.batch)
+        patience = PATIENCE_ROUNDS * -(-len(window) // self.batch)
         late = [r for r in window if self._left_out.get(r.id, 0) >= patience]
         late.sort(key=lambda r: -self._left_out[r.id])
         urgent = {r.id for r in late}

@@ -140,7 +140,7 @@ class Gate:
         return max(1, min(MOST_WAIT_S, math.ceil(wanted * span / len(self._leavings))))
 
 
-class Keys:
+class ApiKeys:
     """The API keys, hashed so that a comparison takes the same time for any guess."""
 
     def __init__(self, keys: Sequence[str]) -> None:
@@ -157,7 +157,7 @@ class Keys:
         return equal.index(True) if scheme.lower() == "bearer" and any(equal) else None
 
 
-class Share:
+class BodyShare:
     """What one request holds of the bytes of all bodies."""
 
     def __init__(self, bodies: "Bodies", owner: str) -> None:
@@ -180,9 +180,9 @@ class Bodies(Budget):
     """Bytes of the bodies that are held, of all requests together."""
 
     @contextmanager
-    def share(self, owner: str = "") -> Iterator[Share]:
+    def share(self, owner: str = "") -> Iterator[BodyShare]:
         """A request's part, given back at its end."""
-        share = Share(self, owner)
+        share = BodyShare(self, owner)
         try:
             yield share
         finally:

@@ -17,10 +17,10 @@ from paceline.serve.pools import TRIM
 from paceline.serve.sse import unless_gone
 
 if TYPE_CHECKING:
-    from paceline.serve.server import Host
+    from paceline.serve.server import ServedHost
 
 LEAST_PARTS = 1024
-LARGE = 1 << 16
+SMALL_BODY_BYTES = 1 << 16
 """Bytes up to which a body is read at once."""
 NO_OBJECT = "The body is no JSON object; send one, with Content-Type: application/json."
 
@@ -114,9 +114,9 @@ class JsonRoute(APIRoute):
             return Response(status_code=499) if answer is None else answer
 
         async def answered(own: JsonRequest, raw: bytes) -> Response:
-            host: Host = own.app.state.host
+            host: ServedHost = own.app.state.host
             work = partial(parse, raw, model, max(host.max_len, LEAST_PARTS))
-            own.checked = work() if len(raw) <= LARGE else await host.pools.bodies.run(work, len(raw))
+            own.checked = work() if len(raw) <= SMALL_BODY_BYTES else await host.pools.bodies.run(work, len(raw))
             return await handler(own)
 
         return handle

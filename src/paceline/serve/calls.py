@@ -7,7 +7,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.request import SpecStats
-from paceline.engine.door import Ticket, Trip, Wishes
+from paceline.engine.door import DoorTicket, Trip, Wishes
 from paceline.engine.totals import summed
 from paceline.serve.errors import ApiError
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class Call:
+class HttpCall:
     """An HTTP request, the door before what it submits, and the ticket for it. `closed` is called once, when both the
     answer is out and its last sample has ended."""
 
@@ -24,7 +24,7 @@ class Call:
     method: str
     path: str
     gate: "Gate"
-    closed: Callable[["Call"], None]
+    closed: Callable[["HttpCall"], None]
     arrived: float = field(default_factory=monotonic)
     answered: float | None = None
     status: int | None = None
@@ -66,13 +66,13 @@ class Call:
         """Raise what `admit` would for so many samples, as things stand."""
         self.gate.check(count, self.owner)
 
-    def admit(self, batch: Wishes) -> tuple[Wishes, Ticket]:
+    def admit(self, batch: Wishes) -> tuple[Wishes, DoorTicket]:
         batch = self.gate.admit(batch, self.owner)
         if self.key:
             batch = [(ids, replace(params, user=self.key, tenant=self.tenant)) for ids, params in batch]
         count = sum(params.n for _, params in batch)
         self.open, self.complete = self.open + count, None
-        return batch, Batch(self, count)
+        return batch, CallBatch(self, count)
 
     def left(self, count: int) -> None:
         self.gate.left(count, self.owner)
@@ -99,10 +99,10 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Batch:
+class CallBatch:
     """What a call has in the engine."""
 
-    call: Call
+    call: HttpCall
     count: int
 
     def refused(self) -> None:

@@ -16,14 +16,14 @@ from paceline.engine.totals import Snapshot, Totals, summed
 from paceline.model.pull import have
 from paceline.reason.ensemble import load
 from paceline.serve.admission import Gate
-from paceline.serve.calls import Call
+from paceline.serve.calls import HttpCall
 from paceline.serve.errors import ApiError
 from paceline.serve.pools import Pools, give_back
-from paceline.serve.server import Figures, Server, unknown_model
+from paceline.serve.server import ModelFigures, Server, unknown_model
 from paceline.serve.settings import Settings
 
 log = logging.getLogger("paceline")
-LONGEST = 1 << 20
+UNLOADED_CONTEXT_TOKENS = 1 << 20
 """Tokens of the longest context of a model that is not loaded yet."""
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
 """How long a model that could not be loaded is left alone: the time doubles with each failure, up to the last."""
@@ -34,7 +34,7 @@ SILENT_S = 2.0
 """How long a client may take to read an answer that is complete, where its model is in the way of another."""
 LOAD_S, CLOSE_S = 900.0, 30.0
 """How long a load may take, and the end of an engine, before nobody waits for it any more."""
-NOTHING = Snapshot(0, 0, 1, 0, 0, Totals())
+NO_LOAD = Snapshot(0, 0, 1, 0, 0, Totals())
 
 
 @dataclass(eq=False)
@@ -50,7 +50,7 @@ class Member:
     gate: Gate | None = None
     users: int = 0
     """Calls that use it or wait for it; while there are any it stays."""
-    calls: set[Call] = field(default_factory=set)
+    calls: set[HttpCall] = field(default_factory=set)
     """Those of them that have got it."""
     used: float = 0.0
     """When the last of them ended."""
@@ -118,7 +118,7 @@ class Fleet:
 
     @property
     def max_len(self) -> int:
-        return max((server.max_len for server in self._servers()), default=LONGEST)
+        return max((server.max_len for server in self._servers()), default=UNLOADED_CONTEXT_TOKENS)
 
     @property
     def alive(self) -> bool:
@@ -129,7 +129,7 @@ class Fleet:
 
     @property
     def snapshot(self) -> Snapshot:
-        now = [server.snapshot for server in self._servers()] or [NOTHING]
+        now = [server.snapshot for server in self._servers()] or [NO_LOAD]
         return Snapshot(
             sum(s.running for s in now),
             sum(s.waiting for s in now),
@@ -154,12 +154,14 @@ class Fleet:
         counts = {"loads": member.loads, "unloads": member.unloads}
         return {**known, "state": member.state, "loaded": server is not None, **counts, **more}
 
-    def figures(self) -> dict[str, Figures]:
+    def figures(self) -> dict[str, ModelFigures]:
         return {name: self._figures(member) for name, member in self.members.items()}
 
-    def _figures(self, member: Member) -> Figures:
-        now = NOTHING if member.server is None else member.server.snapshot
-        return Figures(member.totals, now.running, now.waiting, member.server is not None, member.loads, member.unloads)
+    def _figures(self, member: Member) -> ModelFigures:
+        now = NO_LOAD if member.server is None else member.server.snapshot
+        return ModelFigures(
+            member.totals, now.running, now.waiting, member.server is not None, member.loads, member.unloads
+        )
 
     def first(self) -> AsyncLLM | None:
         return next((server.llm for server in self._servers()), None)
@@ -189,7 +191,7 @@ class Fleet:
     def _tie(self, member: Member, server: Server) -> None:
         """To the call that is being served: it goes through this model's gate, and its end gives the model back."""
         call = DOOR.get()
-        assert isinstance(call, Call), "a fleet serves calls that came through the guard"
+        assert isinstance(call, HttpCall), "a fleet serves calls that came through the guard"
         call.decode = server.text.decode
         member.calls.add(call)
         call.ends.append(lambda: (member.calls.discard(call), self._leave(member))[1])

@@ -10,8 +10,8 @@ from uuid import uuid4
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.engine.door import DOOR
-from paceline.serve.admission import Share, address_of, read_body
-from paceline.serve.calls import Call
+from paceline.serve.admission import BodyShare, address_of, read_body
+from paceline.serve.calls import HttpCall
 from paceline.serve.errors import ApiError, as_api_error, error_response, last_event
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         call = self.operation.begin(scope["method"], scope["path"], request_id(header(scope, b"x-request-id")), scope)
-        wire = Wire(call, send)
+        wire = GuardedWire(call, send)
         DOOR.set(call)
         try:
             await self._timed(scope, receive, wire, call)
@@ -47,7 +47,7 @@ class Guard:
                 call.gone = True
             call.finished()
 
-    async def _timed(self, scope: Scope, receive: Receive, wire: "Wire", call: Call) -> None:
+    async def _timed(self, scope: Scope, receive: Receive, wire: "GuardedWire", call: HttpCall) -> None:
         limit = self.operation.settings.request_timeout or None
         try:
             async with asyncio.timeout(limit) as call.clock:
@@ -58,7 +58,7 @@ class Guard:
             late = ApiError(408, f"The request took longer than {limit:g} s." if limit else "", code="timeout")
             raise call.reason or late from None
 
-    async def _checked(self, scope: Scope, receive: Receive, wire: "Wire", call: Call) -> None:
+    async def _checked(self, scope: Scope, receive: Receive, wire: "GuardedWire", call: HttpCall) -> None:
         self.operation.hosts.check(header(scope, b"host"))
         self._check_key(scope, call)
         if scope["method"] == "POST":
@@ -68,7 +68,7 @@ class Guard:
             if body is not None:
                 await self.app(scope, replay(body, receive, call, wire), wire)
 
-    async def _body(self, scope: Scope, receive: Receive, share: "Share") -> bytes | None:
+    async def _body(self, scope: Scope, receive: Receive, share: "BodyShare") -> bytes | None:
         settings, loop = self.operation.settings, asyncio.get_running_loop()
         began, rate = loop.time(), settings.min_body_rate
         latest = began + (settings.body_timeout or math.inf)
@@ -92,7 +92,7 @@ class Guard:
             want = f"complete within {settings.body_timeout:g} s" if late else f"sent at {rate} bytes a second"
             raise ApiError(408, f"The body was not {want}; send it again.", code="timeout") from None
 
-    def _check_key(self, scope: Scope, call: Call) -> None:
+    def _check_key(self, scope: Scope, call: HttpCall) -> None:
         keys, path = self.operation.keys, scope["path"]
         call.owner = address_of(scope)
         if not keys or path == "/" or (path in PROBES and self.operation.settings.open_probes):
@@ -106,10 +106,10 @@ class Guard:
         call.tenant = call.key if self.operation.apart else ""
 
 
-class Wire:
+class GuardedWire:
     """`send` that adds the request id and knows how far the answer got."""
 
-    def __init__(self, call: Call, send: Send) -> None:
+    def __init__(self, call: HttpCall, send: Send) -> None:
         self.call, self._send = call, send
         self.complete = False
         self._events = False
@@ -138,7 +138,7 @@ class Wire:
             pass
 
 
-def replay(body: bytes, receive: Receive, call: Call, wire: Wire) -> Receive:
+def replay(body: bytes, receive: Receive, call: HttpCall, wire: GuardedWire) -> Receive:
     """`receive` for the application: the body that was read, then what the client does next."""
     unread = True
 

@@ -21,7 +21,7 @@ class TextBlock(Wire):
     citations: list[Loose] | None = None
 
 
-class Turn(Wire):
+class MessageTurn(Wire):
     role: Literal["user", "assistant", "system"]
     content: str | list[Block] = Field(description="a text or a list of blocks")
 
@@ -52,7 +52,9 @@ class CountRequest(Wire):
     """What a prompt is made of."""
 
     model: Label | None = Field(None, description="the name of the served model")
-    messages: list[Turn] = Field(min_length=1, description='a list of {"role": ..., "content": ...}, at least one')
+    messages: list[MessageTurn] = Field(
+        min_length=1, description='a list of {"role": ..., "content": ...}, at least one'
+    )
     system: str | list[TextBlock] | None = Field(None, description="a text or a list of text blocks")
     tools: list[Shallow] | None = Field(
         None, max_length=128, description='a list of {"name": ..., "input_schema": ...}, 128 at most'

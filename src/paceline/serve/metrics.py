@@ -12,12 +12,12 @@ from paceline.draft import DRAFTERS
 from paceline.engine.door import Trip
 from paceline.engine.totals import Snapshot, Totals, summed
 from paceline.reason.level import Level
-from paceline.serve.calls import Call
-from paceline.serve.server import Figures
+from paceline.serve.calls import HttpCall
+from paceline.serve.server import ModelFigures
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-PATHS = (
+METRIC_PATHS = (
     "/", "/docs", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages",
     "/v1/messages/count_tokens", "/v1/embeddings", "/v1/models", "/tokenize", "/detokenize", "/health", "/ready",
     "/version", "/metrics", "/stats", "/stats/history",
@@ -65,9 +65,9 @@ class Metrics:
             if len(trip.request.output) > 1:
                 self.tpot.observe((trip.ended - trip.first) / (len(trip.request.output) - 1))
 
-    def answered(self, call: Call) -> None:
+    def answered(self, call: HttpCall) -> None:
         """An HTTP request is over."""
-        path = call.path if call.path in PATHS else "other"
+        path = call.path if call.path in METRIC_PATHS else "other"
         self.http.labels(path, str(499 if call.gone else call.status)).inc()
         if call.gone:
             self.gone.inc()
@@ -85,7 +85,7 @@ class AboveCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         levels = dict(self._read())
-        for name, text in ABOVE.items():
+        for name, text in POLICY_COUNTS.items():
             family = CounterMetricFamily(f"paceline_above_{name}", text, labels=["policy"])
             for policy, level in levels.items():
                 family.add_metric([policy], getattr(level, name))
@@ -100,7 +100,7 @@ class AboveCollector(Collector):
         yield saved
 
 
-ABOVE = {
+POLICY_COUNTS = {
     "proposed": "Steps, paragraphs, branches or retrievals that were proposed, by policy.",
     "accepted": "Those of them that stand.",
 }
@@ -109,7 +109,7 @@ ABOVE = {
 class ModelCollector(Collector):
     """Figures of each model that is served, with the label `model`."""
 
-    def __init__(self, read: Callable[[], Mapping[str, Figures]]) -> None:
+    def __init__(self, read: Callable[[], Mapping[str, ModelFigures]]) -> None:
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
@@ -126,12 +126,12 @@ class ModelCollector(Collector):
             yield counter
 
 
-MODEL_GAUGES: dict[str, tuple[str, Callable[[Figures], float]]] = {
+MODEL_GAUGES: dict[str, tuple[str, Callable[[ModelFigures], float]]] = {
     "loaded": ("1 while the model is loaded.", lambda it: float(it.loaded)),
     "requests_running": ("Samples of the model being decoded.", lambda it: it.running),
     "requests_waiting": ("Samples of the model that wait for a place.", lambda it: it.waiting),
 }
-MODEL_COUNTERS: dict[str, tuple[str, Callable[[Figures], float]]] = {
+MODEL_COUNTERS: dict[str, tuple[str, Callable[[ModelFigures], float]]] = {
     "loads": ("How often the model was loaded.", lambda it: it.loads),
     "unloads": ("How often the model was unloaded.", lambda it: it.unloads),
     "prompt_tokens": ("Prompt tokens of the model's admitted samples.", lambda it: it.totals.prompt),

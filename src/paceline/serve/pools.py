@@ -22,7 +22,7 @@ from paceline.serve.admission import Budget
 from paceline.serve.errors import ApiError
 
 T = TypeVar("T")
-SMALL = 16_384
+SMALL_PIECE_BYTES = 16_384
 """Bytes or characters up to which a piece of work is small: one thread does nothing else."""
 TRIM = 1 << 18
 """Size from which on the memory that a piece took is given back to the system."""
@@ -34,7 +34,7 @@ BUSY_S = 2
 Piece = tuple[int, int, str, Callable[[], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop]
 
 
-class Pool:
+class WorkerPool:
     """Two threads, one for small pieces alone. At most `most` pieces wait; the next is told to come later."""
 
     def __init__(self, name: str, most: int = 256, large: int = 16, parted: bool = False) -> None:
@@ -57,7 +57,7 @@ class Pool:
         """The same for whoever does not wait for it. For the event loop."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        large, owner = int(size > SMALL), owner_now()
+        large, owner = int(size > SMALL_PIECE_BYTES), owner_now()
         with self._changed:
             if not self._waiting.fits(owner, 1) or not self._large.fits(owner, large):
                 raise ApiError(
@@ -83,7 +83,7 @@ class Pool:
         self._serve(lambda: bool(self._pieces))
 
     def _small(self) -> None:
-        self._serve(lambda: bool(self._pieces) and self._pieces[0][0] <= SMALL)
+        self._serve(lambda: bool(self._pieces) and self._pieces[0][0] <= SMALL_PIECE_BYTES)
 
     def _serve(self, there_is: Callable[[], bool]) -> None:
         while True:
@@ -101,7 +101,7 @@ class Pool:
             del work, future
 
     def _ended(self, owner: str, size: int) -> None:
-        if size > SMALL:
+        if size > SMALL_PIECE_BYTES:
             with self._changed:
                 self._large.give(owner, 1)
 
@@ -162,10 +162,10 @@ class Pools:
         """`crowd`: requests that may wait for the engine; as many small pieces may wait here, and never under 256.
         `parted`: clients have a share each."""
         most = max(256, crowd)
-        self.bodies = Pool("bodies", most, parted=parted)
-        self.texts = Pool("tokenizer", most, parted=parted)
-        self.grammars = Pool("grammars", 64, parted=parted)
-        self.answers = Pool("long answers", 64, parted=parted)
+        self.bodies = WorkerPool("bodies", most, parted=parted)
+        self.texts = WorkerPool("tokenizer", most, parted=parted)
+        self.grammars = WorkerPool("grammars", 64, parted=parted)
+        self.answers = WorkerPool("long answers", 64, parted=parted)
         self.busy: Callable[[], bool] = lambda: False
         """Are requests served?"""
         self._tidying, self._put_off = False, 0

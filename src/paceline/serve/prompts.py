@@ -14,7 +14,7 @@ import orjson
 from paceline.core.errors import InputError
 from paceline.engine.text import Text
 from paceline.serve.errors import ApiError
-from paceline.serve.protocol import Call, Message
+from paceline.serve.protocol import Message, PriorToolCall
 from paceline.serve.syntax import Syntax, short_ids, syntax_of
 from paceline.serve.tokens import Tokens
 
@@ -165,13 +165,13 @@ def read_arguments(text: str) -> dict[str, Any] | None:
     return arguments if isinstance(arguments, dict) else None
 
 
-def as_written(call: Call, syntax: Syntax | None) -> str:
+def as_written(call: PriorToolCall, syntax: Syntax | None) -> str:
     """A broken call as its model wrote it."""
     text = f'{{"name": {json.dumps(call.function.name)}, "arguments": {call.function.arguments}'
     return f"{syntax.marker}{text}" if syntax is not None else text
 
 
-def called(call: Call, arguments: Mapping[str, Any], short: bool) -> dict[str, Any]:
+def called(call: PriorToolCall, arguments: Mapping[str, Any], short: bool) -> dict[str, Any]:
     id = nine(call.id) if short and call.id else call.id
     function = {"name": call.function.name, "arguments": arguments}
     return {"type": "function", "function": function, **({"id": id} if id else {})}

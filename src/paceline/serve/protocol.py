@@ -164,14 +164,14 @@ class CompletionRequest(Sampling):
     logprobs: int | None = Field(None, ge=0, le=20, description="a whole number from 0 to 20")
 
 
-class Part(Wire):
+class MessagePart(Wire):
     """A piece of a message."""
 
     type: Literal["text"]
     text: str
 
 
-Parts = list[Part]
+Parts = list[MessagePart]
 
 
 class CalledFunction(Wire):
@@ -179,7 +179,7 @@ class CalledFunction(Wire):
     arguments: str = ""
 
 
-class Call(Wire):
+class PriorToolCall(Wire):
     """A tool call that an earlier answer made."""
 
     id: str | None = None
@@ -191,10 +191,12 @@ class Call(Wire):
 
 class Message(Wire):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = Field(None, description='a text or a list of {"type": "text", "text": ...}')
+    content: str | list[MessagePart] | None = Field(
+        None, description='a text or a list of {"type": "text", "text": ...}'
+    )
     name: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[Call] | None = None
+    tool_calls: list[PriorToolCall] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
     annotations: list[Shallow] | None = None
@@ -280,10 +282,10 @@ class ChatRequest(Sampling):
     @property
     def extended(self) -> tuple[str, ...]:
         """The policies above tokens that it asks for, by the names of their fields."""
-        return tuple(name for name in ABOVE if getattr(self, name) is not None)
+        return tuple(name for name in POLICY_FIELDS if getattr(self, name) is not None)
 
 
-ABOVE = ("reasoning", "retrieval")
+POLICY_FIELDS = ("reasoning", "retrieval")
 """Fields of a chat request that name a policy above tokens (serve/above.py)."""
 
 

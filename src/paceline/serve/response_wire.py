@@ -7,10 +7,10 @@ from pydantic import Field, ValidationError
 
 from paceline.serve.errors import ApiError
 from paceline.serve.protocol import NO_MEDIA, ChatRequest, Sampling
-from paceline.serve.wire import LABEL, Shallow, Wire
+from paceline.serve.wire import MAX_LABEL_CHARS, Shallow, Wire
 
 ROLES = ("system", "developer", "user", "assistant")
-TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+TEXT_PART_TYPES = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 LOGPROBS = "message.output_text.logprobs"
 INCLUDES = (LOGPROBS, "reasoning.encrypted_content")
 Item = Shallow
@@ -33,7 +33,7 @@ class TextWish(Wire):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ReasoningWish(Wire):
+class EffortWish(Wire):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
@@ -62,7 +62,7 @@ class ResponsesRequest(Sampling):
     )
     parallel_tool_calls: bool | None = Field(None, description="true or false")
     text: TextWish | None = Field(None, description='{"format": {"type": "text", "json_object" or "json_schema", ...}}')
-    reasoning: ReasoningWish | None = Field(
+    reasoning: EffortWish | None = Field(
         None,
         description='{"effort": ...}; a hint, read by chat templates that know reasoning_effort or enable_thinking',
     )
@@ -157,7 +157,7 @@ def form(wish: TextWish) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {"name": wish.format.name, "schema": wish.format.schema_}}
 
 
-def thinking(wish: ReasoningWish | None, template: str) -> dict[str, Any]:
+def thinking(wish: EffortWish | None, template: str) -> dict[str, Any]:
     """What a chat template reads of the effort; nothing where it reads nothing."""
     if wish is None or wish.effort is None:
         return {}
@@ -187,7 +187,7 @@ def known(item: Item) -> Item:
     kind = item.get("type") or "message"
     names = READ.get(kind, ()) if isinstance(kind, str) else ()
     labels = {name: label for name in ("id", "status") if isinstance(label := item.get(name), str)}
-    made = {"type": kind, **{name: label for name, label in labels.items() if len(label) <= LABEL}}
+    made = {"type": kind, **{name: label for name, label in labels.items() if len(label) <= MAX_LABEL_CHARS}}
     made |= {name: parts(item[name]) for name in names if item.get(name) is not None}
     if kind == "reasoning" and made.get("content"):
         made.pop("summary", None)  # nobody reads it beside the content
@@ -258,7 +258,7 @@ def text(content: Any, where: str) -> str:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "refusal":
             said.append(word(part, "refusal", where))
-        elif kind in TEXTS:
+        elif kind in TEXT_PART_TYPES:
             said.append(word(part, "text", where))
         else:
             message = f"{where} has content of type {str(kind)[:40]!r}: {NO_MEDIA}."

@@ -17,14 +17,14 @@ from paceline.engine.async_llm import AsyncLLM
 from paceline.serve.app import create_app
 from paceline.serve.connections import protocol
 from paceline.serve.operation import Operation
-from paceline.serve.server import Host
+from paceline.serve.server import ServedHost
 from paceline.serve.settings import Settings
 
 log = logging.getLogger("paceline")
 ENGINE_DIED = 3
 """Exit code when the engine thread died, or the warm-up failed."""
 BACKLOG = 2048
-LINGER_S = 2
+CONNECTION_LINGER_S = 2
 """How long connections that do not read their last answer are kept at the end."""
 
 
@@ -94,7 +94,7 @@ def config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=LINGER_S,
+        timeout_graceful_shutdown=CONNECTION_LINGER_S,
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
     )
@@ -105,7 +105,7 @@ def config(app: FastAPI, settings: Settings) -> uvicorn.Config:
     return made
 
 
-def run(llm: AsyncLLM | Host, settings: Settings, sock: socket.socket, announce: Callable[[str], None]) -> int:
+def run(llm: AsyncLLM | ServedHost, settings: Settings, sock: socket.socket, announce: Callable[[str], None]) -> int:
     """Serve until told to stop; the exit code. `announce` is called with the address once requests are taken."""
     allow_many_files()
     app = create_app(llm, settings)

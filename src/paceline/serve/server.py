@@ -14,7 +14,7 @@ from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.door import DOOR
 from paceline.engine.text import Text
 from paceline.engine.totals import Snapshot, Totals
-from paceline.serve.calls import Call
+from paceline.serve.calls import HttpCall
 from paceline.serve.errors import ApiError
 from paceline.serve.pools import Pools
 from paceline.serve.prompts import check_length, longest
@@ -25,7 +25,7 @@ WARM_UP_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class ModelFigures:
     """Counters and gauges of one model, for `/metrics`."""
 
     totals: Totals
@@ -36,7 +36,7 @@ class Figures:
     unloads: int = 0
 
 
-class Host(Protocol):
+class ServedHost(Protocol):
     """Who is served here: one model (`Server`) or several (`fleet.Fleet`). For the event loop."""
 
     settings: Settings
@@ -72,7 +72,7 @@ class Host(Protocol):
     def cards(self) -> list[dict[str, Any]]:
         """`/v1/models`: one entry a name."""
 
-    def figures(self) -> dict[str, Figures]:
+    def figures(self) -> dict[str, ModelFigures]:
         """{model: its figures}; counters never fall."""
 
     def first(self) -> AsyncLLM | None:
@@ -122,7 +122,7 @@ class Server:
     async def of(self, name: str | None) -> "Server":
         self.check_model(name)
         call = DOOR.get()
-        if isinstance(call, Call):
+        if isinstance(call, HttpCall):
             call.decode = self.text.decode
         return self
 
@@ -138,9 +138,9 @@ class Server:
             "max_model_len": self.max_len,
         }
 
-    def figures(self) -> dict[str, Figures]:
+    def figures(self) -> dict[str, ModelFigures]:
         now = self.snapshot
-        return {self.model: Figures(now.totals, now.running, now.waiting)}
+        return {self.model: ModelFigures(now.totals, now.running, now.waiting)}
 
     def first(self) -> AsyncLLM:
         return self.llm
@@ -167,7 +167,7 @@ class Server:
     def check_places(self, count: int) -> None:
         """Raise ApiError 429 before anything is done for a request that would find no place in the engine."""
         door = DOOR.get()
-        if isinstance(door, Call):
+        if isinstance(door, HttpCall):
             door.check_places(count)
 
     async def ready(self, make: Callable[[], SamplingParams], size: int, shaped: bool) -> SamplingParams:
@@ -193,7 +193,7 @@ class Server:
         pool = self.pools.grammars if shaped else self.pools.texts
         params, held = await pool.run(work, size)
         door = DOOR.get()
-        if isinstance(door, Call):
+        if isinstance(door, HttpCall):
             door.held = held
         return params
 
@@ -211,9 +211,9 @@ def served_name(llm: AsyncLLM, settings: Settings) -> str:
     return "demo" if given is None else Path(given).name
 
 
-def of_app(request: Request) -> Host:
-    host: Host = request.app.state.host
+def of_app(request: Request) -> ServedHost:
+    host: ServedHost = request.app.state.host
     return host
 
 
-Here = Annotated[Host, Depends(of_app)]
+Here = Annotated[ServedHost, Depends(of_app)]

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from paceline.core.errors import InputError
 
 T = TypeVar("T")
-PREFIX = "PACELINE_"
+ENV_PREFIX = "PACELINE_"
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -184,7 +184,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SettingEntry:
     """One setting as the command line, the layers and the docs see it."""
 
     name: str
@@ -193,13 +193,13 @@ class Entry:
     help: Help
 
     @classmethod
-    def of(cls, field: "Field[Any]", hint: Any) -> "Entry":
+    def of(cls, field: "Field[Any]", hint: Any) -> "SettingEntry":
         kind, *extras = get_args(hint)
         return cls(field.name, kind, field.default, next(e for e in extras if isinstance(e, Help)))
 
     @property
     def env(self) -> str:
-        return PREFIX + self.name.upper()
+        return ENV_PREFIX + self.name.upper()
 
     @property
     def flag(self) -> str:
@@ -207,10 +207,10 @@ class Entry:
         return f"--{words}/--no-{words}" if self.type is bool else self.help.flag or f"--{words}"
 
 
-def entries(cls: type = Settings) -> Iterator[Entry]:
+def entries(cls: type = Settings) -> Iterator[SettingEntry]:
     """The settings of a dataclass whose fields are `Annotated[type, Help]`."""
     hints = get_type_hints(cls, include_extras=True)
-    yield from (Entry.of(field, hints[field.name]) for field in fields(cls))
+    yield from (SettingEntry.of(field, hints[field.name]) for field in fields(cls))
 
 
 def layered(cls: type[T], flags: Mapping[str, Any], environ: Mapping[str, str], table: Mapping[str, Any]) -> T:
@@ -222,7 +222,7 @@ def layered(cls: type[T], flags: Mapping[str, Any], environ: Mapping[str, str], 
     values: dict[str, Any] = {}
     for field in fields(cls):  # type: ignore[arg-type]
         name, kind = field.name, hints[field.name]
-        env = PREFIX + name.upper()
+        env = ENV_PREFIX + name.upper()
         if name in flags:
             values[name] = _whole(flags[name], kind)
         elif environ.get(env):

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from paceline.serve.errors import as_api_error, last_event
 
-DONE = b"data: [DONE]\n\n"
+DONE_EVENT = b"data: [DONE]\n\n"
 
 
 def event(data: Any) -> bytes:
@@ -29,7 +29,9 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], close: Callable[[], None], done: bytes = DONE) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], close: Callable[[], None], done: bytes = DONE_EVENT
+    ) -> None:
         """`done`: what is sent when all went well."""
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
@@ -68,7 +70,7 @@ class Answer(Protocol):
 
 
 async def respond(
-    request: Request, answer: Answer, stream: bool, close: Callable[[], None], done: bytes = DONE
+    request: Request, answer: Answer, stream: bool, close: Callable[[], None], done: bytes = DONE_EVENT
 ) -> Response:
     """The answer as a stream, which ends with `done`, or in one piece; `close` is called at its end in any case."""
     if stream:

@@ -11,7 +11,7 @@ OVERHEAD = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredResponse:
     """One answer of /v1/responses, as bytes: nothing that is kept can be changed by who reads it."""
 
     owner: str
@@ -33,13 +33,13 @@ class Store:
     def __init__(self, limit: int) -> None:
         """`limit`: bytes; 0 keeps nothing."""
         self.limit, self.size = limit, 0
-        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
         self._owned: dict[str, int] = {}
         """Bytes of each owner."""
 
     def put(self, id: str, owner: str, response: Any, items: Any, given: Any) -> None:
         """Keep an answer, unless it alone is larger than the limit."""
-        kept = Kept(owner, orjson.dumps(response), orjson.dumps(items), orjson.dumps(given))
+        kept = StoredResponse(owner, orjson.dumps(response), orjson.dumps(items), orjson.dumps(given))
         if kept.size > self.limit:
             return
         self._kept[id] = kept
@@ -49,7 +49,7 @@ class Store:
             largest = max(self._owned, key=self._owned.__getitem__)
             self._drop(next(each for each, it in self._kept.items() if it.owner == largest))
 
-    def get(self, id: str, owner: str) -> Kept | None:
+    def get(self, id: str, owner: str) -> StoredResponse | None:
         kept = self._kept.get(id)
         if kept is None or kept.owner != owner:
             return None

@@ -10,7 +10,7 @@ from paceline.serve.errors import ApiError
 from paceline.serve.protocol import ChatRequest, NamedChoice, Sampling, Tool
 
 Choice = Literal["none", "auto", "required"]
-NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 """The arguments of a function that takes none."""
 
 
@@ -91,7 +91,7 @@ def forced(body: ChatRequest) -> Grammar | None:
 
 def arguments(tool: Tool) -> Mapping[str, Any]:
     """The schema of a function's arguments; none given means none taken, as OpenAI has it."""
-    return NOTHING if tool.function.parameters is None else tool.function.parameters
+    return NO_ARGUMENTS if tool.function.parameters is None else tool.function.parameters
 
 
 def call(name: str) -> dict[str, Any]:

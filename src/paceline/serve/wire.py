@@ -10,11 +10,11 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from paceline.core.grammar import MOST_DEPTH
 
 T = TypeVar("T")
-LABEL = 512
+MAX_LABEL_CHARS = 512
 """Characters of a name or a label."""
 ENTRIES = 1024
 """Entries of an object whose values are checked, where its field does not say."""
-Label = Annotated[str, StringConstraints(max_length=LABEL)]
+Label = Annotated[str, StringConstraints(max_length=MAX_LABEL_CHARS)]
 Ids = list[int]
 SEQUENCES = ("list", "tuple", "set", "frozenset", "generator")
 NO_SCHEMA = ("metadata", "serialization", "default", "expected")

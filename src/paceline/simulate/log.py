@@ -127,7 +127,7 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class Abort:
+class Departure:
     """A request leaves between two steps: it was aborted, or parked."""
 
     id: int
@@ -231,7 +231,7 @@ class Step:
     event: Literal["step"] = "step"
 
 
-Event = Setup | Enrolled | Arrival | Abort | Changed | Closed | Joined | Adopted | Step
+Event = Setup | Enrolled | Arrival | Departure | Changed | Closed | Joined | Adopted | Step
 _EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 
 

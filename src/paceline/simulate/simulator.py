@@ -16,7 +16,7 @@ from paceline.plan.cost import Drafting, StepTimes, Times, judged
 from paceline.plan.cut import trim
 from paceline.simulate.log import Event, Outcome, Step
 from paceline.simulate.twin import Twin
-from paceline.simulate.workload import Job, Workload
+from paceline.simulate.workload import Workload, WorkloadJob
 
 
 def simulate(workload: Workload, *, clients: int | None = None, seed: int = 0) -> list[Event]:
@@ -49,12 +49,12 @@ class Simulator:
             self._step(twin)
         return self.events
 
-    def _due(self, job: Job, twin: Twin) -> bool:
+    def _due(self, job: WorkloadJob, twin: Twin) -> bool:
         if self.clients is None:
             return job.at <= self.now
         return len({r.group for r in twin.requests.values()}) < self.clients
 
-    def _submit(self, job: Job, twin: Twin) -> None:
+    def _submit(self, job: WorkloadJob, twin: Twin) -> None:
         at = self.now if self.clients is not None else job.at
         for arrival in job.arrivals:
             arrived = replace(arrival, now=at)
@@ -178,7 +178,7 @@ class Simulator:
                 out.append((item.request.id, group, known))
         return out
 
-    def _check(self, twin: Twin, jobs: Sequence[Job]) -> None:
+    def _check(self, twin: Twin, jobs: Sequence[WorkloadJob]) -> None:
         """A request alone, at its longest, must fit the cache, as in the engine."""
         cache = twin.desk.cache
         most = max(cache.blocks_for(len(a.prompt) + a.max_tokens) for job in jobs for a in job.arrivals)

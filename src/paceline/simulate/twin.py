@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from paceline.cache.lease import TARGET
 from paceline.cache.txn import Txn
+from paceline.core.component import TARGET
 from paceline.core.plan import Item, Plan
 from paceline.core.request import Request
 from paceline.engine.desk import Desk, lease_of

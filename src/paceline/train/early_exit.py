@@ -25,11 +25,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.core.errors import InputError, RefusalError
-from paceline.train import METHODS, Trains
-from paceline.train.features import Batch
+from paceline.train import TRAINERS, Trains
+from paceline.train.features import FeatureBatch
 from paceline.train.method import Loss
-from paceline.train.student import DEPTH, DraftMethod, StudentSettings
-from paceline.train.target import Target
+from paceline.train.student import TAU_DEPTH_TOKENS, DraftMethod, StudentSettings
+from paceline.train.target import TrainingTarget
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ExitSettings(StudentSettings):
     """Exit whose drafts are simulated on held-out texts; 0: that behind a quarter of the layers."""
 
 
-@METHODS.register(
+@TRAINERS.register(
     "early_exit", Trains("the model itself, trained on to draft with its lower layers", drafter="del", model=True)
 )
 class EarlyExitTraining(DraftMethod):
@@ -56,7 +56,7 @@ class EarlyExitTraining(DraftMethod):
     settings: ExitSettings
     preset: ClassVar[Mapping[str, Any]] = {"objective": "ce"}
 
-    def __init__(self, target: Target, settings: dict[str, Any]) -> None:
+    def __init__(self, target: TrainingTarget, settings: dict[str, Any]) -> None:
         super().__init__(target, {"draft": str(target.path), **settings})
         s = self.settings
         inner: Any = getattr(self.student, "model", None)
@@ -116,7 +116,7 @@ class EarlyExitTraining(DraftMethod):
         made: Tensor = self.student.lm_head(self.student.model.norm(states))
         return made.float()
 
-    def loss(self, batch: Batch, step: int) -> Loss:
+    def loss(self, batch: FeatureBatch, step: int) -> Loss:
         wanted = batch.learn[:, 1:] > 0
         token = batch.ids[:, 1:][wanted]
         self.kept = [torch.rand(len(batch.ids), 1, 1) >= chance for chance in self.chances()]
@@ -135,7 +135,7 @@ class EarlyExitTraining(DraftMethod):
         return Loss(total, right[:1], [float(len(token))])
 
     @torch.no_grad()
-    def ranks(self, batch: Batch) -> Tensor:
+    def ranks(self, batch: FeatureBatch) -> Tensor:
         """[B, T, DEPTH]: of the whole model's likeliest token, at `layer`: its simulated tau is of drafts from there,
         along the text."""
         states = self.states(batch.ids)
@@ -144,8 +144,8 @@ class EarlyExitTraining(DraftMethod):
         logits = self.head(states[self.layer - 1].flatten(0, 1))
         rank = (logits > logits.gather(1, own)).sum(-1).view(-1, count)[:, :-1]
         known = torch.arange(1, count)[None] < batch.length[:, None]
-        rank = F.pad(torch.where(known, rank, -1), (0, DEPTH + 1), value=-1)
-        return torch.stack([rank[:, 1 + depth : 1 + depth + count] for depth in range(DEPTH)], -1)
+        rank = F.pad(torch.where(known, rank, -1), (0, TAU_DEPTH_TOKENS + 1), value=-1)
+        return torch.stack([rank[:, 1 + depth : 1 + depth + count] for depth in range(TAU_DEPTH_TOKENS)], -1)
 
     def save(self, path: Path, facts: Mapping[str, Any]) -> None:
         self.student.config.early_exit = True

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 
-from paceline.draft.grow import NODES, Chances, best
+from paceline.draft.grow import HEAD_TREE_NODES, RankChances, best
 from paceline.draft.sequoia import Shape
 from paceline.train.data import Sample
 from paceline.train.features import FeatureSource
 from paceline.train.method import Method
 
-TOP = 10
+TOLD_RANKS = 10
 """Ranks whose chances are told."""
 
 
@@ -51,17 +51,17 @@ def evaluate(
             sample = source.samples[name]
             table = row[sample.start - 1 : len(sample.ids)]
             if counts is None:
-                counts = torch.zeros(table.shape[-1], TOP + 1)
+                counts = torch.zeros(table.shape[-1], TOLD_RANKS + 1)
             for depth in range(table.shape[-1]):
                 seen = table[:, depth]
-                counts[depth] += torch.bincount(seen[seen >= 0].clamp(max=TOP), minlength=TOP + 1)
+                counts[depth] += torch.bincount(seen[seen >= 0].clamp(max=TOLD_RANKS), minlength=TOLD_RANKS + 1)
             tables.append(table.tolist())
     method.module.train()
     assert counts is not None
-    rates = counts[:, :TOP] / counts.sum(-1, keepdim=True).clamp(min=1)
+    rates = counts[:, :TOLD_RANKS] / counts.sum(-1, keepdim=True).clamp(min=1)
     accuracy = tuple(tuple(round(x, 4) for x in row) for row in rates.tolist())
     tau, rounds, conditional = walked(tables, chain(rates.shape[0]))
-    tree, _, _ = walked(tables, shape or best(NODES, Chances(accuracy, len(accuracy)).rates))
+    tree, _, _ = walked(tables, shape or best(HEAD_TREE_NODES, RankChances(accuracy, len(accuracy)).rates))
     return Scores(conditional, accuracy, tau, tree, rounds)
 
 
@@ -94,7 +94,7 @@ def walked(tables: Sequence[Sequence[Sequence[int]]], shape: Shape) -> tuple[flo
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """What the engine made of it: tokens a pass of each drafter, over the same prompts; are the texts plain
     decoding's?"""
 
@@ -115,7 +115,7 @@ class Measured:
 def engine_tau(
     target: str | Path, draft: str | Path | None, samples: Sequence[Sample], drafters: Sequence[str], nodes: int | None,
     answer: int = 160, dtype: str = "bfloat16",
-) -> Measured:  # fmt: skip
+) -> Measurement:  # fmt: skip
     """Greedy answers to the samples' prompts, one request at a time, by each drafter. Tau is over the tokens behind the
     first, which the prompt's pass brings."""
     from paceline import LLM, SamplingParams
@@ -135,4 +135,4 @@ def engine_tau(
             tokens, passes = (sum(column) for column in zip(*each[drafter]))
             tau[drafter] = tokens / max(passes, 1)
             same[drafter] = texts == plain
-    return Measured(tau, same, each)
+    return Measurement(tau, same, each)

@@ -22,16 +22,16 @@ from torch import Tensor
 
 from paceline.core.errors import InputError
 from paceline.draft.correctness import Correctness
-from paceline.train import METHODS, Trains
+from paceline.train import TRAINERS, Trains
 from paceline.train.data import Sample
-from paceline.train.features import Batch, FeatureSource
+from paceline.train.features import FeatureBatch, FeatureSource
 from paceline.train.method import Loss, Method, settled
 from paceline.train.objective import forward_kl
 from paceline.train.student import loaded, write
-from paceline.train.target import Target
+from paceline.train.target import TrainingTarget
 
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-SIZE = 64
+JUDGE_BATCH_LABELS = 64
 """Labels of a batch."""
 
 
@@ -77,11 +77,11 @@ def auc(scores: Sequence[float], good: Sequence[bool]) -> float:
     return sum((u > d) + 0.5 * (u == d) for u in ups for d in downs) / (len(ups) * len(downs))
 
 
-@METHODS.register("judge", Trains("a head that lets good drafts stand (lossy)", drafter="model"))
+@TRAINERS.register("judge", Trains("a head that lets good drafts stand (lossy)", drafter="model"))
 class JudgeMethod(Method):
     taps = ()  # of batches: a label brings its own state
 
-    def __init__(self, target: Target, settings: dict[str, Any]) -> None:
+    def __init__(self, target: TrainingTarget, settings: dict[str, Any]) -> None:
         self.settings = JudgeSettings(**settled(JudgeSettings, settings, {}, "judge"))
         if not self.settings.draft:
             raise InputError("judge needs the draft model whose tokens it judges; give --set draft=DIRECTORY.")
@@ -151,9 +151,9 @@ class JudgeMethod(Method):
         divergence = float(forward_kl(p.log_softmax(-1), logits[place - 1].log_softmax(-1)))
         return place, token, Label(hidden[place].clone(), False, int((p > p[token]).sum()), divergence)
 
-    def loss(self, batch: Batch, step: int) -> Loss:
+    def loss(self, batch: FeatureBatch, step: int) -> Loss:
         known = self.labels[self.split :]
-        names = torch.randint(len(known), (min(SIZE, len(known)),)).tolist()
+        names = torch.randint(len(known), (min(JUDGE_BATCH_LABELS, len(known)),)).tolist()
         hidden = torch.stack([known[i].hidden for i in names])
         good = torch.tensor([float(known[i].good) for i in names])
         z = self.head.out(hidden)[:, 0]

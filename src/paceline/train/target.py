@@ -21,7 +21,7 @@ SAMPLE = 1 << 20
 """Bytes of each end of a weight file that its fingerprint reads."""
 
 
-class Target:
+class TrainingTarget:
     """A model that drafters are trained for. Frozen."""
 
     def __init__(self, model: str | Path, dtype: str = "bfloat16") -> None:

@@ -12,7 +12,7 @@ from paceline.model.blocks import ACTIVATE, Block, FeedForward, Norm, SelfAttent
 from paceline.model.decoder import Decoder
 from paceline.model.load import load_model
 from paceline.model.spec import ModelSpec
-from paceline.train.target import Target
+from paceline.train.target import TrainingTarget
 from paceline.train.unroll import look, rotated
 
 Text = list[tuple[Tensor, Tensor]]
@@ -30,7 +30,7 @@ def passable(spec: ModelSpec) -> bool:
 class Through:
     """`target`'s decoder, frozen. RefusalError where a gradient could not go through its layers."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: TrainingTarget) -> None:
         if not passable(target.spec):
             raise RefusalError(
                 f"{target.name} has layers that nothing can be trained through yet; use a model of the llama, mistral, "

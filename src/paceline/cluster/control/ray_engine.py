@@ -7,7 +7,7 @@ from paceline.cluster.control.engines import EngineLost, Reply
 from paceline.core.errors import InputError
 
 
-class Host:
+class ActorHost:
     """What runs in the actor: an engine behind the application that `paceline serve` has, asked without a socket."""
 
     def __init__(self, options: dict[str, Any], name: str, slow: float = 0.0) -> None:
@@ -70,7 +70,7 @@ class RayEngine:
 
     def __init__(self, options: dict[str, Any], name: str, slow: float = 0.0, cpus: float = 1.0) -> None:
         ray = _ray()
-        remote = ray.remote(num_cpus=cpus, max_restarts=-1, max_task_retries=0, max_concurrency=64)(Host)
+        remote = ray.remote(num_cpus=cpus, max_restarts=-1, max_task_retries=0, max_concurrency=64)(ActorHost)
         self.actor = remote.remote(options, name, slow)
 
     async def ask(self, path: str, body: bytes | None) -> Reply:

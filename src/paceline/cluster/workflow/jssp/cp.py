@@ -65,7 +65,7 @@ def _lower(interval: Interval, latest: int) -> bool:
     return True
 
 
-class Model:
+class JobShopModel:
     """The generic model of a problem, propagated to its fixed point after each decision."""
 
     def __init__(self, problem: Problem) -> None:
