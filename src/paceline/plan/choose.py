@@ -54,6 +54,10 @@ DEPTH = 16
 NONE = "none"
 
 
+MOST_TENANTS = 256
+"""Tenants of whom is kept what was learned."""
+
+
 @dataclass(frozen=True, slots=True)
 class Arm:
     """One drafter as the chooser sees it. `sizes`: numbers of nodes to choose from; a chain's acceptance is one
@@ -446,6 +450,9 @@ class Goodput(LengthPolicy):
         if (tenant := request.extra_key) and request.id not in self.tenants:
             self.tenants[request.id] = tenant
             if tenant not in self.apart:
+                if len(self.apart) >= MOST_TENANTS:
+                    busy = set(self.tenants.values())
+                    del self.apart[next(each for each in self.apart if each not in busy)]
                 first = self.acceptance
                 self.apart[tenant] = Acceptance(deepcopy(first.means), first.priors)
         return self.known_of(request.id)

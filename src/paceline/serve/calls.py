@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from paceline.core.params import SamplingParams
 from paceline.core.request import SpecStats
 from paceline.engine.door import DoorTicket, Trip, Wishes
 from paceline.engine.totals import summed
@@ -69,10 +70,14 @@ class HttpCall:
     def admit(self, batch: Wishes) -> tuple[Wishes, DoorTicket]:
         batch = self.gate.admit(batch, self.owner)
         if self.key:
-            batch = [(ids, replace(params, user=self.key, tenant=self.tenant)) for ids, params in batch]
+            batch = [(ids, replace(params, user=self.key, tenant=self._salted(params))) for ids, params in batch]
         count = sum(params.n for _, params in batch)
         self.open, self.complete = self.open + count, None
         return batch, CallBatch(self, count)
+
+    def _salted(self, params: SamplingParams) -> str:
+        """The tenant, and within it the request's own salt."""
+        return "/".join(filter(None, (self.tenant, params.tenant)))
 
     def left(self, count: int) -> None:
         self.gate.left(count, self.owner)

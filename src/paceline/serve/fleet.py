@@ -194,7 +194,7 @@ class Fleet:
         assert isinstance(call, HttpCall), "a fleet serves calls that came through the guard"
         call.decode = server.text.decode
         member.calls.add(call)
-        call.ends.append(lambda: (member.calls.discard(call), self._leave(member))[1])
+        call.ends += [lambda: member.calls.discard(call), lambda: self._leave(member)]
         if member.gate is None:
             wish = self.settings
             member.gate = Gate(

@@ -129,6 +129,9 @@ class Sampling(Wire):
         None, gt=0, description="a positive number of milliseconds from the arrival; needs order deadline"
     )
     user: Label | None = Field(None, description="a text (a label; the answer does not depend on it)")
+    cache_salt: Label | None = Field(
+        None, description="a text; cached prefixes are shared among requests of one salt alone"
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -108,7 +108,11 @@ def config(app: FastAPI, settings: Settings) -> uvicorn.Config:
 def run(llm: AsyncLLM | ServedHost, settings: Settings, sock: socket.socket, announce: Callable[[str], None]) -> int:
     """Serve until told to stop; the exit code. `announce` is called with the address once requests are taken."""
     allow_many_files()
-    app = create_app(llm, settings)
+    return serve_app(create_app(llm, settings), settings, sock, announce)
+
+
+def serve_app(app: FastAPI, settings: Settings, sock: socket.socket, announce: Callable[[str], None]) -> int:
+    """The same for an application that `operation.install` has been given."""
     process = Process(config(app, settings), app.state.operation, lambda: announce(address(sock, settings)))
     process.run([sock])
     app.state.host.pools.close()

@@ -36,7 +36,7 @@ def bounded(schema: Any) -> Any:
     if kind == "dict" and made.get("values_schema", ANY)["type"] != "any" and "counted" not in marks(made):
         most = made.get("max_length", ENTRIES)
         inner = {**made, "metadata": {**made.get("metadata", {}), "counted": True}}
-        return core_schema.no_info_before_validator_function(few(most), inner)  # type: ignore[arg-type]
+        return core_schema.no_info_before_validator_function(few(most), inner)
     return made
 
 
@@ -64,7 +64,8 @@ class Wire(BaseModel):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return bounded(handler(source))
+        made: CoreSchema = bounded(handler(source))
+        return made
 
     @model_validator(mode="before")
     @classmethod

@@ -119,7 +119,6 @@ def test_hints_are_taken_out_of_the_request_and_checked() -> None:
     assert read(b'{"prompt": "x"}')[1].last
     for body, says in (
         (b"[]", "no JSON object"),
-        (b'{"stream": true}', "stream and a router"),
         (b'{"workflow": {"id": ""}}', "workflow.id"),
         (b'{"workflow": {"id": "a", "more": 1}}', "workflow.more"),
         (b'{"workflow": 3}', "workflow"),
@@ -139,7 +138,7 @@ async def test_a_router_over_two_real_servers() -> None:
         made, events = Controller(setup.dispatcher(), {url: HttpEngine(url) for url in urls}), list[Event]()
         made.dispatcher.watchers.append(WorkflowRecorder(setup, events.append))
         transport = httpx2.ASGITransport(create(made))
-        async with httpx2.AsyncClient(transport=transport, base_url="http://router", timeout=60) as client:
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
             body = {"prompt": "Tom has 3", "max_tokens": 5, "temperature": 0, "seed": 1}
             hints = [{"id": f"q{n // 2}", "step": "draft", "deadline_s": 60.0, "expected": ["check"]} for n in range(8)]
             replies = await asyncio.gather(

@@ -40,6 +40,9 @@ class WorkflowRecorder:
         where = {"id": task.id, "workflow": task.workflow.id, "attempt": task.attempt}
         self._sink({"event": "finish", "now": now, **where, "used": task.used})
 
+    def dropped(self, task: Task, now: float) -> None:
+        self._sink({"event": "drop", "now": now, "id": task.id, "workflow": task.workflow.id})
+
     def turned(self, instance: Instance, now: float) -> None:
         self._sink({"event": "turn", "now": now, "instance": instance.name, "alive": instance.alive})
 
@@ -106,6 +109,8 @@ def _apply(to: Dispatcher, event: Mapping[str, Any]) -> str | None:
     elif kind == "finish":
         used = None if event["used"] is None else (event["used"][0], event["used"][1])
         to.finish(to.tasks[event["id"]], event["attempt"], now, used)
+    elif kind == "drop":
+        to.drop(to.tasks[event["id"]], now)
     elif kind == "turn":
         to.turn(event["instance"], event["alive"], now)
     elif kind == "tune":
@@ -154,7 +159,7 @@ def jobs(events: Sequence[Mapping[str, Any]]) -> list[SimulatedJob]:
                 stages[id].append([])
             stages[id][-1] += calls
             open_[id] |= {call["id"] for call in calls}
-        elif kind == "finish":
+        elif kind in ("finish", "drop"):
             open_[event["workflow"]].discard(id)
         elif kind == "close" and any(stages[id]):
             start = arrived[id]
