@@ -4,7 +4,7 @@ import difflib
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from socket import socket
 from typing import Annotated, Any
@@ -48,13 +48,13 @@ class ServingArgs(EngineArgs):
         ),
     ] = "chunked"
     order: Annotated[
-        str,
+        str | None,
         option(
-            "Who is served first: fcfs, priority, deadline, or fair between API keys, else users.",
+            "Who is served first: fcfs, priority, deadline, or fair between API keys, else users. Default: fair where "
+            "there are several keys, else fcfs.",
             "Model and engine",
-            show_default=True,
         ),
-    ] = "fcfs"
+    ] = None
     tbt_target_ms: Annotated[
         float | None,
         option("Longest time between two steps of one who decodes; limits the rows of a step.", "Model and engine"),
@@ -68,6 +68,8 @@ class ServingArgs(EngineArgs):
 def serve(context: typer.Context, model: str | None, engine: ServingArgs, server: Settings, path: Path | None) -> None:
     """Load, listen, serve; the arguments are the command's. Ends with the server's exit code."""
     args, settings = gather(given(context), model, engine, server, path)
+    if args.order is None:
+        args = replace(args, order="fair" if len(settings.keys()) > 1 else "fcfs")
     settings.keys()
     from paceline.serve.run import bind
 

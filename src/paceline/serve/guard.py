@@ -13,6 +13,7 @@ from paceline.engine.door import DOOR
 from paceline.serve.admission import BodyShare, address_of, read_body
 from paceline.serve.calls import HttpCall
 from paceline.serve.errors import ApiError, as_api_error, error_response, last_event
+from paceline.serve.pools import TRIM
 
 if TYPE_CHECKING:
     from paceline.serve.operation import Operation
@@ -64,9 +65,13 @@ class Guard:
         if scope["method"] == "POST":
             self.operation.check_open()
         with self.operation.bodies.share(call.owner) as share:
-            body = await self._body(scope, receive, share)
-            if body is not None:
-                await self.app(scope, replay(body, receive, call, wire), wire)
+            try:
+                body = await self._body(scope, receive, share)
+                if body is not None:
+                    await self.app(scope, replay(body, receive, call, wire), wire)
+            finally:
+                if share.size > TRIM and self.operation.tidy is not None:
+                    self.operation.tidy()
 
     async def _body(self, scope: Scope, receive: Receive, share: "BodyShare") -> bytes | None:
         settings, loop = self.operation.settings, asyncio.get_running_loop()

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import os
 import socket
 import ssl
 from collections.abc import Callable
@@ -93,6 +94,7 @@ def config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         http=protocol(settings),
         log_config=None,
         access_log=False,
+        proxy_headers="FORWARDED_ALLOW_IPS" in os.environ,  # else anybody on this machine could call himself another
         server_header=False,
         timeout_graceful_shutdown=CONNECTION_LINGER_S,
         ssl_certfile=settings.tls_cert,
