@@ -59,7 +59,7 @@ def words(choice: dict[str, Any]) -> str:
 
 
 class Study:
-    """The same prompt three ways."""
+    """Study that runs one prompt in three ways."""
 
     def __init__(self, args: argparse.Namespace, url: str) -> None:
         self.args = args

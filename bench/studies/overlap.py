@@ -102,7 +102,7 @@ def record(args: argparse.Namespace) -> None:
 
 
 def target_seconds(times: StepTimes, nodes: int, context: int = 128) -> float:
-    """Of a pass that verifies so many."""
+    """Seconds of a pass that verifies `nodes` nodes."""
     rows = 1 + nodes
     return times.of_target(Work(rows, 1, context, rows * context, rows))
 
@@ -112,8 +112,8 @@ def draft_seconds(times: StepTimes, tokens: int) -> float:
 
 
 def placed(times: StepTimes, share: float) -> StepTimes:
-    """The same table where so much of the shorter part costs no time. All three run the same draft model: one that
-    was not reached in the time of the record costs what the others do."""
+    """Table in which `share` of the shorter part costs no time. All three drafters run the same draft model: one that
+    the record had no time to reach costs what the others do."""
     times = StepTimes.load(json.loads(json.dumps(times.dump())))
     alike = ("model", "pearl", "mirror")
     known = next((times.drafts[name] for name in alike if name in times.drafts), None)

@@ -106,7 +106,7 @@ def timed(llm: LLM, questions: tuple[str, ...], params: SamplingParams, show: bo
 
 
 def sequential(llm: LLM, question: str, tokens: int) -> float:
-    """Seconds of an answer of so many tokens by plain decoding."""
+    """Seconds of an answer of `tokens` tokens by plain decoding."""
     llm.engine.cache.drop_prefix()
     prompt, started = llm.text.chat([{"role": "user", "content": question}]), monotonic()
     llm.generate([prompt], SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True), progress=False)

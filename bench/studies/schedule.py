@@ -42,9 +42,10 @@ TARGET = 0.8
 DELAY_S = 2.0
 """Most seconds that the median request may wait for its first row."""
 LEAST = 1 / 20
-"""Of the rate at which the search begins: below it nothing is tried, for a run would take hours."""
+"""Lowest rate that is tried, as a share of the rate at which the search begins: a run at a lower rate would take
+hours."""
 FINE, ROUNDS = 1.025, 20
-"""The search ends when its ends are so close, or after so many runs."""
+"""The search ends when its ends are within this factor, or after this number of runs."""
 
 
 class Arrival(NamedTuple):

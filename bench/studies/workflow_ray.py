@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import uvicorn
 
-from paceline.apps.common.client import Client
+from paceline.apps.common.client import AppClient
 from paceline.apps.text2sql.database import Database, open_database
-from paceline.apps.text2sql.evaluate import WIDE, Question, read_questions
-from paceline.apps.text2sql.pipeline import Pipeline, Plan
+from paceline.apps.text2sql.evaluate import SQL_WIDE, SqlQuestion, read_questions
+from paceline.apps.text2sql.pipeline import SqlPipeline, SqlPlan
 from paceline.apps.text2sql.retrieve import Index, build
 from paceline.apps.text2sql.schema import read_schema
 from paceline.cluster.control.controller import Controller
@@ -35,7 +35,7 @@ PRIOR = {"engine": (0.05, 0.5, 10.0)}
 class Runs:
     """Policies over the same two actors."""
 
-    def __init__(self, engines: dict[str, RayEngine], folder: Path, port: int, plan: Plan, out: Path) -> None:
+    def __init__(self, engines: dict[str, RayEngine], folder: Path, port: int, plan: SqlPlan, out: Path) -> None:
         self.engines, self.folder, self.port, self.plan, self.out = engines, folder, port, plan, out
         self.known: dict[str, tuple[Database, Index]] = {}
         self.number = 0
@@ -47,9 +47,9 @@ class Runs:
         return self.known[name]
 
     async def run(
-        self, policy: str, questions: list[Question], every: float, deadline: float, kill: int | None = None
+        self, policy: str, questions: list[SqlQuestion], every: float, deadline: float, kill: int | None = None
     ) -> dict[str, Any]:
-        """`kill`: the quick engine dies once so many questions are answered."""
+        """`kill`: number of answered questions after which the fast engine dies."""
         setup = DispatcherSetup(policy, tuple((name, "engine", 2) for name in self.engines), PRIOR)
         self.number += 1
         log = self.out / f"{self.number}-{policy}.jsonl"
@@ -60,12 +60,12 @@ class Runs:
         while not server.started:
             await asyncio.sleep(0.05)
         took: list[float] = []
-        async with Client(f"http://127.0.0.1:{self.port}", concurrency=64) as client:
+        async with AppClient(f"http://127.0.0.1:{self.port}", concurrency=64) as client:
 
-            async def one(number: int, question: Question) -> None:
+            async def one(number: int, question: SqlQuestion) -> None:
                 await asyncio.sleep(every * number)
                 plan = replace(self.plan, deadline_s=deadline)
-                done = await Pipeline(client, *self.database(question.database), plan).answer(question.text)
+                done = await SqlPipeline(client, *self.database(question.database), plan).answer(question.text)
                 took.append(done.seconds)
                 if kill is not None and len(took) == kill:
                     self.engines["quick"].actor.leave.remote()
@@ -104,7 +104,7 @@ async def main() -> None:
     parser.add_argument("--seconds", type=float, help="fewer questions, so that they come within so long a run")
     parser.add_argument("--kill", action="store_true", help="a last run whose quick engine is killed")
     parser.add_argument("--out", type=Path, default=Path("workflow-ray"), help="folder of the logs")
-    parser.add_argument("--load", type=float, default=0.6, help="questions arrive so many times as often as one takes")
+    parser.add_argument("--load", type=float, default=0.6, help="arrival rate, times the duration of one question")
     parser.add_argument("--whole", action="store_true", help="keywords and unit tests too")
     parser.add_argument("--candidates", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=24, help="of a candidate, at most")
@@ -118,7 +118,7 @@ async def main() -> None:
     }  # fmt: skip
     for engine in engines.values():
         await engine.actor.ready.remote()
-    plan = Plan(given.candidates, 1, given.whole, given.whole, max_tokens=given.tokens, limits=WIDE)
+    plan = SqlPlan(given.candidates, 1, given.whole, given.whole, max_tokens=given.tokens, limits=SQL_WIDE)
     given.out.mkdir(parents=True, exist_ok=True)
     runs = Runs(engines, given.databases, given.port, plan, given.out)
     questions = read_questions(given.questions, given.count)

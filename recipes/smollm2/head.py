@@ -44,7 +44,7 @@ def main(
     docs: Annotated[Path, typer.Option()],
     out: Annotated[Path, typer.Option()],
     minutes: float = 75,
-    steps: Annotated[int | None, typer.Option(help="Train so many, in place of --minutes.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Number of training steps, instead of --minutes.")] = None,
     count: Annotated[int, typer.Option(help="Prompts that the target answers, of 2,200.")] = 2200,
     answers: Annotated[bool, typer.Option(help="Only let the target answer.")] = False,
 ) -> None:

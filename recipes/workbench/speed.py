@@ -3,7 +3,7 @@
     python recipes/workbench/speed.py --target TARGET --draft DRAFT --data DATA --out OUT [--only medusa,hydra]
 
 A line goes to OUT/speed-NODES.jsonl as soon as it is known; entries that have one are not measured again, so that a
-table may come of several short jobs (`--seconds`: begin no entry after so many). It is printed at the end of each.
+table may come of several short jobs (`--seconds`: begin no entry after this time). It is printed at the end of each.
 """
 
 import json

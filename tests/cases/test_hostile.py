@@ -640,7 +640,7 @@ def test_case_B9_combinations_have_a_number(engine: AsyncLLM, url: str, monkeypa
     ["[]", "", "{", "5", '{"target": {}, "rest": {}, "drafts": {}, "speed": 1, "seen": 1}', "null", "[" * 100_000],
 )
 def test_case_B10(tmp_path: Path, content: str) -> None:
-    """A table that is of no use is measured anew."""
+    """A table that cannot be used is measured again."""
     path = tmp_path / "times.json"
     path.write_text(content)
     assert kept(path) is None

@@ -53,7 +53,7 @@ def head(pair: Path, bias: float, **settings: Any) -> None:
 def test_without_its_companion_a_drafter_is_refused(tmp_path: Path, pair: Path) -> None:
     tiny_checkpoint(tmp_path / "draft", seed=1)
     for drafter, what in (("s2d", "exits"), ("specdec", "an acceptance head")):
-        with pytest.raises(RefusalError, match=f"needs {what} beside the draft model"):
+        with pytest.raises(RefusalError, match=f"needs {what} next to the draft model"):
             LLM(pair / "target", tmp_path / "draft", drafter=drafter, dtype="float32")
     Exits([1, 5]).save(tmp_path / "draft")
     with pytest.raises(CheckpointError, match="ends behind layer 5"):

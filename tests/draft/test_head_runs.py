@@ -77,7 +77,7 @@ def served(target: Path, head: Path | None, drafter: str, **more: Any) -> Served
 
 
 def test_which_heads_can() -> None:
-    """Those whose depths are stages: not those with K/V of their own, or that do not see what they should."""
+    """Heads whose depths are stages can; heads with K/V of their own, or without sight of what they need, cannot."""
     assert sorted(ABLE) == ["hydra", "hydra, 40 words", "medusa", "medusa, own head"]
 
 

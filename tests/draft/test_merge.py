@@ -110,7 +110,7 @@ def test_a_record_expects_what_it_saw() -> None:
 
 @pytest.mark.parametrize("runs", [False, True])
 def test_what_is_broken_promises_nothing_until_it_is_mended(runs: bool) -> None:
-    """Of a model that ran and proposed nothing, too; a look-up that finds nothing has cost nothing."""
+    """Drafts of a model that ran and proposed nothing promise nothing; a lookup that finds nothing has cost nothing."""
     record = DrafterRecord()
     for _ in range(50):
         record.count(15, 6, 3)
@@ -148,7 +148,7 @@ def test_small_drafts_of_a_busy_hour_say_nothing_of_large_ones() -> None:
 
 @pytest.mark.parametrize("drafter", ["ngram+model", "ngram+rsd_s"])
 def test_rounds_tell_what_the_first_part_would_have_brought(drafter: str) -> None:
-    """Of the nodes of its chain that had rows, those that the text then went through."""
+    """Rounds report the nodes of its chain that had rows and that the text then went through."""
     setting = Setting(draft_noise=0.2, nodes={drafter: 5}, row_budget=24)
     engine = setting.engine()
     merged = engine.drafters.drafters[drafter] = Merged(engine.drafters.host, drafter)

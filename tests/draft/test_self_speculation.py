@@ -68,7 +68,7 @@ def close(model: Any, one: torch.Tensor, other: torch.Tensor) -> None:
 
 
 def test_rows_that_enter_half_done_end_as_in_a_whole_pass(decoder: Any) -> None:
-    """Of one text at layer 2, of the other at layer 4, each without its last row; taps are whole."""
+    """Rows of one text enter at layer 2, of the other at layer 4, each without its last row; taps are whole."""
     taps = ("input:1", "input:3", "post_norm")
     whole = decoder.forward(rows_of(decoder, (0, 0), (10, 4), taps=taps))
     entries = []
@@ -418,7 +418,7 @@ def test_a_checkpoint_says_that_it_was_trained_to_end_early(tmp_path: Path) -> N
 
 
 def test_early_exit_is_registered_for_a_checkpoint_of_any_depth(tmp_path: Path) -> None:
-    """Of one layer nothing can be drafted, and nothing breaks."""
+    """Checkpoints with one layer draft nothing, and nothing breaks."""
     from paceline import LLM
 
     path = tiny_checkpoint(tmp_path / "one", "llama", layers=1)

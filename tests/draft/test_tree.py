@@ -384,7 +384,7 @@ def test_chances_begin_with_the_papers_and_are_learned() -> None:
 
 
 def test_a_draw_waits_while_another_is_likelier_to_be_accepted() -> None:
-    """Of two draws that are reached alike, the one whose distribution is sharper comes first."""
+    """Draws that are reached with equal chance: the one whose distribution is sharper comes first."""
     sharp, flat = Draws([0, 1], [math.log(0.9), math.log(0.1)], [], 0.82), Draws([0, 1], [math.log(0.5)] * 2, [], 0.5)
     memo = dyspec.Memo(drawn={0: 0, 1: 0}, reached={0: 0.5, 1: 0.5}, laws={0: flat, 1: sharp})
     assert memo.worth(dyspec.ChildChances(), 1) > memo.worth(dyspec.ChildChances(), 0)

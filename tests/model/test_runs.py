@@ -54,7 +54,7 @@ def pairs(drawn: Drawn) -> list[tuple[int, int]]:
 
 
 def fill(model: NativeDecoder, lengths: Sequence[int]) -> None:
-    """A pool with so many rows of each text."""
+    """Pool with a number of rows of each text."""
     model.allocate(9, SIZE)
     for table, tokens, length in zip(TABLES, GIVEN, lengths):
         if length:

@@ -193,7 +193,7 @@ def test_a_block_beyond_a_limit_is_written_in_sequence(model: Path, limit: dict[
 
 
 def texts(llm: LLM, output: Sequence[int]) -> list[str]:
-    """Of the paths of an output."""
+    """Texts of the paths of an output."""
     tokens = list(output)
     return [
         llm.text.tokenizer.decode(tokens[a:b]) for block in read(llm.text.tokenizer, tokens) for a, b in block.paths

@@ -13,7 +13,7 @@ NAMES = {"P": "Parallel", "G": "Goal", "O": "Outline", "p": "Path", "C": "Conclu
 
 
 def tagged(text: str) -> tuple[list[TagBlock], int]:
-    """Of a text like `P G g /G p a /p C c /C /P`: each word is a token."""
+    """Blocks and length of a text like `P G g /G p a /p C c /C /P`, where each word is a token."""
     words = text.split()
     tags = [
         Tag(NAMES[word.strip("/")], word[0] == "/", at, at) for at, word in enumerate(words) if word.strip("/") in NAMES

@@ -57,7 +57,7 @@ def test_longer_texts_leave_fewer_rows() -> None:
 
 
 def ended(prompts: list[int], rows: int) -> int:
-    """How many of the prompts so many rows complete, in order."""
+    """Number of prompts, in order, that `rows` rows complete."""
     return sum(sum(prompts[: i + 1]) <= rows for i in range(len(prompts)))
 
 

@@ -70,7 +70,7 @@ def test_nobody_is_left_out_for_long(shapes: list[tuple[int, int]], batch: int) 
 
 
 def rate(window: int) -> float:
-    """Of many texts of mixed lengths, with so many decoding at once and groups of four."""
+    """Rate over many texts of mixed lengths, with `window` of them decoding at once and groups of four."""
     rng = random.Random(5)
     crowd = [Arrival(0, rng.randrange(4, 400), rng.randrange(20, 60)) for _ in range(96)]
     done = Population(crowd, blocks=20_000, budget=512, nodes=4, places=window, group_size=4).run()

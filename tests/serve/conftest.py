@@ -59,7 +59,7 @@ def client(url: str) -> OpenAI:
 
 @pytest.fixture(scope="session")
 def llm() -> LLM:
-    """The same model offline, plain decoding."""
+    """Offline engine with the served model, plain decoding."""
     return LLM(drafter="none", **DEMO)
 
 
@@ -100,5 +100,5 @@ def tools_client(tools_engine: AsyncLLM) -> Iterator[OpenAI]:
 
 @pytest.fixture(scope="session")
 def tools_llm(tools_model: Path) -> LLM:
-    """The same offline, plain decoding."""
+    """Offline engine with the tools model, plain decoding."""
     return LLM(tools_model, drafter="none", **DEMO)

@@ -84,7 +84,7 @@ def test_every_token_once(setting: Setting, wishes: list[Wish], seed: int, clien
 
 @pytest.mark.parametrize(("requests", "clients", "rate"), [(1, None, 1), (3, None, 3), (6, 2, 2), (8, None, 4)])
 def test_plain_throughput_by_hand(requests: int, clients: int | None, rate: int) -> None:
-    """A step takes as long whatever is in it, and the first brings each prompt's first token: so many at once."""
+    """A step takes as long whatever is in it, and the first brings the first token of every prompt at once."""
     out = figures(simulate(workload(requests, 10), clients=clients))
     assert out.tokens == 10 * requests
     assert out.throughput == pytest.approx(rate / STEP)
@@ -116,8 +116,8 @@ def test_a_run_by_hand() -> None:
 
 
 def test_catching_up_takes_its_time() -> None:
-    """A drafter that is too dear to draft still reads the prompt of three tokens, and what is measured of that in one
-    run is spent in the next."""
+    """A drafter that is too expensive to draft still reads the prompt of three tokens, and what is measured of that in
+    one run is spent in the next."""
     times, made = flat(), workload(2, 4)
     times.drafter("model").weights = dict.fromkeys(times.drafter("model").weights, 1e6)
     jobs = [

@@ -173,7 +173,7 @@ def test_going_on_with_other_settings_is_refused(place: Path) -> None:
     with pytest.raises(InputError, match=r"a training with lr = 0.003, not 0.1; give the same settings"):
         train(plan(place, "other", steps=4, lr=0.1))
     (place / "other" / "state.pt").write_bytes(b"torn")
-    with pytest.raises(InputError, match="delete it to begin anew"):
+    with pytest.raises(InputError, match="delete it to start again"):
         train(plan(place, "other", steps=4))
 
 

@@ -88,7 +88,8 @@ class PaddedBatch:
         return seen
 
     def tree(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each piece, [R, 1]: the row of its first candidate, the slots before it, how many candidates."""
+        """Columns [R, 1], one row per piece: the row of its first candidate, the slots before that row, the number of
+        candidates."""
         numbers = [[p.segment.start + p.segment.given for p in self.pieces], [p.end for p in self.pieces]]
         numbers.append([p.nodes for p in self.pieces])
         start, end, nodes = torch.tensor(numbers, device=self.index.device)[:, :, None]

@@ -133,7 +133,8 @@ class Reference:
 
 
 def log_sum_exp(scores: Tensor, shares: Tensor) -> Tensor:
-    """Of scores whose softmax is known: the largest score less the log of its share. A third of logsumexp's time."""
+    """Log-sum-exp of scores whose softmax is known: the largest score minus the log of its share. It takes a third of
+    the time of torch.logsumexp."""
     return scores.amax(-1, True) - shares.amax(-1, True).log_()
 
 

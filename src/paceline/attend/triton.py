@@ -3,8 +3,8 @@
 A program takes a tile of one request's queries (rows times the heads that share a key) and a span of its keys, reads
 each block of those once, and keeps a running softmax (Dao et al. 2022, FlashAttention, algorithm 1). Where tiles are
 few, as in decoding, texts are cut into spans and a second kernel joins them (Dao et al. 2023, Flash-Decoding).
-Candidates are read from their slots behind the prefix; the tree word says who sees them. Nothing is read back to the
-host. The slow twin is reference.py.
+Candidates are read from their slots behind the prefix; the tree word says which rows see them. Nothing is read back to
+the host. The slow twin is reference.py.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ MIN_TILE_QUERIES, MAX_TILE_QUERIES = 16, 64
 MIN_SPAN_KEYS = 256
 """A text is not cut into shorter spans than this."""
 FULL_DEVICE_PROGRAMS = 256
-"""Programs that fill a device, about: with so many there is no need to cut."""
+"""Number of programs that fills a device, roughly: from this number on, texts are not cut."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -143,7 +143,7 @@ class Tiling:
         return cls(queries, torch.tensor(pieces, device=device), longest)
 
     def spans(self, heads: int) -> int:
-        """Into how many spans texts are cut, for so many heads of keys."""
+        """Number of spans that texts are cut into, for `heads` heads of keys."""
         return min(-(-self.longest // MIN_SPAN_KEYS), -(-FULL_DEVICE_PROGRAMS // (len(self.pieces) * heads)))
 
 

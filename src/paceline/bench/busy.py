@@ -39,7 +39,7 @@ class CpuWatch:
         return max(0.0, (busy - own) / wall) if wall > 0 else 0.0
 
     def before(self, seconds: float = 0.5) -> str | None:
-        """Look for a moment while this process does nothing, and name who is busy."""
+        """Watch for a moment while this process does nothing, and name the busy processes."""
         processes = [p for p in psutil.process_iter() if p.pid != os.getpid()]
         for process in processes:
             _percent(process)

@@ -1,4 +1,4 @@
-"""What a long text costs a step, which reads its keys and values beside the weights."""
+"""Cost of a long text per step, which reads its keys and values in addition to the weights."""
 
 from dataclasses import dataclass
 from random import Random

@@ -91,7 +91,7 @@ class BenchRun:
 
 Results = dict[BenchCell, list[BenchRun]]
 Tick = Callable[[str], None]
-"""Told after every timed batch what was run."""
+"""Callback after every timed batch: what was run."""
 
 
 def measure(engine: Engine, prompts: Sequence[Sequence[int]], plan: BenchPlan, tick: Tick) -> Results:

@@ -36,7 +36,7 @@ WORKER_TIMEOUT_S = 1800.0
 """Seconds after which a worker that does not answer is ended."""
 WORKER_FIELDS = ("ids", "seconds")
 DRAFT_MODES = ("draft", "both", "auto")
-"""Modes that use the draft model; `both` looks up beside it, in one tree; `auto` chooses."""
+"""Modes that use the draft model; `both` adds prompt lookup, in one tree; `auto` chooses."""
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 Progress = Callable[[int, int, str], None]
 """(cases done, cases in all, what is run now)"""
@@ -258,7 +258,7 @@ class Comparison:
     versions: dict[str, str] = field(default_factory=dict)
 
     def cases(self) -> Iterator[PeerCase]:
-        """Those that can run; neighbours are compared."""
+        """Cases that can run. Cases to be compared are neighbours."""
         for batch in self.wish.batches:
             for weights in dict.fromkeys(w for entry in self.entries.values() for w in entry["models"]):
                 for mode in dict.fromkeys(m for entry in self.entries.values() for m in entry["modes"]):

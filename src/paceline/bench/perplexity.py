@@ -39,8 +39,8 @@ class ScoredText(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """Of each precision, the asked one first, over the same tokens. `cut`: texts longer than `longest`, the context
-    less the one token that the engine keeps free; the rest of them was left out."""
+    """Perplexity at each precision over the same tokens, the requested precision first. `cut`: number of texts longer
+    than `longest` tokens (the context less the one token that the engine keeps free), which were truncated to it."""
 
     texts: int
     tokens: int

@@ -42,7 +42,7 @@ Swap = tuple[Any, str, Any]
 """(owner, attribute, what stands there while someone measures)"""
 
 FORWARD = ("embedding", "norms and element-wise", "linear layers", "rope", "attention", "head")
-"""native.structs.PARTS, in its order."""
+"""native.structs.NATIVE_PARTS, in its order."""
 EMBEDDING, NORMS, LINEAR, ROPE, ATTENTION, HEAD = FORWARD
 HOST_PARTS = (
     "operator dispatch",
@@ -63,7 +63,7 @@ CONTEXT = 300
 
 @dataclass(frozen=True, slots=True)
 class StepMedians:
-    """Medians over the steps with so many rows: the step, and each part on its own."""
+    """Medians over the steps with `rows` rows: the step, and each part on its own."""
 
     rows: int
     count: int
@@ -107,7 +107,7 @@ class Profile:
         return table
 
     def summary(self) -> str:
-        """The read floor, the linear layers beside it, and what a long text costs."""
+        """The read floor, the linear layers next to it, and the cost of a long text."""
         ratios = []
         for it in self.steps:
             linear, head = it.parts_ms[LINEAR] / self.floor_ms, it.parts_ms[HEAD] / self.floor_ms
@@ -161,7 +161,7 @@ class PartClock:
 
 
 def host_parts(engine: Engine, clock: PartClock) -> Iterator[Swap]:
-    """What `step` itself does beside these calls is planning; what `_run` does, drafting and layout."""
+    """What `step` itself does outside these calls is planning; what `_run` does, drafting and layout."""
     calls: list[tuple[Any, str, str]] = [
         (engine, "_run", LAYOUT_PART), (engine.cache, "begin", CACHE), (engine, "_commit", CACHE),
         (engine.model, "forward", DISPATCH), (engine.judge, "judge", SAMPLING),
@@ -268,7 +268,7 @@ def measure(
 
 
 def timed(engine: Engine, request: Request, rows: int, clock: PartClock, native: torch.Tensor) -> dict[str, float]:
-    """Seconds of each part of one step with so many rows; they sum to the step."""
+    """Seconds of each part of one step with a given number of rows; they sum to the step."""
     request.params, before = replace(request.params, max_nodes=rows - 1), request.stats.drafted
     native.zero_()
     clock.seconds = {}

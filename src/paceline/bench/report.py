@@ -76,7 +76,7 @@ class BenchReport:
     rows: list[BenchRow]
     limit: Limit
     guarantee: str
-    """Of the verifier: `text` (equal to plain decoding's), `distribution`, or `none`."""
+    """Guarantee of the verifier: `text` (equal to plain decoding's), `distribution`, or `none`."""
     machine: dict[str, Any]
     versions: dict[str, str]
     args: dict[str, Any]

@@ -2,8 +2,8 @@
 
     python -m paceline.bench.steps --model DIR [--forms bfloat16,int8,int4] [--rows 1,8] [--context 300] [--seconds 20]
 
-One pass of a kind after the other, again and again; of each the least time is told, which other processes disturb
-least, and the median beside it. `PACELINE_NATIVE=avx2` measures that unit.
+One pass of a kind after the other, again and again; of each the least time is reported, which other processes disturb
+least, and the median next to it. `PACELINE_NATIVE=avx2` measures that unit.
 """
 
 import argparse
@@ -25,7 +25,7 @@ FILL_ROWS = 256
 
 @dataclass(slots=True)
 class PassTimes:
-    """Seconds of the passes of one form with so many rows, behind the context."""
+    """Seconds of the passes of one form with a given number of rows, after the context."""
 
     form: str
     rows: int

@@ -51,17 +51,17 @@ class Cache:
         return self.pool.room
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold so many rows."""
+        """Blocks that hold `tokens` rows."""
         return self.pool.blocks_for(tokens)
 
     def needs(self, lease: Lease | None, rows: int) -> int:
-        """New blocks that `begin` of so many rows would take; None: a request without a lease and without a match."""
+        """New blocks that `begin` with these rows would take; None: a request without a lease and without a match."""
         if lease is None:
             return self.blocks_for(rows)
         return max(0, self.blocks_for(lease.length + rows) - len(lease.blocks))
 
     def gain(self, lease: Lease) -> int:
-        """Blocks that would come free if this lease were closed: those that nobody else holds."""
+        """Blocks that would come free if this lease were closed: those that no other lease holds."""
         return sum(self.pool.refs[block] == 1 for block in lease.blocks)
 
     def open(
@@ -125,7 +125,8 @@ class Cache:
         return fork
 
     def tips(self, group: str) -> list[int]:
-        """Pool slots of the group's last row in each text: the states that are needed beside those of full blocks."""
+        """Pool slots of the group's last row in each text: the states that are needed in addition to those of full
+        blocks."""
         return [tip for lease in self._leases if (tip := lease.tip(group)) is not None]
 
     def graft(self, lease: Lease, other: Lease, start: int, stop: int) -> list[Move]:

@@ -99,7 +99,7 @@ class Lease:
             self.hashes.append(name)
 
     def name(self, parent: bytes, block: int) -> bytes:
-        """Of a full block, behind the block of the name `parent`."""
+        """Name of a full block that follows the block named `parent`."""
         start, stop = block * self.pool.block_size, (block + 1) * self.pool.block_size
         return chain_hash(parent, self.tokens[start:stop], joined.named(self.layout, start, stop))
 

@@ -27,7 +27,7 @@ EVICTION_POLICIES: dict[str, Callable[[int], Eviction]] = {
     "mark_predict": _mark_predict,
     "shadow": lambda blocks: Shadow(blocks, LRU(), _mark_predict(blocks)),
 }
-"""Name -> a policy for a cache of so many blocks, with bits learned from what is asked for."""
+"""Name -> factory of a policy for a cache with the given number of blocks, with bits learned from what is asked for."""
 
 
 def policy(name: str) -> Callable[[int], Eviction]:

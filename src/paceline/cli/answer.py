@@ -137,5 +137,5 @@ class Screen:
 
 
 def note(text: str) -> None:
-    """A remark beside the answer, on stderr."""
+    """A remark apart from the answer, on stderr."""
     typer.echo(typer.style(text, dim=True) if sys.stderr.isatty() else text, err=True)

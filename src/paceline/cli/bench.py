@@ -111,7 +111,7 @@ def time_parts(
     json: Path | None,
     report: "BenchReport | None",
 ) -> None:
-    """`--profile`: time a step by part, print it, draw it, and write it to `json` beside what is in the report."""
+    """`--profile`: time a step by part, print it, draw it, and write it to `json` together with the report."""
     from rich.console import Console
 
     from paceline.bench.files import versions
@@ -151,7 +151,7 @@ def quality(engine: EngineArgs, prompts: Path | None, num_prompts: int, json: Pa
 
 @contextmanager
 def progress() -> Iterator[Callable[[int, int, str], None]]:
-    """A bar on stderr, where that is a terminal, that is told (done, total, what)."""
+    """Progress bar on stderr, if that is a terminal; called with (done, total, what)."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -162,7 +162,7 @@ def progress() -> Iterator[Callable[[int, int, str], None]]:
 
 
 def alone(context: typer.Context) -> None:
-    """Raise InputError for an option that was given beside --perplexity and plays no part in it."""
+    """Raise InputError for an option that was given with --perplexity and has no effect on it."""
     for name in given(context):
         if name not in QUALITY:
             raise InputError(f"--perplexity is a measurement of its own; leave out --{name.replace('_', '-')}.")

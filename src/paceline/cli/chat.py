@@ -21,7 +21,7 @@ OF_REQUESTS = ("model", "drafter", "verifier", "nodes")
 """Options that a request can have, too; `model` is then a name that the server knows."""
 
 HELP = (
-    "/reset starts over, /system TEXT sets the system prompt, /set NAME VALUE a sampling parameter, /drafter NAME who "
+    "/reset starts over, /system TEXT sets the system prompt, /set NAME VALUE a sampling parameter, /drafter NAME the "
     "drafts; /stats shows figures; /save FILE and /load FILE keep the conversation; /exit or Ctrl-D ends. A line that "
     'ends with \\ goes on in the next; """ begins and ends several lines.'
 )

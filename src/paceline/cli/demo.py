@@ -31,7 +31,7 @@ MODES = {
     PLAIN_METHOD: "plainly: one token per pass of the model",
     "ngram": "with prompt lookup: what followed the last words before",
     "model": "with a draft model: a small model guesses, the model checks",
-    "auto": "by the planner, which chooses who drafts, and how much (the default)",
+    "auto": "by the planner, which chooses the drafter and the draft length (the default)",
 }
 SHOWN = {True: (PLAIN_METHOD, "ngram", "auto"), False: (PLAIN_METHOD, "ngram", "model")}
 """The modes of a real model, and of the bundled pair."""
@@ -121,7 +121,7 @@ def real_model(engine: EngineArgs) -> tuple[str | None, str]:
 
 
 def introduction(real: str | None, reason: str) -> str:
-    """Who answers, in a sentence."""
+    """Sentence that says which model answers."""
     if real is not None:
         return "SmolLM2 (135 million parameters, Apache-2.0) answers:"
     return f"The bundled pair of tiny models answers, since {reason}" if reason else "The model that was given answers:"

@@ -1,4 +1,4 @@
-"""`paceline info`: what a checkpoint is, what it costs, and who can draft for it."""
+"""`paceline info`: what a checkpoint is, what it costs, and which drafters work with it."""
 
 import json
 from collections.abc import Collection
@@ -218,7 +218,8 @@ def short(path: str, most: int = 28) -> str:
 
 
 def ladder(drafters: list[Fit]) -> str:
-    """Who can draft under which verifiers, a line for those that are alike. --json says what the others lack."""
+    """Table of drafters by the verifiers that accept them, one line per group of equal drafters. --json says what the
+    others lack."""
     rules = [key for key in drafters[0] if key not in ("drafter", "summary")]
     groups: dict[str, list[str]] = {}
     for entry in drafters:

@@ -37,7 +37,8 @@ class ServerArgs:
     )
     timeout: Annotated[float, option("Seconds that one request may take.", "Server", show_default=True)] = 600.0
     max_connections: Annotated[
-        int | None, option("At most so many at once; others wait, on the clock. Default: no limit.", "Server")
+        int | None,
+        option("Maximum connections; the wait for a free one counts as latency. Default: no limit.", "Server"),
     ] = None
 
 
@@ -52,9 +53,9 @@ class RequestArgs:
     requests: Annotated[
         int | None, option("Of each load. Default: 100, all of a recording, or what --duration holds.", "Requests")
     ] = None
-    duration: Annotated[float | None, option("Send for so many seconds of each load.", "Requests")] = None
+    duration: Annotated[float | None, option("Seconds to send for at each load.", "Requests")] = None
     warmup: Annotated[int, option("Requests before, not measured.", "Requests", show_default=True)] = 4
-    max_tokens: Annotated[int, option("End each answer after so many tokens.", "Requests", show_default=True)] = 128
+    max_tokens: Annotated[int, option("Maximum tokens per answer.", "Requests", show_default=True)] = 128
     temperature: Annotated[float | None, option("0 is greedy. Default: the server's.", "Requests")] = None
     seed: Annotated[
         int, option("Of the arrivals, and of the first request; the next has the next.", "Requests", show_default=True)
@@ -78,7 +79,7 @@ class ArrivalArgs:
         None
     )
     speed: Annotated[str, option("How much faster than recorded, as in 1,2.", "Arrivals", show_default=True)] = "1"
-    clients: Annotated[str | None, option("Closed loop, a baseline: so many clients, as in 1,8.", "Arrivals")] = None
+    clients: Annotated[str | None, option("Closed loop, a baseline: numbers of clients, as in 1,8.", "Arrivals")] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +211,7 @@ def _extra(body: str | None) -> Mapping[str, Any]:
 
 
 def _args(*groups: Any) -> dict[str, Any]:
-    """For the JSON file; the key is nobody's business."""
+    """Settings for the JSON file, without the API key."""
     return {name: value for group in groups for name, value in asdict(group).items() if name != "api_key"}
 
 

@@ -25,14 +25,14 @@ TIMEOUT_S = 600.0
 
 class Partner(Protocol):
     name: str
-    """Of the model, as it is shown."""
+    """Name of the model, as shown to the user."""
 
     def say(self, messages: Sequence[Message], params: "SamplingParams", show: Show) -> ShownAnswer:
         """The answer to a conversation, shown as it comes; Ctrl-C ends it where it stands. PacelineError when it
         cannot be served."""
 
     def drafters(self, name: str = "") -> str:
-        """Who drafts by default, and who could. PacelineError for a `name` that cannot."""
+        """Description of the default drafter and of the available ones. Raises PacelineError if `name` cannot draft."""
 
 
 class Local:
@@ -73,7 +73,7 @@ class Remote:
     """A model of a server that speaks OpenAI's protocol. With a Paceline server, tokens are coloured here, too."""
 
     def __init__(self, url: str, model: str | None = None, key: str | None = None) -> None:
-        """`url`: as in http://localhost:8000, with or without /v1. InputError when nobody answers there."""
+        """`url`: as in http://localhost:8000, with or without /v1. Raises InputError if no server answers there."""
         self.base = url.rstrip("/").removesuffix("/v1") + "/v1"
         if not self.base.startswith(("http://", "https://")):
             raise InputError(f"url is {url!r}, but it must begin with http:// or https://.")

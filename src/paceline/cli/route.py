@@ -30,7 +30,7 @@ class RouteArgs:
     alpha: Annotated[float, _route("Of hexgen: speed against balance; tuned as it runs.", show_default=True)] = 0.3
     patience: Annotated[float, _route("Seconds after which a call that waits goes first.", show_default=True)] = 120.0
     order: Annotated[Path | None, _route("Weights for planner learned, from paceline train workflow-order.")] = None
-    tune: Annotated[int, _route("Tune alpha after so many workflows; 0: never.", show_default=True)] = 50
+    tune: Annotated[int, _route("Number of workflows after which alpha is tuned; 0: never.", show_default=True)] = 50
     log: Annotated[Path | None, _route("Write what came and what was decided, one JSON object a line.")] = None
     engine_key: Annotated[str | None, _route("Bearer token of the engines.")] = None
     most_losses: Annotated[int, _route("Engines that one call may lose before it is given up.", show_default=True)] = 3

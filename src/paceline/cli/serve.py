@@ -50,14 +50,14 @@ class ServingArgs(EngineArgs):
     order: Annotated[
         str | None,
         option(
-            "Who is served first: fcfs, priority, deadline, or fair between API keys, else users. Default: fair where "
+            "Order of requests: fcfs, priority, deadline, or fair between API keys, else users. Default: fair where "
             "there are several keys, else fcfs.",
             "Model and engine",
         ),
     ] = None
     tbt_target_ms: Annotated[
         float | None,
-        option("Longest time between two steps of one who decodes; limits the rows of a step.", "Model and engine"),
+        option("Maximum time between two steps of a decoding request; limits the rows of a step.", "Model and engine"),
     ] = None
     group_size: Annotated[
         int | None,

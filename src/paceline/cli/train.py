@@ -89,7 +89,7 @@ def fit(
     milliseconds: Annotated[
         float, option("Of a pass of the draft model over one row.", TRAINING, show_default=True)
     ] = 1.0,
-    layers: Annotated[int, option("At most so many.", TRAINING, show_default=True)] = 8,
+    layers: Annotated[int, option("Maximum number of layers.", TRAINING, show_default=True)] = 8,
 ) -> None:
     """Choose the shape of a small draft model for a model's vocabulary, by measured times of its layers.
 
@@ -114,7 +114,7 @@ def drafter(
     data: Annotated[list[Path], option("JSON lines of texts, chats or prompts; may be repeated.", TRAINING)],
     out: Annotated[Path, option("Write the drafter, checkpoints and the log to this directory.", TRAINING)],
     minutes: Annotated[float | None, option("Train for so long. Default: 10, or what --steps take.", TRAINING)] = None,
-    steps: Annotated[int | None, option("Train for so many steps.", TRAINING)] = None,
+    steps: Annotated[int | None, option("Number of training steps.", TRAINING)] = None,
     set: Annotated[list[str] | None, option("A setting of the method, as depth=5; may be repeated.", TRAINING)] = None,
     answers: Annotated[
         bool | None,

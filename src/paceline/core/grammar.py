@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 Kind = Literal["json_schema", "json_object", "regex", "lark"]
 JSON_LAYOUT = {"whitespace_pattern": r" |\n[ \t]{0,32}"}
-"""What may stand between the parts of a JSON text, beside nothing: any usual layout. A model that may go on with white
-space for ever sometimes does."""
+"""Text that may stand between the parts of a JSON text, apart from nothing: any usual layout. A model that may go on
+with white space for ever sometimes does."""
 
 
 MOST_TEXT = 1 << 17
@@ -79,7 +79,7 @@ class Grammar:
         return cls(value["kind"], text)
 
     def source(self) -> str:
-        """The same in llguidance's own form."""
+        """Grammar in llguidance's own form."""
         from llguidance import LLMatcher
 
         if self.kind == "regex":

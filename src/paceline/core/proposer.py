@@ -54,7 +54,7 @@ class ProposerTable:
     done: Callable[[], None] | None = None
     """Called behind the run: what the proposer has to read from `state`."""
     parts: "Sequence[ProposerTable]" = ()
-    """Of a proposer made of several: their tables, which `state.part` is made to point to."""
+    """Tables of the parts of a merged proposer; `state.part` is set to point to them."""
     tap: str | None = None
     """The hidden state that it reads: `state.tap` is made its number among the run's."""
 

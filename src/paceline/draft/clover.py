@@ -33,7 +33,7 @@ from paceline.draft.medusa import ResBlock
 class CloverConfig(HeadConfig):
     version: int = 2
     layers: int = 2
-    """Of the block."""
+    """Layers of the block."""
     recurrent: bool = True
     """Without, every depth reads the root's state: to compare."""
 

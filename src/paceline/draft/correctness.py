@@ -17,7 +17,7 @@ class Correctness(Companion):
     """One linear layer on the target's state (behind its final norm) of the row that has read the drafted token.
 
     `threshold`: a token stands where its chance to be good is above it; 1: none does, 0: all do. `rule`: "head", or the
-    baseline without training "top_k", by which the target's likeliest `top_k` tokens stand.
+    baseline without training "top_k", by which the target's most probable `top_k` tokens stand.
     """
 
     kind = "judge"

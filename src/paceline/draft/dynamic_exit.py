@@ -1,4 +1,4 @@
-"""`del`: `early_exit` with the exit layer and the length of each draft chosen anew (DEL, arXiv 2504.05598).
+"""`del`: `early_exit` with the exit layer and the length chosen for each draft (DEL, arXiv 2504.05598).
 
 What every exit would have drafted (its *shadow token*) is read from hidden states that the round has computed anyway.
 With L layers, alpha the share of right shadow tokens at exit l, and drafts of g tokens, a round is expected to bring
@@ -31,10 +31,10 @@ MAX_EXIT_DRAFT = 17
 PROMPT = 32
 """Rows at the end of a prompt that the first statistics are of."""
 SETTLED, LEARN_EVERY, IDLE_LEARN_EVERY = 16, 4, 16
-"""From so many rounds on the statistics learn from every fourth one, where no draft pays from every sixteenth: reading
-them costs passes of the head."""
+"""Rounds after which the statistics learn from every fourth round only (LEARN_EVERY), or from every sixteenth if
+no draft pays (IDLE_LEARN_EVERY): reading them costs passes of the head."""
 SETTLED_ROUNDS = 64
-"""From so many rounds of all requests on, a new one is held to be as they were."""
+"""Rounds of all requests after which a new request starts with their average."""
 EXIT_DOUBT = 2.0
 """Wrong shadow tokens that every exit is held to have had: three right ones are no reason for a draft of 17."""
 INHERIT = 8.0
@@ -97,7 +97,7 @@ def best(alpha: Sequence[float], exits: Sequence[int], layers: int, most: int = 
 
 @dataclass(slots=True)
 class ExitMemory:
-    """Of one request."""
+    """State of one request."""
 
     shadows: Shadows
     seen: int = 0
@@ -129,7 +129,7 @@ class DynamicExit(EarlyExit):
         super().__init__(host)
         self.target = host.embeds(TARGET)
         self.common = Shadows.none(len(self.exits))
-        """Of all requests."""
+        """Counts over all requests."""
 
     def leaving(self, ask: Ask, view: View) -> Leaving:
         nothing = Leaving(ask, ask.txn.base, most=0)
@@ -187,7 +187,7 @@ class DynamicExit(EarlyExit):
         return view.slot(ask.request, lambda: ExitMemory(self.common.part()))
 
     def _of_prompt(self, hidden: Mapping[str, Tensor], taps: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """The likeliest token of each exit against the target's own, at the last rows of a prompt."""
+        """The most probable token of each exit against the target's own, at the last rows of a prompt."""
         states = [hidden[tap][-PROMPT:] for tap in (*taps, "post_norm")]
         count, width = states[0].shape
         logits = spans.head(self.model, torch.cat(states[:-1]).view(-1, width), self.layers)
@@ -214,7 +214,8 @@ class DynamicExit(EarlyExit):
 
 
 def probabilities(scores: Tensor, drawn: Sequence[int], laws: Sequence[Law]) -> list[float]:
-    """Of each drawn token; under a rule that looks at q of the likeliest one: a draft's length depends on no draw."""
+    """Probability of each drawn token; under a rule that looks at q, of the most probable token, so that the length of
+    a draft does not depend on a draw."""
     p = scores.softmax(-1)
     own = p.gather(1, torch.tensor(drawn, device=p.device).clamp(min=0)[:, None])[:, 0]
     return [a if law is Law.SAMPLED else b for a, b, law in zip(p.amax(-1).tolist(), own.tolist(), laws)]

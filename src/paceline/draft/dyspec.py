@@ -33,15 +33,15 @@ DYSPEC_MIN_CHANCE = MinChance(0.02)
 """A deterministic node of a smaller chance is not worth its row, unless the planner knows better: one beyond the first
 costs 1-3 % of a step."""
 GAIN = 0.2
-"""A deterministic tree gets another pass of the draft model if so many of the nodes it asks about are kept, unless the
-planner knows what a pass costs (`MinChance.level`)."""
+"""Expected number of kept nodes, among those it asks about, for which a deterministic tree gets another pass of the
+draft model, unless the planner knows what a pass costs (`MinChance.level`)."""
 TREE_PASSES = 10
 RISE, FALL = 1.03, 0.97
-"""Of the threshold: every second tree is cut off."""
+"""Factors by which the threshold rises and falls: every second tree is cut off."""
 
 BINNED_RANKS, BINS = 3, 16
 LOG_ODDS_SPAN = 5.0
-"""Bins cover log-odds from -SPAN to LOG_ODDS_SPAN."""
+"""Bins cover log-odds from -LOG_ODDS_SPAN to LOG_ODDS_SPAN."""
 PAPER_TRIES = 8.0
 """Tries that the paper's estimate counts for, in each bin."""
 
@@ -106,11 +106,11 @@ class ChildChances:
         return self.drawn.of(rank, share(draws, rank))
 
     def next(self, draws: Draws, drawn: int) -> float:
-        """The same before it is drawn."""
+        """Chance of the next child before it is drawn, once it is reached."""
         return self.ahead.of(drawn, average(draws, drawn))
 
     def first(self) -> float:
-        """The same for the first child of a place whose distribution is not known."""
+        """Chance of the first child of a place whose distribution is not known."""
         return sum(self.ahead.hits[0]) / sum(self.ahead.tries[0])
 
 
@@ -137,7 +137,7 @@ class Memo:
     """place: the chance that its next draw is examined."""
     laws: dict[int, Draws] = field(default_factory=dict)
     paths: dict[Path, Draws] = field(default_factory=dict)
-    """The same by path, for a deterministic choice."""
+    """Distributions by path, for a deterministic choice."""
     passes: int = 0
 
     def worth(self, chances: ChildChances, place: int) -> float:
@@ -250,9 +250,9 @@ class DySpec(TreeDrafter):
         return ProposerTable("paceline_trees", state, (held, nodes, least, gain, reach, computed), done)
 
     def _settle(self, tree: Tree, laws: Laws) -> list[int]:
-        """Of a deterministic choice nothing is owed to what was chosen before: the tree is the best one by the
-        distributions known so far, until the distributions of its places are known. After d passes it is right down to
-        depth d."""
+        """Rebuild a deterministic tree as the best one by the distributions known so far; earlier choices need not be
+        kept. This repeats until the distributions of all its places are known. After d passes the tree is right down to
+        depth d. Returns the places to compute next."""
         known: dict[Path, Draws] = tree.memo.paths
         known.update((tree.path(place), draws) for place, draws in laws.items())
         least, price = prices(tree.ask.item)

@@ -239,5 +239,5 @@ def random_weights(shape: EagleShape, seed: int = 0) -> dict[str, Tensor]:
 
 
 def spread(layers: int) -> tuple[str, ...]:
-    """The taps of EAGLE-3 on a target of so many layers: the inputs of a low, a middle and a high one."""
+    """Taps of EAGLE-3 on a target with `layers` layers: the inputs of a low, a middle and a high one."""
     return tuple(f"input:{i}" for i in dict.fromkeys((min(2, layers - 1), layers // 2, max(0, layers - 3))))

@@ -51,7 +51,7 @@ class Leaving(Growing):
 
     @property
     def below(self) -> list[str]:
-        """Hidden states below the exit that somebody reads."""
+        """Hidden states below the exit that are read."""
         return [tap for tap in self.ask.item.taps if tap in {f"input:{i}" for i in range(self.layer)}]
 
 

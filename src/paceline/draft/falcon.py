@@ -1,6 +1,6 @@
 """`falcon`: k tokens for each pass of the head (semi-autoregressive blocks; Gao et al. 2024, arXiv 2412.12639).
 
-    z_u = LSTM([e(x_u); f_(u-1)])                         two layers; begins anew at every MEMORY-th row of a text
+    z_u = LSTM([e(x_u); f_(u-1)])                         two layers; restarts at every LSTM_ROWS-th row of a text
     o_u = z_u + Attention(z)_u;  o_u += FFN(norm o_u)     sees the text and the whole of its own block
     o_u stands for the target's state f_(u-1+k), so its distribution is that of token x_(u+k)
 
@@ -32,7 +32,7 @@ from paceline.model.linear import Linear, Packing, plain
 
 FALCON = "falcon"
 LSTM_ROWS = 16
-"""Rows after which the LSTM begins anew: its state at a row is then a function of at most so many rows, and need not
+"""Rows after which the LSTM restarts: its state at a row is then a function of at most this many rows, and need not
 be stored with each."""
 FALCON_LAYERS = 2
 State = tuple[Tensor, Tensor]
@@ -244,7 +244,8 @@ class FalconDrafter(FeatureDrafter):
         return tables
 
     def catch_up_rows(self, tree: Tree, most: int) -> int:
-        """Compute K/V of the text's rows that are missing, at most so many, and remember the LSTM's state; how many."""
+        """Compute K/V of the text's missing rows, up to `most` of them, and remember the LSTM's state. Returns the
+        number of rows."""
         start, stop = tree.reach, min(tree.known, tree.reach + most)
         kept, k = self.kept.get(tree.ask.request.id), self.head.block
         again = max(0, min(start, tree.known - k))  # the last block's rows are needed as queries, too

@@ -44,7 +44,7 @@ def offers(name: str, summary: str, keeps: bool = False) -> Offers:
 
 @cache
 def ranked(nodes: int, chances: tuple[tuple[float, ...], ...]) -> tuple[tuple[float, tuple[int, ...]], ...]:
-    """The nodes of `best`, the likeliest first: the chance of each, and its ranks from depth 1 down."""
+    """The nodes of `best`, the most probable first: the chance of each, and its ranks from depth 1 down."""
     kept = list[tuple[float, tuple[int, ...]]]()
     heap: list[tuple[float, tuple[int, ...]]] = [(-chances[0][0], (0,))]
     while heap and len(kept) < nodes:
@@ -143,7 +143,8 @@ class HeadDrafter(TreeDrafter):
         return shaped(tree, laws)
 
     def draws(self, places: list[tuple[Tree, int]], scores: Tensor) -> list[Draws]:
-        """Of deterministic trees the likeliest tokens alone: the shape is fixed, so nobody asks how likely."""
+        """Draws of each place. Deterministic trees get the most probable tokens alone: their shape is fixed, so the
+        probabilities are not needed."""
         if any(tree.law is not Law.POINT for tree, _ in places):
             return super().draws(places, scores)
         score, token = scores.topk(min(self.width, scores.shape[-1]), dim=-1)

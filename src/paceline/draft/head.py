@@ -157,7 +157,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def method_of(path: Path) -> str | None:
     """The format that a directory is of; None for a model, or no such directory. Raises CheckpointError for a head that
-    nobody reads."""
+    no method reads."""
     if not (path / CONFIG).is_file():
         return None
     config = read_config(path)
@@ -173,7 +173,8 @@ def method_of(path: Path) -> str | None:
 
 
 def facts_of(path: Path) -> HeadFacts:
-    """Of a directory for which `method_of` has a name."""
+    """Facts of the head in a directory for which `method_of` has a name. Raises CheckpointError for another
+    directory."""
     name = method_of(path)
     if name is None:
         raise CheckpointError(f"{path} is not the directory of a head; give one that `paceline train` made.")
@@ -239,8 +240,8 @@ class HeadConfig:
     """Tokens that one output matrix knows, for all depths: the target's rows of them, or with `own_head` trained ones;
     0: all of the vocabulary. Over a large vocabulary that matrix is most of what a draft costs."""
     heads: int = 0
-    """Of its own attention, if it has any: heads, those of keys and values, numbers in each, width of the feed-forward
-    part, base of the rotation, epsilon of the norms."""
+    """Attention of the head, if it has any: number of heads, of key/value heads, head dimension, width of the
+    feed-forward part, base of the rotary embedding, epsilon of the norms."""
     kv_heads: int = 0
     head_dim: int = 0
     ffn: int = 0
@@ -308,7 +309,7 @@ class Head(nn.Module):
     taps: tuple[str, ...] = ("post_norm",)
     compute = torch.float32
     d2t: Tensor
-    """Of a draft vocabulary: what to add to a place in it for the token's id."""
+    """Offsets int64 of a draft vocabulary: token id minus its index in the draft vocabulary."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
@@ -445,7 +446,7 @@ class Head(nn.Module):
     # -- as a component --------------------------------------------------------------------------------------------
 
     def settle(self) -> Self:
-        """Serve: as a component that nobody trains."""
+        """Prepare for serving, as a component without gradients."""
         parts = (part.bytes for part in self.modules() if isinstance(part, PackedLinear))
         self.weight_bytes = sum(parts) + sum(part.nbytes for part in self.parameters())
         numbers = 2 * self.kv_layers * self.config.kv_heads * self.config.head_dim

@@ -88,8 +88,8 @@ class CompiledHead:
         tree: Sequence[tuple[int, ...]],
         observe: Callable[[Counts, Counts], None],
     ) -> ProposerTable | None:
-        """The twin of a proposer. `tree`: paths of ranks, the likeliest first; a text has the first of them, at most
-        `nodes`; `observe`: told behind the run how often ranks were tried, and hit."""
+        """The twin of a proposer. `tree`: paths of ranks, the most probable first; a text has the first of them, at
+        most `nodes`; `observe`: called after the run with how often ranks were tried, and hit."""
         if self.stages is None:
             return None
         for model in self.models:

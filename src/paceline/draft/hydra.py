@@ -27,7 +27,7 @@ from paceline.draft.medusa import ResBlock
 @dataclass(frozen=True, kw_only=True)
 class HydraConfig(HeadConfig):
     layers: int = 1
-    """Of each depth's network."""
+    """Layers of each depth's network."""
     prefix: bool = False
     """Hydra++: a decoder layer of its own over the text."""
     grounded: bool = True

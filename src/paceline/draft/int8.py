@@ -27,7 +27,7 @@ def shrink(path: Path) -> int:
 
 
 def widened(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights in float32 where a scale stands beside them in int8 (`shrink`)."""
+    """Weights in float32, dequantized where the file stores int8 with a scale (`shrink`)."""
     out = dict[str, Tensor]()
     for name, part in tensors.items():
         if not name.endswith(SCALE_SUFFIX):

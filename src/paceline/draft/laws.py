@@ -18,7 +18,7 @@ LAW_DECAY = 0.99
 
 
 class LawTable:
-    """Contexts of 1 to MAX_CONTEXT_TOKENS tokens -> (count, {token: probability at temperature 1}), likeliest first."""
+    """Contexts of 1 to MAX_CONTEXT_TOKENS tokens -> (count, {token: probability at T = 1}, most probable first)."""
 
     def __init__(self, remember: int = 1 << 28) -> None:
         """`remember`: bytes."""

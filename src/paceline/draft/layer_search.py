@@ -8,7 +8,7 @@ import numpy as np
 from paceline.core.program import Part, Program
 
 BAYESIAN = 2
-"""Every so many-th suggestion is the process's (the paper's 25th: a score costs more than a choice)."""
+"""Suggestions of which one is the process's (the paper's 25th: a score costs more than a choice)."""
 UCB_KAPPA, NOISE = 2.5, 1e-2
 """Weight of the deviation in the upper confidence bound; variance of a score's noise."""
 POOL = 512
@@ -16,12 +16,12 @@ POOL = 512
 MAX_SCORES = 128
 """Latest scores that the process knows."""
 GOOD_SCORE, PERFECT, STALE, MAX_SUGGESTIONS = 0.93, 0.995, 60, 1000
-"""The search ends where nothing is left to gain, after so many suggestions without a better one, or after so many. The
-paper's ends at GOOD_SCORE; better sets were found in a few dozen suggestions more. It goes on where the set in use has
-fallen below GOOD_SCORE."""
+"""The search ends where nothing is left to gain, after STALE suggestions without a better one, or after MAX_SUGGESTIONS
+suggestions. The paper's ends at GOOD_SCORE; better sets were found in a few dozen suggestions more. It goes on where
+the set in use has fallen below GOOD_SCORE."""
 
 Choice = tuple[bool, ...]
-"""Of each sub-layer between the first layer and the last, attention before feed-forward: is it left out?"""
+"""Flag per sub-layer between the first layer and the last, attention before feed-forward: True if it is left out."""
 
 
 def skipping(choice: Choice) -> Program:
@@ -58,7 +58,7 @@ def upper_bounds(seen: np.ndarray, scores: np.ndarray, points: np.ndarray) -> np
 
 @dataclass
 class Search:
-    """Of one kind of text. `best` is the set in use."""
+    """Search for one kind of text. `best` is the set in use."""
 
     best: Choice
     count: int

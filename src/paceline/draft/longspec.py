@@ -6,7 +6,7 @@
 
 Of the text the target's own cache is read, of the committed rows, where it lies; the drafted tokens are seen by self
 attention alone. Its own keys and values are functions of token and position: what is kept of a request is a window of
-them, made anew from the text when it is lost. Texts are read span by span, and spans are merged by their log-sum-exp:
+them, rebuilt from the text when it is lost. Texts are read span by span, and spans are merged by their log-sum-exp:
 nothing as long as the text is ever made.
 """
 
@@ -239,7 +239,7 @@ class LongSpecDrafter(DySpec):
         return tables
 
     def window(self, tree: Tree, kept: object) -> KeyWindow:
-        """Of the whole text: what is remembered, and what is new."""
+        """Window over the whole text: the remembered rows and the new ones."""
         most, known = self.head.config.window, tree.known
         start = max(0, known - most)
         old = kept.kv if isinstance(kept, KeyWindow) and start <= kept.stop <= known else None

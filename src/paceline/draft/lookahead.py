@@ -66,7 +66,7 @@ class Lookahead:
         self.hits, self.tries, self.paid = 1.0, FIRST_TRIES[greedy], 1.0
 
     def width(self, nodes: int) -> int:
-        """Columns in this round: half of the nodes, none where no whole guess fits beside it or it does not pay."""
+        """Columns in this round: half of the nodes, none if no whole guess fits next to it or it does not pay."""
         width = max(0, min((nodes + 1) // 2 + 1, nodes - self.level + 2) // (self.level - 1))
         tried = self.rounds % (RETRY_ROUNDS * self.level) < self.level
         return width if tried or self.paid >= ROW * self.rows(width) else 0

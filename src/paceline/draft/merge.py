@@ -4,9 +4,9 @@ The cheapest is asked first, and always; the next ones get the rows it leaves, b
 asked at all while what was proposed before it is expected to bring as many tokens as it brings itself with all rows,
 less those that its rows must bring to pay. Both numbers are measured over all requests: nodes kept, of the former by
 how many it drafted, of the latter by how many it was asked for, so that small drafts of a busy hour say nothing of
-large ones. Who has brought nothing for long promises nothing. Who is passed over is tried now and then, and again at
-once while it does better than was expected of the others. As the first part is always asked, rounds can tell what it
-would have brought alone (`View.found`).
+large ones. A part that has brought nothing for long promises nothing. A part that is passed over is tried now and then,
+and again at once while it does better than was expected of the others. As the first part is always asked, rounds can
+tell what it would have brought alone (`View.found`).
 
 The nodes of a drafter with a K/V group come first, so that their rows stay where it wrote them; what is beyond the rows
 granted goes from the end (`join`).
@@ -69,8 +69,8 @@ def card(name: str) -> Offers:
 
 @dataclass(slots=True)
 class MergeMemory:
-    """Of one request: the slots of the parts; and of this round what each was asked for, what was expected of those
-    before it, and what it proposed."""
+    """State of one request: the slots of the parts; and for this round what each part was asked for, what was expected
+    of the parts before it, and what it proposed."""
 
     slots: dict[str, Any] = field(default_factory=dict)
     asked: dict[str, int] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class MergeMemory:
     nodes: dict[str, dict[int, int]] = field(default_factory=dict)
     """{part: {node of the tree: the part's own node}}, of candidates; nodes with one path are one node of the tree."""
     ranks: list[int] = field(default_factory=list)
-    """Of the first part's chain: the place of each node among those of the request."""
+    """Index of each node of the first part's chain among the nodes of the request."""
     beaten: dict[str, int] = field(default_factory=dict)
     """The latest round in which a part was asked and brought no more than was expected of those before it."""
     run: MergedProposer | None = None
@@ -92,7 +92,7 @@ class Merged:
         self.laws = {part: next(law for law in LAWS if law in DRAFTERS.card(part).laws) for part in parts}
         self.records = {part: DrafterRecord() for part in parts}
         self.models = {part for part in parts if DRAFTERS.card(part).group is not None}
-        """Those that run a draft model."""
+        """Parts that run a draft model."""
         self.joined = sorted(parts, key=lambda part: part not in self.models)
         """In the order in which their nodes are laid out."""
 

@@ -25,7 +25,7 @@ class Asked:
     """Nodes expected of the parts before it."""
     draft: Draft = ((), ())
     nodes: list[int] = field(default_factory=list)
-    """Of each of its nodes the one of the merged tree."""
+    """Node of the merged tree for each node of the part."""
 
 
 @dataclass(slots=True)
@@ -39,10 +39,10 @@ class MergedProposer:
     models: Collection[str]
     records: dict[str, DrafterRecord]
     beaten: list[dict[str, int]]
-    """Of each text: `merge.Memory.beaten`."""
+    """`merge.Memory.beaten` of each text."""
     always_asked: str | None
     found: list[Note] = field(default_factory=list)
-    """What rounds told of the first part."""
+    """Reports of rounds on the first part."""
     made: dict[int, int] = field(default_factory=dict)
     """{text: rounds so far}"""
     latest: dict[int, dict[str, Asked]] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class MergedProposer:
             self.made[turn.place] = self.made.get(turn.place, 0) + 1
 
     def _count(self, part: str, turn: Turn, it: Asked, kept: int) -> None:
-        """What a round says of a part of which so many nodes were kept."""
+        """Record the round of a part of which `kept` nodes were kept."""
         place, drafted = turn.place, len(it.nodes)
         self.records[part].count(it.turn.most, drafted, kept, part in self.models)
         if kept <= it.beside:

@@ -29,7 +29,7 @@ MIRROR_KAPPA = 8
 EXIT = 0.5
 """Share of the target's layers behind which it is asked."""
 WHOLE_WINDOW = MinChance(0.0)
-"""A window is as long as a draft: none ends early, so that a reused one is the one that would be drafted anew."""
+"""A window is as long as a draft: none ends early, so that a reused one equals the one that would be drafted again."""
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class Outlook:
     room: int
     """Outcomes that there are rows for."""
     picks: dict[int, list[int]] = field(default_factory=dict)
-    """{row: the tokens that are likely to follow it, the likeliest first}"""
+    """{row: the tokens that are likely to follow it, the most probable first}"""
     started: bool = False
 
 
@@ -68,7 +68,7 @@ class MirrorWindows(TreeDrafter):
         return missing or self.branch(tree, look)
 
     def branch(self, tree: Tree, look: Outlook) -> list[int]:
-        """The outcomes' own tokens, the likeliest of every row first. A token that the draft has there is none: it
+        """The outcomes' own tokens, the most probable of every row first. A token that the draft has there is none: it
         would be kept."""
         look.started, heads = True, list[int]()
         rows = range(look.trunk + 1)
@@ -141,7 +141,7 @@ class Mirror(ModelDrafter):
             view.slots[tree.ask.request.id] = tree
 
     def picks(self, ask: Ask, path: Sequence[int], logits: Tensor) -> dict[int, list[int]]:
-        """{row: the likeliest tokens to follow it}, by what the lower layers make of it and the target's noise."""
+        """{row: the most probable tokens to follow it}, by what the lower layers make of it and the target's noise."""
         refs = [(ask.request, tuple(path[:row])) for row in range(len(path) + 1)]
         scores = self.sampler.scores(refs, logits).to(torch.float64).log_softmax(-1)
         if not ask.request.params.greedy:

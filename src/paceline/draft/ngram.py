@@ -129,7 +129,7 @@ class LookupProposer:
     texts: list[int]
     nodes: list[int]
     least: list[float]
-    """Of each text: the least chance that all of a draft is kept."""
+    """Minimum chance that a whole draft is kept, per text."""
     tokens: list[list[int]]
     """All of each text, the one that has a row last."""
     indices: list[NgramIndex]
@@ -146,7 +146,7 @@ class LookupProposer:
         pass
 
     def native(self) -> ProposerTable:
-        """It is told how often matches were right; Python's indices hear of the run's tokens behind it."""
+        """It counts how often matches were right; Python's indices get the run's tokens after it."""
         rates = [x for index in self.indices for pair in zip(index.hits, index.tries) for x in pair]
         held = (
             integers_in([token for tokens in self.tokens for token in tokens]),

@@ -37,7 +37,7 @@ PPD_PRIOR_ROUNDS = 30.0
 PRICE = 0.02
 """Tokens that a row has to bring, unless the planner knows better."""
 PPD_REVIEW_ROUNDS = 32
-"""Rounds before the chances are read anew; then twice as many each."""
+"""Rounds before the chances are read again; then twice as many each time."""
 
 Ranks = tuple[int, ...]
 Chances = tuple[tuple[float, ...], ...]
@@ -90,7 +90,8 @@ class PromptTokens(Rowless):
 
 
 def best_paths(chances: Chances, depth: int, count: int) -> list[tuple[float, Ranks]]:
-    """The `count` likeliest paths of ranks down to `depth`, by falling chance: parents and earlier siblings first."""
+    """The `count` most probable paths of ranks down to `depth`, by falling chance: parents and earlier siblings
+    first."""
     out: list[tuple[float, Ranks]] = []
     heap: list[tuple[float, Ranks]] = [(-chances[0][0], (0,))] if depth and chances else []
     while heap and len(out) < count:
@@ -105,7 +106,7 @@ def best_paths(chances: Chances, depth: int, count: int) -> list[tuple[float, Ra
 
 
 def gain(chances: Chances, depth: int, count: int) -> float:
-    """Candidates that a tree of so many is expected to have accepted: the sum of their chances."""
+    """Expected number of accepted candidates of a tree of this size: the sum of their chances."""
     return sum(chance for chance, _ in best_paths(chances, depth, count))
 
 
@@ -157,7 +158,7 @@ def reached(chances: Chances, path: Ranks) -> float:
 
 @lru_cache(4096)
 def plan(chances: Chances, rows: int) -> tuple[float, tuple[Sparse, ...]]:
-    """(R, the tree of each state 1 .. m) for a pass of so many rows: R candidates are accepted a pass in the long run.
+    """(R, the tree of each state 1 .. m) for a pass of `rows` rows: R candidates are accepted a pass in the long run.
     The number of candidates of each state is found by going up in small steps (the paper searches them, too)."""
     m = len(chances)
     counts = [max(0, (rows - m) // 3)] * m
@@ -191,7 +192,7 @@ def plan(chances: Chances, rows: int) -> tuple[float, tuple[Sparse, ...]]:
 
 
 def size(chances: Chances, most: int, price: float) -> int:
-    """Rows, at most so many, at which R less the price of the rows is largest."""
+    """Number of rows, up to `most`, at which R minus the price of the rows is largest."""
     least = len(chances)
     sizes = [*range(least, min(most, 16) + 1), *range(20, most + 1, 4)]
     return max(sizes, key=lambda rows: plan(chances, rows)[0] - price * rows, default=0)
@@ -208,7 +209,7 @@ class State:
     path: dict[int, Ranks] = field(default_factory=dict)
     """{node of the forest: its path}"""
     probes: list[Ranks] = field(default_factory=list)
-    """Of each probe, in order: the path of the node whose chain it is of."""
+    """Path of the node that each probe's chain belongs to, in the order of the probes."""
 
 
 @DRAFTERS.register(
@@ -299,6 +300,6 @@ class Ppd:
 
 
 def guesses(logits: Tensor) -> list[list[int]]:
-    """The likeliest tokens of each row of logits [N, V], best first."""
+    """The most probable tokens of each row of logits [N, V], best first."""
     found: Any = logits.topk(min(PPD_RANKS, logits.shape[-1]), dim=-1).indices.tolist()
     return list(found)

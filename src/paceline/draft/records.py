@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 RECORD_DECAY = 0.98
 """Weight of the past at each new observation."""
 TRY = 16
-"""A drafter that is passed over is asked every so many rounds of a request all the same."""
+"""Rounds of a request after which a drafter that is passed over is asked again."""
 BROKEN = 12
-"""A drafter that brought nothing in so many rounds, one after the other, promises nothing until it does."""
+"""Consecutive rounds without a kept token after which a drafter promises nothing, until it brings one."""
 TELL = 2
-"""What the first part would have brought is told of every so many rounds of a request: to hear it costs time, too."""
+"""Rounds of a request between two reports of what the first part would have brought: a report costs time, too."""
 
 
 @dataclass(slots=True)
@@ -56,12 +56,12 @@ class DrafterRecord:
             self.missed = 0 if kept else self.missed + 1
 
     def expected(self, drafted: int) -> float:
-        """Nodes kept of so many."""
+        """Expected number of kept nodes among `drafted` nodes."""
         kept, rounds = self.drafted.of(drafted)
         return kept / (rounds + 1.0) if drafted else 0.0
 
     def promised(self, asked: int, row: float) -> float:
-        """Nodes kept when it is asked for so many, or for the most so far, less what its rows have to bring at this
+        """Nodes kept when it is asked for this many, or for the most so far, less what its rows have to bring at this
         price of each; infinite until it was asked for any."""
         if self.missed >= BROKEN:
             return 0.0

@@ -20,7 +20,7 @@ from paceline.core.errors import CheckpointError
 
 RELEASED_METHODS = ("medusa", "hydra")
 HEAD_DIM = 128
-"""Of the models that Hydra's released prefix layers were made for."""
+"""Head dimension of the models that Hydra's released prefix layers were made for."""
 
 
 def released(config: Mapping[str, Any]) -> str | None:

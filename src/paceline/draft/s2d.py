@@ -39,7 +39,7 @@ class Ragged:
         return cls([rows] * stages, [torch.empty(0, 0)] * stages)
 
     def crop(self, rows: int) -> None:
-        """Forget what lies behind so many rows."""
+        """Forget everything after the first `rows` rows."""
         self.reach = [min(reach, rows) for reach in self.reach]
         for s in range(1, len(self.reach)):
             self.waiting[s] = self.waiting[s][: self.reach[s - 1] - self.reach[s]]

@@ -36,7 +36,8 @@ def best(nodes: int, depth: int, rates: tuple[float, ...]) -> Shape:
 
     @cache
     def grown(size: int, deep: int, children: int) -> tuple[float, int]:
-        """The same with exactly so many children, and the size of the last one's subtree, itself included."""
+        """Expected accepted nodes with exactly `children` children, and the size of the last child's subtree, itself
+        included."""
         if children == 0:
             return (0.0, 0) if size == 0 else (IMPOSSIBLE_WORTH, 0)
         rate = rates[children - 1]

@@ -45,6 +45,7 @@ class SpecDecDrafter(ModelDrafter):
     def chances(
         self, drawing: Sequence[Growing], scores: Tensor, drawn: Sequence[int], hidden: Tensor | None
     ) -> list[float]:
-        """Of the tokens that the rows have read; the row before a draft has read one of the text."""
+        """Chance of acceptance of the token that each row has read; 1 for the row before a draft, which has read a
+        token of the text."""
         assert hidden is not None
         return [chance if g.tokens else 1.0 for g, chance in zip(drawing, self.head(hidden).tolist())]

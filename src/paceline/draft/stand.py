@@ -1,7 +1,7 @@
 """`stand`: STAND, stochastic adaptive n-gram drafting (Song et al. 2025, arXiv 2506.04708). A table, shared by all
 requests, keeps the target's own next-token distributions by the n tokens before; the tree is drawn from them without
 replacement (Gumbel top-k) over a fixed topology. `stand_greedy`, the paper's deterministic variant, takes the
-likeliest.
+most probable.
 
     text a b c d | table[a b c d], else [b c d], [c d], [d]  ->  q = norm(p ** (1/t))  ->  the topology's children
 
@@ -28,7 +28,7 @@ from paceline.sample.noise import gumbel, keys_tensor
 MIN_PROBABILITY = 1e-6
 """A token of less probability is neither kept nor drawn."""
 FORETOLD_TOKENS = 3
-"""A distribution foretold the token that came if it is among so many of its likeliest."""
+"""Number of most probable tokens: a distribution predicted the token that came if it is among them."""
 
 
 @dataclass(slots=True)

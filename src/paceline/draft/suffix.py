@@ -55,8 +55,8 @@ class SuffixReader:
         return min(1.0, self.hits[n.bit_length()] / self.tries[n.bit_length()])
 
     def tree(self, most: int, least: float = RATE_MIN_CHANCE.node) -> Paths:
-        """The likeliest continuations, none below `least`, best first; a text that ends goes on as its longest suffix
-        did."""
+        """The most probable continuations, none below `least`, best first; a text that ends goes on as its longest
+        suffix did."""
         a, out = self.automaton, Paths()
         heap: list[tuple[float, tuple[int, ...], int, int]] = [(-1.0, (), *a.fit(self.state, self.n))]
         while heap and len(out) <= most:
@@ -142,7 +142,7 @@ class SuffixDrafter:
 
 
 def merged(trees: Iterable[Paths], most: int) -> list[tuple[int, ...]]:
-    """The `most` likeliest nodes of all trees, parents first; of a node in several, the larger chance counts."""
+    """The `most` most probable nodes of all trees, parents first; of a node in several, the larger chance counts."""
     chance = Paths()
     for tree in trees:
         for path, value in tree.items():

@@ -4,8 +4,8 @@ Which ones is searched while texts grow: a set's *matchness* is the share of the
 would have drawn, found in one pass over them in blocks of their own. The best set is kept for each task. The draft is a
 comb: a chain of first candidates, each with siblings that have no children, more of them where it is less sure.
 
-What such a pass keeps is *fuzzy* K/V. It lies in rows that verification computes anew in every layer, or in blocks that
-no request holds; nobody else reads it.
+What such a pass keeps is *fuzzy* K/V. It lies in rows that verification computes again in every layer, or in blocks
+that no request holds; no other component reads it.
 """
 
 from collections import OrderedDict
@@ -36,8 +36,8 @@ CHOSEN, DRAWN_PLACES = (3, 5, 8, 10), (1, 3, 5, 10)
 """Candidates at a place by the probability of the first one, of more than LEVELS; chosen ones, and drawn ones."""
 LEVELS = (0.95, 0.8, 0.5)
 SCORE_TOKENS, RESCORE_EVERY = 4, 16
-"""A set is scored when the output has a multiple of so many tokens; every so many-th time the one in use, and that one
-alone when the search has ended: it goes on where a text turns out to need another."""
+"""A set is scored when the output has a multiple of SCORE_TOKENS tokens; every RESCORE_EVERY-th time it is the
+one in use, and that one alone when the search has ended: it goes on where a text turns out to need another."""
 TASKS = 64
 """Tasks whose sets are kept; the one used least recently goes first."""
 TASK_PREFIX_TOKENS = 16
@@ -87,7 +87,7 @@ class Swift(TreeDrafter):
         return self.tasks[key]
 
     def asked(self, ask: Ask) -> bool:
-        """Not beside a prompt: its rows would be computed twice."""
+        """False next to a prompt, whose rows would be computed twice."""
         return ask.item.nodes > 0 and ask.item.given == 1 and self.count > 0
 
     def reach(self, ask: Ask) -> int:

@@ -1,5 +1,5 @@
 """A topology fitted to what was accepted (STAND, Song et al. 2025, arXiv 2506.04708): the best slots of a large tree,
-counted on the engine's own rounds, chosen anew between rounds only."""
+counted on the engine's own rounds, chosen again between rounds only."""
 
 import heapq
 from collections.abc import Iterable

@@ -64,7 +64,7 @@ class Tree:
     rank: list[int] = field(default_factory=list)
     """Row of each place among the tree's rows; places with equal paths share one."""
     word: list[int] = field(default_factory=list)
-    """Of each row: the rows that are it or its ancestors, as bits."""
+    """Bit mask per row: the row itself and its ancestors."""
     first: list[int] = field(default_factory=list)
     """The first place of each row."""
     law_row: dict[int, int] = field(default_factory=dict)
@@ -260,7 +260,7 @@ class TreeDrafter:
         return ask.txn.lease.frontier[self.group]
 
     def passes(self, trees: Sequence[Tree]) -> Sequence[Sequence[Tree]]:
-        """Whose rows share a pass."""
+        """Groups of trees; the rows of one group share a pass."""
         return [trees]
 
     def forward(self, builder: RowsBuilder, trees: Sequence[Tree]) -> Tensor:
@@ -391,7 +391,7 @@ class TreeProposer:
 
 
 def law_of(ask: Ask) -> Law:
-    """How a tree's nodes are chosen: those of a greedy request are the likeliest, unless a rule asks for draws."""
+    """How a tree's nodes are chosen: those of a greedy request are the most probable, unless a rule asks for draws."""
     return Law.POINT if ask.request.params.greedy and ask.law is not Law.SAMPLED else ask.law
 
 

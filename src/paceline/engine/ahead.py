@@ -14,7 +14,7 @@ from paceline.draft import Ask
 
 @dataclass(slots=True)
 class AheadDraft:
-    """A draft for a text of so many tokens, the last of which is `root`."""
+    """Draft for a text of `length` tokens, the last of which is `root`."""
 
     length: int
     root: int
@@ -53,7 +53,7 @@ class Windows:
 
 
 def cut_out(forest: Forest, nodes: Sequence[int]) -> Forest:
-    """These nodes alone, parents first; who hangs below none of them hangs below the root."""
+    """These nodes alone, parents first; a node below none of them hangs below the root."""
     out, places = Forest(), dict[int, int]()
     used = sorted({forest.q_row[i] for i in nodes if forest.q_row[i] >= 0})
     rows = {row: number for number, row in enumerate(used)}

@@ -19,7 +19,7 @@ class BranchFamily:
     parent: Request
     live: dict[int, Request] = field(default_factory=dict)
     done: dict[int, Request] = field(default_factory=dict)
-    """Those that ended, with K/V for all of their tokens unless it was given up for others."""
+    """Branches that ended, with K/V for all of their tokens unless it was given up for other requests."""
 
     def named(self, numbers: Sequence[int]) -> list[Request]:
         """The branches of these ids. InputError unless each has ended, and none comes twice."""
@@ -59,8 +59,8 @@ class Branches(dict[int, BranchFamily]):
         return self.pop(request.parent).parent
 
     def holding(self) -> Iterator[Request]:
-        """Those that hold K/V that may be given up: the latest family first, in it the request itself, whose K/V its
-        branches share."""
+        """Requests that hold K/V that may be given up: the latest family first; within a family the parent first,
+        because its branches share its K/V, then the branches that ended, the latest first."""
         for family in reversed(self.values()):
             for request in (family.parent, *reversed(family.done.values())):
                 if request.lease is not None:

@@ -37,17 +37,19 @@ class Options:
     drafter: "str | UserFn | None" = None
     """None: `auto`, the planner chooses. A function: the `user` drafter."""
     verifier: str = "exact"
-    """Who judges drafts by default: exact keeps the text of a seed; chain, rrs and kseq the distribution."""
+    """Verifier that judges drafts by default: exact keeps the text of a seed; chain, rrs and kseq keep the
+    distribution."""
     nodes: int | None = None
     """Drafted tokens a step; None: the drafter's own number, less when many requests run."""
     dtype: str = "bfloat16"
-    """Of weights and K/V cache: bfloat16, float32 or float16."""
+    """Data type of weights and K/V cache: bfloat16, float32 or float16."""
     quantize: str | None = None
     """"int8": the linear layers of model and draft in int8 (W8A8); "int4": in 4 bits by groups of 32, head
     and embedding in 8, activations in 8. The text is then the quantised model's own. None: a checkpoint that is
     quantised already keeps its own bits; "none" widens them to `dtype`."""
     draft_quantize: str | None = None
-    """The same for the draft alone, whose rounding no text shows; None: as quantize says."""
+    """Quantization of the draft alone, with the values of `quantize`; it changes only the speed, never the output.
+    None: as quantize."""
     kv_dtype: str | None = None
     """"int8": keys and values in 8 bits, which leaves room for 1.88 times the tokens. None: as dtype."""
     device: str = "cpu"
@@ -89,13 +91,13 @@ class Options:
     """Share of a core with which a draft model of another vocabulary learns from the verified text in the background;
     0: it does not."""
     length: str = "goodput"
-    """Who decides who drafts how much: goodput, or for comparison fixed."""
+    """Policy that decides which drafter drafts how many tokens: goodput, or fixed for comparison."""
     schedule: str = "chunked"
     """How prompts and decodes share the steps: chunked, or for comparison prefill_first or decode_first."""
     order: str = "fcfs"
-    """Who is served first: fcfs, priority, deadline or fair."""
+    """Order in which requests are served: fcfs, priority, deadline or fair."""
     tbt_target_ms: float | None = None
-    """Longest time between two steps of one who decodes, for chunked; None: row_budget alone limits a step."""
+    """Maximum time between two steps of a decoding request, for chunked; None: row_budget alone limits a step."""
     group_size: int | None = None
     """Most requests that decode in a step, of equal row counts and lengths where possible (EXSPEC); None: all."""
     revision: str | None = None
@@ -324,7 +326,7 @@ def _check_pair(drafter: str, verifier: str, have: set[str]) -> None:
     reason = refusal(drafter, DRAFTERS.card(drafter), verifier, VERIFIERS.card(verifier), have)
     if VERIFIERS.card(verifier).consent:
         reason = (
-            f"Verifier {verifier!r} changes the text, so an engine has it for nobody unasked; name it in the requests "
+            f"Verifier {verifier!r} changes the text, so it cannot be an engine's default; name it in the requests "
             "that consent (SamplingParams)."
         )
     if reason:
@@ -357,7 +359,7 @@ def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory
 
 
 def tokenizer_bytes(file: Path) -> int:
-    """Of tokenizer.json, or of all that a GGUF file says before its weights."""
+    """Size in bytes of tokenizer.json, or of everything in a GGUF file before its weights."""
     if file.suffix != ".gguf":
         return file.stat().st_size
     from paceline.model.gguf import load_header

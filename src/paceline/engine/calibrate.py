@@ -31,7 +31,7 @@ from paceline.plan.cost import KNOTS, Drafting, StepTimes, Times
 
 log = logging.getLogger("paceline")
 VERSION = 12
-"""Of what the table's terms mean."""
+"""Version of the meaning of the table's terms."""
 BUDGET_S = 8.0
 """Seconds of a calibration, half of them for the target alone: what would take longer is left to the first steps of
 service, but for one short draft of each drafter."""
@@ -42,13 +42,14 @@ SHORT_TEXT, LONG_TEXT = 32, 1024
 """Committed tokens of a request: of most, and of the one that tells what reading K/V costs."""
 BATCHES, NODES, STEPS = (1, 4, 16), (3, 14), 6
 MIN_TIMED_STEPS, SLICE_S = 3, 0.25
-"""Steps of a kind at least, where so many seconds have gone by: every drafter is to be heard of a slow model, too."""
+"""Minimum number of steps per kind, and the seconds after which no more are run: every drafter is measured on a slow
+model, too."""
 
 Sample = tuple[Work, Sequence[Drafting], Times]
 
 
 class AsTold(Goodput):
-    """A policy that shares as it is told, and keeps what it is taught."""
+    """Policy that shares as instructed, and keeps the samples that it observes."""
 
     def __init__(self, arms: dict[str, Arm], limit: Callable[[Request, str], int]) -> None:
         super().__init__(arms, StepTimes(), limit)
@@ -94,7 +95,7 @@ def kept(path: Path) -> StepTimes | None:
         check(times)
         return times
     except Exception as error:  # whatever a damaged file makes of it: it can be measured again
-        log.warning("The table of step times %s is of no use (%r); it is measured anew.", path, error)
+        log.warning("The table of step times %s cannot be used (%r); it is measured again.", path, error)
         return None
 
 
@@ -161,7 +162,7 @@ def passes(engine: Engine, end: float) -> Iterator[tuple[Work, float]]:
     for requests, rows, context in sorted(kinds, key=lambda kind: kind[0] * kind[1]):
         if perf_counter() + REPEATS * each * requests * rows > end:
             return
-        if engine.cache.states:  # of rows that nobody computed there is a state behind full blocks alone
+        if engine.cache.states:  # rows that were not computed have a state after full blocks alone
             context = engine.cache.blocks_for(context) * engine.config.block_size
         if engine.cache.blocks_for(context + rows) * requests > engine.cache.room() or requests * rows > most:
             continue
@@ -191,8 +192,8 @@ def passes(engine: Engine, end: float) -> Iterator[tuple[Work, float]]:
 
 
 def dearest(drafter: str) -> str:
-    """Who is measured in its place: of a merged drafter the part that costs most. Made-up text repeats itself, so that
-    the cheap ones would do all the work."""
+    """Drafter that is measured in its place: the most expensive part of a merged drafter. Made-up text repeats itself,
+    so the cheap parts would otherwise do all the work."""
     parts = DRAFTERS.card(drafter).parts if drafter != PLAIN_DRAFTER else ()
     return parts[-1] if parts else drafter
 

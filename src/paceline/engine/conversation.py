@@ -22,7 +22,7 @@ class RoleForm(NamedTuple):
     text: bool
     parts: bool
     several: bool = True
-    """Of several parts all are."""
+    """True if all of several parts are seen."""
 
 
 def form(render: Render, role: str) -> RoleForm:

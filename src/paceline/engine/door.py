@@ -1,4 +1,4 @@
-"""The door of an `AsyncLLM`: who may decide what enters, and learns what became of it."""
+"""The door of an `AsyncLLM`: it decides what enters, and learns what became of it."""
 
 from contextvars import ContextVar
 from dataclasses import dataclass

@@ -59,7 +59,7 @@ class Operations:
                 "and needs room for one; raise its max_tokens."
             )
         if request.params.logprobs is not None:
-            raise RefusalError("A request with log-probabilities cannot be extended: nobody has judged the new tokens.")
+            raise RefusalError("A request with log-probabilities cannot be extended: new tokens have none.")
         self.drafters.recorder.operated(operation)
         self.desk.extend(request, operation.tokens)
         self.session.extend(request, operation.tokens)
@@ -102,7 +102,7 @@ class Operations:
             )
         wishes = params or request.params
         if request.params.logprobs is not None or wishes.logprobs is not None:
-            raise RefusalError("A request with log-probabilities cannot have branches: nobody judges what joins them.")
+            raise RefusalError("A request with log-probabilities cannot have branches: joined tokens have none.")
         if wishes.n != 1 or (wishes.drafter or request.drafter) != request.drafter:
             raise InputError("Branches have their request's drafter, and n of 1; leave both out.")
         if (wishes.verifier or request.verifier) != request.verifier:
@@ -243,6 +243,6 @@ class Operations:
         self.desk.policy.drop(request)
 
     def _again(self, request: Request) -> None:
-        """What follows a text that has changed begins anew."""
+        """Restart what follows a text that has changed."""
         self.drafters.forget(request)
         self.session.again(request)

@@ -22,7 +22,7 @@ PARKED_FIELDS = (
     "prompt", "output", "seed", "lineage", "offset", "drafter", "verifier", "max_tokens", "key", "round", "branches",
     "epochs", "authors",
 )  # fmt: skip
-"""Fields of a request that go on, besides its parameters."""
+"""Fields of a request that are kept, apart from its parameters."""
 
 
 @dataclass(frozen=True, slots=True)

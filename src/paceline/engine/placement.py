@@ -140,7 +140,7 @@ class Streams:
 
 class Streamed(Generic[T]):
     """A call whose kernels are in a stream. What it has allocated there is not given back before the next call begins,
-    which waits for whoever reads it (`Streams.start`)."""
+    which waits for its reader (`Streams.start`)."""
 
     def __init__(self, done: Done[T], where: Streams) -> None:
         self.done, self.where = done, where

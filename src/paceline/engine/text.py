@@ -52,7 +52,7 @@ class Text:
         return list(self.tokenizer.encode(self.render(messages, **template_args), add_special_tokens=False))
 
     def render(self, messages: Sequence[Message], **template_args: Any) -> str:
-        """The same as text. Raises InputError for messages that the template refuses or would not show."""
+        """Conversation as text. Raises InputError for messages that the template refuses or would not show."""
         if not messages:
             raise InputError("The conversation is empty; give at least one message.")
         if not getattr(self.tokenizer, "chat_template", None):

@@ -15,7 +15,7 @@ class CatalogueEntry:
     draft_size: int = 0
     about: str = ""
     head: str = ""
-    """A directory beside the bundled pair: a head for this model, which is its draft where none is given."""
+    """Directory next to the bundled pair with a head for this model, its draft by default."""
 
     @property
     def memory(self) -> int:

@@ -19,7 +19,7 @@ from paceline.model.spec import ModelSpec
 
 WANTED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 TWICE = ("consolidated*", "original/*")
-"""The same weights again, in the layout of their makers."""
+"""Files that hold the same weights again, in the layout of the model's authors."""
 WIDE_NUMBER_BYTES = {"F32": 4, "F64": 8}
 """Bytes of a number, by its name in safetensors, where more than 2."""
 SHARD_INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -108,7 +108,7 @@ def read_config(path: Path, max_len: int | None = None) -> ModelSpec:
 
 
 def listed(index: Path) -> list[str]:
-    """The files of an index, all of them beside it. Raises CheckpointError."""
+    """The files of an index, all of them in its directory. Raises CheckpointError."""
     table = read_json(index).get("weight_map")
     if not isinstance(table, dict) or not table:
         raise CheckpointError(f"{index}: weight_map is missing or no object; download it again.")
@@ -116,7 +116,7 @@ def listed(index: Path) -> list[str]:
         if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
             raise CheckpointError(
                 f"{index}: weight_map has {str(file)[:80]!r} for {name[:80]!r}, but it must name a .safetensors file "
-                "beside it; download it again."
+                "next to it; download it again."
             )
     return sorted(set(table.values()))
 
@@ -213,7 +213,8 @@ class Tensors:
         return found if isinstance(found, Groups) else None
 
     def bits(self, name: str) -> float | None:
-        """Of a weight with its scales where the matrix is packed in groups as it is; None: it is stored as floats."""
+        """Bits per weight, its scales included, if the matrix is kept as packed groups; None: it is stored as
+        floats."""
         stem = name.removesuffix(".weight")
         if self.scheme is None or f"{stem}.{self.scheme.mark}" not in self.place:
             return None
@@ -228,7 +229,7 @@ class Tensors:
         return str(self.files[self.place[name]].get_slice(name).get_dtype())
 
     def let_go(self) -> None:
-        """Give back the memory of the pages that tensors taken so far were read from; whoever still looks at one makes
+        """Give back the memory of the pages that tensors taken so far were read from; a later read makes
         the system read it again. Without it a checkpoint lies in memory twice while it is loaded."""
         for tensor in self.read:
             pages.give_back(tensor)

@@ -46,13 +46,13 @@ class Names:
     ffn_post_norm: str = ""
     router: str = "mlp.gate"
     expert: str = "mlp.experts.{}."
-    """Of a mixture: where one expert lies; `expert_gate_up` and `expert_down` are relative to it, and to `shared`."""
+    """Prefix of one expert in a mixture; `expert_gate_up` and `expert_down` are relative to it and to `shared`."""
     expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     expert_down: str = "down_proj"
     shared: str = "mlp.shared_expert."
     shared_gate: str = "mlp.shared_expert_gate"
     conv: str = "conv.conv"
-    """Of a gated short convolution: its kernel, and the projections before and behind it."""
+    """Kernel of a gated short convolution, and below it the projections before and after it."""
     conv_in: str = "conv.in_proj"
     conv_out: str = "conv.out_proj"
 
@@ -68,7 +68,7 @@ class Mixed:
     shared: str = ""
     """With the inner numbers of the expert that all tokens use; none: there is none."""
     every: str = ""
-    """Every so many layers are mixtures, counted from 1; the others, and those of `dense`, are dense."""
+    """Interval of mixture layers, counted from 1; the others, and those of `dense`, are dense."""
     dense: str = ""
 
 
@@ -466,7 +466,7 @@ def rounded(config: Any) -> int:
 
 
 def rotated(config: Any, family: Family, kinds: Sequence[str]) -> list[bool]:
-    """Of each layer: are its queries and keys rotated?"""
+    """Flag per layer: True if its queries and keys are rotated."""
     if family.unrotated == "full_attention" and "sliding_attention" in kinds:
         return [kind == "sliding_attention" for kind in kinds]
     marks = getattr(config, family.unrotated, None) if family.unrotated else None

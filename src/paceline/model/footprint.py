@@ -45,9 +45,9 @@ class Footprint:
     """Bytes of one model."""
 
     weights: int
-    """Of everything loaded, the embedding included."""
+    """Bytes of everything loaded, the embedding included."""
     loading: int
-    """Most that is taken beside them while they are loaded."""
+    """Maximum bytes taken in addition to them while they are loaded."""
     slot: int
     """Keys and values of one slot of the pool."""
     unit: int
@@ -73,7 +73,7 @@ class Footprint:
         return -(-blocks * block_size // self.unit) * self.unit * self.slot + blocks * self.state
 
     def scratch(self, rows: int, requests: int, length: int) -> int:
-        """Most that a pass takes beside logits, where no text is longer than `length`."""
+        """Maximum bytes that a pass takes in addition to logits, if no text is longer than `length`."""
         padded = (rows + PADDED_REQUEST_ROWS * min(requests, rows)) * length
         at_work = min(padded, max(self.pairs, PADDED_REQUEST_ROWS * length))
         read = max(length, min(requests * length, self.pairs // 4))

@@ -19,7 +19,7 @@ from paceline.native.structs import CLinear
 RECORD = 8
 """Groups of a record."""
 MAX_SUPER_FACTOR = 63
-"""Of the whole numbers by which `SUPER` multiplies, where another tool made them (Q4_K: 6 bits)."""
+"""Largest integer by which `SUPER` multiplies, in files of other tools (Q4_K: 6 bits)."""
 
 
 class ScaleForm(IntEnum):
@@ -36,7 +36,7 @@ class ScaleForm(IntEnum):
 
 
 def head_bytes(form: ScaleForm, groups: int) -> int:
-    """Of what the scales and lows of a record of so many groups take."""
+    """Bytes that the scales and minimums of a record of `groups` groups take."""
     whole = {ScaleForm.PAIRS: 128 * groups, ScaleForm.SUPER: 128 + 64 * groups, ScaleForm.FLOATS: 256 * groups}
     return whole.get(form, -(-96 * groups // 64) * 64)
 
@@ -54,7 +54,7 @@ def size(outputs: int, inputs: int, bits: int, form: ScaleForm) -> int:
 
 
 def size_of(outputs: int, inputs: int, bits: float) -> int:
-    """The same, of a matrix whose weights take `bits` each with their scales."""
+    """Bytes of a packed matrix with its bias, from `bits` per weight with the scales included."""
     outputs, inputs = (-(-n // 32) * 32 for n in (outputs, inputs))
     return ceil(outputs * inputs * bits / 8) + 4 * outputs
 

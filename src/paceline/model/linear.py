@@ -51,7 +51,8 @@ class Packing:
     size: Callable[[int, int], int] = field(compare=False)
     """Most bytes that a packed matrix [out, in] and its bias take."""
     working: int
-    """Most bytes for each of its weights while a matrix is fused, converted and packed, beside file and result."""
+    """Most bytes for each of its weights while a matrix is fused, converted and packed, in addition to file and
+    result."""
     free_rows: int
     """Rows up to which a pass costs little more than one of a single row: draft nodes within it are cheap."""
     row: float = 0.0

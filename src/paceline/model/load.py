@@ -416,7 +416,7 @@ class Loader:
         return self.counted(self.keep.linear(at + names[0], make), sum(sizes) * (width + bias))
 
     def counted(self, layer: Linear, numbers: int) -> Linear:
-        """`layer` of so many numbers; what a pass reads of it is added up."""
+        """Linear layer with `numbers` weights; the bytes that a pass reads of it are added up."""
         self.bytes += layer.bytes if isinstance(layer, Packed) else numbers * self.packing.dtype.itemsize
         return layer
 

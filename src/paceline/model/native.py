@@ -79,7 +79,7 @@ class NativeDecoder(Decoder):
         """Where the native parts (structs.PARTS) add up their time, float64, while someone measures."""
 
     def matrices(self) -> list[list[Packed]]:
-        """Those of each layer, then those outside of them."""
+        """Packed matrices of each layer, then the ones outside the layers."""
         weights: Any = self.weights
         layers = [[it.mixer.qkv, it.mixer.out, it.ffn.gate_up, it.ffn.down] for it in weights.blocks]
         apart = {id(it): it for it in (weights.head, weights.embedding) if isinstance(it, Packed)}
@@ -284,7 +284,7 @@ class NativeDecoder(Decoder):
         return out
 
     def call(self, rows: Rows, taps: dict[str, Tensor], further: int = 0) -> tuple[CPass, Tensor | None, Tensor, Any]:
-        """The pass as the library takes it, its hidden states where somebody wants them, its logits, and what must
+        """The pass as the library takes it, its hidden states if requested, its logits, and what must
         outlive the call. `further`: places that later rows will go beyond these."""
         if self.settling is not None:
             self.settle(wait=False)
@@ -315,7 +315,7 @@ class NativeDecoder(Decoder):
         return call, x, logits, (segments, hidden, parts)
 
     def parts(self, program: Program) -> "ctypes.Array[Any] | None":
-        """Of each layer what runs, as bits of base.h's Parts; None: the whole of all layers."""
+        """Bit mask of the parts that run in each layer (base.h's Parts); None: every layer runs whole."""
         if not program.skip and not program.groups:
             return None
         layers, bits = len(self.spec.layers), dict[int, int]()

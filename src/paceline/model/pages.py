@@ -36,12 +36,12 @@ def take(size: int) -> Tensor:
 
 
 DONTNEED = 4
-"""madvise's MADV_DONTNEED, which loses nothing of a mapped file to whose pages nobody writes: they are read again.
+"""madvise's MADV_DONTNEED, which loses nothing of a mapped file whose pages are not written: they are read again.
 Unlike MADV_PAGEOUT it also works on a file that belongs to someone else or that another process has mapped."""
 
 
 def give_back(tensor: Tensor) -> None:
-    """The memory of the whole pages of a mapped file that it lies in; whoever still looks there makes the system read
+    """The memory of the whole pages of a mapped file that it lies in; a later read makes the system read
     them again."""
     page = mmap.PAGESIZE
     first, last = -(-tensor.data_ptr() // page), (tensor.data_ptr() + tensor.nbytes) // page

@@ -1,4 +1,4 @@
-"""Checkpoints whose linear layers are quantised already: what each method stores beside a layer's name, read exactly.
+"""Checkpoints whose linear layers are quantised already: what each method stores under a layer's name, read exactly.
 
 Weights are read as they are. Where a method rounds activations, too, ours are rounded as the packing does, or not.
 """
@@ -51,11 +51,12 @@ class Scheme:
     word: str = ""
     """What is to be said of the method when a model is loaded."""
     bits: float | None = None
-    """Of a weight with its scales where it is packed in groups as it is; None: it becomes floats."""
+    """Bits per weight, its scales included, if the matrix is kept as packed groups; None: it becomes floats."""
 
 
 def scheme_of(config: Config) -> Scheme | None:
-    """Of a raw config.json; None: it is not quantised. CheckpointError names what is not served."""
+    """Scheme of a raw config.json; None: the checkpoint is not quantised. Raises CheckpointError, which names what is
+    not supported."""
     settings = config.get("quantization_config")
     if not settings:
         return None
@@ -96,8 +97,8 @@ def of_zeros(codes: Tensor, scale: Tensor, zero: Tensor, bits: int) -> Groups:
 
 
 def ordered(groups: Groups, index: Tensor | None, name: str) -> Groups | Tensor:
-    """With the group of each input told by `index` [in]: in order they are groups; else they are put in order as
-    floats."""
+    """Groups with the group of each input given by `index` [in]: in order they are groups; else they are put in order
+    as floats."""
     inputs, count = groups.codes.shape[1], groups.scale.shape[1]
     if index is None or bool((index == torch.arange(inputs) // (inputs // count)).all()):
         return groups

@@ -128,7 +128,7 @@ class States:
         return slot % self.block_size == self.block_size - 1
 
     def place(self, slot: int) -> int:
-        """Of the state behind the row in this slot. IntegrityError when it was not kept."""
+        """Place of the state after the row in this slot. Raises IntegrityError if it was not kept."""
         if self.is_end(slot):
             return slot // self.block_size
         if slot not in self.tips:
@@ -198,7 +198,7 @@ class States:
         return b"".join(pool.take(places).cpu().view(torch.uint8).numpy().tobytes() for pool in self.pools)
 
     def size(self, slots: Sequence[int]) -> int:
-        """Of what `read` gives."""
+        """Bytes of what `read` returns."""
         return sum(map(self.is_end, slots)) * sum(
             pool.ends[0].numel() * pool.ends.element_size() for pool in self.pools
         )

@@ -2,7 +2,7 @@
 
     a file: the parts, each from a multiple of 64 on; the header (JSON: layout, parts by name); its length; MAGIC
 
-Written beside its place and renamed when whole; read through a map into the memory that passes read from, which has
+Written next to its place and renamed when whole; read through a map into the memory that passes read from, which has
 huge pages where a map of a file has none; each part is checked by the sum of its words.
 """
 

@@ -1,4 +1,4 @@
-"""How many bits a checkpoint that is quantised already keeps of a weight, told by its headers."""
+"""Bits per weight of a quantised checkpoint, from its headers."""
 
 from collections.abc import Iterator
 
@@ -15,8 +15,8 @@ FUSED_FLOAT_BITS = 2
 
 
 def stored_bits(tensors: Tensors | GgufTensors, spec: ModelSpec) -> float | None:
-    """Of a weight with its scales, the average over all linear layers as they are packed; None: no more than half of
-    the weights are in groups."""
+    """Bits per weight, its scales included, averaged over all linear layers as they are packed; None: no more than half
+    of the weights are in groups."""
     found = list(matrices(tensors, spec))
     whole = sum(count for count, _ in found)
     if 2 * sum(count for count, bits in found if bits is not None) <= whole:
@@ -35,7 +35,8 @@ def matrices(tensors: Tensors | GgufTensors, spec: ModelSpec) -> Iterator[tuple[
 
 
 def together(bits: list[float | None]) -> float | None:
-    """Of matrices that become one: those of different kinds get the codes of the widest, and floats for scales."""
+    """Bits per weight of matrices that are fused: different kinds get the codes of the widest, with floats as
+    scales."""
     known = [each for each in bits if each is not None]
     if len(known) < len(bits):
         return None

@@ -59,7 +59,7 @@ class CPass(Structure):
 
 
 MOST_NODES = 64
-"""Of one draft (proposer.h)."""
+"""Maximum number of nodes in one draft (proposer.h)."""
 
 
 class CTurn(Structure):

@@ -1,5 +1,5 @@
-"""What both modes of parallel writing share: a request that forks into branches, is followed, and joined; and the order
-in which all of it is told."""
+"""Base of both modes of parallel writing: a request that forks into branches, is followed, and joined; and the order in
+which all of it is written."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -90,7 +90,7 @@ NO_MEANING = TokenMeaning()
 
 
 class BranchingMode(Protocol):
-    """How branches are told from text."""
+    """How branches are distinguished from text."""
 
     def look(self, node: BranchNode, token: int) -> TokenMeaning:
         """One more token of a node's output. Each comes once, in order, those that were joined, too."""
@@ -143,7 +143,7 @@ class Writer:
                 yield from self.fork(node, turn.fork, turn.behind)
 
     def _fits(self, node: BranchNode, path: int, count: int) -> bool:
-        """Is there room for so many branches?"""
+        """True if there is room for `count` branches."""
         return path + 2 * RESERVED_TOKENS < self.path_tokens and share(node, count) >= 2 * RESERVED_TOKENS
 
     def _cut(self, node: BranchNode, length: int) -> None:
@@ -192,5 +192,5 @@ class Writer:
 
 
 def share(node: BranchNode, branches: int) -> int:
-    """Tokens that each of so many branches of a node may have: what follows them has its own."""
+    """Maximum tokens of each of a node's `branches`: what follows them has its own."""
     return (node.room - (node.seen - node.start) - 2 * RESERVED_TOKENS) // branches - RESERVED_TOKENS

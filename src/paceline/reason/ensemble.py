@@ -78,7 +78,7 @@ class Ensemble:
     def generate(
         self, prompt: str | Sequence[int], wishes: Wishes | None = None, params: SamplingParams | None = None
     ) -> PolicyAnswer:
-        """The same for a plain prompt (text, or token ids of the base model)."""
+        """Answer a plain prompt (text, or token ids of the base model), as `chat` does a conversation."""
         policy = self.policy(wishes or StepWishes(), None, prompt)
         return self._finish(self._begin(self.llm.ids(prompt), policy, params), policy)
 
@@ -153,7 +153,7 @@ def vocabulary(text: "Text") -> dict[str, int]:
 
 
 def join(llm: LLM, other: Options, stepped: bool = True) -> Runner:
-    """The runner of a loaded base model and a small one, which is loaded here. `stepped`: somebody steps the base's
+    """The runner of a loaded base model and a small one, which is loaded here. `stepped`: the caller steps the base's
     engine."""
     engine, text = build(other)
     runner = Runner({BASE: llm.engine, SMALL: engine}, frozenset({BASE} if stepped else ()))
@@ -162,7 +162,7 @@ def join(llm: LLM, other: Options, stepped: bool = True) -> Runner:
 
 
 def load(small: str | Path | None = None, **options: Any) -> AsyncLLM:
-    """An `AsyncLLM` that has a small model beside it on its thread, where one is named."""
+    """An `AsyncLLM`, with a small model on its thread if one is named."""
     if small is None:
         return AsyncLLM(**options)
     base, other = split(Options(**options), small)

@@ -4,7 +4,7 @@
     └─ in its prefix cache ┘└──────────── computed ────────────────┘
 
 SpecReason (arXiv 2504.07891), section 4. The digit's distribution is that of the ten digits alone; the score is its
-mean, or the likeliest digit.
+mean, or the most probable digit.
 """
 
 import math
@@ -15,7 +15,7 @@ from paceline.core.errors import InputError, RefusalError
 from paceline.engine.text import Message, Text
 
 GRADING_QUESTION = "Grade only the last step of your reasoning: from 0 (wrong) to 9 (right). Answer with one digit."
-"""Short: a judge computes it anew for each step."""
+"""Short, since a judge computes it again for each step."""
 LEADS = ("Score: ", "Score:", "Score:\n", "")
 """What the answer begins with: the first behind which each digit is one token."""
 MARK = "Yb7qMark"
@@ -62,7 +62,7 @@ def after(text: Text, messages: Sequence[Message]) -> str:
 
 def score(logprobs: Mapping[int, float], digits: Sequence[int], how: str) -> float:
     """From log-probabilities of tokens the score in [0, 9]: `mean`, sum of i p_i / sum of p_i over the digits that are
-    there, or `argmax`, the likeliest of them. InputError where none is."""
+    there, or `argmax`, the most probable of them. InputError where none is."""
     weights = {i: math.exp(logprobs[token]) for i, token in enumerate(digits) if token in logprobs}
     total = sum(weights.values())
     if not total > 0:

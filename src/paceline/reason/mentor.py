@@ -42,7 +42,7 @@ class MentorWishes:
     always: bool = False
     """Every paragraph begins with the mentor, cue or not."""
     choose: str = "mentor"
-    """Whose peek stands: the `mentor`'s, or the mentor's only where both are of `opposite` sign."""
+    """Rule that picks the peek: the `mentor`'s always, or the mentor's only where both are of `opposite` sign."""
     excess: int = 15
     """Reflections that are too many; it grows by 5 each time, to 30."""
     recap: int = 125
@@ -160,7 +160,7 @@ class Mentor:
     # -- the mentor --------------------------------------------------------------------------------------------------
 
     def burst(self, pen: Pen, most: int, why: str) -> Generator[None, None, PenPart]:
-        """The mentor writes so many tokens."""
+        """Let the mentor write up to `most` tokens."""
         part = yield from pen.write(min(most, pen.stage.transcript.left), why)
         self.spent += pen.stage.transcript.add(part.tokens, "mentor", why=why)
         return part
@@ -203,7 +203,7 @@ class Breaks:
     """The text since the last break."""
     separator: str = SEPARATOR
     found: deque[int] = field(default_factory=deque)
-    """Tokens up to and with each blank line behind some text; those that nobody has dealt with."""
+    """Tokens up to and with each blank line behind some text; those not handled yet."""
     _read: int = 0
 
     def next(self, tokens: list[int], least: int) -> int | None:

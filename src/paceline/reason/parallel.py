@@ -31,7 +31,7 @@ Render = Callable[[str], "Future[list[int]]"]
 PARAGRAPH = 200
 """Tokens of a paragraph that goes on for ever."""
 TITLE = r"[^\s:.]([^\n:]{1,38}[^\s:])"
-"""Of a point, without a colon."""
+"""Pattern of a point's title, without a colon."""
 OUTLINE_PROMPT = (
     "\n\nDo not answer yet. Plan a list of 2 to {most} different points that answer this. Write only the title of "
     "each, of 1 to 5 words, one a line:\n1. First title\n2. Second title"
@@ -143,7 +143,8 @@ class Parallel:
     kind = "parallel"
 
     def __init__(self, settings: ParallelSettings | None = None, render: Render | None = None) -> None:
-        """`render`: in the mode `prompt`, how the conversation is asked for an outline, and told it."""
+        """`render`: in the mode `prompt`, renders the conversation with the request for an outline, or with the
+        outline."""
         self.settings, self.render = settings or ParallelSettings(), render
         self.deadline_s = self.settings.deadline_s
         self.level = Level()
@@ -295,7 +296,7 @@ def writes_tags(tokenizer: Any) -> bool:
 
 
 def conversation(text: Text, messages: Sequence[Message]) -> Render:
-    """Of a conversation in Python; its last message is the user's."""
+    """Renderer of a conversation in Python; its last message is the user's."""
     *before, last = messages
 
     def render(extra: str) -> "Future[list[int]]":

@@ -1,5 +1,5 @@
 """`Pen`: one model's hand in a transcript. It writes by a request over the text so far, of which the engine finds all
-but the end in its prefix cache: what others wrote since it last wrote is all that is computed anew."""
+but the end in its prefix cache: only what others wrote since it last wrote is computed."""
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -19,10 +19,10 @@ class HandOver:
     at: int
     """Tokens of the text, prompt included, that were given when it took up."""
     known: int
-    """Those of them that this model has read or written before: what a hand-over need not compute. Its cache keeps
-    whole blocks, so up to a block of them is computed again."""
+    """Given tokens that this model has read or written before, so that a hand-over need not compute them. Its cache
+    keeps whole blocks, so up to one block of them is computed again."""
     cached: int
-    """Those of them that the engine had in its prefix cache."""
+    """Given tokens that the engine had in its prefix cache."""
     wrote: int
     passes: int
     seconds: float
@@ -42,7 +42,7 @@ class PenPart:
 
 @dataclass(frozen=True, slots=True)
 class ForeignPen:
-    """A model with another tokenizer: it is told texts, and tells texts."""
+    """Model with another tokenizer: it receives texts and returns texts."""
 
     prompt: list[int]
     """The prompt in its tokens."""
@@ -57,7 +57,7 @@ Writing = Generator[None, None, PenPart]
 
 @dataclass(eq=False)
 class Pen:
-    """Of one engine of the stage. `log`: shared by all pens of an answer."""
+    """Writer on one engine of the stage. `log`: shared by all pens of an answer."""
 
     stage: Stage
     name: str
@@ -76,8 +76,8 @@ class Pen:
         return (text.prompt, text.tokens) if self.foreign is None else (self.foreign.prompt, self.own)
 
     def begin(self, most: int, stops: Sequence[str] = (), ahead: Sequence[int] = ()) -> Request:
-        """A request that goes on from the text so far and `ahead` behind it, for at most so many tokens. Whoever asks
-        aborts it in the end."""
+        """A request that goes on from the text so far and `ahead` after it, for at most `most` tokens. The caller
+        aborts it at the end."""
         engine, stage = self.stage.engines[self.name], self.stage
         prompt, known = self.known
         text = [*known, *ahead]
@@ -92,7 +92,7 @@ class Pen:
         return request
 
     def write(self, most: int, why: str, stops: Sequence[str] = (), ahead: Sequence[int] = ()) -> Writing:
-        """At most so many tokens more, up to a stop; `most` >= 1."""
+        """Write up to `most` more tokens, until a stop; `most` >= 1."""
         begun, before = self.stage.clock(), len(self.known[1]) + len(ahead)
         request = self.begin(most, stops, ahead)
         try:

@@ -57,9 +57,9 @@ class Policy(Protocol):
     """Writes one answer. Made for one."""
 
     name: str
-    """Of the object in the answer that has its report: reasoning, parallel, retrieval."""
+    """Key of the report in the answer: reasoning, parallel, retrieval."""
     report: dict[str, Any]
-    """What the answer says beside its text; whole once `ended` was called."""
+    """Report of the answer, apart from its text; complete once `ended` was called."""
     kind: str
     """What metrics call it: steps, mentor, ..."""
     level: Level
@@ -99,18 +99,18 @@ class Runner:
         stepped: frozenset[str] = frozenset(),
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """`engines`: by name, BASE among them. `stepped`: those that somebody else steps."""
+        """`engines`: by name, BASE among them. `stepped`: names of those that another owner steps."""
         self.engines, self.clock = dict(engines), clock
         self._mine = [engine for name, engine in engines.items() if name not in stepped]
         self.runs: dict[int, PolicyRun] = {}
         """By the id of the transcript's request."""
         self.texts: dict[str, Text] = {}
-        """Of each engine, where they are known."""
+        """Engine name -> its `Text`, where known."""
         self.levels: dict[str, Level] = {}
         """What all answers that have ended come to, by the policy's own name."""
         self._next = -1
 
-    # -- beside an engine --------------------------------------------------------------------------------------------
+    # -- next to an engine -------------------------------------------------------------------------------------------
 
     @property
     def busy(self) -> bool:

@@ -33,11 +33,11 @@ class StepWishes:
     score: str = "mean"
     """`mean` of the digit's distribution, or its `argmax`."""
     first: int = 0
-    """So many steps are the base model's own, unscored."""
+    """Number of first steps that the base model writes, unscored."""
     step_tokens: int = 512
     """Most tokens of a step."""
     repeats: int | None = None
-    """End after so many equal steps in a row; None: never."""
+    """Number of equal steps in a row after which the answer ends; None: never."""
     budget: int | None = None
     """Tokens that the base model may write; then the small one goes on alone, unscored. None: no limit."""
     speculate: bool = False
@@ -63,7 +63,7 @@ class StepwiseAnswer:
     judge: DraftJudge
     wishes: StepWishes = field(default_factory=StepWishes)
     foreign: ForeignPen | None = None
-    """Of the small model, where its tokenizer is another."""
+    """Translation to the small model's tokens, if its tokenizer is another."""
     name: str = "reasoning"
     kind: str = "steps"
     level: Level = field(default_factory=Level)

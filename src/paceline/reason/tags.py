@@ -47,7 +47,7 @@ class Open:
     tag: Tag
     inner: int
     outlines: list[Outline] = field(default_factory=list)
-    """Of a block: those of its goal."""
+    """Outlines of a block's goal."""
     paths: int = 0
 
 
@@ -161,8 +161,8 @@ def blocks(tags: Iterable[Tag]) -> list[TagBlock]:
 
 
 def trained(found: Sequence[TagBlock], length: int) -> tuple[list[int], list[list[bool]]]:
-    """Positions of `length` tokens, and who sees whom [length][length], as the model is trained: every path begins
-    behind the goal, the conclusion behind the longest path, and siblings do not see one another."""
+    """Positions of `length` tokens, and the mask [length][length] of what each sees, as the model is trained: every
+    path begins behind the goal, the conclusion behind the longest path, and siblings do not see one another."""
     positions = [*range(length)]
     sees = [[key <= row for key in range(length)] for row in range(length)]
     for block in reversed(found):  # those within a path first: it is moved as a whole then
@@ -182,7 +182,7 @@ def trained(found: Sequence[TagBlock], length: int) -> tuple[list[int], list[lis
 
 
 def layout(positions: Sequence[int], sees: Sequence[Sequence[bool]]) -> Layout:
-    """The same as stretches."""
+    """Layout as stretches, from each token's position and from the tokens it sees."""
     return tidy([Stretch(at, at - position, gaps(sees[at][:at])) for at, position in enumerate(positions)])
 
 

@@ -1,4 +1,4 @@
-"""`Transcript`: the accepted text of one answer, and who wrote which part of it."""
+"""`Transcript`: the accepted text of one answer, and the author of each part."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ class AuthoredSegment:
 
 
 class Transcript:
-    """It grows at its end alone: what was shown stays. `request` looks like any request to those who follow it, but no
+    """It grows at its end alone: what was shown stays. `request` looks like any request to its readers, but no
     engine has it; the token that ends it is found as an engine would find it."""
 
     def __init__(self, request: Request, stopper: Stopper) -> None:
@@ -42,7 +42,7 @@ class Transcript:
 
     @property
     def tokens(self) -> list[int]:
-        """Those accepted so far."""
+        """Tokens accepted so far."""
         return self.request.output
 
     @property

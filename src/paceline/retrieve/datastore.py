@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 KEY_WIDTH = 128
 """Numbers of a key."""
 MIN_LOGPROB = -20.0
-"""Log-probabilities below count as this: what cannot come is not told apart."""
+"""Log-probabilities below count as this: impossible tokens are not distinguished."""
 
 
 @lru_cache(maxsize=4)
@@ -60,7 +60,7 @@ class Datastore:
 
     @classmethod
     def build(cls, llm: "LLM", texts: Sequence[str], longest: int = 256) -> "Datastore":
-        """Of some texts, each cut to `longest` tokens; a pass of the model each."""
+        """Build the datastore from texts, each cut to `longest` tokens, with one pass of the model per text."""
         keys, values = [], []
         for text in texts:
             ids = llm.ids(text)[:longest]

@@ -18,10 +18,11 @@ from paceline.retrieve.retriever import Hit, Scores, best
 
 VECTOR_SCALE = 4000
 MAX_VECTOR_WIDTH = 36_000
-"""Rounding lengthens a vector of so many numbers to less than 4,096 = 2^12."""
+"""Numbers per vector: rounding lengthens a vector of this size to less than 4,096 = 2^12."""
 Vectors = NDArray[np.float32]
 CONNECT, BUILD, SEARCH = 32, 80, 64
-"""Of the graph: edges a node, and how many candidates are kept while building and searching (Malkov and Yashunin)."""
+"""Parameters of the graph: edges per node, and candidates kept while building and while searching (Malkov and
+Yashunin)."""
 
 
 def whole(vectors: NDArray[np.floating[Any]]) -> NDArray[np.int16]:

@@ -110,8 +110,8 @@ def build(
     folder: Path | str, out: Path | str, encoder: Encoder | Path | str | None = None, words: int = 100,
     report: Callable[[int, int], None] = lambda done, of: None,
 ) -> PassageIndex:  # fmt: skip
-    """Index the texts of a folder. `encoder`: a folder in Hugging Face layout; None: bm25 alone. `report`: told how
-    many passages of how many have vectors. InputError for a folder without text, or where nothing can be built."""
+    """Index the texts of a folder. `encoder`: a folder in Hugging Face layout; None: bm25 alone. `report`: called with
+    how many passages of how many have vectors. InputError for a folder without text, or where nothing can be built."""
     out, sparse, graph = Path(out), find_spec("bm25s") is not None, find_spec("faiss") is not None
     if encoder is None and not sparse:
         raise InputError("There is no encoder and no bm25s: give --encoder, or pip install 'paceline[rag]'.")

@@ -60,7 +60,7 @@ class RetrievalFigures:
     tokens: int = 0
     """Prompt and text that strides began with, all together."""
     cached: int = 0
-    """Those of them that were in the prefix cache."""
+    """Prompt tokens that were in the prefix cache."""
 
     @property
     def proposed(self) -> int:

@@ -18,7 +18,7 @@ PASSAGE_SLACK_TOKENS = 16
 
 
 class QuestionPrompts:
-    """Of one question: a text, or a conversation whose last message is the user's."""
+    """Prompts for one question: a text, or a conversation whose last message is the user's."""
 
     def __init__(
         self, text: "Text", question: "str | Sequence[Message]", passages: Sequence[Passage], wish: Retrieval,

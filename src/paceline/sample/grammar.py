@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MASKS = 128
 """Masks that a request keeps: those of a step, asked for by its drafter and by its verification."""
 IDLE_GRAMMAR_BYTES = 128 << 20
-"""Bytes of the compiled grammars that an engine keeps for the next who asks."""
+"""Bytes of the compiled grammars that an engine keeps for later requests."""
 EACH, PER_CHARACTER = 1 << 20, 64
 """Bytes that one of them takes at least, and more for each character of its text."""
 MAX_HELD_BYTES = 1 << 30
@@ -151,7 +151,7 @@ class Parse:
 
 
 class CompiledGrammar:
-    """A grammar for one vocabulary, as long as somebody holds it."""
+    """A grammar for one vocabulary, as long as it is referenced."""
 
     __slots__ = ("__weakref__", "bytes", "parser")
 
@@ -177,7 +177,7 @@ class Grammars:
         self._lock = Lock()
         self._kept: dict[Grammar, CompiledGrammar] = {}
         self._held: WeakValueDictionary[Grammar, CompiledGrammar] = WeakValueDictionary()
-        """Those that a request uses, kept or not."""
+        """Grammars that a request uses, whether they are kept or not."""
 
     def compile(self, grammar: Grammar, anew: bool = False) -> CompiledGrammar:
         """Its parser at the beginning, to be copied. InputError where no text of this vocabulary fits."""

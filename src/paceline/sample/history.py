@@ -22,7 +22,7 @@ class Seen:
     prompt: Tensor
     """Distinct prompt ids, int64 [P]; empty without repetition penalty."""
     known: frozenset[int]
-    """The same ids."""
+    """Ids in `prompt`, as a set."""
     fresh: tuple[int, ...] = ()
     """Distinct output ids that are not in `known`."""
     counts: Mapping[int, int] = field(default_factory=dict)

@@ -79,7 +79,7 @@ def contenders(scores: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     """(row [C], token [C]) of every token that can win its row, ascending; a few dozen a row.
 
     With p scaled to a maximum of 1, the token of the smallest bound b = v / p has v <= b, and -log(1 - v) / v grows
-    with v, so its time is at most -log(1 - b); who has a larger bound than that has lost. 1.0001 covers float32.
+    with v, so its time is at most -log(1 - b); a candidate with a larger bound has lost. 1.0001 covers float32.
     """
     rest = counts(keys, torch.arange(scores.shape[-1], device=scores.device)).bitwise_xor_((1 << 52) - 1)
     v = rest.to(torch.float32).add_(0.5)  # 1 - u in units of 2**-52

@@ -1,5 +1,5 @@
-"""Chunked prefill, stall-free (Sarathi-Serve, OSDI'24): every step has all who decode, and prompts fill what is left of
-its rows."""
+"""Chunked prefill, stall-free (Sarathi-Serve, OSDI'24): every step has all decoding requests, and prompts fill what is
+left of its rows."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -17,8 +17,8 @@ Seconds = Callable[[Work], float]
 
 
 class Chunked:
-    """The default. With a `target` (seconds between two steps of who decodes) the rows of a step are the most whose
-    predicted time meets it, yet never fewer than the decodes and one least chunk of the prompts."""
+    """The default. With a `target` (seconds between two steps of a decoding request) the rows of a step are the most
+    whose predicted time meets it, yet never fewer than the decodes and one least chunk of the prompts."""
 
     def __init__(
         self, order: Order, row_budget: int, target: float | None = None, seconds: Seconds | None = None
@@ -40,7 +40,7 @@ class Chunked:
 
 
 def work(turn: Sequence[Request], rows: int) -> Work:
-    """What so many rows are made of: one for each who decodes, then prompts in order, then nodes, shared evenly."""
+    """Division of the rows: one for each decoding request, then prompts in order, then nodes, shared evenly."""
     decoding = [r for r in turn if r.pending == 1]
     left, shares = rows - len(decoding), []
     for request in turn:

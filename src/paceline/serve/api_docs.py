@@ -37,7 +37,7 @@ BODY_EXAMPLES = {
 
 @router.get("/docs")
 def docs(request: Request) -> Response:
-    """The page; made anew each time, as it is small and seldom asked for."""
+    """The page; built for each request, as it is small and seldom requested."""
     document = request.app.openapi()
     body = "".join(page(document, str(request.base_url).rstrip("/")))
     style = b64encode(sha256(DOCS_STYLE.encode()).digest()).decode()

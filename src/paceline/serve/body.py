@@ -1,6 +1,6 @@
 """How bodies are read: JSON by orjson, which refuses deep nesting, NaN, lone surrogates and what is not UTF-8; then
-pydantic. A large one is read beside the event loop. While a request is prepared, its client is watched: when it goes,
-what waits for it is given up."""
+pydantic. A large one is read in a thread, outside the event loop. While a request is prepared, its client is watched:
+when it goes, what waits for it is given up."""
 
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
@@ -40,8 +40,8 @@ def size(request: Request) -> int:
 
 
 def check_counts(data: Mapping[str, Any], most: int) -> None:
-    """Raise ApiError for more objects in a list, or in the lists of those, than a context has tokens: no prompt is made
-    of so many, and they would be looked at one by one."""
+    """Raise ApiError for more objects in a list, or in the lists of those, than a context has tokens: no prompt has
+    that many, and they would be parsed one by one."""
     for name, value in data.items():
         if not isinstance(value, list) or not value or not isinstance(value[0], dict):
             continue

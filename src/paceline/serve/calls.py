@@ -1,4 +1,4 @@
-"""One HTTP request on its way: who asked, what its samples cost, why it was ended early."""
+"""One HTTP request on its way: its client, the cost of its samples, the reason for an early end."""
 
 import asyncio
 from collections.abc import Callable
@@ -55,10 +55,10 @@ class HttpCall:
     held: object = None
     """Its compiled grammar: kept here, it is found again by the engine."""
     fault: ApiError | None = None
-    """What the client was told went wrong."""
+    """Error message that the client received."""
 
     def stop(self, reason: ApiError) -> None:
-        """End it now; the client is told the reason."""
+        """End it now; the client receives the reason."""
         if self.clock is not None and self.answered is None and self.reason is None:
             self.reason = reason
             self.clock.reschedule(asyncio.get_running_loop().time())

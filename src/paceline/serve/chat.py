@@ -40,7 +40,7 @@ async def chat(body: ChatRequest, request: Request, host: Here) -> Response:
 
 
 async def begin(body: ChatRequest, server: Server, bulk: int) -> tuple[Generation, list["ChoiceReader"]]:
-    """The answer to a conversation in the making, and who reads each choice of it. `bulk`: bytes of the request."""
+    """The answer to a conversation in the making, and the reader of each choice. `bulk`: bytes of the request."""
     shaped = bool(body.response_format or body.grammar or body.tools)
     params = await server.ready(lambda: wishes(body), bulk, shaped)
     args, how = variables(body, server), manner(body, server, params.grammar is not None)
@@ -69,7 +69,8 @@ def wishes(body: ChatRequest) -> SamplingParams:
 
 
 def variables(body: ChatRequest, server: Server) -> dict[str, Any]:
-    """What the chat template reads besides the messages. Raises ApiError for tools that it would not show."""
+    """Values that the chat template reads in addition to the messages. Raises ApiError for tools that it would not
+    show."""
     args = {**template_args(server.text, body.chat_template_kwargs), **opening(body)}
     if body.reasoning_effort is not None:
         if "reasoning_effort" not in template(server.text):

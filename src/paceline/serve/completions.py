@@ -57,7 +57,7 @@ def wishes(body: CompletionRequest) -> SamplingParams:
 MOST_LOGPROBS = 1 << 18
 """Entries of log-probabilities in one answer."""
 FEW_LOGPROBS = 1 << 12
-"""Entries that are written at once; more are beside the event loop."""
+"""Entries that are serialized in the event loop; more are serialized in a thread."""
 
 
 def check_logprobs(body: CompletionRequest, params: SamplingParams, ids: Sequence[Sequence[int]]) -> None:
@@ -112,7 +112,7 @@ class CompletionAnswer:
             yield event({**self.head, "choices": [], "usage": self.usage})
 
     async def made(self, chunk: Chunk) -> dict[str, Any]:
-        """`choice`, beside the event loop where there is much to write."""
+        """`choice`, serialized in a thread if it is large."""
         asked = 0 if self.body.logprobs is None else self.body.logprobs + 1
         request = self.generation.requests[chunk.index]
         size = asked * (len(request.prompt) * bool(self.body.echo) + len(chunk.token_ids))

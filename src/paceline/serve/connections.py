@@ -1,5 +1,5 @@
-"""Connections that bring no request: a head has a time and a size, and there are only so many connections. At the limit
-the one goes that has waited longest without one, so that half heads never keep anybody out."""
+"""Connections that bring no request: a head has a time and a size, and the number of connections is limited. At the
+limit the one goes that has waited longest without one, so that half heads never keep other clients out."""
 
 import asyncio
 import logging

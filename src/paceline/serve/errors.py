@@ -74,7 +74,7 @@ def last_event(error: ApiError, path: str) -> bytes:
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """What the caller is told of any exception. A fault of ours is logged, and not described to them."""
+    """Response for any exception. An internal error is logged, and not described to the client."""
     match error:
         case ApiError():
             return error
@@ -168,7 +168,7 @@ SHORT_REPR.maxstring = SHORT_REPR.maxother = SHORT_REPR.maxlong = 60
 
 @runtime_checkable
 class Faulty(Protocol):
-    """A call, which remembers what its client was told."""
+    """A call, which remembers the error that its client received."""
 
     fault: ApiError | None
 

@@ -45,7 +45,7 @@ class Member:
     options: Mapping[str, Any]
     """Keyword arguments of `AsyncLLM`."""
     bytes: int
-    """What it may take; 0: nobody counts."""
+    """Bytes that it may take; 0: not counted."""
     server: Server | None = None
     gate: Gate | None = None
     users: int = 0
@@ -213,7 +213,7 @@ class Fleet:
         self._rested(member)
 
     def _rested(self, member: Member) -> None:
-        """Nobody may need it from now on."""
+        """Called when it may have become unused."""
         member.used = monotonic()
         if not member.users and self.idle_s:
             asyncio.get_running_loop().call_later(self.idle_s, self._look, member)
@@ -233,7 +233,7 @@ class Fleet:
                 await self._unload(member)
 
     def _loading(self, member: Member) -> "asyncio.Task[None]":
-        """One task for all who wait; it goes on when they leave."""
+        """One task for all waiting requests; it continues when they leave."""
         if member.loading is None:
             if (wait := member.retry - monotonic()) > 0:
                 raise not_loaded(member, wait)

@@ -23,7 +23,7 @@ PROBES = ("/health", "/ready", "/metrics")
 GRACE_S = 5.0
 """Seconds that a body has before its rate is looked at."""
 LAST_WORD_S = 2.0
-"""How long a client that was told to go may take to read why."""
+"""Seconds that a rejected client may take to read the reason."""
 
 
 class Guard:

@@ -12,7 +12,7 @@ from paceline.serve.calls import HttpCall
 from paceline.serve.settings import Settings
 
 MOST_TRACE, MOST_PATH, MOST_REASON = 8192, 200, 500
-"""Characters of a traceback, of a path, and of what a client was told."""
+"""Maximum characters of a traceback, of a path, and of an error message in the log."""
 access = logging.getLogger("paceline.access")
 QUIET = ("/health", "/ready", "/metrics", "/stats")
 """Paths that are polled: logged at level debug while they answer 200."""

@@ -81,7 +81,8 @@ class MessagesRequest(Sampling, CountRequest):
 
 
 def as_chat(body: CountRequest, template: str) -> ChatRequest:
-    """The same wish as a chat request. `template`: of the model. Raises ApiError for what is not served."""
+    """Chat request for the body of a messages or count request. `template`: the model's chat template. Raises ApiError
+    for fields that are not supported."""
     if (body.context_management or {}).get("edits"):
         message = "context_management has edits, but nothing is taken out of prompts here; leave them out."
         raise ApiError(400, message, param="context_management")

@@ -92,7 +92,7 @@ class AboveCollector(Collector):
             yield family
         saved = GaugeMetricFamily(
             "paceline_above_saved_seconds",
-            "Seconds that accepted proposals would have taken the dear model, less those of proposing and judging.",
+            "Seconds that accepted proposals saved the expensive model, less those of proposing and judging.",
             labels=["policy"],
         )
         for policy, level in levels.items():

@@ -76,7 +76,7 @@ async def detokenize(body: DetokenizeRequest, host: Here) -> Response:
 
 @router.get("/version", responses={200: {"model": Version}})
 async def paceline_version() -> Response:
-    """Of Paceline."""
+    """Version of Paceline."""
     return json_response({"version": version("paceline")})
 
 

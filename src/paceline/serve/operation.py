@@ -140,7 +140,7 @@ class Operation:
             await asyncio.sleep(0.02)
 
     async def settle(self) -> None:
-        """After the engine's death: until every client has been told."""
+        """Wait, after the engine's death, until every client has its answer."""
         await self._wait(LAST_WORD_S)
 
 

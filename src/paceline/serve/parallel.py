@@ -13,7 +13,7 @@ from paceline.serve.protocol import ChatRequest, Message, MessagePart
 from paceline.serve.server import Server
 
 PARALLEL_FIELDS = ("mode", "depth", "fan_out", "path_tokens", "branch_tokens", "conclusion", "deadline_s")
-"""What the policy is told."""
+"""Settings of the policy."""
 
 
 async def policy(body: ChatRequest, server: Server, args: Mapping[str, Any]) -> Policy:

@@ -61,7 +61,8 @@ class AnswerParser:
         """Does white space go here?"""
         self._call: CallReader | None = None
         self._bare = self._listed = self._between = False
-        """Of the calls that are read: have they no marker? Is their list open? Is one done and the next not begun?"""
+        """State of the calls that are being read: they have no marker; their list is open; one call is done and the
+        next has not begun."""
         self._calls = 0
         self._sent = False
         """Was the call that is read passed on?"""

@@ -1,7 +1,7 @@
-"""Host work beside the event loop and the engine: threads of its own, a queue with a limit, the smallest piece first.
+"""Host work outside the event loop and the engine: threads of its own, a queue with a limit, the smallest piece first.
 
-The threads are daemons, so that a piece that takes long does not hold up the end of the process; what nobody waits for
-any more is not begun.
+The threads are daemons, so that a piece that takes long does not hold up the end of the process; what no caller waits
+for any more is not begun.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ Piece = tuple[int, int, str, Callable[[], Any], "asyncio.Future[Any]", asyncio.A
 
 
 class WorkerPool:
-    """Two threads, one for small pieces alone. At most `most` pieces wait; the next is told to come later."""
+    """Two threads, one for small pieces alone. At most `most` pieces wait; the next is rejected and may retry later."""
 
     def __init__(self, name: str, most: int = 256, large: int = 16, parted: bool = False) -> None:
         """`large`: how many of them may be large ones; `parted`: clients have a share of both each."""
@@ -54,7 +54,8 @@ class WorkerPool:
         return await self.post(work, size)
 
     def post(self, work: Callable[[], T], size: int = 0) -> "asyncio.Future[T]":
-        """The same for whoever does not wait for it. For the event loop."""
+        """Queue `work` for a thread and return its future, without waiting. Raises ApiError 429 if too much is queued.
+        For the event loop."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         large, owner = int(size > SMALL_PIECE_BYTES), owner_now()
@@ -117,10 +118,10 @@ class WorkerPool:
             value = work()
         except BaseException as fault:  # also the panics of libraries in other languages
             error = fault if isinstance(fault, Exception) else RuntimeError(str(fault))
-            if isinstance(error, PacelineError | ApiError):  # told to the client: its frames would hold what they held
+            if isinstance(error, PacelineError | ApiError):  # sent to the client: its frames would hold what they held
                 error.__traceback__ = error.__context__ = None
         ended()  # before its answer, which may bring the next
-        with suppress(RuntimeError):  # the loop is closed: nobody waits
+        with suppress(RuntimeError):  # the loop is closed: no caller waits
             loop.call_soon_threadsafe(_settle, future, value, error)
         del value, error
 

@@ -34,7 +34,7 @@ def as_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Pr
 
 
 def longest(text: Text, tokens: Tokens, max_len: int) -> float:
-    """Characters that a text of so many tokens can have at most; infinite where the tokenizer may drop some."""
+    """Maximum number of characters in a text of `tokens` tokens; infinite if the tokenizer may drop some."""
     backend = text.tokenizer.backend_tokenizer
     kinds = [kind for part in (backend.normalizer, backend.pre_tokenizer) for kind in steps(part)]
     if not tokens.whole or any(kind not in KEEPING for kind in kinds):
@@ -47,7 +47,7 @@ KEEPING = {"NFC", "NFD", "NFKC", "NFKD", "Prepend", "Replace", "Sequence", "Lowe
            "Punctuation", "Metaspace"}  # fmt: skip
 """Steps of tokenizers that drop nothing (of those that replace, and split, see `steps`)."""
 COMPOSING = {"NFC", "NFKC"}
-"""Of several characters these make one, of at most four."""
+"""Normalization forms that compose several characters, at most four, into one."""
 
 
 def steps(part: Any) -> Iterator[str]:
@@ -70,7 +70,7 @@ def check_length(text: str, most: float, name: str = "prompt") -> None:
 
 
 SPACES = " \t\n\r"
-"""Some special tokens swallow those beside them."""
+"""Some special tokens absorb the white space next to them."""
 
 
 async def encode(server: "Server", prompts: Sequence[Prompt]) -> list[list[int]]:

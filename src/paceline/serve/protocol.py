@@ -61,7 +61,7 @@ HARMLESS: dict[str, Callable[[Any], bool]] = {
     "prompt_cache_key": lambda value: isinstance(value, str),
     "safety_identifier": lambda value: isinstance(value, str),
 }
-"""Those of them that are taken where they change nothing."""
+"""Checks for ignored parameters: each is accepted only with a value that changes nothing."""
 
 
 class Speculation(Wire):
@@ -70,7 +70,7 @@ class Speculation(Wire):
     drafter: Label | None = Field(None, description='"auto", "none", NAME, A+B (in one tree) or A|B (choose)')
     max_nodes: int | None = Field(None, ge=0, description="a whole number >= 0")
     verifier: Label | None = Field(None, description="the name of a verifier")
-    trace: bool | None = Field(None, description="true: say who wrote each piece of the text")
+    trace: bool | None = Field(None, description="true: return the source of each piece of the text")
 
 
 class StreamOptions(Wire):
@@ -187,7 +187,7 @@ class PriorToolCall(Wire):
 
     id: str | None = None
     index: int | None = None
-    """Where a stream said that it belongs; whoever put the pieces together often keeps it."""
+    """Index from a stream; clients that assemble the pieces often keep it."""
     type: Literal["function"] = "function"
     function: CalledFunction
 

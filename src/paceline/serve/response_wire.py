@@ -78,8 +78,8 @@ class ResponsesRequest(Sampling):
 
 
 def as_chat(body: ResponsesRequest, items: list[Item], template: str) -> ChatRequest:
-    """The same wish as a chat request. `items`: the whole conversation. `template`: of the model. Raises ApiError for
-    what is not served."""
+    """Chat request for the body of a responses request. `items`: the whole conversation. `template`: the model's chat
+    template. Raises ApiError for fields that are not supported."""
     check(body)
     given = {name: getattr(body, name) for name in Sampling.model_fields if name in body.model_fields_set}
     for name in ("model", "stream", "stream_options", "n", "max_tokens"):

@@ -130,7 +130,8 @@ class Rollback(AnswerShape):
 
 
 class CountedShape(AnswerShape):
-    """Of one model: tokens given, those known from before, those found cached; tokens written, passes."""
+    """Counts for one model: tokens given, tokens known from before, tokens found in the cache, tokens written,
+    passes."""
 
     requests: int
     prompt: int
@@ -199,7 +200,7 @@ class ModelShape(AnswerShape):
     max_model_len: int | None
     """None: it is not loaded."""
     state: Literal["unloaded", "loading", "loaded", "unloading", "failed"] | None = None
-    """From here on: told where several models are served."""
+    """This field and those below are set only if several models are served."""
     loaded: bool | None = None
     loads: int | None = None
     unloads: int | None = None

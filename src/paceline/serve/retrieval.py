@@ -22,7 +22,7 @@ from paceline.serve.settings import Settings
 from paceline.serve.syntax import short_ids, syntax_of
 
 THREADS = 2
-"""Of the knowledge base, for all requests together."""
+"""Threads that search the knowledge base, for all requests together."""
 COUNTERS = {
     "retrieval_requests": "Answers that were written with retrieval.",
     "retrieval_calls": "Calls of the knowledge base.",

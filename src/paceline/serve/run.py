@@ -67,7 +67,7 @@ class Process(uvicorn.Server):
 
 def bind(host: str, port: int) -> socket.socket:
     """A socket that listens: an address in use is found before a model is loaded, also one that another server, still
-    loading, has taken. Who comes meanwhile waits."""
+    loading, has taken. New connections wait meanwhile."""
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -108,7 +108,7 @@ def config(app: FastAPI, settings: Settings) -> uvicorn.Config:
 
 
 def run(llm: AsyncLLM | ServedHost, settings: Settings, sock: socket.socket, announce: Callable[[str], None]) -> int:
-    """Serve until told to stop; the exit code. `announce` is called with the address once requests are taken."""
+    """Serve until stopped. Returns the exit code. `announce` is called with the address once requests are taken."""
     allow_many_files()
     return serve_app(create_app(llm, settings), settings, sock, announce)
 

@@ -37,7 +37,7 @@ class ModelFigures:
 
 
 class ServedHost(Protocol):
-    """Who is served here: one model (`Server`) or several (`fleet.Fleet`). For the event loop."""
+    """Host of the served models: one model (`Server`) or several (`fleet.Fleet`). For the event loop."""
 
     settings: Settings
     pools: Pools

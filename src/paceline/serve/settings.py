@@ -74,7 +74,7 @@ class Settings:
     allowed_hosts: Annotated[
         tuple[str, ...],
         _http(
-            "A Host header to answer beside loopback names, on a loopback address without keys; * for any.",
+            "A Host header to answer in addition to loopback names, on a loopback address without keys; * for any.",
             "--allowed-host",
         ),
     ] = ()
@@ -308,7 +308,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def load(cls: type[T], flags: Mapping[str, Any], path: Path | None, others: tuple[type, ...] = ()) -> T:
     """Settings of `cls` from flags, this process's environment and a TOML file, in which the fields of `others` may
-    stand, too. InputError for a key that nobody knows."""
+    stand, too. Raises InputError for an unknown key."""
     table = read_toml(path) if path is not None else {}
     known = {f.name for c in (cls, *others) for f in fields(c)}
     unknown = sorted(set(table) - known)

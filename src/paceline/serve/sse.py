@@ -106,6 +106,6 @@ def json_response(data: Any) -> Response:
 
 
 async def json_unless_gone(request: Request, work: Coroutine[Any, Any, Any]) -> Response:
-    """The JSON answer that `work` makes; nobody reads what is returned when the client has gone."""
+    """The JSON answer that `work` makes; the result is unused when the client has gone."""
     data = await unless_gone(request.receive, work)
     return Response(status_code=499) if data is None else json_response(data)

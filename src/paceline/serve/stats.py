@@ -1,4 +1,4 @@
-"""GET /stats: the engine's cumulative counters as one JSON object; whoever draws them takes the differences."""
+"""GET /stats: the engine's cumulative counters as one JSON object; a client that plots them takes the differences."""
 
 import asyncio
 from collections import deque
@@ -78,7 +78,7 @@ def levels(host: ServedHost) -> dict[str, Level]:
 
 
 def small(host: ServedHost) -> str | None:
-    """The name of the small model beside the first."""
+    """Name of the small model that runs next to the first."""
     llm = host.first()
     texts = [each.texts for each in llm.beside if isinstance(each, Runner)] if llm is not None else []
     return next((mine[SMALL].path.name for mine in texts if SMALL in mine), None)

@@ -12,10 +12,10 @@ OVERHEAD = 512
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """One answer of /v1/responses, as bytes: nothing that is kept can be changed by who reads it."""
+    """One answer of /v1/responses, as bytes: no reader can change what is kept."""
 
     owner: str
-    """Which API key it was made for; nobody else may see it."""
+    """API key it was made for; no other key may see it."""
     response: bytes
     items: bytes
     """The whole conversation so far: what was said, and the answer."""

@@ -40,7 +40,8 @@ def chat_grammar(body: ChatRequest) -> Grammar | None:
 
 
 def tool_choice(body: ChatRequest) -> Choice | NamedChoice:
-    """Who chooses the tool. Raises ApiError for a choice among none and for a name that there is not."""
+    """Choice of the tool: by the model or by name. Raises ApiError for a choice without tools and for a name that is
+    not among them."""
     names = [tool.function.name for tool in body.tools or ()]
     choice = body.tool_choice or ("auto" if names else "none")
     if len(set(names)) < len(names):

@@ -1,4 +1,4 @@
-"""The same metrics under vLLM's names, for dashboards and autoscalers that know those."""
+"""Metrics under vLLM's names, for dashboards and autoscalers that know those."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING

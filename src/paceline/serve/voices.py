@@ -100,7 +100,7 @@ class Manner:
     """How the answers of one chat request are read."""
 
     voice: Callable[[str], Voice]
-    """Makes a fresh one, told how the rendered conversation ends."""
+    """Make a fresh one, given how the rendered conversation ends."""
     special: bool = False
     """Markers are special tokens, so the text must show these."""
 

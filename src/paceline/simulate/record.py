@@ -90,7 +90,7 @@ class LogRecorder(Recorder):
     def __init__(self, sink: Callable[[Event], object]) -> None:
         self.sink = sink
         self._plan: Plan | None = None
-        """Of the step in progress."""
+        """Plan of the step in progress."""
         self._step = Step(0.0, Decision([], [], []))
         self._advanced: list[tuple[int, str, int]] = []
 

@@ -21,8 +21,8 @@ from paceline.simulate.workload import Workload, WorkloadJob
 
 def simulate(workload: Workload, *, clients: int | None = None, seed: int = 0) -> list[Event]:
     """The decision log of a simulated run; equal arguments give equal logs. The engine starts with the table that the
-    recorded one started with, and learns. `clients`: so many, each with the next job as soon as its last is done; None:
-    jobs come when they came. CapacityError when a request could never fit the cache."""
+    recorded one started with, and learns. `clients`: number of clients, each of which sends its next job as soon as the
+    last is done; None: jobs come when they came. CapacityError when a request could never fit the cache."""
     return Simulator(workload, clients, SimulationNoise(seed)).run()
 
 
@@ -92,14 +92,14 @@ class Simulator:
         self, plan: Plan, twin: Twin, results: list[Result], advanced: list[tuple[int, str, int]],
         done: tuple[Work, list[Drafting]],
     ) -> Outcome:  # fmt: skip
-        """And how long it took."""
+        """Outcome of the step with the seconds it took."""
         times = seconds(self.workload.times, *done)
         for name, rows in self._catching(plan, advanced, twin).items():
             times.drafts.setdefault(name, self.workload.catching * rows)
         return Outcome(results, advanced, *done, times)
 
     def _drawn(self, item: Item, most: int) -> Result:
-        """Of a run: the next tokens of the recorded output, pass by pass, as many as the draws say."""
+        """Result of a run: the next tokens of the recorded output, pass by pass, as many as the draws accept."""
         speech, before = self.workload.outputs[item.request.id], len(item.request.output)
         ahead = speech.tokens[before : before + 1 + item.reserved(most)]
         rounds, count = list[Round](), 0

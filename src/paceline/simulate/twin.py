@@ -25,7 +25,7 @@ class Twin:
             self.table.policy.acceptance.recall(setup.learned, whole=True)
         self.desk = Desk.of(config, self.table, setup.groups, setup.states)
         self.requests: dict[int, Request] = {}
-        """Those that have not ended."""
+        """Requests that have not ended, by id."""
 
     def arrive(self, arrival: Arrival) -> None:
         self.requests[arrival.id] = request = arrival.request()
@@ -70,7 +70,7 @@ class Twin:
         self.desk.adopted(txn, adopted.tokens)
 
     def decide(self, now: float) -> tuple[Decision, Plan]:
-        """The next step; who is pre-empted in it has lost the lease."""
+        """Plan the next step; a request that is pre-empted in it has lost its lease."""
         admitted = self.desk.admit(now)
         plan = self.desk.plan(now)
         return Decision.of(admitted, plan), plan

@@ -60,8 +60,8 @@ class DraftRates:
         mean.known = None
 
     def draw(self, item: Item, noise: SimulationNoise, ahead: int = 0) -> tuple[list[int], int]:
-        """Rows per depth, and how deep the draft is kept, so many tokens on. Of one (request, index) always alike,
-        whatever the load."""
+        """Rows per depth, and how deep the draft is kept, `ahead` tokens further. Always the same for one (request,
+        index), whatever the load."""
         number, index = item.request.id, len(item.request.output) + ahead
         deepest = min(item.nodes, item.depth - ahead, DEPTH)
         expected = self.acceptance.expected(number, self._nearest(item), deepest)
@@ -108,13 +108,13 @@ class Workload:
     between: float = 0.0
     """Seconds from the end of one step to the start of the next, while there is work."""
     catching: float = 0.0
-    """Seconds for each row with which a drafter catches up that drafts for nobody in the step."""
+    """Seconds per row for a drafter that only catches up in the step."""
 
     @classmethod
     def of(cls, events: Sequence[Event], *, fit: bool = True) -> "Workload":
-        """From a log. A request that has not ended ends where the log does; who got no token is left out. `times` is
-        the engine's own table as it was at the end, with `fit` scaled to what the log's steps took. InputError when
-        the log does not replay: its times would be another engine's."""
+        """From a log. A request that has not ended ends where the log does; a request without a token is left out.
+        `times` is the engine's own table as it was at the end, with `fit` scaled to what the log's steps took.
+        InputError when the log does not replay: its times would be another engine's."""
         setup = events[0]
         assert isinstance(setup, Setup)
         done = replay(events)
@@ -168,7 +168,7 @@ def scale(times: StepTimes, outcomes: Sequence[Outcome]) -> None:
 
 
 def _ratio(pairs: Iterable[tuple[float, float]]) -> float:
-    """Of the sums of measured and predicted seconds."""
+    """Ratio of the sums of measured and predicted seconds; 1 if either is 0."""
     measured, predicted = (sum(side) for side in zip(*pairs)) if (pairs := list(pairs)) else (0.0, 0.0)
     return measured / predicted if measured > 0.0 and predicted > 0.0 else 1.0
 

@@ -147,7 +147,7 @@ def generate(
     temperature: float, seed: int,
 ) -> None:  # fmt: skip
     """Answer the prompts behind those that are `done`, and add to them and to the file, some at a time: what is killed
-    loses little. With prompt lookup as the drafter: the text is the target's own whoever drafts."""
+    loses little. With prompt lookup as the drafter: the text is the target's own with any drafter."""
     from paceline import LLM, SamplingParams
 
     if file is not None:

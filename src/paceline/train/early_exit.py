@@ -37,7 +37,7 @@ class ExitSettings(StudentSettings):
     dropout: float = 0.1
     """Chance of the last layer to be left out; that of the first is 0."""
     share: float = 0.5
-    """Of the loss, that of the exits."""
+    """Share of the exits in the loss."""
     rotate: int = 4
     deepest: int = 0
     """Exits are those behind 1 .. `deepest` layers; 0: behind all but the last. A short training has few to spare."""
@@ -91,7 +91,7 @@ class EarlyExitTraining(DraftMethod):
         return hook
 
     def chances(self) -> list[float]:
-        """Of each layer to be left out."""
+        """Chance of each layer to be left out."""
         last = max(1, self.depth - 1)
         return [self.settings.dropout * math.expm1(layer * math.log(2) / last) for layer in range(self.depth)]
 
@@ -136,8 +136,8 @@ class EarlyExitTraining(DraftMethod):
 
     @torch.no_grad()
     def ranks(self, batch: FeatureBatch) -> Tensor:
-        """[B, T, DEPTH]: of the whole model's likeliest token, at `layer`: its simulated tau is of drafts from there,
-        along the text."""
+        """[B, T, DEPTH]: of the whole model's most probable token, at `layer`: its simulated tau is of drafts from
+        there, along the text."""
         states = self.states(batch.ids)
         count = batch.ids.shape[1]
         own = self.head(states[-1].flatten(0, 1)).argmax(-1)[:, None]

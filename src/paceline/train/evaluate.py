@@ -18,7 +18,7 @@ from paceline.train.features import FeatureSource
 from paceline.train.method import Method
 
 TOLD_RANKS = 10
-"""Ranks whose chances are told."""
+"""Number of ranks whose chances are reported."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,15 @@ class Scores:
     accuracy: tuple[tuple[float, ...], ...]
     tau: float
     tree: float
-    """The same with trees."""
+    """Tokens per pass, simulated, with trees."""
     rounds: int
 
 
 def evaluate(
     method: Method, source: FeatureSource, names: Sequence[int], shape: Shape | None = None, size: int = 8
 ) -> Scores | None:
-    """Of the texts with these numbers; None for a method that has no ranks. `shape`: of the trees; None: the best one
-    for the accuracies that are found."""
+    """Scores over the texts with these numbers; None for a method without ranks. `shape`: shape of the trees; None: the
+    best one for the accuracies that are found."""
     method.module.eval()
     tables: list[list[list[int]]] = []
     counts: torch.Tensor | None = None
@@ -101,10 +101,10 @@ class Measurement:
     tau: dict[str, float]
     same: dict[str, bool]
     each: dict[str, list[tuple[int, int]]]
-    """Of each prompt, tokens behind the first and the passes that made them."""
+    """Drafter -> per prompt, the tokens after the first and the passes that made them."""
 
     def interval(self, drafter: str, draws: int = 1000) -> tuple[float, float]:
-        """Of tau, 95 %, by drawing the prompts anew."""
+        """Confidence interval (95 %) of tau, by resampling the prompts."""
         pairs = torch.tensor(self.each[drafter], dtype=torch.float64)
         stream = torch.Generator().manual_seed(0)
         sums = pairs[torch.randint(len(pairs), (draws, len(pairs)), generator=stream)].sum(1)

@@ -56,7 +56,7 @@ class FalconModule(nn.Module):
 
     def recur(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """z [B, R, H] and the states [B, R, LAYERS, H] behind each row, from x [B, R, 2 H] of rows 0 .. R - 1; the LSTM
-        begins anew at every MEMORY-th."""
+        restarts at every MEMORY-th."""
         count, rows, width = x.shape
         whole = -(-rows // LSTM_ROWS) * LSTM_ROWS
         chunks = torch.cat((x, x.new_zeros(count, whole - rows, width)), 1).view(-1, LSTM_ROWS, width)

@@ -87,7 +87,7 @@ def fit(
     cost: Callable[[tuple[int, int]], float] = measured,
 ) -> FittedShape:  # fmt: skip
     """The shape with the most parameters whose pass takes at most `seconds`; of equal ones the shallower. `overhead`:
-    seconds of a layer beside its matrices: the price of depth. Raises InputError where nothing
+    seconds of a layer apart from its matrices: the price of depth. Raises InputError where nothing
     fits."""
     found: FittedShape | None = None
     for width in CANDIDATE_WIDTHS:

@@ -51,7 +51,7 @@ class FeatureSource:
         self.kept = None if cache is None or not taps else FeatureStore(cache, target, self.samples, self.taps, limit)
 
     def batch(self, names: Sequence[int]) -> FeatureBatch:
-        """Of the texts with these numbers, padded at the end with zeros."""
+        """Batch of the texts with these numbers, padded at the end with zeros."""
         samples = [self.samples[name] for name in names]
         length = max(len(sample.ids) for sample in samples)
         ids, learn = torch.zeros(len(samples), length, dtype=torch.int64), torch.zeros(len(samples), length)

@@ -1,12 +1,12 @@
-"""`judge`: the head of the verifier `judge`, from labels that nobody had to write (AutoJudge's procedure for Judge
+"""`judge`: the head of the verifier `judge`, from labels that needed no annotation (AutoJudge's procedure for Judge
 Decoding, Bachmann et al. 2025, arXiv 2501.19309).
 
 The target answers greedily. At the first token that the draft model would have said otherwise, the draft's token is put
 in and the target finishes the answer. If the final answer is the same, the token was *unimportant* (label 1), and the
 text goes on from there; else it was *important* (0), and the target's own token stays. Then the next one to the right.
-A head on the target's state of the row that has read the draft's token learns the label. Beside it two rules without
-training are measured on held-out labels: the token's rank in the target's distribution, and the divergence of the two
-distributions.
+A head on the target's state of the row that has read the draft's token learns the label. In addition to it, two rules
+without training are measured on held-out labels: the token's rank in the target's distribution, and the divergence of
+the two distributions.
 """
 
 import json
@@ -43,10 +43,10 @@ class JudgeSettings:
     rounds: int = 6
     """Swaps in each."""
     weight: float = 2.0
-    """Of important tokens in the loss."""
+    """Weight of important tokens in the loss."""
     threshold: float = 0.5
     decay: float = 0.01
-    """Of the weights (L2)."""
+    """Weight decay (L2)."""
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Label:
     """[H]"""
     good: bool
     rank: int
-    """Of the draft's token in the target's distribution, 0 the likeliest."""
+    """Rank of the draft's token in the target's distribution, 0 the most probable."""
     divergence: float
     """KL(p | q)"""
 

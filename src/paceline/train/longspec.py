@@ -50,7 +50,7 @@ class LongSpecModule(nn.Module):
         )
 
     def unroll(self, embedded: Tensor, position: Tensor, cache: tuple[Tensor, Tensor], depth: int) -> Steps:
-        """Of texts [B, T, H]: at each depth d what rows 1 + d ... T - 2 put out, which see the target's `cache` of the
+        """Outputs at each depth d for texts [B, T, H], rows 1 + d ... T - 2. The rows see the target's `cache` of the
         rows up to d + 1 before them."""
         c, rows = self.config, embedded.shape[1]
         turn = self.rotary(position, int(position.max()) + 1)

@@ -44,7 +44,7 @@ class TrainingPlan:
     minutes: float | None = 10.0
     """Stop after so long; None: after `steps`."""
     steps: int | None = None
-    """Stop after so many; None: after `minutes`."""
+    """Number of steps to stop after; None: stop after `minutes`."""
     settings: dict[str, Any] = field(default_factory=dict)
     """The method's own."""
     answers: bool | None = None
@@ -54,7 +54,7 @@ class TrainingPlan:
     answer: int = 160
     """Most tokens of an answer."""
     temperature: float = 0.0
-    """Of these answers."""
+    """Temperature of the target's answers."""
     length: int = 512
     """Most tokens of a text."""
     whole: bool = False
@@ -75,7 +75,7 @@ class TrainingPlan:
     held: int = 24
     """Texts that are not trained on, for evaluation."""
     dtype: str = "bfloat16"
-    """Of the target, as it will serve."""
+    """Data type of the target, the one it will serve with."""
     cache: Path | None = None
     """A directory for hidden states and answers; None: answers in `out`, hidden states computed each time."""
     cache_bytes: int = 2 << 30
@@ -93,7 +93,7 @@ class TrainingProgress:
     loss: float
     conditional: tuple[float, ...]
     tau: float
-    """Of a chain by the accuracies of the latest steps: 1 + a0 + a0 a1 + ..."""
+    """Tokens per pass with a chain, from the accuracies of the latest steps: 1 + a0 + a0 a1 + ..."""
     tokens: int
     seconds: float
     share: float
@@ -237,7 +237,7 @@ class TrainingRun:
             skip, epoch = max(0, skip - len(batches)), epoch + 1
 
     def rate(self) -> float:
-        """Of the learning rate, in this step."""
+        """Factor of the learning rate in this step."""
         warm = min(1.0, (self.step + 1) / max(1, self.plan.warmup))
         if self.cool is None or self.step < self.cool[0]:
             return warm
@@ -362,7 +362,7 @@ class TrainingRun:
         try:
             state = torch.load(file, weights_only=True)
         except Exception as error:  # a truncated file raises what it likes
-            raise InputError(f"{file} cannot be read ({error}); delete it to begin anew.") from None
+            raise InputError(f"{file} cannot be read ({error}); delete it to start again.") from None
         own, other = self.plan.key(), state["plan"]
         differ = sorted(name for name in {*own, *other} if own.get(name) != other.get(name))
         if differ:

@@ -42,7 +42,7 @@ class Method(ABC):
     module: nn.Module
     taps: tuple[str, ...] = ()
     accuracy: tuple[tuple[float, ...], ...] = ()
-    """Of each rank at each depth, which the loop sets before `save`."""
+    """Accuracy of each rank at each depth; the loop sets it before `save`."""
 
     def see(self, samples: Sequence[Sample]) -> None:  # noqa: B027
         """Before anything else: the texts that it will learn from, for what depends on all of them."""

@@ -1,6 +1,6 @@
 """Training of `ppd` (draft/ppd.py): the embeddings of m prompt tokens, by what the frozen target says behind them
 (Chen et al. 2024, arXiv 2405.18628, section 3.3). The j-th learns the target's distribution j places on, with a weight
-of 0.8 ** (j - 1). A text is used at many cuts at once: a chain behind a row sees the text up to there, and nobody sees
+of 0.8 ** (j - 1). A text is used at many cuts at once: a chain behind a row sees the text up to there, and no row sees
 it.
 """
 
@@ -51,7 +51,7 @@ class TrainPpd(UnrolledMethod):
         return self.config.depth
 
     def unroll(self, batch: FeatureBatch) -> Steps:
-        """Of all rows whose next but one token is to be learned; zeros elsewhere."""
+        """Outputs of all rows whose next but one token is to be learned; zeros elsewhere."""
         text, _ = self.through.text(batch.ids)
         rows, cuts = batch.learn[:, 2:].nonzero().unbind(1)
         made = [

@@ -1,7 +1,7 @@
 """`Rollout`: whose texts a draft model learns from, batch by batch.
 
     data     the texts as the loop brings them: as given, or (`answers`) the target's own
-    target   the same; the loop is told to let the target answer
+    target   the same; the loop lets the target answer
     policy   the student's own answers to the same prompts, sampled now (DistillSpec, Zhou et al. 2023, arXiv
              2310.08461, algorithm 1 with lambda = 1)
     mixed    each text is replaced by the student's own with probability `share`

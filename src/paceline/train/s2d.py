@@ -28,7 +28,7 @@ class SortedSettings(StudentSettings):
     exits: str = "2,4,6"
     """Layers behind which it may stop, ascending; the last one is all of them."""
     threshold: float = 0.5
-    """Of all exits but the last."""
+    """Threshold of all exits but the last."""
 
 
 @TRAINERS.register("s2d", Trains("one draft model with several exits, for several targets", drafter="s2d"))

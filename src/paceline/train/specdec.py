@@ -3,7 +3,7 @@
 Of each text X of the target the draft model draws Y_t behind X_<t; the label of Y_t is its chance to be accepted,
 min(1, p(Y_t) / q(Y_t)). The head then reads the draft model's states over a text Z that has X_t with probability
 `keep`, else Y_t, and learns the labels at the latter by weighted binary cross entropy. `temperature` is that of the
-serving: at 0 the draft's likeliest token is drawn, and the label says whether it is the target's, too.
+serving: at 0 the draft's most probable token is drawn, and the label says whether it is the target's, too.
 """
 
 from collections.abc import Mapping
@@ -27,14 +27,15 @@ class HeadSettings:
     draft: str = ""
     blocks: int = 3
     weight: float = 6.0
-    """Of rejections in the loss."""
+    """Weight of rejections in the loss."""
     risk: float = 0.7
     keep: float = 0.15
     temperature: float = 1.0
 
 
 def weighted_bce(logits: Tensor, label: Tensor, weight: float) -> Tensor:
-    """Of class logits [N, 2] and labels [N] in [0, 1]; rejections count `weight` times."""
+    """Weighted binary cross-entropy of class logits [N, 2] and labels [N] in [0, 1]; rejections count `weight`
+    times."""
     log = logits.float().log_softmax(-1)
     total = weight * (1 - label) * log[:, 0] + label * log[:, 1]
     return -total.sum() / (weight * (1 - label) + label).sum().clamp(min=1e-9)

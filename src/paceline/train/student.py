@@ -47,7 +47,7 @@ class StudentSettings:
     rollout: str = "data"
     """See train/rollout.py."""
     share: float = 0.5
-    """Of texts that a mixed rollout replaces by the student's own."""
+    """Share of texts that a mixed rollout replaces by the student's own."""
     temperature: float = 1.0
     """At which the student samples, and at which distributions are compared."""
 

@@ -70,7 +70,7 @@ class Through:
 
     @torch.no_grad()
     def text(self, ids: Tensor) -> tuple[Text, Tensor]:
-        """Of texts [B, T]: keys and values of each layer, and the states [B, T, H] behind the final norm."""
+        """Keys and values of each layer for texts [B, T], and the states [B, T, H] after the final norm."""
         out: Text = []
         x = self.decoder.embed(ids.flatten()).view(*ids.shape, -1)
         for index, block in enumerate(self.decoder.weights.blocks):

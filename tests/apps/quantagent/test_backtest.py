@@ -42,7 +42,7 @@ def test_costs_are_paid_on_both_sides() -> None:
 
 
 def slow(orders: Orders, future: Future, cost: float) -> list[float]:
-    """The same trades, bar by bar."""
+    """Gains of the trades, computed bar by bar."""
     gains = []
     for i, side in enumerate(orders.side):
         if side == 0:

@@ -56,7 +56,7 @@ def test_lateness_is_said_where_it_matters() -> None:
 
 def test_other_doubts() -> None:
     assert "95% of a core" in doubts(cell(answers(), busy=0.95))[0]
-    assert "told no usage" in doubts(cell([replace(a, usage=None) for a in answers()]))[0]
+    assert "reported no usage" in doubts(cell([replace(a, usage=None) for a in answers()]))[0]
     failed = [*answers(), TimedAnswer(0.0, ended=1.0, error="HTTP 429", detail="The queue is full.")]
     assert doubts(cell(failed)) == ["1 x HTTP 429: The queue is full."]
 

@@ -146,7 +146,7 @@ async def test_a_router_over_two_real_servers() -> None:
                 client.post("/v1/completions", json=body),
             )
             texts = {reply.json()["choices"][0]["text"] for reply in replies}
-            assert len(texts) == 1, "whoever answers, the text is the same"
+            assert len(texts) == 1, "the text is the same from every engine"
             bad = await client.post("/v1/completions", json={"prompt": "x", "nonsense": 1})
             assert bad.status_code == 400 and "nonsense" in bad.json()["error"]["message"]
             assert (await client.get("/v1/models")).json()["data"][0]["id"] == "demo"

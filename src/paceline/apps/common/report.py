@@ -1,4 +1,4 @@
-"""A report: sections of text, tables and plots, written as one HTML file and as Markdown beside it.
+"""A report: sections of text, tables and plots, written as one HTML file and as Markdown next to it.
 
     report = Report("What ran", "12 snippets, 83 % of their lines.")
     report.table("Figures", [{"lines": 120, "run": 100}])
@@ -17,7 +17,7 @@ from typing import Any
 
 import jinja2
 
-HERE = Path(__file__).parent / "templates"
+APP_HERE = Path(__file__).parent / "templates"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def cell(value: Any) -> str:
 
 def environment(escape: bool) -> jinja2.Environment:
     env = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE),
+        loader=jinja2.FileSystemLoader(APP_HERE),
         autoescape=escape,
         trim_blocks=True,
         lstrip_blocks=True,

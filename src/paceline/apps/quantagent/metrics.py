@@ -1,4 +1,4 @@
-"""How often directions were right, with intervals, beside always-long and coin tosses."""
+"""Share of right directions, with intervals, compared with always-long and coin tosses."""
 
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""The report: each fragment with its lines as they ran, the values put in beside them, and its errors."""
+"""The report: each fragment with its lines as they ran, the values put in next to them, and its errors."""
 
 from collections.abc import Sequence
 from html import escape

@@ -7,7 +7,7 @@ from statistics import mean
 from typing import Any
 
 from .cut import Fragment
-from .fragment import Ran, Runner
+from .fragment import PicoRunner, Ran
 from .predict import Predictor
 
 
@@ -21,7 +21,7 @@ class Study:
     async def run(self, predictor: Predictor, rounds: int, width: int, step: Callable[[], None]) -> None:
         """Run all fragments under one predictor, `width` at a time."""
         slots = asyncio.Semaphore(width)
-        runner = Runner(predictor, rounds)
+        runner = PicoRunner(predictor, rounds)
 
         async def one(fragment: Fragment) -> Ran:
             async with slots:
@@ -47,7 +47,7 @@ class Study:
         return {**coverage([r for _, r in pairs]), **self.found(pairs)}
 
     def found(self, pairs: Sequence[tuple[Fragment, Ran]]) -> dict[str, Any]:
-        """Of the seeded type errors: found at their line; and type errors reported elsewhere."""
+        """Counts of the seeded type errors: those found at their line, and type errors reported elsewhere."""
         marked = [(f.seeded, r) for f, r in pairs if f.seeded is not None]
         if not marked:
             return {"seeded": None, "seeded_found": None, "with_others": None}

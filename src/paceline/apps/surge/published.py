@@ -1,4 +1,4 @@
-"""The published formulas (arXiv 2502.11167), kept to compare: what they reward wrongly is told in scorers.py."""
+"""The published formulas (arXiv 2502.11167), kept to compare: scorers.py explains what they reward wrongly."""
 
 import json
 from collections.abc import Callable

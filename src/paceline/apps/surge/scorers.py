@@ -16,11 +16,11 @@ from typing import Any
 
 from .extract import FENCE, trimmed
 
-NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?\b(?:inf|nan)\b", re.IGNORECASE)
+SURGE_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?\b(?:inf|nan)\b", re.IGNORECASE)
 
 
 def exact(answer: str, truth: str) -> float:
-    """The same text, blanks at ends of lines aside."""
+    """Score 1 if both texts are equal, apart from blanks at the ends of lines; else 0."""
     return float(trimmed(answer) == trimmed(truth))
 
 
@@ -31,7 +31,7 @@ def similar(answer: str, truth: str) -> float:
 
 
 def numbers_in(text: str) -> list[float]:
-    return [float(found) for found in NUMBER.findall(text)]
+    return [float(found) for found in SURGE_NUMBER.findall(text)]
 
 
 def numbers(answer: str, truth: str) -> float:
@@ -57,7 +57,8 @@ def _relative(ours: float, theirs: float) -> float:
 
 
 def ranking(answer: str, truth: str) -> float:
-    """Of a sorted list: the share of its numbers that are there, times the share of neighbours in the right order."""
+    """Score of a sorted list: the share of its numbers that are present, times the share of neighbours in the right
+    order."""
     ours, theirs = numbers_in(answer), numbers_in(truth)
     if not theirs:
         return exact(answer, truth)
@@ -82,9 +83,9 @@ def tokens(answer: str, truth: str) -> float:
 
 
 def errors(answer: str, truth: str) -> float:
-    """Of a checker's verdict (JSON {"pass", "errors": [{"pos": {"line"}, "data"}]}).
+    """Score of a checker's verdict (JSON {"pass", "errors": [{"pos": {"line"}, "data"}]}).
 
-    0 where "pass" is wrong; 1 where both pass; else the mean over errors, true and predicted, of the likeness of the
+    0 if "pass" is wrong; 1 if both pass; else the mean over errors, true and predicted, of the similarity of the
     messages on the same line.
     """
     ours, theirs = verdict(answer), verdict(truth)

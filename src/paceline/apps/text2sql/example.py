@@ -16,7 +16,7 @@ CONCERTS = ((1, 1, 2021, 850), (1, 2, 2022, 2100), (2, 3, 2021, 1500), (3, 1, 20
 
 
 def example(folder: Path) -> Path:
-    """Its file, made anew in a folder."""
+    """Path of the database file, built again in a folder."""
     path = folder / "music.sqlite"
     path.unlink(missing_ok=True)
     connection = sqlite3.connect(path)

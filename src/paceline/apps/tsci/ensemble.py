@@ -46,7 +46,7 @@ def by_error(mae: dict[str, float]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Combined:
-    """The chosen way, its validation MAE beside those of all ways, and the forecast it makes."""
+    """The chosen way, its validation MAE next to those of all ways, and the forecast it makes."""
 
     way: str
     mae: dict[str, float]

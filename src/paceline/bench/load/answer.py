@@ -51,11 +51,11 @@ class TimedAnswer:
     fired: float = 0.0
     sent: float | None = None
     first: float | None = None
-    """Of the first chunk with tokens; None: no such chunk came."""
+    """Time of the first chunk with tokens, in seconds; None: no such chunk came."""
     last: float | None = None
-    """Of the last one."""
+    """Time of the last chunk with tokens, in seconds."""
     ended: float | None = None
-    """Of the answer, or of the failure."""
+    """Time at which the answer ended or failed, in seconds."""
     gaps: "array[float]" = field(default_factory=lambda: array("d"))
     """Seconds between chunks with tokens."""
     usage: ServerUsage | None = None
@@ -75,7 +75,7 @@ class TimedAnswer:
 
     @property
     def tokens(self) -> int:
-        """Generated tokens as the server counted them; chunks, where it told no usage."""
+        """Generated tokens as the server counted them; chunks, if it reported no usage."""
         return self.chunks if self.usage is None else self.usage.completion
 
     @property

@@ -183,7 +183,7 @@ class Connection(asyncio.Protocol):
 
 class Client:
     """A server's address, and connections to it that are used again. At most `limit` are in use at once (None: no
-    limit); who must wait for one waits in order."""
+    limit); requests without one wait in order."""
 
     def __init__(self, url: str, now: LoadClock, key: str | None = None, limit: int | None = None) -> None:
         parts = urlsplit(url if "//" in url else f"http://{url}")

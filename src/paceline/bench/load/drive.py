@@ -1,4 +1,4 @@
-"""Who sends when: the open loop, which waits for nobody, and the closed loop, a baseline."""
+"""Drivers that send the requests: the open loop, which waits for no answer, and the closed loop, a baseline."""
 
 import asyncio
 from array import array

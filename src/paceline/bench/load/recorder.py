@@ -122,8 +122,8 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tap: 
 
 
 def record(url: str, path: Path, host: str, port: int, ready: Callable[[int], None]) -> int:
-    """Record until Ctrl-C; the number of requests. `ready` is told the port when it listens. Raises InputError where
-    the file exists or the port is taken."""
+    """Record until Ctrl-C; the number of requests. `ready` is called with the port when it listens. Raises InputError
+    where the file exists or the port is taken."""
     behind = address(url)
     try:
         out = path.open("xb")

@@ -113,7 +113,7 @@ class LoadReport:
         return [sweep(self.cells), *([detail(self.cells[0].summary)] if len(self.cells) == 1 else [])]
 
     def notes(self) -> list[str]:
-        """Of each load what the table does not hold."""
+        """Remarks on each load: what the table leaves out."""
         baseline = "closed loop: a baseline. A slow server is asked less often, so the waiting of others is left out."
         found = [baseline] if any(cell.closed for cell in self.cells) else []
         return found + [remark(cell, self.slo) for cell in self.cells]
@@ -135,7 +135,7 @@ def doubts(cell: LoadCell) -> list[str]:
         found.append(f"the last {summary.seconds - last:.1f} of {summary.seconds:.1f} s had no arrivals, which lowers "
                      "req/s, tok/s and goodput; send for longer, unless the server is overloaded.")  # fmt: skip
     if not summary.counted:
-        found.append("the server told no usage, so chunks are counted as tokens.")
+        found.append("the server reported no usage, so chunks are counted as tokens.")
     found += [f"{count} x {kind}: {summary.examples.get(kind, '')}" for kind, count in summary.errors.items()]
     return found
 

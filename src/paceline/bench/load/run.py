@@ -18,7 +18,7 @@ from paceline.core.errors import InputError
 from paceline.core.system import allow_many_files
 
 Progress = Callable[[int, int, str], None]
-"""Told (load, loads, what runs)."""
+"""Callback with (load, loads, what runs)."""
 PROBE_TIMEOUT_S = 30.0
 """Seconds for the first question to the server."""
 
@@ -32,7 +32,7 @@ class Load:
     burstiness: float = 1.0
     """Shape of the gamma distribution of the gaps: 1 Poisson, infinity constant."""
     speed: float | None = None
-    """A recording, played so many times as fast."""
+    """Factor by which a recording is played faster."""
     clients: int | None = None
     """Closed loop."""
 
@@ -73,7 +73,7 @@ class LoadTarget:
     timeout: float = 600.0
     """Seconds that one request may take."""
     connections: int | None = None
-    """At most so many at once; who must wait for one waits on the clock."""
+    """Maximum number of connections; the wait for a free one counts as latency."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class LoadTask:
     lines: Sequence[RecordedRequest] = ()
     """A recording; its bodies stand in for prompts."""
     requests: int | None = 100
-    """Of each load; None: as many as fall into `seconds`."""
+    """Requests per load; None: as many as arrive within `seconds`."""
     seconds: float | None = None
     warmup: int = 4
     slo: Slo | None = None

@@ -45,7 +45,7 @@ class Summary:
     completed: int
     errors: dict[str, int]
     examples: dict[str, str]
-    """Of each kind of error one detail."""
+    """Error kind -> the details of one example."""
     seconds: float
     """From the start of the run to the end of its last answer."""
     requests_per_second: float

@@ -40,7 +40,7 @@ class LoadWish:
     max_tokens: int = 128
     temperature: float | None = None
     seed: int = 0
-    """Of the first request; the next has the next."""
+    """Seed of the first request; each further request takes the next integer."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def body(self, own: Mapping[str, Any], number: int) -> bytes:

@@ -114,7 +114,7 @@ class Controller:
             self._spawn(self._tune(self.tuner))
 
     async def close(self) -> None:
-        """Gives up all that runs; who waits is cancelled."""
+        """Give up all that runs, and cancel all waiting calls."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -11,8 +11,8 @@ class ActorHost:
     """What runs in the actor: an engine behind the application that `paceline serve` has, asked without a socket."""
 
     def __init__(self, options: dict[str, Any], name: str, slow: float = 0.0) -> None:
-        """`options` as for `AsyncLLM`; `slow`: each call waits for so many times its own duration afterwards, so that
-        an engine can be made slow on purpose."""
+        """`options` as for `AsyncLLM`; `slow`: factor: each call waits for this multiple of its own duration
+        afterwards, so that an engine can be made slow on purpose."""
         from paceline import AsyncLLM
         from paceline.serve.app import create_app
         from paceline.serve.settings import Settings

@@ -12,11 +12,13 @@ from uuid import uuid4
 import orjson
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 from starlette.types import Receive, Scope, Send
 
 from paceline.cluster.control.controller import Controller
 from paceline.cluster.control.engines import EngineLost, Reply, StreamingEngine, StreamPieces
 from paceline.cluster.workflow.tasks import CallWork, Instance
+from paceline.core.grammar import MOST_DEPTH
 from paceline.engine.door import DOOR
 from paceline.engine.totals import Snapshot, Totals
 from paceline.serve.admission import Budget
@@ -28,6 +30,7 @@ from paceline.serve.pools import Pools
 from paceline.serve.server import ModelFigures, Server, unknown_model
 from paceline.serve.settings import Settings
 from paceline.serve.sse import unless_gone
+from paceline.serve.wire import check_depth
 
 log = logging.getLogger("paceline")
 ROUTER_RATE = 0.1
@@ -177,6 +180,9 @@ def read(body: bytes) -> tuple[dict[str, Any], Hint]:
         data = orjson.loads(body)
         if not isinstance(data, dict):
             raise ValueError
+        check_depth(data)
+    except PydanticCustomError:
+        raise ApiError(400, f"The body is nested too deeply, more than {MOST_DEPTH} levels; make it flatter.") from None
     except ValueError:
         raise ApiError(400, "The body is no JSON object; send one.") from None
     given = data.pop("workflow", None)

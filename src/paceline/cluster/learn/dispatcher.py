@@ -53,7 +53,7 @@ class DispatchNetwork(nn.Module):
         self.job, self.idle = _head(), _head()
 
     def forward(self, features: Tensor, numbers: Tensor, machines: Tensor, legal: Tensor) -> Tensor:
-        """Of `Env.observe` and `Env.legal`, for [B, jobs]: float32 [B, jobs + 1]."""
+        """Logits float32 [B, jobs + 1] from `Env.observe` and `Env.legal`; the last column is the choice to idle."""
         batch, jobs = machines.shape
         x = self.embed(features) + _sinusoid(numbers)
         x = torch.where((numbers == -1)[..., None], self.ends[0], x)
@@ -77,7 +77,7 @@ def _head() -> nn.Sequential:
 
 
 def _sinusoid(numbers: Tensor) -> Tensor:
-    """Of place numbers [...], [..., DISPATCH_WIDTH]; 0 for those below 0."""
+    """Sinusoidal embedding [..., DISPATCH_WIDTH] of place numbers [...]; 0 for negative numbers."""
     rate = 10000.0 ** (-torch.arange(0, DISPATCH_WIDTH, 2) / DISPATCH_WIDTH)
     angle = numbers[..., None] * rate
     waves = torch.cat((angle.sin(), angle.cos()), -1)
@@ -94,7 +94,7 @@ def logits(network: DispatchNetwork, env: Env, rows: Ints) -> Tensor:
 def solve(
     network: DispatchNetwork, problem: Problem, copies: int = 32, heats: tuple[float, float] = (0.5, 2.0), seed: int = 0
 ) -> Schedule:
-    """The best of so many schedules, drawn at temperatures spread between `heats`; of one copy, the
+    """The best of `copies` schedules, drawn at temperatures spread between `heats`; of one copy, the
     greedy one. Between two moments an order of all legal actions is drawn at once (Gumbel-max) and followed while it
     stays legal."""
     env, generator = Env([problem] * copies), torch.Generator().manual_seed(seed)

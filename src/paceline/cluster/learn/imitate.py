@@ -24,7 +24,7 @@ class ImitationPlan:
     problems: int = 4
     """An update, of one shape."""
     solver_seconds: float = 1.0
-    """Of CP-SAT for each completion."""
+    """Time limit of CP-SAT for each completion, in seconds."""
     jobs: tuple[int, int] = (8, 20)
     machines: tuple[int, int] = (5, 10)
     """Shapes are drawn between these."""
@@ -38,7 +38,8 @@ class ImitationPlan:
 
 @dataclass(frozen=True, slots=True)
 class ImitationProgress:
-    """Of one update: mean makespan of the policy's draws over the solver's completions, and the time used."""
+    """Result of one update: mean makespan of the policy's draws divided by that of the solver's completions, and the
+    time used."""
 
     update: int
     ratio: float
@@ -59,8 +60,8 @@ class LabelledSteps:
 def train(
     plan: ImitationPlan, report: Callable[[ImitationProgress], None] = lambda progress: None
 ) -> tuple[DispatchNetwork, int]:
-    """A network after so many minutes, and its number of updates. The weights kept are those that did best on held-out
-    random problems (best of 8 draws), among every tenth update's."""
+    """A network after `plan.minutes` of training, and its number of updates. The weights kept are those that did best
+    on held-out random problems (best of 8 draws), among every tenth update's."""
     torch.manual_seed(plan.seed)
     network, rng = DispatchNetwork(), np.random.default_rng([plan.seed, 1])
     optimiser = torch.optim.Adam(network.parameters(), lr=plan.rate, eps=1e-5)

@@ -80,7 +80,8 @@ class LearnedOrder:
 
 
 def entropy(scores: Tensor) -> Tensor:
-    """Of the softmax of each row [D, R], in nats; entries far below take no part. float32 [D]."""
+    """Entropy of the softmax of each row [D, R], in nats; entries far below the rest contribute nothing. Returns
+    float32 [D]."""
     chances = scores.softmax(1)
     return -(chances * chances.clamp_min(1e-30).log()).sum(1)
 

@@ -58,7 +58,7 @@ class ReinforcementPlan:
 
 @dataclass(frozen=True, slots=True)
 class ReinforcementProgress:
-    """Of one update: mean completion over HEFT's on the same scene, and the time used."""
+    """Result of one update: mean completion time divided by HEFT's on the same scene, and the time used."""
 
     update: int
     ratio: float
@@ -68,8 +68,8 @@ class ReinforcementProgress:
 def train(
     plan: ReinforcementPlan, report: Callable[[ReinforcementProgress], None] = lambda progress: None
 ) -> tuple[OrderNetwork, int]:
-    """A network after so many minutes, and its number of updates. The weights kept are those that did best on scenes
-    of its own for validation, among every tenth update's."""
+    """A network after `plan.minutes` of training, and its number of updates. The weights kept are those that did best
+    on scenes of its own for validation, among every tenth update's."""
     torch.manual_seed(plan.seed)
     network = OrderNetwork()
     optimiser = torch.optim.Adam(network.parameters(), lr=plan.rate)
@@ -122,7 +122,7 @@ def step(
 
 
 def padded(flat: Tensor, orders: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Scores of several decisions as rows [D, R], with `PAD` behind the shorter ones, and their orders beside."""
+    """Scores of several decisions as rows [D, R], with `PAD` after the shorter ones, and their orders."""
     sizes = [len(each) for each in orders]
     scores = pad_sequence(list(torch.split(flat, sizes)), batch_first=True, padding_value=PAD)
     places = torch.arange(scores.shape[1]).repeat(len(orders), 1)

@@ -16,7 +16,7 @@ Solver = Callable[[Problem], Schedule]
 @dataclass(slots=True)
 class BatchPlanner:
     """A planner for chains of pinned calls on instances with one slot. Starts follow the schedule's order on each
-    instance, so a call may wait for one that is not ready yet; it is solved anew when workflows come, or when an
+    instance, so a call may wait for one that is not ready yet; it is solved again when workflows come, or when an
     instance was lost."""
 
     predictor: CallPredictor

@@ -18,7 +18,7 @@ class StepGraph:
     steps: tuple[str, ...]
     after: tuple[tuple[int, ...], ...]
     volume: tuple[tuple[float, ...], ...]
-    """Seconds of each transfer, beside `after`."""
+    """Seconds of each transfer, one per entry of `after`."""
 
     def tasks(self, workflow: Workflow) -> list[Task]:
         made: list[Task] = []

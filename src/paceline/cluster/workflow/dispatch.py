@@ -97,7 +97,7 @@ class Dispatcher:
             del self.tasks[task.id]
 
     def finish(self, task: Task, attempt: int, now: float, used: tuple[float, float] | None = None) -> bool:
-        """An attempt has brought its result, of so many tokens (prompt, output). False: it came too late (its
+        """An attempt has brought its result, with its counts of tokens (prompt, output). False: it came too late (its
         instance was given up or its workflow has ended), and the result must not be used."""
         place = self.instances.get(task.place or "")
         stale = task.attempt != attempt or task.finished is not None or task.id not in self.tasks

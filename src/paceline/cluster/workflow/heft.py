@@ -40,7 +40,7 @@ class Timeline:
 
 
 class Placed(NamedTuple):
-    """Of one call in a schedule."""
+    """Placement of one call in a schedule."""
 
     instance: Instance
     start: float

@@ -80,7 +80,7 @@ def read(path: Path) -> Iterator[Event]:
             event = json.loads(line)
             event["event"]
         except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{path}, line {number} is no event of a workflow log; record one anew.") from error
+            raise InputError(f"{path}, line {number} is no event of a workflow log; record the log again.") from error
         yield event
 
 

@@ -76,4 +76,4 @@ class DispatcherSetup:
             prior = {kind: (w[0], w[1], w[2]) for kind, w in data["prior"].items()}
             return cls(data["policy"], instances, prior, data["alpha"], data["patience"])
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise InputError("The log's setup is damaged, or of another version; record it anew.") from error
+            raise InputError("The log's setup is damaged, or of another version; record it again.") from error

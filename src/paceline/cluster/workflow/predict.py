@@ -32,7 +32,7 @@ class SecondsTable:
 @dataclass(slots=True)
 class FittedLine:
     """One kind's seconds: fixed + per prompt token + per output token, by recursive least squares with forgetting.
-    Three weights: plain floats are quicker than arrays."""
+    Three weights: plain floats are faster than arrays."""
 
     weights: list[float]
     spread: list[list[float]] = field(default_factory=lambda: [[float(i == j) for j in range(3)] for i in range(3)])
@@ -94,7 +94,7 @@ class Corrected:
         self.base.learn(work, instance, seconds)
 
     def _factor(self, work: CallWork, instance: Instance) -> float:
-        """Of a step not seen there: the mean over those that were."""
+        """Factor of a step on this instance; if the step was not seen there, the mean over the steps that were."""
         found = self.factors.get(instance.name, {}).get(work.step)
         return self.means.get(instance.name, 1.0) if found is None else found
 

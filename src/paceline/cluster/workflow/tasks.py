@@ -55,7 +55,7 @@ class Task:
     after: tuple["Task", ...] = ()
     """Calls that must have finished."""
     volume: tuple[float, ...] = ()
-    """For each of `after`: seconds that its result needs to another instance (transfer, or a prefix computed anew)."""
+    """For each of `after`: seconds that its result needs to another instance (transfer, or a prefix computed again)."""
     pinned: str | None = None
     """The only instance that may run it."""
     children: list["Task"] = field(default_factory=list)
@@ -142,5 +142,5 @@ class Queue(Protocol):
     """In which order an instance starts what is queued."""
 
     def key(self, task: Task, instance: Instance, now: float) -> tuple[float, ...]:
-        """The smallest starts first; worked out anew for each start."""
+        """The smallest starts first; the order is computed again for each start."""
         ...

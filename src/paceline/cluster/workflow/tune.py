@@ -49,7 +49,7 @@ class Tuner:
         return self.ended >= self.every
 
     def take(self) -> list[SimulatedJob]:
-        """The window's workflows; the count starts anew."""
+        """The window's workflows; the count restarts."""
         self.ended = 0
         made = [job for events in self.recent for job in jobs(events)]
         return sorted(made, key=lambda job: job.arrival)

@@ -199,7 +199,7 @@ def rope_of(read: ConfigReader, partial: float) -> dict[str, Any]:
 
 
 def peculiar(header: Header, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What gemma and phi3 do not say in so many words."""
+    """Settings that gemma and phi3 do not state explicitly."""
     kind, params = config["model_type"], config["rope_parameters"]
     if kind in ("gemma2", "gemma3_text"):
         whole = config["num_hidden_layers"] in (46, 62)  # the sizes of 27 B

@@ -114,7 +114,7 @@ class Cursor:
         return self.strings(count, key)
 
     def strings(self, count: int, key: str) -> list[str]:
-        """So many, as `string` reads one: a vocabulary has 150,000."""
+        """Read `count` strings, as `string` reads one: a vocabulary has 150,000."""
         data, at, end, length, raw = self.data, self.at, self.end, LENGTH.unpack_from, list[bytes]()
         for _ in range(count):
             begin = at + 8

@@ -143,7 +143,8 @@ class GgufTensors:
         return decode(self.raw(entry), entry.kind, *shape)
 
     def bits(self, name: str) -> float | None:
-        """Of a weight with its scales where the matrix is packed in groups as it is; None: it is stored as floats."""
+        """Bits per weight, its scales included, if the matrix is kept as packed groups; None: it is stored as
+        floats."""
         stem, dot, end = name.rpartition(".")
         found = self.header.tensors.get(f"{self.names.get(stem, stem)}{dot}{end}")
         return None if found is None or found.kind not in DECODERS else PACKED.get(found.kind, MAX_WEIGHT_BITS)
@@ -183,6 +184,6 @@ class GgufTensors:
 
 
 def mapped(path: Path) -> mmap.mmap:
-    """Copy on write: nobody writes, and PyTorch asks for memory that could be written."""
+    """Copy on write: nothing writes, but PyTorch asks for writable memory."""
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

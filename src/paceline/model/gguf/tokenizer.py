@@ -98,7 +98,7 @@ def tokenizer_of(header: Header) -> Any:
     named = {
         name: words.tokens[at] for word, name in SPECIAL_TOKEN_KEYS.items() if (at := words.special[word]) is not None
     }
-    backend.__deepcopy__ = lambda memo: backend  # it is copied though nobody else has it: a third of a second
+    backend.__deepcopy__ = lambda memo: backend  # it is copied although it has one owner: a third of a second
     made = make(tokenizer_object=backend, clean_up_tokenization_spaces=False, **named)
     del backend.__deepcopy__
     made.chat_template = templates(words)
@@ -106,7 +106,7 @@ def tokenizer_of(header: Header) -> Any:
 
 
 def templates(words: Vocabulary) -> Any:
-    """The chat template; with others beside it, all of them by name."""
+    """The chat template; if there are several, all of them by name."""
     key = "tokenizer.chat_template"
     found = {name.removeprefix(key): text for name, text in words.metadata.items() if name.startswith(key + ".")}
     default = words.metadata.get(key)
@@ -141,7 +141,7 @@ def byte_pairs(words: Vocabulary) -> tuple[Any, bool]:
 
 
 def sentence_pieces(words: Vocabulary) -> tuple[Any, bool]:
-    """SentencePiece's pairs (llama 2, mistral, gemma): which merge comes first is told by the scores."""
+    """SentencePiece's pairs (llama 2, mistral, gemma): the scores say which merge comes first."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     vocabulary = {token: i for i, token in enumerate(words.tokens)}

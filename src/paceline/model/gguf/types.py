@@ -16,10 +16,10 @@ FLOAT_KINDS = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torc
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """What the 16 codes of IQ4 stand for."""
 FP4_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Of MXFP4, doubled."""
+"""Values of the MXFP4 codes, doubled."""
 Parts = tuple[Tensor, Tensor, Tensor | None]
-"""Of n blocks: codes int8 [n, groups, size], scale float32 [n, groups], minimum or None. The value is scale * code +
-minimum."""
+"""Content of n blocks: codes int8 [n, groups, size], scale float32 [n, groups], minimum or None. A value is scale *
+code + minimum."""
 
 
 def half(raw: Tensor, at: int) -> Tensor:

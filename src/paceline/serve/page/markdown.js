@@ -6,7 +6,7 @@ const ITEM = /^(\s*)(?:[-*+]|(\d{1,9})[.)])\s+(?=\S)/, RULE = /^ {0,3}(?:(?:\* *
 const DEEPEST = 12;  // quotes, lists and emphasis inside one another; what is deeper stays as it is written
 const DIVIDER = /^ *\|?(?: *:?-+:? *\|)+ *(?::?-+:? *)?$/;
 
-/** `plain(from, to)`: nodes of that part of `text`, coloured by who wrote it. */
+/** `plain(from, to)`: nodes of that part of `text`, coloured by source. */
 function markdown(text, plain) {
   const lines = [];
   for (let at = 0; at <= text.length;) {

@@ -40,7 +40,8 @@ class NoOverlap:
     intervals: list[Interval] = field(default_factory=list)
 
     def propagate(self) -> bool:
-        """Of each pair: if one cannot go before the other, it goes after."""
+        """Propagate over all pairs: if one operation cannot go before the other, it goes after. Returns whether
+        anything changed."""
         changed = False
         for a in self.intervals:
             for b in self.intervals:

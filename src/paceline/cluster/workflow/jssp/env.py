@@ -85,7 +85,7 @@ class Env:
         self.now[rows] = self.bound[rows].min(1)
 
     def schedules(self) -> list[Schedule]:
-        """Of copies that are done."""
+        """Schedules of the copies, all of which are done."""
         return [
             Schedule(tuple(tuple(int(s) for s in row[:n]) for row, n in zip(rows, lengths)))
             for rows, lengths in zip(self.started, self.length)
