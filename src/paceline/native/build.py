@@ -14,7 +14,8 @@ from pathlib import Path
 from time import perf_counter
 from warnings import warn
 
-from paceline.native.store import home, trusted
+from paceline.native.store import home, sealed
+from paceline.native.store import seal as seal_file
 from paceline.native.structs import declare
 
 SOURCE = Path(__file__).with_name("decoder.cpp")
@@ -140,7 +141,7 @@ def built(machine: tuple[str, ...] = WIDE, first: Path | None = None) -> Path:
     text = b"".join(path.read_bytes() for path in (*before, SOURCE, *sorted(SOURCE.parent.glob("*.h"))))
     seal = hashlib.sha256(text + repr((compiler, flags, runtime)).encode()).hexdigest()[:16]
     target = home() / f"decoder-{seal}.so"
-    if not trusted(target):
+    if not sealed(target):
         started = perf_counter()
         with tempfile.TemporaryDirectory(dir=target.parent) as work:
             made = Path(work) / target.name
@@ -149,6 +150,7 @@ def built(machine: tuple[str, ...] = WIDE, first: Path | None = None) -> Path:
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=1800)
             made.chmod(0o755)  # whatever the umask is
             made.replace(target)
+            seal_file(target)
         log.info("Built the native decoder in %.1f s: %s", perf_counter() - started, target)
     return target
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from paceline.core.errors import InputError
+from paceline.core.files import text_of
 
 T = TypeVar("T")
 ENV_PREFIX = "PACELINE_"
@@ -176,7 +177,7 @@ class Settings:
         """The keys given and those of the file. InputError when the file cannot be read or holds none."""
         if self.api_key_file is None:
             return self.api_keys
-        lines = (line.split("#")[0].strip() for line in _read(self.api_key_file, "api_key_file").splitlines())
+        lines = (line.split("#")[0].strip() for line in text_of(self.api_key_file, "api_key_file").splitlines())
         found = tuple(line for line in lines if line)
         if not found:
             raise InputError(f"api_key_file {self.api_key_file} holds no key; write one a line, or leave it out.")
@@ -299,8 +300,12 @@ def _words(kind: Any) -> str:
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a settings file. InputError when it cannot be read or is no TOML."""
     try:
-        return tomllib.loads(_read(path, "config"))
-    except tomllib.TOMLDecodeError as error:
+        return tomllib.loads(text_of(path, "config"))
+    except RecursionError:
+        raise InputError(f"The settings file {path} is nested too deeply; make it flatter.") from None
+    except InputError:
+        raise
+    except ValueError as error:  # also numbers of too many digits
         if "twice" in str(error) or "overwrite" in str(error):
             raise InputError(f"The settings file {path} says a thing twice ({error}); say it once.") from None
         raise InputError(f"The settings file {path} is not TOML ({error}).") from None
@@ -315,13 +320,6 @@ def load(cls: type[T], flags: Mapping[str, Any], path: Path | None, others: tupl
     if unknown:
         raise InputError(f"Unknown setting {unknown[0]!r} in {path}; known are {', '.join(sorted(known))}.")
     return layered(cls, flags, os.environ, table)
-
-
-def _read(path: Path, name: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{name} {path} cannot be read ({error}).") from None
 
 
 def table() -> str:
