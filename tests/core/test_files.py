@@ -31,7 +31,14 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path, read: Callable[[Path
 
 @pytest.mark.parametrize(
     "text",
-    ["a = " + "[" * 5000 + "]" * 5000, "a = " + "9" * 10_000, "a.b" + ".c" * 5000 + " = 1", "a = 1\na = 2", "\0", "= 1"],
+    [
+        "a = " + "[" * 5000 + "]" * 5000,
+        "a = " + "9" * 10_000,
+        "a.b" + ".c" * 5000 + " = 1",
+        "a = 1\na = 2",
+        "\0",
+        "= 1",
+    ],
 )
 def test_toml_of_hostile_shape(tmp_path: Path, text: str) -> None:
     path = tmp_path / "settings.toml"
