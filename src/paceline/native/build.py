@@ -62,6 +62,11 @@ def cpu() -> dict[str, str]:
     return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
 
 
+def wishes() -> list[str]:
+    """The words of PACELINE_NATIVE, separated by commas: 0, avx2, asan."""
+    return os.environ.get("PACELINE_NATIVE", "").split(",")
+
+
 def abilities() -> frozenset[str]:
     """The instruction sets of this CPU, by their names in /proc/cpuinfo."""
     return frozenset(cpu().get("flags", cpu().get("Features", "")).split())
@@ -70,9 +75,9 @@ def abilities() -> frozenset[str]:
 def machine_flags() -> tuple[str, ...] | None:
     """The compiler's flags for the most that this CPU has, or, where PACELINE_NATIVE is avx2, for no more than that;
     None where nothing is written for it."""
-    if platform.system() != "Linux" or os.environ.get("PACELINE_NATIVE") == "0":
+    if platform.system() != "Linux" or "0" in wishes():
         return None
-    if abilities() >= NEEDED and os.environ.get("PACELINE_NATIVE") != "avx2":
+    if abilities() >= NEEDED and "avx2" not in wishes():
         return WIDE
     if abilities() >= LESS:
         return (*NARROW, *(("-mavxvnni",) if "avx_vnni" in abilities() else ()))
@@ -136,7 +141,7 @@ def built(machine: tuple[str, ...] = WIDE, first: Path | None = None) -> Path:
     if compiler is None:
         raise OSError("There is neither g++ nor clang++.")
     before = [] if first is None else [first]
-    sanitize = ASAN if os.environ.get("PACELINE_NATIVE") == "asan" else ()
+    sanitize = ASAN if "asan" in wishes() else ()
     flags = (*COMPILER_FLAGS, *machine, *(CLANG if "clang" in Path(compiler).name else ()), *sanitize)
     text = b"".join(path.read_bytes() for path in (*before, SOURCE, *sorted(SOURCE.parent.glob("*.h"))))
     seal = hashlib.sha256(text + repr((compiler, flags, runtime)).encode()).hexdigest()[:16]
