@@ -78,9 +78,7 @@ def junk(draw: random.Random) -> Any:
     kinds = (
         lambda: draw.choice((None, True, False, 0, -1, 1, 2, 7, 2**31, 2**53 + 1, 2**63, 2**64, -(2**64), 10**40)),
         lambda: draw.choice((0.0, -0.0, 0.5, 1.0, 1.5, -3.5, 1e-320, 1e308, float("nan"), float("inf"))),
-        lambda: draw.choice(
-            ("", "a", "auto", "none", "text", "user", "json_schema", "\0", "\ud800", "\ufeff", "é", "{}")
-        ),
+        lambda: draw.choice(("", "a", "auto", "none", "text", "user", "json_schema", "\0", "\ud800", "é", "{}")),
         lambda: draw.choice(("a", "😀", "\u202e", " ", "\n", "<|im_end|>", "%s", "{{", "../", "ﷺ")) * size,
         lambda: [junk(draw) for _ in range(draw.randrange(4))],
         lambda: [draw.choice((1, "a", None, {}, [], 0.5))] * size,

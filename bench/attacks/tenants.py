@@ -12,43 +12,24 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import groupby
 from urllib.parse import urlsplit
 
 from bench.attacks.process import started
 
 KEY_A, KEY_B = "tenant-a-0123", "tenant-b-4567"
-WORDS = [
-    "red",
-    "blue",
-    "green",
-    "stone",
-    "river",
-    "cloud",
-    "seven",
-    "eleven",
-    "bread",
-    "window",
-    "garden",
-    "letter",
-    "silver",
-    "morning",
-    "paper",
-    "train",
-]
+WORDS = ("red", "blue", "green", "stone", "river", "cloud", "seven", "eleven", "bread", "window", "garden", "letter")
 PROMPT_WORDS = 150
 
 
 def area(yes: Sequence[float], no: Sequence[float]) -> float:
     """Chance that a figure of `yes` is above one of `no`, ties half."""
     ranked = sorted([(value, True) for value in yes] + [(value, False) for value in no])
-    above, below, k = 0.0, 0, 0
-    while k < len(ranked):
-        same = list(takewhile(lambda each: each[0] == ranked[k][0], ranked[k:]))
-        mine, others = sum(flag for _, flag in same), sum(not flag for _, flag in same)
-        above += mine * (below + others / 2)
-        below += others
-        k += len(same)
+    above, below = 0.0, 0
+    for _, group in groupby(ranked, key=lambda each: each[0]):
+        same = [flag for _, flag in group]
+        above += sum(same) * (below + same.count(False) / 2)
+        below += same.count(False)
     return above / (len(yes) * len(no))
 
 
@@ -63,7 +44,7 @@ def asked(connection: http.client.HTTPConnection, prompt: str, key: str) -> tupl
     answer.readline()
     first = time.perf_counter() - began
     lines = [line for line in answer.read().split(b"\n\n") if b'"usage":{' in line]
-    usage = json.loads(lines[-1].removeprefix(b"data: "))["usage"]
+    usage = json.loads(lines[-1].strip().removeprefix(b"data: "))["usage"]
     return first, usage["prompt_tokens_details"]["cached_tokens"], usage["speculation"]["drafted"]
 
 
