@@ -4,7 +4,7 @@ import difflib
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from socket import socket
 from typing import Annotated, Any, ClassVar
@@ -29,11 +29,18 @@ class ServingArgs(EngineArgs):
     small: Annotated[
         str | None, Help("A second, small model that writes with the model, for requests with reasoning.", PANEL_NAME)
     ] = None
+    order: Annotated[
+        str,
+        Help("Order in which requests are served: fcfs, priority, deadline, fair between API keys, else users, or "
+             "auto: fair where there are several keys, else fcfs.", PANEL_NAME, commands=False),
+    ] = "auto"  # fmt: skip
 
 
 def serve(context: typer.Context, model: str | None, engine: ServingArgs, server: Settings, path: Path | None) -> None:
     """Load, listen, serve; the arguments are the command's. Ends with the server's exit code."""
     args, settings = gather(given(context), model, engine, server, path)
+    if args.order == "auto":
+        args = replace(args, order="fair" if len(settings.keys()) > 1 else "fcfs")
     settings.keys()
     from paceline.serve.run import bind
 

@@ -86,6 +86,8 @@ class Host:
     writes there is read by no other component."""
     remember: int = 1 << 28
     """Bytes for what drafters remember of all requests together, shared out evenly to those that do."""
+    share: float = 1.0
+    """Part of the engine's memory and time for learning that is this host's: less where each tenant has its own."""
 
     @property
     def lent(self) -> int:

@@ -63,6 +63,7 @@ Places = Sequence[tuple[Growth, Slot, dict[int, float]]]
         shape="tree",
         nodes=15,
         stops_early=True,
+        learns=True,
     ),
 )
 class Stand:
@@ -161,6 +162,7 @@ class Stand:
         shape="tree",
         nodes=15,
         stops_early=True,
+        learns=True,
     ),
 )
 class StandGreedy(Stand):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from paceline.core.errors import InputError
+from paceline.core.files import text_of
 from paceline.core.help import Help
 
 T = TypeVar("T")
@@ -101,6 +102,14 @@ class Settings:
     body_timeout: Annotated[float, _limit("Seconds that a request has for its body; 0 for request_timeout alone.")] = (
         60.0
     )
+    min_body_rate: Annotated[
+        int, _limit("Bytes a second at which a body must come, but for its first 5 s; 0 for any rate.")
+    ] = 4096
+    max_nodes: Annotated[int, _limit("Most drafted tokens a step that a request may ask for.")] = 32
+    shared_cache: Annotated[
+        bool,
+        _limit("Let several API keys share cached prefixes and what drafters have learned of their texts."),
+    ] = False
     stall_timeout: Annotated[
         float, _limit("Seconds without a step of an engine that has work until /health is red; 0 for never.")
     ] = 60.0
@@ -138,6 +147,8 @@ class Settings:
             ("max_connections", 0),
             ("head_timeout", 0.01),
             ("body_timeout", 0),
+            ("min_body_rate", 0),
+            ("max_nodes", 0),
             ("stall_timeout", 0),
         ):
             check(getattr(self, name) >= least, name, f"at least {least}")
@@ -152,11 +163,17 @@ class Settings:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InputError("tls_cert and tls_key belong together; give both or neither.")
 
+    @property
+    def parted(self) -> bool:
+        """Are there several clients, who must not take one another's room: keys, or addresses?"""
+        loopback = self.host in ("localhost", "::1") or self.host.startswith("127.")
+        return len(self.api_keys) > 1 or self.api_key_file is not None or not loopback
+
     def keys(self) -> tuple[str, ...]:
         """The keys given and those of the file. InputError when the file cannot be read or holds none."""
         if self.api_key_file is None:
             return self.api_keys
-        lines = (line.split("#")[0].strip() for line in _read(self.api_key_file, "api_key_file").splitlines())
+        lines = (line.split("#")[0].strip() for line in text_of(self.api_key_file, "api_key_file").splitlines())
         found = tuple(line for line in lines if line)
         if not found:
             raise InputError(f"api_key_file {self.api_key_file} holds no key; write one a line, or leave it out.")
@@ -279,8 +296,12 @@ def _words(kind: Any) -> str:
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a settings file. InputError when it cannot be read or is no TOML."""
     try:
-        return tomllib.loads(_read(path, "config"))
-    except tomllib.TOMLDecodeError as error:
+        return tomllib.loads(text_of(path, "config"))
+    except RecursionError:
+        raise InputError(f"The settings file {path} is nested too deeply; make it flatter.") from None
+    except InputError:
+        raise
+    except ValueError as error:  # also numbers of too many digits
         if "twice" in str(error) or "overwrite" in str(error):
             raise InputError(f"The settings file {path} says a thing twice ({error}); say it once.") from None
         raise InputError(f"The settings file {path} is not TOML ({error}).") from None
@@ -295,13 +316,6 @@ def load(cls: type[T], flags: Mapping[str, Any], path: Path | None, others: tupl
     if unknown:
         raise InputError(f"Unknown setting {unknown[0]!r} in {path}; known are {', '.join(sorted(known))}.")
     return layered(cls, flags, os.environ, table)
-
-
-def _read(path: Path, name: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{name} {path} cannot be read ({error}).") from None
 
 
 def table() -> str:

@@ -26,6 +26,7 @@ class Watcher(Protocol):
     def extended(self, workflow: Workflow, tasks: Sequence[Task], now: float) -> None: ...
     def closed(self, workflow: Workflow, now: float) -> None: ...
     def finished(self, task: Task, now: float) -> None: ...
+    def dropped(self, task: Task, now: float) -> None: ...
     def turned(self, instance: Instance, now: float) -> None: ...
     def decided(self, placed: Sequence[tuple[Task, Instance]], starts: Sequence[Start], now: float) -> None: ...
     def tuned(self, alpha: float, now: float) -> None: ...
@@ -110,6 +111,17 @@ class Dispatcher:
         for child in task.children:
             self._free(child, now)
         return True
+
+    def drop(self, task: Task, now: float) -> None:
+        """Nobody wants this call any more: it ends without a result, and nothing is learned of it."""
+        if task.finished is not None or task.id not in self.tasks:
+            return
+        self._withdraw(task)
+        task.finished = now
+        for watcher in self.watchers:
+            watcher.dropped(task, now)
+        for child in task.children:
+            self._free(child, now)
 
     def turn(self, name: str, alive: bool, now: float) -> None:
         """An instance died or came back."""
