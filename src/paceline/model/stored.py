@@ -8,7 +8,7 @@ from paceline.model.footprint import layer_matrices
 from paceline.model.gguf import GgufTensors
 from paceline.model.spec import ModelSpec
 
-ROUNDED = 8.75
+ROUNDED = 8.5
 """Bits of a weight that was stored as a float and is rounded in groups (`grouped.pack_bytes`)."""
 FLOATS = 2
 """Bits that two floats for each 32 weights take: of matrices that are fused and not of one kind."""
@@ -30,8 +30,14 @@ def matrices(tensors: Tensors | GgufTensors, spec: ModelSpec) -> Iterator[tuple[
     for index, layer in enumerate(spec.layers):
         at = names.layer.format(index)
         parts = names.qkv, (names.out,), names.gate_up, (names.down,)
-        for (outputs, inputs), fused in zip(layer_matrices(spec, layer), parts):
-            yield outputs * inputs, together([tensors.bits(f"{at}{name}.weight") for name in fused])
+        for number, ((outputs, inputs), fused) in enumerate(zip(layer_matrices(spec, layer), parts)):
+            kinds = [tensors.bits(f"{at}{name}.weight") for name in fused]
+            if number == 0 and len(kinds) == 3 and None not in kinds and kinds[0] == kinds[1] != kinds[2]:
+                values = spec.kv_heads * spec.head_dim  # these lie apart (load.py)
+                yield (outputs - values) * inputs, kinds[0]
+                yield values * inputs, kinds[2]
+                continue
+            yield outputs * inputs, together(kinds)
 
 
 def together(bits: list[float | None]) -> float | None:
@@ -39,4 +45,4 @@ def together(bits: list[float | None]) -> float | None:
     known = [each for each in bits if each is not None]
     if len(known) < len(bits):
         return None
-    return known[0] if len({*known}) == 1 else max(int(each) // 4 * 4 for each in known) + FLOATS
+    return known[0] if len({*known}) == 1 else max(8 if each > 6 else int(each) for each in known) + FLOATS

@@ -19,7 +19,7 @@ def doubles(*names: str) -> list[tuple[str, type]]:
 
 
 class CLinear(Structure):
-    _fields_ = [*pointers("weight", "scale", "sums", "bias"), *integers("inputs", "outputs", "form", "bits")]
+    _fields_ = [*pointers("weight", "scale", "sums", "bias"), *integers("inputs", "outputs", "form", "bits", "table", "spread", "power")]
 
 
 class CNorm(Structure):
@@ -28,7 +28,7 @@ class CNorm(Structure):
 
 class CLayer(Structure):
     _fields_ = [
-        *((name, CLinear) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, CLinear) for name in ("qkv", "value", "out", "gate_up", "down")),
         *((name, CNorm) for name in ("attention_norm", "ffn_norm", "attention_post", "ffn_post")),
         *pointers("head_norm", "turn"),
         *integers("rotated", "window"),

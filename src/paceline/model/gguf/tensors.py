@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline.core.errors import CheckpointError
 from paceline.model.gguf.config import arch_of
 from paceline.model.gguf.header import Entry, Header, read_header
-from paceline.model.gguf.types import DECODERS, FLOATS, PACKED, SERVED, WIDEST, decode
+from paceline.model.gguf.types import DECODERS, FLOATS, PACKED, SERVED, decode
 from paceline.model.groups import Groups
 
 SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
@@ -146,7 +146,7 @@ class GgufTensors:
         """Of a weight with its scales where the matrix is packed in groups as it is; None: it is stored as floats."""
         stem, dot, end = name.rpartition(".")
         found = self.header.tensors.get(f"{self.names.get(stem, stem)}{dot}{end}")
-        return None if found is None or found.kind not in DECODERS else PACKED.get(found.kind, WIDEST)
+        return None if found is None or found.kind not in DECODERS else PACKED[found.kind]
 
     def let_go(self) -> None:
         """Give back the memory of the pages that tensors taken so far were read from."""
