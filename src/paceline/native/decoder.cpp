@@ -297,6 +297,8 @@ static void multiply(const Model& m, const float* x, i64 rows, float* y) {
 
 extern "C" void paceline_linear(const Model* m, const float* x, i64 rows, float* y) { multiply(*m, x, rows, y); }
 
+#include "measure.h"
+
 // Embeddings [tokens][hidden]
 static void embed(const Model& m, const std::vector<i64>& tokens, float* to) {
   Pass p = {};

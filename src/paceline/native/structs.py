@@ -186,6 +186,8 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.paceline_move.restype = None
     library.paceline_linear.argtypes = [POINTER(CModel), c_void_p, c_int64, c_void_p]
     library.paceline_linear.restype = None
+    library.paceline_ticks.argtypes = [POINTER(CModel), c_int64, c_int64]
+    library.paceline_ticks.restype = c_double
     library.paceline_winners.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p]
     library.paceline_winners.restype = None
     library.paceline_race.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p]
