@@ -10,9 +10,8 @@ from torch import Tensor
 from paceline.core.errors import CheckpointError
 from paceline.model import packed
 from paceline.model.grouped import (
-    GROUP,
     RECORD,
-    Form,
+    ScaleForm,
     block_bytes,
     looked_up,
     meaning,
@@ -24,6 +23,7 @@ from paceline.model.grouped import (
     twin,
     unpack,
 )
+from paceline.model.groups import GROUP
 from paceline.model.packed import Packed
 from paceline.native import build
 from paceline.native.build import Unit, library
@@ -36,25 +36,31 @@ SHAPES = ((200, 96), (33, 130), (96, 576), (64, 256))
 class Case:
     """One kernel: bits, what scales are made of, the table, and how many groups of 32 share a scale."""
 
-    form: Form
+    form: ScaleForm
     bits: int
     table: int = 0
     spread: int = 0
 
     def __str__(self) -> str:
-        return f"{self.form.name}-{self.bits}{'-table' * (self.table > 0)}{f'-{GROUP << self.spread}' * (self.spread > 0)}"
+        return (
+            f"{self.form.name}-{self.bits}{'-table' * (self.table > 0)}{f'-{GROUP << self.spread}' * (self.spread > 0)}"
+        )
 
     @property
     def each(self) -> int:
-        return 16 if self.form == Form.SIXTEENS else GROUP << self.spread
+        return 16 if self.form == ScaleForm.SIXTEENS else GROUP << self.spread
 
 
 CASES = [
-    *(Case(form, bits) for form in (Form.ZEROS, Form.PAIRS, Form.FLOATS, Form.HALF) for bits in (4, 5, 8)),
-    *(Case(Form.SUPER, bits) for bits in (4, 5)),
-    *(Case(Form.SIXTEENS, bits) for bits in (4, 6)),
-    *(Case(form, 4, table) for form, table in ((Form.HALF, 1), (Form.SIGNED, 1), (Form.EXPONENT, 2))),
-    *(Case(form, 4, 0, spread) for form in (Form.ZEROS, Form.HALF) for spread in (1, 2, 3)),
+    *(
+        Case(form, bits)
+        for form in (ScaleForm.ZEROS, ScaleForm.PAIRS, ScaleForm.FLOATS, ScaleForm.HALF)
+        for bits in (4, 5, 8)
+    ),
+    *(Case(ScaleForm.SUPER, bits) for bits in (4, 5)),
+    *(Case(ScaleForm.SIXTEENS, bits) for bits in (4, 6)),
+    *(Case(form, 4, table) for form, table in ((ScaleForm.HALF, 1), (ScaleForm.SIGNED, 1), (ScaleForm.EXPONENT, 2))),
+    *(Case(form, 4, 0, spread) for form in (ScaleForm.ZEROS, ScaleForm.HALF) for spread in (1, 2, 3)),
 ]
 
 
@@ -72,20 +78,20 @@ def made(case: Case, outputs: int, inputs: int) -> tuple[Tensor, Tensor]:
 
     zero = 128 if case.table else 1 << (case.bits - 1)
     scale = halves(*shape)
-    if case.form == Form.ZEROS:
+    if case.form == ScaleForm.ZEROS:
         return scale, -scale * torch.randint(0, 2**case.bits, shape, generator=stream)
-    if case.form == Form.PAIRS:
+    if case.form == ScaleForm.PAIRS:
         return scale, -7 * halves(*shape).half().float()
-    if case.form == Form.SUPER:
+    if case.form == ScaleForm.SUPER:
         return whole(0, 63, RECORD), -whole(0, 63, RECORD)
-    if case.form == Form.FLOATS:
+    if case.form == ScaleForm.FLOATS:
         return torch.rand(shape, generator=stream), torch.randn(shape, generator=stream)
-    if case.form == Form.EXPONENT:
+    if case.form == ScaleForm.EXPONENT:
         scale = torch.exp2(torch.randint(-9, -4, shape, generator=stream).float())
         scale[0, 0] = 0
-    if case.form == Form.SIXTEENS:
+    if case.form == ScaleForm.SIXTEENS:
         scale = whole(-128, 127, 2 * RECORD)
-    if case.form == Form.SIGNED:
+    if case.form == ScaleForm.SIGNED:
         scale = whole(-32, 31, RECORD)
     return scale, -zero * scale
 
@@ -97,7 +103,7 @@ def codes_of(case: Case, outputs: int, inputs: int, seed: int = 1) -> Tensor:
 
 def packed_as(case: Case, outputs: int, inputs: int, bias: Tensor | None = None) -> Packed:
     scale, low = made(case, outputs, inputs)
-    if case.form == Form.PAIRS:
+    if case.form == ScaleForm.PAIRS:
         low = low.half().float()
     return pack_groups(codes_of(case, outputs, inputs), scale, low, bias, case.bits, case.each, case.table)
 
@@ -105,7 +111,7 @@ def packed_as(case: Case, outputs: int, inputs: int, bias: Tensor | None = None)
 def expand(it: Packed) -> Tensor:
     """The weights, float64."""
     codes, scale, low = unpack(it)
-    each = 16 if it.c.form == Form.SIXTEENS else GROUP
+    each = 16 if it.c.form == ScaleForm.SIXTEENS else GROUP
     scale, low = (x.double().repeat_interleave(each, 1)[:, : codes.shape[1]] for x in (scale, low))
     return meaning(it, codes) * scale + low
 
@@ -115,11 +121,11 @@ def expand(it: Packed) -> Tensor:
 def test_what_another_tool_has_quantised_is_kept(outputs: int, inputs: int, case: Case) -> None:
     it = packed_as(case, outputs, inputs)
     scale, low = made(case, outputs, inputs)
-    low = low.half().float() if case.form == Form.PAIRS else low
+    low = low.half().float() if case.form == ScaleForm.PAIRS else low
     assert it.c.form == case.form and it.c.bits == case.bits and it.c.spread == case.spread
-    groups = -(-inputs // (16 if case.form == Form.SIXTEENS else GROUP))
+    groups = -(-inputs // (16 if case.form == ScaleForm.SIXTEENS else GROUP))
     given = (x.repeat_interleave(1 << case.spread, 1)[:, :groups] for x in (scale, low))
-    if case.form == Form.SIXTEENS and scale.shape[1] < 2 * -(-inputs // GROUP):  # half of the last group is empty
+    if case.form == ScaleForm.SIXTEENS and scale.shape[1] < 2 * -(-inputs // GROUP):  # half of the last group is empty
         given = (torch.nn.functional.pad(x, (0, 1)) for x in (scale, low))
     codes, *ours = unpack(it)
     assert torch.equal(codes, codes_of(case, outputs, inputs))
@@ -130,10 +136,10 @@ def test_what_another_tool_has_quantised_is_kept(outputs: int, inputs: int, case
 @pytest.mark.parametrize("power", [-12, 0, 9])
 def test_scales_beyond_half_precision_are_times_a_power_of_two(power: int) -> None:
     """Such as those in bfloat16 of compressed-tensors."""
-    case = Case(Form.HALF, 4)
+    case = Case(ScaleForm.HALF, 4)
     scale, low = (x * 2.0**power for x in made(case, 40, 128))
     it = pack_groups(codes_of(case, 40, 128), scale, low)
-    assert it.c.form == Form.HALF
+    assert it.c.form == ScaleForm.HALF
     assert all(torch.equal(a, b) for a, b in zip(unpack(it)[1:], (scale, low)))
 
 
@@ -144,12 +150,12 @@ def test_looking_up_an_embedding() -> None:
 
 
 def test_bits_of_a_weight() -> None:
-    each = {form.name: 8 * block_bytes(4096, 4, form) / (32 * 4096) for form in Form}
+    each = {form.name: 8 * block_bytes(4096, 4, form) / (32 * 4096) for form in ScaleForm}
     assert each == {
         "ZEROS": 4.75, "PAIRS": 5.0, "SUPER": 4.625, "FLOATS": 6.0, "HALF": 4.5, "EXPONENT": 4.25, "SIXTEENS": 4.5625,
         "SIGNED": 4.3125,
     }  # fmt: skip
-    assert 8 * block_bytes(4096, 4, Form.ZEROS, 2) / (32 * 4096) == 4.1875  # a scale for 128 inputs
+    assert 8 * block_bytes(4096, 4, ScaleForm.ZEROS, 2) / (32 * 4096) == 4.1875  # a scale for 128 inputs
 
 
 def test_scales_that_are_no_numbers_are_refused() -> None:
@@ -208,7 +214,10 @@ def test_the_product_of_avx_vnni(monkeypatch: pytest.MonkeyPatch, case: Case) ->
 def test_the_product_by_output_of_avx_vnni(monkeypatch: pytest.MonkeyPatch) -> None:
     vnni = narrow("-mavx512vl", "-mavx512vnni", "-mprefer-vector-width=256")
     stream = torch.Generator().manual_seed(4)
-    x, by_output = torch.randn(11, 130, generator=stream), packed.pack_int8(torch.randn(70, 130, generator=stream), None)
+    x, by_output = (
+        torch.randn(11, 130, generator=stream),
+        packed.pack_int8(torch.randn(70, 130, generator=stream), None),
+    )
     monkeypatch.setattr(packed, "unit", lambda: Unit.SHORT)
     monkeypatch.setattr(packed, "library", lambda: compiled(Unit.SHORT))
     expected = by_output(x)

@@ -2,7 +2,7 @@
 low, or scale * table[code].
 
 Scales and lows lie in the smallest of the forms that keeps them exactly, so what another tool has quantised stays what
-it was, in about the bits that it had (`Form`). Activations are rounded to int8 by row. `twin` is the slow twin of the
+it was, in about the bits that it had (`ScaleForm`). Activations are rounded to int8 by row. `twin` is the slow twin of the
 native product.
 """
 
@@ -14,19 +14,19 @@ from torch import Tensor
 
 from paceline.core.errors import CheckpointError
 from paceline.model import pages
-from paceline.model.groups import TABLES, Groups, regrouped
-from paceline.model.packed import OUTPUTS, Packed, address
+from paceline.model.groups import GROUP, TABLES, Groups, regrouped
+from paceline.model.packed import BLOCK_OUTPUTS, Packed, address
 from paceline.native.structs import CLinear
 
-GROUP, RECORD = 32, 8
-"""Inputs of a group; groups of a record."""
-LARGEST = 63
-"""Of the whole numbers by which `SUPER` multiplies, where another tool made them (Q4_K: 6 bits)."""
+RECORD = 8
+"""Groups of a record."""
+MAX_SUPER_FACTOR = 63
+"""Largest integer by which `SUPER` multiplies, in files of other tools (Q4_K: 6 bits)."""
 TABLE_ZERO = 128
 """Added to what a table holds, so that no code is below 0."""
 
 
-class Form(IntEnum):
+class ScaleForm(IntEnum):
     """What scale and low of a group are made of, by their bits for each weight (native/grouped.h). Z is the middle of
     the codes, 128 with a table."""
 
@@ -48,35 +48,35 @@ class Form(IntEnum):
     """0.3125. A half h of 8 groups, a signed byte a of one: h a, -h a Z. IQ4_XS."""
 
 
-WHOLE = (Form.SUPER, Form.SIXTEENS, Form.SIGNED)
+WHOLE_SCALES = (ScaleForm.SUPER, ScaleForm.SIXTEENS, ScaleForm.SIGNED)
 """Forms whose groups' scales are whole numbers: a record is added up in whole numbers."""
 
 
-def head_bytes(form: Form, groups: int, spread: int = 0) -> int:
-    """Of what the scales and lows of a record of so many groups take; 2^spread groups share theirs."""
+def head_bytes(form: ScaleForm, groups: int, spread: int = 0) -> int:
+    """Bytes that the scales and minimums of a record of `groups` groups take; 2^spread groups share theirs."""
     scales = -(-groups >> spread) if spread else groups
     sizes = {
-        Form.ZEROS: 96 * scales, Form.PAIRS: 128 * scales, Form.SUPER: 128 + 64 * groups, Form.FLOATS: 256 * scales,
-        Form.HALF: 64 * scales, Form.EXPONENT: 32 * scales, Form.SIXTEENS: 64 + 64 * groups,
-        Form.SIGNED: 64 + 32 * groups,
+        ScaleForm.ZEROS: 96 * scales, ScaleForm.PAIRS: 128 * scales, ScaleForm.SUPER: 128 + 64 * groups, ScaleForm.FLOATS: 256 * scales,
+        ScaleForm.HALF: 64 * scales, ScaleForm.EXPONENT: 32 * scales, ScaleForm.SIXTEENS: 64 + 64 * groups,
+        ScaleForm.SIGNED: 64 + 32 * groups,
     }  # fmt: skip
     return -(-sizes[form] // 64) * 64
 
 
-def block_bytes(inputs: int, bits: int, form: Form, spread: int = 0) -> int:
+def block_bytes(inputs: int, bits: int, form: ScaleForm, spread: int = 0) -> int:
     groups = -(-inputs // GROUP)
     full, rest = divmod(groups, RECORD)
     heads = full * head_bytes(form, RECORD, spread) + (head_bytes(form, rest, spread) if rest else 0)
     return heads + groups * bits * 128
 
 
-def size(outputs: int, inputs: int, bits: int, form: Form) -> int:
+def size(outputs: int, inputs: int, bits: int, form: ScaleForm) -> int:
     """Bytes of a packed matrix with its bias."""
-    return -(-outputs // OUTPUTS) * (block_bytes(inputs, bits, form) + 4 * OUTPUTS)
+    return -(-outputs // BLOCK_OUTPUTS) * (block_bytes(inputs, bits, form) + 4 * BLOCK_OUTPUTS)
 
 
 def size_of(outputs: int, inputs: int, bits: float) -> int:
-    """The same, of a matrix whose weights take `bits` each with their scales."""
+    """Bytes of a packed matrix with its bias, from `bits` per weight with the scales included."""
     outputs, inputs = (-(-n // 32) * 32 for n in (outputs, inputs))
     return ceil(outputs * inputs * bits / 8) + 4 * outputs
 
@@ -115,7 +115,7 @@ def pack_groups(
     if size < GROUP:
         found = sixteens(scale) if even and bits in (4, 6) else None
         assert found is not None, "groups of 16 are packed where their scales are whole and there is no minimum"
-        return lay(codes, Form.SIXTEENS, found, bias, bits)
+        return lay(codes, ScaleForm.SIXTEENS, found, bias, bits)
     spread, times = shared(size, codes.shape[1])
     if times > 1:
         scale, low = (x.repeat_interleave(times, 1)[:, : -(-codes.shape[1] // (GROUP << spread))] for x in (scale, low))
@@ -140,28 +140,28 @@ Parts = tuple[Tensor, ...]
 
 def smallest(
     scale: Tensor, low: Tensor, bits: int, table: int, spread: int, even: bool
-) -> tuple[Form, Parts, int]:
+) -> tuple[ScaleForm, Parts, int]:
     """The smallest form that holds them exactly, its parts, each [out, groups] (or records), and the power of two that
     its halves are times. `even`: low is -Z scale."""
     if even and bool((exponents(scale) >= 0).all()):
-        return Form.EXPONENT, (exponents(scale),), 0
+        return ScaleForm.EXPONENT, (exponents(scale),), 0
     power = halved(scale)
     if even:
         if table and not spread and power is None and (signed := factored(scale, RECORD, True)) is not None:
-            return Form.SIGNED, signed, 0
+            return ScaleForm.SIGNED, signed, 0
         if power is not None:
-            return Form.HALF, (scale * 2.0**-power,), power
+            return ScaleForm.HALF, (scale * 2.0**-power,), power
     if power is not None and not table:
         zero = torch.where(scale == 0, 0, (-low / scale).round())
         if bool(((zero >= 0) & (zero <= 255) & (-scale * zero == low)).all()):
-            return Form.ZEROS, (scale * 2.0**-power, zero), power
+            return ScaleForm.ZEROS, (scale * 2.0**-power, zero), power
     elif bits in (4, 5) and not table and not spread and (high := factored(scale, RECORD)) is not None:
         if (deep := factored(low, RECORD)) is not None:
-            return Form.SUPER, (high[0], deep[0], high[1], deep[1]), 0
+            return ScaleForm.SUPER, (high[0], deep[0], high[1], deep[1]), 0
     power = halved(torch.cat((scale, low), 1))
     if power is not None:
-        return Form.PAIRS, (scale * 2.0**-power, low * 2.0**-power), power
-    return Form.FLOATS, (scale, low), 0
+        return ScaleForm.PAIRS, (scale * 2.0**-power, low * 2.0**-power), power
+    return ScaleForm.FLOATS, (scale, low), 0
 
 
 def sixteens(scale: Tensor) -> Parts | None:
@@ -194,8 +194,10 @@ def factored(x: Tensor, each: int, signed: bool = False) -> tuple[Tensor, Tensor
     top = wide.gather(2, wide.abs().argmax(2, keepdim=True)).squeeze(2).reshape(-1)
     flat, half = wide.reshape(-1, each), torch.zeros_like(top)
     open_ = top.nonzero().squeeze(1)
-    least, most = (-128, 127) if signed else (0, LARGEST)
-    wholes = [-128, *(n for size in range(127, 0, -1) for n in (size, -size))] if signed else range(LARGEST, 0, -1)
+    least, most = (-128, 127) if signed else (0, MAX_SUPER_FACTOR)
+    wholes = (
+        [-128, *(n for size in range(127, 0, -1) for n in (size, -size))] if signed else range(MAX_SUPER_FACTOR, 0, -1)
+    )
     for whole in wholes:
         if not len(open_):
             break
@@ -216,15 +218,15 @@ def records(x: Tensor, each: int = RECORD) -> Tensor:
 
 
 def lay(
-    codes: Tensor, form: Form, parts: Parts, bias: Tensor | None, bits: int, table: int = 0, spread: int = 0,
+    codes: Tensor, form: ScaleForm, parts: Parts, bias: Tensor | None, bits: int, table: int = 0, spread: int = 0,
     power: int = 0,
 ) -> Packed:  # fmt: skip
     """Codes [out, in] and the parts of their scales in memory, record by record."""
     outputs, inputs = codes.shape
-    missing = -outputs % OUTPUTS
+    missing = -outputs % BLOCK_OUTPUTS
     codes = torch.nn.functional.pad(codes, (0, -inputs % GROUP, 0, missing))
-    blocks, groups = len(codes) // OUTPUTS, codes.shape[1] // GROUP
-    parts = tuple(torch.nn.functional.pad(part, (0, 0, 0, missing)).view(blocks, OUTPUTS, -1) for part in parts)
+    blocks, groups = len(codes) // BLOCK_OUTPUTS, codes.shape[1] // GROUP
+    parts = tuple(torch.nn.functional.pad(part, (0, 0, 0, missing)).view(blocks, BLOCK_OUTPUTS, -1) for part in parts)
     quads = codes.view(blocks, 2, 16, groups, 8, 4)
     memory = pages.take(blocks * block_bytes(inputs, bits, form, spread)).view(blocks, -1)
     at = 0
@@ -268,7 +270,7 @@ def of_lines(lines: Tensor, bits: int) -> Tensor:
     return quads
 
 
-def heads(form: Form, parts: Parts, first: int, count: int, spread: int) -> list[Tensor]:
+def heads(form: ScaleForm, parts: Parts, first: int, count: int, spread: int) -> list[Tensor]:
     """The head of a record, bytes [blocks, ...] in their order."""
     record, scales = first // RECORD, (first >> spread, (first >> spread) + (-(-count >> spread) if spread else count))
 
@@ -277,14 +279,14 @@ def heads(form: Form, parts: Parts, first: int, count: int, spread: int) -> list
 
     once, whole = (record, record + 1), (first, first + count)
     kinds = {
-        Form.ZEROS: ((scales, torch.half), (scales, torch.uint8)),
-        Form.PAIRS: ((scales, torch.half), (scales, torch.half)),
-        Form.SUPER: ((once, torch.half), (once, torch.half), (whole, torch.uint8), (whole, torch.uint8)),
-        Form.FLOATS: ((scales, torch.float), (scales, torch.float)),
-        Form.HALF: ((scales, torch.half),),
-        Form.EXPONENT: ((scales, torch.uint8),),
-        Form.SIXTEENS: ((once, torch.half), ((2 * first, 2 * (first + count)), torch.int8)),
-        Form.SIGNED: ((once, torch.half), (whole, torch.int8)),
+        ScaleForm.ZEROS: ((scales, torch.half), (scales, torch.uint8)),
+        ScaleForm.PAIRS: ((scales, torch.half), (scales, torch.half)),
+        ScaleForm.SUPER: ((once, torch.half), (once, torch.half), (whole, torch.uint8), (whole, torch.uint8)),
+        ScaleForm.FLOATS: ((scales, torch.float), (scales, torch.float)),
+        ScaleForm.HALF: ((scales, torch.half),),
+        ScaleForm.EXPONENT: ((scales, torch.uint8),),
+        ScaleForm.SIXTEENS: ((once, torch.half), ((2 * first, 2 * (first + count)), torch.int8)),
+        ScaleForm.SIGNED: ((once, torch.half), (whole, torch.int8)),
     }[form]
     return [of(part, span, kind) for part, (span, kind) in zip(parts, kinds, strict=True)]
 
@@ -299,7 +301,7 @@ def unpack(packed: Packed) -> tuple[Tensor, Tensor, Tensor]:
 def parts_of(packed: Packed) -> tuple[Tensor, list[Tensor]]:
     """Codes [out, in] and the parts that `lay` was given, float32: what native/grouped.h reads."""
     c, blocks = packed.c, len(packed.weight)
-    groups, form = -(-c.inputs // GROUP), Form(c.form)
+    groups, form = -(-c.inputs // GROUP), ScaleForm(c.form)
     codes, found = [], list[list[Tensor]]()
     at = 0
     for first in range(0, groups, RECORD):
@@ -308,54 +310,56 @@ def parts_of(packed: Packed) -> tuple[Tensor, list[Tensor]]:
         at += head_bytes(form, count, c.spread)
         lines = packed.weight[:, at : at + count * c.bits * 128].view(blocks, 2, count, c.bits, 16, 4)
         at += count * c.bits * 128
-        codes.append(of_lines(lines, c.bits).permute(0, 1, 4, 2, 3, 5).reshape(blocks * OUTPUTS, -1))
-    parts = [torch.cat(part, 1).transpose(1, 2).reshape(blocks * OUTPUTS, -1)[: c.outputs] for part in zip(*found)]
+        codes.append(of_lines(lines, c.bits).permute(0, 1, 4, 2, 3, 5).reshape(blocks * BLOCK_OUTPUTS, -1))
+    parts = [
+        torch.cat(part, 1).transpose(1, 2).reshape(blocks * BLOCK_OUTPUTS, -1)[: c.outputs] for part in zip(*found)
+    ]
     return torch.cat(codes, 1)[: c.outputs, : c.inputs], parts
 
 
 def floats_of(packed: Packed, parts: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Scale and low [out, groups]: what native/grouped.h does in `decode`."""
-    c, form = packed.c, Form(packed.c.form)
+    c, form = packed.c, ScaleForm(packed.c.form)
     groups = -(-c.inputs // GROUP)
     zero, by = float(TABLE_ZERO if c.table else 1 << (c.bits - 1)), 2.0**c.power
 
     def each(part: Tensor, times: int) -> Tensor:
-        return part.repeat_interleave(times, 1)[:, : groups * (2 if form == Form.SIXTEENS else 1)]
+        return part.repeat_interleave(times, 1)[:, : groups * (2 if form == ScaleForm.SIXTEENS else 1)]
 
-    if form == Form.SUPER:
+    if form == ScaleForm.SUPER:
         return each(parts[0], RECORD) * parts[2], each(parts[1], RECORD) * parts[3]
-    if form in (Form.SIXTEENS, Form.SIGNED):
-        scale = each(parts[0], 2 * RECORD if form == Form.SIXTEENS else RECORD) * parts[1]
+    if form in (ScaleForm.SIXTEENS, ScaleForm.SIGNED):
+        scale = each(parts[0], 2 * RECORD if form == ScaleForm.SIXTEENS else RECORD) * parts[1]
         return scale, -zero * scale
     scale = parts[0] * by
-    if form == Form.EXPONENT:
+    if form == ScaleForm.EXPONENT:
         scale = torch.where(parts[0] == 0, 0, torch.exp2(parts[0] - 128))
     low = -zero * scale
-    if form == Form.ZEROS:
+    if form == ScaleForm.ZEROS:
         low = parts[1] * -scale
-    elif form in (Form.PAIRS, Form.FLOATS):
+    elif form in (ScaleForm.PAIRS, ScaleForm.FLOATS):
         low = parts[1] * by
     return each(scale, 1 << c.spread), each(low, 1 << c.spread)
 
 
-def of_head(form: Form, head: Tensor, count: int, spread: int) -> list[Tensor]:
+def of_head(form: ScaleForm, head: Tensor, count: int, spread: int) -> list[Tensor]:
     """The parts [blocks, groups, 32] of a record's head, float32."""
     scales = -(-count >> spread) if spread else count
     kinds = {
-        Form.ZEROS: ((scales, torch.half), (scales, torch.uint8)),
-        Form.PAIRS: ((scales, torch.half), (scales, torch.half)),
-        Form.SUPER: ((1, torch.half), (1, torch.half), (count, torch.uint8), (count, torch.uint8)),
-        Form.FLOATS: ((scales, torch.float), (scales, torch.float)),
-        Form.HALF: ((scales, torch.half),),
-        Form.EXPONENT: ((scales, torch.uint8),),
-        Form.SIXTEENS: ((1, torch.half), (2 * count, torch.int8)),
-        Form.SIGNED: ((1, torch.half), (count, torch.int8)),
+        ScaleForm.ZEROS: ((scales, torch.half), (scales, torch.uint8)),
+        ScaleForm.PAIRS: ((scales, torch.half), (scales, torch.half)),
+        ScaleForm.SUPER: ((1, torch.half), (1, torch.half), (count, torch.uint8), (count, torch.uint8)),
+        ScaleForm.FLOATS: ((scales, torch.float), (scales, torch.float)),
+        ScaleForm.HALF: ((scales, torch.half),),
+        ScaleForm.EXPONENT: ((scales, torch.uint8),),
+        ScaleForm.SIXTEENS: ((1, torch.half), (2 * count, torch.int8)),
+        ScaleForm.SIGNED: ((1, torch.half), (count, torch.int8)),
     }[form]
     at, parts = 0, []
     for number, kind in kinds:
-        taken = head[:, at : at + number * OUTPUTS * kind.itemsize].contiguous().view(kind)
-        parts.append(taken.view(len(head), number, OUTPUTS).float())
-        at += number * OUTPUTS * kind.itemsize
+        taken = head[:, at : at + number * BLOCK_OUTPUTS * kind.itemsize].contiguous().view(kind)
+        parts.append(taken.view(len(head), number, BLOCK_OUTPUTS).float())
+        at += number * BLOCK_OUTPUTS * kind.itemsize
     return parts
 
 
@@ -370,11 +374,11 @@ def looked_up(packed: Packed, outputs: Tensor) -> Tensor:
     """The weights [T, in] of some outputs [T], float32: of an embedding."""
     c = packed.c
     every = CLinear(
-        None, None, None, None, c.inputs, len(outputs) * OUTPUTS, c.form, c.bits, c.table, c.spread, c.power
+        None, None, None, None, c.inputs, len(outputs) * BLOCK_OUTPUTS, c.form, c.bits, c.table, c.spread, c.power
     )
-    codes, scale, low = unpack(Packed(packed.weight[outputs // OUTPUTS], None, None, None, every))
-    which = torch.arange(len(outputs)) * OUTPUTS + outputs % OUTPUTS
-    each = 16 if c.form == Form.SIXTEENS else GROUP
+    codes, scale, low = unpack(Packed(packed.weight[outputs // BLOCK_OUTPUTS], None, None, None, every))
+    which = torch.arange(len(outputs)) * BLOCK_OUTPUTS + outputs % BLOCK_OUTPUTS
+    each = 16 if c.form == ScaleForm.SIXTEENS else GROUP
     scale, low = (x[which].double().repeat_interleave(each, 1)[:, : c.inputs] for x in (scale, low))
     return (meaning(packed, codes[which]) * scale + low).float()
 
@@ -382,7 +386,7 @@ def looked_up(packed: Packed, outputs: Tensor) -> Tensor:
 def twin(packed: Packed, x: Tensor) -> Tensor:
     """[T, in] -> [T, out], float32: group by group, or record by record where scales are whole, each step rounded as a
     fused multiplication and addition is."""
-    c, form = packed.c, Form(packed.c.form)
+    c, form = packed.c, ScaleForm(packed.c.form)
     codes, parts = parts_of(packed)
     x = torch.nn.functional.pad(x.float(), (0, -x.shape[1] % GROUP))
     w = torch.nn.functional.pad(meaning(packed, codes), (0, -codes.shape[1] % GROUP))
@@ -393,11 +397,11 @@ def twin(packed: Packed, x: Tensor) -> Tensor:
     def add(to: Tensor, number: Tensor, times: Tensor) -> Tensor:
         return (to + number * times.double()).float()
 
-    if form in WHOLE:
-        each = 16 if form == Form.SIXTEENS else GROUP
+    if form in WHOLE_SCALES:
+        each = 16 if form == ScaleForm.SIXTEENS else GROUP
         zero = TABLE_ZERO if c.table else 1 << (c.bits - 1)
-        a = parts[2] if form == Form.SUPER else parts[1]
-        b = parts[3] if form == Form.SUPER else a
+        a = parts[2] if form == ScaleForm.SUPER else parts[1]
+        b = parts[3] if form == ScaleForm.SUPER else a
         for first in range(0, x.shape[1], GROUP * RECORD):
             high, deep = torch.zeros(2, len(x), len(codes), dtype=torch.double)
             for at in range(first, min(first + GROUP * RECORD, x.shape[1]), each):
@@ -405,7 +409,7 @@ def twin(packed: Packed, x: Tensor) -> Tensor:
                 high += whole[:, some] @ w[:, some].T * a[:, group].double()
                 deep += whole[:, some].sum(1, keepdim=True) * b[:, group].double()
             record = first // (GROUP * RECORD)
-            if form == Form.SUPER:
+            if form == ScaleForm.SUPER:
                 total = add(total, high.float().double(), parts[0][:, record])
                 total = add(total, deep.float().double(), parts[1][:, record])
             else:
@@ -424,15 +428,15 @@ def twin(packed: Packed, x: Tensor) -> Tensor:
 
 SHRUNK = (1.0, 0.93, 0.86, 0.79)
 """Parts of a group's range that are tried for its scale."""
-ROWS = 64
+GROUPED_ROUNDING_OUTPUTS = 64
 """Outputs that are rounded at once: what is computed of them stays in the caches."""
 
 
 def pack_int4(weight: Tensor, bias: Tensor | None) -> Packed:
     """Round to nearest, in 4.625 bits a weight."""
-    found = [round4(rows.float()) for rows in torch.split(weight, ROWS)]
+    found = [round4(rows.float()) for rows in torch.split(weight, GROUPED_ROUNDING_OUTPUTS)]
     codes, *parts = (torch.cat([one[i] for one in found]) for i in range(5))
-    return lay(codes, Form.SUPER, tuple(parts), bias, 4)
+    return lay(codes, ScaleForm.SUPER, tuple(parts), bias, 4)
 
 
 def round4(weight: Tensor) -> tuple[Tensor, ...]:
@@ -486,9 +490,9 @@ def wholes(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def pack_bytes(weight: Tensor, bias: Tensor | None) -> Packed:
     """Round to nearest in 8.5 bits a weight, for embeddings and heads: each group by its largest weight."""
-    found = [round8(rows.float()) for rows in torch.split(weight, ROWS)]
+    found = [round8(rows.float()) for rows in torch.split(weight, GROUPED_ROUNDING_OUTPUTS)]
     codes, scale = (torch.cat([one[i] for one in found]) for i in range(2))
-    return lay(codes, Form.HALF, (scale,), bias, 8)
+    return lay(codes, ScaleForm.HALF, (scale,), bias, 8)
 
 
 def round8(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -502,9 +506,9 @@ def round8(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def pack_sixes(weight: Tensor, bias: Tensor | None) -> Packed:
     """Round to nearest in 6.5625 bits a weight, for embeddings and heads: each 16 by their largest weight."""
-    found = [round6(rows.float()) for rows in torch.split(weight, ROWS)]
+    found = [round6(rows.float()) for rows in torch.split(weight, GROUPED_ROUNDING_OUTPUTS)]
     codes, half, times = (torch.cat([one[i] for one in found]) for i in range(3))
-    return lay(codes, Form.SIXTEENS, (half, times), bias, 6)
+    return lay(codes, ScaleForm.SIXTEENS, (half, times), bias, 6)
 
 
 def round6(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -110,7 +110,9 @@ def stack(parts: Sequence[Groups | None]) -> Groups | None:
         found = [regrouped(part.plain()) for part in found]
         bits, table = max(part.bits for part in found), 0
         if len({part.kind for part in found}) > 1:
-            found = [Groups(codes.view(torch.int8), scale, low, bits) for codes, scale, low in (p.even() for p in found)]
+            found = [
+                Groups(codes.view(torch.int8), scale, low, bits) for codes, scale, low in (p.even() for p in found)
+            ]
     lows = [part.minimum for part in found if part.minimum is not None]
     return Groups(
         torch.cat([part.codes for part in found]),

@@ -1,4 +1,4 @@
-"""Checkpoints whose linear layers are quantised already: what each method stores beside a layer's name, read exactly.
+"""Checkpoints whose linear layers are quantised already: what each method stores under a layer's name, read exactly.
 
 Weights are read as they are. Where a method rounds activations, too, ours are rounded as the packing does, or not.
 """
@@ -14,7 +14,7 @@ from paceline.core.errors import CheckpointError
 from paceline.model.groups import FP4, Groups
 
 Config = Mapping[str, Any]
-BESIDE = ("input_scale", "output_scale", "k_scale", "v_scale", "q_scale", "input_zero_point", "weight_g_idx",
+SIDE_MEMBERS = ("input_scale", "output_scale", "k_scale", "v_scale", "q_scale", "input_zero_point", "weight_g_idx",
           "weight_shape", "g_idx")  # fmt: skip
 """Members that say nothing of the weights, or that are read along with them."""
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -25,7 +25,7 @@ AS_FLOATS = "weights in FP8 are served in the model's dtype"
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class QuantisedLayer:
     """One quantised layer. `take(member, shape)` is a tensor under its name; `shape`: [out, in]."""
 
     name: str
@@ -37,7 +37,7 @@ class Layer:
         return CheckpointError(f"{self.name} {what}; download the checkpoint again, or use another.")
 
 
-Read = Callable[[Layer], Groups | Tensor]
+Read = Callable[[QuantisedLayer], Groups | Tensor]
 """A layer's weights: whole numbers in groups, or floats [out, in] where they are none or lie in no order of groups."""
 
 
@@ -50,23 +50,24 @@ class Scheme:
     word: str = ""
     """What is to be said of the method when a model is loaded."""
     bits: float | None = None
-    """Of a weight with its scales where it is packed in groups as it is; None: it becomes floats."""
+    """Bits per weight, its scales included, if the matrix is kept as packed groups; None: it becomes floats."""
 
 
 def scheme_of(config: Config) -> Scheme | None:
-    """Of a raw config.json; None: it is not quantised. CheckpointError names what is not served."""
+    """Scheme of a raw config.json; None: the checkpoint is not quantised. Raises CheckpointError, which names what is
+    not supported."""
     settings = config.get("quantization_config")
     if not settings:
         return None
     if not isinstance(settings, Mapping):
         raise CheckpointError("config.json: quantization_config is no object; download the checkpoint again.")
     method = settings.get("quant_method")
-    if method not in METHODS:
+    if method not in QUANTISERS:
         raise CheckpointError(
             f"this checkpoint is quantised with {method or 'an unnamed method'}, which is not served; served are "
-            f"{', '.join(METHODS)}, and its float16, bfloat16 or float32 original."
+            f"{', '.join(QUANTISERS)}, and its float16, bfloat16 or float32 original."
         )
-    return METHODS[method](settings)
+    return QUANTISERS[method](settings)
 
 
 def number(settings: Config, key: str, allowed: tuple[int, ...], default: int | None = None) -> int:
@@ -95,8 +96,8 @@ def of_zeros(codes: Tensor, scale: Tensor, zero: Tensor, bits: int) -> Groups:
 
 
 def ordered(groups: Groups, index: Tensor | None, name: str) -> Groups | Tensor:
-    """With the group of each input told by `index` [in]: in order they are groups; else they are put in order as
-    floats."""
+    """Groups with the group of each input given by `index` [in]: in order they are groups; else they are put in order
+    as floats."""
     inputs, count = groups.codes.shape[1], groups.scale.shape[1]
     if index is None or bool((index == torch.arange(inputs) // (inputs // count)).all()):
         return groups
@@ -117,7 +118,7 @@ def gptq(settings: Config) -> Scheme:
     bits, size = number(settings, "bits", (4, 8)), int(settings.get("group_size", -1))
     older = settings.get("checkpoint_format", "gptq") == "gptq"  # its zeros are stored less one
 
-    def read(layer: Layer) -> Groups | Tensor:
+    def read(layer: QuantisedLayer) -> Groups | Tensor:
         outputs, inputs = layer.shape
         each, groups = 32 // bits, 1 if size <= 0 else -(-inputs // size)
         if inputs % groups:
@@ -140,7 +141,7 @@ def awq(settings: Config) -> Scheme:
     def columns(words: Tensor) -> Tensor:
         return unpacked(words, 4, 1).view(len(words), -1, 8)[:, :, list(AWQ_ORDER)].flatten(1).t()
 
-    def read(layer: Layer) -> Groups | Tensor:
+    def read(layer: QuantisedLayer) -> Groups | Tensor:
         outputs, inputs = layer.shape
         groups = 1 if size <= 0 else inputs // size
         if inputs % groups:
@@ -160,7 +161,7 @@ def fp8(settings: Config) -> Scheme:
 def floating(block: Any = None) -> Read:
     """FP8 with a scale for each `block` (outputs, inputs), for each output, or for all."""
 
-    def read(layer: Layer) -> Tensor:
+    def read(layer: QuantisedLayer) -> Tensor:
         outputs, inputs = layer.shape
         weight = layer.take("weight", layer.shape).float()
         scale = layer.take("weight_scale_inv" if layer.has("weight_scale_inv") else "weight_scale", None).float()
@@ -188,7 +189,9 @@ def compressed(settings: Config) -> Scheme:
     form = next((str(group["format"]) for group in groups.values() if group.get("format")), settings.get("format"))
     if form == "pack-quantized":
         bits = number(kind, "num_bits", (4, 8))
-        return Scheme("weight_packed", packed_numbers(bits), bits=bits + FLOATS / span(int(kind.get("group_size") or -1)))
+        return Scheme(
+            "weight_packed", packed_numbers(bits), bits=bits + FLOATS / span(int(kind.get("group_size") or -1))
+        )
     if form in ("int-quantized", "naive-quantized") and kind.get("type") == "int":
         number(kind, "num_bits", (8,))
         return Scheme("weight", whole_bytes, bits=8 + FLOATS / span(int(kind.get("group_size") or -1)))
@@ -204,7 +207,7 @@ def compressed(settings: Config) -> Scheme:
 
 
 def packed_numbers(bits: int) -> Read:
-    def read(layer: Layer) -> Groups | Tensor:
+    def read(layer: QuantisedLayer) -> Groups | Tensor:
         outputs, inputs = layer.shape
         each = 32 // bits
         codes = unpacked(layer.take("weight_packed", (outputs, -(-inputs // each))), bits, 1)[:, :inputs]
@@ -230,7 +233,7 @@ def packed_numbers(bits: int) -> Read:
     return read
 
 
-def whole_bytes(layer: Layer) -> Groups | Tensor:
+def whole_bytes(layer: QuantisedLayer) -> Groups | Tensor:
     outputs, inputs = layer.shape
     codes, scale = layer.take("weight", layer.shape), layer.take("weight_scale", None).float()
     scale = scale.expand(outputs, 1) if scale.numel() == 1 else scale.view(outputs, -1)
@@ -242,7 +245,7 @@ def whole_bytes(layer: Layer) -> Groups | Tensor:
     return Groups(codes, scale.contiguous(), None, 8)
 
 
-def mxfp4(layer: Layer) -> Groups:
+def mxfp4(layer: QuantisedLayer) -> Groups:
     outputs, inputs = layer.shape
     words = layer.take("weight_packed", (outputs, inputs // 2)).view(torch.uint8)
     exponent = layer.take("weight_scale", (outputs, inputs // 32)).view(torch.uint8)
@@ -250,7 +253,7 @@ def mxfp4(layer: Layer) -> Groups:
     return Groups(codes.view(torch.int8), torch.exp2(exponent.float() - 128), None, 4, FP4)
 
 
-METHODS: dict[str, Callable[[Config], Scheme]] = {
+QUANTISERS: dict[str, Callable[[Config], Scheme]] = {
     "compressed-tensors": compressed,
     "gptq": gptq,
     "awq": awq,

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from paceline.model.groups import FP4, IQ4, Groups
 
-FLOATS = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16, Kind.F64: torch.float64}
+FLOAT_KINDS = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16, Kind.F64: torch.float64}
 Parts = tuple[Tensor, Tensor, Tensor | None]
-"""Of n blocks: codes int8 [n, groups, size], scale float32 [n, groups], minimum or None. The value is scale * code +
-minimum."""
+"""Content of n blocks: codes int8 [n, groups, size], scale float32 [n, groups], minimum or None. A value is scale *
+code + minimum."""
 
 
 def half(raw: Tensor, at: int) -> Tensor:
@@ -140,15 +140,16 @@ DECODERS: dict[Kind, tuple[Callable[[Tensor], Parts], int]] = {
     Kind.IQ4_XS: (iq4_xs, 4),
     Kind.MXFP4: (mxfp4, 4),
 }
-"""How a type is read, and the bits of its codes."""
+"""Reader of each type, and the bits of its codes."""
 LOOKED_UP = {Kind.IQ4_NL: IQ4, Kind.IQ4_XS: IQ4, Kind.MXFP4: FP4}
-"""Types whose codes stand for the numbers of a table."""
-SERVED = (*FLOATS, *DECODERS)
+"""Table of the types whose codes stand for the numbers of one."""
+SERVED = (*FLOAT_KINDS, *DECODERS)
 PACKED = {
     Kind.Q4_0: 4.5, Kind.Q4_1: 5, Kind.Q4_K: 4.625, Kind.Q8_0: 8.5, Kind.Q5_0: 5.5, Kind.Q5_1: 6, Kind.Q5_K: 5.625,
     Kind.Q6_K: 6.5625, Kind.Q3_K: 4.5625, Kind.IQ4_NL: 4.5, Kind.IQ4_XS: 4.3125, Kind.MXFP4: 4.25, Kind.Q2_K: 8.5,
 }  # fmt: skip
-"""Bits of a weight with its scales where it is packed (`grouped.Form`): as it is, but for Q2_K, which is rounded."""
+"""Bits per weight, its scale included, where it is packed (`grouped.ScaleForm`): as it is, but for Q2_K, which is
+rounded."""
 
 
 def decode(raw: Tensor, kind: Kind, outputs: int, inputs: int) -> Groups:
