@@ -2,8 +2,8 @@
 low, or scale * table[code].
 
 Scales and lows lie in the smallest of the forms that keeps them exactly, so what another tool has quantised stays what
-it was, in about the bits that it had (`ScaleForm`). Activations are rounded to int8 by row. `twin` is the slow twin of the
-native product.
+it was, in about the bits that it had (`ScaleForm`). Activations are rounded to int8 by row. `twin` is the slow twin of
+the native product.
 """
 
 from enum import IntEnum
@@ -56,9 +56,9 @@ def head_bytes(form: ScaleForm, groups: int, spread: int = 0) -> int:
     """Bytes that the scales and minimums of a record of `groups` groups take; 2^spread groups share theirs."""
     scales = -(-groups >> spread) if spread else groups
     sizes = {
-        ScaleForm.ZEROS: 96 * scales, ScaleForm.PAIRS: 128 * scales, ScaleForm.SUPER: 128 + 64 * groups, ScaleForm.FLOATS: 256 * scales,
-        ScaleForm.HALF: 64 * scales, ScaleForm.EXPONENT: 32 * scales, ScaleForm.SIXTEENS: 64 + 64 * groups,
-        ScaleForm.SIGNED: 64 + 32 * groups,
+        ScaleForm.ZEROS: 96 * scales, ScaleForm.PAIRS: 128 * scales, ScaleForm.SUPER: 128 + 64 * groups,
+        ScaleForm.FLOATS: 256 * scales, ScaleForm.HALF: 64 * scales, ScaleForm.EXPONENT: 32 * scales,
+        ScaleForm.SIXTEENS: 64 + 64 * groups, ScaleForm.SIGNED: 64 + 32 * groups,
     }  # fmt: skip
     return -(-sizes[form] // 64) * 64
 
@@ -155,8 +155,9 @@ def smallest(
         zero = torch.where(scale == 0, 0, (-low / scale).round())
         if bool(((zero >= 0) & (zero <= 255) & (-scale * zero == low)).all()):
             return ScaleForm.ZEROS, (scale * 2.0**-power, zero), power
-    elif bits in (4, 5) and not table and not spread and (high := factored(scale, RECORD)) is not None:
-        if (deep := factored(low, RECORD)) is not None:
+    elif bits in (4, 5) and not table and not spread:
+        high, deep = factored(scale, RECORD), factored(low, RECORD)
+        if high is not None and deep is not None:
             return ScaleForm.SUPER, (high[0], deep[0], high[1], deep[1]), 0
     power = halved(torch.cat((scale, low), 1))
     if power is not None:
@@ -251,7 +252,7 @@ def in_lines(quads: Tensor, bits: int) -> Tensor:
     lines = [low[:, :, :, 0::2] | low[:, :, :, 1::2] << 4]
     if bits > 4:
         each = bits - 4
-        high = (quads >> 4).unflatten(3, (-1, 8 // each))
+        high = (quads >> 4).view(*quads.shape[:3], each, 8 // each, *quads.shape[4:])
         shifts = torch.arange(0, 8, each, dtype=torch.uint8).view(-1, 1, 1)
         lines.append((high << shifts).sum(4, dtype=torch.uint8))
     return torch.cat(lines, 3)

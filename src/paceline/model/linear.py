@@ -155,7 +155,7 @@ def as_stored(bits: float, dtype: torch.dtype, device: torch.device) -> Packing 
     if device.type != "cpu" or dtype is not torch.bfloat16 or library() is None:
         return None
     own = partial(grouped.size_of, bits=bits)
-    fine = partial(grouped.size, bits=8, form=grouped.Form.HALF)
+    fine = partial(grouped.size, bits=8, form=grouped.ScaleForm.HALF)
     head = Packing("native int8", dtype, torch.float32, grouped.pack_bytes, fine, 8, 8, native=True)
     packing = replace(in_groups(dtype), name=STORED, pack=grouped.pack_bytes, size=own, head=head)
     return packing if works(packing, 0.3) else None

@@ -123,7 +123,8 @@ class NativeDecoder(Decoder):
         mixer = self.spec.layers[index].attention
 
         return CLayer(
-            qkv=block.mixer.qkv.c, value=block.mixer.value.c if block.mixer.value else CLinear(), out=block.mixer.out.c, gate_up=block.ffn.gate_up.c, down=block.ffn.down.c,
+            qkv=block.mixer.qkv.c, value=CLinear() if block.mixer.value is None else block.mixer.value.c,
+            out=block.mixer.out.c, gate_up=block.ffn.gate_up.c, down=block.ffn.down.c,
             attention_norm=norm_of(block.attention_norm), ffn_norm=norm_of(block.ffn_norm),
             attention_post=norm_of(block.attention_post_norm), ffn_post=norm_of(block.ffn_post_norm),
             head_norm=norm_of(block.mixer.head_norm).weight, rotated=2 * len(mixer.rope.inverse),

@@ -20,7 +20,8 @@ SIDE_MEMBERS = ("input_scale", "output_scale", "k_scale", "v_scale", "q_scale", 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where the n-th of eight outputs lies in a word of AWQ."""
 HALVES, FLOATS, MXFP4 = 24, 64, 4.25
-"""Bits of a group's scales in memory: a half and a byte, or two floats; of a weight with its scale (`grouped.Form`)."""
+"""Bits of a group's scales in memory: a half and a byte, or two floats; bits per weight of MXFP4
+(`grouped.ScaleForm`)."""
 AS_FLOATS = "weights in FP8 are served in the model's dtype"
 
 

@@ -19,7 +19,10 @@ def doubles(*names: str) -> list[tuple[str, type]]:
 
 
 class CLinear(Structure):
-    _fields_ = [*pointers("weight", "scale", "sums", "bias"), *integers("inputs", "outputs", "form", "bits", "table", "spread", "power")]
+    _fields_ = [
+        *pointers("weight", "scale", "sums", "bias"),
+        *integers("inputs", "outputs", "form", "bits", "table", "spread", "power"),
+    ]
 
 
 class CNorm(Structure):
