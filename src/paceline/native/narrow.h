@@ -47,12 +47,16 @@ struct F {
 struct I {
   Words p[PARTS];
   I() = default;
-  I(const F& x) { memcpy(p, x.p, 64); }
+  I(const F& x) {
+    for (int i = 0; i < PARTS; i++) p[i] = (Words)x.p[i];
+  }
   int32_t& operator[](int i) { return ((int32_t*)p)[i]; }
   int32_t operator[](int i) const { return ((const int32_t*)p)[i]; }
 };
 
-inline F::F(const I& x) { memcpy(p, x.p, 64); }
+inline F::F(const I& x) {
+  for (int i = 0; i < PARTS; i++) p[i] = (Floats)x.p[i];
+}
 
 // f(vector of each argument) of every part
 #define EVERY _Pragma("GCC unroll 4") for (int i = 0; i < PARTS; i++)
@@ -103,10 +107,18 @@ static inline I whole(const F& x) {  // to the nearest
 
 // -- memory and masks -------------------------------------------------------------------------------------------------
 
+// Vector by vector: of a memcpy of 64 bytes GCC makes moves of 16 to the stack, and the load of 32 that follows waits for them
+typedef Words Loose __attribute__((aligned(1), may_alias));
 template <class T>
-static inline T load(const void* at) { T y; memcpy(y.p, at, 64); return y; }
+static inline T load(const void* at) {
+  T y;
+  for (int i = 0; i < PARTS; i++) y.p[i] = (decltype(y.p[i] + y.p[i]))*(const Loose*)((const char*)at + i * VECTOR);
+  return y;
+}
 template <class T>
-static inline void store(void* at, const T& x) { memcpy(at, x.p, 64); }
+static inline void store(void* at, const T& x) {
+  for (int i = 0; i < PARTS; i++) *(Loose*)((char*)at + i * VECTOR) = (Words)x.p[i];
+}
 
 template <class T>
 static inline T load(T y, __mmask16 k, const void* at) {

@@ -37,7 +37,7 @@ static inline __attribute__((always_inline)) void column(__m512i (*c)[2], int wh
   for (int r = 0; r < ROWS; r++) EVERY sums[r][i] = c[r][which].p[i];
   for (int word = 0; word < WORDS; word++) {
     Words of[PARTS];
-    memcpy(of, w + word * pitch, 64);
+    EVERY of[i] = *(const Loose*)(w + word * pitch + i * VECTOR);
     if (ahead) (*ahead)();
     if (LEFT == BYTES) {
 #pragma GCC unroll 4
