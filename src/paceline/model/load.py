@@ -269,13 +269,14 @@ class Loader:
             self.tensors.let_go()
         norm = self.norm(names.norm, spec.hidden)
 
+        own = not spec.tied or f"{names.head}.weight" in self.tensors.place
+
         def head() -> Linear:
-            if form is not None and f"{names.head}.weight" in self.tensors.place:
-                return self.by_token(names.head, form, self.closed())
+            if form is not None and not (spec.tied and own):
+                return self.by_token(names.embedding if spec.tied else names.head, form, self.closed())
             rows = table(names.embedding) if form is not None and spec.tied else embedding
             return (form or self.packing).pack(self.head(rows), self.closed())
 
-        own = not spec.tied or f"{names.head}.weight" in self.tensors.place
         if form is not None and not own and self.known is None:
             last = self.counted(embedding, 0)  # one copy serves both
         else:

@@ -24,6 +24,26 @@ def stored_bits(tensors: Tensors | GgufTensors, spec: ModelSpec) -> float | None
     return sum(count * (ROUNDED if bits is None else bits) for count, bits in found) / whole
 
 
+def hot_bytes(tensors: Tensors | GgufTensors, spec: ModelSpec) -> tuple[int, int] | None:
+    """Bytes of all linear layers and the head, which a pass reads: in the file, and packed as they are stored. None:
+    not all of a GGUF file's matrices are in groups."""
+    if not isinstance(tensors, GgufTensors):
+        return None
+    names = FAMILIES[spec.family].names
+    head = names.embedding if spec.tied else names.head
+    found = [f"{head}.weight"]
+    for index in range(len(spec.layers)):
+        at = names.layer.format(index)
+        found += [f"{at}{name}.weight" for name in (*names.qkv, names.out, *names.gate_up, names.down)]
+    file = [tensors.file_bits(name) for name in found]
+    kept = list(matrices(tensors, spec))
+    last = tensors.bits(found[0])
+    if None in file or last is None or any(bits is None for _, bits in kept):
+        return None
+    numbers = [*kept, (spec.vocab * spec.hidden, last)]
+    return sum(it for it in file if it is not None) // 8, int(sum(n * (bits or 0) for n, bits in numbers) / 8)
+
+
 def matrices(tensors: Tensors | GgufTensors, spec: ModelSpec) -> Iterator[tuple[int, float | None]]:
     """Weights of each fused matrix, and the bits of one; None: stored as floats."""
     names = FAMILIES[spec.family].names

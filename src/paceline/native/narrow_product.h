@@ -4,7 +4,9 @@
 
 namespace narrow {
 
-const int TOGETHER = 4;  // rows whose sums stay in registers
+// Rows whose sums stay in registers. Bfloat16 is widened once for all of them; int8 needs registers of its own
+template <Left LEFT>
+constexpr int together(int rows) { return LEFT != BYTES && (rows == 5 || rows == 6) ? rows : 4; }
 
 // c += the four bytes of each word of w times those of x, both signed, none -128
 static inline Words quads(Words c, Words w, Words x) {
@@ -33,14 +35,14 @@ template <Left LEFT, int ROWS, int WORDS>
 static inline __attribute__((always_inline)) void column(__m512i (*c)[2], int which, const uint8_t* x, i64 stride, const uint8_t* w,
                                                          i64 pitch, Ahead* ahead) {
   Words sums[ROWS][PARTS];
-#pragma GCC unroll 4
+#pragma GCC unroll 6
   for (int r = 0; r < ROWS; r++) EVERY sums[r][i] = c[r][which].p[i];
   for (int word = 0; word < WORDS; word++) {
     Words of[PARTS];
     EVERY of[i] = *(const Loose*)(w + word * pitch + i * VECTOR);
     if (ahead) (*ahead)();
     if (LEFT == BYTES) {
-#pragma GCC unroll 4
+#pragma GCC unroll 6
       for (int r = 0; r < ROWS; r++) {
         const Words a = broadcast(x + r * stride + word * 4);
         EVERY sums[r][i] = quads(sums[r][i], of[i], a);
@@ -49,14 +51,14 @@ static inline __attribute__((always_inline)) void column(__m512i (*c)[2], int wh
     }
 #pragma GCC unroll 2
     for (int half = 0; half < 2; half++) {  // one bfloat16 of each word, as float32
-#pragma GCC unroll 4
+#pragma GCC unroll 6
       for (int r = 0; r < ROWS; r++) {
         const Floats a = (Floats)broadcast(x + r * stride + word * 8 + half * 4);
         EVERY sums[r][i] = (Words)fused(a, (Floats)(half ? of[i] & -65536 : of[i] << 16), (Floats)sums[r][i]);
       }
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 6
   for (int r = 0; r < ROWS; r++) EVERY c[r][which].p[i] = sums[r][i];
 }
 
@@ -67,10 +69,10 @@ static inline __attribute__((always_inline)) void product(__m512i (&c)[ROWS][2],
                                                           const void* w1, i64 pitch, Ahead& ahead) {
   for (int which = 0; which < 2; which++) {
     const uint8_t *rows = (const uint8_t*)x, *w = (const uint8_t*)(which ? w1 : w0);
-    const int all = ROWS / narrow::TOGETHER * narrow::TOGETHER;
-    for (int r = 0; r < all; r += narrow::TOGETHER)
-      narrow::column<LEFT, narrow::TOGETHER, WORDS>(c + r, which, rows + r * stride, stride, w, pitch, r ? nullptr : &ahead);
-    if constexpr (ROWS % narrow::TOGETHER > 0)
-      narrow::column<LEFT, ROWS % narrow::TOGETHER, WORDS>(c + all, which, rows + all * stride, stride, w, pitch, all ? nullptr : &ahead);
+    constexpr int TOGETHER = narrow::together<LEFT>(ROWS), all = ROWS / TOGETHER * TOGETHER;
+    for (int r = 0; r < all; r += TOGETHER)
+      narrow::column<LEFT, TOGETHER, WORDS>(c + r, which, rows + r * stride, stride, w, pitch, r ? nullptr : &ahead);
+    if constexpr (ROWS % TOGETHER > 0)
+      narrow::column<LEFT, ROWS % TOGETHER, WORDS>(c + all, which, rows + all * stride, stride, w, pitch, all ? nullptr : &ahead);
   }
 }

@@ -149,6 +149,12 @@ class GgufTensors:
         found = self.header.tensors.get(f"{self.names.get(stem, stem)}{dot}{end}")
         return None if found is None or found.kind not in DECODERS else PACKED[found.kind]
 
+    def file_bits(self, name: str) -> int | None:
+        """Bits that a quantised matrix takes in the file; None: it is stored as floats, or is not there."""
+        stem, dot, end = name.rpartition(".")
+        found = self.header.tensors.get(f"{self.names.get(stem, stem)}{dot}{end}")
+        return None if found is None or found.kind not in DECODERS else 8 * found.bytes
+
     def let_go(self) -> None:
         """Give back the memory of the pages that tensors taken so far were read from."""
         for entry in self.read:
