@@ -45,7 +45,7 @@ class Options:
     """Data type of weights and K/V cache: bfloat16, float32 or float16."""
     quantize: str | None = None
     """"int8": the linear layers of model and draft in int8 (W8A8); "int4": in 4 bits by groups of 32, head
-    and embedding in 8, activations in 8. The text is then the quantised model's own. None: a checkpoint that is
+    and embedding in 6, activations in 8. The text is then the quantised model's own. None: a checkpoint that is
     quantised already keeps its own bits; "none" widens them to `dtype`."""
     draft_quantize: str | None = None
     """Quantization of the draft alone, with the values of `quantize`; it changes only the speed, never the output.
