@@ -9,22 +9,10 @@ from torch import Tensor
 
 from paceline.core.errors import CheckpointError
 from paceline.model import packed
-from paceline.model.grouped import (
-    RECORD,
-    ScaleForm,
-    block_bytes,
-    looked_up,
-    meaning,
-    pack_bytes,
-    pack_groups,
-    pack_int4,
-    pack_sixes,
-    size,
-    twin,
-    unpack,
-)
+from paceline.model.grouped import RECORD, ScaleForm, block_bytes, looked_up, meaning, pack_groups, size, twin, unpack
 from paceline.model.groups import GROUP
 from paceline.model.packed import Packed
+from paceline.model.rounding import pack_bytes, pack_int4, pack_sixes
 from paceline.native import build
 from paceline.native.build import Unit, library
 from tests.model.units import compiled, narrow

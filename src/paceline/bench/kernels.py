@@ -1,4 +1,4 @@
-"""Cycles of the kernels of weights in groups, in the caches and from memory, beside what the CPU's ports allow."""
+"""Cycles of the kernels of weights in groups, in the caches and from memory, with the bound of the CPU's ports."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 KERNEL_ROWS = (1, 2, 4, 8, 16)
 CACHED_INPUTS = 1024
-"""Of the matrix with 32 outputs whose cycles are counted: some 20 to 35 KB."""
+"""Inputs of the matrix with 32 outputs whose cycles are counted: some 20 to 35 KB."""
 CACHE_REPEATS = 3000
 """Runs of which the quickest counts."""
 MEMORY_BYTES = 192 << 20
-"""Of the matrix that is read from memory, beyond most third caches."""
+"""Size of the matrix that is read from memory, beyond most third caches."""
 MEMORY_INPUTS = 2048
 WEIGHTS_COUNTED = 256
 """Weights that figures are for, of one output."""
@@ -114,7 +114,7 @@ def random_matrix(form: ScaleForm, bits: int, table: int, outputs: int, inputs: 
 
 
 def products(bits: int, table: int, rows: int) -> float:
-    """Cycles that the products alone of 256 weights and so many rows take where two start in each: eight of 32 bytes
+    """Cycles that the products alone of 256 weights and `rows` rows take where two start in each: eight of 32 bytes
     with AVX2, and twice as many where codes of 8 bits are split; half as many of 64 bytes."""
     flags = machine_flags() or ()
     split = 2 if (bits == 8 or table) and flags != WIDE and "-mavxvnni" not in flags else 1

@@ -190,7 +190,7 @@ def sheet(columns: list[dict[str, Any]]) -> "Table":
 
 
 def read_line(it: dict[str, int] | None) -> str:
-    """Bytes in memory beside those in the file."""
+    """Bytes in memory, and their ratio to those in the file."""
     if it is None:
         return "all weights"
     return f"{size(it['memory'])}, {it['memory'] / it['file']:.3f} of the file's {size(it['file'])}"

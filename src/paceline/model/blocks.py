@@ -129,7 +129,7 @@ class SelfAttention:
     head_norm: Norm | None
     out: Linear
     value: Linear | None = None
-    """Of the native decoder: the values' own matrix, where it is quantised in another way than q's and k's."""
+    """Matrix of the values alone, for the native decoder, where it is quantised in another way than q's and k's."""
 
     def __call__(self, x: Tensor, turn: Turn, attend: Attend) -> Tensor:
         spec = self.spec

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.core.errors import RefusalError
-from paceline.model import grouped
+from paceline.model import grouped, rounding
 from paceline.model.groups import Groups
 from paceline.model.packed import pack_bfloat16, pack_int8, size
 from paceline.native.build import Unit, library, unit
@@ -142,9 +142,9 @@ def in_groups(dtype: torch.dtype) -> Packing:
     fine = partial(grouped.size, bits=6, form=grouped.ScaleForm.SIXTEENS)
     coarse = partial(grouped.size, bits=4, form=grouped.ScaleForm.SUPER)
     row = {Unit.SHORT: 0.2, Unit.DOT: 0.2}.get(unit(), 0.06)
-    head = Packing("native int6", dtype, torch.float32, grouped.pack_sixes, fine, 8, 8, native=True)
+    head = Packing("native int6", dtype, torch.float32, rounding.pack_sixes, fine, 8, 8, native=True)
     return Packing(
-        "native int4", dtype, torch.float32, grouped.pack_int4, coarse, 8, 8, row, head=head, native=True,
+        "native int4", dtype, torch.float32, rounding.pack_int4, coarse, 8, 8, row, head=head, native=True,
         groups=grouped.pack_stored,
     )  # fmt: skip
 
@@ -156,8 +156,8 @@ def as_stored(bits: float, dtype: torch.dtype, device: torch.device) -> Packing 
         return None
     own = partial(grouped.size_of, bits=bits)
     fine = partial(grouped.size, bits=8, form=grouped.ScaleForm.HALF)
-    head = Packing("native int8", dtype, torch.float32, grouped.pack_bytes, fine, 8, 8, native=True)
-    packing = replace(in_groups(dtype), name=STORED, pack=grouped.pack_bytes, size=own, head=head)
+    head = Packing("native int8", dtype, torch.float32, rounding.pack_bytes, fine, 8, 8, native=True)
+    packing = replace(in_groups(dtype), name=STORED, pack=rounding.pack_bytes, size=own, head=head)
     return packing if works(packing, 0.3) else None
 
 

@@ -111,7 +111,7 @@ def ordered(groups: Groups, index: Tensor | None, name: str) -> Groups | Tensor:
 
 
 def span(size: int) -> int:
-    """Inputs that share a scale in memory, of groups of so many in the file (below 1: the whole row)."""
+    """Inputs that share a scale in memory, for groups of `size` in the file (below 1: the whole row)."""
     return 256 if size < 1 else next((n for n in (256, 128, 64) if size % n == 0), 32)
 
 

@@ -9,7 +9,7 @@ from paceline.model.gguf import GgufTensors
 from paceline.model.spec import ModelSpec
 
 ROUNDED = 8.5
-"""Bits of a weight that was stored as a float and is rounded in groups (`grouped.pack_bytes`)."""
+"""Bits of a weight that was stored as a float and is rounded in groups (`rounding.pack_bytes`)."""
 FUSED_FLOAT_BITS = 2
 """Bits that two floats for each 32 weights take: of matrices that are fused and not of one kind."""
 
