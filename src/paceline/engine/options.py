@@ -105,7 +105,7 @@ class Options(StepOptions):
     quantize: Annotated[
         Quantize | None,
         _any("int8: the linear layers of model and draft in int8 (W8A8); int4: in 4 bits by groups of 32, head and "
-             "embedding in 8, activations in 8. The text is then the quantised model's own. Default: a checkpoint that "
+             "embedding in 6, activations in 8. The text is then the quantised model's own. Default: a checkpoint that "
              "is quantised already keeps its own bits; none widens them to dtype."),
     ] = None  # fmt: skip
     draft_quantize: Annotated[
