@@ -5,7 +5,6 @@ from pathlib import Path
 from tests.serve.api_page import refused, table
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "docs/server.md"]
 
 
 def test_tables_are_up_to_date() -> None:

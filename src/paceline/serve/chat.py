@@ -109,7 +109,7 @@ def opening(body: ChatRequest) -> dict[str, Any]:
         message = "add_generation_prompt and continue_final_message exclude each other; give one."
         raise ApiError(400, message, param="continue_final_message")
     if last.role != "assistant" or not last.content or last.tool_calls:
-        message = "continue_final_message needs a last message of role assistant with a text that is to go on."
+        message = "continue_final_message needs a last message of role assistant with a text to continue."
         raise ApiError(400, message, param="continue_final_message")
     return {"add_generation_prompt": False, "continue_final_message": True}
 

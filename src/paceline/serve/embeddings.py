@@ -1,7 +1,7 @@
 """POST /v1/embeddings: vectors of texts from the served decoder, pooled as the server or the request says."""
 
 import base64
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
@@ -16,7 +16,7 @@ from paceline.serve.prompts import as_prompts, encode
 from paceline.serve.responses import ERRORS
 from paceline.serve.server import Here, Server
 from paceline.serve.sse import json_unless_gone
-from paceline.serve.wire import FailFast, Ids, Label, Wire
+from paceline.serve.wire import Ids, Label, Wire
 
 router = APIRouter(route_class=JsonRoute)
 DEFAULT_POOLING = "mean"
@@ -26,7 +26,7 @@ MAX_TEXTS = 2048
 
 
 class EmbeddingRequest(Wire):
-    input: str | Annotated[list[str], FailFast()] | Ids | Annotated[list[Ids], FailFast()] = Field(
+    input: str | list[str] | Ids | list[Ids] = Field(
         description=f"a text, a list of texts, a list of token ids, or a list of such lists; {MAX_TEXTS} texts at most"
     )
     model: Label | None = Field(None, description="the name of the served model")

@@ -113,7 +113,7 @@ def refused(fault: Mapping[str, Any]) -> ApiError:
         sentence = str(fault["ctx"]["error"])
         return ApiError(400, sentence, param=written(place) or sentence.split(" ", 1)[0])
     if not place and kind != "unknown_parameter":
-        return ApiError(400, "The body is no JSON object; send one, with Content-Type: application/json.")
+        return ApiError(400, "The body is not a JSON object; send one, with Content-Type: application/json.")
     if kind == "unknown_parameter":
         name = ".".join(filter(None, (written(place), fault["ctx"]["name"][:200])))
         return ApiError(400, f"Unknown parameter {brief(name)}; remove it.", param=name, code="unknown_parameter")

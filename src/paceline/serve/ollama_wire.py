@@ -1,6 +1,6 @@
 """Requests of Ollama's protocol, and what they are as chat requests."""
 
-from typing import Annotated, Any
+from typing import Any
 
 import orjson
 from pydantic import Field, field_validator
@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 from paceline.serve.errors import ApiError
 from paceline.serve.protocol import NO_MEDIA, ChatRequest
 from paceline.serve.response_wire import validated
-from paceline.serve.wire import FailFast, Label, Shallow, Wire
+from paceline.serve.wire import Label, Shallow, Wire
 
 OPTIONS = {
     "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "seed": "seed", "stop": "stop",
@@ -29,7 +29,7 @@ class OllamaMessage(Wire):
     content: str = ""
     thinking: str | None = None
     images: list[Any] | None = None
-    tool_calls: Annotated[list[Shallow], FailFast()] | None = None
+    tool_calls: list[Shallow] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
@@ -78,11 +78,11 @@ class OllamaRequest(Wire):
 
 
 class OllamaChatRequest(OllamaRequest):
-    messages: Annotated[list[OllamaMessage], FailFast()] = Field(description="a list of messages")
-    tools: Annotated[list[Shallow], FailFast()] | None = Field(None, max_length=128, description="a list of functions")
+    messages: list[OllamaMessage] = Field(description="a list of messages")
+    tools: list[Shallow] | None = Field(None, max_length=128, description="a list of functions")
 
     def chat(self) -> ChatRequest:
-        """The same as a chat request."""
+        """A chat request with the same wishes."""
         messages = [of_message(message) for message in self.messages]
         return as_chat(self, messages, self.tools)
 
@@ -115,7 +115,7 @@ class OllamaGenerateRequest(OllamaRequest):
 
 class OllamaEmbedRequest(Wire):
     model: Label
-    input: str | Annotated[list[str], FailFast()] | None = Field(None, description="a text or a list of texts")
+    input: str | list[str] | None = Field(None, description="a text or a list of texts")
     prompt: str | None = Field(None, description="a text, for /api/embeddings")
     truncate: bool | None = Field(None, description="true or false (a text that is too long is refused)")
     dimensions: int | None = None

@@ -189,7 +189,10 @@ def template_args(text: Text, given: Mapping[str, Any] | None) -> dict[str, Any]
     """`chat_template_kwargs`: variables of the template, none that steers how it is applied."""
     if not given:
         return {}
-    taken = {*inspect.signature(text.tokenizer.apply_chat_template).parameters, "messages"}
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    steps = (text.tokenizer.apply_chat_template, render_jinja_template, text.render)
+    taken = {"self", *(name for step in steps for name in inspect.signature(step).parameters)}
     for name in given:
         if name in taken:
             message = f"chat_template_kwargs has {name!r}, which is not the template's to read; remove it."

@@ -1,13 +1,13 @@
 """Requests of POST /v1/responses, and what they are as chat requests: one engine, one set of rules behind both."""
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import Field, ValidationError
 
 from paceline.serve.errors import ApiError
 from paceline.serve.protocol import NO_MEDIA, ChatRequest, Sampling
-from paceline.serve.wire import FailFast, Shallow, Wire
+from paceline.serve.wire import MAX_LABEL_CHARS, Shallow, Wire
 
 ROLES = ("system", "developer", "user", "assistant")
 TEXT_PART_TYPES = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
@@ -42,9 +42,7 @@ class EffortWish(Wire):
 class ResponsesRequest(Sampling):
     """OpenAI's parameters, and those of this server's other end points that shape the text."""
 
-    input: str | Annotated[list[Item], FailFast()] = Field(
-        description="a text or a list of items, at least one", min_length=1
-    )
+    input: str | list[Item] = Field(description="a text or a list of items, at least one", min_length=1)
     instructions: str | None = Field(None, description="a text: the system message of this turn")
     previous_response_id: str | None = Field(None, description="the id of an answer that was stored")
     store: bool | None = Field(None, description="true (the default): keep the answer for previous_response_id")
@@ -119,7 +117,7 @@ def check(body: ResponsesRequest) -> None:
     if body.truncation == "auto":
         raise ApiError(400, "truncation is 'auto', but nothing is dropped here; use 'disabled'.", param="truncation")
     if body.max_tokens is not None:
-        raise ApiError(400, "max_tokens is of another end point; give max_output_tokens.", param="max_tokens")
+        raise ApiError(400, "max_tokens belongs to another endpoint; give max_output_tokens.", param="max_tokens")
     if body.n not in (None, 1):
         raise ApiError(400, f"n is {body.n}, but a response is one answer; leave it out.", param="n")
     if body.stream_options is not None and body.stream_options.include_obfuscation:
@@ -198,8 +196,39 @@ def thinking(wish: EffortWish | None, template: str) -> dict[str, Any]:
 # -- items -----------------------------------------------------------------------------------------------------------
 
 
+READ: dict[str, tuple[str, ...]] = {
+    "message": ("role", "content"),
+    "reasoning": ("content", "summary"),
+    "function_call": ("name", "arguments", "call_id"),
+    "function_call_output": ("call_id", "output"),
+}
+"""Fields that are read of an item of each type, beside its type, id and status."""
+
+
 def as_items(given: str | list[Item]) -> list[Item]:
-    return [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given
+    """The input as items, with the fields alone that are read: others are not kept."""
+    return [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else [*map(known, given)]
+
+
+def known(item: Item) -> Item:
+    kind = item.get("type") or "message"
+    names = READ.get(kind, ()) if isinstance(kind, str) else ()
+    labels = {name: label for name in ("id", "status") if isinstance(label := item.get(name), str)}
+    made = {"type": kind, **{name: label for name, label in labels.items() if len(label) <= MAX_LABEL_CHARS}}
+    made |= {name: parts(item[name]) for name in names if item.get(name) is not None}
+    if kind == "reasoning" and made.get("content"):
+        made.pop("summary", None)  # nobody reads it beside the content
+    return made
+
+
+def parts(content: Any) -> Any:
+    """A content, of whose parts the fields are left that are read."""
+    if not isinstance(content, list):
+        return content
+    return [
+        {name: part[name] for name in ("type", "text", "refusal") if name in part} if isinstance(part, dict) else part
+        for part in content
+    ]
 
 
 def messages(items: list[Item], instructions: str | None) -> list[dict[str, Any]]:

@@ -35,8 +35,8 @@ def test_a_column_with_gaps(tmp_path: Path) -> None:
     [
         ("", None, "holds no rows"),
         (rows(*range(12)), "c", "no column c; its columns are date, a, b"),
-        (rows(1, "x", *range(12)), "a", "row 3: 'x' is no number"),
-        (rows(1, "inf", *range(12)), "a", "row 3: 'inf' is no number"),
+        (rows(1, "x", *range(12)), "a", "row 3: 'x' is not a number"),
+        (rows(1, "inf", *range(12)), "a", "row 3: 'inf' is not a number"),
         (rows(1, 2, 3), "a", "10 or more"),
         ("date,a\n" + "2020-01-01,1\n" * 12, "a", "comes twice"),
     ],

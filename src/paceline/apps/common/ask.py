@@ -171,7 +171,7 @@ async def attempts(client: AppClient, form: Form[T], prompt: Prompt, settings: A
         answer = read(form, reply.samples[0], client.native, attempt + 1)
         if answer.value is not None:
             return answer
-        again = f"That was no valid answer: {answer.detail}. Answer again."
+        again = f"That was not a valid answer: {answer.detail}. Answer again."
         messages = [
             *prompt.messages(),
             {"role": "assistant", "content": answer.text},

@@ -117,7 +117,7 @@ class AppClient:
         self.native = card.get("owned_by") == "paceline"
         if not self.native and self.drafter is not None:
             raise CallError(
-                "refused", f"{self.url} is no Paceline server, so it takes no drafter; leave --drafter out."
+                "refused", f"{self.url} is not a Paceline server, so it takes no drafter; leave --drafter out."
             )
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> AppReply:

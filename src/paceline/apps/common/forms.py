@@ -65,7 +65,7 @@ class Choice:
         word = text if native else unwrapped(text)
         if word.strip() in self.words:
             return word.strip()
-        raise ValueError(f"{word[:80]!r} is none of {', '.join(self.words)}")
+        raise ValueError(f"{word[:80]!r} is not one of {', '.join(self.words)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class AppSchema:
         try:
             value = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"the answer is no JSON: {error}") from error
+            raise ValueError(f"the answer is not JSON: {error}") from error
         if wrong := problem(value, self.schema):
             raise ValueError(wrong)
         return value
@@ -163,7 +163,7 @@ def unwrapped(text: str) -> str:
     try:
         answer = json.loads(text)["answer"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{text[:80]!r} is no object with an answer") from error
+        raise ValueError(f"{text[:80]!r} is not an object with an answer") from error
     if not isinstance(answer, str):
         raise ValueError(f"the answer {answer!r} is no text")
     return answer

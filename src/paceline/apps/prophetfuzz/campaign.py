@@ -10,7 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from ..common.sandbox import AppLimits, Job, run
+from ..common.sandbox.said import Said, read_said
 from .assemble import DEFAULT_SEEDS, INPUT, FuzzCommand, FuzzPlan, command, distinct
 from .combine import at_random
 from .constraints import Constraints
@@ -39,6 +42,28 @@ class Crash:
     seconds: float
     count: int
     input: bytes
+
+
+class CrashSaid(Said):
+    """A crash as the driver in the box writes it."""
+
+    hash: str
+    kind: str
+    frames: list[str]
+    command: int
+    seconds: float
+    count: int
+
+
+class CampaignSaid(Said):
+    """The driver's result."""
+
+    commands: list[dict[str, int | float | str | list[str] | None]]
+    crashes: list[CrashSaid]
+    seconds: float
+
+
+CAMPAIGN: TypeAdapter[CampaignSaid] = TypeAdapter(CampaignSaid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,14 +195,17 @@ async def fuzz(plan: FuzzPlan, target: bytes | Path, budget: Budget) -> FuzzResu
     )  # fmt: skip
     if "result.json" not in outcome.files:
         raise FuzzError(f"The campaign did not begin ({outcome.limit or outcome.errors.strip()[-300:]}).")
-    data = json.loads(outcome.files["result.json"])
+    data = read_said(CAMPAIGN, outcome.files["result.json"])
+    whole = data is not None and all(isinstance(row.get("execs"), int) for row in data.commands)
+    if data is None or not whole or any(not 0 <= c.command < len(plan.commands) for c in data.crashes):
+        raise FuzzError("The campaign's result is not what its driver writes; the target may have written it.")
     crashes = tuple(
-        Crash(c["hash"], c["kind"], tuple(c["frames"]), plan.commands[c["command"]], c["seconds"], c["count"],
-              outcome.files.get(f"repro/{c['hash']}", b""))
-        for c in data["crashes"]
+        Crash(c.hash, c.kind, tuple(c.frames), plan.commands[c.command], c.seconds, c.count,
+              outcome.files.get(f"repro/{c.hash}", b""))
+        for c in data.crashes
     )  # fmt: skip
     attempts = tuple(f"{a.kind}: {a.what}" for a in outcome.attempts)
-    return FuzzResult(crashes, tuple(data["commands"]), data["seconds"], outcome.limit, attempts)
+    return FuzzResult(crashes, tuple(data.commands), data.seconds, outcome.limit, attempts)
 
 
 def default_plan(program: str) -> FuzzPlan:

@@ -155,7 +155,7 @@ def fuzz_(
         try:
             given = FuzzPlan.of(json_.loads(plan.read_text(encoding="utf-8")))
         except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{plan} is no plan ({error!r}); make one with predict.") from error
+            raise UsageError(f"{plan} is not a plan ({error!r}); make one with predict.") from error
         path = shutil.which(target or given.program)
         if path is None:
             raise UsageError(f"There is no program {target or given.program!r}; give --target FILE.")

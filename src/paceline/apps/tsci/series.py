@@ -146,7 +146,7 @@ def _number(row: list[str], at: int, place: str) -> float:
         value = float("inf")
     if np.isfinite(value):
         return value
-    raise ValueError(f"{place}: {text!r} is no number; give a number, or leave it empty where missing.")
+    raise ValueError(f"{place}: {text!r} is not a number; give a number, or leave it empty where missing.")
 
 
 def _check(values: Floats, place: str) -> None:
