@@ -6,6 +6,7 @@ so native code cannot go around them; the connection is read-only, and its own w
 
 import json
 import resource
+import signal
 import sqlite3
 import sys
 import time
@@ -95,6 +96,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 2, int(seconds) + 3))
+    signal.setitimer(signal.ITIMER_REAL, seconds)  # nobody handles it: it ends the process in whatever code it is
     began = time.monotonic()
     try:
         if job["dialect"] == "sqlite":
