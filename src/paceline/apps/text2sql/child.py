@@ -62,7 +62,7 @@ def duck(path: str, sql: str, memory: int) -> Any:
 
 
 def fetched(cursor: Any, rows: int, most: int) -> tuple[list[list[Any]], bool]:
-    """Rows of a table, at most so many and of `most` bytes together; are there more?"""
+    """At most `rows` rows of a table, of `most` bytes together, and whether there are more."""
     out: list[list[Any]] = []
     left = most
     while len(out) <= rows and (part := cursor.fetchmany(min(AT_ONCE, rows + 1 - len(out)))):

@@ -52,7 +52,7 @@ class SqlLimits:
     seconds: float = 5.0
     rows: int = 1000
     bytes: int = 16 << 20
-    """Of the whole table, as JSON."""
+    """Size limit of the whole table, as JSON."""
     memory_mb: int = 512
 
 
