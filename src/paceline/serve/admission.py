@@ -21,8 +21,8 @@ MOST_WAIT_S = 60
 
 
 class Budget:
-    """Limit on a sum that clients share. With `parted`, a client may hold no more than all clients together leave free: half
-    if it is alone, a third next to another one. So the next client finds room. For one thread."""
+    """Limit on a sum that clients share. With `parted`, a client may hold no more than all clients together leave free:
+    half if it is alone, a third next to another one. So the next client finds room. For one thread."""
 
     def __init__(self, most: int, parted: bool = True) -> None:
         self.most, self.parted, self.size = most, parted, 0

@@ -1,5 +1,5 @@
-"""Events that the runtime in the box reports of a fragment, line by line. The fragment can write there, too: a line that
-is no event is reported as a problem and ignored."""
+"""Events that the runtime in the box reports of a fragment, line by line. The fragment can write there, too: a line
+that is no event is reported as a problem and ignored."""
 
 from typing import Annotated, Any, Literal
 
