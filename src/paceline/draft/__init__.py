@@ -20,11 +20,10 @@ from paceline.core.proposer import Proposer
 from paceline.core.registry import Need, Registry
 from paceline.core.request import Request
 from paceline.core.result import Result
+from paceline.core.user import UserFn
 from paceline.sample.sampler import Sampler
 
 S = TypeVar("S")
-Proposal = Sequence[int] | Sequence[tuple[int, int]]
-UserFn = Callable[[list[int], int], Proposal]
 NEED_DRAFT = Need(DRAFT, "a draft model (give draft=PATH)")
 NEED_PROGRAM = Need(f"{TARGET}:program", "a target that can run some of its layers (by Paceline's own decoder)")
 NEED_EXIT = Need(f"{TARGET}:exit", "a target that was trained to end early")

@@ -157,7 +157,7 @@ class Stand:
 @DRAFTERS.register(
     "stand_greedy",
     Offers(
-        summary="a tree of the likeliest tokens by the target's own distributions, kept by n-gram",
+        summary="a tree of the most probable tokens by the target's own distributions, kept by n-gram",
         laws=frozenset({Law.POINT}),
         shape="tree",
         nodes=15,

@@ -26,7 +26,7 @@ from paceline.engine.totals import Snapshot
 from paceline.engine.turns import Turns
 
 if TYPE_CHECKING:
-    from paceline.draft import UserFn
+    from paceline.core.user import UserFn
     from paceline.engine.text import Message
 
 T = TypeVar("T")

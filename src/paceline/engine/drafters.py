@@ -346,7 +346,7 @@ class DrafterPool:
     def _disown(self, name: str, asks: Sequence[Ask], error: Exception) -> None:
         """A drafter that fails costs its requests their speed, never their text: they go on plainly."""
         own = kind(name)
-        log.warning("Drafter %r failed (%r); its %d requests go on without it.", own, error, len(asks))
+        log.warning("Drafter %r failed (%r); its %d requests continue without it.", own, error, len(asks))
         self.errors = [*self.errors[-15:], error]
         self.failed[own] = self.failed.get(own, 0) + 1
         self.table.policy.failed(own)

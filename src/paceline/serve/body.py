@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LEAST_PARTS = 1024
 SMALL_BODY_BYTES = 1 << 16
 """Bytes up to which a body is read at once."""
-NO_OBJECT = "The body is no JSON object; send one, with Content-Type: application/json."
+NO_OBJECT = "The body is not a JSON object; send one, with Content-Type: application/json."
 
 
 class JsonRequest(Request):

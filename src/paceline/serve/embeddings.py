@@ -19,6 +19,8 @@ from paceline.serve.sse import json_unless_gone
 from paceline.serve.wire import Ids, Label, Wire
 
 router = APIRouter(route_class=JsonRoute)
+DEFAULT_POOLING = "mean"
+"""What makes a vector of a text where nobody says it; answers tell it in a header."""
 MAX_TEXTS = 2048
 """Texts of one request, as OpenAI has it."""
 
@@ -57,17 +59,13 @@ async def embeddings(body: EmbeddingRequest, request: Request, host: Here) -> Re
     """One vector of unit length for each text."""
     server = await host.of(body.model)
     server.check_places(1)
-    pooling = body.pooling or server.settings.pooling
-    if pooling is None:
-        message = (
-            "pooling is not given, and this model is a decoder, trained to write: for vectors of its hidden states "
-            'give pooling "mean" or "last", or start the server with --pooling.'
-        )
-        raise ApiError(400, message, param="pooling")
+    pooling = body.pooling or server.settings.pooling or DEFAULT_POOLING
     size = server.llm.llm.engine.model.spec.hidden  # type: ignore[attr-defined]
     if body.dimensions not in (None, size):
         raise ApiError(400, f"dimensions is {body.dimensions}, but the vectors have {size}.", param="dimensions")
-    return await json_unless_gone(request, answer(body, server, pooling))
+    response = await json_unless_gone(request, answer(body, server, pooling))
+    response.headers["x-paceline-pooling"] = pooling
+    return response
 
 
 async def answer(body: EmbeddingRequest, server: Server, pooling: str) -> dict[str, Any]:

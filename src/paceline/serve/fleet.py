@@ -10,8 +10,9 @@ from typing import Any
 
 from paceline.core.errors import CapacityError, InputError, PacelineError
 from paceline.engine.async_llm import AsyncLLM
-from paceline.engine.build import Options, parse_bytes, paths, shape_of
+from paceline.engine.build import parse_bytes, paths, shape_of
 from paceline.engine.door import DOOR
+from paceline.engine.options import Options
 from paceline.engine.totals import Snapshot, Totals, summed
 from paceline.model.pull import have
 from paceline.reason.ensemble import load

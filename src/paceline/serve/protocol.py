@@ -27,8 +27,8 @@ UNSUPPORTED = {
     "images": NO_MEDIA,
     "functions": "give tools",
     "function_call": "give tool_choice",
-    "prediction": "predicted output is found by the drafters themselves",
-    "reasoning_effort": "give chat_template_kwargs with what the model's chat template reads",
+    "prediction": "it must be an object; predicted output is found by the drafters themselves",
+    "cache_prompt": "prefixes are always shared",
     "verbosity": "ask for it in the prompt",
     "web_search_options": "the server searches nothing",
     "service_tier": "give priority",
@@ -55,6 +55,9 @@ HARMLESS: dict[str, Callable[[Any], bool]] = {
     "images": either([]),
     "functions": either([]),
     "service_tier": either("auto", "default"),
+    "prediction": lambda value: isinstance(value, dict),
+    "cache_prompt": either(True),
+    "web_search_options": either({}),
     "store": either(False),
     "verbosity": either("medium"),
     "metadata": lambda value: isinstance(value, dict),
@@ -62,6 +65,18 @@ HARMLESS: dict[str, Callable[[Any], bool]] = {
     "safety_identifier": lambda value: isinstance(value, str),
 }
 """Checks for ignored parameters: each is accepted only with a value that changes nothing."""
+
+
+OTHER_NAMES = {"repeat_penalty": "repetition_penalty", "n_predict": "max_tokens"}
+"""Names that llama-server and Ollama have for parameters of this server."""
+
+
+def renamed(data: dict[str, Any]) -> dict[str, Any]:
+    """A body with our names for the parameters of other servers, and without a seed of -1, which asks for any."""
+    made = {OTHER_NAMES.get(name, name) if OTHER_NAMES.get(name) not in data else name: v for name, v in data.items()}
+    if type(made.get("seed")) is int and made["seed"] == -1:
+        del made["seed"]
+    return made
 
 
 class Speculation(Wire):
@@ -139,6 +154,7 @@ class Sampling(Wire):
         """Name what other servers have and this one has not; given as null it is let go."""
         if not isinstance(data, dict):
             return data
+        data = renamed(data)
         for name in data.keys() & UNSUPPORTED.keys() - cls.model_fields.keys():
             if data[name] is not None and not (name in HARMLESS and HARMLESS[name](data[name])):
                 raise ValueError(f"{name} is not supported: {UNSUPPORTED[name]}.")
@@ -172,6 +188,8 @@ class MessagePart(Wire):
 
     type: Literal["text"]
     text: str
+    cache_control: Shallow | None = None
+    """Anthropic's mark of a prefix: prefixes are shared by themselves."""
 
 
 Parts = list[MessagePart]
@@ -202,6 +220,12 @@ class Message(Wire):
     tool_calls: list[PriorToolCall] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
+    reasoning: str | None = None
+    """What other servers call reasoning_content."""
+    reasoning_details: list[Shallow] | None = None
+    thinking_blocks: list[Shallow] | None = None
+    provider_specific_fields: Shallow | None = None
+    cache_control: Shallow | None = None
     annotations: list[Shallow] | None = None
     """Other servers' notes on an answer: nothing reads them."""
 
@@ -215,6 +239,8 @@ class Message(Wire):
 
     @model_validator(mode="after")
     def _has_content(self) -> "Message":
+        if self.reasoning is not None and self.reasoning_content is None:
+            self.reasoning_content = self.reasoning
         if self.tool_calls is not None and self.role != "assistant":
             raise ValueError(f"A message of role {self.role} has tool_calls, but only an assistant calls tools.")
         if self.content is None and not self.tool_calls and self.refusal is None and self.reasoning_content is None:
@@ -226,7 +252,7 @@ Messages = list[Message]
 
 
 class Function(Wire):
-    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
+    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")
     description: str | None = None
     parameters: Shallow | None = None
     strict: bool | None = None
@@ -273,11 +299,11 @@ class ChatRequest(Sampling):
         None, description='"none", "auto", "required" or {"type": "function", "function": {"name": NAME}}'
     )
     parallel_tool_calls: bool | None = Field(None, description="true or false")
-    reasoning_effort: Label | None = Field(None, description="a text, where the model's chat template reads it")
+    reasoning_effort: Label | None = Field(None, description="a text, if the model's chat template reads it")
     chat_template_kwargs: Shallow | None = Field(None, description="variables of the model's chat template")
     add_generation_prompt: bool | None = Field(None, description="true (the default) or false")
     continue_final_message: bool | None = Field(
-        None, description="true: go on with the last message, of role assistant; or false"
+        None, description="true: continue the last message, of role assistant; or false"
     )
     reasoning: ReasoningWish | None = Field(None, description='{"policy": "steps", "mentor" or "parallel", ...}')
     retrieval: RetrievalWish | None = Field(None, description='{"every": 4, "stride": null, ...}, all optional')

@@ -22,7 +22,7 @@ from paceline.serve.parser import Reasoning
 from paceline.serve.prompts import template
 from paceline.serve.protocol import ChatRequest
 from paceline.serve.response_output import Output
-from paceline.serve.response_wire import Item, ResponsesRequest, as_chat, as_items
+from paceline.serve.response_wire import Item, ResponsesRequest, as_chat, as_items, left_out
 from paceline.serve.responses import ERRORS, STREAM_FORM
 from paceline.serve.server import Here, Server
 from paceline.serve.sse import json_response, named, respond
@@ -215,7 +215,7 @@ class ResponseAnswer:
             "tools": tools,
             "top_logprobs": body.top_logprobs or 0,
             "truncation": "disabled",
-            "metadata": body.metadata or {},
+            "metadata": {**(body.metadata or {}), **({"tools_left_out": kinds} if (kinds := left_out(body)) else {})},
             **{name: getattr(body, name) for name in ECHOED},
             "usage": self.usage() if ended else None,
         }

@@ -178,7 +178,7 @@ class Server:
         def work() -> tuple[SamplingParams, object]:
             params = make()
             if params.allowed_tokens is not None and len(params.allowed_tokens) > sampler.vocab_size:
-                raise InputError(f"allowed_tokens has {len(params.allowed_tokens)} ids, more than there are tokens.")
+                raise InputError(f"allowed_tokens has {len(params.allowed_tokens)} ids, more than the vocabulary has.")
             for word in params.bad_words:
                 if isinstance(word, str):
                     check_length(word, self.most_characters, "bad_words")

@@ -1,6 +1,7 @@
 """What all bodies have in common: null is the same as not given, nothing unknown is let through, and a body that is
 wrong fails at its first fault, however many it has."""
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, TypeVar
 
@@ -10,6 +11,9 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from paceline.core.grammar import MOST_DEPTH
 
 T = TypeVar("T")
+log = logging.getLogger("paceline")
+MOST_TOLD = 256
+"""Names of unknown parameters that are told of."""
 MAX_LABEL_CHARS = 512
 """Characters of a name or a label."""
 ENTRIES = 1024
@@ -75,10 +79,29 @@ class Wire(BaseModel):
             return data
         names = {field.alias or name for name, field in cls.model_fields.items()}
         given = {name: value for name, value in data.items() if value is not None}
-        for name in given:
-            if name not in names:
-                raise PydanticCustomError("unknown_parameter", "unknown", {"name": str(name)})
+        unknown = [name for name in given if name not in names]
+        if unknown and not leniency.on:
+            raise PydanticCustomError("unknown_parameter", "unknown", {"name": str(unknown[0])})
+        for name in unknown:
+            leniency.let_go(str(name), given.pop(name))
         return given
+
+
+class Leniency:
+    """How unknown names in bodies are met: refused, or with `on` let go, and told once each in the log."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self._told: set[str] = set()
+
+    def let_go(self, name: str, value: Any) -> None:
+        if name not in self._told and len(self._told) < MOST_TOLD:
+            self._told.add(name)
+            log.warning("A request has the unknown parameter %r, which is ignored (told once).", name[:60])
+
+
+leniency = Leniency()
+"""Of this process: `--unknown-parameters warn` switches it on."""
 
 
 def check_depth(value: T) -> T:

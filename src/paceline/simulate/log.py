@@ -257,6 +257,6 @@ def _parse(line: bytes, where: str) -> Event:
         first = error.errors()[0]
         at = ".".join(map(str, first["loc"]))
         raise InputError(
-            f"{where} is no event of a decision log of this version ({at}: {first['msg']}); "
+            f"{where} is not an event of a decision log of this version ({at}: {first['msg']}); "
             "record one with `paceline serve --decision-log FILE`."
         ) from None

@@ -153,13 +153,42 @@ def test_what_is_no_database(tmp_path: Path) -> None:
 
 def test_the_check_says_what_was_wrong() -> None:
     for sql, says in (
-        ("DROP TABLE x", "DROP is no query"),
+        ("DROP TABLE x", "DROP is not a query"),
         ("SELECT 1; SELECT 2", "2 statements"),
         (" ; ", "no query"),
         ("x" * 30_000, "30000"),
     ):
         with pytest.raises(Forbidden, match=says):
             check(sql, "sqlite")
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "duckdb"])
+def test_names_that_are_keywords_are_quoted(tmp_path: Path, kind: str) -> None:
+    """Every name that the schema shows can be written into a query as it is shown."""
+    from paceline.apps.text2sql.keywords import KEYWORDS
+    from paceline.apps.text2sql.schema import name, read_schema
+
+    words = sorted(KEYWORDS)
+    columns = ", ".join(f'"{word}" INTEGER' for word in words)
+    path = tmp_path / f"k.{kind}"
+    if kind == "sqlite":
+        with sqlite3.connect(path) as made:
+            made.execute(f'CREATE TABLE "order" ({columns})')
+    else:
+        made_ = pytest.importorskip("duckdb").connect(str(path))
+        made_.execute(f'CREATE TABLE "order" ({columns})')
+        reserved = {
+            row[0]
+            for row in made_.execute(
+                "SELECT keyword_name FROM duckdb_keywords() WHERE keyword_category = 'reserved'"
+            ).fetchall()
+        }
+        made_.close()
+        assert reserved <= KEYWORDS, sorted(reserved - KEYWORDS)
+    database = open_database(path)
+    shown = read_schema(database).show({})
+    assert 'CREATE TABLE "order"' in shown and '  "group" INTEGER' in shown
+    database.run(f"SELECT {', '.join(name(word) for word in words)} FROM {name('order')}")
 
 
 def test_native_code_cannot_go_around_the_time_limit(sqlite_file: Path) -> None:

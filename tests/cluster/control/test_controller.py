@@ -18,6 +18,7 @@ from paceline.cluster.workflow.tasks import CallWork
 from paceline.cluster.workflow.tune import Tuner
 from paceline.serve.errors import ApiError
 from paceline.serve.settings import Settings
+from tests.patience import PATIENCE_S
 from tests.serve.conftest import DEMO, running
 
 httpx2 = pytest.importorskip("httpx2", reason="needs paceline[test]")
@@ -118,7 +119,7 @@ def test_hints_are_taken_out_of_the_request_and_checked() -> None:
     assert data == {"prompt": "x"} and hint.deadline_s == 3 and not hint.last
     assert read(b'{"prompt": "x"}')[1].last
     for body, says in (
-        (b"[]", "no JSON object"),
+        (b"[]", "not a JSON object"),
         (b'{"workflow": {"id": ""}}', "workflow.id"),
         (b'{"workflow": {"id": "a", "more": 1}}', "workflow.more"),
         (b'{"workflow": 3}', "workflow"),
@@ -138,7 +139,7 @@ async def test_a_router_over_two_real_servers() -> None:
         made, events = Controller(setup.dispatcher(), {url: HttpEngine(url) for url in urls}), list[Event]()
         made.dispatcher.watchers.append(WorkflowRecorder(setup, events.append))
         transport = httpx2.ASGITransport(create(made))
-        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost", timeout=PATIENCE_S) as client:
             body = {"prompt": "Tom has 3", "max_tokens": 5, "temperature": 0, "seed": 1}
             hints = [{"id": f"q{n // 2}", "step": "draft", "deadline_s": 60.0, "expected": ["check"]} for n in range(8)]
             replies = await asyncio.gather(

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -126,6 +127,44 @@ class Budget:
     def limits(self) -> AppLimits:
         wall = self.seconds + FUZZ_GRACE_S
         return AppLimits(wall, int(2 * wall), self.memory_mb, None, 64, self.disk_mb)
+
+
+USAGE = re.compile(
+    r"usage|(invalid|illegal|unknown|unrecogni[sz]ed|bad) (option|argument|value)|unexpected argument|try .*--help|"
+    r"(can ?not|may not|must not|can't) be (used|combined|given|specified|mixed)|mutually exclusive|conflict|"
+    r"incompatible|only one of|requires|must be (used|combined|given|specified)|not allowed with|out of range",
+    re.IGNORECASE,
+)
+"""What programs say on standard error of options that they do not take."""
+DRY_S = 5
+
+
+async def dry(plan: FuzzPlan, target: bytes | Path) -> tuple[FuzzPlan, dict[FuzzCommand, str]]:
+    """The plan without commands that the target refuses: each runs once, on the first seed, in the sandbox; one that
+    ends with an error and says that its options are wrong, where the program without options does not, is left out,
+    with what it said. A crash or a time limit is no refusal."""
+    installed = isinstance(target, Path)
+    program = str(target) if installed else "./target"
+    data = next(iter((plan.seeds or distinct(DEFAULT_SEEDS)).values()))
+    files: dict[str, str | bytes | Path] = {"input": data}
+    if isinstance(target, bytes):
+        files["target"] = target
+    script = 'chmod +x target 2>/dev/null; exec "$@"'
+
+    async def said(args: Sequence[str]) -> str:
+        line = [program, *("input" if arg == INPUT else arg for arg in args)]
+        outcome = await run(
+            Job(
+                ("sh", "-c", script, "sh", *line), files, read=(target.resolve(),) if isinstance(target, Path) else (),
+                limits=AppLimits(wall_s=DRY_S, cpu_s=DRY_S, memory_mb=1024, address_mb=None, disk_mb=64), watch=False,
+            )
+        )  # fmt: skip
+        refused = outcome.status == "failed" and USAGE.search(outcome.text + outcome.errors)
+        return (outcome.errors or outcome.text).strip()[:200] if refused else ""
+
+    usual = await said((INPUT,))
+    dropped = {c: why for c in plan.commands if (why := await said(c.args)) and why != usual}
+    return replace(plan, commands=tuple(c for c in plan.commands if c not in dropped)), dropped
 
 
 async def fuzz(plan: FuzzPlan, target: bytes | Path, budget: Budget) -> FuzzResult:

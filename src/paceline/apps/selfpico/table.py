@@ -107,7 +107,7 @@ class Subject:
         """A module of the standard library and its own tests. Raises RecordError."""
         spec = find_spec(module)
         if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-            raise RecordError(f"{module} is no module in Python; give one such as textwrap.")
+            raise RecordError(f"{module} is not a Python module; give one such as textwrap.")
         source = Path(spec.origin).read_text(encoding="utf-8")
         return cls(((module, source),), (sys.executable, "-m", "unittest", "-q", f"test.test_{module}"))
 

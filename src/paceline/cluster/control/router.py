@@ -184,7 +184,7 @@ def read(body: bytes) -> tuple[dict[str, Any], Hint]:
     except PydanticCustomError:
         raise ApiError(400, f"The body is nested too deeply, more than {MOST_DEPTH} levels; make it flatter.") from None
     except ValueError:
-        raise ApiError(400, "The body is no JSON object; send one.") from None
+        raise ApiError(400, "The body is not a JSON object; send one.") from None
     given = data.pop("workflow", None)
     try:
         return data, Hint(id=uuid4().hex, last=True) if given is None else Hint.model_validate(given)

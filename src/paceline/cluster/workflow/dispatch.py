@@ -214,7 +214,7 @@ class Dispatcher:
             if task.id in seen:
                 raise InputError(f"Task {task.id!r} exists already; give each its own id.")
             if task.pinned is not None and task.pinned not in self.instances:
-                raise InputError(f"Task {task.id!r} is pinned to {task.pinned!r}, which is no instance here.")
+                raise InputError(f"Task {task.id!r} is pinned to {task.pinned!r}, which is not an instance here.")
             if any(parent.id not in seen for parent in task.after):
                 raise InputError(f"Task {task.id!r} comes before one of its predecessors, or they form a circle.")
             if task.volume and len(task.volume) != len(task.after):
