@@ -202,7 +202,7 @@ READ: dict[str, tuple[str, ...]] = {
     "function_call": ("name", "arguments", "call_id"),
     "function_call_output": ("call_id", "output"),
 }
-"""Fields that are read of an item of each type, beside its type, id and status."""
+"""Fields that are read from an item of each type, in addition to its type, id and status."""
 
 
 def as_items(given: str | list[Item]) -> list[Item]:
