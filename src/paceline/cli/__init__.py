@@ -8,7 +8,7 @@ import typer
 
 from paceline.cli import load, train
 from paceline.cli.options import EngineArgs, SamplingArgs, command, option
-from paceline.cli.route import RouteArgs
+from paceline.cli.route import RouteArgs, Shell
 from paceline.cli.serve import ServingArgs, check_environment
 from paceline.cli.simulate import ChangeArgs
 from paceline.serve.settings import Settings
@@ -51,7 +51,7 @@ def generate(
     prompt_file: Annotated[Path | None, option("Read the prompt from a UTF-8 text file.", "Input and output")] = None,
     chat: Annotated[
         bool | None,
-        option("Send the prompt through the chat template. Default: where the model has one.", "Input and output",
+        option("Send the prompt through the chat template. Default: if the model has one.", "Input and output",
                "--chat/--no-chat"),
     ] = None,
     stats: Annotated[bool, option("Figures at the end, on stderr.", "Input and output", "--stats/--no-stats")] = True,
@@ -358,7 +358,7 @@ def route(
     engines: Annotated[list[str], typer.Argument(metavar="URL...", help="Addresses of the engines' servers.")],
     *,
     args: RouteArgs,
-    host: Annotated[str, option("Listen on this address.", "HTTP", show_default=True)] = "127.0.0.1",
+    shell: Shell,  # type: ignore[valid-type]
     port: Annotated[int, option("Listen on this port.", "HTTP", show_default=True)] = 8100,
 ) -> None:
     """Put one address in front of several servers, and plan the calls of workflows with deadlines over them.
@@ -368,7 +368,7 @@ def route(
     """
     from paceline.cli.route import route
 
-    route(engines, args, host, port)
+    route(engines, args, shell, port)
 
 
 def main() -> None:

@@ -93,7 +93,7 @@ def unfit(path: Path, facts: "HeadFacts", width: int, vocab: int) -> str | None:
     return None
 
 
-def room_of(memory: str | None) -> int:
+def room_of(memory: str | int | None) -> int:
     """Bytes that may be used: as asked for, else what is free."""
     if memory is not None:
         from paceline.engine.build import parse_bytes

@@ -24,6 +24,7 @@ from paceline.model.groups import stack
 from paceline.model.linear import Linear, Packing, as_stored, available, choose, plain, quantised
 from paceline.model.malloc import exact
 from paceline.model.native import NativeDecoder
+from paceline.model.opened import let_go
 from paceline.model.packed import Packed, by_head, halves, interleave
 from paceline.model.progress import tracked
 from paceline.model.spec import Attention, Experts, ModelSpec, ShortConv
@@ -67,6 +68,7 @@ def load_model(
     packing = packing_of(path, spec, dtype, quantize, device, fast, kv_dtype)
     with exact():
         weights, spec, mapped = read(path, spec, packing, target, vocabulary, cache, late)
+    let_go(path)
     if packing.native:
         return NativeDecoder(spec, weights, packing, late=mapped)
     return Decoder(spec, weights, packing, quickest(target, packing.dtype) if fast else Reference)

@@ -61,7 +61,7 @@ def scheme_of(config: Config) -> Scheme | None:
     if not settings:
         return None
     if not isinstance(settings, Mapping):
-        raise CheckpointError("config.json: quantization_config is no object; download the checkpoint again.")
+        raise CheckpointError("config.json: quantization_config is not an object; download the checkpoint again.")
     method = settings.get("quant_method")
     if method not in QUANTISERS:
         raise CheckpointError(
