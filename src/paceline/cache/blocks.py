@@ -16,9 +16,10 @@ from paceline.cache.eviction import LRU, Eviction
 from paceline.core.errors import CapacityError, InputError, IntegrityError
 
 
-def root_hash(extra_key: str) -> bytes:
-    """Head of a hash chain. Whatever changes K/V besides the tokens (an adapter, an image) goes into `extra_key`."""
-    return blake2b(extra_key.encode(), digest_size=16, person=b"paceline.root").digest()
+def root_hash(extra_key: str, identity: bytes = b"") -> bytes:
+    """Head of a hash chain. `identity` names the model, its dtypes and positions. Whatever else changes K/V besides the
+    tokens (an adapter, an image), or must keep texts apart (a salt for each tenant), goes into `extra_key`."""
+    return blake2b(extra_key.encode(), digest_size=16, person=b"paceline.root", key=identity).digest()
 
 
 def chain_hash(parent: bytes, tokens: Sequence[int], extra: Sequence[int] = ()) -> bytes:

@@ -42,13 +42,16 @@ class Cache:
         prefix: bool = True,
         eviction: Eviction | None = None,
         states: Iterable[str] = (),
+        identity: bytes = b"",
     ) -> None:
-        """`states`: those of `groups` that keep a state of each text, not only rows. It lies with each full block, so a
-        shared prefix brings it along; between the ends of blocks only a group's last row has one, and to rewind or fork
-        goes back to such an end."""
+        """`identity`, at most 64 bytes: of the model; it is at the root of the name of every block, so that blocks of
+        two models never meet. `states`: those of `groups` that keep a state of each text, not only rows. It lies with
+        each full block, so a shared prefix brings it along; between the ends of blocks only a group's last row has one,
+        and to rewind or fork goes back to such an end."""
         self.pool = BlockPool(num_blocks, block_size, eviction, prefix=prefix)
         self.groups = frozenset((TARGET, *groups))
         self.states = frozenset(states)
+        self.identity = identity
         self._leases: dict[Lease, None] = {}
 
     @property
@@ -98,9 +101,8 @@ class Cache:
         extra = (self.groups if groups is None else frozenset(groups)) - {TARGET}
         if not extra <= self.groups:
             raise IntegrityError(f"Groups {sorted(extra - self.groups)} are not among {sorted(self.groups)}.")
-        lease = Lease(
-            self.pool, root_hash(extra_key), dict.fromkeys(sorted(extra), 0), layout=layout, states=self.states
-        )
+        root = root_hash(extra_key, self.identity)
+        lease = Lease(self.pool, root, dict.fromkeys(sorted(extra), 0), layout=layout, states=self.states)
         self._match(lease, tokens)
         self._leases[lease] = None
         return lease

@@ -17,7 +17,10 @@ Ability = Literal["run", "chain", "tree", "program", "exit", "embed", "lend", "k
 
 
 class Component(Protocol):
-    """A part of an engine with weights. Its name in the engine is also that of its K/V group, if it keeps rows."""
+    """A part of an engine with weights. Its name in the engine is also that of its K/V group, if it keeps rows.
+
+    It may have `identity: str`, a digest of its weights, dtypes and positions, or `weight_files`, paths that give one
+    (engine/identity.py). K/V of a component without either is never used beyond its engine."""
 
     kv_bytes_per_token: int
     """Bytes that it keeps for each token, in a K/V group of its own; 0: nothing."""

@@ -91,14 +91,19 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Take a request out of the engine, as bytes that `Resume` takes: its text, and the K/V of its sealed blocks."""
+    """Take a request out of the engine, as bytes that `Resume` takes: its text, what was said of it, and the K/V of its
+    sealed blocks from `from_block` on. It ends here, with the reason `parked`. The time at rest does not count towards
+    a deadline."""
 
     id: int
+    from_block: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Go on with a parked request, here or in another engine with the same model."""
+    """Go on with a parked request, here or in another engine with the same model: weights, dtypes and positions. The
+    drafter may be another. InputError for damaged bytes; take them only from who may also read and write the prefix
+    cache, which their K/V enters."""
 
     packed: bytes
 

@@ -195,7 +195,10 @@ def load_head(path: Path, width: int, vocab: int, packing: Packing) -> tuple[str
     """The name and the component of a head's directory, for a target of this width and vocabulary."""
     files, facts = HeadFiles(path), facts_of(path)
     check_fit(path, facts, width, vocab)
-    return facts.method, HEADS.get(facts.method).load(files, packing)
+    component = HEADS.get(facts.method).load(files, packing)
+    weights = sorted(file for file in path.iterdir() if file.suffix in (".safetensors", ".bin", ".json"))
+    setattr(component, "weight_files", tuple(weights))  # noqa: B010 - read by engine/identity.py, of no protocol
+    return facts.method, component
 
 
 def footprint_of(path: Path, packing: Packing) -> Footprint:

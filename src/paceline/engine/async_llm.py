@@ -13,6 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, cast
 
 from paceline.core.errors import CapacityError
+from paceline.core.operations import Park, Resume
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.engine import learned
@@ -65,12 +66,17 @@ class Subscription:
         ticket: Ticket | None = None,
         arrived: float = 0.0,
         whole: bool = False,
+        samples: Sequence[int] | None = None,
+        told: bool = False,
     ) -> None:
-        """`whole`: one chunk a sample, at its end. Whoever wants no news wakes nobody while the engine works."""
+        """`whole`: one chunk a sample, at its end. Whoever wants no news wakes nobody while the engine works.
+        `samples`: which samples of their prompt they are, where not all. `told`: their output so far is known."""
         self.requests, self.whole = requests, whole
         self.ticket = ticket
         self.trips = [Trip(r, arrived) for r in requests]
-        self.followers = [Follower(r, i) for i, r in enumerate(requests)]
+        which = range(len(requests)) if samples is None else samples
+        self.followers = [Follower(r, i, told=told) for r, i in zip(requests, which, strict=True)]
+        self._trip_of = {follower.request.id: trip for follower, trip in zip(self.followers, self.trips)}
         self.chunks: asyncio.Queue[Chunk | BaseException] = asyncio.Queue()
         self.left = len(requests)
         """Samples whose last chunk has not been taken."""
@@ -103,7 +109,7 @@ class Subscription:
         """Send what is new; True while samples are unfinished."""
         self.orphaned |= self._loop.is_closed()
         for follower in list(self.followers):
-            trip = self.trips[follower.index]
+            trip = self._trip_of[follower.request.id]
             trip.look()
             chunk = None if self.whole and follower.request.finish is None else follower.news()
             if chunk is not None:
@@ -116,7 +122,7 @@ class Subscription:
     def die(self, cause: BaseException) -> None:
         """The engine thread ends here: nothing more will come."""
         for follower in self.followers:
-            self._end(self.trips[follower.index])
+            self._end(self._trip_of[follower.request.id])
         self.put(cause)
 
     def _end(self, trip: Trip) -> None:
@@ -272,6 +278,49 @@ class AsyncLLM:
         except asyncio.CancelledError:
             self._inbox.put(leave)
             raise
+
+    async def park(self, subscription: Subscription) -> list[bytes | None]:
+        """Take the samples of a subscription out of the engine, all of them or none; None for one that has ended. Who
+        follows it gets the news so far, and a last chunk of each sample with the reason `parked`. `resume` takes what
+        is returned, here or in another engine with the same model, as often as a text is wanted from there.
+
+        Raises InputError or RefusalError for what cannot be parked, and RuntimeError when the engine is closed or
+        dead."""
+        engine = self.llm.engine
+
+        def leave() -> list[bytes | None]:
+            going_on = {r.id for r in subscription.requests if r.finish is None and r.id in engine.session.requests}
+            for number in going_on:
+                engine.operations.check_parkable(number)
+            return [engine.apply(Park(r.id)) if r.id in going_on else None for r in subscription.requests]
+
+        return await self.call(leave)
+
+    async def resume(
+        self, packed: bytes | Sequence[bytes | None], *, whole: bool = False, told: bool = True
+    ) -> Subscription:
+        """Go on with parked samples, all of them or none; the news is what comes from here on, or with `told` false
+        their text from its beginning. `whole`: one chunk a sample, at its end.
+
+        Raises InputError, RefusalError or CapacityError, and RuntimeError when the engine is closed or dead."""
+        each = [packed] if isinstance(packed, bytes) else list(packed)
+        loop, arrived = asyncio.get_running_loop(), monotonic()
+
+        def enter() -> Subscription:
+            requests = list[Request]()
+            try:
+                for one in each:
+                    requests += [] if one is None else self.llm.engine.apply(Resume(one))
+            except BaseException:
+                for request in requests:
+                    self._end(request)
+                raise
+            samples = [place for place, one in enumerate(each) if one is not None]
+            subscription = Subscription(requests, loop, None, arrived, whole, samples, told)
+            self._live.append(subscription)
+            return subscription
+
+        return await self.call(enter)
 
     async def embed(self, texts: Sequence[Prompt], pooling: str = "mean") -> list[list[float]]:
         """A vector of unit length for each text (or list of token ids), from the model's last hidden states: their

@@ -45,16 +45,18 @@ class Desk:
 
     @classmethod
     def of(
-        cls, config: "EngineConfig", table: DrafterTable, groups: Iterable[str], states: Iterable[str] = ()
-    ) -> "Desk":
+        cls, config: "EngineConfig", table: DrafterTable, groups: Iterable[str], states: Iterable[str] = (),
+        identity: bytes = b"",
+    ) -> "Desk":  # fmt: skip
         """As an engine of this configuration has it; `groups` are those beside the target's, `states` those of all
-        that keep a state of each text."""
+        that keep a state of each text, `identity` that of the model."""
         table.shares = config.prefix_cache
         table.policy.patience = min(config.patience_ms, config.tbt_target_ms or config.patience_ms) / 1e3
         forget = policy(config.eviction)(config.blocks)
         cache = Cache(
-            config.blocks, config.block_size, groups=groups, prefix=config.prefix_cache, eviction=forget, states=states
-        )
+            config.blocks, config.block_size, groups=groups, prefix=config.prefix_cache, eviction=forget, states=states,
+            identity=identity,
+        )  # fmt: skip
         planner = Planner(table.policy, config.row_budget, taps=table.taps, further=table.further)
         schedule = policies.policy(
             config.schedule,
@@ -113,7 +115,8 @@ class Desk:
             lease = self.cache.fork(lease_of(family.parent))
             self.cache.rewind(lease, min(lease.length, len(request.tokens) - 1))  # one that was closed lacks its end
             return lease
-        return self.cache.open(matchable(request), self._groups(request), layout=request.layout)
+        tokens, groups = matchable(request), self._groups(request)
+        return self.cache.open(tokens, groups, request.extra_key, request.layout)
 
     def _must_wait(self, request: Request) -> bool:
         """A later sample waits until the first of its group has computed their prompt, and then shares it."""
@@ -286,16 +289,29 @@ class Desk:
             self.running.remove(request)
             self.waiting.append(request)
 
-    def adopt(self, tokens: Sequence[int], groups: Sequence[str], layout: Layout = ()) -> Txn | None:
-        """Room for rows whose K/V comes from elsewhere; None where there is none, or it would not be kept."""
-        if not tokens or not self.cache.pool.prefix or self.cache.blocks_for(len(tokens)) > self.cache.room():
+    def adopt(
+        self,
+        tokens: Sequence[int],
+        groups: Sequence[str],
+        layout: Layout = (),
+        extra_key: str = "",
+        known: bool = False,
+    ) -> Txn | None:
+        """Room for rows whose K/V comes from elsewhere; None where there is none, or it would not be kept. `known`:
+        for those alone that the prefix cache lacks, from `Txn.base` on; None where it lacks none."""
+        if not tokens or not self.cache.pool.prefix:
             return None
-        return self.cache.begin(self.cache.open([], groups, layout=layout), len(tokens), 0)
+        lease = self.cache.open([*tokens, 0] if known else [], groups, extra_key, layout)
+        rows = len(tokens) - lease.length
+        if not rows or not self.cache.fits(lease, rows):
+            self.cache.close(lease)
+            return None
+        return self.cache.begin(lease, rows, 0)
 
     def adopted(self, txn: Txn, tokens: Sequence[int]) -> None:
-        """Those rows are written: they enter the prefix cache."""
+        """Those rows are written: they enter the prefix cache. `tokens`: of the whole text up to their end."""
         lease = txn.lease
-        txn.commit([], tokens)
+        txn.commit([], tokens[txn.base :])
         for group in lease.frontier:
             self.cache.advance(lease, group, len(tokens))
         self.cache.seal(lease)

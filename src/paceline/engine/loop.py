@@ -20,6 +20,7 @@ from paceline.engine.config import EngineConfig, Timer
 from paceline.engine.desk import Desk
 from paceline.engine.drafter_table import DrafterTable
 from paceline.engine.drafters import DrafterPool, Drafts
+from paceline.engine.identity import root_of
 from paceline.engine.judge import Judge
 from paceline.engine.measured import measured
 from paceline.engine.operations import Operations
@@ -66,7 +67,7 @@ class Engine:
         groups = [n for n, it in self.components.items() if keeps_rows(it) and n != TARGET]
         self.table = DrafterTable(config.length, times or StepTimes(), config.cheap_rows, config.row_cost)
         self.table.verifier_taps = {name: card.taps for name, card in VERIFIERS.items() if card.taps}
-        self.desk = Desk.of(config, self.table, groups, stateful(self.components))
+        self.desk = Desk.of(config, self.table, groups, stateful(self.components), root_of(self.components))
         sampler = Sampler(model.vocab_size, *reading(tokenizer, model.vocab_size, eos))
         spare, chunk = range(config.blocks, config.blocks + scratch), min(512, config.row_budget)
         host = Host(sampler, model.vocab_size, self.components, callable, chunk, spare, config.remember)

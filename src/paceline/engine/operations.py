@@ -1,12 +1,13 @@
 """How the operations of core/operations.py change an engine, between two steps. The deciding half of each is a method
 of `Desk`, which the simulator's twin calls, too."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import singledispatchmethod
 from typing import Any
 
+from paceline.cache.txn import Txn
 from paceline.core.component import TARGET, Component
-from paceline.core.errors import CapacityError, InputError, RefusalError
+from paceline.core.errors import CapacityError, InputError, PacelineError, RefusalError
 from paceline.core.joined import cut, joined, shift_of
 from paceline.core.operations import Abort, Branch, Close, Extend, Fork, Join, Park, Replace, Resume, Rewind, Submit
 from paceline.core.params import SamplingParams
@@ -15,8 +16,11 @@ from paceline.engine.branches import Family
 from paceline.engine.components import move, stateful
 from paceline.engine.desk import Desk, lease_of
 from paceline.engine.drafters import DrafterPool
-from paceline.engine.packing import pack, unpack
+from paceline.engine.identity import identity_of
+from paceline.engine.kv import BlockBytes
+from paceline.engine.packing import Origin, Parked, check_packable, pack, unpack
 from paceline.engine.session import Session
+from paceline.schedule import policies as schedules
 
 
 class Operations:
@@ -26,6 +30,9 @@ class Operations:
         self, session: Session, desk: Desk, drafters: DrafterPool, components: Mapping[str, Component]
     ) -> None:
         self.session, self.desk, self.drafters, self.components = session, desk, drafters, components
+        self.kv = BlockBytes(components)
+        target = components[TARGET]
+        self.origin = Origin(identity_of(target), target.vocab_size, "join" in target.abilities)
 
     @singledispatchmethod
     def apply(self, operation: Any, now: float) -> Any:
@@ -196,41 +203,111 @@ class Operations:
 
     @apply.register
     def _park(self, operation: Park, now: float) -> bytes:
-        request = self._changeable(operation.id)
-        rows, kv = 0, dict[str, bytes]()
-        if request.lease is not None:
-            lease = lease_of(request)
-            rows = lease.sealed * lease.pool.block_size
-            slots = lease.slots(0, rows)
-            kv = {group: self.components[group].read(slots) for group in sorted(lease.groups)} if rows else {}
-        packed = pack(request, rows, kv, self.components, self.desk.cache.block_size)
+        request = self.check_parkable(operation.id)
+        packed = self._packed(request, now, operation.from_block)
         self.drafters.recorder.operated(operation)
+        request.finish = "parked"
         self._leave(request)
         return packed
 
+    def check_parkable(self, number: int) -> Request:
+        """The request of this id. InputError or RefusalError when it cannot be parked."""
+        request = self._changeable(number)
+        check_packable(request)
+        return request
+
+    def _packed(self, request: Request, now: float, first: int) -> bytes:
+        size, lease = self.desk.cache.block_size, request.lease
+        sealed = 0 if lease is None else lease_of(request).sealed
+        if not 0 <= first <= sealed:
+            raise InputError(
+                f"Request {request.id} has {sealed} sealed blocks; from_block is {first}, but at most that."
+            )
+        groups = [] if lease is None else sorted(lease_of(request).groups)
+        slots = [] if lease is None else lease_of(request).slots(first * size, sealed * size)
+        forms = {group: self.kv.forms[group] for group in groups if group in self.kv.forms}
+        text = None if self.session.tokenizer is None else request.text
+        return pack(request, self.origin, now, text, size, forms, self.kv.read(slots, size, forms), first)
+
     @apply.register
     def _resume(self, operation: Resume, now: float) -> list[Request]:
-        packed = unpack(operation.packed, self.components)
-        arms = self.drafters.arms(packed.fields["drafter"], packed.fields["verifier"])
-        kept = {name: value for name, value in packed.fields.items() if name != "lineage"}
-        request = Request(
-            self.session.number(), params=packed.params, eos=self.session.eos, arms=arms, arrival=now,
-            lineage=tuple(packed.fields["lineage"]), layout=packed.layout, **kept,
-        )  # fmt: skip
-        request.group = request.id
-        self.session.check_prompt(request.prompt)
-        self.session.admit([request])
-        groups = tuple(group for group in packed.kv if group in self.components)
-        alike = packed.block == self.desk.cache.block_size or not stateful(self.components)
-        rows = packed.rows if alike else 0  # else no state lies behind our blocks: the rows are computed again
-        txn = self.desk.adopt(request.tokens[:rows], groups, packed.layout)
-        if txn is not None:
-            for group in groups:
-                self.components[group].write(txn.slots, packed.kv[group])
-            self.desk.adopted(txn, request.tokens[: packed.rows])
-            self.drafters.recorder.adopted(request.tokens[: packed.rows], groups, packed.layout)
+        parked = unpack(operation.packed, self.origin)
+        if parked.first:
+            raise InputError(f"The parked request lacks the K/V of its first {parked.first} blocks; `Settle` takes it.")
+        request = self._unparked(parked, now)
+        self._adopt(parked, request)
         self._queue([request])
         return [request]
+
+    def _unparked(self, parked: Parked, now: float) -> Request:
+        """The request, admitted, but not queued yet; nothing has changed where this raises."""
+        for group, form in parked.forms.items():
+            if self.kv.forms.get(group) == form and parked.blocks and parked.block <= self._most_rows:
+                need, have = self.kv.size(group, parked.block), len(parked.blocks[0][list(parked.forms).index(group)])
+                if need != have:
+                    raise InputError(
+                        f"The parked request has {have} bytes a block in {group}, but {need} are expected."
+                    )
+        schedules.check_wishes(parked.fields["params"], self.session.config.order)
+        drafter, arms = self._drafter(parked.fields["drafter"], parked.fields["verifier"])
+        request = Request(
+            self.session.number(), arms=arms, arrival=now - parked.age,
+            **{**parked.fields, "drafter": drafter},
+        )  # fmt: skip
+        request.group = request.id
+        request.admitted = None if parked.waited is None else request.arrival + parked.waited
+        try:
+            self.session.check_prompt(request.prompt)
+            self.session.admit([request])
+            self.session.retell(request, parked.text)
+        except BaseException as error:
+            self.session.disown(request)
+            if isinstance(error, TypeError | ValueError | OverflowError) and not isinstance(error, PacelineError):
+                raise InputError(f"The parked request cannot be used: {error}; park it again.") from None
+            raise
+        return request
+
+    @property
+    def _most_rows(self) -> int:
+        return self.desk.cache.num_blocks * self.desk.cache.block_size
+
+    def _drafter(self, drafter: str, verifier: str) -> tuple[str, tuple[str, ...]]:
+        """Who drafts for a request that comes from elsewhere, and among whom: under `exact` the text does not depend on
+        it, so where the drafter is not known, the engine's own does, or none."""
+        names = [drafter, self.session.config.drafter, "none"] if verifier == "exact" else [drafter]
+        for name in names[:-1]:
+            try:
+                return name, self.drafters.arms(name, verifier)
+            except PacelineError:
+                continue
+        return names[-1], self.drafters.arms(names[-1], verifier)
+
+    def _adopt(self, parked: Parked, request: Request) -> None:
+        """Its K/V enters the prefix cache, as far as it fits: of this model and arithmetic, and where there is room. A
+        drafter's part that does not fit is computed again."""
+        fitting, size = self.kv.alike(parked.forms), self.desk.cache.block_size
+        alike = parked.block == size
+        if TARGET not in fitting or not parked.rows or (not alike and stateful(self.components)):
+            return  # no state lies behind our blocks then, or the numbers are others': the rows are computed again
+        tokens, groups = request.tokens[: parked.rows], tuple(group for group in fitting if group != TARGET)
+        txn = self.desk.adopt(tokens, groups, request.layout, request.extra_key, known=alike)
+        self.drafters.recorder.adopted(tokens, groups, request.layout, request.extra_key, alike)
+        if txn is None:
+            return
+        names = list(parked.forms)
+        blocks = [[parts[names.index(group)] for group in fitting] for parts in parked.blocks[txn.base // size :]]
+        self._write(request, txn, parked.block, fitting, blocks)
+        self.desk.adopted(txn, tokens)
+
+    def _write(self, request: Request, txn: Txn, rows: int, groups: Sequence[str], blocks: list[list[bytes]]) -> None:
+        """K/V into a Txn's slots; the request leaves where that fails."""
+        try:
+            self.kv.write(txn.slots, rows, groups, blocks)
+        except BaseException:
+            self.desk.cache.close(txn.lease)
+            request.finish = "error"
+            self._leave(request)
+            raise
 
     def _queue(self, requests: list[Request]) -> None:
         self.desk.waiting.extend(requests)

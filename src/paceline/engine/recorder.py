@@ -26,8 +26,15 @@ class Recorder:
     def joined(self, operation: Join, max_tokens: int, reading: Sequence[str]) -> None:
         """Branches join their request, which may get so many tokens then. `reading`: as of `Desk.join`."""
 
-    def adopted(self, tokens: Sequence[int], groups: Sequence[str], layout: Layout = ()) -> None:
-        """Rows whose K/V came from elsewhere enter the prefix cache."""
+    def adopted(
+        self,
+        tokens: Sequence[int],
+        groups: Sequence[str],
+        layout: Layout = (),
+        extra_key: str = "",
+        known: bool = False,
+    ) -> None:
+        """Rows whose K/V comes from elsewhere enter the prefix cache, if there is room: as of `Desk.adopt`."""
 
     def planned(self, now: float, admitted: Sequence[Request], plan: Plan) -> None:
         """A step begins. Without a `ran` before the next event it had no items, or failed: its rows were dropped."""

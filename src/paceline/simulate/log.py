@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from paceline.cache.blocks import root_hash
 from paceline.core.errors import InputError
 from paceline.core.joined import Layout
 from paceline.core.params import SamplingParams
@@ -21,6 +22,11 @@ from paceline.plan.cost import Drafting, Times
 DECIDING = ("temperature", "max_nodes", "prompt_logprobs", "priority", "deadline_ms")
 """The sampling parameters that decisions read. The others, and so seeds and stop strings, stay out of the log."""
 _DEFAULT = SamplingParams()
+
+
+def hidden(extra_key: str) -> str:
+    """What stands for a key that may be a secret: equal for equal ones."""
+    return root_hash(extra_key).hex() if extra_key else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,8 @@ class Arrival:
     """Of a branch: ends of sequence, which a join leaves out."""
     layout: Layout = ()
     """Where its tokens stand, if branches were joined in it."""
+    extra_key: str = ""
+    """Who may share its K/V, hashed: it may be a secret."""
     event: Literal["arrival"] = "arrival"
 
     @classmethod
@@ -101,6 +109,7 @@ class Arrival:
             r.common,
             tuple(sorted(r.eos)) if r.parent >= 0 else (),
             r.layout,
+            hidden(r.extra_key),
         )
 
     def request(self) -> Request:
@@ -122,6 +131,7 @@ class Arrival:
             common=self.common,
             eos=frozenset(self.eos),
             layout=self.layout,
+            extra_key=self.extra_key,
             authors=[None] * len(self.output),
         )
 
@@ -170,11 +180,13 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """Rows whose K/V came from elsewhere enter the prefix cache."""
+    """Rows whose K/V came from elsewhere enter the prefix cache, if there is room: as of `Desk.adopt`."""
 
     tokens: list[int]
     groups: list[str]
     layout: Layout = ()
+    extra_key: str = ""
+    known: bool = False
     event: Literal["adopted"] = "adopted"
 
 

@@ -34,6 +34,7 @@ from paceline.simulate.log import (
     Setup,
     Step,
     dump,
+    hidden,
 )
 
 if TYPE_CHECKING:
@@ -120,9 +121,16 @@ class LogRecorder(Recorder):
         self._end()
         self.sink(Joined(operation.id, [*operation.branches], [*operation.tokens], max_tokens, [*reading]))
 
-    def adopted(self, tokens: Sequence[int], groups: Sequence[str], layout: Layout = ()) -> None:
+    def adopted(
+        self,
+        tokens: Sequence[int],
+        groups: Sequence[str],
+        layout: Layout = (),
+        extra_key: str = "",
+        known: bool = False,
+    ) -> None:
         self._end()
-        self.sink(Adopted([*tokens], [*groups], layout))
+        self.sink(Adopted([*tokens], [*groups], layout, hidden(extra_key), known))
 
     def planned(self, now: float, admitted: Sequence[Request], plan: Plan) -> None:
         self._end()

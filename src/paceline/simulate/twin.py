@@ -64,10 +64,11 @@ class Twin:
             self.desk.restart(request)
 
     def adopt(self, adopted: Adopted) -> None:
-        """Rows whose K/V came from elsewhere enter the prefix cache."""
-        txn = self.desk.adopt(adopted.tokens, adopted.groups, adopted.layout)
-        assert txn is not None, "the engine had room for these rows"
-        self.desk.adopted(txn, adopted.tokens)
+        """Rows whose K/V came from elsewhere enter the prefix cache, if there is room."""
+        a = adopted
+        txn = self.desk.adopt(a.tokens, a.groups, a.layout, a.extra_key, a.known)
+        if txn is not None:
+            self.desk.adopted(txn, a.tokens)
 
     def decide(self, now: float) -> tuple[Decision, Plan]:
         """The next step; who is pre-empted in it has lost the lease."""
