@@ -9,7 +9,7 @@ free ────────────> held (refs >= 1) ──────�
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 
 from paceline.cache.eviction import LRU, Eviction
@@ -63,6 +63,8 @@ class BlockPool:
         self._behind: Counter[bytes] = Counter()
         """How many evictable blocks continue the block of that name."""
         self.hits = self.queries = self.evictions = 0
+        self.on_idle: Callable[[tuple[int, bytes]], None] | None = None
+        """Called with (block, name) when a published block loses its last holder."""
 
     @property
     def room(self) -> int:
@@ -167,6 +169,8 @@ class BlockPool:
         name, parent = self.hashes[block], self.parents[block]
         assert name is not None
         self.evictable.add(block)
+        if self.on_idle is not None:
+            self.on_idle((block, name))
         self.eviction.touch(block)
         self._behind[parent] += 1
         self.tails.discard(self.index.get(parent, -1))

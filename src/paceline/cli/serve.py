@@ -38,6 +38,13 @@ class ServingArgs(EngineArgs):
             show_default=True,
         ),
     ] = "lru"
+    kv_disk: Annotated[
+        str | None,
+        option(
+            "Keep the K/V of idle texts in a directory, DIR:SIZE such as /var/kv:20G, also for the next start.",
+            "Model and engine",
+        ),
+    ] = None
     schedule: Annotated[
         str,
         option(

@@ -398,7 +398,8 @@ class AsyncLLM:
 
     @property
     def _busy(self) -> bool:
-        return self.llm.engine.busy or any(each.busy for each in self.beside)
+        engine = self.llm.engine
+        return engine.busy or engine.behind or any(each.busy for each in self.beside)
 
     def _abort(self, subscription: Subscription) -> None:
         for request in subscription.requests:
@@ -416,6 +417,8 @@ class AsyncLLM:
                 self._beat = monotonic()
                 if self.llm.engine.busy:
                     self.llm.engine.step()
+                elif self.llm.engine.behind:
+                    self.llm.engine.catch_up()
                 for each in self.beside:
                     if each.busy:
                         each.step()
@@ -471,6 +474,8 @@ class AsyncLLM:
         for each in self.beside:
             each.close()
         learned.keep(self.llm.engine, self.llm.options)
+        if self.llm.engine.disk is not None:
+            self.llm.engine.disk.close()
 
     async def __aenter__(self) -> "AsyncLLM":
         return self

@@ -14,6 +14,7 @@ from paceline.model.catalogue import CATALOGUE
 from paceline.plan.memory import MEMORIES, Memory, Shape
 
 if TYPE_CHECKING:
+    from paceline.cache.disk import BlockFiles
     from paceline.draft import UserFn
     from paceline.engine.loop import Engine
     from paceline.engine.text import Text
@@ -82,6 +83,9 @@ class Options:
     serve and answer do."""
     eviction: str = "lru"
     """Which cached prefix to forget when room is needed: lru, det, mark0, mark_predict or shadow."""
+    kv_disk: str | None = None
+    """Keep the K/V of idle texts in a directory of your own, DIR:SIZE such as /var/kv:20G, and find it again after a
+    restart; several engines may share it."""
     overlap: str = "none"
     """How drafters may work while the target verifies: none, shared (all cores for both), T+D (threads of target and
     draft, as 3+1) or stream (on a GPU)."""
@@ -136,6 +140,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
         if value is not None and value < least:
             raise InputError(f"{name} is {value}, but it must be at least {least}.")
     policy(options.eviction)
+    files = None if options.kv_disk is None else kv_files(options)
     check_length(options.length, options.drafter)
     schedules.check(options.schedule, options.order, options.tbt_target_ms, options.group_size)
     check_device(options.device)
@@ -226,7 +231,25 @@ def build(options: Options) -> "tuple[Engine, Text]":
         from paceline.engine import learned
 
         learned.recall(engine, options)
+    if files is not None:
+        engine.keep_on_disk(files)
     return engine, text
+
+
+def kv_files(options: Options) -> "BlockFiles":
+    """The directory for K/V of idle texts. InputError or RefusalError where it cannot be used."""
+    from paceline.cache.disk import BlockFiles
+
+    path, colon, size = str(options.kv_disk).rpartition(":")
+    if not path or not colon:
+        raise InputError(f"kv_disk is {options.kv_disk!r}, but it must be DIR:SIZE, such as /var/kv:20G.")
+    if not options.prefix_cache:
+        raise RefusalError("kv_disk and prefix_cache=False cannot be combined: only K/V that texts share is kept.")
+    try:
+        limit = parse_bytes(size)
+    except InputError:
+        raise InputError(f"kv_disk has the size {size!r}, but it must be bytes such as 20G or 512M.") from None
+    return BlockFiles(Path(path).expanduser(), limit)
 
 
 def drafts_in(options: Options) -> str | None:

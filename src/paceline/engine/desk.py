@@ -6,7 +6,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from paceline.cache.cache import Cache
-from paceline.cache.lease import Lease
+from paceline.cache.lease import TARGET, Lease
 from paceline.cache.policies import policy
 from paceline.cache.txn import Move, Txn
 from paceline.core.joined import Layout, joined
@@ -123,6 +123,10 @@ class Desk:
         return self.cache.pool.prefix and any(
             r.group == request.group and r.pending > 1 and not r.output for r in self.running
         )
+
+    def kept_groups(self, request: Request) -> list[str]:
+        """The groups that its lease keeps, the target's included."""
+        return sorted({TARGET, *self._groups(request)})
 
     def _groups(self, request: Request) -> Iterable[str]:
         """A later sample keeps what its like keep: else it could not share their prompt."""

@@ -5,6 +5,7 @@ from time import monotonic, perf_counter
 from typing import Any
 
 from paceline.cache.cache import Cache
+from paceline.cache.disk import BlockFiles
 from paceline.cache.txn import Txn
 from paceline.core.component import TARGET, Component, Model, keeps_rows
 from paceline.core.errors import InputError, IntegrityError
@@ -18,6 +19,7 @@ from paceline.engine.components import check_component, keep, move, reading, sta
 from paceline.engine.compute import Compute, Computed
 from paceline.engine.config import EngineConfig, Timer
 from paceline.engine.desk import Desk
+from paceline.engine.disk_cache import DiskCache
 from paceline.engine.drafter_table import DrafterTable
 from paceline.engine.drafters import DrafterPool, Drafts
 from paceline.engine.identity import root_of
@@ -75,6 +77,7 @@ class Engine:
         self.drafters = DrafterPool(host, config, self.table, self.desk.cache, clock)
         self.session = Session(model, config, self.judge, self.drafters, self.desk.cache, tokenizer=tokenizer, eos=eos)
         self.operations = Operations(self.session, self.desk, self.drafters, self.components)
+        self.disk: DiskCache | None = None
         place = placement(config.overlap, model.device)
         self.compute = Compute(model, self.judge, Timer(), clock, self.session.ends, place)
 
@@ -100,7 +103,22 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        return self.desk.busy
+        return self.desk.busy or bool(self.disk and self.disk.pending)
+
+    @property
+    def behind(self) -> bool:
+        """Has it work of its own while nobody waits for it (`catch_up`)?"""
+        return self.disk is not None and self.disk.behind
+
+    def catch_up(self) -> None:
+        """Do a little of that work."""
+        if self.disk is not None:
+            self.disk.store()
+
+    def keep_on_disk(self, files: BlockFiles) -> None:
+        """K/V of idle texts is kept in these files from now on, and found there."""
+        self.disk = DiskCache(files, self.cache, self.operations.kv, self.desk.kept_groups)
+        self.operations.disk = self.disk
 
     def snapshot(self) -> Snapshot:
         """What the engine has done. For its own thread, between steps."""
@@ -124,6 +142,10 @@ class Engine:
     def step(self) -> list[Request]:
         """One pass of the target model over everybody's rows, or several in one call. The requests that changed."""
         started, changed, now = self.clock(), list[Request](), self.now()
+        if self.disk is not None:
+            self.operations.arrive(wait=not self.desk.busy)
+            if not self.desk.busy:
+                return []
         admitted = self.desk.admit(now)
         plan = self.desk.plan(now)
         self.recorder.planned(now, admitted, plan)
@@ -135,6 +157,7 @@ class Engine:
             raise IntegrityError("No request can run and none was pre-empted.")
         if self.config.check:
             self.cache.check_integrity()
+        self.catch_up()
         self.timer.step += self.clock() - started
         self.timer.steps += 1
         return changed

@@ -15,6 +15,7 @@ from paceline.core.request import Request
 from paceline.engine.branches import Family
 from paceline.engine.components import move, stateful
 from paceline.engine.desk import Desk, lease_of
+from paceline.engine.disk_cache import DiskCache, Recall
 from paceline.engine.drafters import DrafterPool
 from paceline.engine.identity import identity_of
 from paceline.engine.kv import BlockBytes
@@ -31,6 +32,7 @@ class Operations:
     ) -> None:
         self.session, self.desk, self.drafters, self.components = session, desk, drafters, components
         self.kv = BlockBytes(components)
+        self.disk: DiskCache | None = None
         target = components[TARGET]
         self.origin = Origin(identity_of(target), target.vocab_size, "join" in target.abilities)
 
@@ -49,7 +51,7 @@ class Operations:
 
     @apply.register
     def _abort(self, operation: Abort, now: float) -> None:
-        request = self.session.live(operation.id)
+        request = self._entered(self.session.live(operation.id))
         for branch in self.desk.branches.get(request.id, Family(request)).live.copy():
             self._abort(Abort(branch), now)
         self.drafters.recorder.operated(operation)
@@ -86,7 +88,7 @@ class Operations:
     @apply.register
     def _branch(self, operation: Branch, now: float) -> list[Request]:
         waits = operation.id in self.desk.branches
-        request = self.session.live(operation.id) if waits else self._changeable(operation.id)
+        request = self._entered(self.session.live(operation.id)) if waits else self._changeable(operation.id)
         params = operation.params
         if operation.count < 1:
             raise InputError(f"A request has at least one branch, not {operation.count}.")
@@ -163,7 +165,7 @@ class Operations:
 
     def _changeable(self, number: int) -> Request:
         """The request of this id. InputError when it waits for its branches, or has ended."""
-        request = self.session.live(number)
+        request = self._entered(self.session.live(number))
         if number in self.desk.branches:
             raise InputError(f"Request {number} waits for its branches; join or abort them first.")
         if request.closing is not None:
@@ -309,7 +311,38 @@ class Operations:
             self._leave(request)
             raise
 
-    def _queue(self, requests: list[Request]) -> None:
+    def arrive(self, wait: bool) -> None:
+        """Queue the requests whose K/V was read from disk. `wait`: a moment for one, where nothing else is to do."""
+        assert self.disk is not None
+        for recall in self.disk.arrived(wait):
+            self._recalled(recall)
+            self._queue([recall.request, *recall.others], found=True)
+
+    def _recalled(self, recall: Recall) -> None:
+        """K/V from disk enters the prefix cache."""
+        assert self.disk is not None
+        request, size = recall.request, self.desk.cache.block_size
+        blocks = self.disk.fitting(recall)
+        if not blocks:
+            return
+        tokens = request.tokens[: (recall.first + len(blocks)) * size]
+        groups = tuple(group for group in recall.forms if group != TARGET)
+        txn = self.desk.adopt(tokens, groups, request.layout, request.extra_key, known=True)
+        self.drafters.recorder.adopted(tokens, groups, request.layout, request.extra_key, True)
+        if txn is not None:
+            self.kv.write(txn.slots, size, [*recall.forms], blocks[txn.base // size - recall.first :])
+            self.desk.adopted(txn, tokens)
+
+    def _entered(self, request: Request) -> Request:
+        """The request, which arrives now if it still waits for a disk."""
+        if self.disk is not None and self.disk.give_up(request):
+            self._queue([request], found=True)
+        return request
+
+    def _queue(self, requests: list[Request], found: bool = False) -> None:
+        """`found`: nothing more is looked for on disk."""
+        if self.disk is not None and not found:
+            requests = [request for request in requests if not self.disk.recall(request)]
         self.desk.waiting.extend(requests)
         for request in requests:
             self.drafters.recorder.arrived(request)

@@ -30,6 +30,7 @@ class EngineOptions(TypedDict, total=False):
     late_weights: bool
     keep_learned: bool
     eviction: str
+    kv_disk: str | None
     overlap: str
     online: float
     length: str

@@ -61,6 +61,8 @@ def record(engine: "Engine", sink: Callable[[Event], object]) -> None:
     engine.cache.pool = BlockPool(  # what start-up measured has left no trace in its order then
         config.blocks, config.block_size, policy(config.eviction)(config.blocks), prefix=config.prefix_cache
     )
+    if engine.disk is not None:
+        engine.disk.attach()
     engine.recorder = LogRecorder(sink)
 
 
