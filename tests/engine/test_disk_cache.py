@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from paceline.cache import disk
-from paceline.cache.disk import BlockFiles
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
+from paceline.engine import block_files as disk
+from paceline.engine.block_files import BlockFiles
 from paceline.engine.build import Options, kv_files
 from paceline.engine.config import EngineConfig
 from paceline.engine.loop import Engine
@@ -27,7 +27,7 @@ PROMPT = [1, 2, 3, 4, 5, 0, 1, 2, 3, 0, 4, 4, 2]
 
 @pytest.fixture(autouse=True)
 def room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk, "FREE_BYTES", 0)
+    monkeypatch.setattr(disk, "DISK_FREE_BYTES", 0)
 
 
 def engine(
@@ -131,17 +131,14 @@ def kept_names(path: Path) -> list[str]:
     return [file.name for file in (path / "blocks").iterdir()]
 
 
-def test_a_tenant_finds_what_is_its_own(tmp_path: Path) -> None:
-    def salted(made: Engine, key: str) -> int:
-        [request] = made.submit(PROMPT, asks())
-        made.disk and made.disk.give_up(request) and made.operations._queue([request], found=True)
-        request.extra_key = key
-        made.desk.waiting.clear()
-        made.operations._queue([request])
-        while request.finish is None:
-            made.step()
-        return request.stats.cached
+def test_a_tenant_finds_what_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.core.request import Request
 
+    def salted(made: Engine, key: str) -> int:
+        monkeypatch.setattr(Request, "extra_key", key)
+        return say(made)[1]
+
+    monkeypatch.setattr(Request, "__setattr__", lambda s, n, v: n == "extra_key" or object.__setattr__(s, n, v))
     one = engine(tmp_path / "kv")
     assert salted(one, "A") == 0
     kept(one)
@@ -193,7 +190,12 @@ def test_what_is_no_file_of_ours_is_not_read(tmp_path: Path, kind: str) -> None:
             continue
         aside = tmp_path / file.name
         file.rename(aside)
-        {"link": lambda: file.symlink_to(aside), "fifo": lambda: os.mkfifo(file), "directory": file.mkdir}[kind]()
+        if kind == "link":
+            file.symlink_to(aside)
+        elif kind == "fifo":
+            os.mkfifo(file)
+        else:
+            file.mkdir()
     assert say(engine(tmp_path / "kv")) == (want, 0)
 
 
@@ -254,7 +256,7 @@ def test_a_disk_that_hangs_delays_a_request_and_nobody_else(tmp_path: Path, monk
     kept(one)
     two, release = engine(tmp_path / "kv"), Flag()
     assert two.disk is not None
-    monkeypatch.setattr(disk_cache, "WAIT_S", 0.3)
+    monkeypatch.setattr(disk_cache, "DISK_WAIT_S", 0.3)
     monkeypatch.setattr(two.disk.files, "read", lambda *args: release.wait(20) and None)
     [waits] = two.submit(PROMPT, asks())
     other, _ = say(two, PROMPT[::-1])

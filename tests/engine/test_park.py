@@ -15,7 +15,7 @@ from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.engine.config import EngineConfig
 from paceline.engine.loop import Engine
-from paceline.engine.packing import DIGEST, MAGIC
+from paceline.engine.packing import CHECKSUM_BYTES, PARKED_MAGIC
 from tests.lossless.cases import EOS, REGEX, TOKENIZER, Setting
 from tests.toy import VOCAB, Toy, table
 
@@ -163,7 +163,7 @@ def forged(packed: bytes, change: Any) -> bytes:
     header = json.loads(packed[16:end])
     change(header)
     text = json.dumps(header).encode()
-    body = packed[:8] + len(text).to_bytes(8, "little") + text + packed[end:-DIGEST]
+    body = packed[:8] + len(text).to_bytes(8, "little") + text + packed[end:-CHECKSUM_BYTES]
     return body + hashlib.sha256(body).digest()
 
 
@@ -256,9 +256,9 @@ def test_made_up_bytes_are_refused_and_nothing_changes(name: str) -> None:
     [
         (b"", "no parked request"),
         (b"PACELN\x00", "format"),
-        (MAGIC[:7] + bytes([MAGIC[7] + 1]) + bytes(60), f"format {MAGIC[7] + 1}"),
-        (MAGIC + (1 << 63).to_bytes(8, "little") + bytes(60), "cut"),
-        (MAGIC + bytes(8), "cut"),
+        (PARKED_MAGIC[:7] + bytes([PARKED_MAGIC[7] + 1]) + bytes(60), f"format {PARKED_MAGIC[7] + 1}"),
+        (PARKED_MAGIC + (1 << 63).to_bytes(8, "little") + bytes(60), "cut"),
+        (PARKED_MAGIC + bytes(8), "cut"),
     ],
 )
 def test_what_is_no_parked_request_is_refused(bad: bytes, message: str) -> None:
@@ -268,7 +268,7 @@ def test_what_is_no_parked_request_is_refused(bad: bytes, message: str) -> None:
 
 def test_a_nested_header_is_refused() -> None:
     text = b"[" * 100_000
-    body = MAGIC + len(text).to_bytes(8, "little") + text
+    body = PARKED_MAGIC + len(text).to_bytes(8, "little") + text
     with pytest.raises(InputError, match="cannot be read"):
         engine(1).apply(Resume(body + hashlib.sha256(body).digest()))
 

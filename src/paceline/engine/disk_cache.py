@@ -17,20 +17,20 @@ from time import monotonic
 
 from paceline.cache.blocks import chain_hash, root_hash
 from paceline.cache.cache import Cache
-from paceline.cache.disk import BlockFiles, Parts
 from paceline.core.joined import named
 from paceline.core.request import Request
+from paceline.engine.block_files import BlockFiles, BlockParts
 from paceline.engine.desk import matchable
 from paceline.engine.kv import BlockBytes
 
 log = logging.getLogger("paceline")
-STEP_BYTES = 2 << 20
+DISK_STEP_BYTES = 2 << 20
 """Bytes of K/V that a step reads for the writer while somebody is served."""
-QUEUE_BYTES = 64 << 20
+DISK_QUEUE_BYTES = 64 << 20
 """Bytes that wait for the writer."""
-BATCH = 16
+DISK_BATCH_FILES = 16
 """Most files that are written under one lock."""
-WAIT_S = 5.0
+DISK_WAIT_S = 5.0
 """Longest wait for a disk: then a request is computed."""
 
 
@@ -84,9 +84,9 @@ class DiskCache:
     @property
     def behind(self) -> bool:
         """Is there something to write, and room in the queue?"""
-        return bool(self._idle) and self._queued < QUEUE_BYTES
+        return bool(self._idle) and self._queued < DISK_QUEUE_BYTES
 
-    def store(self, most: int = STEP_BYTES) -> None:
+    def store(self, most: int = DISK_STEP_BYTES) -> None:
         """Hand idle blocks to the writer, about `most` bytes of them."""
         pool, size, taken = self.cache.pool, self.cache.block_size, 0
         while self.behind and taken < most:
@@ -109,9 +109,9 @@ class DiskCache:
         """Write all that is idle; False where the disk took longer."""
         until = monotonic() + seconds
         while (self._idle or self._queued) and monotonic() < until:
-            self.store(QUEUE_BYTES)
+            self.store(DISK_QUEUE_BYTES)
             with self._changed:
-                self._changed.wait_for(lambda: self._queued < QUEUE_BYTES // 2 or not self._queued, 0.05)
+                self._changed.wait_for(lambda: self._queued < DISK_QUEUE_BYTES // 2 or not self._queued, 0.05)
         return not self._idle and not self._queued
 
     def close(self, seconds: float = 10.0) -> None:
@@ -124,9 +124,9 @@ class DiskCache:
 
     def _write(self) -> None:
         while (first := self._work.get()) is not None:
-            batch: list[tuple[bytes, Parts]] = [first]
+            batch: list[tuple[bytes, BlockParts]] = [first]
             end = False
-            while len(batch) < BATCH and not self._work.empty() and not end:
+            while len(batch) < DISK_BATCH_FILES and not self._work.empty() and not end:
                 following = self._work.get()
                 end = following is None
                 batch += [] if following is None else [following]
@@ -171,7 +171,7 @@ class DiskCache:
             if (each.names, each.forms) == (found, forms):
                 each.others.append(request)
                 return True
-        recall = Recall(request, first, found, forms, monotonic() + WAIT_S)
+        recall = Recall(request, first, found, forms, monotonic() + DISK_WAIT_S)
         self.pending.append(recall)
         self._wanted.put(recall)
         return True

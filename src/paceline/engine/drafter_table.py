@@ -1,6 +1,7 @@
-"""Who may draft, as decisions see it: sizes, limits and groups, without the drafters themselves."""
+"""Drafters that may draft, as decisions see them: sizes, limits and groups, without the drafters themselves."""
 
-from paceline.cache.lease import TARGET, Lease
+from paceline.cache.lease import Lease
+from paceline.core.component import TARGET
 from paceline.core.plan import LAG
 from paceline.core.request import Request
 from paceline.plan import POLICIES, Basis, DrafterFacts, Share
@@ -8,14 +9,14 @@ from paceline.plan.cost import StepTimes
 from paceline.plan.fixed import room
 
 ASKED = 32
-"""Of so many requests one keeps K/V up that is of no use."""
-RETRY, FEW = 8, 4
-"""While a K/V group's drafters are of no use, one request in RETRY steps for each running request, and for FEW more,
-keeps the group all the same: that is how it is seen when they become useful again."""
+"""Requests per probe: one request in this many keeps its K/V current although no drafter needs it."""
+RETRY, RETRY_FEW = 8, 4
+"""While a K/V group's drafters are of no use, one request in RETRY steps for each running request, and for RETRY_FEW
+more, keeps the group all the same: that is how it is seen when they become useful again."""
 
 
 class DrafterTable:
-    """The drafters of an engine, and the policy that decides who drafts how much."""
+    """The drafters of an engine, and the policy that decides which drafter drafts how many tokens."""
 
     def __init__(self, policy: str, times: StepTimes, cheap_rows: int | None = None, row_cost: float = 0.0) -> None:
         """`policy`: its name in `plan.POLICIES`; the other arguments are those of `plan.Basis`."""
@@ -65,8 +66,8 @@ class DrafterTable:
         return self.hopeless(request, group, len(request.tokens) - kept)
 
     def hopeless(self, request: Request, group: str, late: int) -> bool:
-        """Is nobody expected to draft with this group, which lacks so many rows of the text? Not of one request in
-        ASKED, by which it is seen when that changes, once it can be afforded to read the text."""
+        """True if no drafter of this group, which lacks `late` rows of the text, is expected to draft. False for one
+        request in ASKED, a probe that shows when this changes, once the planner can afford to read the text."""
         names = [name for name in request.arms if self.entries[name].group == group]
         seen = request.id % ASKED == 0 and self.policy.affords(group, late)
         return not seen and all(self.policy.hopeless(name, request, late) for name in names)
@@ -80,7 +81,7 @@ class DrafterTable:
             if self.policy.step < self.retry:
                 groups = of_use
             else:
-                self.retry = self.policy.step + RETRY * (self.policy.count + FEW)
+                self.retry = self.policy.step + RETRY * (self.policy.count + RETRY_FEW)
         if self.shares and request.arms:
             groups = {group for group in groups if not (group and self.hopeless(request, group, len(request.tokens)))}
         return (TARGET, *sorted(group for group in groups if group))
@@ -90,7 +91,7 @@ class DrafterTable:
         return self.entries[share.drafter].further(share.nodes, share.depth) if share.drafter in self.entries else 0
 
     def taps(self, request: Request) -> tuple[str, ...]:
-        """Hidden states of the target that somebody reads of this request's rows."""
+        """Hidden states of the target that are read for this request's rows."""
         kept = request.lease.groups if isinstance(request.lease, Lease) else frozenset()
         names = request.arms or (request.drafter,)
         facts = [self.entries[name] for name in names if name in self.entries]

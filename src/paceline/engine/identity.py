@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.core.component import TARGET, Component, keeps_rows
 
-CHUNK = 1 << 22
+HASH_CHUNK_BYTES = 1 << 22
 """Bytes of a file that are hashed at a time."""
 
 
@@ -31,7 +31,7 @@ def digest_of(files: tuple[Path, ...]) -> str:
         for path in files:
             digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
             with path.open("rb") as file:
-                while part := file.read(CHUNK):
+                while part := file.read(HASH_CHUNK_BYTES):
                     digest.update(part)
     except OSError:
         return secrets.token_hex(16)

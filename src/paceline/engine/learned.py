@@ -1,5 +1,5 @@
 """What the planner has learned of a pair of models, kept from one start to the next: how often drafts are kept. A later
-start takes it for what so many rounds would say, so that texts of another kind soon change it."""
+start weighs it as a fixed number of rounds, so that texts of another kind soon change it."""
 
 import hashlib
 import json
@@ -36,7 +36,7 @@ def recall(engine: Engine, options: "Options") -> None:
     try:
         planner.acceptance.recall(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:  # a damaged file
-        log.warning("What an earlier start has learned (%s) is of no use (%r); it is learned anew.", path, error)
+        log.warning("What an earlier start learned (%s) cannot be used (%r); it is learned again.", path, error)
 
 
 def keep(engine: Engine, options: "Options") -> None:

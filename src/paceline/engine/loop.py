@@ -5,7 +5,6 @@ from time import monotonic, perf_counter
 from typing import Any
 
 from paceline.cache.cache import Cache
-from paceline.cache.disk import BlockFiles
 from paceline.cache.txn import Txn
 from paceline.core.component import TARGET, Component, Model, keeps_rows
 from paceline.core.errors import InputError, IntegrityError
@@ -15,6 +14,7 @@ from paceline.core.plan import Note, Plan
 from paceline.core.request import Request
 from paceline.core.result import Result
 from paceline.draft import SCRATCH, Host, UserFn
+from paceline.engine.block_files import BlockFiles
 from paceline.engine.components import check_component, keep, move, reading, stateful
 from paceline.engine.compute import Compute, Computed
 from paceline.engine.config import EngineConfig, Timer
@@ -55,9 +55,9 @@ class Engine:
         now: Callable[[], float] = monotonic,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """`components`: what the engine has beside the target, by name: a draft model, heads, judges. `times`: what
-        steps cost, as far as known. `now` tells when requests arrive, `clock` how long parts of a step take; both in
-        seconds."""
+        """`components`: what the engine has in addition to the target, by name: a draft model, heads, judges. `times`:
+        what steps cost, as far as known. `now` tells when requests arrive, `clock` how long parts of a step take; both
+        in seconds."""
         if config.row_budget < config.max_requests:
             raise InputError(f"row_budget {config.row_budget} is below max_requests {config.max_requests}; raise it.")
         self.components: dict[str, Component] = {TARGET: model, **(components or {})}
@@ -206,7 +206,7 @@ class Engine:
         move(self.components, self.desk.commit(plan, txns, results))
 
     def _emit(self, plan: Plan, results: Sequence[Result]) -> tuple[list[Note], list[Request]]:
-        """Let the outputs grow, up to the token that ends each; what was taught, and who changed."""
+        """Let the outputs grow, up to the token that ends each; Returns what was taught, and which requests changed."""
         self.session.read(plan.items, results)
         notes = self.desk.emit(plan, results)
         return notes, self.session.settle(plan.items, results)

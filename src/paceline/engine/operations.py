@@ -12,14 +12,14 @@ from paceline.core.joined import cut, joined, shift_of
 from paceline.core.operations import Abort, Branch, Close, Extend, Fork, Join, Park, Replace, Resume, Rewind, Submit
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
-from paceline.engine.branches import Family
+from paceline.engine.branches import BranchFamily
 from paceline.engine.components import move, stateful
 from paceline.engine.desk import Desk, lease_of
 from paceline.engine.disk_cache import DiskCache, Recall
 from paceline.engine.drafters import DrafterPool
 from paceline.engine.identity import identity_of
 from paceline.engine.kv import BlockBytes
-from paceline.engine.packing import Origin, Parked, check_packable, pack, unpack
+from paceline.engine.packing import Origin, ParkedRequest, check_packable, pack, unpack
 from paceline.engine.session import Session
 from paceline.schedule import policies as schedules
 
@@ -52,7 +52,7 @@ class Operations:
     @apply.register
     def _abort(self, operation: Abort, now: float) -> None:
         request = self._entered(self.session.live(operation.id))
-        for branch in self.desk.branches.get(request.id, Family(request)).live.copy():
+        for branch in self.desk.branches.get(request.id, BranchFamily(request)).live.copy():
             self._abort(Abort(branch), now)
         self.drafters.recorder.operated(operation)
         request.finish = "abort"
@@ -68,7 +68,7 @@ class Operations:
                 "and needs room for one; raise its max_tokens."
             )
         if request.params.logprobs is not None:
-            raise RefusalError("A request with log-probabilities cannot be extended: nobody has judged the new tokens.")
+            raise RefusalError("A request with log-probabilities cannot be extended: new tokens have none.")
         self.drafters.recorder.operated(operation)
         self.desk.extend(request, operation.tokens)
         self.session.extend(request, operation.tokens)
@@ -111,7 +111,7 @@ class Operations:
             )
         wishes = params or request.params
         if request.params.logprobs is not None or wishes.logprobs is not None:
-            raise RefusalError("A request with log-probabilities cannot have branches: nobody judges what joins them.")
+            raise RefusalError("A request with log-probabilities cannot have branches: joined tokens have none.")
         if wishes.n != 1 or (wishes.drafter or request.drafter) != request.drafter:
             raise InputError("Branches have their request's drafter, and n of 1; leave both out.")
         if (wishes.verifier or request.verifier) != request.verifier:
@@ -241,7 +241,7 @@ class Operations:
         self._queue([request])
         return [request]
 
-    def _unparked(self, parked: Parked, now: float) -> Request:
+    def _unparked(self, parked: ParkedRequest, now: float) -> Request:
         """The request, admitted, but not queued yet; nothing has changed where this raises."""
         for group, form in parked.forms.items():
             if self.kv.forms.get(group) == form and parked.blocks and parked.block <= self._most_rows:
@@ -284,7 +284,7 @@ class Operations:
                 continue
         return names[-1], self.drafters.arms(names[-1], verifier)
 
-    def _adopt(self, parked: Parked, request: Request) -> None:
+    def _adopt(self, parked: ParkedRequest, request: Request) -> None:
         """Its K/V enters the prefix cache, as far as it fits: of this model and arithmetic, and where there is room. A
         drafter's part that does not fit is computed again."""
         fitting, size = self.kv.alike(parked.forms), self.desk.cache.block_size
@@ -353,6 +353,6 @@ class Operations:
         self.desk.policy.drop(request)
 
     def _again(self, request: Request) -> None:
-        """What follows a text that has changed begins anew."""
+        """Restart what follows a text that has changed."""
         self.drafters.forget(request)
         self.session.again(request)

@@ -3,7 +3,7 @@
 magic and version (8) | length of the header (8) | header, JSON | K/V: block by block, in each the groups by name |
 SHA-256 of all before (32)
 
-Parked bytes are input: each length, id and number is looked at before anything of the engine changes.
+ParkedRequest bytes are input: each length, id and number is looked at before anything of the engine changes.
 """
 
 import hashlib
@@ -24,18 +24,18 @@ from paceline.core.joined import Layout, Stretch, stretch_at
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request, TokenLogprob
 
-MAGIC = b"PACELN\x00\x04"
+PARKED_MAGIC = b"PACELN\x00\x04"
 """The last byte is the format's version."""
-DIGEST = 32
+CHECKSUM_BYTES = 32
 """Bytes of the checksum."""
-KEPT = (
+PARKED_FIELDS = (
     "prompt", "output", "seed", "lineage", "offset", "drafter", "verifier", "max_tokens", "key", "extra_key", "round",
     "branches", "epochs", "authors", "logprobs", "prompt_logprobs", "stats",
 )  # fmt: skip
 """Fields of a request that go on, besides its parameters, its times and where its tokens stand."""
-MOST_COUNT = 1 << 48
+MOST_PARKED_COUNT = 1 << 48
 """No count in a header is larger."""
-MOST_LINEAGE = 1 << 12
+MOST_LINEAGE_PARTS = 1 << 12
 """Parts of a lineage."""
 
 
@@ -51,7 +51,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Parked:
+class ParkedRequest:
     """A parked request, checked. `blocks` [block][group]: K/V of the rows from `first` blocks on."""
 
     fields: dict[str, Any]
@@ -97,7 +97,7 @@ def pack(
     params["logit_bias"] = None if request.params.logit_bias is None else dict(request.params.logit_bias)
     header = {
         "model": origin.model,
-        "request": {name: getattr(request, name) for name in KEPT},
+        "request": {name: getattr(request, name) for name in PARKED_FIELDS},
         "params": params,
         "eos": sorted(request.eos),
         "layout": request.layout,
@@ -115,27 +115,29 @@ def pack(
 def sealed(header: Mapping[str, Any], parts: Sequence[bytes]) -> bytes:
     """Header and K/V with magic, length and checksum."""
     text = json.dumps(header, default=asdict).encode()
-    body = b"".join([MAGIC, len(text).to_bytes(8, "little"), text, *parts])
+    body = b"".join([PARKED_MAGIC, len(text).to_bytes(8, "little"), text, *parts])
     return body + hashlib.sha256(body).digest()
 
 
 def opened(packed: bytes, what: str = "parked request") -> tuple[bytes, memoryview]:
     """(header, K/V) of what `sealed` gave. InputError for other bytes, another version, and any damage."""
-    if packed[:7] != MAGIC[:7]:
+    if packed[:7] != PARKED_MAGIC[:7]:
         raise InputError(f"These bytes are no {what}; give what `Park` or `Peek` returned.")
-    if packed[7:8] != MAGIC[7:]:
+    if packed[7:8] != PARKED_MAGIC[7:]:
         version = packed[7] if len(packed) > 7 else "?"
-        raise InputError(f"The {what} has format {version}, but this version reads {MAGIC[7]}; send the prompt again.")
+        raise InputError(
+            f"The {what} has format {version}, but this version reads {PARKED_MAGIC[7]}; send the prompt again."
+        )
     end = 16 + int.from_bytes(packed[8:16], "little")
-    if len(packed) < 16 + DIGEST or end > len(packed) - DIGEST:
+    if len(packed) < 16 + CHECKSUM_BYTES or end > len(packed) - CHECKSUM_BYTES:
         raise InputError(f"The {what} ends early: its {len(packed)} bytes were cut; send it again.")
     view = memoryview(packed)
-    if hashlib.sha256(view[:-DIGEST]).digest() != view[-DIGEST:]:
+    if hashlib.sha256(view[:-CHECKSUM_BYTES]).digest() != view[-CHECKSUM_BYTES:]:
         raise InputError(f"The {what} is damaged: its checksum differs; send it again.")
-    return packed[16:end], view[end:-DIGEST]
+    return packed[16:end], view[end:-CHECKSUM_BYTES]
 
 
-def unpack(packed: bytes, origin: Origin) -> Parked:
+def unpack(packed: bytes, origin: Origin) -> ParkedRequest:
     """InputError for bytes that are no parked request, one of another model or version, or one that is damaged or
     contradicts itself."""
     text, kv = opened(packed)
@@ -149,12 +151,12 @@ def unpack(packed: bytes, origin: Origin) -> Parked:
         groups = [(str(name), str(form), int(size)) for name, form, size in header.groups]
         blocks = taken(kv, [size for _, _, size in groups], header.blocks)
         _check(len({name for name, _, _ in groups}) == len(groups), "a group comes twice")
-        kept: dict[str, Any] = {name: getattr(header.request, name) for name in KEPT}
+        kept: dict[str, Any] = {name: getattr(header.request, name) for name in PARKED_FIELDS}
         asked = {name: getattr(header.params, name) for name in type(header.params).model_fields}
         params = SamplingParams(**{name: frozen(value) for name, value in asked.items()})
         layout = tuple(Stretch(*stretch) for stretch in header.layout)
         kept |= {"params": params, "eos": frozenset(header.eos), "layout": layout}
-        parked = Parked(
+        parked = ParkedRequest(
             kept, header.text, header.age, header.waited, header.block, header.first,
             {name: form for name, form, _ in groups}, blocks,
         )  # fmt: skip
@@ -168,7 +170,7 @@ def unpack(packed: bytes, origin: Origin) -> Parked:
 
 def taken(kv: memoryview, sizes: Sequence[int], count: int) -> list[list[bytes]]:
     """[block][group] of K/V in groups of these sizes. InputError where the lengths do not add up."""
-    if any(size < 0 for size in sizes) or not 0 <= count <= MOST_COUNT or sum(sizes) * count != len(kv):
+    if any(size < 0 for size in sizes) or not 0 <= count <= MOST_PARKED_COUNT or sum(sizes) * count != len(kv):
         raise InputError(f"it has {len(kv)} bytes of K/V, but {count} blocks of {sum(sizes)} bytes are announced")
     at, blocks = 0, list[list[bytes]]()
     for _ in range(count if sizes else 0):
@@ -180,7 +182,7 @@ def taken(kv: memoryview, sizes: Sequence[int], count: int) -> list[list[bytes]]
     return blocks
 
 
-def check_request(parked: Parked, origin: Origin) -> None:
+def check_request(parked: ParkedRequest, origin: Origin) -> None:
     """InputError unless every id is in the vocabulary, and lengths, counts and places agree."""
     f, params = parked.fields, parked.fields["params"]
     prompt, output, layout = f["prompt"], f["output"], f["layout"]
@@ -189,16 +191,22 @@ def check_request(parked: Parked, origin: Origin) -> None:
     _check(len(prompt) > 0, "its prompt is empty")
     _check(len(f["authors"]) == len(output), "it does not say of each token who drafted it")
     counts = ("round", "branches", "epochs", "max_tokens")
-    _check(all(0 <= f[name] <= MOST_COUNT for name in counts), f"one of {', '.join(counts)} is out of range")
-    _check(abs(f["offset"]) <= MOST_COUNT and 0 <= f["seed"] < 1 << 64, "its seed or offset is out of range")
+    _check(all(0 <= f[name] <= MOST_PARKED_COUNT for name in counts), f"one of {', '.join(counts)} is out of range")
+    _check(abs(f["offset"]) <= MOST_PARKED_COUNT and 0 <= f["seed"] < 1 << 64, "its seed or offset is out of range")
     lineage = f["lineage"]
-    _check(len(lineage) <= MOST_LINEAGE and all(0 <= p <= MOST_COUNT for p in lineage), "its lineage is out of range")
+    _check(
+        len(lineage) <= MOST_LINEAGE_PARTS and all(0 <= p <= MOST_PARKED_COUNT for p in lineage),
+        "its lineage is out of range",
+    )
     for age in (parked.age, parked.waited or 0.0):
-        _check(isfinite(age) and 0 <= age <= MOST_COUNT, "its age is out of range")
+        _check(isfinite(age) and 0 <= age <= MOST_PARKED_COUNT, "its age is out of range")
     stats = f["stats"]
     for name in ("passes", "generated", "preempted", "cached"):
-        _check(0 <= getattr(stats, name) <= MOST_COUNT, f"its statistics have {name} out of range")
-    _check(all(0 <= count <= MOST_COUNT for count in (*stats.offered, *stats.kept)), "its statistics are out of range")
+        _check(0 <= getattr(stats, name) <= MOST_PARKED_COUNT, f"its statistics have {name} out of range")
+    _check(
+        all(0 <= count <= MOST_PARKED_COUNT for count in (*stats.offered, *stats.kept)),
+        "its statistics are out of range",
+    )
     check_logprobs("logprobs", f["logprobs"], output, params.logprobs is not None, origin.vocab_size)
     told = f["prompt_logprobs"]
     _check(not told or told[0] is None, "its first prompt token has a log-probability")
@@ -208,9 +216,9 @@ def check_request(parked: Parked, origin: Origin) -> None:
     check_layout(layout, len(prompt) + len(output), origin.joins)
     shift = layout[-1].shift if layout else 0
     _check(f["max_tokens"] - len(output) + shift >= 1, "its output has no token left to draw")
-    _check(1 <= parked.block <= MOST_COUNT, "its blocks have no token")
+    _check(1 <= parked.block <= MOST_PARKED_COUNT, "its blocks have no token")
     length = len(prompt) + len(output)
-    fits = 0 <= parked.first <= MOST_COUNT and parked.rows < length
+    fits = 0 <= parked.first <= MOST_PARKED_COUNT and parked.rows < length
     _check(fits, f"it has K/V of {parked.rows} rows for a text of {length} tokens")
 
 
@@ -264,7 +272,7 @@ def header_type() -> "TypeAdapter[Any]":
     config = ConfigDict(extra="forbid", strict=True)
     space = {**vars(wishes), "Tensor": Any}
     own, params = get_type_hints(Request, vars(requests)), get_type_hints(SamplingParams, space)
-    kept: dict[str, Any] = {name: (own[name], ...) for name in KEPT}
+    kept: dict[str, Any] = {name: (own[name], ...) for name in PARKED_FIELDS}
     asked: dict[str, Any] = {f.name: (params[f.name], ...) for f in fields(SamplingParams) if f.name != "processors"}
     groups, stretch = list[tuple[str, str, int]], tuple[int, int, tuple[tuple[int, int], ...]]
     model: Callable[..., Any] = create_model

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from paceline.core.plan import CHUNK, Item, Plan, Work
+from paceline.core.plan import PROMPT_RESERVE_ROWS, Item, Plan, Work
 from paceline.core.request import Request
 from paceline.plan import LengthPolicy, Share
 from paceline.plan.choose import NONE
@@ -57,7 +57,7 @@ class Planner:
         filling = min(left, sum(r.pending for r in prompts))
         base = Work.of((1, r.length, 1) for r in decoding)
         base = replace(base, rows=base.rows + filling) if filling else base
-        shares = dict(self.length.share(decoding, left - min(CHUNK, filling), base)) if decoding else {}
+        shares = dict(self.length.share(decoding, left - min(PROMPT_RESERVE_ROWS, filling), base)) if decoding else {}
         left -= sum(share.nodes for share in shares.values())
         given = {r.id: 1 for r in decoding}
         for request in prompts:
