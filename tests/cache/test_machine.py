@@ -131,7 +131,7 @@ def hash_without_parent(patch: pytest.MonkeyPatch) -> None:
 
 
 def hash_without_extra_key(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(cache_module, "root_hash", lambda _: b"")
+    patch.setattr(cache_module, "root_hash", lambda *_: b"")
 
 
 def match_without_asking_for_groups(patch: pytest.MonkeyPatch) -> None:

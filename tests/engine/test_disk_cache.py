@@ -70,7 +70,7 @@ def test_a_restart_finds_it_again(tmp_path: Path, kind: Callable[[Any], Toy]) ->
     one = engine(tmp_path / "kv", kind=kind)
     assert say(one) == (want, none) == (want, 0)
     files = kept(one)
-    assert files.bytes == sum(file.stat().st_size for file in files.blocks.iterdir()) > 0
+    assert files.total_bytes == sum(file.stat().st_size for file in files.blocks.iterdir()) > 0
     assert all(file.stat().st_mode & 0o777 == 0o600 for file in files.blocks.iterdir())
     two = engine(tmp_path / "kv", kind=kind)
     log = list[Event]()
@@ -113,7 +113,7 @@ def test_two_engines_share_a_directory(tmp_path: Path) -> None:
 def test_it_is_bounded_and_what_was_used_stays(tmp_path: Path) -> None:
     one = engine(tmp_path / "a")
     say(one)
-    each = kept(one).bytes // len(kept_names(tmp_path / "a"))
+    each = kept(one).total_bytes // len(kept_names(tmp_path / "a"))
     limit = 24 * each
     rng = random.Random(0)
     texts = [[rng.randrange(VOCAB) for _ in range(12)] for _ in range(8)]
@@ -121,7 +121,7 @@ def test_it_is_bounded_and_what_was_used_stays(tmp_path: Path) -> None:
     for turn in range(16):
         say(two, texts[turn % 8], max_tokens=2)
         say(two, PROMPT, max_tokens=2)
-        assert two.disk is not None and two.disk.flush() and two.disk.files.bytes <= limit
+        assert two.disk is not None and two.disk.flush() and two.disk.files.total_bytes <= limit
     kept(two)
     assert sum(f.stat().st_size for f in (tmp_path / "b" / "blocks").iterdir()) <= limit
     assert say(engine(tmp_path / "b", limit=limit))[1] == 12
@@ -242,7 +242,7 @@ def test_a_disk_that_vanishes_or_refuses_costs_nothing_but_itself(
 
     monkeypatch.setattr(os, "replace", full)
     assert say(two) == (want, 0) and two.disk is not None and two.disk.flush()
-    assert not kept_names(tmp_path / "full") and two.disk.files.bytes == 0
+    assert not kept_names(tmp_path / "full") and two.disk.files.total_bytes == 0
     assert caplog.text.count("No space left") == 1
 
 

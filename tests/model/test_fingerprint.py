@@ -43,8 +43,8 @@ def test_it_is_kept_beside_packed_weights(tmp_path: Path, monkeypatch: pytest.Mo
     from paceline.model.fingerprint import Fingerprint
 
     base = tiny_checkpoint(tmp_path / "a", seed=1)
-    monkeypatch.setattr(store, "LEAST", 0)
-    monkeypatch.setattr(store, "RESERVE", 0)
+    monkeypatch.setattr(store, "MIN_STORED_BYTES", 0)
+    monkeypatch.setattr(store, "FREE_DISK_BYTES", 0)
     monkeypatch.setattr(store, "home", lambda: tmp_path / "cache")
     model = load_model(base, dtype="bfloat16")
     if not model.packing.native:

@@ -3,6 +3,7 @@ their ids; every operation takes effect between two steps."""
 
 from dataclasses import dataclass
 
+from paceline.core.handover import RESERVATION_S
 from paceline.core.params import SamplingParams
 
 
@@ -108,4 +109,36 @@ class Resume:
     packed: bytes
 
 
-Operation = Submit | Abort | Extend | Fork | Branch | Close | Join | Rewind | Replace | Park | Resume
+@dataclass(frozen=True, slots=True)
+class Peek:
+    """The K/V of a request's sealed blocks from `from_block` on, as bytes that `Settle` takes elsewhere. The request
+    goes on; sealed blocks never change."""
+
+    id: int
+    from_block: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Hold so many blocks for a request that is to come; the number of the reservation. After `seconds` in which nobody
+    speaks of it, it is given back. CapacityError unless `spare` blocks stay free or evictable."""
+
+    blocks: int
+    seconds: float = RESERVATION_S
+    spare: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Put into a reservation what `Peek` gave (the number of blocks that are there then), or settle it with what `Park`
+    gave, whose blocks follow (the requests, as of `Resume`; asked again, the same). None: give it back."""
+
+    reservation: int
+    packed: bytes | None
+
+
+TextOperation = Submit | Abort | Extend | Fork | Branch | Close | Join | Rewind | Replace
+"""Those that make, change or end a text."""
+TravelOperation = Park | Resume | Peek | Reserve | Settle
+"""Those by which a request goes from one engine to another."""
+Operation = TextOperation | TravelOperation

@@ -13,7 +13,6 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, cast
 
 from paceline.core.errors import CapacityError
-from paceline.core.operations import Park, Resume
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.engine import learned
@@ -23,6 +22,7 @@ from paceline.engine.llm import LLM, Prompt, as_batch, as_conversations, params_
 from paceline.engine.options import EngineOptions, shown
 from paceline.engine.outputs import Chunk, Follower, RequestOutput, output
 from paceline.engine.totals import Snapshot
+from paceline.engine.travel import enter, leave
 
 if TYPE_CHECKING:
     from paceline.draft import UserFn
@@ -286,15 +286,7 @@ class AsyncLLM:
 
         Raises InputError or RefusalError for what cannot be parked, and RuntimeError when the engine is closed or
         dead."""
-        engine = self.llm.engine
-
-        def leave() -> list[bytes | None]:
-            going_on = {r.id for r in subscription.requests if r.finish is None and r.id in engine.session.requests}
-            for number in going_on:
-                engine.operations.check_parkable(number)
-            return [engine.apply(Park(r.id)) if r.id in going_on else None for r in subscription.requests]
-
-        return await self.call(leave)
+        return await self.call(lambda: leave(self.llm.engine, subscription.requests))
 
     async def resume(
         self, packed: bytes | Sequence[bytes | None], *, whole: bool = False, told: bool = True
@@ -306,21 +298,14 @@ class AsyncLLM:
         each = [packed] if isinstance(packed, bytes) else list(packed)
         loop, arrived = asyncio.get_running_loop(), monotonic()
 
-        def enter() -> Subscription:
-            requests = list[Request]()
-            try:
-                for one in each:
-                    requests += [] if one is None else self.llm.engine.apply(Resume(one))
-            except BaseException:
-                for request in requests:
-                    self._end(request)
-                raise
+        def begin() -> Subscription:
+            requests = enter(self.llm.engine, each)
             samples = [place for place, one in enumerate(each) if one is not None]
             subscription = Subscription(requests, loop, None, arrived, whole, samples, told)
             self._live.append(subscription)
             return subscription
 
-        return await self.call(enter)
+        return await self.call(begin)
 
     async def embed(self, texts: Sequence[Prompt], pooling: str = "mean") -> list[list[float]]:
         """A vector of unit length for each text (or list of token ids), from the model's last hidden states: their

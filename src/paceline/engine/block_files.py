@@ -86,7 +86,7 @@ class BlockFiles:
         return len(self._sizes)
 
     @property
-    def bytes(self) -> int:
+    def total_bytes(self) -> int:
         """Of all files that are known of."""
         return self._total
 

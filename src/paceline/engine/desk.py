@@ -6,9 +6,10 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from paceline.cache.cache import Cache
-from paceline.cache.lease import TARGET, Lease
+from paceline.cache.lease import Lease
 from paceline.cache.policies import policy
 from paceline.cache.txn import Move, Txn
+from paceline.core.component import TARGET
 from paceline.core.joined import Layout, joined
 from paceline.core.plan import Item, Note, Plan
 from paceline.core.request import FinishReason, Request
@@ -40,6 +41,8 @@ class Desk:
         self.totals = Totals()
         self.waiting: list[Request] = []
         self.running: list[Request] = []
+        self.reserved: dict[int, Txn] = {}
+        """Blocks that are held for requests that are to come."""
         self.branches = Branches()
         """Requests that wait for their branches: neither waiting for a lease nor running."""
 
@@ -151,11 +154,16 @@ class Desk:
         return plan
 
     def _give_up(self) -> bool:
-        """Drop the K/V of one request that no step computes with, if any has some; a join computes it again."""
+        """Drop the K/V of one request that no step computes with, if any has some; a join computes it again. Then
+        blocks that are held for requests that are to come."""
         idle = chain(self.branches.holding(), (r for r in reversed(self.waiting) if r.lease is not None))
         if (request := next(idle, None)) is not None:
             self.release(request)
-        return request is not None
+            return True
+        if self.reserved:
+            self.cache.close(self.reserved.pop(max(self.reserved)).lease)
+            return True
+        return False
 
     def _room(self) -> Room:
         return Room(
@@ -321,6 +329,25 @@ class Desk:
             self.cache.advance(lease, group, len(tokens))
         self.cache.seal(lease)
         self.cache.close(lease)
+
+    def reserve(self, number: int, blocks: int) -> None:
+        """Hold blocks for a text that is to come."""
+        self.reserved[number] = self.cache.begin(self.cache.open([]), 0, blocks * self.cache.block_size)
+
+    def reopen(self, number: int, groups: Sequence[str], layout: Layout, extra_key: str) -> None:
+        """The held blocks are for a text with these groups, in this layout, under this key."""
+        rows = self.reserved[number].nodes
+        self.cache.close(self.reserved[number].lease)
+        self.reserved[number] = self.cache.begin(self.cache.open([], groups, extra_key, layout), 0, rows)
+
+    def settle(self, number: int, tokens: Sequence[int]) -> None:
+        """Of the held blocks those of these tokens enter the prefix cache, the others are given back."""
+        txn = self.reserved.pop(number)
+        txn.commit(range(len(tokens)), tokens)
+        for group in txn.lease.frontier:
+            self.cache.advance(txn.lease, group, len(tokens))
+        self.cache.seal(txn.lease)
+        self.cache.close(txn.lease)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

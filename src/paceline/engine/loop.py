@@ -146,6 +146,8 @@ class Engine:
             self.operations.arrive(wait=not self.desk.busy)
             if not self.desk.busy:
                 return []
+        if self.operations.transfers.table.open:
+            self.operations.expire(now)
         admitted = self.desk.admit(now)
         plan = self.desk.plan(now)
         self.recorder.planned(now, admitted, plan)

@@ -9,7 +9,22 @@ from paceline.cache.txn import Txn
 from paceline.core.component import TARGET, Component
 from paceline.core.errors import CapacityError, InputError, PacelineError, RefusalError
 from paceline.core.joined import cut, joined, shift_of
-from paceline.core.operations import Abort, Branch, Close, Extend, Fork, Join, Park, Replace, Resume, Rewind, Submit
+from paceline.core.operations import (
+    Abort,
+    Branch,
+    Close,
+    Extend,
+    Fork,
+    Join,
+    Park,
+    Peek,
+    Replace,
+    Reserve,
+    Resume,
+    Rewind,
+    Settle,
+    Submit,
+)
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.engine.branches import BranchFamily
@@ -21,6 +36,7 @@ from paceline.engine.identity import identity_of
 from paceline.engine.kv import BlockBytes
 from paceline.engine.packing import Origin, ParkedRequest, check_packable, pack, unpack
 from paceline.engine.session import Session
+from paceline.engine.transfer import Transfers, is_piece
 from paceline.schedule import policies as schedules
 
 
@@ -32,9 +48,10 @@ class Operations:
     ) -> None:
         self.session, self.desk, self.drafters, self.components = session, desk, drafters, components
         self.kv = BlockBytes(components)
-        self.disk: DiskCache | None = None
         target = components[TARGET]
         self.origin = Origin(identity_of(target), target.vocab_size, "join" in target.abilities)
+        self.transfers = Transfers(desk, self.kv, self.origin)
+        self.disk: DiskCache | None = None
 
     @singledispatchmethod
     def apply(self, operation: Any, now: float) -> Any:
@@ -240,6 +257,40 @@ class Operations:
         self._adopt(parked, request)
         self._queue([request])
         return [request]
+
+    @apply.register
+    def _peek(self, operation: Peek, now: float) -> bytes:
+        return self.transfers.peek(self._changeable(operation.id), operation.from_block)
+
+    @apply.register
+    def _reserve(self, operation: Reserve, now: float) -> int:
+        self.expire(now)
+        return self.transfers.reserve(operation, now, self.drafters.recorder)
+
+    @apply.register
+    def _settle(self, operation: Settle, now: float) -> int | list[Request]:
+        self.expire(now)
+        number, packed, transfers = operation.reservation, operation.packed, self.transfers
+        if packed is None:
+            transfers.release(number, self.drafters.recorder)
+            return 0
+        if number in transfers.table.settled:
+            request = self.session.requests.get(transfers.table.settled[number])
+            if request is None:
+                raise InputError(f"Reservation {number} was settled, and its request has ended.")
+            return [request]
+        if is_piece(packed):
+            return transfers.fill(number, packed, now, self.drafters.recorder)
+        parked = unpack(packed, self.origin)
+        transfers.check(number, parked, now)
+        request = self._unparked(parked, now)
+        transfers.settle(number, parked, request, self.drafters.recorder)
+        self._queue([request], found=True)
+        return [request]
+
+    def expire(self, now: float) -> None:
+        """Give reservations back whose time has run out."""
+        self.transfers.expire(now, self.drafters.recorder)
 
     def _unparked(self, parked: ParkedRequest, now: float) -> Request:
         """The request, admitted, but not queued yet; nothing has changed where this raises."""

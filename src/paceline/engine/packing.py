@@ -240,8 +240,9 @@ def check_logprobs(
         _check(not any(map(isnan, (entry.logprob, *entry.top.values()))), f"its {name} are no numbers")
 
 
-def check_layout(layout: Layout, length: int, joins: bool) -> None:
-    """InputError unless stretches follow one another within the text, and hide only places before them."""
+def check_layout(layout: Layout, length: int, joins: bool, whole: bool = True) -> None:
+    """InputError unless stretches follow one another within the text, and hide only places before them. `whole`: the
+    text may end here, inside no branch."""
     _check(joins or not layout, "branches were joined in it, which this model cannot do")
     starts = [stretch.start for stretch in layout]
     ordered = all(a < b for a, b in pairwise(starts))
@@ -251,7 +252,7 @@ def check_layout(layout: Layout, length: int, joins: bool) -> None:
         ends = [place for pair in stretch.hidden for place in pair]
         inside = all(0 <= a < b <= stretch.start for a, b in stretch.hidden)
         _check(inside and ends == sorted(ends), "a stretch hides what is not before it")
-    _check(not layout or not stretch_at(layout, length).hidden, "its last stretch hides something")
+    _check(not whole or not layout or not stretch_at(layout, length).hidden, "its last stretch hides something")
 
 
 def parsed(text: bytes, kind: "TypeAdapter[Any]", what: str) -> Any:
@@ -266,6 +267,11 @@ def parsed(text: bytes, kind: "TypeAdapter[Any]", what: str) -> Any:
         raise InputError(f"The {what} cannot be read ({str(error).rstrip('.')}); send it again.") from None
 
 
+def stretch_type() -> Any:
+    """What a layout is in a header."""
+    return tuple[tuple[int, int, tuple[tuple[int, int], ...]], ...]
+
+
 @cache
 def header_type() -> "TypeAdapter[Any]":
     """The type of a parked request's header: the kept fields of `Request`, all of `SamplingParams` but functions."""
@@ -274,12 +280,12 @@ def header_type() -> "TypeAdapter[Any]":
     own, params = get_type_hints(Request, vars(requests)), get_type_hints(SamplingParams, space)
     kept: dict[str, Any] = {name: (own[name], ...) for name in PARKED_FIELDS}
     asked: dict[str, Any] = {f.name: (params[f.name], ...) for f in fields(SamplingParams) if f.name != "processors"}
-    groups, stretch = list[tuple[str, str, int]], tuple[int, int, tuple[tuple[int, int], ...]]
+    groups = list[tuple[str, str, int]]
     model: Callable[..., Any] = create_model
     header = model(
         "Header", __config__=config, model=(str, ...), request=(model("Kept", __config__=config, **kept), ...),
         params=(model("Asked", __config__=config, **asked), ...), eos=(list[int], ...),
-        layout=(tuple[stretch, ...], ...), text=(str | None, ...), age=(float, ...), waited=(float | None, ...),  # type: ignore[valid-type]
+        layout=(stretch_type(), ...), text=(str | None, ...), age=(float, ...), waited=(float | None, ...),
         block=(int, ...), first=(int, ...), blocks=(int, ...), groups=(groups, ...),
     )  # fmt: skip
     return TypeAdapter(header)

@@ -36,6 +36,19 @@ class Recorder:
     ) -> None:
         """Rows whose K/V comes from elsewhere enter the prefix cache, if there is room: as of `Desk.adopt`."""
 
+    def reserved(
+        self,
+        number: int,
+        blocks: int | None,
+        groups: Sequence[str] = (),
+        layout: Layout = (),
+        extra_key: str = "",
+    ) -> None:
+        """Blocks are held for a text that is to come, as of `Desk.reserve`; None: as of `Desk.reopen`."""
+
+    def settled(self, number: int, tokens: Sequence[int]) -> None:
+        """Held blocks are given back, or enter the prefix cache: as of `Desk.settle`."""
+
     def planned(self, now: float, admitted: Sequence[Request], plan: Plan) -> None:
         """A step begins. Without a `ran` before the next event it had no items, or failed: its rows were dropped."""
 

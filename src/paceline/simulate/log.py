@@ -191,6 +191,27 @@ class Adopted:
 
 
 @dataclass(frozen=True, slots=True)
+class BlocksReserved:
+    """Blocks are held for a text that is to come, as of `Desk.reserve`; `blocks` None: as of `Desk.reopen`."""
+
+    number: int
+    blocks: int | None
+    groups: list[str]
+    layout: Layout = ()
+    extra_key: str = ""
+    event: Literal["reserved"] = "reserved"
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksSettled:
+    """Held blocks are given back, or enter the prefix cache."""
+
+    number: int
+    tokens: list[int]
+    event: Literal["settled"] = "settled"
+
+
+@dataclass(frozen=True, slots=True)
 class Given:
     """An item of a plan."""
 
@@ -243,7 +264,8 @@ class Step:
     event: Literal["step"] = "step"
 
 
-Event = Setup | Enrolled | Arrival | Departure | Changed | Closed | Joined | Adopted | Step
+CacheEvent = Adopted | BlocksReserved | BlocksSettled
+Event = Setup | Enrolled | Arrival | Departure | Changed | Closed | Joined | CacheEvent | Step
 _EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 
 

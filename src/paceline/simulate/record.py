@@ -23,6 +23,8 @@ from paceline.plan.cost import Drafting, StepTimes, Times
 from paceline.simulate.log import (
     Adopted,
     Arrival,
+    BlocksReserved,
+    BlocksSettled,
     Changed,
     Closed,
     Decision,
@@ -133,6 +135,21 @@ class LogRecorder(Recorder):
     ) -> None:
         self._end()
         self.sink(Adopted([*tokens], [*groups], layout, hidden(extra_key), known))
+
+    def reserved(
+        self,
+        number: int,
+        blocks: int | None,
+        groups: Sequence[str] = (),
+        layout: Layout = (),
+        extra_key: str = "",
+    ) -> None:
+        self._end()
+        self.sink(BlocksReserved(number, blocks, [*groups], layout, hidden(extra_key)))
+
+    def settled(self, number: int, tokens: Sequence[int]) -> None:
+        self._end()
+        self.sink(BlocksSettled(number, [*tokens]))
 
     def planned(self, now: float, admitted: Sequence[Request], plan: Plan) -> None:
         self._end()

@@ -7,6 +7,8 @@ from paceline.core.errors import IntegrityError, PacelineError
 from paceline.simulate.log import (
     Adopted,
     Arrival,
+    BlocksReserved,
+    BlocksSettled,
     Changed,
     Closed,
     Decision,
@@ -65,6 +67,10 @@ def _follow(twin: Twin, event: Event) -> str | None:
             twin.join(event)
         case Adopted():
             twin.adopt(event)
+        case BlocksReserved():
+            twin.reserve(event)
+        case BlocksSettled():
+            twin.desk.settle(event.number, event.tokens)
         case Step():
             return _step(twin, event)
     return None
