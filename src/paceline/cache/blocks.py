@@ -115,7 +115,9 @@ class BlockPool:
         """Shared or published: no row in it may be written again."""
         return self.refs[block] > 1 or self.hashes[block] is not None
 
-    def publish(self, block: int, name: bytes, groups: frozenset[str], parent: bytes = b"") -> None:
+    def publish(
+        self, block: int, name: bytes, groups: frozenset[str], parent: bytes = b"", returns: bool = False
+    ) -> None:
         """Enter a held, full, verified block in the index; `parent` is the name of the block before it, if any.
 
         When the same content is already there (two requests computed one prefix at the same time), the first stays and
@@ -136,14 +138,14 @@ class BlockPool:
             self.hashes[block] = name
             self.groups[block] = groups
             self.parents[block] = parent
-        self._ask(name)
+        self._ask(name, returns)
 
-    def find(self, name: bytes, groups: frozenset[str]) -> int | None:
+    def find(self, name: bytes, groups: frozenset[str], returns: bool = False) -> int | None:
         """The block of that name with all `groups` complete, or None. Takes no reference."""
         block = self.index.get(name)
         if block is None or not groups <= self.groups[block]:
             return None
-        self._ask(name)
+        self._ask(name, returns)
         return block
 
     def forget(self, block: int) -> None:
@@ -158,7 +160,10 @@ class BlockPool:
             self._unpark(block)
             self.free.append(block)
 
-    def _ask(self, name: bytes) -> None:
+    def _ask(self, name: bytes, returns: bool) -> None:
+        tell = getattr(self.eviction, "tell", None)
+        if tell is not None:
+            tell(name, returns)
         block = self.index[name]
         self.eviction.ask(block, name, self.parents[block])
         if block in self.tails:

@@ -73,19 +73,23 @@ class Cache:
         groups: Iterable[str] | None = None,
         extra_key: str = "",
         layout: Layout = (),
+        returns: int = 0,
     ) -> Lease:
         """A lease for a request with these tokens that keeps `groups` (None: all) complete.
 
         `lease.length` rows are there already, in every group: the longest published prefix of full blocks, at most
         len(tokens) - 1, so that one row remains to be computed. Requests share only under the same `extra_key`, and
         where their tokens stand alike (`layout`).
-        Takes no block that is not shared.
+        Takes no block that is not shared. `returns`: so many tokens of its text are asked for again soon, as the client
+        says; an eviction policy may believe it.
         """
         extra = (self.groups if groups is None else frozenset(groups)) - {TARGET}
         if not extra <= self.groups:
             raise IntegrityError(f"Groups {sorted(extra - self.groups)} are not among {sorted(self.groups)}.")
         root = root_hash(extra_key, self.identity)
-        lease = Lease(self.pool, root, dict.fromkeys(sorted(extra), 0), layout=layout, states=self.states)
+        lease = Lease(
+            self.pool, root, dict.fromkeys(sorted(extra), 0), layout=layout, states=self.states, returns=returns
+        )
         self._match(lease, tokens)
         self._leases[lease] = None
         return lease
@@ -121,6 +125,7 @@ class Cache:
         frontier = {group: min(value, rows) for group, value in lease.frontier.items()}
         tokens, blocks, names = lease.tokens[:rows], lease.blocks[:full], list(lease.hashes)
         fork = Lease(self.pool, lease.root, frontier, tokens, blocks, names, lease.layout, states=self.states)
+        fork.returns = lease.returns
         for block in fork.blocks:
             self.pool.acquire(block)
         self._leases[fork] = None
@@ -173,7 +178,7 @@ class Cache:
         for start in starts:
             chunk = tokens[start : start + size]
             name = chain_hash(name, chunk, named(lease.layout, start, start + size))
-            block = self.pool.find(name, lease.groups)
+            block = self.pool.find(name, lease.groups, start + size <= lease.returns)
             if block is None:
                 break
             self.pool.acquire(block)

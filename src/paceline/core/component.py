@@ -1,5 +1,6 @@
 """What an engine holds by name: the target, a draft model, heads, judges. `Model` is the one that computes tokens."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from paceline.core.errors import InputError
@@ -51,6 +52,13 @@ class Component(Protocol):
 
     def write(self, slots: list[int], packed: bytes) -> None:
         """Put what `read` gave into these slots. Raises InputError if the number of bytes does not match the slots."""
+
+
+def with_files(component: Component, folder: Path) -> Component:
+    """The component, which now has `weight_files`: what in this folder its weights and their shape come from."""
+    files = sorted(file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin", ".json"))
+    component.__dict__["weight_files"] = tuple(files)
+    return component
 
 
 def keeps_rows(component: Component) -> bool:

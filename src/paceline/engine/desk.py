@@ -120,7 +120,8 @@ class Desk:
             self.cache.rewind(lease, min(lease.length, len(request.tokens) - 1))  # one that was closed lacks its end
             return lease
         tokens, groups = matchable(request), self._groups(request)
-        return self.cache.open(tokens, groups, request.extra_key, request.layout)
+        returns = request.params.returns or 0
+        return self.cache.open(tokens, groups, request.extra_key, request.layout, returns)
 
     def _must_wait(self, request: Request) -> bool:
         """A later sample waits until the first of its group has computed their prompt, and then shares it."""

@@ -33,7 +33,7 @@ PIECE_HEADER = b'{"kind": "piece"'
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PeekedPiece:
     """Sealed blocks of a request, checked. `tokens`: those of these blocks."""
 
     first: int
@@ -202,7 +202,7 @@ def is_piece(packed: bytes) -> bool:
     return opened(packed)[0].startswith(PIECE_HEADER)
 
 
-def unpack_piece(packed: bytes, origin: Origin) -> Piece:
+def unpack_piece(packed: bytes, origin: Origin) -> PeekedPiece:
     """InputError for bytes that are no piece, of another model, or that contradict themselves."""
     text, kv = opened(packed, "piece")
     header = parsed(text, piece_type(), "piece")
@@ -224,7 +224,7 @@ def unpack_piece(packed: bytes, origin: Origin) -> Piece:
     except InputError as error:
         raise InputError(f"The piece cannot be used: {str(error).rstrip('.')}; send it again.") from None
     forms = {name: form for name, (form, _) in groups.items()}
-    return Piece(header.first, header.block, header.tokens, header.extra_key, layout, forms, blocks)
+    return PeekedPiece(header.first, header.block, header.tokens, header.extra_key, layout, forms, blocks)
 
 
 @cache

@@ -19,7 +19,7 @@ from paceline.engine.config import EngineConfig
 from paceline.plan import DrafterFacts
 from paceline.plan.cost import Drafting, Times
 
-DECIDING = ("temperature", "max_nodes", "prompt_logprobs", "priority", "deadline_ms")
+DECIDING = ("temperature", "max_nodes", "prompt_logprobs", "priority", "deadline_ms", "returns")
 """The sampling parameters that decisions read. The others, and so seeds and stop strings, stay out of the log."""
 _DEFAULT = SamplingParams()
 
