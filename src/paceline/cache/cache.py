@@ -94,6 +94,21 @@ class Cache:
         self._leases[lease] = None
         return lease
 
+    def names(self, tokens: Sequence[int], extra_key: str = "", layout: Layout = ()) -> list[bytes]:
+        """The names of the full blocks that a request with these tokens can share; one token remains to be computed."""
+        size, name, out = self.block_size, root_hash(extra_key, self.identity), list[bytes]()
+        for start in range(0, len(tokens) - size, size):
+            name = chain_hash(name, tokens[start : start + size], named(layout, start, start + size))
+            out.append(name)
+        return out
+
+    def drop(self, names: Iterable[bytes]) -> None:
+        """Take the blocks of these names that no lease holds out of the index."""
+        for name in names:
+            block = self.pool.index.get(name)
+            if block is not None and not self.pool.refs[block]:
+                self.pool.forget(block)
+
     def begin(self, lease: Lease, given: int, nodes: int) -> Txn:
         """Reserve rows for `given` tokens and `nodes` candidates; CapacityError, and nothing changed, without room."""
         return Txn(self._mine(lease), given, nodes)

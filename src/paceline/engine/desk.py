@@ -331,6 +331,10 @@ class Desk:
         self.cache.seal(lease)
         self.cache.close(lease)
 
+    def drop(self, tokens: Sequence[int], extra_key: str, layout: Layout = ()) -> None:
+        """Forget the K/V of a text where no lease holds it."""
+        self.cache.drop(reversed(self.cache.names(tokens, extra_key, layout)))
+
     def reserve(self, number: int, blocks: int) -> None:
         """Hold blocks for a text that is to come."""
         self.reserved[number] = self.cache.begin(self.cache.open([]), 0, blocks * self.cache.block_size)

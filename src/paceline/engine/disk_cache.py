@@ -15,9 +15,7 @@ from queue import SimpleQueue
 from threading import Condition, Thread
 from time import monotonic
 
-from paceline.cache.blocks import chain_hash, root_hash
 from paceline.cache.cache import Cache
-from paceline.core.joined import named
 from paceline.core.request import Request
 from paceline.engine.block_files import BlockFiles, BlockParts
 from paceline.engine.desk import matchable
@@ -144,12 +142,7 @@ class DiskCache:
 
     def names(self, tokens: Sequence[int], request: Request) -> list[bytes]:
         """The names of the full blocks that a text of these tokens can share."""
-        size, name = self.cache.block_size, root_hash(request.extra_key, self.cache.identity)
-        out = list[bytes]()
-        for start in range(0, len(tokens) - size, size):
-            name = chain_hash(name, tokens[start : start + size], named(request.layout, start, start + size))
-            out.append(name)
-        return out
+        return self.cache.names(tokens, request.extra_key, request.layout)
 
     def known(self, names: Sequence[bytes], groups: frozenset[str]) -> int:
         """How many of these blocks, from the first on, are in memory. No use is counted."""

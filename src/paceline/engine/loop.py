@@ -29,6 +29,7 @@ from paceline.engine.operations import Operations
 from paceline.engine.placement import placement
 from paceline.engine.recorder import Recorder
 from paceline.engine.session import Session
+from paceline.engine.slots import Slots
 from paceline.engine.totals import Snapshot, snapshot
 from paceline.plan.cost import StepTimes, Times
 from paceline.sample.sampler import Sampler
@@ -119,6 +120,7 @@ class Engine:
         """K/V of idle texts is kept in these files from now on, and found there."""
         self.disk = DiskCache(files, self.cache, self.operations.kv, self.desk.kept_groups)
         self.operations.disk = self.disk
+        self.operations.slots = Slots(self, files)
 
     def snapshot(self) -> Snapshot:
         """What the engine has done. For its own thread, between steps."""

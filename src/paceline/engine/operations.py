@@ -36,6 +36,7 @@ from paceline.engine.identity import identity_of
 from paceline.engine.kv import BlockBytes
 from paceline.engine.packing import Origin, ParkedRequest, check_packable, pack, unpack
 from paceline.engine.session import Session
+from paceline.engine.slots import Slots
 from paceline.engine.transfer import Transfers, is_piece
 from paceline.schedule import policies as schedules
 
@@ -52,6 +53,7 @@ class Operations:
         self.origin = Origin(identity_of(target), target.vocab_size, "join" in target.abilities)
         self.transfers = Transfers(desk, self.kv, self.origin)
         self.disk: DiskCache | None = None
+        self.slots: Slots | None = None
 
     @singledispatchmethod
     def apply(self, operation: Any, now: float) -> Any:
@@ -384,6 +386,24 @@ class Operations:
             self.kv.write(txn.slots, size, [*recall.forms], blocks[txn.base // size - recall.first :])
             self.desk.adopted(txn, tokens)
 
+    def put(self, tokens: list[int], blocks: Sequence[Mapping[str, bytes]], extra_key: str) -> int:
+        """Blocks of a text enter the prefix cache; how many of its tokens are there then."""
+        size, groups = self.desk.cache.block_size, sorted(blocks[0]) if blocks else []
+        extra = tuple(group for group in groups if group != TARGET)
+        txn = self.desk.adopt(tokens, extra, (), extra_key, known=True)
+        self.drafters.recorder.adopted(tokens, extra, (), extra_key, True)
+        if txn is not None:
+            parts = [[each[group] for group in groups] for each in blocks[txn.base // size :]]
+            self.kv.write(txn.slots, size, groups, parts)
+            self.desk.adopted(txn, tokens)
+        names, index = self.desk.cache.names([*tokens, 0], extra_key), self.desk.cache.pool.index
+        return size * sum(name in index for name in names)
+
+    def drop(self, tokens: list[int], request: Request) -> None:
+        """K/V of these tokens of a request leaves the prefix cache where nobody holds it."""
+        self.desk.drop(tokens, request.extra_key, request.layout)
+        self.drafters.recorder.dropped(tokens, request.extra_key, request.layout)
+
     def _entered(self, request: Request) -> Request:
         """The request, which arrives now if it still waits for a disk."""
         if self.disk is not None and self.disk.give_up(request):
@@ -396,6 +416,8 @@ class Operations:
             requests = [request for request in requests if not self.disk.recall(request)]
         self.desk.waiting.extend(requests)
         for request in requests:
+            if self.slots is not None:
+                self.slots.take(request)
             self.drafters.recorder.arrived(request)
 
     def _leave(self, request: Request) -> None:

@@ -36,6 +36,9 @@ class Recorder:
     ) -> None:
         """Rows whose K/V comes from elsewhere enter the prefix cache, if there is room: as of `Desk.adopt`."""
 
+    def dropped(self, tokens: Sequence[int], extra_key: str, layout: Layout) -> None:
+        """K/V of a text leaves the prefix cache: as of `Desk.drop`."""
+
     def reserved(
         self,
         number: int,

@@ -5,7 +5,17 @@ from importlib.metadata import version
 from fastapi import FastAPI
 
 from paceline.engine.async_llm import AsyncLLM
-from paceline.serve import api_docs, chat, completions, embeddings, message_api, models, playground, response_api
+from paceline.serve import (
+    api_docs,
+    chat,
+    completions,
+    embeddings,
+    message_api,
+    models,
+    playground,
+    response_api,
+    slots,
+)
 from paceline.serve.errors import install_errors
 from paceline.serve.operation import install
 from paceline.serve.server import ServedHost, Server
@@ -21,7 +31,7 @@ def create_app(llm: AsyncLLM | ServedHost, settings: Settings | None = None) -> 
     app.state.host = host
     app.state.responses = Store(settings.response_store_bytes)
     install_errors(app)
-    for module in (completions, chat, response_api, message_api, embeddings, models, playground, api_docs):
+    for module in (completions, chat, response_api, message_api, embeddings, slots, models, playground, api_docs):
         app.include_router(module.router)
     install(app, host, settings)
     return app

@@ -30,6 +30,8 @@ class HttpCall:
     status: int | None = None
     key: str = ""
     """Which API key it came with, for order fair; empty where anyone may call."""
+    returns: int | None = None
+    """Tokens of its prompt that come back, as the client says."""
     gone: bool = False
     """The client left before the answer was complete."""
     trips: list[Trip] = field(default_factory=list)
@@ -58,6 +60,8 @@ class HttpCall:
 
     def admit(self, batch: Wishes) -> tuple[Wishes, DoorTicket]:
         batch = self.gate.admit(batch)
+        if self.returns is not None:
+            batch = [(ids, replace(params, returns=self.returns)) for ids, params in batch]
         if self.key:
             batch = [(ids, replace(params, user=self.key)) for ids, params in batch]
         count = sum(params.n for _, params in batch)

@@ -34,7 +34,6 @@ UNSUPPORTED = {
     "service_tier": "give priority",
     "store": "nothing is stored",
     "metadata": "it must be an object, of which nothing is stored",
-    "prompt_cache_key": "it must be a text; prompts share their cached beginnings by themselves",
     "safety_identifier": "it must be a text; give user as a label",
 }
 """Parameters of other servers and why they are refused."""
@@ -58,7 +57,6 @@ HARMLESS: dict[str, Callable[[Any], bool]] = {
     "store": either(False),
     "verbosity": either("medium"),
     "metadata": lambda value: isinstance(value, dict),
-    "prompt_cache_key": lambda value: isinstance(value, str),
     "safety_identifier": lambda value: isinstance(value, str),
 }
 """Checks for ignored parameters: each is accepted only with a value that changes nothing."""
@@ -129,6 +127,9 @@ class Sampling(Wire):
         None, gt=0, description="a positive number of milliseconds from the arrival; needs order deadline"
     )
     user: Label | None = Field(None, description="a text (a label; the answer does not depend on it)")
+    prompt_cache_key: str | None = Field(
+        None, description="a text (a label: this prompt and its answer come back, which eviction may believe)"
+    )
 
     @model_validator(mode="before")
     @classmethod

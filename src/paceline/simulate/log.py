@@ -191,6 +191,16 @@ class Adopted:
 
 
 @dataclass(frozen=True, slots=True)
+class BlocksDropped:
+    """K/V of a text leaves the prefix cache where no lease holds it."""
+
+    tokens: list[int]
+    extra_key: str = ""
+    layout: Layout = ()
+    event: Literal["dropped"] = "dropped"
+
+
+@dataclass(frozen=True, slots=True)
 class BlocksReserved:
     """Blocks are held for a text that is to come, as of `Desk.reserve`; `blocks` None: as of `Desk.reopen`."""
 
@@ -264,7 +274,7 @@ class Step:
     event: Literal["step"] = "step"
 
 
-CacheEvent = Adopted | BlocksReserved | BlocksSettled
+CacheEvent = Adopted | BlocksDropped | BlocksReserved | BlocksSettled
 Event = Setup | Enrolled | Arrival | Departure | Changed | Closed | Joined | CacheEvent | Step
 _EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 

@@ -23,6 +23,7 @@ from paceline.plan.cost import Drafting, StepTimes, Times
 from paceline.simulate.log import (
     Adopted,
     Arrival,
+    BlocksDropped,
     BlocksReserved,
     BlocksSettled,
     Changed,
@@ -135,6 +136,10 @@ class LogRecorder(Recorder):
     ) -> None:
         self._end()
         self.sink(Adopted([*tokens], [*groups], layout, hidden(extra_key), known))
+
+    def dropped(self, tokens: Sequence[int], extra_key: str, layout: Layout) -> None:
+        self._end()
+        self.sink(BlocksDropped([*tokens], hidden(extra_key), layout))
 
     def reserved(
         self,

@@ -7,6 +7,7 @@ from paceline.core.errors import IntegrityError, PacelineError
 from paceline.simulate.log import (
     Adopted,
     Arrival,
+    BlocksDropped,
     BlocksReserved,
     BlocksSettled,
     Changed,
@@ -67,6 +68,8 @@ def _follow(twin: Twin, event: Event) -> str | None:
             twin.join(event)
         case Adopted():
             twin.adopt(event)
+        case BlocksDropped():
+            twin.desk.drop(event.tokens, event.extra_key, event.layout)
         case BlocksReserved():
             twin.reserve(event)
         case BlocksSettled():
