@@ -268,3 +268,16 @@ def test_a_disk_that_hangs_delays_a_request_and_nobody_else(tmp_path: Path, monk
     two.abort(left)
     assert not two.busy and not two.session.requests
     release.set()
+
+
+def test_killed_writers_leave_no_damage(tmp_path: Path) -> None:
+    """Two hundred writers are killed at work: each block is whole or not there, and nothing is left over."""
+    import json
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-m", "tests.engine.disk_kill", str(tmp_path / "kv"), "200"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    found = json.loads(done.stdout)
+    assert found["wrong"] == found["damaged"] == found["left"] == 0, found
+    assert found["right"] > 10 and found["size"] == found["known"] <= 2_000_000, found

@@ -34,11 +34,11 @@ class ServingArgs(EngineArgs):
     eviction: Annotated[
         str,
         option(
-            "Which of them to forget when room is needed: lru, det, mark0, mark_predict or shadow.",
+            "Which of them to forget when room is needed: told, lru, det, mark0, mark_predict or shadow.",
             "Model and engine",
             show_default=True,
         ),
-    ] = "lru"
+    ] = "told"
     kv_disk: Annotated[
         str | None,
         option(
