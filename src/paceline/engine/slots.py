@@ -110,8 +110,13 @@ class Slots:
         if it is None or it.extra_key != request.extra_key:
             return 0
         mine, other = it.text, request.tokens
-        count = next((i for i, (a, b) in enumerate(zip(mine, other)) if a != b), min(len(mine), len(other)))
-        return count if count >= LEAST_SHARED * max(1, min(len(mine), len(other))) else 0
+        low, high = int(LEAST_SHARED * min(len(mine), len(other))) or 1, min(len(mine), len(other))
+        if mine[:low] != other[:low] or not high:
+            return 0
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if mine[:middle] == other[:middle] else (low, middle - 1)
+        return low
 
     def get(self, number: int, key: str) -> SlotText:
         """What is in a slot. InputError for a number that there is not, and for another's or an empty slot."""
