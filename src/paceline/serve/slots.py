@@ -52,7 +52,7 @@ class SlotRequest(Wire):
     model: str | None = Field(None, description="the name of the served model")
 
 
-NOTHING = SlotRequest()
+NOTHING = SlotRequest(filename=None, model=None)
 
 
 @router.get("/slots")
