@@ -17,7 +17,7 @@ from paceline.core.errors import CapacityError, InputError, IntegrityError
 
 
 def root_hash(extra_key: str, identity: bytes = b"") -> bytes:
-    """Head of a hash chain. `identity` names the model, its dtypes and positions. Whatever else changes K/V besides the
+    """Head of a hash chain. `identity` names the model, its dtypes and positions. Whatever changes K/V other than the
     tokens (an adapter, an image), or must keep texts apart (a salt for each tenant), goes into `extra_key`."""
     return blake2b(extra_key.encode(), digest_size=16, person=b"paceline.root", key=identity).digest()
 

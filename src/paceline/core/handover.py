@@ -118,7 +118,7 @@ class Reservations:
         self._next = 0
 
     def reserve(self, blocks: int, seconds: float, spare: int, room: int, now: float) -> int:
-        """The number of a new one. CapacityError unless `spare` of `room` blocks are left beside it."""
+        """The number of a new one. CapacityError unless `spare` of `room` blocks are left next to it."""
         if blocks < 1 or not 0 < seconds < float("inf") or spare < 0:
             raise InputError(
                 f"A reservation of {blocks} blocks for {seconds} s that spares {spare} cannot be made: give at least 1 "
@@ -140,7 +140,7 @@ class Reservations:
         return found
 
     def fill(self, number: int, first: int, count: int, now: float) -> Reserved:
-        """Blocks first .. first + count have come; its time begins anew. What is there already may come again."""
+        """Blocks first .. first + count have come; its time begins again. What is there already may come again."""
         found = self.get(number, now)
         if not 0 <= first <= found.filled or count < 0:
             raise InputError(f"Reservation {number} has {found.filled} blocks, but these begin with block {first}.")
@@ -161,5 +161,5 @@ class Reservations:
         self.open.pop(number, None)
 
     def expired(self, now: float) -> list[int]:
-        """Those whose time has run out; they are open until they are released."""
+        """Reservations whose time has run out; they are open until they are released."""
         return [number for number, found in self.open.items() if now > found.until]

@@ -120,7 +120,7 @@ class Peek:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Hold so many blocks for a request that is to come; the number of the reservation. After `seconds` in which nobody
+    """Hold this many blocks for a request that is to come; the number of the reservation. After `seconds` in which nobody
     speaks of it, it is given back. CapacityError unless `spare` blocks stay free or evictable."""
 
     blocks: int
@@ -138,7 +138,7 @@ class Settle:
 
 
 TextOperation = Submit | Abort | Extend | Fork | Branch | Close | Join | Rewind | Replace
-"""Those that make, change or end a text."""
+"""Operations that make, change or end a text."""
 TravelOperation = Park | Resume | Peek | Reserve | Settle
-"""Those by which a request goes from one engine to another."""
+"""Operations by which a request goes from one engine to another."""
 Operation = TextOperation | TravelOperation

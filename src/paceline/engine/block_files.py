@@ -1,9 +1,9 @@
 """Blocks of K/V as files: one for each, by its name. What is found there is looked at as input is.
 
     DIR/blocks/<name>.kv   magic and version (8) | length of the header (8) | header, JSON | the groups' bytes | CRC-32
-    DIR/lock               held by whoever writes, so that several processes may share a directory
+    DIR/lock               held by whichever process writes, so that several processes may share a directory
 
-A file is written beside its place and renamed when whole: a crash loses the block in the making. Its time of change is
+A file is written next to its place and renamed when whole: a crash loses the block in the making. Its time of change is
 that of its last use, so the order in which blocks go survives a restart.
 """
 
@@ -87,7 +87,7 @@ class BlockFiles:
 
     @property
     def total_bytes(self) -> int:
-        """Of all files that are known of."""
+        """Bytes of all known files."""
         return self._total
 
     def has(self, name: bytes) -> bool:
@@ -174,7 +174,7 @@ class BlockFiles:
         return True
 
     def _make_room(self, more: int, keep: bytes) -> bool:
-        """Let blocks go until so many bytes fit; False where those that may go are too few."""
+        """Let blocks go until this many bytes fit; False where those that may go are too few."""
         if self._total + more <= self.limit:
             return True
         held = {*self.pinned(), keep}
@@ -302,7 +302,7 @@ def packed(name: bytes, parts: BlockParts) -> bytes:
 
 
 def parsed(data: bytes, size: int) -> tuple[str, list[tuple[str, str, int]], int]:
-    """(name, groups, where their bytes begin) of a file of so many bytes that begins so, or DamagedBlockFile."""
+    """(name, groups, where their bytes begin) of a file of this number of bytes that begins so, or DamagedBlockFile."""
     if size < 20 or data[:8] != BLOCK_FILE_MAGIC:
         raise DamagedBlockFile("it is cut off, or of another version")
     (length,) = struct.unpack("<Q", data[8:16])

@@ -84,7 +84,7 @@ class Options:
     """Keep what the planner learns of drafters under $PACELINE_CACHE, and begin with what was kept; the commands that
     serve and answer do."""
     eviction: str = "told"
-    """Which cached prefix to forget when room is needed: told (what clients say comes back stays while that pays),
+    """Which cached prefix to forget when room is needed: `told` (what clients say comes back stays while that pays),
     lru, det, mark0, mark_predict or shadow."""
     kv_disk: str | None = None
     """Keep the K/V of idle texts in a directory of your own, DIR:SIZE such as /var/kv:20G, and find it again after a

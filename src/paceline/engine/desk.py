@@ -323,7 +323,7 @@ class Desk:
         return self.cache.begin(lease, rows, 0)
 
     def adopted(self, txn: Txn, tokens: Sequence[int]) -> None:
-        """Those rows are written: they enter the prefix cache. `tokens`: of the whole text up to their end."""
+        """Enter the written rows of `adopt` into the prefix cache. `tokens`: of the whole text up to their end."""
         lease = txn.lease
         txn.commit([], tokens[txn.base :])
         for group in lease.frontier:
@@ -346,7 +346,7 @@ class Desk:
         self.reserved[number] = self.cache.begin(self.cache.open([], groups, extra_key, layout), 0, rows)
 
     def settle(self, number: int, tokens: Sequence[int]) -> None:
-        """Of the held blocks those of these tokens enter the prefix cache, the others are given back."""
+        """End a reservation: the held blocks of these tokens enter the prefix cache, the others are given back."""
         txn = self.reserved.pop(number)
         txn.commit(range(len(tokens)), tokens)
         for group in txn.lease.frontier:

@@ -41,7 +41,7 @@ class Recall:
     """Number of the first one in its text."""
     names: list[bytes]
     forms: dict[str, str]
-    """Of the groups that the request keeps."""
+    """{group: form} of the groups that the request keeps."""
     until: float
     others: list[Request] = field(default_factory=list)
     """Requests with the same text."""

@@ -1,4 +1,4 @@
-"""Names of what made K/V: blocks in a prefix cache, on disk and in parked requests are told apart by them."""
+"""Names of what made K/V: blocks in a prefix cache, on disk and in parked requests are kept apart by them."""
 
 import hashlib
 import secrets

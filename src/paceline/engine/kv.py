@@ -16,17 +16,17 @@ class BlockBytes:
         self._sizes: dict[tuple[str, int], int] = {}
 
     def alike(self, forms: Mapping[str, str]) -> list[str]:
-        """Those of the groups, sorted, whose K/V fits here: the same form under the same name."""
+        """Groups, sorted, whose K/V fits here: the same form under the same name."""
         return sorted(group for group, form in forms.items() if self.forms.get(group) == form)
 
     def size(self, group: str, rows: int) -> int:
-        """Bytes of one block of so many rows in a group."""
+        """Bytes of one block of this number of rows in a group."""
         if (group, rows) not in self._sizes:
             self._sizes[group, rows] = len(self.components[group].read(list(range(rows))))
         return self._sizes[group, rows]
 
     def read(self, slots: Sequence[int], rows: int, groups: Iterable[str]) -> list[list[bytes]]:
-        """The bytes of each block of so many rows, in each group: [block][group]."""
+        """The bytes of each block of this number of rows, in each group: [block][group]."""
         groups = list(groups)
         return [
             [self.components[group].read(list(slots[at : at + rows])) for group in groups]
@@ -34,7 +34,7 @@ class BlockBytes:
         ]
 
     def write(self, slots: Sequence[int], rows: int, groups: Sequence[str], blocks: Sequence[Sequence[bytes]]) -> None:
-        """Put what `read` gave into slots. InputError where the bytes are not of so many rows."""
+        """Put what `read` gave into slots. InputError where the bytes are not of this number of rows."""
         for number, parts in enumerate(blocks):
             here = list(slots[number * rows : (number + 1) * rows])
             for group, part in zip(groups, parts, strict=True):

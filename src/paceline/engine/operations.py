@@ -327,7 +327,7 @@ class Operations:
         return self.desk.cache.num_blocks * self.desk.cache.block_size
 
     def _drafter(self, drafter: str, verifier: str) -> tuple[str, tuple[str, ...]]:
-        """Who drafts for a request that comes from elsewhere, and among whom: under `exact` the text does not depend on
+        """Drafter and arms for a request that comes from elsewhere: under `exact` the text does not depend on
         it, so where the drafter is not known, the engine's own does, or none."""
         names = [drafter, self.session.config.drafter, "none"] if verifier == "exact" else [drafter]
         for name in names[:-1]:

@@ -32,7 +32,7 @@ PARKED_FIELDS = (
     "prompt", "output", "seed", "lineage", "offset", "drafter", "verifier", "max_tokens", "key", "extra_key", "round",
     "branches", "epochs", "authors", "logprobs", "prompt_logprobs", "stats",
 )  # fmt: skip
-"""Fields of a request that go on, besides its parameters, its times and where its tokens stand."""
+"""Fields of a request that go on, other than its parameters, its times and where its tokens stand."""
 MOST_PARKED_COUNT = 1 << 48
 """No count in a header is larger."""
 MOST_LINEAGE_PARTS = 1 << 12
@@ -55,7 +55,7 @@ class ParkedRequest:
     """A parked request, checked. `blocks` [block][group]: K/V of the rows from `first` blocks on."""
 
     fields: dict[str, Any]
-    """Of `Request`, by name."""
+    """Fields of `Request`, by name."""
     text: str | None
     """Its output as far as it could be shown; None where nobody had a tokenizer."""
     age: float

@@ -1,7 +1,7 @@
 """Conversations by number and by file name, as llama-server has them: save one's K/V, restore it later, erase it.
 
 A slot is a place that a request has, and where its text stays when it has ended, until another one needs the place: the
-one that goes on from it, else whoever comes when all others were used later. Saved are full blocks, in the files of the
+one that goes on from it, else any, when all others were used later. Saved are full blocks, in the files of the
 K/V directory; a small file names them.
 
     DIR/slots/<hash of extra_key>/<file name>    JSON: format, model, block size, token ids, names of the blocks
@@ -37,7 +37,7 @@ LEAST_SHARED = 0.5
 
 @dataclass(frozen=True, slots=True)
 class SlotFile:
-    """What a saved slot is, beside its blocks."""
+    """What a saved slot is, next to its blocks."""
 
     format: int
     model: str
@@ -63,9 +63,9 @@ class SlotText:
     tokens: list[int]
     extra_key: str
     key: str
-    """Whose it is."""
+    """Owner: an API key, or nobody."""
     request: Request | None
-    """Who wrote it; None: it was restored."""
+    """Request that wrote it; None: it was restored."""
     used: int = 0
 
     @property
@@ -128,7 +128,7 @@ class Slots:
         return it
 
     def view(self, key: str) -> list[dict[str, Any]]:
-        """All slots, for one client: what others have is not told."""
+        """All slots, for one client: what others have is left out."""
         out, most = list[dict[str, Any]](), self.engine.model.max_len
         for number, it in enumerate(self.places):
             mine = it is not None and it.key == key

@@ -50,7 +50,7 @@ class Incoming:
     """What has come for a reservation."""
 
     groups: list[str] = field(default_factory=list)
-    """Those whose K/V comes, the target's included; [] until the first piece."""
+    """Groups whose K/V comes, the target's included; [] until the first piece."""
     extra_key: str = ""
     layout: Layout = ()
     tokens: list[int] = field(default_factory=list)

@@ -44,7 +44,7 @@ class Straight:
     """Nothing is kept."""
 
     digest = ""
-    """Of the weights (`fingerprint`), once all are taken."""
+    """Digest of the weights (`fingerprint`), once all are taken."""
 
     def tensor(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         """A small tensor, or the embedding, by name."""

@@ -85,7 +85,7 @@ class Arrival:
     layout: Layout = ()
     """Where its tokens stand, if branches were joined in it."""
     extra_key: str = ""
-    """Who may share its K/V, hashed: it may be a secret."""
+    """Sharers of its K/V, hashed: it may be a secret."""
     event: Literal["arrival"] = "arrival"
 
     @classmethod
