@@ -80,7 +80,7 @@ class Cache:
         `lease.length` rows are there already, in every group: the longest published prefix of full blocks, at most
         len(tokens) - 1, so that one row remains to be computed. Requests share only under the same `extra_key`, and
         where their tokens stand alike (`layout`).
-        Takes no block that is not shared. `returns`: this many tokens of its text are asked for again soon, as the client
+        Takes no block that is not shared. `returns`: tokens of its text that are asked for again soon, as the client
         says; an eviction policy may believe it.
         """
         extra = (self.groups if groups is None else frozenset(groups)) - {TARGET}

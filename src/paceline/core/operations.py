@@ -120,7 +120,7 @@ class Peek:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Hold this many blocks for a request that is to come; the number of the reservation. After `seconds` in which nobody
+    """Hold blocks for a request that is to come; the number of the reservation. After `seconds` in which nobody
     speaks of it, it is given back. CapacityError unless `spare` blocks stay free or evictable."""
 
     blocks: int
