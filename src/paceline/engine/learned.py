@@ -13,7 +13,7 @@ from paceline.native.store import home, trusted, write
 from paceline.plan.choose import Goodput
 
 if TYPE_CHECKING:
-    from paceline.engine.build import Options
+    from paceline.engine.options import Options
 
 log = logging.getLogger("paceline")
 

@@ -122,7 +122,7 @@ def sealed(header: Mapping[str, Any], parts: Sequence[bytes]) -> bytes:
 def opened(packed: bytes, what: str = "parked request") -> tuple[bytes, memoryview]:
     """(header, K/V) of what `sealed` gave. InputError for other bytes, another version, and any damage."""
     if packed[:7] != PARKED_MAGIC[:7]:
-        raise InputError(f"These bytes are no {what}; give what `Park` or `Peek` returned.")
+        raise InputError(f"These bytes are not a {what}; give what `Park` or `Peek` returned.")
     if packed[7:8] != PARKED_MAGIC[7:]:
         version = packed[7] if len(packed) > 7 else "?"
         raise InputError(

@@ -7,6 +7,7 @@ inputs are the table of costs and the acceptance; equal inputs make equal choice
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from math import ceil, sqrt
 
@@ -51,6 +52,10 @@ CHAIN = (1, 2, 3, 4, 6, 8, 12)
 DEPTH = 16
 """Deepest place of a tree that is counted."""
 NONE = "none"
+
+
+MOST_TENANTS = 256
+"""Tenants of whom is kept what was learned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +151,10 @@ class Goodput(LengthPolicy):
     times: StepTimes
     limit: Callable[[Request, str], int]
     acceptance: Acceptance = field(default_factory=Acceptance)
+    apart: dict[str, Acceptance] = field(default_factory=dict)
+    """That of each tenant, who learns nothing of the others."""
+    tenants: dict[int, str] = field(default_factory=dict)
+    """{request: its tenant}, of those that have one."""
     step: int = 0
     """Passes of the target so far."""
     patience: float = 0.0
@@ -241,7 +250,7 @@ class Goodput(LengthPolicy):
         """Does a choice still hold? Not when half of the requests came or went, or half are others: who has just come
         beside prompts, of whom nothing is known, may have what most have."""
         alike = now is self._filling
-        new = sum(r.id not in now.picks and not (alike and r.id not in self.acceptance.own) for r in requests)
+        new = sum(r.id not in now.picks and not (alike and r.id not in self.known(r).own) for r in requests)
         return now.left > 0 and 2 * abs(base.requests - now.count) <= now.count and 2 * new <= len(requests)
 
     def best(self, requests: Sequence[Request], spare: int, base: Work) -> tuple[Choice, float]:
@@ -263,7 +272,8 @@ class Goodput(LengthPolicy):
         used = Counter(drafter for drafter, _ in choice.values())
         period, recent = (LONGER, RECENT) if base.requests >= MANY else (PERIOD, 1)
         fresh = any(self.step - self._trial(drafter).chosen >= recent for drafter in used)
-        fresh |= any(self.acceptance.told(self.arms[name].key(at.nodes)) < TOLD for name, at in choice.values())
+        told = (self.known_of(i).told(self.arms[name].key(at.nodes)) for i, (name, at) in choice.items())
+        fresh |= any(rounds < TOLD for rounds in told)
         now.count, now.left = base.requests, FIRST if fresh else period if used else 2 * period
         drafter, count = used.most_common(1)[0] if used else (NONE, 0)
         least = [pick for pick in choice.values() if pick[0] == drafter]
@@ -298,9 +308,10 @@ class Goodput(LengthPolicy):
 
     def _price(self, request: Request, arm: Arm, sizes: Sequence[int], limit: int, count: int) -> list[Point]:
         """Expected depth, tokens and rows of each size, for one of `count` requests."""
+        acceptance = self.known(request)
         if arm.chain:
             more = arm.ahead == "path"  # the token behind the draft
-            expected = self.acceptance.expected(request.id, arm.key(0), min(sizes[-1], limit) + more)
+            expected = acceptance.expected(request.id, arm.key(0), min(sizes[-1], limit) + more)
             points, done, deep, tokens, rows = list[Point](), 0, 0, 0.0, 0.0
             for n in sizes:
                 for d in range(done, min(n, limit)):
@@ -313,12 +324,12 @@ class Goodput(LengthPolicy):
                 points.append(Point(n, n + 1 if arm.ahead else deep or 1, tokens, rows, expected))
             return points
         points, part = [], None
-        if arm.always_asked in self.arms and (key := self.arms[arm.always_asked].key(0)) in self.acceptance.means:
-            part = self.acceptance.expected(request.id, key, min(sizes[-1], limit))
+        if arm.always_asked in self.arms and (key := self.arms[arm.always_asked].key(0)) in acceptance.means:
+            part = acceptance.expected(request.id, key, min(sizes[-1], limit))
         for n in sizes:
-            tried = [size for size in arm.sizes if arm.key(size) in self.acceptance.means]
+            tried = [size for size in arm.sizes if arm.key(size) in acceptance.means]
             near = arm.key(min(tried, key=lambda size: abs(size - n), default=n))
-            expected = self.acceptance.expected(request.id, near, min(n, limit))
+            expected = acceptance.expected(request.id, near, min(n, limit))
             if part is not None:
                 expected = expected.beside(part)
             rows_of = min(float(n), sum(expected.rows)) if tried else float(n)
@@ -418,18 +429,36 @@ class Goodput(LengthPolicy):
 
     def _hear(self) -> None:
         """What the latest steps say of acceptance: many at once take half of the time."""
-        found = self.acceptance.changes + self.acceptance.unlike
+        found = self._surprises()
         for note in self._unheard:
             arm, depth = self.arms.get(note.drafter), min(note.nodes, note.depth, DEPTH)
             if arm is not None and arm.ahead == "path":  # nothing prepared says nothing of the draft
                 depth = min(depth, len(note.offered))
             if arm is not None and depth:
-                self.acceptance.observe(note.request, arm.key(note.nodes), depth, note.offered, note.kept)
+                self.known_of(note.request).observe(note.request, arm.key(note.nodes), depth, note.offered, note.kept)
             if note.part and not (trial := self._trial(note.drafter)).banned:  # as good as tried
                 trial.due = self.step + LAST_GAP
         self._unheard.clear()
-        if self.acceptance.changes + self.acceptance.unlike > found:
+        if self._surprises() > found:
             self._plain.left = self._filling.left = 0
+
+    def _surprises(self) -> int:
+        return sum(each.changes + each.unlike for each in (self.acceptance, *self.apart.values()))
+
+    def known(self, request: Request) -> Acceptance:
+        """What is known to the request's tenant, who begins with what the engine knew at its start."""
+        if (tenant := request.extra_key) and request.id not in self.tenants:
+            self.tenants[request.id] = tenant
+            if tenant not in self.apart:
+                if len(self.apart) >= MOST_TENANTS:
+                    busy = set(self.tenants.values())
+                    del self.apart[next(each for each in self.apart if each not in busy)]
+                first = self.acceptance
+                self.apart[tenant] = Acceptance(deepcopy(first.means), first.priors)
+        return self.known_of(request.id)
+
+    def known_of(self, request: int) -> Acceptance:
+        return self.apart[self.tenants[request]] if request in self.tenants else self.acceptance
 
     @property
     def count(self) -> int:
@@ -496,4 +525,5 @@ class Goodput(LengthPolicy):
     def drop(self, request: Request) -> None:
         """A request has ended."""
         self._hear()
-        self.acceptance.drop(request.id)
+        self.known_of(request.id).drop(request.id)
+        self.tenants.pop(request.id, None)

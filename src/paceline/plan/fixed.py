@@ -62,7 +62,7 @@ class FixedLength(LengthPolicy):
         wish = request.params.max_nodes
         usual = self.lengths.get(request.drafter, self.defaults.get(request.drafter, 0))
         nodes = usual if wish is None else wish
-        if self.cheap_rows is not None and wish is None:
+        if self.cheap_rows is not None and (wish is None or running > 1):  # what one wishes others would wait for
             nodes = min(nodes, max(self.least, (self.cheap_rows - running) // max(running, 1)))
         return max(0, min(nodes, MAX_CANDIDATES))
 
