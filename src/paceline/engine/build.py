@@ -64,6 +64,8 @@ def build(options: Options) -> tuple[Engine, Text]:
     check_defaults(text.defaults, pair.model)
     engine = Engine(model, config, components=components, callable=user, tokenizer=text.tokenizer, eos=eos)
     start(engine, options, components)
+    if files is not None:
+        engine.keep_on_disk(files)
     return engine, text
 
 
@@ -151,9 +153,6 @@ def start(engine: Engine, options: Options, components: dict[str, Component]) ->
         from paceline.engine import learned
 
         learned.recall(engine, options)
-    if files is not None:
-        engine.keep_on_disk(files)
-    return engine, text
 
 
 def check_options(options: Options) -> None:
@@ -174,7 +173,7 @@ def check_options(options: Options) -> None:
     check_online(options.online, options.drafter)
 
 
-def kv_files(options: Options) -> BlockFiles:
+def kv_files(options: Options) -> "BlockFiles":
     """The directory for K/V of idle texts. InputError or RefusalError where it cannot be used."""
     from paceline.engine.block_files import BlockFiles
 

@@ -46,13 +46,13 @@ class StepOptions:
     prefix_cache: Annotated[bool, _serving("Keep the K/V of texts that may begin another.")] = True
     eviction: Annotated[
         str,
-        _serving("Which cached prefix to forget when room is needed: told (what clients say comes back stays while that "
-                 "pays), lru, det, mark0, mark_predict or shadow."),
+        _serving("Which cached prefix to forget when room is needed: told (what clients say comes back stays while "
+                 "that pays), lru, det, mark0, mark_predict or shadow."),
     ] = "told"  # fmt: skip
     kv_disk: Annotated[
         str | None,
-        _serving("Keep the K/V of idle texts in a directory of your own, DIR:SIZE such as /var/kv:20G, and find it again "
-                 "after a restart; several engines may share it."),
+        _serving("Keep the K/V of idle texts in a directory of your own, DIR:SIZE such as /var/kv:20G, and find it "
+                 "again after a restart; several engines may share it."),
     ] = None  # fmt: skip
     overlap: Annotated[
         str,
