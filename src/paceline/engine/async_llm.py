@@ -283,12 +283,10 @@ class AsyncLLM:
             raise
 
     async def park(self, subscription: Subscription) -> list[bytes | None]:
-        """Take the samples of a subscription out of the engine, all of them or none; None for one that has ended. Who
-        follows it gets the news so far, and a last chunk of each sample with the reason `parked`. `resume` takes what
-        is returned, here or in another engine with the same model, as often as a text is wanted from there.
+        """Take the samples of a subscription out of the engine, all of them or none; None for one that has ended. Its
+        last chunk of each has the reason `parked`. `resume` takes what is returned, also in another engine.
 
-        Raises InputError or RefusalError for what cannot be parked, and RuntimeError when the engine is closed or
-        dead."""
+        Raises InputError or RefusalError for what cannot be parked, and RuntimeError when the engine is closed."""
         return await self.call(lambda: leave(self.llm.engine, subscription.requests))
 
     async def resume(
@@ -299,14 +297,13 @@ class AsyncLLM:
 
         Raises InputError, RefusalError or CapacityError, and RuntimeError when the engine is closed or dead."""
         each = [packed] if isinstance(packed, bytes) else list(packed)
+        samples = [place for place, one in enumerate(each) if one is not None]
         loop, arrived = asyncio.get_running_loop(), monotonic()
 
         def begin() -> Subscription:
             requests = enter(self.llm.engine, each)
-            samples = [place for place, one in enumerate(each) if one is not None]
-            subscription = Subscription(requests, loop, None, arrived, whole, samples, told)
-            self._live.append(subscription)
-            return subscription
+            self._live.append(Subscription(requests, loop, None, arrived, whole, samples, told))
+            return self._live[-1]
 
         return await self.call(begin)
 
