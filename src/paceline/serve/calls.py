@@ -35,6 +35,8 @@ class HttpCall:
     """Client that the shares are counted for: the key, else the address."""
     tenant: str = ""
     """Tenant whose texts its samples may share; empty: all of them."""
+    returns: int | None = None
+    """Tokens of its prompt that come back, as the client says."""
     gone: bool = False
     """The client left before the answer was complete."""
     trips: list[Trip] = field(default_factory=list)
@@ -69,6 +71,8 @@ class HttpCall:
 
     def admit(self, batch: Wishes) -> tuple[Wishes, DoorTicket]:
         batch = self.gate.admit(batch, self.owner)
+        if self.returns is not None:
+            batch = [(ids, replace(params, returns=self.returns)) for ids, params in batch]
         if self.key:
             batch = [(ids, replace(params, user=self.key, tenant=self._salted(params))) for ids, params in batch]
         count = sum(params.n for _, params in batch)
