@@ -299,8 +299,7 @@ class AsyncLLM:
         loop, arrived = asyncio.get_running_loop(), monotonic()
 
         def begin() -> Subscription:
-            requests = enter(self.llm.engine, each)
-            self._live.append(Subscription(requests, loop, None, arrived, whole, samples, told))
+            self._live.append(Subscription(enter(self.llm.engine, each), loop, None, arrived, whole, samples, told))
             return self._live[-1]
 
         return await self.call(begin)
