@@ -284,25 +284,22 @@ class AsyncLLM:
 
     async def park(self, subscription: Subscription) -> list[bytes | None]:
         """Take the samples of a subscription out of the engine, all of them or none; None for one that has ended. Its
-        last chunk of each has the reason `parked`. `resume` takes what is returned, also in another engine.
-
-        Raises InputError or RefusalError for what cannot be parked, and RuntimeError when the engine is closed."""
+        last chunk of each has the reason `parked`. `resume` takes what is returned, also in another engine. Raises
+        InputError or RefusalError for what cannot be parked, and RuntimeError when the engine is closed."""
         return await self.call(lambda: leave(self.llm.engine, subscription.requests))
 
     async def resume(
         self, packed: bytes | Sequence[bytes | None], *, whole: bool = False, told: bool = True
     ) -> Subscription:
         """Go on with parked samples, all of them or none; the news is what comes from here on, or with `told` false
-        their text from its beginning. `whole`: one chunk a sample, at its end.
-
-        Raises InputError, RefusalError or CapacityError, and RuntimeError when the engine is closed or dead."""
+        their text from its beginning. `whole`: one chunk a sample, at its end. Raises InputError, RefusalError or
+        CapacityError, and RuntimeError when the engine is closed or dead."""
         each = [packed] if isinstance(packed, bytes) else list(packed)
         samples = [place for place, one in enumerate(each) if one is not None]
         loop, arrived = asyncio.get_running_loop(), monotonic()
 
         def begin() -> Subscription:
-            requests = enter(self.llm.engine, each)
-            self._live.append(Subscription(requests, loop, None, arrived, whole, samples, told))
+            self._live.append(Subscription(enter(self.llm.engine, each), loop, None, arrived, whole, samples, told))
             return self._live[-1]
 
         return await self.call(begin)
