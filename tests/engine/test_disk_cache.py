@@ -34,7 +34,16 @@ def engine(
     path: Path | None, *, weights: int = 0, draft: int | None = 1, blocks: int = 40, limit: int = 1 << 20,
     kind: Callable[[Any], Toy] = Toy, **options: Any,
 ) -> Engine:  # fmt: skip
-    config = EngineConfig(blocks, 2, 4, 8, drafter="model" if draft else "none", check=True, length="fixed", **options)
+    config = EngineConfig(
+        blocks,
+        block_size=2,
+        max_requests=4,
+        row_budget=8,
+        drafter="model" if draft else "none",
+        check=True,
+        length="fixed",
+        **options,
+    )
     parts = {} if draft is None else {"draft": Toy(table(0) + 0.7 * table(draft))}
     made = Engine(kind(table(weights)), config, components=parts, tokenizer=TOKENIZER, eos=(EOS,))
     if path is not None:

@@ -24,7 +24,7 @@ PROMPT = [1, 2, 3, 4, 5, 0, 1, 2, 3]
 
 def engine(draft: int | None = 1, *, weights: int = 0, block: int = 2, order: str = "fcfs", now: Any = None) -> Engine:
     """With a draft of its own table, or none."""
-    config = EngineConfig(64, block, 4, 6, drafter="model" if draft else "none", order=order, check=True,
+    config = EngineConfig(64, block_size=block, max_requests=4, row_budget=6, drafter="model" if draft else "none", order=order, check=True,
                           length="fixed")  # fmt: skip
     parts = {} if draft is None else {"draft": Toy(table(0) + 0.7 * table(draft))}
     extra = {} if now is None else {"now": now}
@@ -288,7 +288,7 @@ def test_two_fine_tunes_of_one_size_never_meet() -> None:
 
 def test_a_draft_of_another_size_is_left_out() -> None:
     one, packed = packed_request()
-    config = EngineConfig(64, 2, 4, 6, drafter="model", check=True)
+    config = EngineConfig(64, block_size=2, max_requests=4, row_budget=6, drafter="model", check=True)
     small = Toy(table(3))
     small.kv_bytes_per_token, small.identity = 4, "small"
     two = Engine(Toy(table(0)), config, components={"draft": small}, tokenizer=TOKENIZER, eos=(EOS,))
@@ -324,7 +324,7 @@ def test_functions_stay_where_they_are() -> None:
 
 def test_a_request_without_room_for_its_kv_computes_it_again() -> None:
     one, packed = packed_request()
-    config = EngineConfig(12, 2, 4, 6, check=True)
+    config = EngineConfig(12, block_size=2, max_requests=4, row_budget=6, check=True)
     two = Engine(Toy(table(0)), config, tokenizer=TOKENIZER, eos=(EOS,))
     [other] = two.submit([0, 1], asks(seed=1, max_tokens=18))
     while len(other.output) < 16:

@@ -105,7 +105,12 @@ def test_held_blocks_give_way_to_those_who_run() -> None:
     from tests.lossless.cases import EOS, TOKENIZER
     from tests.toy import Toy, table
 
-    two = Engine(Toy(table(0)), EngineConfig(10, 2, 4, 6, check=True), tokenizer=TOKENIZER, eos=(EOS,))
+    two = Engine(
+        Toy(table(0)),
+        EngineConfig(10, block_size=2, max_requests=4, row_budget=6, check=True),
+        tokenizer=TOKENIZER,
+        eos=(EOS,),
+    )
     number = two.apply(Reserve(7))
     [request] = two.submit([1, 2, 3], asks(max_tokens=16, drafter="none"))
     to_end(two)
