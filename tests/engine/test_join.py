@@ -221,7 +221,7 @@ def test_a_joined_request_is_parked_and_goes_on_in_another_engine(
     [again] = two.apply(Resume(one.apply(Park(request.id))))
     until(two, lambda: again.finish is not None)
     follows(dense, again, text)
-    assert one.cache.room() == one.cache.num_blocks and (again.stats.cached > 20) == prefix
+    assert one.cache.room() == one.cache.num_blocks and again.stats.cached > 20
 
 
 def plain_again(engine: Any, dense: Any) -> bool:
