@@ -14,7 +14,7 @@ from paceline.core.errors import CheckpointError
 from paceline.model import load as loading
 from paceline.model.checkpoint import Tensors, read_config
 from paceline.model.footprint import footprint
-from paceline.model.grouped import unpack
+from paceline.model.grouped import meaning, unpack
 from paceline.model.groups import Groups, stack
 from paceline.model.linear import STORED, plain
 from paceline.model.load import form, load_model
