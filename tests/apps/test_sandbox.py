@@ -195,3 +195,11 @@ async def test_memory_that_no_process_and_no_file_holds_is_refused(call: str) ->
     ])  # fmt: skip
     outcome = await run(Job(("python3", "-c", made)))
     assert outcome.text.strip() in ("1", "38"), outcome.errors
+
+
+def test_a_file_with_many_names_is_read_and_copied_once(tmp_path: Path) -> None:
+    made = "open('a', 'wb').write(bytes(1 << 20)); import os; [os.link('a', f'b{i}') for i in range(40)]"
+    outcome = boxed(made, collect=True)
+    assert len(outcome.files) == 41 and len({id(content) for content in outcome.files.values()}) == 1
+    boxed(made, collect=True, keep=tmp_path)
+    assert len({path.stat().st_ino for path in tmp_path.iterdir()}) == 1 and len([*tmp_path.iterdir()]) == 41

@@ -262,7 +262,8 @@ def test_each_keeps_its_own_bits(name: str, tmp_path: Path) -> None:
     if bits is not None:
         down: Any = decoder.weights.blocks[0].ffn
         codes, scale, low = unpack(down.down)
-        wide = codes.double() * scale.double().repeat_interleave(32, 1) + low.double().repeat_interleave(32, 1)
+        scale, low = (part.double().repeat_interleave(32, 1) for part in (scale, low))
+        wide = meaning(down.down, codes) * scale + low
         expected = load_file(dense / "model.safetensors")["model.layers.0.mlp.down_proj.weight"]
         torch.testing.assert_close(wide.float(), expected, rtol=1e-5, atol=1e-6)
         assert down.down.c.bits == bits

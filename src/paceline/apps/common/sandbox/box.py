@@ -291,11 +291,29 @@ def named_limit(report: dict[str, Any], code: int | None, attempts: tuple[Attemp
 
 
 def files(job: Job, base: Path) -> dict[str, bytes]:
-    out = base / "out"
+    """Contents by path below `out`. A file with several names is read, or copied, once."""
+    out, copies, contents = base / "out", dict[int, str](), dict[int, bytes]()
+
+    def copy(source: str, target: str) -> None:
+        number = os.stat(source, follow_symlinks=False).st_ino
+        if number in copies:
+            Path(target).unlink(missing_ok=True)
+            os.link(copies[number], target)
+        else:
+            shutil.copy2(source, target)
+            copies[number] = target
+
     if job.keep is not None:
-        shutil.copytree(out, job.keep, dirs_exist_ok=True)
+        shutil.copytree(out, job.keep, dirs_exist_ok=True, copy_function=copy)
         return {}
-    return {str(p.relative_to(out)): p.read_bytes() for p in sorted(out.rglob("*")) if p.is_file()}
+    found = {}
+    for path in sorted(out.rglob("*")):
+        if path.is_file():
+            number = path.stat().st_ino
+            if number not in contents:
+                contents[number] = path.read_bytes()
+            found[str(path.relative_to(out))] = contents[number]
+    return found
 
 
 @functools.cache
