@@ -177,10 +177,10 @@ def test_the_native_product_is_that_of_the_twin(monkeypatch: pytest.MonkeyPatch,
     for outputs, inputs in SHAPES[1:3]:
         bias = torch.randn(outputs, generator=stream)
         it = packed_as(case, outputs, inputs, bias)
-        x = torch.randn(45, inputs, generator=stream)
+        x = torch.randn(140, inputs, generator=stream)
         x[4], x[5] = 0, 1  # the largest sums
         expected = twin(it, x)
-        for rows in (*range(1, 10), 15, 16, 17, 31, 32, 33, 45):
+        for rows in (*range(1, 10), 15, 16, 17, 24, 25, 31, 32, 33, 45, 140):
             torch.testing.assert_close(it(x[:rows]), expected[:rows], rtol=0, atol=0)
         exact = x.double() @ expand(it).T + bias
         assert (expected - exact).norm() < 0.02 * exact.norm()  # activations are rounded

@@ -13,6 +13,7 @@
 #include "grouped_product.h"
 
 const i64 GROUP = 32, RECORD = 8;
+const i64 TILED_ROWS = 24;  // up to so many rows AVX-512 is quicker than AMX: a record has to be spread for tiles first
 
 // What scale and low are made of: Z is 2^(bits - 1), 128 of a table                      bits a weight of 4:
 enum Form {
@@ -172,7 +173,7 @@ static void block_grouped(const Linear& l, const uint8_t* w, const uint8_t* x, i
   for (i64 k = 0; k < groups; k += RECORD) {
     const i64 here = std::min(RECORD, groups - k), head = head_bytes(l, here);
     fetch(w + 2 * full, head);
-    const bool tiled = tiles && rows > PANEL;
+    const bool tiled = tiles && rows > TILED_ROWS;
     if (tiled) fetch(w + 2 * full + head, here * l.bits * 128);
     j.count = here, j.x = x + k * GROUP, j.of_rows = of_rows.sums + k;
     j.wholes = of_rows.wholes + (halves ? up(of_rows.groups, 2) + 2 * k : k);

@@ -85,6 +85,8 @@ struct Thread {
   }
 };
 
+const i64 LARGE_PANEL = 128;  // rows for which a record of groups is made tiles once; their sums fit in the first cache
+
 struct Linears : Thread {
   using Thread::Thread;
 
@@ -93,7 +95,8 @@ struct Linears : Thread {
   void linear(const Linear& l, const Activations& a, i64 rows, Sink sink) {
     if (rows == 0) return;
     const i64 steps = up(l.in, m.int8 ? 64 : 32) / (m.int8 ? 64 : 32), size = m.grouped() ? block_bytes(l) : steps * 2048;
-    alignas(64) float sums[32 * 32];
+    const i64 panel = m.grouped() && m.tiles() ? LARGE_PANEL : 32;  // rows
+    alignas(64) float sums[LARGE_PANEL * 32];
     // beyond: weights to fetch meanwhile, so that the memory never waits
     auto finish = [&](i64 block, i64 row, i64 count, const float* from, const uint8_t* beyond = nullptr) {
       stir();
@@ -132,10 +135,10 @@ struct Linears : Thread {
     // 512 KB of weights for all panels of 32 rows: the weights stay in the second cache, a panel in the first
     const i64 group = std::max<i64>(2, (512 << 10) / size / 2 * 2);
     for (; first < last; first += group)
-      for (i64 row = 0; row < rows; row += 32)
+      for (i64 row = 0; row < rows; row += panel)
         for (i64 block = first; block < std::min(first + group, last); block++) {
           const uint8_t *w = l.weight + block * size, *x = a.data + row * a.stride;
-          const i64 count = std::min<i64>(rows - row, 32);
+          const i64 count = std::min<i64>(rows - row, panel);
           if (m.grouped()) {
             block_grouped(l, w, x, a.stride, a.of(row), up(l.in, GROUP) / GROUP, count, sums, m.tiles() ? &tiles : nullptr);
             finish(block, row, count, sums);
