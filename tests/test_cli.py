@@ -314,7 +314,8 @@ def test_system_set_save_and_load(llm: LLM, tmp_path: Path, capsys: pytest.Captu
         session.hear(line)
     errors = capsys.readouterr().err.splitlines()
     for told, words in zip(
-        errors, ("Unknown sampling parameter", "top_p is 7", "needs the name", "cannot be read", "no conv")
+        errors,
+        ("Unknown sampling parameter", "top_p is 7", "needs the name", "cannot be read", "is not a conversation"),
     ):
         assert words in told
     assert session.params.seed == 3

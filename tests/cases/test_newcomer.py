@@ -45,7 +45,7 @@ def test_case_C2() -> None:
 
 
 def test_case_C3(llm: LLM) -> None:
-    hint = get_type_hints(EngineArgs, include_extras=True)["drafter"].__metadata__[0].help
+    hint = get_type_hints(EngineArgs, include_extras=True)["drafter"].__metadata__[0].text
     assert "Default: auto" in hint and llm.options.drafter == "none" and Options().drafter is None
     example = doctest.DocTestParser().get_doctest(inspect.getdoc(LLM) or "", {}, "LLM", None, 0)
     assert doctest.DocTestRunner().run(example) == doctest.TestResults(0, 3)
@@ -124,8 +124,15 @@ def test_case_C10_others_are_still_refused(url: str) -> None:
     assert HARMLESS.keys() <= UNSUPPORTED.keys()
     for more in ({"best_of": 2}, {"service_tier": "flex"}, {"store": True}, {"top_k": -2}, {"suffix": "x"}):
         assert post(url + COMPLETIONS, {"prompt": "a", **more})[0] == 400
-    status, answer = post(url + CHAT, {"messages": USER, "reasoning_effort": "low"})
+    status, answer = post(url + CHAT, {"messages": USER, "reasoning_effort": 3})
     assert status == 400 and answer["error"]["param"] == "reasoning_effort"
+
+
+def test_reasoning_effort_is_a_hint(url: str) -> None:
+    """A template that does not read it writes the same prompt: case F4."""
+    body = {"messages": USER, "max_tokens": 4, "seed": 1}
+    (status, answer), (_, plain) = (post(url + CHAT, {**body, **more}) for more in ({"reasoning_effort": "low"}, {}))
+    assert status == 200 and answer["choices"][0]["message"] == plain["choices"][0]["message"]
 
 
 def test_case_C11(llm: LLM) -> None:

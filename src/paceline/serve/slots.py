@@ -23,6 +23,7 @@ from paceline.engine.slots import Slots
 from paceline.serve.body import JsonRoute
 from paceline.serve.calls import HttpCall
 from paceline.serve.errors import ApiError
+from paceline.serve.responses import ERRORS
 from paceline.serve.server import Here
 from paceline.serve.sse import json_response
 from paceline.serve.wire import Wire
@@ -62,7 +63,7 @@ async def slots(host: Here) -> Response:
     return json_response(await llm.call(lambda: found.view(key)))
 
 
-@router.post("/slots/{number}")
+@router.post("/slots/{number}", responses=ERRORS)
 async def act(
     number: int, host: Here, action: Literal["save", "restore", "erase"], body: SlotRequest = NOTHING
 ) -> Response:

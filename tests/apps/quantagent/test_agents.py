@@ -17,7 +17,7 @@ from paceline.apps.quantagent.cases import QuantCase, cases, random_walk
 from paceline.apps.quantagent.command import app
 from paceline.apps.quantagent.metrics import score
 from paceline.apps.quantagent.rules import by_rule
-from paceline.apps.quantagent.study import decisions, results
+from paceline.apps.quantagent.study import QUANT_ALONE, decisions, results
 from tests.apps.scripted import Script, scripted
 
 from .series import walk
@@ -166,7 +166,7 @@ def test_the_rule_knows_trends_and_not_random_walks() -> None:
 async def test_scores_stand_beside_baselines() -> None:
     rows = rows_of(20)
     found = results(rows, (await made(follows, rows))[0], cost=0.0002, seed=1)
-    assert {row["name"] for row in found["scores"]} == {"QuantAgent", "always long", "coins", "rule"}
+    assert {row["name"] for row in found["scores"]} == {"QuantAgent", "always long", "coins", QUANT_ALONE}
     assert all(row["low"] <= row["share"] <= row["high"] for row in found["scores"])
     assert len(found["trades"]) == 20
 
@@ -211,9 +211,9 @@ def test_one_window_ends_with_a_report(tmp_path: Path) -> None:
     ("spoil", "said"),
     [
         (lambda text: text.replace("High", "Top"), "no column high"),
-        (lambda text: text + "9,1,0.5,0.4,1\n", "outside low to high"),
-        (lambda text: text + "9,x,2,1,1\n", "Close is 'x'"),
-        (lambda text: text + "9,-1,2,1,1\n", "positive price"),
+        (lambda text: text + "99,1,0.5,0.4,1\n", "outside low to high"),
+        (lambda text: text + "99,x,2,1,1\n", "Close is 'x'"),
+        (lambda text: text + "99,-1,2,1,1\n", "positive price"),
         (lambda text: "\n".join(text.split("\n")[:20]), "34 or more"),
         (lambda text: "", "holds no bars"),
     ],

@@ -197,10 +197,17 @@ async def test_the_page_answers_and_shows_nothing_as_markup(sqlite_file: Path) -
         async with AppClient(url) as client:
             app = create(pipeline(client, SQL_SINGLE, sqlite_file))
             transport = httpx2.ASGITransport(app)
-            async with httpx2.AsyncClient(transport=transport, base_url="http://page") as page:
+            async with httpx2.AsyncClient(transport=transport, base_url="http://localhost:8090") as page:
                 home = await page.get("/")
                 told = (await page.post("/ask", json={"question": "Who?"})).json()
                 empty = await page.post("/ask", json={"question": "  "})
+                for host in ("page", "evil.example:8090", "127.0.0.1.evil.example", "[2001:db8::1]:80"):
+                    refused = await page.get("/", headers={"Host": host})
+                    assert refused.status_code == 403 and "loopback" in refused.json()["error"]["message"]
+                for host in ("127.0.0.1:8090", "[::1]:8090", "LOCALHOST", "page.localhost"):
+                    assert (await page.get("/", headers={"Host": host})).status_code == 200
+                plain = await page.post("/ask", content=b'{"question": "Who?"}', headers={"Content-Type": "text/plain"})
+                assert plain.status_code == 400 and "Content-Type" in plain.json()["error"]["message"]
     assert told["rows"] == [["<script>alert(1)</script>"]] and [s["stage"] for s in told["trace"]] == [
         "retrieve",
         "candidates",

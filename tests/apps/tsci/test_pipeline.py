@@ -18,7 +18,7 @@ from paceline.apps.tsci.invented import honest, invented
 from paceline.apps.tsci.models import LIBRARY, Failed
 from paceline.apps.tsci.pipeline import Forecast, TsciPipeline, TsciPlan
 from paceline.apps.tsci.series import Leak, Window, windows
-from paceline.apps.tsci.study import OURS, TSCI_COLUMNS, scored, study
+from paceline.apps.tsci.study import OURS, TSCI_ALONE, TSCI_COLUMNS, scored, study
 from tests.apps.scripted import Script, scripted
 
 pytest.importorskip("statsmodels", reason="statsmodels is not installed (pip install 'paceline[apps]')")
@@ -81,8 +81,10 @@ async def test_the_tripwire_never_fires_and_scores_come_last() -> None:
     window = one_window()
     found, _ = await made(sensible, window)
     assert found.scores == {}
-    truth = scored(window, found, 24)
+    alone, _ = await made(lambda body: "no JSON", window)
+    truth = scored(window, found, alone, 24)
     assert set(TSCI_COLUMNS) <= set(found.scores)
+    assert found.scores[TSCI_ALONE]["mae"] == pytest.approx(np.nanmean(np.abs(alone.values - truth)))
     assert found.scores[OURS]["mae"] == pytest.approx(np.nanmean(np.abs(found.values - truth)))
 
 
@@ -134,7 +136,7 @@ async def test_answers_outside_their_schema_are_put_right_and_told() -> None:
         return sensible(body)
 
     found, _ = await made(script, one_window())
-    assert found.told[0].changed == ("fill was unknown", "season was unknown")
+    assert found.told[0].outcome == "fallback" and found.told[0].problem == "invalid"
     assert found.curation.fill == "interpolate"
     assert "stl_ets added" in found.told[1].changed
     assert sum(found.weights.values()) == pytest.approx(1)

@@ -5,15 +5,12 @@ from typing import Annotated, Any
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, StringConstraints
 from starlette.middleware.base import RequestResponseEndpoint
 
-from paceline.serve.admission import Hosts
-from paceline.serve.body import check_type
-from paceline.serve.errors import ApiError, error_response
-
 from ..common.cli import AppAsked
+from ..common.local import fault
 from .pipeline import SqlPipeline, SqlPlan
 
 HTML = Path(__file__).parent / "templates" / "page.html"
@@ -28,17 +25,13 @@ def create(pipeline: SqlPipeline) -> FastAPI:
     from .command import as_dict
 
     app = FastAPI(title="Text to SQL", docs_url=None, redoc_url=None, openapi_url=None)
-    hosts = Hosts("127.0.0.1", False, ())
 
     @app.middleware("http")
     async def checked(request: Request, call_next: RequestResponseEndpoint) -> Response:
-        """Only pages of this machine: see `Hosts`; and a body must be called JSON, which other pages may not send."""
-        try:
-            hosts.check(request.headers.get("host", ""))
-            if request.method == "POST":
-                check_type(request.headers.get("content-type", ""))
-        except ApiError as error:
-            return error_response(error)
+        """Refuses what other web pages may send: see `fault`."""
+        wrong = fault(request.headers.get("host", ""), request.method, request.headers.get("content-type", ""))
+        if wrong is not None:
+            return JSONResponse({"error": {"message": wrong[1]}}, wrong[0])
         return await call_next(request)
 
     policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
