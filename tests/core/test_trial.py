@@ -3,13 +3,15 @@
 import json
 import os
 import random
+import threading
+import time
 from typing import Any
 
 import pytest
 
-from paceline.core.errors import InputError
+from paceline.core.errors import BusyError, InputError
 from paceline.core.grammar import Grammar
-from paceline.core.trial import TRIALS, Trials
+from paceline.core.trial import CPU_S, MOST_OF_ONE, TRIALS, Lane, TrialClient, Trials, too_slow
 
 PIECES = ['"a"', "b", "c", "/[a-z]{1,40}/", "/(x|y)*z/", "(b | c)", "b?", "c{1,3}", "start", "%json {}", "~4"]
 
@@ -49,10 +51,64 @@ def test_a_child_that_dies_is_replaced_and_its_verdict_kept() -> None:
     assert trials.fault(json.dumps({"grammars": [{"lark_grammar": 'start: "x"'}]}), {}) == ""
 
 
-def test_children_are_few() -> None:
+def test_one_child_tries_many() -> None:
+    Grammar("regex", "ab")
+    child = TRIALS.small.child
     for i in range(30):
         Grammar("regex", f"a{{{i + 1}}}b")
-    assert len(TRIALS._idle) <= 2
+    assert child is not None and TRIALS.small.child is child
+
+
+def wait_in(lane: Lane, owner: str, order: list[str]) -> threading.Thread:
+    def work() -> None:
+        with lane.turn(TrialClient(owner)):
+            order.append(owner)
+
+    before = len(lane._waiting)
+    thread = threading.Thread(target=work)
+    thread.start()
+    while len(lane._waiting) == before:
+        time.sleep(0.001)
+    return thread
+
+
+def test_clients_take_turns_and_have_a_share() -> None:
+    lane, order = Lane(), list[str]()
+    with lane.turn(TrialClient("a")):
+        threads = [wait_in(lane, "a", order) for _ in range(MOST_OF_ONE)]
+        threads.append(wait_in(lane, "b", order))
+        with pytest.raises(BusyError, match="try again"), lane.turn(TrialClient("a")):
+            pass
+    for thread in threads:
+        thread.join()
+    assert order == ["b", *"a" * MOST_OF_ONE]
+
+
+def test_trial_of_a_client_that_left_is_not_begun() -> None:
+    lane = Lane()
+    with pytest.raises(BusyError, match="left"), lane.turn(TrialClient("a", lambda: True)):
+        raise AssertionError
+    with lane.turn(TrialClient("b")):
+        assert not lane._waiting
+
+
+def test_small_source_does_not_wait_for_a_large_one() -> None:
+    trials = Trials()
+    with trials.large.turn(TrialClient("a")):
+        assert trials.fault(json.dumps({"grammars": [{"lark_grammar": 'start: "x"'}]}), {}) == ""
+
+
+def test_slow_schema_has_one_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[float]()
+
+    def slow(source: str, seconds: float = CPU_S) -> str:
+        asked.append(seconds)
+        return too_slow(seconds)
+
+    monkeypatch.setattr("paceline.core.grammar.fault", slow)
+    with pytest.raises(InputError, match="to compile"):
+        Grammar("json_schema", json.dumps({"properties": {"a": {"type": "string"}, "b": {}}}))
+    assert asked == [CPU_S]
 
 
 def grammar(draw: random.Random) -> tuple[Any, str]:

@@ -99,3 +99,11 @@ def test_blame() -> None:
     assert blamed("Unknown verifier 'x'.") == "speculation.verifier"
     assert blamed("The prompt is empty.") is None
     assert written(("messages", 2, "content", "list[Part]", 0, "text")) == "messages[2].content"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages", "/v1/responses", "/api/chat"])
+def test_busy_machine_is_429_with_a_time(path: str) -> None:
+    fault = as_api_error(BusyError("This machine is too busy; try again."))
+    answer = error_response(fault, path)
+    assert answer.status_code == 429 and int(answer.headers["Retry-After"]) > 0
+    assert fault.param is None and fault.code == "host_busy"

@@ -17,6 +17,10 @@ class RefusalError(PacelineError):
     """Two features that cannot be served together exactly; the message names the pair (D6)."""
 
 
+class BusyError(PacelineError):
+    """This machine has too much to do; the same wish can be served later."""
+
+
 class CapacityError(PacelineError):
     """A byte or row budget is too small; the message names the smallest that would do."""
 

@@ -8,7 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from paceline.core.errors import InputError
-from paceline.core.trial import TRIALS
+from paceline.core.trial import CPU_S, TRIALS, explained
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits
@@ -24,7 +24,9 @@ MOST_TEXT = 1 << 17
 MOST_DEPTH = 100
 """Objects and arrays of a JSON schema inside one another."""
 SEARCH_S = 0.25
-"""How long the part of a schema is looked for that cannot be enforced."""
+"""How long the part of a schema is looked for that cannot be enforced; of one that takes too long no part is."""
+LEAST_TRIAL_S = 0.02
+"""Processor time that a part's trial is worth beginning with."""
 LIMITS: dict[str, Any] = {"initial_lexer_fuel": 100_000, "step_lexer_fuel": 20_000, "max_lexer_states": 20_000}
 """llguidance's own limits, lowered: what a mask may cost of time, and a compiled grammar of memory."""
 NUMBER_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "const", "enum")
@@ -101,9 +103,10 @@ def limits() -> "LLParserLimits":
     return LLParserLimits(**LIMITS)
 
 
-def fault(source: str) -> str:
-    """llguidance's complaint about a grammar, found in a child process; empty if it has none."""
-    return TRIALS.fault(source, LIMITS)
+def fault(source: str, seconds: float = CPU_S) -> str:
+    """llguidance's complaint about a grammar, found in a child process in so much processor time; empty if it has
+    none."""
+    return TRIALS.fault(source, LIMITS, seconds)
 
 
 def brief(message: str) -> str:
@@ -172,12 +175,15 @@ def culprit(schema: dict[str, Any], error: str) -> tuple[str, str]:
     """(JSON pointer, complaint) of the deepest part that cannot be used by itself, as far as it is found in time."""
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     pointer, found, end = "", True, monotonic() + SEARCH_S
-    while found:
+    while found and explained(error):
         found = False
         for step, part in parts(schema):
-            if monotonic() > end:
-                break
-            if complaint := fault(of_schema(json.dumps({**shared, **part}))):
+            left = end - monotonic()
+            if left < LEAST_TRIAL_S:
+                return pointer, error
+            if complaint := fault(of_schema(json.dumps({**shared, **part})), left):
+                if not explained(complaint):
+                    return pointer, error
                 pointer, schema, error, found = pointer + step, part, complaint, True
                 break
     return pointer, error

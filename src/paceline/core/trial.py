@@ -4,10 +4,11 @@ overflows ends its process. What a child compiles on a small stack, within its l
     parent  -- length, JSON {"source", "limits"} -->  child: validate, compile, first mask, a short walk
             <-- length, UTF-8 complaint (empty: none) --
 
-A child serves many trials. It dies of a crash, of its CPU limit or of its memory limit, and the next trial gets a new
-one. Verdicts are kept by the digest of the source.
+A child serves many trials. It dies of a crash, of its CPU limit or of its memory limit, and a new one takes its place.
+Verdicts are kept by the digest of the source. Small sources have a child of their own; clients take turns at each.
 """
 
+import errno
 import hashlib
 import json
 import select
@@ -16,13 +17,16 @@ import subprocess
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from paceline.core.errors import RefusalError
+from paceline.core.errors import BusyError, RefusalError
 
 CPU_S = 0.5
 """Processor seconds of one trial."""
@@ -32,18 +36,24 @@ MEMORY_BYTES = 1 << 30
 """Address space of a child."""
 STACK_BYTES = 2 << 20
 """Stack on which a child compiles: a quarter of what the server's threads have."""
-CHILDREN = 2
+SMALL_SOURCE_CHARS = 16_384
+"""Characters up to which a source is small."""
+MOST_WAITING = 64
+"""Trials that wait at one child."""
+MOST_OF_ONE = 16
+"""Trials of one client that wait at one child."""
+PASSING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+"""Reasons why no child starts that go by."""
 KEPT_BYTES = 4 << 20
 """Memory for verdicts."""
 VERDICT_BYTES = 512
 """Longest verdict that is kept."""
 LENGTH = struct.Struct("=I")
 TOO_DEEP = "it crashes the compiler (references or brackets are nested too deeply, or it needs too much memory)"
-TOO_SLOW = f"it takes more than {CPU_S} s to compile"
 CHILD = r"""
 import json, os, resource, signal, struct, sys, threading
 sys.path.append(sys.argv[1])
-cpu, memory, stack, walk = float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), 32
+memory, stack, walk = int(sys.argv[2]), int(sys.argv[3]), 32
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
@@ -75,7 +85,7 @@ def work(job, out):
 source, sink = sys.stdin.buffer, sys.stdout.buffer
 while head := source.read(4):
     job, out = json.loads(source.read(struct.unpack("=I", head)[0])), []
-    signal.setitimer(signal.ITIMER_PROF, cpu)
+    signal.setitimer(signal.ITIMER_PROF, job["seconds"])
     thread = threading.Thread(target=work, args=(job, out))
     thread.start()
     thread.join()
@@ -93,7 +103,7 @@ class Child:
         import llguidance
 
         folder = str(Path(llguidance.__file__).parents[1])
-        limits = (str(CPU_S), str(MEMORY_BYTES), str(STACK_BYTES))
+        limits = (str(MEMORY_BYTES), str(STACK_BYTES))
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", CHILD, folder, *limits],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
@@ -132,52 +142,125 @@ class Child:
         return self._process.wait()
 
 
-class Trials:
-    """Children and what they found. Any thread may call it; at most CHILDREN trials run at once."""
+@dataclass(frozen=True, slots=True)
+class TrialClient:
+    """Whose trial it is, and whether that client has left."""
+
+    owner: str = ""
+    left: Callable[[], bool] = bool
+
+
+NO_CLIENT = TrialClient()
+TRIAL_CLIENT: ContextVar[TrialClient] = ContextVar("paceline_trial_client", default=NO_CLIENT)
+
+
+class Lane:
+    """A child and the queue before it: the client whose last turn is longest ago comes next. For any thread."""
 
     def __init__(self) -> None:
-        self._places = threading.Semaphore(CHILDREN)
-        self._lock = threading.Lock()
-        self._idle: list[Child] = []
-        self._known: OrderedDict[bytes, str] = OrderedDict()
+        self.child: Child | None = None
+        self._changed = threading.Condition()
+        self._busy = False
+        self._waiting: list[tuple[int, str]] = []
+        self._turns: OrderedDict[str, int] = OrderedDict()
+        self._order = count(1)
 
-    def fault(self, source: str, limits: Mapping[str, Any]) -> str:
-        """Why this grammar (llguidance's own form) cannot be compiled; empty if it can. RefusalError where this
-        machine starts no child, or is too busy to try one."""
-        job = json.dumps({"source": source, "limits": dict(limits)}).encode()
-        key = hashlib.sha256(job).digest()
+    @contextmanager
+    def turn(self, client: TrialClient) -> Iterator[None]:
+        """The child, for one trial. BusyError where too much waits, and for a client that has left."""
+        with self._changed:
+            mine = sum(owner == client.owner for _, owner in self._waiting)
+            if len(self._waiting) >= MOST_WAITING or mine >= MOST_OF_ONE:
+                raise BusyError("Too many grammars wait to be tried; try again.")
+            place = (next(self._order), client.owner)
+            self._waiting.append(place)
+            try:
+                while (self._busy or place != self._next()) and not client.left():
+                    self._changed.wait(0.5)
+            finally:
+                self._waiting.remove(place)
+                self._changed.notify_all()
+            if client.left():
+                raise BusyError("The client left before its grammar was tried.")
+            self._busy = True
+            self._turns[client.owner] = next(self._order)
+            self._turns.move_to_end(client.owner)
+            while len(self._turns) > MOST_WAITING:
+                self._turns.popitem(last=False)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+
+    def _next(self) -> tuple[int, str]:
+        return min(self._waiting, key=lambda place: (self._turns.get(place[1], 0), place[0]))
+
+    def tried(self, job: bytes, seconds: float) -> str:
+        """Verdict of the child. Within a turn."""
+        try:
+            child = self.child or Child()
+        except OSError as error:
+            kind = BusyError if error.errno in PASSING else RefusalError
+            raise kind(f"No process starts here to try a grammar in ({error}); try again.") from error
+        self.child = None
+        try:
+            verdict = child.ask(job)
+        except EOFError:
+            verdict = too_slow(seconds) if child.close() == -SIGPROF else TOO_DEEP
+            with suppress(OSError):
+                child = Child()  # it starts while no trial waits for it
+                self.child = child
+            return verdict
+        except TimeoutError:
+            child.close()
+            raise BusyError("This machine is too busy to try a grammar; try again.") from None
+        except BaseException:
+            child.close()
+            raise
+        self.child = child
+        return verdict
+
+
+@dataclass(eq=False)
+class Trials:
+    """Children and what they found. Any thread may call it: one trial of a small source and one of a large source run
+    at a time."""
+
+    small: Lane = field(default_factory=Lane)
+    large: Lane = field(default_factory=Lane)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _known: OrderedDict[bytes, str] = field(default_factory=OrderedDict)
+
+    def fault(self, source: str, limits: Mapping[str, Any], seconds: float = CPU_S) -> str:
+        """Why this grammar (llguidance's own form) cannot be compiled; empty if it can. `seconds`: of a processor.
+        RefusalError where this machine starts no child, BusyError if it is too busy to try one."""
+        key = hashlib.sha256(json.dumps([source, dict(limits)]).encode()).digest()
         with self._lock:
             if key in self._known:
                 self._known.move_to_end(key)
                 return self._known[key]
-        with self._places:
-            verdict = self._tried(job)[:VERDICT_BYTES]
+        lane = self.small if len(source) <= SMALL_SOURCE_CHARS else self.large
+        job = json.dumps({"source": source, "limits": dict(limits), "seconds": seconds}).encode()
+        with lane.turn(TRIAL_CLIENT.get()):
+            verdict = lane.tried(job, seconds)[:VERDICT_BYTES]
+        if verdict == too_slow(seconds) and seconds < CPU_S:
+            return verdict
         with self._lock:
             self._known[key] = verdict
             while len(self._known) * VERDICT_BYTES > KEPT_BYTES:
                 self._known.popitem(last=False)
         return verdict
 
-    def _tried(self, job: bytes) -> str:
-        with self._lock:
-            child = self._idle.pop() if self._idle else None
-        try:
-            child = child or Child()
-        except OSError as error:
-            raise RefusalError(f"grammar cannot be tried here: no child process starts ({error}).") from error
-        try:
-            verdict = child.ask(job)
-        except EOFError:
-            return TOO_SLOW if child.close() == -SIGPROF else TOO_DEEP
-        except TimeoutError:
-            child.close()
-            raise RefusalError("grammar could not be tried in time, the machine is too busy; try again.") from None
-        except BaseException:
-            child.close()
-            raise
-        with self._lock:
-            self._idle.append(child)
-        return verdict
+
+def too_slow(seconds: float) -> str:
+    return f"it takes more than {seconds:.1f} s to compile"
+
+
+def explained(verdict: str) -> bool:
+    """Does a verdict come from the compiler, so that a part of the source is to blame?"""
+    return verdict != TOO_DEEP and not verdict.startswith("it takes more than ")
 
 
 SIGPROF = 27

@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from paceline.core.errors import PacelineError
+from paceline.core.errors import BusyError, PacelineError
 from paceline.core.grammar import MOST_DEPTH
 from paceline.engine.door import DOOR
 from paceline.serve.protocol import PARAMETERS, REQUESTS, Message, Speculation
@@ -82,6 +82,8 @@ def as_api_error(error: BaseException) -> ApiError:
     match error:
         case ApiError():
             return error
+        case BusyError():
+            return ApiError(429, str(error), code="host_busy", headers={"Retry-After": "2"})
         case PacelineError():
             return ApiError(400, str(error), param=blamed(str(error)))
         case HTTPException():
@@ -124,6 +126,9 @@ def refused(fault: Mapping[str, Any]) -> ApiError:
         return ApiError(
             400, f"{name} is nested too deeply, more than {MOST_DEPTH} levels; make it flatter.", param=name
         )
+    if kind == "too_many":
+        most = fault["ctx"]["most"]
+        return ApiError(400, f"{name} has too many entries; give at most {most}.", param=name)
     if kind == "string_too_long" and len(place) and fault["ctx"]["max_length"] == MAX_LABEL_CHARS:
         size = len(fault["input"])
         return ApiError(

@@ -1,4 +1,5 @@
-"""Host work outside the event loop and the engine: threads of its own, a queue with a limit, the smallest piece first.
+"""Host work outside the event loop and the engine: threads of its own, a queue with a limit. Small pieces come first,
+and among those the client whose last turn is longest ago; of one client the smallest.
 
 The threads are daemons, so that a piece that takes long does not hold up the end of the process; what no caller waits
 for any more is not begun.
@@ -17,6 +18,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 from paceline.core.errors import PacelineError
+from paceline.core.trial import TRIAL_CLIENT, TrialClient
 from paceline.engine.door import DOOR
 from paceline.serve.admission import Budget
 from paceline.serve.errors import ApiError
@@ -40,7 +42,11 @@ class WorkerPool:
     def __init__(self, name: str, most: int = 256, large: int = 16, parted: bool = False) -> None:
         """`large`: how many of them may be large ones; `parted`: clients have a share of both each."""
         self.name, self.most = name, most
-        self._pieces: list[Piece] = []
+        self._parted = parted
+        self._pieces: dict[str, list[Piece]] = {}
+        """A heap for each client, or one for all."""
+        self._turns: dict[str, int] = {}
+        """When a client had its last turn."""
         self._waiting, self._large = Budget(most, parted), Budget(large, parted)
         """The latter: waiting and at work."""
         self._order = count()
@@ -69,7 +75,8 @@ class WorkerPool:
                 )
             self._waiting.take(owner, 1)
             self._large.take(owner, large)
-            heapq.heappush(self._pieces, (size, next(self._order), owner, work, future, loop))
+            lane = owner if self._parted else ""
+            heapq.heappush(self._pieces.setdefault(lane, []), (size, next(self._order), owner, work, future, loop))
             self._start()
             self._changed.notify_all()
         return future
@@ -84,7 +91,7 @@ class WorkerPool:
         self._serve(lambda: bool(self._pieces))
 
     def _small(self) -> None:
-        self._serve(lambda: bool(self._pieces) and self._pieces[0][0] <= SMALL_PIECE_BYTES)
+        self._serve(lambda: any(heap[0][0] <= SMALL_PIECE_BYTES for heap in self._pieces.values()))
 
     def _serve(self, there_is: Callable[[], bool]) -> None:
         while True:
@@ -92,14 +99,32 @@ class WorkerPool:
                 self._changed.wait_for(lambda: self._closed or there_is())
                 if self._closed:
                     return
-                size, _, owner, work, future, loop = heapq.heappop(self._pieces)
+                size, _, owner, work, future, loop = self._next()
                 self._waiting.give(owner, 1)
             ended = partial(self._ended, owner, size)
             if future.cancelled():
                 ended()
             else:
+                TRIAL_CLIENT.set(TrialClient(owner, future.cancelled))
                 self._do(work, future, loop, ended)
             del work, future
+
+    def _next(self) -> Piece:
+        """Take out the piece whose turn it is."""
+        lane = min(self._pieces, key=self._rank)
+        heap = self._pieces[lane]
+        piece = heapq.heappop(heap)
+        if not heap:
+            del self._pieces[lane]
+        self._turns.pop(lane, None)
+        self._turns[lane] = next(self._order)
+        if len(self._turns) > self.most:
+            del self._turns[next(iter(self._turns))]
+        return piece
+
+    def _rank(self, lane: str) -> tuple[bool, int, int]:
+        size, order = self._pieces[lane][0][:2]
+        return size > SMALL_PIECE_BYTES, self._turns.get(lane, 0), order
 
     def _ended(self, owner: str, size: int) -> None:
         if size > SMALL_PIECE_BYTES:

@@ -17,7 +17,9 @@ MOST_TOLD = 256
 MAX_LABEL_CHARS = 512
 """Characters of a name or a label."""
 ENTRIES = 1024
-"""Entries of an object whose values are checked, where its field does not say."""
+"""Entries of an object, where its field does not say."""
+ITEMS = 20_000
+"""Values within one of any kind, at all levels together."""
 Label = Annotated[str, StringConstraints(max_length=MAX_LABEL_CHARS)]
 Ids = list[int]
 SEQUENCES = ("list", "tuple", "set", "frozenset", "generator")
@@ -26,7 +28,7 @@ NO_SCHEMA = ("metadata", "serialization", "default", "expected")
 
 def bounded(schema: Any) -> Any:
     """The core schema whose lists end at their first fault and whose objects have a most of entries, counted before
-    one is looked at. Objects of any values have no entries that could fail."""
+    one is looked at."""
     if isinstance(schema, list | tuple):
         return type(schema)(bounded(each) for each in schema)
     if not isinstance(schema, dict):
@@ -37,14 +39,11 @@ def bounded(schema: Any) -> Any:
     made = {key: value if key in NO_SCHEMA else bounded(value) for key, value in schema.items()}
     if kind in SEQUENCES:
         made["fail_fast"] = True
-    if kind == "dict" and made.get("values_schema", ANY)["type"] != "any" and "counted" not in marks(made):
+    if kind == "dict" and "counted" not in marks(made):
         most = made.get("max_length", ENTRIES)
         inner = {**made, "metadata": {**made.get("metadata", {}), "counted": True}}
         return core_schema.no_info_before_validator_function(few(most), inner)
     return made
-
-
-ANY: dict[str, Any] = {"type": "any"}
 
 
 def marks(schema: dict[str, Any]) -> dict[str, Any]:
@@ -55,7 +54,7 @@ def marks(schema: dict[str, Any]) -> dict[str, Any]:
 def few(most: int) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > most:
-            raise PydanticCustomError("too_many", "too many")
+            raise PydanticCustomError("too_many", "too many", {"most": most})
         return value
 
     return check
@@ -105,11 +104,15 @@ leniency = Leniency()
 
 
 def check_depth(value: T) -> T:
-    """`value`, unless it is nested too deeply to be written again."""
+    """`value`, unless it is nested too deeply to be written again, or has too many values within it."""
     left: list[Iterator[Any]] = [iter((value,))]
+    items = 0
     while left:
         for part in left[-1]:
             if isinstance(part, dict | list):
+                items += len(part)
+                if items > ITEMS:
+                    raise PydanticCustomError("too_many", "too many", {"most": ITEMS})
                 if len(left) > MOST_DEPTH:
                     raise PydanticCustomError("too_deep", "too deep")
                 left.append(iter(part.values() if isinstance(part, dict) else part))

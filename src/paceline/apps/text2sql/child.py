@@ -10,6 +10,7 @@ import signal
 import sqlite3
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
@@ -41,13 +42,15 @@ def connect(path: str) -> sqlite3.Connection:
     return connection
 
 
-def sqlite(path: str, sql: str) -> Any:
+def sqlite(path: str, sql: str) -> Callable[[], Any]:
+    """The query, ready to begin."""
     connection = connect(path)
     connection.set_authorizer(permit)
-    return connection.execute(sql)
+    return lambda: connection.execute(sql)
 
 
-def duck(path: str, sql: str, memory: int) -> Any:
+def duck(path: str, sql: str, memory: int) -> Callable[[], Any]:
+    """The query, ready to begin."""
     import duckdb
 
     walls: dict[str, Any] = {
@@ -55,10 +58,14 @@ def duck(path: str, sql: str, memory: int) -> Any:
         "autoload_known_extensions": "false", "memory_limit": f"{memory >> 21}MiB", "lock_configuration": "true",
     }  # fmt: skip
     connection = duckdb.connect(path, read_only=True, config=walls)
-    statements = connection.extract_statements(sql)
-    if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-        raise PermissionError("DuckDB reads this as something other than one query; write one SELECT.")
-    return connection.execute(statements[0])
+
+    def begin() -> Any:
+        statements = connection.extract_statements(sql)
+        if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+            raise PermissionError("DuckDB reads this as something other than one query; write one SELECT.")
+        return connection.execute(statements[0])
+
+    return begin
 
 
 def fetched(cursor: Any, rows: int, most: int) -> tuple[list[list[Any]], bool]:
@@ -96,13 +103,14 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 2, int(seconds) + 3))
-    signal.setitimer(signal.ITIMER_REAL, seconds)  # nobody handles it: it ends the process in whatever code it is
-    began = time.monotonic()
     try:
         if job["dialect"] == "sqlite":
-            cursor = sqlite(job["path"], job["sql"])
+            begin = sqlite(job["path"], job["sql"])
         else:
-            cursor = duck(job["path"], job["sql"], memory)
+            begin = duck(job["path"], job["sql"], memory)
+        signal.setitimer(signal.ITIMER_REAL, seconds)  # nobody handles it: it ends the process in whatever code it is
+        began = time.monotonic()
+        cursor = begin()
         rows, more = fetched(cursor, job["rows"], job["bytes"])
         names = [each[0] for each in cursor.description or ()]
         said = {"columns": names, "rows": rows, "more": more, "seconds": time.monotonic() - began}

@@ -21,8 +21,11 @@ from .guard import Forbidden, check
 
 Kind = Literal["forbidden", "error", "timeout", "missing", "memory"]
 PROGRAM = Path(__file__).with_name("child.py")
+START_S = 30.0
+"""Seconds for the child to start and to open the database, on a machine that is busy with other work; the query's own
+begin then."""
 SPARE_S = 5.0
-"""Seconds beyond a query's own, for the child to start and to be read."""
+"""Seconds for the child's answer to be read."""
 ENDED_BY_TIME = (-14, -24)
 """Exit codes of a child whose time is over (SIGALRM), by its processor's clock too (SIGXCPU)."""
 
@@ -119,10 +122,11 @@ def _run(database: Database, sql: str, limits: SqlLimits) -> SqlResult:
         [sys.executable, "-I", str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as child:
         try:
-            said, _ = child.communicate(json.dumps(job).encode(), limits.seconds + SPARE_S)
+            said, _ = child.communicate(json.dumps(job).encode(), START_S + limits.seconds + SPARE_S)
         except subprocess.TimeoutExpired:
             child.kill()
-            raise _late(limits) from None
+            message = f"The database was not opened within {START_S:g} s, this machine is too busy; try again."
+            raise QueryError("timeout", message) from None
         finally:
             child.kill()
     if child.returncode in ENDED_BY_TIME:
