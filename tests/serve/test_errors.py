@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from paceline.core.errors import CapacityError, InputError
-from paceline.serve.errors import as_api_error, blamed, written
+from paceline.core.errors import BusyError, CapacityError, InputError
+from paceline.serve.errors import as_api_error, blamed, error_response, written
 from tests.serve.http import post, send
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
