@@ -15,7 +15,7 @@ from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.engine.config import EngineConfig
 from paceline.engine.loop import Engine
-from paceline.engine.packing import CHECKSUM_BYTES, PARKED_MAGIC
+from paceline.engine.packing import CHECKSUM_BYTES, PARKED_MAGIC, taken
 from tests.lossless.cases import EOS, REGEX, TOKENIZER, Setting
 from tests.toy import VOCAB, Toy, table
 
@@ -224,6 +224,7 @@ BAD: dict[str, Any] = {
     "blocks": lambda h: h.update(blocks=10**9),
     "rows": lambda h: h.update(block=50),
     "groups": lambda h: h["groups"][0].__setitem__(2, -8),
+    "a group of no bytes": lambda h: h.update(groups=[*h["groups"], ["empty", "form", 0]]),
     "groups twice": lambda h: h["groups"].append(h["groups"][0]),
     "groups swapped": lambda h: h["groups"].__setitem__(0, ["x", "y"]),
     "no groups": lambda h: h.update(groups=[]),
@@ -272,6 +273,14 @@ def test_a_nested_header_is_refused() -> None:
     body = PARKED_MAGIC + len(text).to_bytes(8, "little") + text
     with pytest.raises(InputError, match="cannot be read"):
         engine(1).apply(Resume(body + hashlib.sha256(body).digest()))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count", "message"), [([0], 1 << 40, "for a text of"), ([0, 8], 3, "without K/V"), ([], 3, "without K/V")]
+)
+def test_announced_blocks_are_bounded_before_memory_is_taken(sizes: list[int], count: int, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        taken(memoryview(bytes(sum(sizes) * 3)), sizes, count, block=2, length=20)
 
 
 def test_two_fine_tunes_of_one_size_never_meet() -> None:

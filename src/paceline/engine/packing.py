@@ -149,7 +149,8 @@ def unpack(packed: bytes, origin: Origin) -> ParkedRequest:
                 "where the model is the same."
             )
         groups = [(str(name), str(form), int(size)) for name, form, size in header.groups]
-        blocks = taken(kv, [size for _, _, size in groups], header.blocks)
+        length = len(header.request.prompt) + len(header.request.output)
+        blocks = taken(kv, [size for _, _, size in groups], header.blocks, header.block, length)
         _check(len({name for name, _, _ in groups}) == len(groups), "a group comes twice")
         kept: dict[str, Any] = {name: getattr(header.request, name) for name in PARKED_FIELDS}
         asked = {name: getattr(header.params, name) for name in type(header.params).model_fields}
@@ -168,12 +169,16 @@ def unpack(packed: bytes, origin: Origin) -> ParkedRequest:
     return parked
 
 
-def taken(kv: memoryview, sizes: Sequence[int], count: int) -> list[list[bytes]]:
-    """[block][group] of K/V in groups of these sizes. InputError where the lengths do not add up."""
-    if any(size < 0 for size in sizes) or not 0 <= count <= MOST_PARKED_COUNT or sum(sizes) * count != len(kv):
+def taken(kv: memoryview, sizes: Sequence[int], count: int, block: int, length: int) -> list[list[bytes]]:
+    """[block][group] of K/V in groups of these sizes, of blocks of `block` tokens in a text of `length`. InputError
+    where the lengths do not add up; nothing is allocated before."""
+    _check(block >= 1, "its blocks have no token")
+    _check(0 <= count <= length // block, f"it has K/V of {count} blocks of {block} rows for a text of {length} tokens")
+    _check(not count or (len(sizes) > 0 and min(sizes) > 0), "its blocks have a group without K/V")
+    if sum(sizes) * count != len(kv):
         raise InputError(f"it has {len(kv)} bytes of K/V, but {count} blocks of {sum(sizes)} bytes are announced")
     at, blocks = 0, list[list[bytes]]()
-    for _ in range(count if sizes else 0):
+    for _ in range(count):
         parts = []
         for size in sizes:
             parts.append(bytes(kv[at : at + size]))

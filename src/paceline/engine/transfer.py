@@ -214,7 +214,8 @@ def unpack_piece(packed: bytes, origin: Origin) -> PeekedPiece:
     try:
         if len(groups) != len(header.groups):
             raise InputError("a group comes twice")
-        blocks = taken(kv, [size for _, size in groups.values()], header.blocks)
+        sizes = [size for _, size in groups.values()]
+        blocks = taken(kv, sizes, header.blocks, header.block, len(header.tokens))
         layout = tuple(Stretch(*stretch) for stretch in header.layout)
         count = header.first * header.block + len(header.tokens)
         check_ids("tokens", header.tokens, origin.vocab_size)
