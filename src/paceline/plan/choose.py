@@ -7,7 +7,7 @@ inputs are the table of costs and the acceptance; equal inputs make equal choice
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, sqrt
 
 from paceline.core.plan import Item, MinChance, Note, Panel, Work
@@ -17,6 +17,7 @@ from paceline.plan import DrafterFacts, LengthPolicy, Share
 from paceline.plan.acceptance import Acceptance, Key
 from paceline.plan.allocate import Choice, Pick, Point, Price, best, fitting, gain, prepared
 from paceline.plan.cost import Drafting, StepTimes, Times
+from paceline.plan.governor import Governor
 from paceline.plan.keep import pays, plain, reading
 
 PERIOD, FIRST = 16, 4
@@ -159,6 +160,13 @@ class Goodput(LengthPolicy):
     trials: dict[str, Probe] = field(default_factory=dict)
     chains: dict[str, list[str]] = field(default_factory=dict)
     """{K/V group: who drafts chains with it}"""
+    governor: Governor = field(init=False)
+    _work: Work = field(default_factory=lambda: Work(1, 1, 0, 0, 1))
+    """The latest step's pass without nodes."""
+    _keys: dict[int, str] = field(default_factory=dict)
+    """{request id: its key}, of those that draw a token in the latest step."""
+    _straight: bool = False
+    """May the latest step have several passes?"""
     _unheard: list[Note] = field(default_factory=list)
     """Of the latest steps."""
     _plain: CurrentChoice = field(default_factory=CurrentChoice)
@@ -181,11 +189,25 @@ class Goodput(LengthPolicy):
     _trying: tuple[int, str, float, Point, float] | None = None
     """The try of this step: request, drafter, seconds that a pass of it costs, what is expected of it, and goodput."""
 
+    def __post_init__(self) -> None:
+        self.governor = Governor(self.times)
+
     def share(self, requests: Sequence[Request], spare: int, base: Work) -> dict[int, Share]:
         """The choice for this step, clipped to what each request has left."""
         if not requests:
             return {}
+        self.governor.times, self.governor.patience = self.times, self.patience
         first, self._asked = self._asked < self.step, self.step
+        if first:
+            self._keys, self._work = {}, base
+            self._straight = base.rows == len(requests) and all(r.judge_free for r in requests)
+        self._keys.update((r.id, r.key) for r in requests)
+        if self.governor.due() or self.governor.stops():
+            return {r.id: Share(NONE, 0, 0) for r in requests}
+        requests_of = requests
+        requests = [r for r in requests_of if not self.governor.stops(r.key)]
+        if not requests:
+            return {r.id: Share(NONE, 0, 0) for r in requests_of}
         if first:
             filling, alone = base.rows > base.requests, self._filled < self.step - 1
             if filling:
@@ -212,7 +234,7 @@ class Goodput(LengthPolicy):
             whole = not now.panels or request.id in tried  # who is tried is not cut
             chances = () if whole or point.law is None else point.law.per_row()
             shares[request.id] = Share(drafter if nodes else NONE, nodes, depth, worth.get(drafter), chances)
-        return shares
+        return {r.id: Share(NONE, 0, 0) for r in requests_of} | shares
 
     def panels(self, base: Work) -> tuple[Panel, ...]:
         """Of the step that was just shared out."""
@@ -408,6 +430,7 @@ class Goodput(LengthPolicy):
         before, self.step = self.step, self.step + work.passes
         self._now.left -= work.passes - 1
         self.spent += times.total
+        self._account(notes, work, parts, times)
         self.parts, longer = parts, self._longer(parts, times)
         if self.times.seen < KNOWN or self.step // SELDOM > before // SELDOM or self._trying:
             self.times.observe(work, parts, times)
@@ -415,6 +438,27 @@ class Goodput(LengthPolicy):
         self._unheard += notes
         if self.step // HEARING > before // HEARING:
             self._hear()
+
+    def _account(self, notes: Sequence[Note], work: Work, parts: Sequence[Drafting], times: Times) -> None:
+        """Book the step with the governor."""
+        if self._asked != self.step - work.passes or self._work.rows > self._work.requests:
+            n, nodes = self._work.requests, sum(part.nodes for part in parts)
+            of_nodes = self.times.of_target(work) - self.times.of_target(replace(work, rows=max(1, work.rows - nodes)))
+            more = sum(sum(note.kept) for note in notes if not note.part)
+            price = self.governor.pass_seconds(max(n, 1), self._work.context) / max(n, 1)
+            self.governor.shared(times.total, sum(times.drafts.values()) + max(0.0, of_nodes) - more * price)
+        elif not parts:
+            self.governor.rested(work, times)
+        else:
+            got: dict[str, tuple[int, int]] = {}
+            seen = set[int]()
+            for note in notes:
+                if not note.part:
+                    key = self._keys.get(note.request, "")
+                    mine, tokens = got.get(key, (0, 0))
+                    got[key] = mine + (note.request not in seen), tokens + 1 + sum(note.kept)
+                    seen.add(note.request)
+            self.governor.drafted(work, times.total, got, self._straight)
 
     def _hear(self) -> None:
         """What the latest steps say of acceptance: many at once take half of the time."""
