@@ -216,16 +216,15 @@ def build(options: Options) -> "tuple[Engine, Text]":
     )
     eos = known_ids(text.eos, model.vocab_size, path)
     check_defaults(text.defaults, path)
-    engine = Engine(model, config, components=components, callable=user, tokenizer=text.tokenizer, eos=eos)
+    from paceline.engine import learned
+
+    known = learned.recall(options)
+    engine = Engine(model, config, components=components, callable=user, tokenizer=text.tokenizer, eos=eos, known=known)
     chooses = DRAFTERS.card(name).arms or options.tbt_target_ms is not None
-    if chooses and engine.desk.policy.times is not None:
+    if chooses and engine.desk.policy.state() is not None:
         from paceline.engine.calibrate import calibrated
 
-        engine.desk.policy.times = calibrated(engine, facts(options, model, *components.values()))
-    if options.keep_learned:
-        from paceline.engine import learned
-
-        learned.recall(engine, options)
+        engine.table.times.become(calibrated(engine, facts(options, model, *components.values())))
     return engine, text
 
 

@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -15,7 +15,7 @@ from typing import Any
 
 from paceline import __version__
 from paceline.core.params import SamplingParams
-from paceline.core.plan import Item, MinChance, Work
+from paceline.core.plan import MinChance, Work
 from paceline.core.request import Request
 from paceline.core.rows import RowsBuilder
 from paceline.draft import DRAFTERS
@@ -25,8 +25,7 @@ from paceline.engine.totals import Totals
 from paceline.model.native import NativeDecoder
 from paceline.native.build import library
 from paceline.native.store import home, trusted, write
-from paceline.plan import Share
-from paceline.plan.choose import Arm, Goodput
+from paceline.plan import Decision, LengthPolicy, Share
 from paceline.plan.cost import KNOTS, Drafting, StepTimes, Times
 
 log = logging.getLogger("paceline")
@@ -47,20 +46,18 @@ LEAST, SLICE_S = 3, 0.25
 Sample = tuple[Work, Sequence[Drafting], Times]
 
 
-class AsTold(Goodput):
+class AsTold(LengthPolicy):
     """A policy that shares as it is told, and keeps what it is taught."""
 
-    def __init__(self, arms: dict[str, Arm], limit: Callable[[Request, str], int]) -> None:
-        super().__init__(arms, StepTimes(), limit)
+    def __init__(self) -> None:
         self.drafter, self.nodes, self.several = NONE, 0, 1
         self.samples: list[Sample] = []
 
-    def share(self, requests: Sequence[Request], spare: int, base: Work) -> dict[int, Share]:
-        each = min(self.nodes, spare // max(len(requests), 1))
-        return {r.id: Share(self.drafter if each else NONE, each, each, MinChance(0.0)) for r in requests}
-
-    def passes(self, items: Sequence[Item], base: Work) -> int:
-        return self.several
+    def decide(self, requests: Sequence[Request], room: int, base: Work) -> Decision:
+        each = min(self.nodes, room // max(len(requests), 1))
+        depths = {r.id: min(each, r.left - 1) for r in requests}
+        shares = {i: Share(self.drafter if deep else NONE, deep and each, deep, MinChance(0.0)) for i, deep in depths.items()}
+        return Decision(shares, passes=self.several)
 
     def learn(self, notes: Any, work: Work, parts: Sequence[Drafting], times: Times) -> None:
         self.samples.append((work, parts, times))
@@ -126,20 +123,19 @@ def measure(engine: Engine) -> StepTimes:
     for _ in range(SWEEPS):
         for work, seconds in passes(engine, end - BUDGET_S / 2):
             alone[work] = min(seconds, alone.get(work, seconds))
-    policy = engine.desk.planner.length
-    told = AsTold(policy.arms if isinstance(policy, Goodput) else {}, engine.table.depth)
-    engine.desk.planner.length = engine.table.policy = told
+    policy, told = engine.table.policy, AsTold()
+    engine.table.policy = told
     try:
         for batch in BATCHES:
             if batch <= engine.config.max_requests:
                 rounds(engine, told, batch, end)
     finally:
-        engine.desk.planner.length = engine.table.policy = policy
+        engine.table.policy = policy
         engine.drafters.restart()
         engine.desk.totals, engine.timer = Totals(), type(engine.timer)()
         engine.cache.drop_prefix()
         engine.cache.pool.queries = engine.cache.pool.hits = 0
-    times.beside = {name: 0.0 for name, arm in told.arms.items() if arm.ahead}
+    times.beside = {name: 0.0 for name, facts in engine.table.entries.items() if facts.ahead}
     whole = [
         (work, took.target) for work, parts, took in told.samples if not {p.drafter for p in parts} & {*times.beside}
     ]
@@ -218,7 +214,7 @@ def rounds(engine: Engine, told: AsTold, batch: int, end: float) -> None:
             engine.step()
         told.samples = [s for s in told.samples if s[0].rows == s[0].requests or s[1]]
         kinds = [(NONE, 0, 1), (NONE, 0, 2), *((arm, nodes, 1) for nodes in NODES for arm in requests[0].arms)]
-        kinds += [(arm, nodes, 2) for arm in requests[0].arms if told.arms[arm].runs for nodes in NODES]
+        kinds += [(arm, nodes, 2) for arm in requests[0].arms if engine.table.entries[arm].runs for nodes in NODES]
         must = 2 + len(requests[0].arms) if batch == 1 else 0
         for place, (drafter, nodes, several) in enumerate(kinds):
             if place >= must and perf_counter() > end:

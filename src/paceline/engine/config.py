@@ -49,3 +49,8 @@ class EngineConfig:
     """Bytes for what drafters remember of past texts."""
     check: bool = False
     """Run `check_integrity` after every step."""
+
+    @property
+    def patience(self) -> float:
+        """`patience_ms`, or `tbt_target_ms` where that is less, in seconds."""
+        return min(self.patience_ms, self.tbt_target_ms or self.patience_ms) / 1e3

@@ -328,7 +328,7 @@ class DrafterPool:
         log.warning("Drafter %r failed (%r); its %d requests go on without it.", name, error, len(asks))
         self.errors = [*self.errors[-15:], error]
         self.failed[name] = self.failed.get(name, 0) + 1
-        self.table.policy.failed(name)
+        self.table.failed(name)
         self.recorder.failed(name, [ask.request for ask in asks])
         for ask in asks:
             if not ask.request.arms:

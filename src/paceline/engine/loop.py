@@ -49,11 +49,12 @@ class Engine:
         tokenizer: Any = None,
         eos: Collection[int] = (),
         times: StepTimes | None = None,
+        known: dict[str, Any] | None = None,
         now: Callable[[], float] = monotonic,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         """`components`: what the engine has beside the target, by name: a draft model, heads, judges. `times`: what
-        steps cost, as far as known. `now` tells when requests arrive, `clock` how long parts of a step take; both in
+        steps cost, as far as known. `known`: what an earlier policy has learned (`LengthPolicy.state`). `now` tells when requests arrive, `clock` how long parts of a step take; both in
         seconds."""
         if config.row_budget < config.max_requests:
             raise InputError(f"row_budget {config.row_budget} is below max_requests {config.max_requests}; raise it.")
@@ -64,7 +65,10 @@ class Engine:
             check_component(name, component, model)
             component.allocate(config.blocks + (scratch if name == TARGET else 0), config.block_size)
         groups = [n for n, it in self.components.items() if keeps_rows(it) and n != TARGET]
-        self.table = DrafterTable(config.length, times or StepTimes(), config.cheap_rows, config.row_cost)
+        self.table = DrafterTable(
+            config.length, times or StepTimes(), cheap_rows=config.cheap_rows, row_cost=config.row_cost,
+            patience=config.patience, known=known,
+        )  # fmt: skip
         self.table.verifier_taps = {name: card.taps for name, card in VERIFIERS.items() if card.taps}
         self.desk = Desk.of(config, self.table, groups, stateful(self.components))
         sampler = Sampler(model.vocab_size, *reading(tokenizer, model.vocab_size, eos))

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from paceline.core.plan import MinChance, Panel, Work
-from paceline.plan.acceptance import Expected
+from paceline.plan.belief import Expected
 from paceline.plan.cost import OPENINGS, PANEL, Drafting, StepTimes
+from paceline.plan.governor import fitting
 
 STAGES = 2
 """Stages that are priced of each round of nodes, one to everybody, at least."""
@@ -17,9 +18,8 @@ LEAST, MOST = 0.01, 0.6
 RARELY = 0.01
 """Least share of the steps that is taken to have a draft."""
 MARGIN = 1.01
-"""Drafting has to be better than not drafting by so much."""
-APART = 1.02
-"""To each its own has to be better than one drafter for all by so much: of many estimates the best is too good."""
+"""How much better drafting has to be than not drafting, and a drafter for each request than one for all: of many
+estimates the best is too good."""
 
 
 class Point(NamedTuple):
@@ -34,8 +34,6 @@ class Point(NamedTuple):
     """Of a draft at least so deep."""
 
 
-PASSES = 8
-"""Of the target in one step, at most."""
 NOTHING = Point(0, 0, 0.0, 0.0)
 
 Pick = tuple[str, Point]
@@ -44,11 +42,6 @@ Choice = dict[int, Pick]
 """{request id: pick} of those that draft."""
 Points = Mapping[int, Mapping[str, Sequence[Point]]]
 """{request id: {drafter: what it could be given, the fewest nodes first}}"""
-
-
-def fitting(patience: float, seconds: float) -> int:
-    """Passes of so many seconds each that a step may have."""
-    return max(1, min(PASSES, int(patience / seconds)))
 
 
 class Price:
@@ -152,7 +145,7 @@ def best(points: Points, spare: int, price: Price) -> tuple[Choice, float]:
     if len(points) > 1:
         choice = apart(points, spare, price, most)
         goodput = (len(points) + sum(point.tokens for _, point in choice.values())) / price.of(choice)
-        if goodput > most * APART:
+        if goodput > most * MARGIN:
             found, most = choice, goodput
     return (found, most) if found else (found, nothing)
 
@@ -219,12 +212,6 @@ def apart(points: Points, spare: int, price: Price, goodput: float) -> Choice:
 def slope(a: Point, b: Point) -> float:
     """Tokens for a row, from one point to the next."""
     return (b.tokens - a.tokens) / max(b.rows - a.rows, 0.1)
-
-
-def gain(price: Price, drafter: str, points: Sequence[Point], count: int) -> float:
-    """Speed of `count` requests that this drafter gives the best of `points`, over that of plain decoding."""
-    seconds = [price.of(dict.fromkeys(range(count), (drafter, point))) for point in points]
-    return max((1.0 + point.tokens) / took for point, took in zip(points, seconds)) * price.of({})
 
 
 def prepared(kept: Sequence[float], nodes: int) -> float:

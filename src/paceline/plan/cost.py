@@ -10,7 +10,7 @@ finds its caches emptied, takes a third longer in one hour than in the next, and
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any
 
@@ -150,6 +150,8 @@ class StepTimes:
     """Mean absolute percentage error of the latest predictions, as a fraction."""
     met: dict[str, int] = field(default_factory=dict)
     """Steps so far of each drafter that was first timed in service."""
+    latest: list[Drafting] = field(default_factory=list)
+    """What the latest step drafted."""
 
     def of_target(self, work: Work) -> float:
         """Seconds of the target's pass: `Terms.predict` of its features, written out, for choices ask it often."""
@@ -175,6 +177,12 @@ class StepTimes:
         """Seconds of a pass of the draft model, by the first of these drafters that was timed, each of whose nodes is
         one; 0 where none was."""
         return next((self.drafts[name].weights["depth"] for name in drafters if name in self.drafts), 0.0)
+
+    def of_reading(self, drafters: Iterable[str], rows: int) -> float:
+        """Seconds in which the draft model of these drafters reads `rows` of a text: it takes about as many times longer
+        for them than for one as the target does."""
+        whole = Work(rows, 1, rows, rows * rows // 2, 1)
+        return self.of_level(drafters) * self.of_target(whole) / self.of_target(Work.of([(1, rows, 1)]))
 
     def of_draft(self, part: Drafting) -> float:
         """Seconds of one drafter's part."""
@@ -212,6 +220,15 @@ class StepTimes:
         alone = self.of_target(work) + sum(map(self.of_draft, each)) + rest(work.requests, nodes, work.passes)
         return alone - self.of_saved(work, each)
 
+    def like_latest(self, work: Work) -> float:
+        """Seconds of a step whose pass is this work, and in which what was drafted last is drafted again."""
+        return self.predict(work, self.latest)
+
+    def become(self, other: "StepTimes") -> None:
+        """Take over all that another table says."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(other, each.name))
+
     def strange(self) -> Terms:
         """Of a drafter that start-up had no time for: as dear as the dearest that was timed, in each of its terms. One
         whose depth is not counted pays for it by its nodes, half a level each: trees and merged drafts run the same
@@ -230,6 +247,7 @@ class StepTimes:
 
     def observe(self, work: Work, parts: Sequence[Drafting], times: Times) -> None:
         """One step, as planned and as it was."""
+        self.latest = list(parts)
         if not self.seen:
             self.speed = times.target / self.target.predict(_features(work))
             self.drafts = {name: terms.scaled(self.speed) for name, terms in self.drafts.items()}

@@ -71,6 +71,8 @@ class Governor:
     lost: dict[str, float] = field(default_factory=dict)
     """Seconds lost of late, by key of the requests; "" is all together. They leak by LOSS of the time, so that the loss
     of every stretch of time is bounded, and what was saved long ago pays for nothing now."""
+    betting: float = 0.0
+    """Seconds that tries have lost of late against what was chosen; they leak, too."""
     unchecked: int = 0
     """Passes since the latest plain one."""
     open: dict[tuple[str, int, bool], float] = field(default_factory=dict)
@@ -117,28 +119,35 @@ class Governor:
 
     def _book(self, key: str, lost: float, seconds: float) -> None:
         self.lost[key] = max(-self.credit, self.lost.get(key, 0.0) + lost - LOSS * seconds)
-        if key == "":
-            self.saved -= lost
 
     def rested(self, work: Work, times: Times) -> None:
         """A step in which nobody was drafted for. Keeping a drafter's K/V up in it is lost."""
         before = {at: self.pass_seconds(at[1], 0, at[2]) for at in self.open}
         self.plain.setdefault(work.requests, self._plain(work.requests)).learn(work, times)
         for at, passes in self.open.items():
-            self._book(at[0], -0.5 * passes * (self.pass_seconds(at[1], 0, at[2]) - before[at]), 0.0)
+            more = 0.5 * passes * (self.pass_seconds(at[1], 0, at[2]) - before[at])
+            self._book(at[0], -more, 0.0)
+            self.saved += more if at[0] == "" else 0.0
         self.open.clear()
         self.seconds += times.total
         self.unchecked = 0
+        self.saved -= sum(times.drafts.values())
+        self.betting = max(-self.credit, self.betting - LOSS * times.total)
         for key in {"", *self.lost}:
             self._book(key, sum(times.drafts.values()) if key == "" else 0.0, times.total)
 
-    def drafted(self, work: Work, seconds: float, tokens: Mapping[str, tuple[int, int]], straight: bool) -> None:
-        """A step in which somebody was drafted for. `tokens` {key: (requests, tokens that they got)}."""
+    def drafted(
+        self, work: Work, seconds: float, tokens: Mapping[str, tuple[int, int]], total: int, straight: bool
+    ) -> None:
+        """A step in which somebody was drafted for. `tokens` {key: (requests, tokens that they got)} of those whose
+        drafter was chosen for them; `total`: tokens of all. What a user's own choice loses binds nobody."""
         n, price = work.requests, self.pass_seconds(work.requests, work.context, straight)
         self.seconds += seconds
         self.unchecked += work.passes
-        whole = {"": (n, sum(got for _, got in tokens.values()))}
-        for key, (mine, got) in {**tokens, **whole}.items():
+        self.saved += total * price / n - seconds
+        self.betting = max(-self.credit, self.betting - LOSS * seconds)
+        chosen = sum(mine for mine, _ in tokens.values()), sum(got for _, got in tokens.values())
+        for key, (mine, got) in {**tokens, "": chosen}.items():
             took = seconds * mine / n
             self._book(key, took - got * price / n, took)
             at = key, n, straight
@@ -147,4 +156,13 @@ class Governor:
     def shared(self, seconds: float, lost: float) -> None:
         """A step that prompts share, whose rows are not speculation's: `lost` is what it is expected to have lost."""
         self.seconds += seconds
+        self.saved -= lost
         self._book("", lost, seconds)
+
+    def tries(self, loss: float = 0.0) -> bool:
+        """May a try that is expected to lose so many seconds against the choice be made?"""
+        return self.betting + max(0.0, loss) <= self.credit and max(0.0, loss) <= self.room()
+
+    def tried(self, lost: float) -> None:
+        """A try has lost so many seconds; below 0: it has won."""
+        self.betting = max(-self.credit, self.betting + lost)
