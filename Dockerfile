@@ -1,4 +1,5 @@
-# Paceline's server for CPUs. Build: docker build -t paceline .   Run: docker run -p 8000:8000 paceline
+# Paceline's server for CPUs. Build: docker build -t paceline .   Run: docker run -p 8000:8000 paceline smollm2
+# The applications: docker run --entrypoint paceline-apps paceline --help
 # Settings come as PACELINE_* variables; keep keys out of the image: mount a file and set PACELINE_API_KEY_FILE.
 FROM python:3.12-slim AS build
 WORKDIR /build
@@ -8,7 +9,7 @@ COPY constraints.txt ./
 RUN /opt/paceline/bin/pip install --no-cache-dir -c constraints.txt --index-url https://download.pytorch.org/whl/cpu torch
 COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
-RUN /opt/paceline/bin/pip install --no-cache-dir -c constraints.txt '.[otel]'
+RUN /opt/paceline/bin/pip install --no-cache-dir -c constraints.txt '.[otel,apps]'
 
 FROM python:3.12-slim
 # The native decoder is compiled when it is first needed.
@@ -20,4 +21,6 @@ ENV PATH=/opt/paceline/bin:$PATH PACELINE_HOST=0.0.0.0 PACELINE_LOG_FORMAT=json
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --start-period=120s CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/health')"]
+# Every command of the image must at least start.
+RUN for command in paceline paceline-apps; do "$command" --help > /dev/null || exit 1; done
 ENTRYPOINT ["paceline", "serve"]

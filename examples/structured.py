@@ -1,4 +1,4 @@
-"""Structured output: an answer that keeps to a JSON schema, whoever drafts."""
+"""Structured output: an answer that keeps to a JSON schema, with any drafter."""
 
 import json
 

@@ -14,13 +14,13 @@ from typer.testing import CliRunner, Result
 
 from paceline.bench import profile
 from paceline.cli import app
-from paceline.cli.answer import Answer, Screen, answer
-from paceline.cli.chat import Session, history_file, joined
+from paceline.cli.answer import Screen, ShownAnswer, answer
+from paceline.cli.chat import ChatSession, history_file, joined
 from paceline.cli.partner import Local
 from paceline.core.params import SamplingParams
 from paceline.engine.build import Options, memory_of
 from paceline.engine.llm import LLM
-from paceline.plan.memory import Shape
+from paceline.plan.memory import BudgetShape
 from paceline.verify import Case
 from paceline.verify.exact import Exact
 from tests.tiny import tiny_checkpoint
@@ -107,7 +107,7 @@ def test_bad_options(pair: list[str], args: list[str], says: str) -> None:
 
 def test_a_request_that_the_cache_cannot_hold(pair: list[str]) -> None:
     options = Options(pair[1], pair[3], dtype="float32")
-    least = memory_of(options, Path(pair[1]), Path(pair[3])).total(Shape(1, 1, 0, 1))
+    least = memory_of(options, Path(pair[1]), Path(pair[3])).total(BudgetShape(1, 1, 0, 1))
     assert "lower max_tokens or raise memory" in failure(run("generate", "hello", *pair, "--memory", str(least)))
 
 
@@ -186,8 +186,8 @@ def test_pieces_are_coloured_and_control_characters_dropped(capsys: pytest.Captu
 # -- chat ------------------------------------------------------------------------------------------------------------
 
 
-def talk(llm: LLM, **wishes: Any) -> Session:
-    return Session(
+def talk(llm: LLM, **wishes: Any) -> ChatSession:
+    return ChatSession(
         Local(llm), SamplingParams(**{"max_tokens": 8, "temperature": 0.0, "ignore_eos": True, **wishes}), Screen()
     )
 
@@ -402,7 +402,7 @@ def test_demo_fails_when_a_text_differs(pair: list[str], monkeypatch: pytest.Mon
 
 
 def test_an_answer_knows_its_figures(llm: LLM) -> None:
-    done: Answer = answer(llm, [5, 6, 7], SamplingParams(max_tokens=6, seed=1, ignore_eos=True, drafter="model"))
+    done: ShownAnswer = answer(llm, [5, 6, 7], SamplingParams(max_tokens=6, seed=1, ignore_eos=True, drafter="model"))
     figures = done.figures()
     assert figures["tokens"] == 6 and figures["tokens_per_second"] == pytest.approx(6 / done.seconds)
     assert 1 <= figures["tau"] <= 6 and 0 <= figures["acceptance_rate"] <= 1

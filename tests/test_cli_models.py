@@ -73,7 +73,7 @@ def test_pack(pulled: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None
         said = run("pack", "--model", "smollm2").stdout
         [file] = (here / "packed").iterdir()
         assert str(file) in said and "peak memory" in said
-    monkeypatch.setattr(store, "RESERVE", 1 << 62)
+    monkeypatch.setattr(store, "FREE_DISK_BYTES", 1 << 62)
     assert "make room" in failure(run("pack", "--model", "smollm2", "--quantize", "int8"))
     assert list((here / "packed").iterdir()) == [file]
     assert "Removed packed" in run("rm", "packed").stdout and pulled.exists()

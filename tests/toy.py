@@ -57,7 +57,7 @@ class Toy:
     def allocate(self, blocks: int, block_size: int) -> None:
         self.block_size = block_size
         self.pool = [[-7] * (blocks * block_size) for _ in range(LAYERS)]
-        """Of each layer the token of each slot."""
+        """Tokens by layer and slot."""
 
     @staticmethod
     def state(context: list[int], length: int | None = None) -> list[float]:
@@ -67,7 +67,7 @@ class Toy:
 
     @staticmethod
     def place(length: int, last: list[int]) -> list[float]:
-        """The same by the length and the last tokens."""
+        """State numbers from the length and the last tokens."""
         code = 0
         for token in [VOCAB] * (ORDER - len(last)) + last:
             code = (code * (VOCAB + 1) + token) % CODES
@@ -248,8 +248,8 @@ class Toy:
 
 
 class RecurrentToy(Toy):
-    """The same logits, of which every second layer reads its context from a state: the number of its tokens and the
-    last ones, as numbers that are zeros before the first. So a text changes with a state of other rows, too."""
+    """Toy with the same logits, in which every second layer reads its context from a state: the number of its tokens
+    and the last ones, as numbers that are zeros before the first. So a text also changes with a state of other rows."""
 
     def __init__(self, logits: torch.Tensor, max_len: int = 64) -> None:
         super().__init__(logits, max_len)

@@ -9,7 +9,7 @@
 # llamacpp's own of 4 bits). --server: the llama-server that you built of ik_llama.cpp; `all` leaves it out without.
 #
 # PYTHON (default: .venv/bin/python of this repository) is an interpreter with Paceline installed. A second call with
-# the same ROOT keeps environments and builds, and converts anew.
+# the same ROOT keeps environments and builds, and converts again.
 set -euo pipefail
 
 HERE=$(cd "$(dirname "$0")" && pwd)

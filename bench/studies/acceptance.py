@@ -31,7 +31,7 @@ SAMPLES = 10_000
 
 @dataclass(frozen=True)
 class Run:
-    """Of each prompt: tokens generated, passes of the model, nodes drafted."""
+    """Counts per prompt: tokens generated, passes of the model, nodes drafted."""
 
     tokens: np.ndarray
     passes: np.ndarray

@@ -4,14 +4,14 @@
     python bench/studies/auto.py broken ...       the draft model's weights are shuffled
     python bench/studies/auto.py change ...       the draft model is broken in mid-run, and mended
     python bench/studies/auto.py error ...        predicted against measured step time
-    python bench/studies/auto.py crowd --at 1,4,16 ...   a fresh engine's first encounter with so many at once, and warm
+    python bench/studies/auto.py crowd --at 1,4,16 ...   a fresh engine's first encounter with N at once, and warm
 
 One engine, in process, two threads (`--threads`). Each repeat draws its prompts, their order and their arrivals, and
-serves them once by each drafter, in turns, whoever is first changing; the planner learns from its own steps alone.
-Loads: so many requests at a time (closed; 12 prompts, or six a place), or Poisson arrivals at a share of what `none`
-can do (open). A ratio is that of tokens/s (closed) or of mean latency (open), by repeat; its 95 % interval is a
-bootstrap over repeats. The best fixed drafter of a repeat is that of the other repeats, for of several that are
-nearly equal the best of the same one is the luckiest. Use an idle machine.
+serves them once by each drafter, in turns, the first one changing; the planner learns from its own steps alone. Loads:
+a number of requests at a time (closed; 12 prompts, or six a place), or Poisson arrivals at a share of what `none` can
+do (open). A ratio is that of tokens/s (closed) or of mean latency (open), by repeat; its 95 % interval is a bootstrap
+over repeats. The best fixed drafter of a repeat is that of the other repeats, for of several that are nearly equal the
+best of the same one is the luckiest. Use an idle machine.
 """
 
 import argparse
@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from paceline import LLM, SamplingParams
-from paceline.bench.load.plot import Panel, svg
+from paceline.bench.load.plot import PlotPanel, svg
 from paceline.bench.prompts import encode, read_prompts
 from paceline.core.request import Request
 from paceline.draft import DRAFTERS
@@ -96,8 +96,9 @@ def interval(ratios: Sequence[float], rng: np.random.Generator) -> str:
 
 
 def best_elsewhere(arms: Sequence[Sequence[float]]) -> list[float]:
-    """Of each repeat the figure of the arm whose median over the *other* repeats is the highest (of a single repeat the
-    best). Of arms that are nearly equal the best of the same repeats is the luckiest: its figure is too good."""
+    """Figure, for each repeat, of the arm whose median over the *other* repeats is the highest (with a single repeat,
+    of the best arm). Among arms that are nearly equal, the best of the same repeats is the luckiest: its figure is too
+    good."""
     figures = np.array(arms)
     repeats = range(figures.shape[1])
     others = [np.delete(figures, r, axis=1) if len(repeats) > 1 else figures for r in repeats]
@@ -214,8 +215,8 @@ def loads(args: argparse.Namespace) -> dict[str, Any]:
     if args.plot:
         xs = [float(i + 1) for i in range(len(rows))]
         names = list(rows[0]["speed"])
-        speed = Panel("tokens/s", {d: [r["speed"][d] for r in rows] for d in names})
-        latency = Panel("mean latency, s", {d: [r["latency"][d] for r in rows] for d in names}, log=True)
+        speed = PlotPanel("tokens/s", {d: [r["speed"][d] for r in rows] for d in names})
+        latency = PlotPanel("mean latency, s", {d: [r["latency"][d] for r in rows] for d in names}, log=True)
         label = "load: " + ", ".join(f"{i + 1} {r['load']}" for i, r in enumerate(rows))
         Path(args.plot).write_text(svg(f"auto beside its arms, {study.name}", label, xs, [speed, latency]))
     return {"rows": rows}
@@ -298,7 +299,7 @@ def change(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def error(args: argparse.Namespace) -> dict[str, Any]:
-    """Of every step that `auto` takes: |predicted / measured - 1|, predicted before it from the plan."""
+    """Error of every step that `auto` takes: |predicted / measured - 1|, predicted before the step from its plan."""
     study = Study(args, args.draft)
     wrong: list[float] = []
     times = study.llm.engine.desk.policy.times
@@ -323,8 +324,9 @@ def error(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def crowd(args: argparse.Namespace) -> dict[str, Any]:
-    """Of so many at once: what a fresh engine's `auto` does with texts that it meets for the first time, then in turns
-    with plain; each figure a ratio to the median of plain. `--rival`: a fixed drafter in the turns, too."""
+    """Speed at several numbers of concurrent requests: what a fresh engine's `auto` does with texts that it meets for
+    the first time, then in turns with plain decoding; each figure is a ratio to the median of plain. `--rival`: a fixed
+    drafter that takes turns, too."""
     rows = []
     for places in map(int, args.at.split(",")):
         study = Study(args, args.draft)

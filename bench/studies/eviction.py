@@ -25,7 +25,7 @@ from paceline import LLM, SamplingParams
 from paceline.cache.cache import Cache
 from paceline.cache.eviction import LRU, Eviction
 from paceline.cache.marking import Det, Mark0, MarkPredict
-from paceline.cache.policies import POLICIES
+from paceline.cache.policies import EVICTION_POLICIES
 from paceline.cache.shadow import Ghost
 from paceline.core.noise import EvictionNoise
 
@@ -168,9 +168,9 @@ def policies(uses: Sequence[Use], slots: int) -> Iterator[tuple[str, Callable[[i
             lambda seed, e=share: MarkPredict(Given(flipped(phase, e, seed)), EvictionNoise(seed)),
             SEEDS,
         )
-    for name in POLICIES:
+    for name in EVICTION_POLICIES:
         if name != "lru":
-            yield f"{name}, learned", lambda seed, n=name: POLICIES[n](slots), 1
+            yield f"{name}, learned", lambda seed, n=name: EVICTION_POLICIES[n](slots), 1
 
 
 def study(uses: Sequence[Use], texts: Sequence[list[int]], slots: int, size: int) -> dict[str, Any]:

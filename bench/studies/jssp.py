@@ -16,7 +16,7 @@ import torch
 
 from paceline.cluster.learn.dispatcher import DispatchNetwork, load, solve
 from paceline.cluster.workflow.jssp.problem import faults, read
-from paceline.cluster.workflow.jssp.rules import RULES, dispatch
+from paceline.cluster.workflow.jssp.rules import DISPATCHING_RULES, dispatch
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
     for number in range(int(first), int(last) + 1, given.every):
         problem = known[f"{prefix}{number:02d}"]
         began = monotonic()
-        made = {name: dispatch([problem], rule)[0] for name, rule in RULES.items()}
+        made = {name: dispatch([problem], rule)[0] for name, rule in DISPATCHING_RULES.items()}
         made["learned"], made["untrained"] = solve(network, problem), solve(fresh, problem)
         assert not any(faults(problem, schedule) for schedule in made.values())
         assert problem.upper is not None

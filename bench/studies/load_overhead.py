@@ -17,8 +17,8 @@ from statistics import median
 
 import uvloop
 
-from paceline.bench.load.answer import Answer
-from paceline.bench.load.client import Client, Clock
+from paceline.bench.load.answer import TimedAnswer
+from paceline.bench.load.client import Client, LoadClock
 
 CHUNK = {
     "id": "chatcmpl-a212468b6d98453e8f85dde9be00245b", "object": "chat.completion.chunk", "created": 1795300784,
@@ -78,9 +78,9 @@ async def counting(url: str, connections: int) -> int:
 
 async def generator(url: str, connections: int) -> int:
     """`paceline bench serve`'s client."""
-    clock = Clock()
+    clock = LoadClock()
     client = Client(url, clock)
-    answers = [Answer(0.0) for _ in range(connections)]
+    answers = [TimedAnswer(0.0) for _ in range(connections)]
     await asyncio.gather(*(client.post("/chat/completions", b"{}", a, 600.0) for a in answers))
     assert all(a.ok for a in answers)
     return sum(a.chunks for a in answers)

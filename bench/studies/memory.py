@@ -16,11 +16,22 @@ from time import perf_counter
 
 from paceline import LLM, SamplingParams
 from paceline.bench.prompts import encode, read_prompts
-from paceline.bench.svg import BOTTOM as FOOT
-from paceline.bench.svg import COLOURS, HEIGHT, LEFT, RIGHT, STYLE, TOP, WIDTH, stroke, text, tick
+from paceline.bench.svg import CHART_BOTTOM as FOOT
+from paceline.bench.svg import (
+    CHART_LEFT,
+    CHART_RIGHT,
+    CHART_TOP,
+    CHART_WIDTH,
+    COLOURS,
+    HEIGHT,
+    SVG_STYLE,
+    stroke,
+    text,
+    tick,
+)
 from paceline.core.errors import InputError
 from paceline.engine.build import Options, memory_of
-from paceline.plan.memory import Memory, Shape
+from paceline.plan.memory import BudgetShape, MemoryModel
 
 SIZES = (0, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 16, 32, 64)
 BATCHES = (1, 4)
@@ -28,12 +39,12 @@ Point = tuple[int, float, float]
 """Nodes, transient bytes, tokens per second."""
 
 
-def transient(memory: Memory, batch: int, nodes: int, length: int) -> int:
+def transient(memory: MemoryModel, batch: int, nodes: int, length: int) -> int:
     """Bytes of a step with `nodes` for each of `batch` requests of `length` tokens, beyond one that drafts nothing."""
 
     def step(drafted: int) -> int:
         blocks = batch * -(-(length + drafted) // memory.block_size)
-        parts = memory.parts(Shape(blocks, batch * (1 + drafted), drafted, batch))
+        parts = memory.parts(BudgetShape(blocks, batch * (1 + drafted), drafted, batch))
         plain = 0 if drafted or memory.draft is None else memory.draft.kv(blocks, memory.block_size)
         return parts["kv"] + parts["logits"] + parts["scratch"] - plain
 
@@ -63,28 +74,38 @@ def chart(curves: dict[str, list[Point]], title: str) -> str:
     points = [p for curve in curves.values() for p in curve]
     most, top = max(p[1] for p in points) / 2**20, max(p[2] for p in points)
     across, up = tick(most), tick(top)
-    width, height = (WIDTH - LEFT - RIGHT) / (most * 1.05), (HEIGHT - TOP - FOOT) / (top * 1.1)
-    body = [f'<rect class="ground" width="{WIDTH}" height="{HEIGHT}"/>', text(LEFT, 24, title, "title")]
+    width, height = (CHART_WIDTH - CHART_LEFT - CHART_RIGHT) / (most * 1.05), (HEIGHT - CHART_TOP - FOOT) / (top * 1.1)
+    body = [f'<rect class="ground" width="{CHART_WIDTH}" height="{HEIGHT}"/>', text(CHART_LEFT, 24, title, "title")]
     for i in range(int(top * 1.1 / up) + 1):
         y = HEIGHT - FOOT - i * up * height
-        body += [stroke("grid" if i else "axis", LEFT, y, WIDTH - RIGHT, y)]
-        body += [text(LEFT - 8, y + 4, f"{i * up:g}", anchor="end")]
+        body += [stroke("grid" if i else "axis", CHART_LEFT, y, CHART_WIDTH - CHART_RIGHT, y)]
+        body += [text(CHART_LEFT - 8, y + 4, f"{i * up:g}", anchor="end")]
     for i in range(int(most * 1.05 / across) + 1):
-        body.append(text(LEFT + i * across * width, HEIGHT - FOOT + 18, f"{i * across:g}", anchor="middle"))
+        body.append(text(CHART_LEFT + i * across * width, HEIGHT - FOOT + 18, f"{i * across:g}", anchor="middle"))
     for n, (colour, (name, curve)) in enumerate(zip(COLOURS, curves.items(), strict=False)):
-        places = [(LEFT + b / 2**20 * width, HEIGHT - FOOT - speed * height, nodes) for nodes, b, speed in curve]
+        places = [(CHART_LEFT + b / 2**20 * width, HEIGHT - FOOT - speed * height, nodes) for nodes, b, speed in curve]
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in places)
         body.append(f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{line}"/>')
         for x, y, nodes in places:
             body.append(f'<circle fill="{colour}" cx="{x:.1f}" cy="{y:.1f}" r="4"/>')
             body.append(text(x, y - 9, str(nodes), anchor="middle"))
-        body.append(f'<rect fill="{colour}" x="{WIDTH - RIGHT + 20}" y="{TOP + 22 * n}" width="13" height="13"/>')
-        body.append(text(WIDTH - RIGHT + 42, TOP + 22 * n + 11, name))
-    body.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 14, "transient memory of drafting, MiB", anchor="middle"))
+        body.append(
+            f'<rect fill="{colour}" x="{CHART_WIDTH - CHART_RIGHT + 20}" y="{CHART_TOP + 22 * n}" '
+            'width="13" height="13"/>'
+        )
+        body.append(text(CHART_WIDTH - CHART_RIGHT + 42, CHART_TOP + 22 * n + 11, name))
+    body.append(
+        text(
+            (CHART_LEFT + CHART_WIDTH - CHART_RIGHT) / 2,
+            HEIGHT - 14,
+            "transient memory of drafting, MiB",
+            anchor="middle",
+        )
+    )
     turned = text(0, 0, "tokens per second", anchor="middle")
-    body.append(f'<g transform="translate(18 {(TOP + HEIGHT - FOOT) / 2:.1f}) rotate(-90)">{turned}</g>')
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">'
-    return "\n".join([head, f"<title>{title}</title><style>{STYLE}</style>", *body, "</svg>", ""])
+    body.append(f'<g transform="translate(18 {(CHART_TOP + HEIGHT - FOOT) / 2:.1f}) rotate(-90)">{turned}</g>')
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {CHART_WIDTH} {HEIGHT}" role="img">'
+    return "\n".join([head, f"<title>{title}</title><style>{SVG_STYLE}</style>", *body, "</svg>", ""])
 
 
 def main() -> None:

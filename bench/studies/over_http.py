@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 import orjson
 
 from paceline import LLM, SamplingParams
-from paceline.bench.busy import Watch
-from paceline.bench.load.answer import Answer
-from paceline.bench.load.client import Client, Clock
+from paceline.bench.busy import CpuWatch
+from paceline.bench.load.answer import TimedAnswer
+from paceline.bench.load.client import Client, LoadClock
 from paceline.bench.prompts import has_template, read_prompts
 from paceline.engine.llm import Prompt
 
@@ -41,7 +41,7 @@ class Taken(NamedTuple):
     text: str
 
 
-class Listening(Answer):
+class Listening(TimedAnswer):
     """An answer that also keeps its text."""
 
     __slots__ = ("text",)
@@ -59,14 +59,14 @@ def words(choice: dict[str, Any]) -> str:
 
 
 class Study:
-    """The same prompt three ways."""
+    """Study that runs one prompt in three ways."""
 
     def __init__(self, args: argparse.Namespace, url: str) -> None:
         self.args = args
         self.llm = LLM(**engine(args), prefix_cache=False)
         self.chat = has_template(self.llm.text)
         self.path = "/chat/completions" if self.chat else "/completions"
-        self.clock = Clock()
+        self.clock = LoadClock()
         self.client = Client(url, self.clock)
         self.runner = asyncio.Runner()
         self.name = self.runner.run(self.client.json("/models", TIMEOUT))["data"][0]["id"]
@@ -186,7 +186,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    busy = Watch().before()  # not during: the server is another process
+    busy = CpuWatch().before()  # not during: the server is another process
     process, url = serve(args)
     try:
         ready(url)

@@ -19,6 +19,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from paceline.plan.acceptance import Mean
+
 from paceline.core.noise import SimulationNoise, uniform
 from paceline.core.params import SamplingParams
 from paceline.core.plan import Work
@@ -26,12 +28,11 @@ from paceline.draft import DRAFTERS
 from paceline.draft.mirror import Mirror
 from paceline.engine.config import EngineConfig
 from paceline.plan import DrafterFacts
-from paceline.plan.acceptance import Mean
 from paceline.plan.cost import Drafting, StepTimes, Terms
 from paceline.simulate.figures import figures
 from paceline.simulate.log import Arrival, Event, Setup, Step
 from paceline.simulate.simulator import simulate
-from paceline.simulate.workload import Job, Rates, Speech, Workload
+from paceline.simulate.workload import DraftRates, Speech, Workload, WorkloadJob
 
 KAPPAS, EXITS = (1, 2, 4, 8), (0.25, 0.5, 0.75)
 PARTS = {
@@ -102,7 +103,7 @@ def record(args: argparse.Namespace) -> None:
 
 
 def target_seconds(times: StepTimes, nodes: int, context: int = 128) -> float:
-    """Of a pass that verifies so many."""
+    """Seconds of a pass that verifies `nodes` nodes."""
     rows = 1 + nodes
     return times.of_target(Work(rows, 1, context, rows * context, rows))
 
@@ -112,8 +113,8 @@ def draft_seconds(times: StepTimes, tokens: int) -> float:
 
 
 def placed(times: StepTimes, share: float) -> StepTimes:
-    """The same table where so much of the shorter part costs no time. All three run the same draft model: one that
-    was not reached in the time of the record costs what the others do."""
+    """Table in which `share` of the shorter part costs no time. All three drafters run the same draft model: one that
+    the record had no time to reach costs what the others do."""
     times = StepTimes.load(json.loads(json.dumps(times.dump())))
     alike = ("model", "pearl", "mirror")
     known = next((times.drafts[name] for name in alike if name in times.drafts), None)
@@ -136,11 +137,11 @@ def workload(drafter: str, times: StepTimes, chance: float, nodes: int | None = 
     setup = Setup(config, ("draft",), entries, times.dump())
     arms = ("model", "pearl") if drafter == "auto" else ()
     each = [Arrival(0.0, i, i, [1] * 16, drafter, arms, "exact", 200) for i in range(jobs)]
-    rates = Rates(entries)
+    rates = DraftRates(entries)
     for name in entries:
         rates.acceptance.means[name, 0] = Mean([1e6] * 16, [1e6 * chance] * 16, [1e6] * 16, [1e6] * 16)
     outputs = {i: Speech([2] * 200, "length") for i in range(jobs)}
-    return Workload(setup, [Job(0.0, [a]) for a in each], outputs, rates, times)
+    return Workload(setup, [WorkloadJob(0.0, [a]) for a in each], outputs, rates, times)
 
 
 def rounds(events: list[Event]) -> Iterator[tuple[float, float, int]]:

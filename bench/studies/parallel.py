@@ -18,7 +18,7 @@ from time import monotonic
 from typing import Any
 
 from paceline import LLM, SamplingParams
-from paceline.reason.parallel import Parallel, Settings, conversation
+from paceline.reason.parallel import Parallel, ParallelSettings, conversation
 from paceline.reason.runner import BASE, Runner
 
 QUESTIONS = (
@@ -106,7 +106,7 @@ def timed(llm: LLM, questions: tuple[str, ...], params: SamplingParams, show: bo
 
 
 def sequential(llm: LLM, question: str, tokens: int) -> float:
-    """Seconds of an answer of so many tokens by plain decoding."""
+    """Seconds of an answer of `tokens` tokens by plain decoding."""
     llm.engine.cache.drop_prefix()
     prompt, started = llm.text.chat([{"role": "user", "content": question}]), monotonic()
     llm.generate([prompt], SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True), progress=False)
@@ -118,7 +118,7 @@ def answer(llm: LLM, question: str, params: SamplingParams) -> tuple[dict[str, A
     llm.engine.cache.drop_prefix()
     messages = [{"role": "user", "content": question}]
     runner = Runner({BASE: llm.engine})
-    policy, started = Parallel(Settings(), conversation(llm.text, messages)), monotonic()
+    policy, started = Parallel(ParallelSettings(), conversation(llm.text, messages)), monotonic()
     [request] = runner.submit(llm.text.chat(messages), params, policy)
     while request.finish is None:
         runner.step()

@@ -43,7 +43,7 @@ NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 def wishes(name: str) -> Wishes:
-    """Of a row: `small`, `base`, `mentor`, `tau X` or `tau X spec`, whose rewrites are drafted by token."""
+    """Wishes of a row: `small`, `base`, `mentor`, `tau X` or `tau X spec`, whose rewrites are drafted by token."""
     plain: dict[str, Wishes] = {
         "small": StepWishes(tau=-1, budget=0),
         "base": StepWishes(first=10**6),
@@ -134,7 +134,7 @@ def counting(pair: Ensemble, questions: Sequence[dict[str, Any]], args: argparse
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds of one model: a request takes `start`, and so much for each token computed before its first, and for
+    """Seconds of one model: a request takes `start`, and a fixed time for each token computed before its first, and for
     each pass behind that. Passes, not tokens: a model's own drafter may write several a pass."""
 
     start: float

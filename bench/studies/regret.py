@@ -27,11 +27,11 @@ from paceline.core.noise import SimulationNoise
 from paceline.core.plan import Item, Work
 from paceline.engine.config import EngineConfig
 from paceline.plan import DrafterFacts
-from paceline.plan.cost import KNOTS, Drafting, StepTimes, Times, judged
+from paceline.plan.cost import KNOTS, Drafting, StepTimes, Times
 from paceline.simulate.figures import figures
 from paceline.simulate.log import Arrival, Setup
 from paceline.simulate.simulator import Simulator
-from paceline.simulate.workload import Job, Speech, Workload
+from paceline.simulate.workload import Speech, Workload, WorkloadJob
 
 ARMS = ("ngram", "model", "ngram+topk")
 FACTS = {
@@ -129,7 +129,9 @@ class Machine:
         call, request, level, node = self.drafts[part.drafter]
         return call * max(1, part.passes) + request * part.requests + level * part.depth + node * part.nodes
 
-    def seconds(self, work: Work, parts: Sequence[Drafting], reads: int = 0, noisy: bool = True, now: float = 0.0) -> Times:
+    def seconds(
+        self, work: Work, parts: Sequence[Drafting], reads: int = 0, noisy: bool = True, now: float = 0.0
+    ) -> Times:
         factor = math.exp(self.rng.gauss(0, self.noise)) if noisy else 1.0
         if noisy and self.rng.random() < self.spikes:
             factor *= self.rng.uniform(2, 8)
@@ -145,7 +147,11 @@ class Machine:
     def table(self, how: str) -> StepTimes:
         """What start-up would have measured: `clean`, or under `pressure`."""
         times = StepTimes()
-        wrong = (lambda: math.exp(abs(self.rng.gauss(0, 0.8)))) if how == "pressure" else (lambda: math.exp(self.rng.gauss(0, 0.02)))
+        wrong = (
+            (lambda: math.exp(abs(self.rng.gauss(0, 0.8))))
+            if how == "pressure"
+            else (lambda: math.exp(self.rng.gauss(0, 0.02)))
+        )
         kinds = [(1, k, 32) for k in KNOTS if k <= 512] + [(n, k, 32) for n in (4, 16) for k in (1, 4)]
         kinds += [(1, 1, 1024), (1, 16, 1024), (4, 1, 1024)]
         works = [Work(n * k, n, n * c, n * k * c, n * min(k, 64)) for n, k, c in kinds]
@@ -163,7 +169,13 @@ class Machine:
         took = []
         for work, parts in steps:
             t = self.seconds(work, parts, noisy=False)
-            took.append((work, parts, Times(t.target * wrong(), {k: v * wrong() for k, v in t.drafts.items()}, t.rest * wrong())))
+            took.append(
+                (
+                    work,
+                    parts,
+                    Times(t.target * wrong(), {k: v * wrong() for k, v in t.drafts.items()}, t.rest * wrong()),
+                )
+            )
         times.fit(took)
         return times
 
@@ -263,9 +275,14 @@ class World:
         most = 900 if clients == 1 else 500 if clients < 8 else 220
         count = max(clients, most * clients // tokens)
         t = rng.choice((0.0, 0.0, 0.8))
-        texts = [Text.drawn(rng, max(2, round(tokens * rng.uniform(0.5, 1.5))), {"ngram": lookup, "model": model}, t) for _ in range(count)]
+        texts = [
+            Text.drawn(rng, max(2, round(tokens * rng.uniform(0.5, 1.5))), {"ngram": lookup, "model": model}, t)
+            for _ in range(count)
+        ]
         table = rng.choice(("clean", "clean", "clean", "pressure"))
-        return cls(f"{seed} {kind} {clients} at once, {tokens} tokens, table {table}", machine, texts, clients, table, seed)
+        return cls(
+            f"{seed} {kind} {clients} at once, {tokens} tokens, table {table}", machine, texts, clients, table, seed
+        )
 
     @classmethod
     def recorded(cls, path: Path) -> "World":
@@ -285,15 +302,19 @@ class World:
         machine.rng = random.Random(self.seed + 1)
         arms = ARMS if drafter == "auto" else ()
         jobs = [
-            Job(0.0, [Arrival(0.0, i, i, [0] * t.prompt, drafter, arms, "exact", t.tokens, judge_free=True, params={"temperature": t.temperature})])
+            WorkloadJob(0.0, [Arrival(0.0, i, i, [0] * t.prompt, drafter, arms, "exact", t.tokens, judge_free=True, params={"temperature": t.temperature})])
             for i, t in enumerate(self.texts)
         ]  # fmt: skip
         outputs = {i: Speech([0] * t.tokens, "length") for i, t in enumerate(self.texts)}
         most = max(t.prompt + t.tokens for t in self.texts) // 16 + 2
-        config = EngineConfig(blocks=most * (min(self.clients, 64) + 1), drafter="auto", prefix_cache=False, cheap_rows=16)
+        config = EngineConfig(
+            blocks=most * (min(self.clients, 64) + 1), drafter="auto", prefix_cache=False, cheap_rows=16
+        )
         setup = Setup(config, ("draft",), FACTS, table.dump())
         truth = Truth(dict(enumerate(self.texts)))
-        twin = OnMachine(Workload(setup, jobs, outputs, truth, StepTimes()), self.clients, SimulationNoise(0), machine=machine)  # type: ignore[arg-type]
+        twin = OnMachine(
+            Workload(setup, jobs, outputs, truth, StepTimes()), self.clients, SimulationNoise(0), machine=machine
+        )  # type: ignore[arg-type]
         began = time.perf_counter()
         events = twin.run()
         done = figures(events)
@@ -374,9 +395,13 @@ def show(rows: Sequence[dict[str, Any]], beside: Sequence[dict[str, Any]]) -> No
         same = [row for row in rows if row["name"] in old]
         line("old", [old[row["name"]] for row in same])
         ratios = [row["auto"] / old[row["name"]]["auto"] for row in same]
-        print(f"new over old: mean {math.exp(statistics.mean(map(math.log, ratios))):.4f}, least {min(ratios):.3f}, below 0.99 {sum(r < 0.99 for r in ratios)}")
+        print(
+            f"new over old: mean {math.exp(statistics.mean(map(math.log, ratios))):.4f}, least {min(ratios):.3f}, below 0.99 {sum(r < 0.99 for r in ratios)}"
+        )
     for row in sorted(rows, key=lambda row: row["auto"])[:8]:
-        print(f"  {row['auto']:.3f} (old {old[row['name']]['auto'] if row['name'] in old else 0:.3f})  {row['name']}  {row['drafters']}")
+        print(
+            f"  {row['auto']:.3f} (old {old[row['name']]['auto'] if row['name'] in old else 0:.3f})  {row['name']}  {row['drafters']}"
+        )
 
 
 def main() -> None:
@@ -385,7 +410,9 @@ def main() -> None:
     parser.add_argument("paths", nargs="*", type=Path)
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--fixed", type=int, default=5, help="of so many machines one is run by every fixed drafter, too")
+    parser.add_argument(
+        "--fixed", type=int, default=5, help="of so many machines one is run by every fixed drafter, too"
+    )
     parser.add_argument("--limit", type=float, default=600.0, help="seconds")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--beside", type=Path, help="the figures of another planner")
@@ -395,7 +422,13 @@ def main() -> None:
         for path in args.paths:
             rows.append(judge(World.recorded(path), True))
             row = rows[-1]
-            print(f"{row['name']}: auto {row['auto']:.3f}", {k: round(v, 3) for k, v in row["fixed"].items()}, f"hindsight {row['hindsight']:.3f}", row["drafters"], flush=True)
+            print(
+                f"{row['name']}: auto {row['auto']:.3f}",
+                {k: round(v, 3) for k, v in row["fixed"].items()},
+                f"hindsight {row['hindsight']:.3f}",
+                row["drafters"],
+                flush=True,
+            )
     else:
         for i in range(args.count):
             rows.append(judge(World.drawn(args.seed + i), i % args.fixed == 0))

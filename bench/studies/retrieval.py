@@ -3,7 +3,7 @@
     python bench/studies/retrieval.py --model M --index D [--kinds exact,hnsw,bm25] [--latency 0,0.05,0.5] \
         [--ways one,P+S+A] [--questions F.jsonl] [--limit 8] [--repeat 3] [--max-tokens 64] [--json out.json]
 
-Each question is answered once in each way, in turns, whoever is first changing; all texts must be those of `one`.
+Each question is answered once in each way, in turns, the first one changing; all texts must be those of `one`.
 Ways, as the paper names them: one (a retrieval at a time), s3 (three guesses a call), P (20 passages of a call join the
 cache), S (the optimal number of guesses), A (writing goes on during a call; with S only where that pays). `latency`:
 seconds that every call takes longer, as a larger or remote knowledge base would. `predicted` is (a + b) verified(gamma,
@@ -22,7 +22,7 @@ from time import perf_counter, sleep
 from typing import Any
 
 from paceline import LLM, SamplingParams
-from paceline.retrieve import Index, Retrieval, generate
+from paceline.retrieve import PassageIndex, Retrieval, generate
 from paceline.retrieve.retriever import Hit, Retriever
 from paceline.retrieve.stride import gain
 
@@ -51,7 +51,7 @@ QUESTIONS = (
 
 
 class Late:
-    """A retriever whose every call takes so many seconds longer."""
+    """Retriever with `seconds` of delay per call."""
 
     def __init__(self, inner: Retriever, seconds: float) -> None:
         self.inner, self.seconds = inner, seconds
@@ -103,7 +103,7 @@ def row(way: str, mine: Sum, one: Sum) -> dict[str, Any]:
 
 
 def measure(
-    llm: LLM, index: Index, retriever: Retriever, questions: Sequence[str], params: SamplingParams, args: Any
+    llm: LLM, index: PassageIndex, retriever: Retriever, questions: Sequence[str], params: SamplingParams, args: Any
 ) -> list[dict[str, Any]]:
     """Every question in every way. AssertionError where a text differs from that of a retrieval at a time."""
     names = args.ways.split(",")
@@ -143,14 +143,14 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--ways", default=",".join(WAYS), help="`one` among them")
     parser.add_argument("--questions", type=Path)
     parser.add_argument("--limit", type=int, default=8)
-    parser.add_argument("--repeat", type=int, default=1, help="so many times each; medians")
+    parser.add_argument("--repeat", type=int, default=1, help="repetitions; figures are medians")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--every", type=int, default=4)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(words)
     asked = QUESTIONS if args.questions is None else [json.loads(x)["question"] for x in args.questions.open()]
-    index, made = Index.open(args.index), []
+    index, made = PassageIndex.open(args.index), []
     params = SamplingParams(temperature=0, max_tokens=args.max_tokens, drafter="ngram")
     with LLM(args.model, dtype=args.dtype, max_model_len=2048 if args.model else None, max_requests=4) as llm:
         for kind in args.kinds.split(",") if args.kinds else index.kinds:

@@ -30,7 +30,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from paceline import LLM, SamplingParams
-from paceline.bench.busy import Watch
+from paceline.bench.busy import CpuWatch
 from paceline.bench.prompts import read_prompts
 from paceline.core.request import Request
 from paceline.engine.loop import Engine
@@ -42,9 +42,10 @@ TARGET = 0.8
 DELAY_S = 2.0
 """Most seconds that the median request may wait for its first row."""
 LEAST = 1 / 20
-"""Of the rate at which the search begins: below it nothing is tried, for a run would take hours."""
+"""Lowest rate that is tried, as a share of the rate at which the search begins: a run at a lower rate would take
+hours."""
 FINE, ROUNDS = 1.025, 20
-"""The search ends when its ends are so close, or after so many runs."""
+"""The search ends when its ends are within this factor, or after this number of runs."""
 
 
 class Arrival(NamedTuple):
@@ -316,7 +317,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    watch = Watch()
+    watch = CpuWatch()
     found = studies[args.study](Study(args))
     if busy := watch.during():
         print(f"schedule: warning: {busy}", file=sys.stderr)

@@ -177,7 +177,7 @@ def skips(args: argparse.Namespace) -> None:
 
 @dataclass
 class Record:
-    """Of one text, at each place of its output: what each exit would have drafted."""
+    """Record of one text: at each place of its output, what each exit would have drafted."""
 
     right: Tensor
     """[E, N] 1.0 where it is the target's token"""

@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx2
 
-from apps.common.compare import compare, figures
+from paceline.apps.common.compare import compare, figures
 
 NO_REPORT = ("text2sql",)
 SERVE = "--quantize int8 --threads 1 --memory 5G --max-model-len 8192"
@@ -56,7 +56,9 @@ def ran(app: list[str], url: str, drafter: str, out: Path) -> tuple[Path, float,
     where = [] if app[0] in NO_REPORT else ["--out", str(out / drafter)]
     asked = ["--url", url, "--drafter", drafter, "--log", str(tape)]
     began = time.monotonic()
-    done = subprocess.run([sys.executable, "-m", "apps.main", *app, *asked, *where], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline.apps.main", *app, *asked, *where], capture_output=True, text=True
+    )
     if done.returncode:
         print(f"exit {done.returncode}: {done.stderr[-600:]}", flush=True)
     return tape, time.monotonic() - began, done.stdout

@@ -17,8 +17,8 @@ from scipy import stats
 
 from paceline.cluster.workflow.dispatch import Dispatcher
 from paceline.cluster.workflow.models import Batched
-from paceline.cluster.workflow.policies import Setup
-from paceline.cluster.workflow.simulate import Job, Outcome, Simulation
+from paceline.cluster.workflow.policies import DispatcherSetup
+from paceline.cluster.workflow.simulate import SimulatedJob, SimulatedRun, Simulation
 from paceline.cluster.workflow.text2sql import SPEEDS, base, questions
 from paceline.cluster.workflow.tune import GRID, best
 
@@ -27,19 +27,19 @@ POLICIES = ("hexgen", "hexgen+fcfs", "balanced+urgency", "balanced+fcfs", "rr+ur
 SLOTS = 8
 
 
-def setup(policy: str, alpha: float, patience: float) -> Setup:
+def setup(policy: str, alpha: float, patience: float) -> DispatcherSetup:
     prior = {kind: (0.0, 1e3 * speed.prefill, 1e3 * speed.decode) for kind, speed in SPEEDS.items()}
     instances = tuple((f"{kind}-{n}", kind, SLOTS) for n, kind in enumerate(CLUSTER))
-    return Setup(policy, instances, prior, alpha, patience)
+    return DispatcherSetup(policy, instances, prior, alpha, patience)
 
 
-def run(policy: str, jobs: list[Job], alpha: float = 0.3, patience: float = float("inf")) -> Outcome:
+def run(policy: str, jobs: list[SimulatedJob], alpha: float = 0.3, patience: float = float("inf")) -> SimulatedRun:
     made: Dispatcher = setup(policy, alpha, patience).dispatcher()
     models: dict[str, Any] = {name: Batched(SPEEDS[each.kind]) for name, each in made.instances.items()}
     return Simulation(made, models, jobs).run()
 
 
-def due(jobs: list[Job], scale: float) -> list[Job]:
+def due(jobs: list[SimulatedJob], scale: float) -> list[SimulatedJob]:
     return [replace(job, deadline=scale * base()) for job in jobs]
 
 
@@ -51,7 +51,7 @@ def tightest(attain: Callable[[float], float], low: float = 1.0, high: float = 2
     return high
 
 
-def deadline(policy: str, jobs: list[Job], alpha: float, patience: float) -> float:
+def deadline(policy: str, jobs: list[SimulatedJob], alpha: float, patience: float) -> float:
     return tightest(lambda scale: run(policy, due(jobs, scale), alpha, patience).attainment())
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from paceline.cluster.learn.order import Learned, load
+from paceline.cluster.learn.order import LearnedOrder, load
 from paceline.cluster.learn.scenes import Scene, scene
 from paceline.cluster.workflow.heft import Order, Ranks
 from paceline.cluster.workflow.tasks import Instance, Task
@@ -56,7 +56,7 @@ def main() -> None:
     given = parser.parse_args()
     network = load(given.order)
     orders: dict[str, Callable[[Scene], Order]] = {
-        "learned": lambda s: Learned(network, s.table),
+        "learned": lambda s: LearnedOrder(network, s.table),
         "random": lambda s: Random(0),
         "first come": lambda s: First(),
         "least left": Least,

@@ -17,17 +17,17 @@ from typing import Any
 import numpy as np
 import uvicorn
 
-from apps.common.client import Client
-from apps.text2sql.database import Database, open_database
-from apps.text2sql.evaluate import WIDE, Question, read_questions
-from apps.text2sql.pipeline import Pipeline, Plan
-from apps.text2sql.retrieve import Index, build
-from apps.text2sql.schema import read_schema
+from paceline.apps.common.client import Client
+from paceline.apps.text2sql.database import Database, open_database
+from paceline.apps.text2sql.evaluate import WIDE, Question, read_questions
+from paceline.apps.text2sql.pipeline import Pipeline, Plan
+from paceline.apps.text2sql.retrieve import Index, build
+from paceline.apps.text2sql.schema import read_schema
 from paceline.cluster.control.controller import Controller
 from paceline.cluster.control.ray_engine import RayEngine
 from paceline.cluster.control.router import create
-from paceline.cluster.workflow.log import Event, Recorder, read, replay, write
-from paceline.cluster.workflow.policies import Setup
+from paceline.cluster.workflow.log import Event, WorkflowRecorder, read, replay, write
+from paceline.cluster.workflow.policies import DispatcherSetup
 
 PRIOR = {"engine": (0.05, 0.5, 10.0)}
 
@@ -49,12 +49,12 @@ class Runs:
     async def run(
         self, policy: str, questions: list[Question], every: float, deadline: float, kill: int | None = None
     ) -> dict[str, Any]:
-        """`kill`: the quick engine dies once so many questions are answered."""
-        setup = Setup(policy, tuple((name, "engine", 2) for name in self.engines), PRIOR)
+        """`kill`: number of answered questions after which the fast engine dies."""
+        setup = DispatcherSetup(policy, tuple((name, "engine", 2) for name in self.engines), PRIOR)
         self.number += 1
         log = self.out / f"{self.number}-{policy}.jsonl"
         controller = Controller(setup.dispatcher(), self.engines)
-        controller.dispatcher.watchers.append(Recorder(setup, write(log)))
+        controller.dispatcher.watchers.append(WorkflowRecorder(setup, write(log)))
         server = uvicorn.Server(uvicorn.Config(create(controller), "127.0.0.1", self.port, log_level="error"))
         serving = asyncio.create_task(server.serve())
         while not server.started:
@@ -104,7 +104,7 @@ async def main() -> None:
     parser.add_argument("--seconds", type=float, help="fewer questions, so that they come within so long a run")
     parser.add_argument("--kill", action="store_true", help="a last run whose quick engine is killed")
     parser.add_argument("--out", type=Path, default=Path("workflow-ray"), help="folder of the logs")
-    parser.add_argument("--load", type=float, default=0.6, help="questions arrive so many times as often as one takes")
+    parser.add_argument("--load", type=float, default=0.6, help="arrival rate, times the duration of one question")
     parser.add_argument("--whole", action="store_true", help="keywords and unit tests too")
     parser.add_argument("--candidates", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=24, help="of a candidate, at most")

@@ -18,8 +18,8 @@ from paceline.draft.int8 import shrink
 from paceline.train import train
 from paceline.train.data import answered, read_lines
 from paceline.train.evaluate import engine_tau
-from paceline.train.loop import Plan, texts
-from paceline.train.target import Target
+from paceline.train.loop import TrainingPlan, texts
+from paceline.train.target import TrainingTarget
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 METHOD, SETTINGS = "hydra", {"depth": 3, "layers": 2, "draft_vocab": 4096, "own_head": True}
@@ -30,8 +30,8 @@ MOST = 12_000_000
 SEED = 0
 
 
-def plan(target: Path, out: Path, count: int, **limits: Any) -> Plan:
-    return Plan(
+def plan(target: Path, out: Path, count: int, **limits: Any) -> TrainingPlan:
+    return TrainingPlan(
         method=METHOD, target=target, data=(out / "prompts.jsonl",), out=out / "head", settings=dict(SETTINGS),
         prompts=count, answer=128, length=384, whole=True, lr=2e-3, seed=SEED, cache=out / "cache",
         cache_bytes=4 << 30, **limits,
@@ -44,7 +44,7 @@ def main(
     docs: Annotated[Path, typer.Option()],
     out: Annotated[Path, typer.Option()],
     minutes: float = 75,
-    steps: Annotated[int | None, typer.Option(help="Train so many, in place of --minutes.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Number of training steps, instead of --minutes.")] = None,
     count: Annotated[int, typer.Option(help="Prompts that the target answers, of 2,200.")] = 2200,
     answers: Annotated[bool, typer.Option(help="Only let the target answer.")] = False,
 ) -> None:
@@ -55,7 +55,7 @@ def main(
         (out / f"{name}.jsonl").write_text(content, encoding="utf-8")
     mine = plan(target, out, count, minutes=None if steps else minutes, steps=steps)
     if answers:
-        samples = texts(mine, Target(target))
+        samples = texts(mine, TrainingTarget(target))
         typer.echo(f"{len(samples)} answers of {sum(len(s.ids) - s.start for s in samples):,} tokens")
         return
     made = train(mine)
@@ -77,7 +77,7 @@ def named(head: Path) -> None:
 
 def measured(target: Path, head: Path, out: Path, kinds: list[str]) -> None:
     """Print the engine's tau on the held-out prompts of each kind, beside prompt lookup's."""
-    whole = Target(target)
+    whole = TrainingTarget(target)
     for kind in kinds:
         samples = answered(whole, read_lines(out / f"{kind}.jsonl"), 384, answer=128, cache=out / "cache")
         found = engine_tau(target, head, samples, [METHOD, "ngram"], 8, 128)

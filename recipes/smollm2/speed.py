@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from paceline import LLM, SamplingParams
-from paceline.bench.harness import PLAIN, Cell, Plan, measure
+from paceline.bench.harness import PLAIN_METHOD, BenchCell, BenchPlan, measure
 from paceline.bench.prompts import encode, read_prompts
-from paceline.bench.report import Row
+from paceline.bench.report import BenchRow
 from paceline.draft.head import method_of
 
 KINDS = ("sums", "programs", "documentation")
@@ -32,8 +32,8 @@ def main(
     with LLM(target, head, max_requests=1, prefix_cache=False, quantize=quantize) as llm:
         for size in nodes or [7]:
             params = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True, max_nodes=size)
-            plan = Plan(
-                (PLAIN, "ngram", drafter, f"ngram+{drafter}", "auto"),
+            plan = BenchPlan(
+                (PLAIN_METHOD, "ngram", drafter, f"ngram+{drafter}", "auto"),
                 (1,),
                 (0.0,),
                 "exact",
@@ -43,11 +43,11 @@ def main(
             for kind in KINDS:
                 ids = [encode(llm.text, prompt) for prompt in read_prompts(prompts / f"{kind}.jsonl", each)]
                 found = measure(llm.engine, ids, plan, lambda what: None)
-                plain = found[Cell(PLAIN, 1, 0.0)]
+                plain = found[BenchCell(PLAIN_METHOD, 1, 0.0)]
                 for name in plan.methods:
-                    runs = found[Cell(name, 1, 0.0)]
+                    runs = found[BenchCell(name, 1, 0.0)]
                     same = all(run.outputs == plain[0].outputs for run in runs)
-                    row = Row.of(Cell(name, 1, 0.0), "exact", runs, plain, same, 0)
+                    row = BenchRow.of(BenchCell(name, 1, 0.0), "exact", runs, plain, same, 0)
                     typer.echo(
                         f"{kind:14} {size} nodes {name:12} {row.tokens_per_second:6.1f} tokens/s  {row.speedup:.2f}x  "
                         f"tau {row.tau:.2f}{'' if same else '  TEXT DIFFERS'}"

@@ -16,7 +16,7 @@ import typer
 
 from paceline import LLM, SamplingParams
 from paceline.core.errors import InputError
-from paceline.draft.acceptance import Acceptance
+from paceline.draft.acceptance import AcceptanceHead
 from paceline.train.data import read_lines
 
 FIXED, RISKS = (2, 3, 4, 5, 6, 8, 12), (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -40,7 +40,7 @@ def main(
     counts: dict[str, str] = {}
     texts = set[str]()
     with LLM(target, draft, drafter="specdec", length="specdec", max_requests=1, prefix_cache=False) as llm:
-        head = cast(Acceptance, llm.engine.components.get("acceptance"))
+        head = cast(AcceptanceHead, llm.engine.components.get("acceptance"))
         if head is None:
             raise InputError(f"{draft} has no acceptance head; make one with paceline train specdec.")
 

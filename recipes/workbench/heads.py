@@ -17,13 +17,13 @@ from typing import Annotated, Any
 import typer
 from entries import ENTRIES, HEAD, RATIOS, Entry
 
-from paceline.draft.grow import NODES
-from paceline.train import METHODS
+from paceline.draft.grow import HEAD_TREE_NODES
+from paceline.train import TRAINERS
 from paceline.train.data import Sample, answered, read_lines
 from paceline.train.evaluate import engine_tau, evaluate
 from paceline.train.features import FeatureSource
-from paceline.train.loop import Plan, opened, texts, train
-from paceline.train.target import Target
+from paceline.train.loop import TrainingPlan, opened, texts, train
+from paceline.train.target import TrainingTarget
 
 SETS = ("gsm8k", "code")
 
@@ -50,12 +50,12 @@ class Bench:
     def cache(self) -> Path:
         return self.out / "cache"
 
-    def plan(self, entry: Entry) -> Plan:
+    def plan(self, entry: Entry) -> TrainingPlan:
         settings = {"depth": self.depth, **entry.settings} if entry.kind == HEAD else dict(entry.settings)
         if entry.begins:
             settings["draft"] = str(self.draft if entry.begins == "draft" else self.out / entry.begins)
         files = {"answers": ["prompts"], "maths": ["maths"], "both": ["maths", "code"]}[entry.data]
-        return Plan(
+        return TrainingPlan(
             method=entry.method, target=self.target, data=tuple(self.out / f"{name}.jsonl" for name in files),
             out=self.out / entry.name, minutes=None, steps=self.steps, settings=settings, prompts=self.answered,
             answers=entry.data == "answers", lr=entry.lr, seed=self.seed, cache=self.cache, cache_bytes=4 << 30,
@@ -72,18 +72,18 @@ class Bench:
         for name, lines in (("prompts", prompts), ("maths", maths), ("code", code)):
             (self.out / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8")
 
-    def warm(self, target: Target) -> None:
+    def warm(self, target: TrainingTarget) -> None:
         """Keep all hidden states that some entry reads, in one pass over each text."""
         taps: dict[str, None] = {}
         for entry in ENTRIES:
             if entry.kind == HEAD:
-                taps |= dict.fromkeys(METHODS.get(entry.method)(target, self.plan(entry).settings).taps)
+                taps |= dict.fromkeys(TRAINERS.get(entry.method)(target, self.plan(entry).settings).taps)
         plan = self.plan(ENTRIES[0])
         source = FeatureSource(target, texts(plan, target), sorted(taps), self.cache, plan.cache_bytes)
         for name in range(len(source.samples)):
             source.states(name)
 
-    def unseen(self, target: Target, kind: str) -> list[Sample]:
+    def unseen(self, target: TrainingTarget, kind: str) -> list[Sample]:
         """The target's answers to prompts that nothing was trained on."""
         file = {"gsm8k": "gsm8k_test.jsonl", "code": "humaneval.jsonl"}[kind]
         entries = [{"prompt": line.get("question") or line["prompt"]} for line in read_lines(self.data / file)]
@@ -98,7 +98,7 @@ def main(
     steps: int = 160,
     count: int = 1600,
     depth: int = 4,
-    nodes: int = NODES,
+    nodes: int = HEAD_TREE_NODES,
     each: int = 20,
     answer: int = 120,
     only: str = "",
@@ -110,7 +110,7 @@ def main(
     bench = Bench(target, draft, data, out, steps, count, depth, nodes, each, answer, seed, answered)
     bench.write()
     entries = [entry for entry in ENTRIES if not only or entry.name in only.split(",")]
-    whole = Target(target)
+    whole = TrainingTarget(target)
     bench.warm(whole)
     for entry in entries:
         if not (out / entry.name / "config.json").is_file():
@@ -123,7 +123,7 @@ def main(
 
 
 def lines(
-    bench: Bench, target: Target, samples: dict[str, list[Sample]], entries: Sequence[Entry]
+    bench: Bench, target: TrainingTarget, samples: dict[str, list[Sample]], entries: Sequence[Entry]
 ) -> Iterator[dict[str, Any]]:
     """Of each drafter {name, tokens, and of each set: chain and tree simulated, tau of the engine, its interval}."""
     file = bench.out / "table.jsonl"

@@ -3,7 +3,7 @@
     python recipes/workbench/speed.py --target TARGET --draft DRAFT --data DATA --out OUT [--only medusa,hydra]
 
 A line goes to OUT/speed-NODES.jsonl as soon as it is known; entries that have one are not measured again, so that a
-table may come of several short jobs (`--seconds`: begin no entry after so many). It is printed at the end of each.
+table may come of several short jobs (`--seconds`: begin no entry after this time). It is printed at the end of each.
 """
 
 import json
@@ -16,9 +16,9 @@ import typer
 from entries import ENTRIES
 
 from paceline import LLM, SamplingParams
-from paceline.bench.harness import PLAIN, Cell, Plan, measure
+from paceline.bench.harness import PLAIN_METHOD, BenchCell, BenchPlan, measure
 from paceline.bench.prompts import encode
-from paceline.bench.report import Row
+from paceline.bench.report import BenchRow
 from paceline.train.data import read_lines
 
 PAIR = ("ngram", "model", "topk", "sequoia")
@@ -58,18 +58,18 @@ def main(
 
 def measured(
     target: Path, path: Path, drafters: tuple[str, ...], prompts: list[str], nodes: int, answer: int, repeat: int
-) -> list[Row]:
+) -> list[BenchRow]:
     """The drafters of one draft beside plain decoding of the same engine, without its line."""
     params = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True, max_nodes=nodes)
     with LLM(target, path, dtype="bfloat16", prefix_cache=False, max_requests=1) as llm:
-        plan = Plan((PLAIN, *drafters), (1,), (0.0,), "exact", params.resolve(llm.text.defaults), repeat)
+        plan = BenchPlan((PLAIN_METHOD, *drafters), (1,), (0.0,), "exact", params.resolve(llm.text.defaults), repeat)
         results = measure(llm.engine, [encode(llm.text, prompt) for prompt in prompts], plan, lambda what: None)
-    plain = results[Cell(PLAIN, 1, 0.0)]
+    plain = results[BenchCell(PLAIN_METHOD, 1, 0.0)]
     rows = []
     for drafter in drafters:
-        cell = Cell(drafter, 1, 0.0)
+        cell = BenchCell(drafter, 1, 0.0)
         same = all(run.outputs == plain[0].outputs for run in results[cell])
-        rows.append(Row.of(cell, "exact", results[cell], plain, same, 0))
+        rows.append(BenchRow.of(cell, "exact", results[cell], plain, same, 0))
     return rows
 
 

@@ -9,10 +9,10 @@ from typing import Any, Literal, TypeVar
 import pytest
 from pydantic import BaseModel
 
-from apps.common.ask import Answer, Prompt, Settings, ask, sample
-from apps.common.client import Alternative, CallError, Client, Token
-from apps.common.confidence import expected, over_words
-from apps.common.forms import Choice, Json, Regex, choice, closed
+from paceline.apps.common.ask import Answer, Prompt, Settings, ask, sample
+from paceline.apps.common.client import Alternative, CallError, Client, Token
+from paceline.apps.common.confidence import expected, over_words
+from paceline.apps.common.forms import Choice, Json, Regex, choice, closed
 from tests.apps.scripted import scripted
 
 T = TypeVar("T")

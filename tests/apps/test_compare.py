@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from apps.common.compare import compare
-from apps.common.tape import TapeError
+from paceline.apps.common.compare import compare
+from paceline.apps.common.tape import TapeError
 
 
 def log(path: Path, texts: list[str], seconds: float) -> Path:

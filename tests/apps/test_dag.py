@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from apps.common.ask import Prompt, ask
-from apps.common.client import Client
-from apps.common.dag import Dag, NodeError, gather
-from apps.common.forms import choice
-from apps.common.tape import Tape, TapeError
+from paceline.apps.common.ask import Prompt, ask
+from paceline.apps.common.client import Client
+from paceline.apps.common.dag import Dag, NodeError, gather
+from paceline.apps.common.forms import choice
+from paceline.apps.common.tape import Tape, TapeError
 from tests.apps.scripted import scripted
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from apps.common.report import Report
+from paceline.apps.common.report import Report
 
 pytest.importorskip("matplotlib", reason="the extra apps is not installed")
 

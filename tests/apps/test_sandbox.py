@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from apps.common.sandbox import Attempt, Job, Limits, Outcome, SandboxError, run, unavailable
+from paceline.apps.common.sandbox import Attempt, Job, Limits, Outcome, SandboxError, run, unavailable
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=f"no sandbox can be made here: {unavailable()}")
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from paceline.attend.batches import FEW, split
+from paceline.attend.batches import PADDED_ROWS, split
 from paceline.attend.fused import Fused
-from paceline.attend.reference import HIDDEN, Reference, log_sum_exp
+from paceline.attend.reference import HIDDEN_SCORE, Reference, log_sum_exp
 from paceline.core.rows import Rows, Segment
 from tests.oracle.rows import Chunk, lay_out
 
@@ -43,7 +43,7 @@ settings_ = st.builds(
 def chunk(draw: st.DrawFn) -> tuple[int, int, list[int]]:
     """(base, given, parents): at least one row."""
     base = draw(st.integers(0, 12))
-    given = draw(st.one_of(st.integers(0, 3), st.integers(FEW, FEW + 9)))
+    given = draw(st.one_of(st.integers(0, 3), st.integers(PADDED_ROWS, PADDED_ROWS + 9)))
     nodes = draw(st.integers(0 if given else 1, 9))
     return base, given, [draw(st.integers(-1, node - 1)) for node in range(nodes)]
 
@@ -166,6 +166,6 @@ def test_prompts_are_cut_so_that_scores_stay_bounded() -> None:
 def test_log_sum_exp() -> None:
     scores = torch.randn(3, 5, dtype=torch.float64) * 30
     torch.testing.assert_close(log_sum_exp(scores, scores.softmax(-1)), scores.logsumexp(-1, True))
-    nothing = torch.full((1, 5), HIDDEN)
-    assert log_sum_exp(nothing, nothing.softmax(-1)).item() == pytest.approx(HIDDEN)
+    nothing = torch.full((1, 5), HIDDEN_SCORE)
+    assert log_sum_exp(nothing, nothing.softmax(-1)).item() == pytest.approx(HIDDEN_SCORE)
     assert not math.isnan(log_sum_exp(nothing, nothing.softmax(-1)).item())

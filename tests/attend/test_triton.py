@@ -43,7 +43,7 @@ def test_equals_dense(setting: Setting, chunks: list[tuple[int, int, list[int]]]
     pool = pool.to(setting.dtype)
     attend = kernels.Triton(pool, setting.windows, heads, 0.7, setting.softcap)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "SPAN", span)
+        patch.setattr(kernels, "MIN_SPAN_KEYS", span)
         patch.setattr(kernels, "KEYS", 16)
         attend.prepare(rows)
         assert (attend.spans > 1) == (span == 4 and max(s.base + s.rows for s in rows.segments) > 4)

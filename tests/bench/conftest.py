@@ -17,7 +17,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same weights as the target: its drafts are accepted, so accepted runs are tested."""
+    """Draft model with the target's weights: its drafts are accepted, so accepted runs are tested."""
     return tiny_checkpoint(tmp_path_factory.mktemp("pair") / "draft", seed=0)
 
 

@@ -4,7 +4,7 @@ from typing import Any
 import psutil
 import pytest
 
-from paceline.bench.busy import Watch, warning
+from paceline.bench.busy import CpuWatch, warning
 
 Times = namedtuple("Times", "user system idle iowait guest guest_nice")
 Own = namedtuple("Own", "user system")
@@ -30,7 +30,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_what_this_process_uses_is_no_disturbance(clock: Clock) -> None:
-    watch = Watch()
+    watch = CpuWatch()
     clock.run(wall=10, all=31, own=30)
     assert watch.read() == pytest.approx(0.1)
     clock.run(wall=10, all=30, own=30)
@@ -38,7 +38,7 @@ def test_what_this_process_uses_is_no_disturbance(clock: Clock) -> None:
 
 
 def test_others_are_told(clock: Clock) -> None:
-    watch = Watch()
+    watch = CpuWatch()
     clock.run(wall=10, all=35, own=20)
     told = watch.during()
     assert told and "busy during the run: other processes used 1.5 of 4 cores" in told
@@ -47,7 +47,7 @@ def test_others_are_told(clock: Clock) -> None:
 def test_before_names_who(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "cpu_percent", lambda interval: clock.run(interval, 3 * interval, 0))
     monkeypatch.setattr(psutil.Process, "cpu_percent", lambda process: 80.0)
-    told = Watch().before()
+    told = CpuWatch().before()
     assert told and "before the run: other processes used 3.0 of 4 cores (most: " in told
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from paceline.bench.context import LONG, SHORT, STEPS, Context, measure
+from paceline.bench.context import LONG_TEXT_TOKENS, SHORT_TEXT_TOKENS, TURN_TOKENS, Context, measure
 from paceline.core.params import SamplingParams
 from paceline.engine.config import EngineConfig
 from paceline.engine.loop import Engine
@@ -20,10 +20,10 @@ def test_steps_behind_both_texts_are_timed() -> None:
     forward = engine.model.forward
     engine.model.forward = lambda rows: seen.append(rows.segments[0].base) or forward(rows)  # type: ignore[method-assign,func-returns-value]
     found = measure(engine, GREEDY, turns=2)
-    assert found is not None and (found.short, found.tokens) == (SHORT, LONG)
-    assert found.kv_bytes == (LONG - SHORT) * engine.model.kv_bytes_per_token
-    for length in SHORT, LONG:
-        assert all(seen.count(length + i) >= 3 for i in range(STEPS)), "the warm-up and two turns"
+    assert found is not None and (found.short, found.tokens) == (SHORT_TEXT_TOKENS, LONG_TEXT_TOKENS)
+    assert found.kv_bytes == (LONG_TEXT_TOKENS - SHORT_TEXT_TOKENS) * engine.model.kv_bytes_per_token
+    for length in SHORT_TEXT_TOKENS, LONG_TEXT_TOKENS:
+        assert all(seen.count(length + i) >= 3 for i in range(TURN_TOKENS)), "the warm-up and two turns"
     assert not engine.busy
     engine.cache.check_integrity()
 

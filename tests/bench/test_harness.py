@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 
 from paceline.bench import limit
-from paceline.bench.harness import Cell, Plan, Run, groups, measure, rotated, time_batch
+from paceline.bench.harness import BenchCell, BenchPlan, BenchRun, groups, measure, rotated, time_batch
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.engine.config import EngineConfig
@@ -19,18 +19,18 @@ def engine() -> Engine:
     )
 
 
-def plan(**changes: object) -> Plan:
+def plan(**changes: object) -> BenchPlan:
     fields: dict[str, object] = {
         "methods": ["none", "ngram"], "batches": [1, 2], "temperatures": [0.0, 1.0], "verifier": "exact",
         "params": SamplingParams(max_tokens=8).resolve({}), "repeat": 2,
     }  # fmt: skip
-    return Plan(**{**fields, **changes})  # type: ignore[arg-type]
+    return BenchPlan(**{**fields, **changes})  # type: ignore[arg-type]
 
 
 def test_every_cell_has_one_run_per_repeat_with_every_prompt() -> None:
     ticks: list[str] = []
     results = measure(engine(), PROMPTS, plan(), ticks.append)
-    assert set(results) == {Cell(m, b, t) for m in ("none", "ngram") for b in (1, 2) for t in (0.0, 1.0)}
+    assert set(results) == {BenchCell(m, b, t) for m in ("none", "ngram") for b in (1, 2) for t in (0.0, 1.0)}
     for runs in results.values():
         assert len(runs) == 2
         assert all(len(run.outputs) == 3 and run.tokens == sum(map(len, run.outputs)) for run in runs)
@@ -45,7 +45,7 @@ def test_all_methods_draw_with_the_same_noise() -> None:
 
 
 def test_times_and_tokens_of_a_batch() -> None:
-    run = Run()
+    run = BenchRun()
     wishes = [SamplingParams(max_tokens=n, temperature=0.0, seed=0, drafter="none").resolve({}) for n in (4, 6)]
     time_batch(engine(), PROMPTS[:2], wishes, run)
     assert run.tokens == 10 and run.passes == 10
@@ -57,14 +57,14 @@ def test_times_and_tokens_of_a_batch() -> None:
 def test_decoding_begins_when_the_last_request_has_a_token() -> None:
     """With 4 rows a step a prompt of 9 tokens needs more passes than its neighbour."""
     machine = Engine(Toy(table(0)), EngineConfig(64, 4, max_requests=2, row_budget=4, prefix_cache=False))
-    run = Run()
+    run = BenchRun()
     wish = SamplingParams(max_tokens=6, temperature=0.0, seed=0).resolve({})
     time_batch(machine, [[1, 2], [1, 2, 3] * 3], [wish, wish], run)
     assert run.tokens == 12 and run.decode_tokens < 10
 
 
 def test_one_token_leaves_nothing_to_decode() -> None:
-    run = Run()
+    run = BenchRun()
     time_batch(engine(), [[1]], [SamplingParams(max_tokens=1, temperature=0.0).resolve({})], run)
     assert run.decode_speed is None
 

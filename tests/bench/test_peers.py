@@ -16,7 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from paceline.bench import peers
-from paceline.bench.peers import Case, PeerError, Report, Row, Wish, Worker, compare, read, ready
+from paceline.bench.peers import PeerCase, PeerError, PeerReport, PeerRow, PeerWish, Worker, compare, read, ready
 from paceline.cli import app
 from paceline.core.errors import InputError
 
@@ -84,10 +84,12 @@ class Root:
     def save(self) -> None:
         (self.path / "peers.json").write_text(json.dumps({**self.pair, "peers": self.entries}))
 
-    def wish(self, **changes: Any) -> Wish:
-        return Wish(self.path, self.prompts, **{"batches": [1], "max_tokens": 4, "repeat": 1, "threads": 1, **changes})
+    def wish(self, **changes: Any) -> PeerWish:
+        return PeerWish(
+            self.path, self.prompts, **{"batches": [1], "max_tokens": 4, "repeat": 1, "threads": 1, **changes}
+        )
 
-    def compare(self, **changes: Any) -> Report:
+    def compare(self, **changes: Any) -> PeerReport:
         return compare(self.wish(**changes))
 
     def asked(self) -> list[dict[str, Any]]:
@@ -101,7 +103,7 @@ def root(tmp_path: Path, target: Path, draft: Path, monkeypatch: pytest.MonkeyPa
 
 
 def worker(root: Root, name: str = "rival") -> Worker:
-    return Worker(root.entries[name], Case(name, "bf16", "plain", 1))
+    return Worker(root.entries[name], PeerCase(name, "bf16", "plain", 1))
 
 
 # -- figures ---------------------------------------------------------------------------------------------------------
@@ -111,8 +113,8 @@ def test_rows_ratios_and_rounds(root: Root, tmp_path: Path) -> None:
     root.script("paceline", {"None": [1, 2, 4]})
     root.script("rival", {"None": [4, 2, 16]}, longest=60, batches=[2])
     report = root.compare(batches=[1, 2], repeat=3)
-    own = [Row("paceline", "bf16", "plain", batch, None, 20, 2, 1, 4, None, None, None, 5) for batch in (1, 2)]
-    assert report.rows == [*own, Row("rival", "bf16", "plain", 2, None, 20, 1, 0.25, 2, 2, 1, 4, 4)]
+    own = [PeerRow("paceline", "bf16", "plain", batch, None, 20, 2, 1, 4, None, None, None, 5) for batch in (1, 2)]
+    assert report.rows == [*own, PeerRow("rival", "bf16", "plain", 2, None, 20, 1, 0.25, 2, 2, 1, 4, 4)]
     loads = [spec["load"] for spec in root.asked() if "load" in spec]
     places = [("paceline", 1), ("paceline", 2), ("rival", 2)]
     assert [(s["peer"], s["batch"]) for s in loads] == [*places[::-1], *places, *places[::-1]], "rounds take turns"
@@ -137,8 +139,8 @@ def test_the_quickest_k_is_chosen_on_a_few_prompts(root: Root) -> None:
 
 
 def test_the_table_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    row = Row("transformers", "8-bit", "lookup", 16, 8, 2560, 1234.5, 1234.1, 1234.9, 12.34, 11.11, 13.13, 20)
-    Console(width=80).print(Report([row], {}, {}, {}).table())
+    row = PeerRow("transformers", "8-bit", "lookup", 16, 8, 2560, 1234.5, 1234.1, 1234.9, 12.34, 11.11, 13.13, 20)
+    Console(width=80).print(PeerReport([row], {}, {}, {}).table())
     shown = capsys.readouterr().out
     assert "…" not in shown and "transformers" in shown and "11.11-13.13" in shown
 
@@ -217,7 +219,7 @@ def test_a_tool_that_fails_is_left_out_and_the_others_go_on(root: Root, how: str
 
 def test_a_worker_that_cannot_start_or_never_answers(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
     root.add("rival", served("import time; time.sleep(99)"))
-    monkeypatch.setattr(peers, "PATIENCE", 0.1)
+    monkeypatch.setattr(peers, "WORKER_TIMEOUT_S", 0.1)
     with worker(root) as silent, pytest.raises(PeerError, match="ended with code -9"):
         silent.ask({"load": {}})
     root.entries["rival"]["python"] = root.entries["rival"]["worker"]

@@ -12,7 +12,7 @@ from tokenizers.processors import TemplateProcessing
 from typer.testing import CliRunner, Result
 
 from paceline.bench import perplexity as module
-from paceline.bench.perplexity import Item, Perplexity, perplexity, read_items, tokens_of
+from paceline.bench.perplexity import Perplexity, ScoredText, perplexity, read_items, tokens_of
 from paceline.cli import app
 from paceline.core.errors import InputError, RefusalError
 from paceline.engine.build import Options, build
@@ -138,9 +138,9 @@ def test_a_prompt_without_a_template(target: Path) -> None:
     text.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single="<bos> $A", special_tokens=[("<bos>", 0)]
     )
-    ids, first = tokens_of(text, Item("Tom has", " 3 apples"))
+    ids, first = tokens_of(text, ScoredText("Tom has", " 3 apples"))
     assert text.decode(ids[:first]) == "<bos>Tom has" and text.decode(ids[first:]) == " 3 apples"
-    assert tokens_of(text, Item("Tom has", None)) == (text.encode("Tom has"), 1)
+    assert tokens_of(text, ScoredText("Tom has", None)) == (text.encode("Tom has"), 1)
 
 
 def test_logits_that_are_not_finite(tmp_path: Path, texts: Path) -> None:
@@ -190,7 +190,7 @@ def test_answers_of_the_lines(texts: Path, tmp_path: Path) -> None:
     assert [item.answer for item in read_items(texts, 9)] == answers
     path = tmp_path / "odd.jsonl"
     path.write_text('\n{"prompt": "a", "answer": null}\n\n{"question": "b", "answer": 4}', encoding="utf-8")
-    assert read_items(path, 1) == [Item("a", None)]
+    assert read_items(path, 1) == [ScoredText("a", None)]
     with pytest.raises(InputError, match="line 4 has an answer that is no text"):
         read_items(path, 2)
     with pytest.raises(InputError, match="num_prompts is -1"):

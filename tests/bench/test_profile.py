@@ -8,7 +8,19 @@ import pytest
 import torch
 
 from paceline.bench import profile as module
-from paceline.bench.profile import DISPATCH, FORWARD, PARTS, ROWS, Clock, Profile, Steps, chain, measure, profile, timed
+from paceline.bench.profile import (
+    DISPATCH,
+    FORWARD,
+    PROFILE_PARTS,
+    PROFILED_ROWS,
+    PartClock,
+    Profile,
+    StepMedians,
+    chain,
+    measure,
+    profile,
+    timed,
+)
 from paceline.bench.svg import Chart, tick
 from paceline.core.errors import InputError, RefusalError
 from paceline.core.params import SamplingParams
@@ -18,7 +30,7 @@ from paceline.engine.loop import Engine
 from paceline.model import blocks
 from paceline.model.native import NativeDecoder
 from paceline.native.build import library
-from paceline.native.structs import PARTS as NATIVE
+from paceline.native.structs import NATIVE_PARTS as NATIVE
 from tests.tiny import tiny_checkpoint
 from tests.toy import Toy, table
 
@@ -34,7 +46,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rounds, and no half second of reading or of looking at the machine."""
     for reader in module, module.contexts:
         monkeypatch.setattr(reader, "read_speed", lambda *args: 1e9)
-    monkeypatch.setattr(module.Watch, "before", lambda watch: None)
+    monkeypatch.setattr(module.CpuWatch, "before", lambda watch: None)
     measured = measure
     monkeypatch.setattr(module, "measure", lambda *args, **more: measured(*args, rounds=2, **more))
 
@@ -61,9 +73,9 @@ def test_the_parts_of_every_step_sum_to_it(
 
     monkeypatch.setattr(module, "timed", watched)
     profile(options(target, dtype=dtype), GREEDY)
-    assert len(seen) == 3 * len(ROWS)
+    assert len(seen) == 3 * len(PROFILED_ROWS)
     for step, seconds, native in seen:
-        assert list(seconds) == list(PARTS) and native is (dtype == "bfloat16")
+        assert list(seconds) == list(PROFILE_PARTS) and native is (dtype == "bfloat16")
         assert all(spent > 0 for spent in seconds.values()), seconds
         assert sum(seconds.values()) >= step - 1e-6
     excess = sorted(sum(seconds.values()) - step for step, seconds, _ in seen)
@@ -71,9 +83,9 @@ def test_the_parts_of_every_step_sum_to_it(
 
 
 def test_every_row_count_is_there(found: Profile) -> None:
-    assert [it.rows for it in found.steps] == list(ROWS) and found.context == 300
+    assert [it.rows for it in found.steps] == list(PROFILED_ROWS) and found.context == 300
     for it in found.steps:
-        assert it.count == 2 and list(it.parts_ms) == list(PARTS)
+        assert it.count == 2 and list(it.parts_ms) == list(PROFILE_PARTS)
         assert it.step_ms > 0 and min(it.parts_ms.values()) >= 0
 
 
@@ -93,9 +105,9 @@ def test_every_part_of_a_pass_is_charged_to_its_name(target: Path, monkeypatch: 
     """The order in which the PyTorch decoder's parts begin, in a model of two layers."""
     engine, _ = build(options(target, drafter=chain))
     begun: list[str] = []
-    wrap = Clock.wrap
+    wrap = PartClock.wrap
     monkeypatch.setattr(
-        Clock, "wrap", lambda clock, part, f: wrap(clock, part, lambda *a, **k: (begun.append(part), f(*a, **k))[1])
+        PartClock, "wrap", lambda clock, part, f: wrap(clock, part, lambda *a, **k: (begun.append(part), f(*a, **k))[1])
     )
     measure(engine, GREEDY.resolve({}), rows=[3], rounds=1)
     step = begun[len(begun) - 1 - begun[::-1].index("planning") :]
@@ -131,7 +143,7 @@ def test_nothing_stays_wrapped(target: Path) -> None:
 def test_the_clock_charges_the_innermost_call_also_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter(range(100))
     monkeypatch.setattr(module, "perf_counter", lambda: float(next(now)))
-    clock = Clock(torch.device("cpu"))
+    clock = PartClock(torch.device("cpu"))
 
     def fail() -> None:
         raise ValueError
@@ -151,19 +163,19 @@ def test_native_seconds_are_taken_from_the_dispatch(monkeypatch: pytest.MonkeyPa
     wish = replace(GREEDY.resolve({}), drafter="user", max_nodes=0, max_tokens=9)
     (request,) = machine.submit([1, 2, 3], wish)
     machine.step()
-    clock, native, forward = Clock(torch.device("cpu")), torch.zeros(len(FORWARD)), machine.model.forward
+    clock, native, forward = PartClock(torch.device("cpu")), torch.zeros(len(FORWARD)), machine.model.forward
     now = iter(range(100))
     monkeypatch.setattr(module, "perf_counter", lambda: float(next(now)))
     machine.model.forward = clock.wrap(DISPATCH, lambda rows: (native.fill_(0.125), forward(rows))[1])  # type: ignore[method-assign]
     seconds = timed(machine, request, 3, clock, native)
-    spent = dict.fromkeys(PARTS, 0.0) | dict.fromkeys(FORWARD, 0.125) | {"planning": 2.0, DISPATCH: 0.25}
+    spent = dict.fromkeys(PROFILE_PARTS, 0.0) | dict.fromkeys(FORWARD, 0.125) | {"planning": 2.0, DISPATCH: 0.25}
     assert seconds == spent and "" not in seconds
 
 
 def test_medians() -> None:
-    taken = [dict.fromkeys(PARTS, 0.001) | {DISPATCH: spent} for spent in (0.004, 0.002, 0.009)]
-    it = Steps.of(8, taken)
-    assert it.parts_ms[DISPATCH] == pytest.approx(4) and it.step_ms == pytest.approx(len(PARTS) - 1 + 4)
+    taken = [dict.fromkeys(PROFILE_PARTS, 0.001) | {DISPATCH: spent} for spent in (0.004, 0.002, 0.009)]
+    it = StepMedians.of(8, taken)
+    assert it.parts_ms[DISPATCH] == pytest.approx(4) and it.step_ms == pytest.approx(len(PROFILE_PARTS) - 1 + 4)
 
 
 def test_parts_are_named_in_the_native_order() -> None:
@@ -174,7 +186,7 @@ def test_what_is_shown_and_written(found: Profile, tmp_path: Path) -> None:
     linear, head = (found.steps[0].parts_ms[part] / found.floor_ms for part in ("linear layers", "head"))
     assert found.floor_ms == pytest.approx(found.weight_bytes / 1e6)
     assert f"{linear:.2f} ({linear + head:.2f} with the head) at 1 row," in found.summary()
-    assert "at 16 rows" in found.summary() and found.table().row_count == len(PARTS) + 1
+    assert "at 16 rows" in found.summary() and found.table().row_count == len(PROFILE_PARTS) + 1
     found.write(tmp_path / "out.json", {"rows": []})
     assert json.loads((tmp_path / "out.json").read_text()) == {"rows": [], "profile": asdict(found)}
     for save in (found.plot, lambda path: found.write(path, {})):
@@ -187,9 +199,17 @@ def test_the_plot_is_xml_with_every_part_of_every_bar(found: Profile, tmp_path: 
     root = ElementTree.parse(tmp_path / "plot.svg").getroot()
     space = {"svg": "http://www.w3.org/2000/svg"}
     parts = root.findall("svg:rect[@class='part']", space)
-    assert len(parts) == len(PARTS) * len(ROWS) and all(float(part.get("height", "-1")) >= 0 for part in parts)
+    assert len(parts) == len(PROFILE_PARTS) * len(PROFILED_ROWS) and all(
+        float(part.get("height", "-1")) >= 0 for part in parts
+    )
     words = {text.text for text in root.iter(f"{{{space['svg']}}}text")}
-    assert {*PARTS, *map(str, ROWS), "rows of the step", "ms (medians)", "reading the weights"} <= words
+    assert {
+        *PROFILE_PARTS,
+        *map(str, PROFILED_ROWS),
+        "rows of the step",
+        "ms (medians)",
+        "reading the weights",
+    } <= words
 
 
 def test_bars_are_stacked_to_scale() -> None:

@@ -5,25 +5,25 @@ import pytest
 from rich.console import Console
 
 from paceline.bench.files import cpu_name
-from paceline.bench.harness import Cell, Run
+from paceline.bench.harness import BenchCell, BenchRun
 from paceline.bench.limit import Limit
-from paceline.bench.report import Report, Row, cells
+from paceline.bench.report import BenchReport, BenchRow, cells
 from paceline.core.errors import InputError
 
 
-def run(seconds: float, tokens: int = 100, **more: int) -> Run:
-    return Run(seconds=seconds, tokens=tokens, passes=more.pop("passes", tokens), **more)
+def run(seconds: float, tokens: int = 100, **more: int) -> BenchRun:
+    return BenchRun(seconds=seconds, tokens=tokens, passes=more.pop("passes", tokens), **more)
 
 
-CELL = Cell("ngram", 8, 0.5)
+CELL = BenchCell("ngram", 8, 0.5)
 PLAIN = [run(10), run(8), run(20)]
 FAST = [run(5, passes=50, drafted=80, accepted=40), run(5, passes=50, drafted=80, accepted=40), run(4, passes=50)]
-ROW = Row.of(CELL, "exact", FAST, PLAIN, True, 2)
+ROW = BenchRow.of(CELL, "exact", FAST, PLAIN, True, 2)
 LIMIT = Limit(100_000_000, 20.0, 5.0, 10.0, 0.5, 0.1)
 
 
-def report(*rows: Row, guarantee: str = "text") -> Report:
-    return Report(list(rows), LIMIT, guarantee, {}, {}, {})
+def report(*rows: BenchRow, guarantee: str = "text") -> BenchReport:
+    return BenchReport(list(rows), LIMIT, guarantee, {}, {}, {})
 
 
 def test_a_row_is_made_of_medians_and_paired_ratios() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench.steps import Times, load, measure, rows_of, table
+from paceline.bench.steps import PassTimes, load, measure, rows_of, table
 from paceline.native.build import library
 from tests.tiny import tiny_checkpoint
 
@@ -26,9 +26,9 @@ def test_rows_follow_the_context() -> None:
 
 def test_the_table() -> None:
     found = [
-        Times("int8", 1, 10**6, [0.002, 0.004, 0.003]),
-        Times("int4", 1, 10**6, [0.001]),
-        Times("int4", 8, 10**6, [0.004]),
+        PassTimes("int8", 1, 10**6, [0.002, 0.004, 0.003]),
+        PassTimes("int4", 1, 10**6, [0.001]),
+        PassTimes("int4", 8, 10**6, [0.004]),
     ]
     _, whole, one, eight = table(found).splitlines()
     assert whole.split() == ["int8", "1", "1.0", "2.000", "3.000", "0.5", "1.00", "500.0", "1.00"]

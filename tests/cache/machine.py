@@ -75,7 +75,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     def reserve(self, seq: Sequence, given: list[int], tree: list[tuple[int, int]]) -> bool:
         """Begin, and write the rows as a forward pass would."""
-        fits, before = self.cache.fits(seq.lease, len(given) + len(tree)), (self.cache.room(), list(seq.lease.blocks))
+        fits = self.cache.needs(seq.lease, len(given) + len(tree)) <= self.cache.room()
+        before = (self.cache.room(), list(seq.lease.blocks))
         try:
             txn = self.cache.begin(seq.lease, len(given), len(tree))
         except CapacityError:

@@ -24,7 +24,7 @@ class Given:
 
 
 def faulting(pages: Sequence[int], k: int, eviction: Eviction) -> list[bool]:
-    """Of each request, whether the pool had to compute its page anew."""
+    """Flag per request: True if the pool had to compute its page again."""
     pool, out = BlockPool(k, 1, eviction), []
     for page in pages:
         name = b"%d" % page
@@ -57,7 +57,7 @@ def belady(pages: Sequence[int], k: int) -> tuple[int, list[int]]:
 
 
 def phases(pages: Sequence[int], k: int) -> list[int]:
-    """Of each request, its phase."""
+    """Phase of each request."""
     out, seen, phase = list[int](), set[int](), 0
     for page in pages:
         if len(seen | {page}) > k:

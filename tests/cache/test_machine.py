@@ -12,7 +12,7 @@ from paceline.cache import lease as lease_module
 from paceline.cache.blocks import BlockPool, chain_hash
 from paceline.cache.cache import Cache
 from paceline.cache.lease import Lease
-from paceline.cache.policies import POLICIES
+from paceline.cache.policies import EVICTION_POLICIES
 from paceline.cache.txn import Txn
 from paceline.core.errors import IntegrityError
 
@@ -40,14 +40,14 @@ def under(eviction: str) -> type[CacheMachine]:
     return type("CacheMachine", (CacheMachine,), {"eviction": eviction})
 
 
-@pytest.mark.parametrize("eviction", sorted(POLICIES.keys() - {"lru"}))
+@pytest.mark.parametrize("eviction", sorted(EVICTION_POLICIES.keys() - {"lru"}))
 def test_random_sessions_agree_under_every_eviction_policy(eviction: str) -> None:
     run_state_machine_as_test(under(eviction), settings=settings(QUICK, max_examples=60))
 
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("eviction", sorted(POLICIES))
+@pytest.mark.parametrize("eviction", sorted(EVICTION_POLICIES))
 def test_many_random_sessions_agree_with_the_model(eviction: str) -> None:
     thorough = settings(QUICK, max_examples=3_000, stateful_step_count=60, derandomize=False, phases=list(Phase))
     run_state_machine_as_test(under(eviction), settings=thorough)

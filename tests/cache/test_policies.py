@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.cache.eviction import LRU
-from paceline.cache.policies import POLICIES, policy
+from paceline.cache.policies import EVICTION_POLICIES, policy
 from paceline.core.errors import InputError
 
 from .paging import faulting
@@ -11,7 +11,7 @@ from .paging import faulting
 
 def test_every_name_makes_a_policy_of_its_own() -> None:
     pages = [i * i % 7 for i in range(200)]
-    for name in POLICIES:
+    for name in EVICTION_POLICIES:
         assert 3 < sum(faulting(pages, 3, policy(name)(3))) <= 200
         assert policy(name)(3) is not policy(name)(3)
     assert isinstance(policy("lru")(1), LRU)

@@ -1,22 +1,22 @@
 """The learned bit."""
 
-from paceline.cache.predict import Learned
+from paceline.cache.predict import LearnedReuse
 
 
 def test_unknown_kinds_stay() -> None:
-    assert Learned(4).bit(b"new", b"") == 0
+    assert LearnedReuse(4).bit(b"new", b"") == 0
 
 
 def test_kinds_that_never_come_back_may_go() -> None:
     """A first block is always asked for again, the one behind it never."""
-    learned = Learned(6)
+    learned = LearnedReuse(6)
     bits = [(learned.bit(b"head", b"root"), learned.bit(b"tail %d" % i, b"head")) for i in range(50)]
     assert bits[0] == (0, 0) and bits[-1] == (0, 1)
 
 
 def test_texts_that_begin_alike_are_learned_together() -> None:
     """Behind `a` nothing comes back, behind `b` everything four times in a row."""
-    learned = Learned(12)
+    learned = LearnedReuse(12)
     bits = []
     for i in range(200):
         learned.bit(b"a", b"root")
@@ -28,13 +28,13 @@ def test_texts_that_begin_alike_are_learned_together() -> None:
 
 def test_what_was_used_before_is_another_kind() -> None:
     """All names come twice, at once, and then never again."""
-    learned = Learned(6)
+    learned = LearnedReuse(6)
     bits = [[learned.bit(b"%d" % i, b"") for _ in range(2)] for i in range(50)]
     assert bits[-1] == [0, 1]
 
 
 def test_it_unlearns() -> None:
-    learned = Learned(4)
+    learned = LearnedReuse(4)
     for i in range(5000):
         learned.bit(b"once %d" % i, b"")
     assert learned.bit(b"x", b"") == 1
@@ -44,7 +44,7 @@ def test_it_unlearns() -> None:
 
 
 def test_its_memory_is_the_horizon() -> None:
-    learned = Learned(10)
+    learned = LearnedReuse(10)
     for i in range(1000):
         learned.bit(b"%d" % i, b"")
     assert len(learned._uses) == 10 and len(learned._counts) <= 10
@@ -53,5 +53,5 @@ def test_its_memory_is_the_horizon() -> None:
 def test_again_means_within_the_horizon() -> None:
     """Five names in turn: again after five uses."""
     for horizon, bit in ((5, 1), (6, 0)):
-        learned = Learned(horizon)
+        learned = LearnedReuse(horizon)
         assert [learned.bit(b"%d" % (i % 5), b"") for i in range(100)][-1] == bit

@@ -18,7 +18,7 @@ from paceline.core.errors import CheckpointError, InputError
 from paceline.core.grammar import Grammar
 from paceline.core.request import TokenLogprob
 from paceline.engine.build import DEMO
-from paceline.engine.conversation import Form, form, shaped
+from paceline.engine.conversation import RoleForm, form, shaped
 from paceline.engine.detokenize import Detokenizer
 from paceline.model.load import load_model
 from paceline.sample.processors import BadWords, spellings
@@ -208,8 +208,8 @@ def test_case_A4_a_template_that_refuses_the_trial_reads_texts() -> None:
     def render(messages: Any) -> str:
         raise ValueError
 
-    assert form(render, "user") == Form(True, False)
-    assert shaped({"role": "user", "content": None}, Form(False, True))["content"] == [{"type": "text", "text": ""}]
+    assert form(render, "user") == RoleForm(True, False)
+    assert shaped({"role": "user", "content": None}, RoleForm(False, True))["content"] == [{"type": "text", "text": ""}]
 
 
 def test_case_A5(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

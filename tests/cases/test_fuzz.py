@@ -1,4 +1,4 @@
-"""Random requests, good and bad: never 500, and the text of a seed is the same whoever drafts. PACELINE_FUZZ sets how
+"""Random requests, good and bad: never 500, and the text of a seed is the same with any drafter. PACELINE_FUZZ sets how
 many (5,000 in the full run)."""
 
 import os
@@ -61,7 +61,7 @@ def request(rng: random.Random) -> tuple[str, dict[str, Any]]:
 
 
 def same(one: Any, two: Any) -> bool:
-    """The same texts, ends and seeds."""
+    """Compare two answers: texts, finish reasons and seeds."""
     parts = [
         [(c.get("text"), c.get("message"), c["finish_reason"]) for c in answer["choices"]] for answer in (one, two)
     ]

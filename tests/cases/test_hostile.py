@@ -34,11 +34,11 @@ from paceline.native import build, store
 from paceline.plan.cost import StepTimes
 from paceline.serve.admission import Bodies, Hosts
 from paceline.serve.body import parse
-from paceline.serve.connections import HEAD
+from paceline.serve.connections import MAX_HEADER_BYTES
 from paceline.serve.errors import ApiError, brief
 from paceline.serve.logs import HumanFormatter, JsonFormatter, brief_trace
 from paceline.serve.metrics import grouped
-from paceline.serve.pools import SMALL, Pool
+from paceline.serve.pools import SMALL_PIECE_BYTES, WorkerPool
 from paceline.serve.prompts import check_length
 from paceline.serve.protocol import ChatRequest, CompletionRequest
 from paceline.serve.run import bind
@@ -222,26 +222,26 @@ def test_case_B6(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_case_B6_small_work_does_not_wait_for_large() -> None:
-    pool, go_on, begun = Pool("tests", most=4, large=2), threading.Event(), threading.Event()
+    pool, go_on, begun = WorkerPool("tests", most=4, large=2), threading.Event(), threading.Event()
 
     def large() -> str:
         begun.set()
         assert go_on.wait(60)
         return "large"
 
-    first = asyncio.ensure_future(pool.run(large, SMALL + 1))
-    second = asyncio.ensure_future(pool.run(large, SMALL + 1))
+    first = asyncio.ensure_future(pool.run(large, SMALL_PIECE_BYTES + 1))
+    second = asyncio.ensure_future(pool.run(large, SMALL_PIECE_BYTES + 1))
     await asyncio.sleep(0)
     assert await pool.run(lambda: "small", 5) == "small"
     with pytest.raises(ApiError) as caught:
-        await pool.run(large, SMALL + 1)
+        await pool.run(large, SMALL_PIECE_BYTES + 1)
     assert caught.value.status == 429 and caught.value.headers == {"Retry-After": "2"}
     second.cancel()
     go_on.set()
     assert await first == "large"
     with pytest.raises(ZeroDivisionError):
         await pool.run(lambda: 1 // 0)
-    assert await pool.run(lambda: "again", SMALL + 1) == "again"
+    assert await pool.run(lambda: "again", SMALL_PIECE_BYTES + 1) == "again"
     pool.close()
 
 
@@ -491,7 +491,9 @@ def test_case_B7(engine: AsyncLLM, caplog: pytest.LogCaptureFixture) -> None:
             half.close()
         with socket.create_connection(("127.0.0.1", port)) as large:
             large.settimeout(20)
-            large.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X-A: b\r\n" * (HEAD // 8 + 2000))
+            large.sendall(
+                b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X-A: b\r\n" * (MAX_HEADER_BYTES // 8 + 2000)
+            )
             assert large.recv(1000).startswith(b"HTTP/1.1 431")
     assert "connections were ended" in caplog.text
 
@@ -638,7 +640,7 @@ def test_case_B9_combinations_have_a_number(engine: AsyncLLM, url: str, monkeypa
     ["[]", "", "{", "5", '{"target": {}, "rest": {}, "drafts": {}, "speed": 1, "seen": 1}', "null", "[" * 100_000],
 )
 def test_case_B10(tmp_path: Path, content: str) -> None:
-    """A table that is of no use is measured anew."""
+    """A table that cannot be used is measured again."""
     path = tmp_path / "times.json"
     path.write_text(content)
     assert kept(path) is None

@@ -8,7 +8,7 @@ from paceline.core.joined import Layout, Stretch, cut, end_of, joined, moved, na
 
 
 def random_layout(rng: random.Random, length: int, depth: int = 2) -> tuple[int, Layout]:
-    """(tokens, layout) of a text that begins with so many, with blocks of branches within branches."""
+    """(tokens, layout) of a text that begins with a number of tokens, with blocks of branches within branches."""
     layout: Layout = ()
     while depth and rng.random() < 0.7:
         fork, branches = length, []

@@ -77,7 +77,7 @@ def test_every_part_of_the_key_separates():
 
 
 def test_streams_are_types():
-    """The same numbers under another purpose are another stream, also to `==`."""
+    """Equal numbers for another purpose are another stream, also to `==`."""
     assert TargetNoise(1, (2,)) == TargetNoise(1, (2,))
     assert TargetNoise(1, (2,)) != DraftNoise(1, (2,))
     assert TargetNoise(1).key(5) == TargetNoise(1).key(5) != AcceptNoise(1).key(5)

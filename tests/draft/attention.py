@@ -12,7 +12,7 @@ NAMES = [name for name in ("eagle3", "ppd", "falcon", "longspec") if name in HEA
 
 @dataclass
 class WithHead(Setting):
-    """The toy's engine with one head alone as its component: whoever drafts, the group is that one's."""
+    """The toy's engine with one head alone as its component: the group is the head's for every drafter."""
 
     head: str = "eagle3"
 

@@ -12,8 +12,8 @@ from paceline.core.errors import CheckpointError, InputError
 from paceline.core.forest import PROBE, ROOT, Forest, Law
 from paceline.core.rows import RowsBuilder
 from paceline.draft import eagle3, ppd
-from paceline.draft.eagle3 import Eagle, Shape, random_weights
-from paceline.draft.head import NEVER, HeadFiles, method_of
+from paceline.draft.eagle3 import Eagle, EagleShape, random_weights
+from paceline.draft.head import ABSENT_LOGIT, HeadFiles, method_of
 from paceline.draft.longspec import merge, part
 from paceline.engine.loop import Engine
 from paceline.model.linear import plain
@@ -22,7 +22,7 @@ from tests.lossless.cases import Wish
 from tests.toy import Toy
 
 FLOAT = plain(torch.float32, torch.device("cpu"))
-SHAPE = Shape(8, 2, 1, 4, 16, 40, 20, 64, ("input:2", "input:3", "input:5"))
+SHAPE = EagleShape(8, 2, 1, 4, 16, 40, 20, 64, ("input:2", "input:3", "input:5"))
 
 
 def said(head: Eagle) -> torch.Tensor:
@@ -65,13 +65,13 @@ def test_eagle3_directories_of_others_are_read(tmp_path: Path) -> None:
     assert method_of(ours) == method_of(released) == "eagle3"
     with pytest.raises(CheckpointError, match="does not say which hidden states it reads"):
         Eagle.load(HeadFiles(released), FLOAT)
-    (released / "config.json").write_text(json.dumps({**config, eagle3.LAYERS: [2, 3, 5]}))
+    (released / "config.json").write_text(json.dumps({**config, eagle3.TAP_LAYERS_KEY: [2, 3, 5]}))
     one, other = (Eagle.load(HeadFiles(path), FLOAT) for path in (ours, released))
-    assert one.taps == other.taps == ("input:2", "input:3", "input:5") and Shape.read(SHAPE.written()) == SHAPE
+    assert one.taps == other.taps == ("input:2", "input:3", "input:5") and EagleShape.read(SHAPE.written()) == SHAPE
     logits = said(one)
     assert torch.equal(logits, said(other)) and logits.isfinite().all()
     known = torch.arange(20) + d2t
-    assert (logits[:, known] > NEVER).all() and (logits > NEVER).sum() == logits.shape[0] * 20
+    assert (logits[:, known] > ABSENT_LOGIT).all() and (logits > ABSENT_LOGIT).sum() == logits.shape[0] * 20
     del weights["norm.weight"]
     save_file(weights, ours / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"norm.weight of the EAGLE head is missing"):

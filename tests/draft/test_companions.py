@@ -9,7 +9,7 @@ import torch
 from paceline import LLM, SamplingParams
 from paceline.core.component import DRAFT
 from paceline.core.errors import CheckpointError, RefusalError
-from paceline.draft.acceptance import Acceptance
+from paceline.draft.acceptance import AcceptanceHead
 from paceline.draft.exits import Exits
 from paceline.draft.s2d import S2DDrafter
 from tests.tiny import tiny_checkpoint
@@ -42,7 +42,7 @@ def exits(pair: Path, thresholds: list[float]) -> None:
 
 def head(pair: Path, bias: float, **settings: Any) -> None:
     """A head that says the same of every token: sigmoid(bias)."""
-    made = Acceptance(32, blocks=1, **settings)
+    made = AcceptanceHead(32, blocks=1, **settings)
     with torch.no_grad():
         for weight in made.parameters():
             weight.zero_()
@@ -53,7 +53,7 @@ def head(pair: Path, bias: float, **settings: Any) -> None:
 def test_without_its_companion_a_drafter_is_refused(tmp_path: Path, pair: Path) -> None:
     tiny_checkpoint(tmp_path / "draft", seed=1)
     for drafter, what in (("s2d", "exits"), ("specdec", "an acceptance head")):
-        with pytest.raises(RefusalError, match=f"needs {what} beside the draft model"):
+        with pytest.raises(RefusalError, match=f"needs {what} next to the draft model"):
             LLM(pair / "target", tmp_path / "draft", drafter=drafter, dtype="float32")
     Exits([1, 5]).save(tmp_path / "draft")
     with pytest.raises(CheckpointError, match="ends behind layer 5"):

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from paceline import LLM, RefusalError, SamplingParams
 from paceline.core.errors import InputError
 from paceline.draft import crossvocab, online
-from paceline.draft.crossvocab import FOREIGN, Foreign, Translation
+from paceline.draft.crossvocab import FOREIGN, ForeignModel, Translation
 from paceline.draft.online import Adapter
 from paceline.draft.surfaces import Surfaces
 from tests.tiny import CORPUS, tiny_checkpoint, trained
@@ -111,7 +111,7 @@ def test_a_draft_of_the_same_model_is_accepted(models: tuple[Path, Path]) -> Non
         wish = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
         [answer] = llm.generate("Tom has 3 apples", wish, progress=False)
         foreign = llm.engine.components[FOREIGN]
-        assert isinstance(foreign, Foreign)
+        assert isinstance(foreign, ForeignModel)
     assert answer.stats.accepted > 0
 
 
@@ -152,7 +152,7 @@ def test_an_adapter_learns_what_follows_its_states(monkeypatch: pytest.MonkeyPat
 def test_a_short_stream_is_not_learned_by_heart() -> None:
     adapter = Adapter(lambda hidden: hidden, 8)
     adapter.add(torch.randn(40, 8), torch.zeros(40, dtype=torch.int64), torch.ones(40))
-    assert sum(adapter.step() for _ in range(50)) == online.EPOCHS * 40 // online.BATCH
+    assert sum(adapter.step() for _ in range(50)) == online.EPOCHS * 40 // online.STEP_ROWS
 
 
 def test_rows_that_wait_are_bounded() -> None:

@@ -14,16 +14,16 @@ from paceline import LLM, CheckpointError, RefusalError, SamplingParams
 from paceline.cli import app
 from paceline.core.errors import CapacityError
 from paceline.draft.clover import Clover, CloverConfig, Mix
-from paceline.draft.grow import Chances, HeadDrafter, best
+from paceline.draft.grow import HeadDrafter, RankChances, best
 from paceline.draft.head import HEADS, Head, HeadConfig, facts_of, method_of, whole
 from paceline.draft.hydra import Hydra, HydraConfig
 from paceline.draft.int8 import shrink
-from paceline.draft.layers import Dense
+from paceline.draft.layers import DenseTexts
 from paceline.draft.medusa import Medusa
 from paceline.draft.sequoia import Shape
 from paceline.draft.tree import Tree
 from paceline.model.blocks import Rotary
-from paceline.train.target import Target
+from paceline.train.target import TrainingTarget
 from tests.tiny import tiny_checkpoint
 
 WIDTH, VOCAB = 32, 320
@@ -96,7 +96,7 @@ def test_an_engine_computes_what_training_does(saved: Path, target: Path, monkey
         plain = texts(llm, greedy(drafter="none"))
         assert texts(llm, greedy(drafter=name)) == plain and llm.engine.drafters.errors == []
     head = HEADS.get(name).restored(_files(saved))  # type: ignore[attr-defined]
-    whole = Target(target, "float32")
+    whole = TrainingTarget(target, "float32")
     assert len(seen) > 50 and {depth for *_, depth in seen} >= {0, 1}
     for tokens, row, depth in seen[:: max(1, len(seen) // 40)]:
         want = by_definition(head, whole, tokens, depth)
@@ -110,7 +110,7 @@ def _files(path: Path) -> Any:
 
 
 @torch.no_grad()
-def by_definition(head: Head, target: Target, tokens: list[int], depth: int) -> Tensor:
+def by_definition(head: Head, target: TrainingTarget, tokens: list[int], depth: int) -> Tensor:
     """Logits at the end of `tokens`, of which the last `depth` are drafted."""
     from paceline.train.data import Sample
     from paceline.train.features import FeatureSource
@@ -122,10 +122,12 @@ def by_definition(head: Head, target: Target, tokens: list[int], depth: int) -> 
     embedded = target.embed(torch.tensor(tokens))
     context = hidden
     if head.kv_layers:
-        from paceline.draft.layers import Layer
+        from paceline.draft.layers import DraftLayer
 
         c = head.config
-        attend = Dense(1, known - 1, Rotary(Layer.rope(c.head_dim, c.theta), torch.device("cpu"), torch.float32, 512))
+        attend = DenseTexts(
+            1, known - 1, Rotary(DraftLayer.rope(c.head_dim, c.theta), torch.device("cpu"), torch.float32, 512)
+        )
         context = head.enrich(hidden, embedded[1:known], attend)
     state = head.begin(context[-1:], embedded[known - 1 : known])
     for above in range(depth):
@@ -254,7 +256,7 @@ def test_the_best_tree_has_the_likeliest_paths(nodes: int) -> None:
 
 
 def test_chances_follow_what_was_accepted() -> None:
-    chances = Chances((), 2)
+    chances = RankChances((), 2)
     for _ in range(300):
         chances.observe(0, 0, False)
         chances.observe(0, 1, True)

@@ -14,7 +14,7 @@ from paceline.core.proposer import Draft, Turn
 from paceline.core.result import Round
 from paceline.draft.grow import HeadDrafter, paying, ranked
 from paceline.draft.head import HeadConfig
-from paceline.draft.head_runs import Compiled, HeadProposer
+from paceline.draft.head_runs import CompiledHead, HeadProposer
 from paceline.draft.hydra import Hydra, HydraConfig
 from paceline.draft.medusa import Medusa
 from paceline.native.build import library
@@ -77,7 +77,7 @@ def served(target: Path, head: Path | None, drafter: str, **more: Any) -> Served
 
 
 def test_which_heads_can() -> None:
-    """Those whose depths are stages: not those with K/V of their own, or that do not see what they should."""
+    """Heads whose depths are stages can; heads with K/V of their own, or without sight of what they need, cannot."""
     assert sorted(ABLE) == ["hydra", "hydra, 40 words", "medusa", "medusa, own head"]
 
 
@@ -97,7 +97,7 @@ def test_the_native_proposer_is_its_twin(
 
     monkeypatch.setattr(HeadProposer, "propose", propose)
     assert native == served(target, *head, quantize=quantize) and not called
-    monkeypatch.setattr(Compiled, "table", lambda *of: None)
+    monkeypatch.setattr(CompiledHead, "table", lambda *of: None)
     assert native == served(target, *head, quantize=quantize) and max(called) == len(PROMPTS)
     several = [round for rounds in native.rounds if len(rounds) > 1 for round in rounds]
     assert sum(round.depth for round in several) > 5 and max(sum(round.offered) for round in several) == NODES
@@ -109,7 +109,7 @@ def test_over_a_whole_vocabulary_too(name: str, target: Path, tmp_path: Path, mo
     """With the target's output matrix, or matrices of each depth."""
     shaken(made := ABLE[name]).save(tmp_path)
     native = served(target, tmp_path, made.method)
-    monkeypatch.setattr(Compiled, "table", lambda *of: None)
+    monkeypatch.setattr(CompiledHead, "table", lambda *of: None)
     assert native == served(target, tmp_path, made.method)
     assert max(len(rounds) for rounds in native.rounds) > 1
 
@@ -120,7 +120,7 @@ def test_a_run_is_its_single_steps(
     head: tuple[Path, str], merged: bool, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Texts are those of plain decoding, and about as many nodes are kept: a run's last draft may be cut."""
-    monkeypatch.setattr("paceline.draft.grow.Chances.review", lambda self: None)
+    monkeypatch.setattr("paceline.draft.grow.RankChances.review", lambda self: None)
     drafter = f"ngram+{head[1]}" if merged else head[1]
     several, single = (served(target, head[0], drafter, patience=x) for x in (1e9, 0.0))
     assert several.texts == single.texts == served(target, None, "none").texts
@@ -146,7 +146,7 @@ def test_a_stale_hidden_state_is_seen(head: tuple[Path, str], target: Path, monk
     def held(self: HeadDrafter, places: Sequence[int], contexts: Sequence[Any], tokens: Sequence[int]) -> None:
         begin(self, places, [first.setdefault(place, it) for place, it in zip(places, contexts)], tokens)
 
-    monkeypatch.setattr(Compiled, "table", lambda *of: None)
+    monkeypatch.setattr(CompiledHead, "table", lambda *of: None)
     monkeypatch.setattr(HeadDrafter, "begin", held)
     wrong = served(target, *head)
     assert wrong.texts == right.texts and wrong.rounds != right.rounds

@@ -13,7 +13,7 @@ from paceline.core.params import SamplingParams
 from paceline.core.plan import Item
 from paceline.core.request import Request
 from paceline.core.rows import Out
-from paceline.draft.lookahead import REST, Lookahead, Pool
+from paceline.draft.lookahead import RETRY_ROUNDS, GuessPool, Lookahead
 from paceline.engine.config import EngineConfig
 from paceline.engine.layout import Layout, lay_out, tree_words
 from paceline.engine.loop import Engine
@@ -119,7 +119,7 @@ def test_columns_slide_as_the_papers_rows_shift(width: int, level: int, rounds: 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5), st.booleans()), max_size=60), st.integers(1, 4))
 def test_the_pool_keeps_the_latest_of_each_key(entries: list[tuple[int, int, bool]], most: int) -> None:
-    pool, model = Pool(most), {key: [] for key in range(3)}
+    pool, model = GuessPool(most), {key: [] for key in range(3)}
     for key, token, window in entries:
         pool.add(key, (token,), window)
         model[key] = [*(t for t in model[key] if t != token), token][-most:]
@@ -127,7 +127,7 @@ def test_the_pool_keeps_the_latest_of_each_key(entries: list[tuple[int, int, boo
 
 
 def test_a_guess_that_the_text_has_is_not_owed_to_the_window() -> None:
-    pool = Pool(G)
+    pool = GuessPool(G)
     pool.add(1, (2, 3, 4), window=True)
     assert (pool.right(1, [2, 3, 9], True), pool.right(1, [2, 3, 9], False)) == (2, 0)
     pool.add(1, (2, 3, 4), window=False)
@@ -198,7 +198,7 @@ def test_rows_are_spent_while_they_pay() -> None:
         state.look(forest, 0, width)
         spent.append(len(forest))
         state.learn(TEXT[-1], [], 99, [7] * width)
-    assert spent[0] == 8 and sum(spent[-REST * state.level :]) == 8 * state.level
+    assert spent[0] == 8 and sum(spent[-RETRY_ROUNDS * state.level :]) == 8 * state.level
     state.rounds = 100
     assert state.width(15) == 0
     for _ in range(10):

@@ -13,8 +13,8 @@ from paceline.core.params import SamplingParams
 from paceline.core.plan import Item, MinChance, Note
 from paceline.core.request import Request
 from paceline.draft import DRAFTERS, Ask, View
-from paceline.draft.merge import Memory, Merged, card, union
-from paceline.draft.records import BROKEN, TELL, TRY, Record
+from paceline.draft.merge import Merged, MergeMemory, card, union
+from paceline.draft.records import BROKEN, TELL, TRY, DrafterRecord
 from paceline.engine.recorder import Recorder
 from paceline.verify import VERIFIERS
 from tests.lossless.cases import FEATURES, Setting, Wish, check, run
@@ -99,7 +99,7 @@ def test_a_drafter_that_brings_less_is_passed_over_and_tried_again() -> None:
 
 
 def test_a_record_expects_what_it_saw() -> None:
-    record = Record()
+    record = DrafterRecord()
     assert record.promised(8, 0.0) == float("inf") and record.expected(3) == 0.0
     for _ in range(200):
         record.drafted.count(3, 2)
@@ -110,8 +110,8 @@ def test_a_record_expects_what_it_saw() -> None:
 
 @pytest.mark.parametrize("runs", [False, True])
 def test_what_is_broken_promises_nothing_until_it_is_mended(runs: bool) -> None:
-    """Of a model that ran and proposed nothing, too; a look-up that finds nothing has cost nothing."""
-    record = Record()
+    """Drafts of a model that ran and proposed nothing promise nothing; a lookup that finds nothing has cost nothing."""
+    record = DrafterRecord()
     for _ in range(50):
         record.count(15, 6, 3)
     for _ in range(BROKEN):
@@ -136,7 +136,7 @@ def test_a_model_that_proposes_nothing_has_missed_a_look_up_has_not() -> None:
 
 
 def test_small_drafts_of_a_busy_hour_say_nothing_of_large_ones() -> None:
-    record = Record()
+    record = DrafterRecord()
     for _ in range(100):
         record.asked.count(15, 3)
     before = record.promised(15, 0.0)
@@ -148,7 +148,7 @@ def test_small_drafts_of_a_busy_hour_say_nothing_of_large_ones() -> None:
 
 @pytest.mark.parametrize("drafter", ["ngram+model", "ngram+rsd_s"])
 def test_rounds_tell_what_the_first_part_would_have_brought(drafter: str) -> None:
-    """Of the nodes of its chain that had rows, those that the text then went through."""
+    """Rounds report the nodes of its chain that had rows and that the text then went through."""
     setting = Setting(draft_noise=0.2, nodes={drafter: 5}, row_budget=24)
     engine = setting.engine()
     merged = engine.drafters.drafters[drafter] = Merged(engine.drafters.host, drafter)
@@ -205,7 +205,7 @@ def test_who_is_asked() -> None:
     some rounds all the same, and again at once while it does better than was expected."""
     merged = Merged(Setting(nodes={"ngram+model": 8}).engine().drafters.host, "ngram+model")
     request = Request(0, [1], SamplingParams(), 0, max_tokens=99)
-    memory = Memory()
+    memory = MergeMemory()
 
     def asked(part: str, expected: float, row: float = 0.0) -> int:
         item = Item(request, 1, 8, "ngram+model", "exact", min_chance=MinChance(row))

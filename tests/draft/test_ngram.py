@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.params import SamplingParams
-from paceline.draft.ngram import LONGEST, Index, NgramDrafter
+from paceline.draft.ngram import MAX_NGRAM_TOKENS, NgramDrafter, NgramIndex
 from tests.lossless.cases import Setting, Wish, run
 
 
 def brute_force(tokens: list[int], count: int) -> list[int]:
     """The continuation of the most recent earlier occurrence of the longest suffix, by scanning."""
-    for n in range(min(LONGEST, len(tokens) - 1), 0, -1):
+    for n in range(min(MAX_NGRAM_TOKENS, len(tokens) - 1), 0, -1):
         for end in range(len(tokens) - 1, n - 1, -1):
             if tokens[end - n : end] == tokens[-n:]:
                 text = list(tokens)
@@ -26,7 +26,7 @@ def brute_force(tokens: list[int], count: int) -> list[int]:
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 8), st.integers(1, 5))
 def test_lookup_is_the_brute_force_search(tokens: list[int], count: int, pieces: int) -> None:
-    index = Index()
+    index = NgramIndex()
     for i in range(pieces):
         index.extend(tokens[: len(tokens) * (i + 1) // pieces])
     assert index.lookup(tokens, count) == brute_force(tokens, count)
@@ -34,20 +34,20 @@ def test_lookup_is_the_brute_force_search(tokens: list[int], count: int, pieces:
 
 def test_a_copy_is_drafted_whole() -> None:
     text = [5, 6, 7, 8, 9, 10, 11]
-    index = Index()
+    index = NgramIndex()
     index.extend([*text, 1, 5, 6])
     assert index.lookup([*text, 1, 5, 6], 4) == [7, 8, 9, 10]
 
 
 def test_nothing_known_drafts_nothing() -> None:
-    index = Index()
+    index = NgramIndex()
     index.extend([1, 2, 3, 4])
     assert index.lookup([1, 2, 3, 4], 4) == []
 
 
 def test_a_text_that_repeats_is_drafted_further_than_one_that_does_not() -> None:
     prompt = [1, 2, 3, 4]
-    steady, fickle = Index(len(prompt)), Index(len(prompt))
+    steady, fickle = NgramIndex(len(prompt)), NgramIndex(len(prompt))
     repeated = prompt + [1, 2, 3, 4] * 6
     assert len(steady.draft(repeated, 7)) == 7
     changing = prompt + [t for i in range(12) for t in (1, 10 + i)]
@@ -57,7 +57,7 @@ def test_a_text_that_repeats_is_drafted_further_than_one_that_does_not() -> None
 def test_rates_depend_on_committed_tokens_alone() -> None:
     """Built at once or token by token, drafting in between or not: the same draft."""
     text = [1, 2, 3, 1, 2, 4, 1, 2, 3, 1, 2, 3, 1, 2]
-    whole, stepwise = Index(3), Index(3)
+    whole, stepwise = NgramIndex(3), NgramIndex(3)
     for end in range(4, len(text)):
         stepwise.draft(text[:end], 5)
     assert stepwise.draft(text, 5) == whole.draft(text, 5)
@@ -66,8 +66,8 @@ def test_rates_depend_on_committed_tokens_alone() -> None:
 
 def test_a_sampled_text_is_drafted_only_after_a_guess_would_have_been_right() -> None:
     prompt, text = [1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 1]
-    assert Index(len(prompt), greedy=True).draft(text, 7)
-    sampled = Index(len(prompt), greedy=False)
+    assert NgramIndex(len(prompt), greedy=True).draft(text, 7)
+    sampled = NgramIndex(len(prompt), greedy=False)
     assert sampled.draft(text, 7) == []
     assert sampled.draft([*text, 2], 7) == []  # the guess was right, but this match is longer: another rate
     assert sampled.draft([*text, 2, 3, 4, 5, 1], 7) != []

@@ -167,7 +167,7 @@ def test_without_a_mutant_the_law_holds() -> None:
 
 
 class Compared(Mirror):
-    """Asked anew for each window that was reused: are they the same?"""
+    """Windows that were reused equal the ones drafted again."""
 
     windows: Any = None
     checked = wrong = 0
@@ -245,7 +245,7 @@ def test_a_pass_in_two_halves_has_the_same_text(pair: Pair, temperature: float) 
 
 
 def test_behind_the_last_layers_nearly_every_outcome_is_foreseen(pair: Pair, monkeypatch: MonkeyPatch) -> None:
-    """Of a random model lower layers know little, and the layers before the last one a good deal."""
+    """Lower layers of a random model know little, and the layers before the last one know a good deal."""
     from dataclasses import replace
 
     shares = []
@@ -280,7 +280,7 @@ def test_a_drafter_that_fails_beside_the_pass_costs_its_drafts_alone(drafter: st
 @pytest.mark.parametrize("drafter", OVERLAPPING)
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
 def test_errors_in_the_middle_of_a_step_lose_nothing(drafter: str, error: type[BaseException]) -> None:
-    """Of the pass in its thread, or an interrupt while the drafter works: the step is as if it had not been."""
+    """Errors in the thread of the pass, or an interrupt while the drafter works: the step leaves no trace."""
     engine, rng = threaded(Setting(max_requests=3, row_budget=33)), random.Random(5)
     wishes = [wish(drafter, 1.0, seed=seed) for seed in range(3)]
     requests = [engine.submit(w.prompt, w.params)[0] for w in wishes]

@@ -15,7 +15,7 @@ from paceline.core.params import SamplingParams
 from paceline.core.program import WHOLE, Entry, Program, exits, inputs
 from paceline.core.rows import RowsBuilder
 from paceline.draft import layer_search
-from paceline.draft.dynamic_exit import KNOWN, SELDOM, DynamicExit, Shadows, best, tokens_per_layer
+from paceline.draft.dynamic_exit import IDLE_LEARN_EVERY, SETTLED_ROUNDS, DynamicExit, Shadows, best, tokens_per_layer
 from paceline.draft.early_exit import EarlyExit
 from paceline.draft.easyspec import EasySpec, grouped
 from paceline.draft.layer_search import Search, skipping, spread, upper_bounds
@@ -68,7 +68,7 @@ def close(model: Any, one: torch.Tensor, other: torch.Tensor) -> None:
 
 
 def test_rows_that_enter_half_done_end_as_in_a_whole_pass(decoder: Any) -> None:
-    """Of one text at layer 2, of the other at layer 4, each without its last row; taps are whole."""
+    """Rows of one text enter at layer 2, of the other at layer 4, each without its last row; taps are whole."""
     taps = ("input:1", "input:3", "post_norm")
     whole = decoder.forward(rows_of(decoder, (0, 0), (10, 4), taps=taps))
     entries = []
@@ -213,10 +213,10 @@ def test_where_no_draft_pays_little_is_read(monkeypatch: pytest.MonkeyPatch) -> 
     engine = Setting().engine()
     for _ in range(6):
         run(engine, [wish("del", max_tokens=40)])
-    assert read[0] > KNOWN / 4 and 1 <= read[1] < 6 and not engine.drafters.errors
+    assert read[0] > SETTLED_ROUNDS / 4 and 1 <= read[1] < 6 and not engine.drafters.errors
     before = list(read)
     run(engine, [wish("del", max_tokens=40)])
-    assert read[0] - before[0] <= 40 // SELDOM + 1 and read[1] == before[1]
+    assert read[0] - before[0] <= 40 // IDLE_LEARN_EVERY + 1 and read[1] == before[1]
 
 
 def lowest(number: int) -> int:
@@ -374,12 +374,12 @@ def test_the_search_ends_in_three_ways(monkeypatch: pytest.MonkeyPatch) -> None:
             search.register(choice := search.suggest(), 0.5 if choice == search.best else 0.1)
     assert search.over and search.stale == layer_search.STALE
     monkeypatch.setattr(layer_search, "STALE", 10**9)
-    monkeypatch.setattr(layer_search, "MOST", 400)
+    monkeypatch.setattr(layer_search, "MAX_SUGGESTIONS", 400)
     assert not search.over
-    for _ in range(2 * layer_search.MOST):
+    for _ in range(2 * layer_search.MAX_SUGGESTIONS):
         if not search.over:
             search.register(choice := search.suggest(), 0.5 if choice == search.best else 0.1)
-    assert search.over and search.tried == layer_search.MOST
+    assert search.over and search.tried == layer_search.MAX_SUGGESTIONS
 
 
 def test_the_upper_bound_is_the_textbook_one() -> None:
@@ -394,7 +394,7 @@ def test_the_upper_bound_is_the_textbook_one() -> None:
         across = np.array([k(a, point) for a in seen])
         mean = y.mean() + across @ np.linalg.inv(gram) @ (y - y.mean())
         variance = y.std() ** 2 * (1 - across @ np.linalg.inv(gram) @ across)
-        assert bound == pytest.approx(mean + layer_search.KAPPA * max(variance, 0) ** 0.5, abs=1e-6)
+        assert bound == pytest.approx(mean + layer_search.UCB_KAPPA * max(variance, 0) ** 0.5, abs=1e-6)
 
 
 def test_a_set_is_kept_for_its_task() -> None:
@@ -418,7 +418,7 @@ def test_a_checkpoint_says_that_it_was_trained_to_end_early(tmp_path: Path) -> N
 
 
 def test_early_exit_is_registered_for_a_checkpoint_of_any_depth(tmp_path: Path) -> None:
-    """Of one layer nothing can be drafted, and nothing breaks."""
+    """Checkpoints with one layer draft nothing, and nothing breaks."""
     from paceline import LLM
 
     path = tiny_checkpoint(tmp_path / "one", "llama", layers=1)

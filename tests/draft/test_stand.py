@@ -12,9 +12,9 @@ from paceline.core.forest import Forest, Law
 from paceline.core.params import SamplingParams
 from paceline.core.plan import MinChance
 from paceline.draft import laws, stand, topology
-from paceline.draft.laws import LONGEST, TOP, Rates, Table
+from paceline.draft.laws import LAW_TOKENS, MAX_CONTEXT_TOKENS, LawRates, LawTable
 from paceline.draft.stand import Stand
-from paceline.draft.topology import REVIEW, Topology
+from paceline.draft.topology import TOPOLOGY_REVIEW_ROUNDS, Topology
 from paceline.engine.loop import Engine
 from tests.lossless.cases import FEATURES, Setting, Wish, check, run
 from tests.lossless.test_law import worst_p
@@ -38,7 +38,7 @@ def stand_of(engine: Engine, name: str = "stand") -> Stand:
 
 
 def test_laws_merge_by_the_running_mean() -> None:
-    table = Table()
+    table = LawTable()
     table.merge((1,), {10: 0.7, 11: 0.2, 12: 0.05})
     table.merge((1,), {10: 0.3, 11: 0.6, 13: 0.05})
     count, law = table.laws[1,]
@@ -49,26 +49,26 @@ def test_laws_merge_by_the_running_mean() -> None:
 
 
 def test_a_law_keeps_its_largest() -> None:
-    table = Table()
-    table.merge((1,), {i: 0.1 - i / 1000 for i in range(TOP)})
+    table = LawTable()
+    table.merge((1,), {i: 0.1 - i / 1000 for i in range(LAW_TOKENS)})
     table.merge((1,), {99: 0.9})
-    assert list(table.laws[1,][1]) == [99, *range(TOP - 1)]
+    assert list(table.laws[1,][1]) == [99, *range(LAW_TOKENS - 1)]
 
 
 def test_the_longest_context_wins() -> None:
-    table = Table()
+    table = LawTable()
     table.learn([1, 2, 3, 4, 5], {7: 1.0})
     table.learn([9, 5], {8: 1.0})
     assert table.find([0, 2, 3, 4, 5]) == (4, {7: 1.0})
     assert table.find([3, 5]) == (1, {7: 0.5, 8: 0.5})
     assert table.find([9, 9, 9, 5]) == (2, {8: 1.0})
     assert table.find([6]) == table.find([]) == (0, {})
-    assert max(map(len, table.laws)) == LONGEST
+    assert max(map(len, table.laws)) == MAX_CONTEXT_TOKENS
 
 
 def test_the_table_is_bounded_and_forgets_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(laws, "CAP", 3)
-    table = Table()
+    monkeypatch.setattr(laws, "MAX_LAWS", 3)
+    table = LawTable()
     for token in (1, 2, 3, 1, 4):
         table.merge((token,), {0: 1.0})
     assert list(table.laws) == [(3,), (1,), (4,)]
@@ -86,11 +86,11 @@ def test_kept_laws_are_the_targets_own_at_temperature_1() -> None:
         assert all(tuple(tokens[end - 1 : end]) in table.laws for end in range(3, len(tokens)))
         # a context of LONGEST tokens fixes the toy's three; its five phases of position are told apart by single visits
         for end in range(4, len(tokens)):
-            count, law = table.laws[tuple(tokens[end - LONGEST : end])]
+            count, law = table.laws[tuple(tokens[end - MAX_CONTEXT_TOKENS : end])]
             if count == 3 and sum(tokens[i - 4 : i] == tokens[end - 4 : end] for i in range(4, len(tokens))) == 1:
                 want = toy.next_logits(tokens[:end]).softmax(-1)
                 assert [law.get(i, 0.0) for i in range(VOCAB)] == pytest.approx(want.tolist(), abs=1e-5)
-        assert all(len(law) <= TOP and sum(law.values()) < 1 + 1e-9 for _, law in table.laws.values())
+        assert all(len(law) <= LAW_TOKENS and sum(law.values()) < 1 + 1e-9 for _, law in table.laws.values())
 
 
 # -- the topology ------------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def closed(slots: list[tuple[int, ...]]) -> bool:
 
 def test_the_topology_is_a_tree_at_every_size() -> None:
     rng, shape = random.Random(0), Topology()
-    for _ in range(4 * REVIEW):
+    for _ in range(4 * TOPOLOGY_REVIEW_ROUNDS):
         assert closed(list(shape.chance))
         accepted = rng.choice(list(shape.chance)[:15])
         shape.observe(list(shape.chance)[:15], accepted)
@@ -120,7 +120,7 @@ def test_the_topology_is_a_tree_at_every_size() -> None:
 def test_the_topology_follows_what_is_accepted() -> None:
     """Long runs along first children: a chain; a second child that is right as often: a wide tree."""
     deep, wide = Topology(), Topology()
-    for i in range(2 * REVIEW):
+    for i in range(2 * TOPOLOGY_REVIEW_ROUNDS):
         slots = list(deep.chance)[:15]
         deep.observe(slots, max((s for s in slots if not any(s)), key=len))
         wide.observe(list(wide.chance)[:15], (i % 2,))
@@ -132,12 +132,12 @@ def test_the_topology_follows_what_is_accepted() -> None:
 def test_the_topology_changes_at_reviews_only() -> None:
     shape = Topology()
     before = shape.chance
-    for _ in range(REVIEW - 1):
+    for _ in range(TOPOLOGY_REVIEW_ROUNDS - 1):
         shape.observe([(0,), (1,)], (1,))
     assert shape.chance is before
     shape.observe([(0,), (1,)], (1,))
     assert shape.chance is not before
-    assert shape.due == 2 * REVIEW
+    assert shape.due == 2 * TOPOLOGY_REVIEW_ROUNDS
 
 
 def test_a_root_that_is_worth_little_gets_few_nodes() -> None:
@@ -149,11 +149,11 @@ def test_a_root_that_is_worth_little_gets_few_nodes() -> None:
 
 
 def test_a_sampled_text_drafts_only_after_laws_foretold_it() -> None:
-    rates = Rates()
-    assert rates.worth(2, 0.0) > topology.MIN_CHANCE.node > rates.worth(2, 0.8)
+    rates = LawRates()
+    assert rates.worth(2, 0.0) > topology.RATE_MIN_CHANCE.node > rates.worth(2, 0.8)
     rates.observe(2, 0.8, True)
-    assert rates.worth(2, 0.8) > topology.MIN_CHANCE.node
-    assert rates.worth(3, 0.8) < topology.MIN_CHANCE.node
+    assert rates.worth(2, 0.8) > topology.RATE_MIN_CHANCE.node
+    assert rates.worth(3, 0.8) < topology.RATE_MIN_CHANCE.node
 
 
 # -- the drafters ------------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def test_q_is_a_law_of_few_tokens_and_siblings_differ(forests: list[tuple[Forest
     for forest, _ in forests:
         if forest.q is not None:
             assert torch.allclose(forest.q.sum(-1), torch.ones(len(forest.q), dtype=torch.float64))
-            assert int((forest.q > 0).sum(-1).max()) <= TOP
+            assert int((forest.q > 0).sum(-1).max()) <= LAW_TOKENS
         siblings = Counter(zip(forest.request, forest.parent, forest.token))
         assert not siblings or max(siblings.values()) == 1
         for i, law in enumerate(forest.law):
@@ -220,7 +220,7 @@ def test_a_miss_is_a_plain_round() -> None:
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("feature", FEATURES)
 def test_lossless(drafter: str, feature: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stand, "MIN_CHANCE", MinChance(0.0))
+    monkeypatch.setattr(stand, "RATE_MIN_CHANCE", MinChance(0.0))
     rng = random.Random(feature)
     for seed in range(2):
         params = {**FEATURES[feature], "drafter": drafter}
@@ -240,8 +240,8 @@ def test_lossless(drafter: str, feature: str, monkeypatch: pytest.MonkeyPatch) -
 def garbage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Always draft, wide trees, from random distributions for every context of up to two tokens."""
 
-    def fill(self: Table, remember: int = 0) -> None:
-        rng, self.laws, self.cap = random.Random(0), laws.OrderedDict(), laws.CAP
+    def fill(self: LawTable, remember: int = 0) -> None:
+        rng, self.laws, self.cap = random.Random(0), laws.OrderedDict(), laws.MAX_LAWS
         for n in (1, 2):
             for context in itertools.product(range(VOCAB), repeat=n):
                 weights = [rng.random() ** 2 for _ in range(rng.randint(1, VOCAB))]
@@ -249,10 +249,10 @@ def garbage(monkeypatch: pytest.MonkeyPatch) -> None:
                 law = sorted(zip(ids, (w / sum(weights) for w in weights)), key=lambda item: -item[1])
                 self.laws[context] = 10**6, dict(law)
 
-    monkeypatch.setattr(Table, "__init__", fill)
-    monkeypatch.setattr(stand, "MIN_CHANCE", MinChance(0.0))
-    monkeypatch.setattr(topology, "WEIGHT", 1e9)
-    monkeypatch.setattr(topology, "PRIOR", (0.5, 0.45, 0.4, 0.3))
+    monkeypatch.setattr(LawTable, "__init__", fill)
+    monkeypatch.setattr(stand, "RATE_MIN_CHANCE", MinChance(0.0))
+    monkeypatch.setattr(topology, "SEQUOIA_PRIOR_ROUNDS", 1e9)
+    monkeypatch.setattr(topology, "SEQUOIA_PRIOR", (0.5, 0.45, 0.4, 0.3))
 
 
 CASES = [("stand", "temperature"), ("stand", "top-k"), ("stand", "penalties"), ("stand_greedy", "bias")]
@@ -272,7 +272,7 @@ def test_keeps_the_law_with_a_table_of_garbage_full(feature: str) -> None:
 
 
 def test_keeps_the_law_with_its_own_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stand, "MIN_CHANCE", MinChance(0.0))
+    monkeypatch.setattr(stand, "RATE_MIN_CHANCE", MinChance(0.0))
     assert worst_p("stand", "rrs", "temperature", range(1)) > 1e-4
 
 

@@ -8,20 +8,20 @@ from hypothesis import strategies as st
 
 from paceline.core.params import SamplingParams
 from paceline.draft import suffix
-from paceline.draft.automaton import LONGEST, Automaton
-from paceline.draft.suffix import Reader, SuffixDrafter, merged
+from paceline.draft.automaton import MAX_SUFFIX_TOKENS, Automaton
+from paceline.draft.suffix import SuffixDrafter, SuffixReader, merged
 from paceline.engine.loop import Engine
 from tests.lossless.cases import FEATURES, Setting, Wish, check, run
 from tests.toy import VOCAB
 
 Text = list[int]
-texts_st = st.lists(st.lists(st.integers(0, 2), max_size=2 * LONGEST), min_size=1, max_size=4)
+texts_st = st.lists(st.lists(st.integers(0, 2), max_size=2 * MAX_SUFFIX_TOKENS), min_size=1, max_size=4)
 
 
-def readers(texts: list[Text], turns: random.Random | None = None) -> list[Reader]:
+def readers(texts: list[Text], turns: random.Random | None = None) -> list[SuffixReader]:
     """The texts in one automaton, one after the other or in turns."""
     automaton = Automaton()
-    out = [Reader(automaton, True) for _ in texts]
+    out = [SuffixReader(automaton, True) for _ in texts]
     queue = [i for i, text in enumerate(texts) for _ in text]
     if turns:
         turns.shuffle(queue)
@@ -48,13 +48,18 @@ def walk(automaton: Automaton, part: Text) -> int | None:
 def test_every_substring_is_counted(texts: list[Text], turns: random.Random) -> None:
     automaton = readers(texts, turns)[0].automaton
     parts = {tuple(t[i:j]) for t in texts for i in range(len(t)) for j in range(i + 1, min(len(t), i + 8) + 1)}
-    parts |= {tuple(t[i : i + n]) for t in texts for n in (LONGEST, LONGEST + 1) for i in range(len(t) - n + 1)}
+    parts |= {
+        tuple(t[i : i + n])
+        for t in texts
+        for n in (MAX_SUFFIX_TOKENS, MAX_SUFFIX_TOKENS + 1)
+        for i in range(len(t) - n + 1)
+    }
     for part in parts:
         state = walk(automaton, list(part))
         assert state is not None
         assert automaton.count[state] == occurrences(texts, list(part))
         follow = {t: occurrences(texts, [*part, t]) for t in range(3)}
-        if len(part) <= LONGEST and automaton.after[state]:
+        if len(part) <= MAX_SUFFIX_TOKENS and automaton.after[state]:
             total = sum(follow.values())
             assert automaton.shares(state) == {t: n / total for t, n in follow.items() if n}
     assert len(automaton) <= 2 * sum(map(len, texts)) + 1
@@ -65,7 +70,7 @@ def test_every_substring_is_counted(texts: list[Text], turns: random.Random) -> 
 @given(texts_st, st.randoms(use_true_random=False))
 def test_the_match_is_the_longest_suffix_with_a_continuation(texts: list[Text], turns: random.Random) -> None:
     for text, reader in zip(texts, readers(texts, turns)):
-        lengths = range(min(LONGEST, len(text)), 0, -1)
+        lengths = range(min(MAX_SUFFIX_TOKENS, len(text)), 0, -1)
         known = (n for n in lengths if any(occurrences(texts, [*text[-n:], t]) for t in range(3)))
         a = reader.automaton
         assert a.match(*a.fit(reader.state, reader.n))[1] == next(known, 0)
@@ -108,7 +113,7 @@ def test_a_text_that_does_not_repeat_drafts_nothing() -> None:
 
 
 def test_a_sampled_text_drafts_only_after_a_guess_would_have_been_right() -> None:
-    reader = Reader(Automaton(), greedy=False)
+    reader = SuffixReader(Automaton(), greedy=False)
     for token in [1, 2, 3, 4, 1]:
         reader.read(token, True)
     assert reader.tree(15) == {}
@@ -138,7 +143,7 @@ def test_requests_share_what_they_wrote() -> None:
 
 
 def test_past_outputs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suffix, "CAP", 200)
+    monkeypatch.setattr(suffix, "MAX_GENERATION_STATES", 200)
     engine = Setting(row_budget=40).engine()
     sizes = []
     for seed in range(16):
@@ -159,7 +164,7 @@ def test_a_dropped_slot_enters_nothing_twice() -> None:
     counts = suffix_of(engine).ages[0].count
     assert len(request.output) == 40
     assert counts[0] >= 40
-    assert counts[0] <= 41 + request.stats.passes * LONGEST
+    assert counts[0] <= 41 + request.stats.passes * MAX_SUFFIX_TOKENS
 
 
 @pytest.mark.parametrize("feature", FEATURES)

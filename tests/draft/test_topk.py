@@ -13,7 +13,7 @@ from paceline.core.proposer import Draft, Turn
 from paceline.core.request import Request
 from paceline.core.result import Round
 from paceline.draft import Ask
-from paceline.draft.dyspec import MIN_CHANCE, DySpec, most_probable
+from paceline.draft.dyspec import DYSPEC_MIN_CHANCE, DySpec, most_probable
 from paceline.draft.merge_runs import MergedProposer
 from paceline.draft.topk import TopK
 from paceline.draft.tree import TreeProposer
@@ -26,7 +26,7 @@ PROMPTS = ["one two three one two three one", "the cat sat on the mat and the ca
 
 
 PRICES = (None, MinChance(0.05), MinChance(0.3), MinChance(0.02, 3.0), MinChance(0.01, 0.05))
-"""Of a row, and of a level where one is known, one request after the other."""
+"""Prices of a row, and of a level where one is known, for one request after the other."""
 
 
 def priced(ask: Ask, price: MinChance | None) -> Ask:
@@ -54,7 +54,7 @@ def test_the_native_tree_is_the_twins(tmp_path: Path, quantize: str | None, monk
         assert (first.request, first.token, first.parent) == (second.request, second.token, second.parent)
         for i, tree in view.slots.items():
             assert tree.computed == computed[i]
-            least = (tree.ask.item.min_chance or MIN_CHANCE).row
+            least = (tree.ask.item.min_chance or DYSPEC_MIN_CHANCE).row
             best = most_probable(tree.memo.paths, tree.ask.item.nodes, least)
             assert [tree.path(place) for place in range(len(tree.token))] == [path for _, path in best]
             assert all(chance >= least for chance, _ in best)
@@ -73,7 +73,7 @@ class Served(NamedTuple):
     found: list[Note]
     texts: list[list[int]]
     records: Any
-    """Of a merged drafter."""
+    """Records of a merged drafter."""
 
 
 def served(target: Path, drafter: str, quantize: str | None, temperature: float) -> Served:
@@ -99,7 +99,7 @@ def served(target: Path, drafter: str, quantize: str | None, temperature: float)
 def test_the_native_proposer_is_its_twin(
     tmp_path: Path, drafter: str, quantize: str | None, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four texts in runs: every round offers and keeps the same nodes whoever drafts, called back or not."""
+    """Four texts in runs: every round offers and keeps the same nodes in both twins, called back or not."""
     target = tiny_checkpoint(tmp_path / "target", "llama", seed=1)
     native = served(target, drafter, quantize, temperature)
     called = list[int]()
@@ -137,7 +137,7 @@ def test_dyspec_runs_for_greedy_requests_alone(tmp_path: Path, drafter: str) -> 
 def test_the_native_merged_proposer_is_its_twin(
     tmp_path: Path, drafter: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same rounds, the same records of who brought what, and the same notes of the first part."""
+    """Rounds, records of each part's share, and notes of the first part are equal."""
     target = tiny_checkpoint(tmp_path / "target", "llama", seed=1)
     native = served(target, drafter, None, temperature)
     monkeypatch.setattr(MergedProposer, "native", lambda self: None)

@@ -135,7 +135,7 @@ def draws(path: tuple[int, ...], seed: int = 0, point: bool = False) -> Draws:
     return Draws(token.tolist(), log_q[token].tolist(), score.tolist(), float((2 * log_q).exp().sum()))
 
 
-class ByTheBook(dyspec.Chances):
+class ByTheBook(dyspec.ChildChances):
     """The paper's estimate: a child is accepted with its share of what was left of q."""
 
     def of(self, draws: Draws, rank: int) -> float:
@@ -193,9 +193,9 @@ def test_siblings_are_the_first_draws_in_their_order(method: type, nodes: int) -
 
 @pytest.mark.parametrize("nodes", range(1, 65))
 def test_rsd_c_counts(nodes: int) -> None:
-    factors = branching(nodes, sequoia.PRIOR)
+    factors = branching(nodes, sequoia.SEQUOIA_PRIOR)
     sizes = list(itertools.accumulate(factors, lambda a, b: a * b))
-    assert sum(sizes) <= nodes and (nodes < sum(sizes) + sizes[-1] or len(factors) == sequoia.DEPTH)
+    assert sum(sizes) <= nodes and (nodes < sum(sizes) + sizes[-1] or len(factors) == sequoia.SEQUOIA_DEPTH)
     assert list(factors) == sorted(factors, reverse=True)
     tree = drive(RsdC, nodes)
     assert Counter(tree.depth) == dict(enumerate(sizes, 1))
@@ -348,7 +348,7 @@ def test_topk_is_the_most_probable_paths(nodes: int, monkeypatch: MonkeyPatch) -
             for path, chance in level.items():
                 law = draws(path, seed, True)
                 longer.update({(*path, t): chance * math.exp(x) for t, x in zip(law.token, law.log_q)})
-            level = {path: chance for path, chance in longer.items() if chance >= dyspec.MIN_CHANCE.row}
+            level = {path: chance for path, chance in longer.items() if chance >= dyspec.DYSPEC_MIN_CHANCE.row}
             every |= level
         del every[()]
         best = sorted(every, key=every.__getitem__, reverse=True)[:nodes]
@@ -366,7 +366,7 @@ def test_a_revised_tree_keeps_only_the_rows_that_stay() -> None:
 
 
 def test_chances_begin_with_the_papers_and_are_learned() -> None:
-    rates = dyspec.Rates()
+    rates = dyspec.BinnedRates()
     assert all(
         rates.of(rank, share) == pytest.approx(share, abs=0.08) for rank in range(4) for share in (0, 0.3, 0.5, 1)
     )
@@ -384,17 +384,17 @@ def test_chances_begin_with_the_papers_and_are_learned() -> None:
 
 
 def test_a_draw_waits_while_another_is_likelier_to_be_accepted() -> None:
-    """Of two draws that are reached alike, the one whose distribution is sharper comes first."""
+    """Draws that are reached with equal chance: the one whose distribution is sharper comes first."""
     sharp, flat = Draws([0, 1], [math.log(0.9), math.log(0.1)], [], 0.82), Draws([0, 1], [math.log(0.5)] * 2, [], 0.5)
     memo = dyspec.Memo(drawn={0: 0, 1: 0}, reached={0: 0.5, 1: 0.5}, laws={0: flat, 1: sharp})
-    assert memo.worth(dyspec.Chances(), 1) > memo.worth(dyspec.Chances(), 0)
+    assert memo.worth(dyspec.ChildChances(), 1) > memo.worth(dyspec.ChildChances(), 0)
 
 
 def test_what_was_examined_is_what_is_counted() -> None:
     tree = drive(dyspec.DySpec, 9, 5)
     laws = {p: draws(tree.path(p), 5) for p in (ROOT, *range(len(tree.token)))}
     second = children(tree, ROOT)[1]
-    chances = dyspec.Chances()
+    chances = dyspec.ChildChances()
     kinds = (chances.drawn, chances.ahead)
     before = [[list(row) for row in kind.tries] for kind in kinds]
     dyspec.count(chances, tree, [second], laws)
@@ -466,15 +466,15 @@ def test_rates_are_learned() -> None:
         run(engine, [wish("sequoia", "exact", seed, max_tokens=40, temperature=0.0) for seed in range(16)])
         found.append(engine.drafters.drafters["sequoia"].rates)  # type: ignore[attr-defined]
         assert sum(found[-1]) <= 1 + 1e-9
-    assert found[0][0] > 0.8 > sequoia.PRIOR[0] > found[1][0]
+    assert found[0][0] > 0.8 > sequoia.SEQUOIA_PRIOR[0] > found[1][0]
 
 
 def test_the_tree_is_the_shape() -> None:
     method: Any = object.__new__(sequoia.Sequoia)
-    method.rates = sequoia.PRIOR
+    method.rates = sequoia.SEQUOIA_PRIOR
     for nodes in (1, 5, 12):
         tree = drive(method, nodes)
-        want = sequoia.best(nodes, sequoia.DEPTH, sequoia.PRIOR)
+        want = sequoia.best(nodes, sequoia.SEQUOIA_DEPTH, sequoia.SEQUOIA_PRIOR)
         assert len(tree.token) == size(want) == nodes
 
         def same(place: int, shape: sequoia.Shape, tree: Tree = tree) -> bool:

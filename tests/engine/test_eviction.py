@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from paceline import LLM, SamplingParams
-from paceline.cache.policies import POLICIES
+from paceline.cache.policies import EVICTION_POLICIES
 from paceline.core.errors import InputError
 
 TALKS, TURNS = 6, 4
@@ -32,7 +32,7 @@ def wanted(pair: tuple[Path, Path]) -> list[list[int]]:
     return converse(LLM(*pair, dtype="float32", memory="100M", drafter="none", prefix_cache=False))
 
 
-@pytest.mark.parametrize("eviction", POLICIES)
+@pytest.mark.parametrize("eviction", EVICTION_POLICIES)
 def test_no_policy_changes_a_text(pair: tuple[Path, Path], wanted: list[list[int]], eviction: str) -> None:
     llm = LLM(*pair, dtype="float32", block_size=4, blocks=38, eviction=eviction, check=True)
     assert converse(llm) == wanted

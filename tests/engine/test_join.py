@@ -58,14 +58,14 @@ def until(engine: Any, done: Callable[[], bool]) -> None:
 
 
 def grow(engine: Any, request: Request, length: int) -> None:
-    """Let an output have exactly so many tokens."""
+    """Grow the output of a request to exactly `length` tokens."""
     until(engine, lambda: len(request.output) >= length)
     if len(request.output) > length:
         engine.apply(Rewind(request.id, length))
 
 
 def branch(engine: Any, request: Request, headers: list[list[int]], lengths: list[int]) -> list[Request]:
-    """Branches that begin with these tokens, and have so many all in all when they end."""
+    """Branches that begin with these tokens, with their total lengths at the end."""
     made = list[Request]()
     for header, length in zip(headers, lengths, strict=True):
         params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)

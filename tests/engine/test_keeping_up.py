@@ -27,7 +27,7 @@ class Unteachable(StepTimes):
 
 
 def dear_for_many() -> StepTimes:
-    """Of a draft model that pays for one request and for two, not for four."""
+    """Step times of a draft model that pays for one request and for two, not for four."""
     times = Unteachable.load(slow_pair().dump())
     times.drafter("model").weights |= {"depth": 0.016, "requests": 0.008}
     return times
@@ -35,7 +35,7 @@ def dear_for_many() -> StepTimes:
 
 @pytest.fixture
 def llm(pair: tuple[Path, Path]) -> LLM:
-    """Of a pair for which drafting costs more than it brings, but for one request or two."""
+    """Engine with a pair for which drafting costs more than it brings, except for one request or two."""
     llm = LLM(*pair, drafter="ngram|model", dtype="float32", blocks=400, prefix_cache=False)
     policy = llm.engine.desk.policy
     assert isinstance(policy, Goodput)
@@ -100,7 +100,7 @@ def test_one_does_without_where_it_cannot_pay(llm: LLM) -> None:
 
 
 def test_a_short_text_is_not_read_unasked(llm: LLM) -> None:
-    """One of so many rows as a drafter may lag behind, where its last tokens are too few to repay reading it."""
+    """Request with as many rows as a drafter may lag behind, and too few last tokens to repay reading them."""
     times = cast(Goodput, llm.engine.desk.policy).times
     times.drafter("model").weights["requests"] = 0.0
     times.target.weights |= {rows: 0.05 * (1 + rows / 4) for rows in KNOTS}

@@ -46,7 +46,7 @@ def test_the_next_start_begins_with_it(target: Path, cache: Path) -> None:
     assert again == texts and ("ngram", 0) in known.means
     mean = known.means["ngram", 0]
     assert 0 < max(mean.tried) <= RECALLED and 0 < max(mean.asked) <= HEARD
-    assert not served(target)[1].means, "who does not ask for it begins anew"
+    assert not served(target)[1].means, "an engine without the option starts again"
 
 
 def test_a_server_keeps_it(target: Path, cache: Path) -> None:
@@ -80,12 +80,13 @@ def test_a_damaged_file_is_learned_anew(
     path = served(target, keep_learned=True)[2]
     path.write_text(content)
     _, known, _ = served(target, keep_learned=True)
-    assert not known.means and "learned anew" in caplog.text
+    assert not known.means and "learned again" in caplog.text
     assert json.loads(path.read_text())
 
 
 def test_what_is_recalled_says_what_was_known_and_gives_way() -> None:
-    """Of a drafter that is kept three times of four: the same chance; and after some rounds that are not, less."""
+    """Recalled acceptance of a drafter that is kept three times of four gives the same chance, and less after some
+    rejected rounds."""
     known, later = Acceptance(), Acceptance()
     for request in range(20):
         for round in range(24):

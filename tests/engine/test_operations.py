@@ -12,7 +12,7 @@ from paceline.core.noise import TargetNoise
 from paceline.core.operations import Abort, Branch, Close, Extend, Fork, Join, Park, Replace, Resume, Rewind, Submit
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
-from paceline.engine.branches import Family
+from paceline.engine.branches import BranchFamily
 from paceline.engine.loop import Engine
 from paceline.sample.sampler import Sampler
 from paceline.simulate.log import Event
@@ -75,7 +75,7 @@ class Session:
                 if not family.live and self.rng.random() < 0.7:
                     self.join(engine, family)
 
-    def join(self, engine: Engine, family: Family) -> None:
+    def join(self, engine: Engine, family: BranchFamily) -> None:
         """All branches have ended: some of them go on as one text, in any order."""
         chosen = self.rng.sample([*family.done], self.rng.randint(1, len(family.done)))
         tokens = [self.rng.randrange(VOCAB) for _ in range(self.rng.randint(1, 3))]

@@ -17,7 +17,7 @@ PROMPT = "Tom has 3 apples"
 
 
 def padded(path: Path, vocab: int, seed: int, **changes: bool) -> Path:
-    """A model with so many logits, of which the tokenizer knows TOKENS."""
+    """Model with `vocab` logits, of which the tokenizer knows TOKENS."""
     checkpoint = tiny_checkpoint(path, "qwen3", vocab=vocab, seed=seed, with_tokenizer=False, **changes)
     save_tokenizer(checkpoint, TOKENS)
     return checkpoint

@@ -1,4 +1,4 @@
-"""Who is served when changes no text; a target for the time between two steps is kept by the table of step times."""
+"""Scheduling order changes no text; a target for the time between two steps is kept by the table of step times."""
 
 import random
 from dataclasses import replace

@@ -17,7 +17,7 @@ from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.draft import DRAFTERS
 from paceline.draft.companion import COMPANIONS
-from paceline.draft.crossvocab import Foreign
+from paceline.draft.crossvocab import ForeignModel
 from paceline.draft.head import HEADS
 from paceline.draft.surfaces import Surfaces
 from paceline.engine.config import EngineConfig
@@ -77,10 +77,10 @@ AUTOMATON: tuple[dict[int, int], ...] = ({0: 1, 4: 2, EOS: 0}, {1: 1, 2: 1, 3: 0
 """A toy regular language, (0 [12]* 3 | 4 [05] 4)*, as {token: next state} of each state. The text may end in state 0;
 the last state is the dead one."""
 REGEX = "(0[12]*3|4[05]4)*"
-"""The same language, of the texts that the toy's tokens spell."""
+"""Pattern of the same language, over the texts that the toy's tokens spell."""
 TOKENIZER = letters("012345.")
 OTHER = letters("340125.")
-"""The same characters by other ids."""
+"""Vocabulary of the same characters under other ids."""
 GRAMMARS = Grammars(lambda: vocabulary(TOKENIZER, VOCAB, [EOS]), VOCAB)
 
 
@@ -144,7 +144,7 @@ class Setting:
     patience_ms: float = 0.0
     check: bool = True
     recurrent: frozenset[str] = frozenset()
-    """Of target and draft those with recurrent layers."""
+    """Models with recurrent layers, among target and draft."""
     clock: int = 0
     """Seed of the times that parts of a step seem to take: the planner's choice is arbitrary, and repeats."""
 
@@ -165,7 +165,7 @@ class Setting:
             prefix_cache=self.prefix_cache, schedule=self.schedule, order=self.order, group_size=self.group_size,
             tbt_target_ms=self.tbt_target_ms, patience_ms=self.patience_ms, check=self.check,
         )  # fmt: skip
-        foreign = Foreign(copy(draft), Surfaces(OTHER, VOCAB), Surfaces(TOKENIZER, VOCAB), VOCAB)
+        foreign = ForeignModel(copy(draft), Surfaces(OTHER, VOCAB), Surfaces(TOKENIZER, VOCAB), VOCAB)
         components = {"draft": draft, "foreign": foreign, **sketches()}
         return Engine(self.target(), config, components=components, callable=user, tokenizer=TOKENIZER,
                       eos=(EOS,), clock=clock(self.clock))  # fmt: skip

@@ -31,7 +31,7 @@ rule that looks at q, mates may change the text, never its distribution."""
 
 
 def test_the_page_is_current() -> None:
-    assert PAGE.read_text() == page(), "print it anew: python -m tests.lossless.matrix_page > docs/matrix.md"
+    assert PAGE.read_text() == page(), "regenerate it: python -m tests.lossless.matrix_page > docs/matrix.md"
 
 
 def printed() -> tuple[dict[tuple[str, str], str], dict[str, str]]:

@@ -10,7 +10,7 @@ from paceline.model.families import FAMILIES, Family, read_spec
 from paceline.model.gguf.config import ARCHITECTURES
 from paceline.model.gguf.pretokenizers import PRE_TOKENIZERS
 from paceline.model.gguf.types import SERVED
-from paceline.model.quantised import METHODS
+from paceline.model.quantised import QUANTISERS
 from tests.tiny import FAMILIES as TINY
 from tests.tiny import MORE, tiny_config
 
@@ -49,7 +49,7 @@ FORMATS = """
 - **What is quantised already keeps its own bits** where the native decoder computes the model and the dtype is
   bfloat16: types of 4 bits stay as they are, those of 5 to 8 bits lie in 8-bit groups of 32 (2 and 3 bits, Q6_K and
   the uneven IQ4, too), the few matrices that are stored as floats are rounded to 8 bits, and activations are in 8 bits.
-  `--quantize none` widens all to the dtype, `--quantize int8` rounds anew; `paceline info` tells what is done.
+  `--quantize none` widens all to the dtype, `--quantize int8` quantizes again; `paceline info` says what is done.
 - Packed weights of models above 64 MB are kept under `$PACELINE_CACHE/packed` (default `~/.cache/paceline/packed`)
   for a quick start the next time: `--no-weights-cache` leaves that out, `paceline pack` does it beforehand, `paceline
   rm packed` removes them.
@@ -129,7 +129,7 @@ def page() -> str:
         files = ", ".join(archs.get(kind, [])) or "`llama`" * (kind == "mistral")
         shown = "yes" if native(kind) else "no"
         lines.append(f"| `{kind}` | {family.architecture} | {shown} | {files} | {departures(family)} |\n")
-    safetensors = SAFETENSORS.format(dtypes=", ".join(DTYPES), methods=", ".join(METHODS))
+    safetensors = SAFETENSORS.format(dtypes=", ".join(DTYPES), methods=", ".join(QUANTISERS))
     gguf = GGUF.format(types=", ".join(kind.name for kind in SERVED), cuts=", ".join(PRE_TOKENIZERS))
     lines.append(FORMATS.format(formats=f"{wrapped(safetensors)}\n{wrapped(gguf)}"))
     for size in SIZES:

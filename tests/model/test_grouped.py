@@ -6,7 +6,17 @@ from torch import Tensor
 
 from paceline.core.errors import CheckpointError
 from paceline.model import packed
-from paceline.model.grouped import Form, block_bytes, looked_up, pack_bytes, pack_groups, pack_int4, size, twin, unpack
+from paceline.model.grouped import (
+    ScaleForm,
+    block_bytes,
+    looked_up,
+    pack_bytes,
+    pack_groups,
+    pack_int4,
+    size,
+    twin,
+    unpack,
+)
 from paceline.native import build
 from paceline.native.build import Unit, library
 from tests.model.units import compiled, narrow
@@ -14,7 +24,7 @@ from tests.model.units import compiled, narrow
 SHAPES = ((200, 96), (33, 130), (96, 576), (64, 256))
 
 
-def made(form: Form, outputs: int, groups: int, bits: int) -> tuple[Tensor, Tensor]:
+def made(form: ScaleForm, outputs: int, groups: int, bits: int) -> tuple[Tensor, Tensor]:
     """Scales and lows of a form, as the format that it is for has them."""
     stream = torch.Generator().manual_seed(form)
 
@@ -22,11 +32,11 @@ def made(form: Form, outputs: int, groups: int, bits: int) -> tuple[Tensor, Tens
         return (torch.rand(shape, generator=stream) * 0.02 + 0.001).half().float()
 
     scale = halves(outputs, groups)
-    if form == Form.ZEROS:
+    if form == ScaleForm.ZEROS:
         return scale, -scale * torch.randint(0, 2**bits, scale.shape, generator=stream)
-    if form == Form.PAIRS:
+    if form == ScaleForm.PAIRS:
         return scale, -7 * halves(outputs, groups).half().float()
-    if form == Form.SUPER:
+    if form == ScaleForm.SUPER:
         whole = torch.randint(0, 64, (2, outputs, groups), generator=stream)
         records = halves(2, outputs, -(-groups // 8)).repeat_interleave(8, 2)[:, :, :groups] * whole
         return records[0], -records[1]
@@ -41,12 +51,12 @@ def expand(codes: Tensor, scale: Tensor, low: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("form", Form, ids=lambda form: form.name)
+@pytest.mark.parametrize("form", ScaleForm, ids=lambda form: form.name)
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
-def test_what_another_tool_has_quantised_is_kept(outputs: int, inputs: int, form: Form, bits: int) -> None:
+def test_what_another_tool_has_quantised_is_kept(outputs: int, inputs: int, form: ScaleForm, bits: int) -> None:
     codes = torch.randint(0, 2**bits, (outputs, inputs), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
     scale, low = made(form, outputs, -(-inputs // 32), bits)
-    if form == Form.PAIRS:
+    if form == ScaleForm.PAIRS:
         low = low.half().float()
     it = pack_groups(codes, scale, low, bits=bits)
     assert it.c.form == form
@@ -61,7 +71,7 @@ def test_looking_up_an_embedding() -> None:
 
 
 def test_bits_of_a_weight() -> None:
-    each = {form.name: 8 * block_bytes(4096, 4, form) / (32 * 4096) for form in Form}
+    each = {form.name: 8 * block_bytes(4096, 4, form) / (32 * 4096) for form in ScaleForm}
     assert each == {"ZEROS": 4.75, "PAIRS": 5.0, "SUPER": 4.625, "FLOATS": 6.0}
 
 
@@ -94,7 +104,7 @@ def test_the_native_product_is_that_of_the_twin(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(packed, "unit", lambda: unit)
     monkeypatch.setattr(packed, "library", lambda: compiled(unit))
     stream = torch.Generator().manual_seed(3)
-    for form, (outputs, inputs) in zip(Form, SHAPES):
+    for form, (outputs, inputs) in zip(ScaleForm, SHAPES):
         codes = torch.randint(0, 2**bits, (outputs, inputs), generator=stream, dtype=torch.uint8)
         bias = torch.randn(outputs, generator=stream)
         it = pack_groups(codes, *made(form, outputs, -(-inputs // 32), bits), bias, bits)
@@ -114,7 +124,7 @@ def test_the_product_of_avx_vnni(monkeypatch: pytest.MonkeyPatch, bits: int) -> 
     vnni = narrow("-mavx512vl", "-mavx512vnni", "-mprefer-vector-width=256")
     stream = torch.Generator().manual_seed(4)
     codes = torch.randint(0, 2**bits, (70, 130), generator=stream, dtype=torch.uint8)
-    it, x = pack_groups(codes, *made(Form.PAIRS, 70, 5, bits), bits=bits), torch.randn(11, 130, generator=stream)
+    it, x = pack_groups(codes, *made(ScaleForm.PAIRS, 70, 5, bits), bits=bits), torch.randn(11, 130, generator=stream)
     by_output = packed.pack_int8(torch.randn(70, 130, generator=stream), None)
     monkeypatch.setattr(packed, "unit", lambda: Unit.SHORT)
     monkeypatch.setattr(packed, "library", lambda: compiled(Unit.SHORT))

@@ -8,11 +8,11 @@ from paceline.model import pages
 
 
 def test_pieces_begin_with_a_cache_line_and_do_not_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "PIECE", 4096)
+    monkeypatch.setattr(pages, "ARENA_BYTES", 4096)
     sizes = [1, 64, 65, 5000, 4000, 200, 63]
     taken = [pages.take(size) for size in sizes]
     for number, piece in enumerate(taken):
-        assert piece.data_ptr() % pages.LINE == 0
+        assert piece.data_ptr() % pages.CACHE_LINE_BYTES == 0
         piece.fill_(number + 1)
     for number, (size, piece) in enumerate(zip(sizes, taken)):
         assert len(piece) == size and bool((piece == number + 1).all())
@@ -23,4 +23,4 @@ def test_pieces_begin_with_a_cache_line_and_do_not_overlap(monkeypatch: pytest.M
 def test_zeros_begin_with_a_cache_line() -> None:
     for size in 1, 100, 5 << 20:
         found = pages.zeros(size)
-        assert found.data_ptr() % pages.LINE == 0 and len(found) == size and not bool(found.any())
+        assert found.data_ptr() % pages.CACHE_LINE_BYTES == 0 and len(found) == size and not bool(found.any())

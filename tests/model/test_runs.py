@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from paceline.core.noise import TargetNoise
-from paceline.core.proposer import Continuation, Proposer, Table
+from paceline.core.proposer import Continuation, Proposer, ProposerTable
 from paceline.core.rows import Drawn, Rows
-from paceline.draft.ngram import Index, LookupProposer
+from paceline.draft.ngram import LookupProposer, NgramIndex
 from paceline.model.native import NativeDecoder
 from paceline.native.build import Unit, library
 from paceline.native.structs import CChains, addresses, integers_in, reals_in
@@ -40,12 +40,12 @@ class Chains:
         self.drafter, self.rows, self.texts, self.nodes, self.least = drafter, rows, texts, nodes, least
         self.reach = integers_in([segment.base for segment in rows.segments])
 
-    def native(self) -> Table:
+    def native(self) -> ProposerTable:
         model, behind, held = self.drafter.drafting(self.rows, 99)
         nodes, least = integers_in(self.nodes), reals_in(self.least)
         places = addresses(nodes, least, self.reach)
         state = CChains(ctypes.pointer(model), ctypes.pointer(behind), *places, SHARE, SHARP)
-        return Table("paceline_chains", state, (held, nodes, least))
+        return ProposerTable("paceline_chains", state, (held, nodes, least))
 
 
 def pairs(drawn: Drawn) -> list[tuple[int, int]]:
@@ -54,7 +54,7 @@ def pairs(drawn: Drawn) -> list[tuple[int, int]]:
 
 
 def fill(model: NativeDecoder, lengths: Sequence[int]) -> None:
-    """A pool with so many rows of each text."""
+    """Pool with a number of rows of each text."""
     model.allocate(9, SIZE)
     for table, tokens, length in zip(TABLES, GIVEN, lengths):
         if length:
@@ -133,7 +133,7 @@ def test_a_run_with_lookups(checkpoints: dict[str, Path], temperature: float) ->
     keys = [[TargetNoise(n).key(index) for index in range(ROOM)] if temperature else [] for n in range(3)]
     texts = [Continuation(temperature, mine, (), ROOM) for mine in keys]
     plain = run(target, texts, ROOM)
-    indices = {n: Index(len(GIVEN[n]) - 3) for n in DRAFTING}
+    indices = {n: NgramIndex(len(GIVEN[n]) - 3) for n in DRAFTING}
     known = {0: plain[0].tokens[:5] + GIVEN[0], 2: GIVEN[2] + plain[2].tokens + GIVEN[2][:7] + GIVEN[2]}
     for n, index in indices.items():
         index.extend(known[n])
@@ -160,7 +160,7 @@ def test_a_lookup_is_the_index_of_ngram(checkpoints: dict[str, Path]) -> None:
     for seed in range(40):
         g = torch.Generator().manual_seed(seed)
         tokens = [torch.randint(2 + seed % 3, (40,), generator=g).tolist() for _ in range(2)]
-        indices = [Index(10 * i) for i in range(2)]
+        indices = [NgramIndex(10 * i) for i in range(2)]
         for index, mine in zip(indices, tokens):
             index.extend(mine)
         worth = [0.3, 0.05]
@@ -184,7 +184,7 @@ def test_what_a_lookup_copies(checkpoints: dict[str, Path]) -> None:
     assert period
     other = max(said) + 1
     for tokens, most in (([other, 0, other, *said[:2], other], 2), ([said[period - 1], *said[:period]], period + 1)):
-        index = Index(len(tokens))
+        index = NgramIndex(len(tokens))
         index.extend(tokens)
         lookups = LookupProposer([0], [most], [0.0], [tokens], [index])
         assert index.draft(tokens, most, 0.0) == said[:most]

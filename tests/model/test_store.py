@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(library() is None, reason="this machine has no A
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Every model is worth a file, in a directory of the test's own."""
     library()
-    monkeypatch.setattr(store, "LEAST", 0)
+    monkeypatch.setattr(store, "MIN_STORED_BYTES", 0)
     monkeypatch.setattr(store, "home", lambda: tmp_path / "cache")
     return tmp_path / "cache" / "packed"
 
@@ -147,7 +147,7 @@ def test_no_room(
     """Neither where there was none to begin with nor where the disk fills up; the model is served."""
     expected = logits(checkpoint, cache=False)
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
-        patch.setattr(store, "RESERVE", 1 << 62)
+        patch.setattr(store, "FREE_DISK_BYTES", 1 << 62)
         assert torch.equal(logits(checkpoint), expected) and not list(small.iterdir())
         assert "make room" in caplog.text
     caplog.clear()

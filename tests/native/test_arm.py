@@ -1,4 +1,4 @@
-"""The same sources on ARM: cross-compiled, and run by qemu, on passes that were written to files here."""
+"""Native sources on ARM: cross-compiled, and run by qemu, on passes that were written to files here."""
 
 import ctypes
 import shutil

@@ -388,8 +388,8 @@ def test_worth_is_the_price_of_a_node_in_tokens() -> None:
 
 
 def test_a_drafter_is_hopeless_where_it_costs_more_than_it_brings() -> None:
-    """Of eight on a slow pair once its acceptance is known, or of one, too, where the draft is dear; not where drafts
-    are free."""
+    """Drafts of eight requests on a slow pair are hopeless once the acceptance is known, and so are drafts of one if
+    the draft is expensive; free drafts are not."""
     times, many = slow_pair(), requests(8, ("model",))
     arms = {"model": Arm.of("model", 8, True)}
 
@@ -412,7 +412,7 @@ def test_a_drafter_is_hopeless_where_it_costs_more_than_it_brings() -> None:
         assert [hopeless(fresh, count) for count in (1, 8)] == [dear > 0.0] * 2
     pick = Goodput(arms, times, lambda request, drafter: request.left - 1, Acceptance())
     pick.attend(requests(1, ()))
-    assert hopeless(pick, 1), "whoever was there before"
+    assert hopeless(pick, 1), "for any earlier request"
     times.drafter("model").weights["depth"] = 0.01
     pick = Goodput(arms, times, lambda request, drafter: request.left - 1, Acceptance())
     pick.enrol("model", DrafterFacts(8, chain=True, group="draft"))

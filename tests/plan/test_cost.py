@@ -122,7 +122,7 @@ def slow_pair() -> StepTimes:
 
 
 def test_a_drafter_that_was_never_timed_is_no_bargain() -> None:
-    """It is as dear as the dearest that was; a tree pays for its levels by its nodes."""
+    """Its cost is that of the most expensive timed drafter; a tree pays for its levels by its nodes."""
     times = slow_pair()
     chain, tree = Drafting("model", 8, 4, 32), Drafting("tree", 8, 0, 32)
     assert times.of_draft(replace(chain, drafter="other")) >= times.of_draft(chain)

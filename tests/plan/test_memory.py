@@ -18,7 +18,7 @@ from paceline import LLM, SamplingParams
 from paceline.core.errors import CapacityError, InputError
 from paceline.engine.build import DEMO, Options, memory_of, parse_bytes
 from paceline.model.footprint import Footprint
-from paceline.plan.memory import Memory, Shape
+from paceline.plan.memory import BudgetShape, MemoryModel
 from tests.plan.test_planner import planner, request, room
 from tests.tiny import tiny_checkpoint
 
@@ -29,13 +29,13 @@ ASKED = [(0, 1, "model"), (1, 1, "model"), (0, 1, "dyspec"), (1, 0.9, "topk"), (
 PAIR = DEMO / "target", DEMO / "draft"
 
 
-def arithmetic(max_len: int = 512, draft: bool = True, vocab: int = 1000) -> Memory:
+def arithmetic(max_len: int = 512, draft: bool = True, vocab: int = 1000) -> MemoryModel:
     target = Footprint(10**8, 10**7, 10**4, 16, vocab, 10**6, 10**4, 100, 0, 0, 0, 0)
-    return Memory(target, replace(target, weights=10**7, slot=10**3) if draft else None, max_len, 16)
+    return MemoryModel(target, replace(target, weights=10**7, slot=10**3) if draft else None, max_len, 16)
 
 
 def test_the_parts_add_up() -> None:
-    memory, shape = arithmetic(), Shape(100, 32, 31, 8, remember=0)
+    memory, shape = arithmetic(), BudgetShape(100, 32, 31, 8, remember=0)
     parts = memory.parts(shape)
     assert parts["weights"] == 10**8 + 10**7
     assert parts["kv"] == 1600 * (10**4 + 10**3 + 1024)
@@ -60,7 +60,7 @@ def test_the_longest_context_fits_and_one_block_more_does_not() -> None:
 def test_loading_may_be_the_peak() -> None:
     small = arithmetic()
     heavy = replace(small, target=replace(small.target, loading=10**9))
-    assert heavy.total(Shape(1, 1, 0, 1)) > 10**9 + 10**8
+    assert heavy.total(BudgetShape(1, 1, 0, 1)) > 10**9 + 10**8
     with pytest.raises(CapacityError):
         heavy.fit(10**9, 512, 64)
 
@@ -87,7 +87,7 @@ def test_a_shape_stays_within_its_budget_and_more_is_never_worse(
 
 def test_trees_shrink_before_everything_else_fails() -> None:
     memory = arithmetic(vocab=50_000)
-    need = memory.total(Shape(1, 1, 0, 1))
+    need = memory.total(BudgetShape(1, 1, 0, 1))
     nodes = [memory.fit(need + extra, 512, 64).nodes for extra in (0, 10**7, 10**8, 10**9, 10**10)]
     assert nodes == sorted(nodes) and nodes[0] == 0 and nodes[-1] == 64
 
@@ -203,7 +203,12 @@ def test_the_text_is_the_same_under_every_budget() -> None:
     ]
     plain = LLM(drafter="none").generate(prompts, [replace(p, drafter="none") for p in params], progress=False)
     memory, rows = memory_of(Options(), *PAIR), set()
-    for shape in (Shape(3, 1, 0, 1), Shape(4, 4, 3, 4), Shape(8, 16, 15, 16), Shape(200, 64, 63, 64)):
+    for shape in (
+        BudgetShape(3, 1, 0, 1),
+        BudgetShape(4, 4, 3, 4),
+        BudgetShape(8, 16, 15, 16),
+        BudgetShape(200, 64, 63, 64),
+    ):
         llm = LLM(drafter="model", memory=memory.total(shape) + (1 << 20), check=True)
         rows.add(llm.engine.config.row_budget)
         outputs = llm.generate(prompts, params, progress=False)

@@ -100,7 +100,7 @@ def test_rows_that_cost_have_to_bring_something() -> None:
 
 
 def test_the_price_of_a_row_is_the_measured_one() -> None:
-    """Of a table made from passes, on average over the cheap rows."""
+    """Price of a row from a table made from passes, averaged over the cheap rows."""
     times, mine = StepTimes(), request(0, 9, 8)
     passes = [(Work(k, 1, 9, 9 * k, k), 1e-3 * (1 + k / 20)) for k in (1, 2, 4, 8, 16, 17, 24, 32, 64)]
     policy = ByRequest({}, times, lambda r, d: 8, fixed=FixedLength({"ngram": 5}, cheap_rows=16), free_rows=16)
@@ -187,7 +187,7 @@ def test_several_passes_in_a_step() -> None:
     assert [passes([drafting], free) for free in (2, 3, 4, 5)] == [2, 3, 4, 5]  # of 4 slots; 4 rows and a token each
     assert passes([plain(0, left=2, drafter="ngram")]) == 2
     limited = Planner(Patient({"ngram": 3}, {"ngram": 9 + 13}), 32).plan([drafting], room([drafting], 100))
-    assert (limited.passes, limited.items[0].reserved(5)) == (5, 13)  # for so many the draft model has room
+    assert (limited.passes, limited.items[0].reserved(5)) == (5, 13)  # the draft model has room for this many
     assert passes([plain(0, drafter="suffix")]) == 1
 
 

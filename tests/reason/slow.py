@@ -6,7 +6,7 @@ from typing import Any
 from paceline import SamplingParams
 from paceline.core.params import SamplingParams as Params
 from paceline.reason import Ensemble, MentorWishes, StepWishes
-from paceline.reason.judge import Judge, score
+from paceline.reason.judge import DraftJudge, score
 from paceline.reason.runner import BASE, SMALL
 
 Trace = list[tuple[str, list[int], float | None]]
@@ -26,7 +26,7 @@ def greedy(pair: Ensemble, name: str, tokens: list[int], most: int, **changes: A
 
 def steps(pair: Ensemble, prompt: list[int], wish: StepWishes, most: int) -> Trace:
     """SpecReason's loop."""
-    judge, digits, trace, text = Judge.of(pair.llm.text), 10, Trace(), list[int]()
+    judge, digits, trace, text = DraftJudge.of(pair.llm.text), 10, Trace(), list[int]()
 
     def step(name: str) -> list[int]:
         left = min(wish.step_tokens, most - len(text))

@@ -9,8 +9,8 @@ from paceline import RefusalError
 from paceline.engine.build import DEMO
 from paceline.reason import Ensemble, MentorWishes, StepWishes
 from paceline.reason.ensemble import plain
-from paceline.reason.judge import Judge, ids, score
-from paceline.reason.pen import Part, Pen
+from paceline.reason.judge import DraftJudge, ids, score
+from paceline.reason.pen import Pen, PenPart
 from paceline.reason.runner import BASE, SMALL
 from tests.reason.conftest import GREEDY, PROMPT, alone, clean
 from tests.reason.slow import greedy
@@ -34,7 +34,7 @@ def twin(mixed: Ensemble) -> list[tuple[str, list[int]]]:
     """SpecReason's loop, nothing cached: (author, tokens of the base model) of each step. The small model keeps its own
     bytes, which need not be whole characters, and is told the base model's steps as texts."""
     base, other = mixed.llm.text, mixed.runner.texts[SMALL]
-    judge, prompt, text, own = Judge.of(base), mixed.llm.ids(PROMPT), list[int](), list[int]()
+    judge, prompt, text, own = DraftJudge.of(base), mixed.llm.ids(PROMPT), list[int](), list[int]()
     trace = list[tuple[str, list[int]]]()
     while len(text) < MOST:
         left = min(WISH.step_tokens, MOST - len(text))
@@ -65,11 +65,11 @@ def test_hand_overs_by_text_are_the_slow_twins(mixed: Ensemble) -> None:
     compare(mixed)
 
 
-def the_small_model_does_not_hear_the_base_model(self: Pen, part: Part, author: Pen) -> None:
+def the_small_model_does_not_hear_the_base_model(self: Pen, part: PenPart, author: Pen) -> None:
     self.own += part.tokens if author is self else []
 
 
-def the_small_model_hears_tokens(self: Pen, part: Part, author: Pen) -> None:
+def the_small_model_hears_tokens(self: Pen, part: PenPart, author: Pen) -> None:
     self.own += [token % 256 for token in part.tokens]
 
 

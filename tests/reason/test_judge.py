@@ -6,7 +6,7 @@ import pytest
 
 from paceline import InputError, RefusalError, SamplingParams
 from paceline.reason import Ensemble, StepWishes
-from paceline.reason.judge import DIGITS, Judge, score
+from paceline.reason.judge import DIGITS, DraftJudge, score
 from tests.reason.conftest import GREEDY, PROMPT
 
 TOKENS = tuple(range(100, 110))
@@ -33,7 +33,7 @@ def test_the_mean_does_not_depend_on_where_it_is_normalised() -> None:
 
 
 def test_every_digit_is_one_token_behind_the_lead(pair: Ensemble) -> None:
-    judge = Judge.of(pair.llm.text, [{"role": "user", "content": "1 + 1?"}])
+    judge = DraftJudge.of(pair.llm.text, [{"role": "user", "content": "1 + 1?"}])
     assert [pair.llm.text.decode([token]).strip() for token in judge.digits] == list(DIGITS)
     assert "Grade only the last step" in pair.llm.text.decode(judge.suffix)
 
@@ -41,7 +41,7 @@ def test_every_digit_is_one_token_behind_the_lead(pair: Ensemble) -> None:
 def test_the_score_is_that_of_the_raw_logits(pair: Ensemble) -> None:
     """The judge draws under a mask of ten tokens; here its distribution is read without one."""
     answer = pair.generate(PROMPT, StepWishes(tau=0, separator="apples"), GREEDY)
-    judge, segments = Judge.of(pair.llm.text), answer.report["segments"]
+    judge, segments = DraftJudge.of(pair.llm.text), answer.report["segments"]
     size, at = pair.llm.engine.model.vocab_size, 0
     assert len(segments) >= 2
     for segment in segments:
@@ -69,4 +69,4 @@ def test_a_tokenizer_without_digits_is_refused(pair: Ensemble) -> None:
         tokenizer = Wordy()
 
     with pytest.raises(RefusalError, match="token for each digit"):
-        Judge.of(Fake())  # type: ignore[arg-type]
+        DraftJudge.of(Fake())  # type: ignore[arg-type]

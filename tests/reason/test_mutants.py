@@ -12,9 +12,9 @@ import pytest
 from paceline.core.operations import Submit
 from paceline.reason import Cues, Ensemble, MentorWishes, StepWishes, cues, steps
 from paceline.reason.mentor import Breaks, Mentor
-from paceline.reason.pen import Part, Pen
+from paceline.reason.pen import Pen, PenPart
 from paceline.reason.runner import BASE, SMALL
-from paceline.reason.steps import Steps
+from paceline.reason.steps import StepwiseAnswer
 from tests.reason import slow
 from tests.reason.conftest import DRAWN, GREEDY, PROMPT, alone
 
@@ -139,8 +139,8 @@ def the_base_model_sees_the_draft(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_first_steps_are_judged(patch: pytest.MonkeyPatch) -> None:
-    real = Steps.script
-    patch.setattr(Steps, "script", lambda self, stage: real(replace_wishes(self, first=0), stage))
+    real = StepwiseAnswer.script
+    patch.setattr(StepwiseAnswer, "script", lambda self, stage: real(replace_wishes(self, first=0), stage))
 
 
 def replace_wishes(policy: Any, **changes: Any) -> Any:
@@ -151,7 +151,7 @@ def replace_wishes(policy: Any, **changes: Any) -> Any:
 def a_draft_loses_its_end(patch: pytest.MonkeyPatch) -> None:
     real = Pen.done
 
-    def done(self: Pen, request: Any, before: int, begun: float, why: str) -> Part:
+    def done(self: Pen, request: Any, before: int, begun: float, why: str) -> PenPart:
         part = real(self, request, before, begun, why)
         return replace(part, tokens=part.tokens[:-1]) if len(part.tokens) > 2 and not part.cut else part
 
@@ -161,7 +161,7 @@ def a_draft_loses_its_end(patch: pytest.MonkeyPatch) -> None:
 def the_students_peek_stands_before_the_mentors(patch: pytest.MonkeyPatch) -> None:
     real = Mentor.take
 
-    def take(self: Mentor, pen: Pen, peek: Part) -> Any:
+    def take(self: Mentor, pen: Pen, peek: PenPart) -> Any:
         pen.stage.transcript.add(peek.tokens, SMALL)
         return (yield from real(self, pen, peek))
 
@@ -197,7 +197,7 @@ def nothing_follows_a_verification(patch: pytest.MonkeyPatch) -> None:
 
     def burst(self: Mentor, pen: Pen, most: int, why: str) -> Any:
         if why == "verify":
-            return Part([], "", False, True)
+            return PenPart([], "", False, True)
         return (yield from real(self, pen, most, why))
 
     patch.setattr(Mentor, "burst", burst)

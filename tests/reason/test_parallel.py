@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from paceline import LLM, SamplingParams
 from paceline.core.errors import InputError, RefusalError
-from paceline.reason.parallel import Parallel, Settings, conversation, lines
+from paceline.reason.parallel import Parallel, ParallelSettings, conversation, lines
 from paceline.reason.runner import BASE, Runner
-from paceline.reason.tags import NAMES, TAG, Parser, read, trained
+from paceline.reason.tags import TAG, TAG_NAMES, TagParser, read, trained
 from tests.tiny import TEMPLATE, tiny_checkpoint
 from tests.tiny import trained as tokenizer_of
 
@@ -32,7 +32,7 @@ def made(path: Path, special: bool) -> Path:
     )  # fmt: skip
     tokenizer.chat_template = TEMPLATE
     if special:
-        tags = [f"<{slash}{name}>" for name in NAMES for slash in ("", "/")]
+        tags = [f"<{slash}{name}>" for name in TAG_NAMES for slash in ("", "/")]
         tokenizer.add_special_tokens({"additional_special_tokens": tags})
     tokenizer.save_pretrained(path)
     return path
@@ -81,7 +81,7 @@ class Script:
 def wanted(script: Script, output: tuple[int, ...]) -> list[int]:
     if output and (ahead := wanted(script, output[:-1])) and len(ahead) > 1:
         return ahead[1:]  # within a text that was begun
-    parser = Parser(script.tokenizer)
+    parser = TagParser(script.tokenizer)
     for token in output:
         parser.feed(token)
     open_ = [each.tag.name for each in parser.stack]
@@ -111,12 +111,12 @@ def wanted(script: Script, output: tuple[int, ...]) -> list[int]:
 
 
 def _tags(script: Script, output: Sequence[int]) -> list[Any]:
-    parser = Parser(script.tokenizer)
+    parser = TagParser(script.tokenizer)
     return [tag for token in output for tag in parser.feed(token)]
 
 
 def write(llm: LLM, script: Script, wish: SamplingParams = WISH, **settings: Any) -> tuple[Any, Parallel]:
-    runner, policy = Runner({BASE: llm.engine}), Parallel(Settings(mode="tags", **settings))
+    runner, policy = Runner({BASE: llm.engine}), Parallel(ParallelSettings(mode="tags", **settings))
     [request] = runner.submit(PROMPT, replace(wish, processors=(script,)), policy)
     for _ in range(3000):
         if request.finish is not None:
@@ -193,7 +193,7 @@ def test_a_block_beyond_a_limit_is_written_in_sequence(model: Path, limit: dict[
 
 
 def texts(llm: LLM, output: Sequence[int]) -> list[str]:
-    """Of the paths of an output."""
+    """Texts of the paths of an output."""
     tokens = list(output)
     return [
         llm.text.tokenizer.decode(tokens[a:b]) for block in read(llm.text.tokenizer, tokens) for a, b in block.paths
@@ -235,7 +235,7 @@ def test_texts_do_not_depend_on_who_is_served_beside_them(model: Path) -> None:
     llm = engine_of(model, blocks=130, max_requests=6)
     runner = Runner({BASE: llm.engine})
     wish = replace(wish, processors=(script,))
-    made = [runner.submit(PROMPT, wish, Parallel(Settings(mode="tags", branch_tokens=70)))[0] for _ in range(4)]
+    made = [runner.submit(PROMPT, wish, Parallel(ParallelSettings(mode="tags", branch_tokens=70)))[0] for _ in range(4)]
     while any(request.finish is None for request in made):
         runner.step()
     assert [request.error for request in made] == [None] * 4
@@ -254,7 +254,7 @@ def test_a_prompted_branch_is_what_its_beginning_alone_goes_on_with() -> None:
         asked.append(done.result())
         return done
 
-    runner, policy = Runner({BASE: llm.engine}), Parallel(Settings(fan_out=3, branch_tokens=45), render)
+    runner, policy = Runner({BASE: llm.engine}), Parallel(ParallelSettings(fan_out=3, branch_tokens=45), render)
     [request] = runner.submit(llm.text.chat(messages), SamplingParams(temperature=0, max_tokens=300), policy)
     while request.finish is None:
         runner.step()
@@ -276,10 +276,10 @@ def test_a_prompted_branch_is_what_its_beginning_alone_goes_on_with() -> None:
 def test_what_cannot_be_served_is_refused(tmp_path: Path) -> None:
     for settings in ({"fan_out": 1}, {"fan_out": 65}, {"depth": 0}, {"path_tokens": 9}, {"conclusion": ""}):
         with pytest.raises(InputError):
-            Settings(**settings)  # type: ignore[arg-type]
+            ParallelSettings(**settings)  # type: ignore[arg-type]
     windows = LLM(tiny_checkpoint(tmp_path, "mistral"), dtype="float32", blocks=20)
     with pytest.raises(RefusalError, match="window"):
-        Runner({BASE: windows.engine}).submit(PROMPT, WISH, Parallel(Settings(mode="tags")))
+        Runner({BASE: windows.engine}).submit(PROMPT, WISH, Parallel(ParallelSettings(mode="tags")))
     demo = LLM(blocks=20)
     with pytest.raises(InputError, match="needs a conversation"):
         Runner({BASE: demo.engine}).submit(PROMPT, WISH, Parallel())

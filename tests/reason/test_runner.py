@@ -1,4 +1,4 @@
-"""The runner and the seam, with the smallest policy: two models in turn, so many tokens each."""
+"""The runner and the seam, with the smallest policy: two models in turn, a number of tokens each."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

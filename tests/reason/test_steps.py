@@ -7,7 +7,7 @@ import pytest
 from paceline import CapacityError, InputError, RefusalError, SamplingParams
 from paceline.engine.build import DEMO, Options
 from paceline.reason import Ensemble, MentorWishes, StepWishes
-from paceline.reason.ensemble import Answer, split
+from paceline.reason.ensemble import PolicyAnswer, split
 from paceline.reason.runner import BASE, SMALL, Runner
 from tests.reason.conftest import DRAWN, GREEDY, OPTIONS, PROMPT, alone, clean
 
@@ -50,7 +50,7 @@ def test_acceptance_does_not_rise_with_tau(pair: Ensemble) -> None:
 
 @pytest.mark.parametrize("tau", [0.0, 4.0, 9.1])
 def test_hand_overs_compute_the_delta(pair: Ensemble, tau: float) -> None:
-    """A judge, and whoever takes up, finds all but one block of what its model knew."""
+    """Judges and models that take up find all but one block of what their model knew."""
     for engine in pair.runner.engines.values():
         engine.cache.drop_prefix()
     report = pair.generate(PROMPT, steps(tau=tau), GREEDY).report
@@ -87,11 +87,11 @@ def test_speculation_within_a_rewrite_changes_no_token(drafter: str) -> None:
         clean(fast)
 
 
-def told(answer: Answer) -> list[tuple[str, int]]:
+def told(answer: PolicyAnswer) -> list[tuple[str, int]]:
     return [(segment["author"], segment["tokens"]) for segment in answer.report["segments"]]
 
 
-def rewritten(answer: Answer) -> tuple[int, int]:
+def rewritten(answer: PolicyAnswer) -> tuple[int, int]:
     """Tokens and passes of the steps that the base model wrote."""
     hands = [each for each in answer.report["handovers"] if each["why"] == "rewrite"]
     return sum(each["wrote"] for each in hands), sum(each["passes"] for each in hands)
@@ -127,7 +127,7 @@ def test_a_deadline_returns_what_stands(pair: Ensemble) -> None:
 
 
 def test_leaving_at_any_time_leaves_nothing(pair: Ensemble) -> None:
-    """Whoever closes a stream ends drafts, judges and rewrites alike."""
+    """Closing a stream ends drafts, judges and rewrites alike."""
     messages = [{"role": "user", "content": PROMPT}]
     for count in (1, 2, 3):
         stream = pair.stream(messages, steps(tau=4), GREEDY)

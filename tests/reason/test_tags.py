@@ -6,14 +6,14 @@ import pytest
 
 from paceline.core.errors import InputError
 from paceline.core.joined import joined
-from paceline.reason.tags import Block, Parser, Tag, blocks, gaps, layout, read, trained
+from paceline.reason.tags import Tag, TagBlock, TagParser, blocks, gaps, layout, read, trained
 from tests.tiny import trained as tokenizer_of
 
 NAMES = {"P": "Parallel", "G": "Goal", "O": "Outline", "p": "Path", "C": "Conclusion", "T": "Think"}
 
 
-def tagged(text: str) -> tuple[list[Block], int]:
-    """Of a text like `P G g /G p a /p C c /C /P`: each word is a token."""
+def tagged(text: str) -> tuple[list[TagBlock], int]:
+    """Blocks and length of a text like `P G g /G p a /p C c /C /P`, where each word is a token."""
     words = text.split()
     tags = [
         Tag(NAMES[word.strip("/")], word[0] == "/", at, at) for at, word in enumerate(words) if word.strip("/") in NAMES
@@ -95,7 +95,7 @@ def test_tags_are_found_whole_or_spelled(tokenizer: Any, special: bool) -> None:
             {"additional_special_tokens": [f"<{s}{n}>" for n in NAMES.values() for s in ("", "/")]}
         )
     tokens = tokenizer.encode(WHOLE, add_special_tokens=False)
-    parser, seen = Parser(tokenizer), []
+    parser, seen = TagParser(tokenizer), []
     for token in tokens:
         for tag in parser.feed(token):
             assert ("<" in tokenizer.decode([tokens[tag.first]])) and (">" in tokenizer.decode([tokens[tag.last]]))

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 import pytest
 
 from paceline import LLM
-from paceline.retrieve import Index, build
+from paceline.retrieve import PassageIndex, build
 from tests.retrieve.scenes import Hashed, folder
 from tests.tiny import tiny_checkpoint
 
 
 @pytest.fixture(scope="package")
-def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
+def index(tmp_path_factory: pytest.TempPathFactory) -> PassageIndex:
     root = tmp_path_factory.mktemp("index")
     return build(folder(root / "texts"), root / "out", Hashed(), words=20)
 

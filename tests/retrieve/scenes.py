@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from paceline import LLM, SamplingParams
 from paceline.core.operations import Replace, Rewind, Submit
 from paceline.retrieve import Retrieval
-from paceline.retrieve.prompts import Prompts
+from paceline.retrieve.prompts import QuestionPrompts
 from paceline.retrieve.retriever import Retriever
 
 WIDTH = 32
@@ -55,7 +55,7 @@ def one_at_a_time(
     llm: LLM, question: str, passages: Sequence[object], retriever: Retriever, params: SamplingParams, wish: Retrieval
 ) -> list[int]:
     """Retrieval at a time on one request that lives throughout: written token by token, `Replace` at each boundary."""
-    prompts = Prompts(llm.text, question, passages, wish)  # type: ignore[arg-type]
+    prompts = QuestionPrompts(llm.text, question, passages, wish)  # type: ignore[arg-type]
     engine, params = llm.engine, params.resolve(llm.text.defaults)
 
     def passage(output: Sequence[int]) -> list[int]:

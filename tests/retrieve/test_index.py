@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from paceline import InputError
 from paceline.cli import app
-from paceline.retrieve import Index, Retrieval, build
+from paceline.retrieve import PassageIndex, Retrieval, build
 from paceline.retrieve.encoder import SentenceEncoder
 from paceline.retrieve.passages import plain, read
 from tests.retrieve.scenes import Hashed, folder
@@ -26,7 +26,7 @@ def test_the_command_builds_the_smallest_index(tmp_path: Path) -> None:
     (tmp_path / "texts/c.bin").write_bytes(b"\xff")
     done = CliRunner().invoke(app, ["index", str(tmp_path / "texts"), "--out", str(tmp_path / "out"), "--words", "2"])
     assert done.exit_code == 0 and "3 passages of 2 words; retrievers: bm25." in done.output
-    index = Index.open(tmp_path / "out")
+    index = PassageIndex.open(tmp_path / "out")
     assert [(p.title, p.text) for p in index.passages] == [
         ("a.txt#0", "one apple"), ("a.txt#1", "and two"), ("b.html#0", "three rivers"),
     ]  # fmt: skip
@@ -37,11 +37,11 @@ def test_the_command_builds_the_smallest_index(tmp_path: Path) -> None:
 def test_an_index_is_read_as_it_was_built(tmp_path: Path) -> None:
     made = build(folder(tmp_path / "texts"), tmp_path / "out", Hashed(), words=20)
     assert made.kinds == ("exact", "hnsw", "bm25")
-    again = Index.open(tmp_path / "out", Hashed())
+    again = PassageIndex.open(tmp_path / "out", Hashed())
     for kind in made.kinds:
         a, b = made.retriever(kind), again.retriever(kind)
         assert a.search([a.query("Tom counts apples")], 5) == b.search([b.query("Tom counts apples")], 5)
-    later = Index.open(tmp_path / "out")
+    later = PassageIndex.open(tmp_path / "out")
     later.load = lambda path: Hashed("other")
     with pytest.raises(InputError, match="another encoder"):
         later.retriever("exact")
@@ -64,19 +64,19 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="words is 0"):
         read(texts, 0)
     with pytest.raises(InputError, match="paceline index makes one"):
-        Index.open(tmp_path)
+        PassageIndex.open(tmp_path)
     build(texts, tmp_path / "out", Hashed())
     with pytest.raises(InputError, match="another encoder"):
-        Index.open(tmp_path / "out", Hashed("other"))
+        PassageIndex.open(tmp_path / "out", Hashed("other"))
     build(texts, tmp_path / "words")
     with pytest.raises(InputError, match="without an encoder"):
-        Index.open(tmp_path / "words", Hashed())
+        PassageIndex.open(tmp_path / "words", Hashed())
     with pytest.raises(InputError, match="this index has bm25"):
-        Index.open(tmp_path / "words").retriever("exact")
+        PassageIndex.open(tmp_path / "words").retriever("exact")
     about = json.loads((tmp_path / "words/index.json").read_text())
     (tmp_path / "words/index.json").write_text(json.dumps({**about, "format": 9}))
     with pytest.raises(InputError, match="format 9"):
-        Index.open(tmp_path / "words")
+        PassageIndex.open(tmp_path / "words")
     (tmp_path / "texts/bad.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match=r"bad.txt cannot be read as UTF-8"):
         build(texts, tmp_path / "out")

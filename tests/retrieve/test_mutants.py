@@ -8,15 +8,15 @@ import pytest
 
 from paceline import LLM, SamplingParams
 from paceline.core.operations import Submit
-from paceline.retrieve import Index, Retrieval, generate, policy
+from paceline.retrieve import PassageIndex, Retrieval, generate, policy
 from paceline.retrieve.policy import Retrieving
-from paceline.retrieve.prompts import Prompts
+from paceline.retrieve.prompts import QuestionPrompts
 from tests.retrieve.scenes import one_at_a_time
 
 QUESTION = "Tom has 3 apples and buys 4 more."
 PARAMS = SamplingParams(temperature=0.8, max_tokens=33, drafter="none")
 WISH = Retrieval(4, 3, "exact", prefetch=2, query_tokens=8)
-answers, judge, query = Retrieving._answers, Retrieving._judge, Prompts.query
+answers, judge, query = Retrieving._answers, Retrieving._judge, QuestionPrompts.query
 
 
 def noise_follows_the_prompt(patch: pytest.MonkeyPatch) -> None:
@@ -39,7 +39,7 @@ def what_was_written_meanwhile_stays(patch: pytest.MonkeyPatch) -> None:
 
 
 def queries_are_cut_a_token_early(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Prompts, "query", lambda self, output: query(self, output[:-1]))
+    patch.setattr(QuestionPrompts, "query", lambda self, output: query(self, output[:-1]))
 
 
 MUTANTS: list[Callable[[pytest.MonkeyPatch], None]] = [
@@ -49,7 +49,7 @@ MUTANTS: list[Callable[[pytest.MonkeyPatch], None]] = [
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_a_mutant_dies(
-    llm: LLM, index: Index, mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+    llm: LLM, index: PassageIndex, mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     each = [replace(PARAMS, seed=seed) for seed in range(6)]
     want = [one_at_a_time(llm, QUESTION, index.passages, index.retriever("exact"), params, WISH) for params in each]

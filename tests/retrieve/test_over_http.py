@@ -8,7 +8,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from paceline import LLM, AsyncLLM, SamplingParams
-from paceline.retrieve import Index, Retrieval, build, generate
+from paceline.retrieve import PassageIndex, Retrieval, build, generate
 from paceline.serve.settings import Settings
 from tests.retrieve.scenes import folder
 from tests.serve.conftest import running
@@ -21,7 +21,7 @@ PARAMS: dict[str, Any] = {"temperature": 0.7, "seed": 5, "max_tokens": 24}
 
 
 @pytest.fixture(scope="module")
-def words(tmp_path_factory: pytest.TempPathFactory) -> Index:
+def words(tmp_path_factory: pytest.TempPathFactory) -> PassageIndex:
     root = tmp_path_factory.mktemp("words")
     return build(folder(root / "texts"), root / "out", words=20)
 
@@ -34,7 +34,7 @@ def engine() -> Iterator[AsyncLLM]:
 
 
 @pytest.fixture(scope="module")
-def url(engine: AsyncLLM, words: Index) -> Iterator[str]:
+def url(engine: AsyncLLM, words: PassageIndex) -> Iterator[str]:
     with running(engine, Settings(index=words.path)) as address:
         yield address
 
@@ -50,7 +50,7 @@ def metric(url: str, name: str) -> float:
     return float(next((line.split()[-1] for line in lines if line.startswith(f"{name} ")), 0))
 
 
-def test_the_answer_is_the_offline_one_with_its_passages(client: OpenAI, url: str, words: Index) -> None:
+def test_the_answer_is_the_offline_one_with_its_passages(client: OpenAI, url: str, words: PassageIndex) -> None:
     before = metric(url, 'paceline_above_proposed_total{policy="retrieval"}')
     got = client.chat.completions.create(model="demo", messages=ASK, extra_body={"retrieval": WISH}, **PARAMS)
     with LLM(dtype="float32", blocks=200) as llm:

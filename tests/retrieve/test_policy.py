@@ -10,9 +10,9 @@ import pytest
 
 from paceline import LLM, InputError, SamplingParams
 from paceline.reason.runner import BASE, Runner
-from paceline.retrieve import Index, Retrieval, generate
+from paceline.retrieve import PassageIndex, Retrieval, generate
 from paceline.retrieve.policy import Retrieving
-from paceline.retrieve.prompts import Prompts
+from paceline.retrieve.prompts import QuestionPrompts
 from paceline.retrieve.retriever import Hit, Retriever
 
 QUESTION = "Tom has 3 apples and buys 4 more."
@@ -39,12 +39,16 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield made
 
 
-def policy(llm: LLM, index: Index, pool: ThreadPoolExecutor, retriever: Retriever, wish: Retrieval) -> Retrieving:
-    return Retrieving(Prompts(llm.text, QUESTION, index.passages, wish), retriever, wish, pool)
+def policy(
+    llm: LLM, index: PassageIndex, pool: ThreadPoolExecutor, retriever: Retriever, wish: Retrieval
+) -> Retrieving:
+    return Retrieving(QuestionPrompts(llm.text, QUESTION, index.passages, wish), retriever, wish, pool)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_writing_goes_on_while_a_call_runs(llm: LLM, index: Index, pool: ThreadPoolExecutor, overlap: bool) -> None:
+def test_writing_goes_on_while_a_call_runs(
+    llm: LLM, index: PassageIndex, pool: ThreadPoolExecutor, overlap: bool
+) -> None:
     retriever, runner = Gated(index.retriever("exact")), Runner({BASE: llm.engine})
     it = policy(llm, index, pool, retriever, replace(WISH, overlap=overlap))
     [request] = runner.submit(it.prompts.bare, PARAMS, it)
@@ -64,7 +68,7 @@ def test_writing_goes_on_while_a_call_runs(llm: LLM, index: Index, pool: ThreadP
     assert request.finish == "length" and (it.report["overlapped"] > 0) is overlap
 
 
-def test_answers_beside_one_another_are_those_alone(llm: LLM, index: Index, pool: ThreadPoolExecutor) -> None:
+def test_answers_beside_one_another_are_those_alone(llm: LLM, index: PassageIndex, pool: ThreadPoolExecutor) -> None:
     each = [replace(PARAMS, seed=seed) for seed in range(4)]
     want = [generate(llm, QUESTION, index, params, WISH).output.token_ids for params in each]
     [plain] = llm.generate(QUESTION, PARAMS, progress=False)
@@ -77,7 +81,7 @@ def test_answers_beside_one_another_are_those_alone(llm: LLM, index: Index, pool
     assert [request.output for request in requests] == want and beside.output == plain.token_ids
 
 
-def test_an_aborted_answer_leaves_nothing(llm: LLM, index: Index, pool: ThreadPoolExecutor) -> None:
+def test_an_aborted_answer_leaves_nothing(llm: LLM, index: PassageIndex, pool: ThreadPoolExecutor) -> None:
     for steps in range(0, 30, 3):
         runner, it = Runner({BASE: llm.engine}), policy(llm, index, pool, index.retriever("exact"), WISH)
         [request] = runner.submit(it.prompts.bare, PARAMS, it)
@@ -89,19 +93,19 @@ def test_an_aborted_answer_leaves_nothing(llm: LLM, index: Index, pool: ThreadPo
         assert llm.engine.snapshot().used == 0 and "passages" in it.report
 
 
-def test_the_context_ends_the_answer(llm: LLM, index: Index) -> None:
+def test_the_context_ends_the_answer(llm: LLM, index: PassageIndex) -> None:
     wish = replace(WISH, passage_tokens=760)
     answer = generate(llm, QUESTION, index, replace(PARAMS, max_tokens=None, ignore_eos=True), wish)
     assert answer.output.finish_reason == "length"
     assert (
         len(answer.output.token_ids)
-        == llm.engine.model.max_len - Prompts(llm.text, QUESTION, index.passages, wish).longest
+        == llm.engine.model.max_len - QuestionPrompts(llm.text, QUESTION, index.passages, wish).longest
     )
     with pytest.raises(InputError, match="the context holds"):
         generate(llm, QUESTION, index, PARAMS, replace(WISH, passage_tokens=1020))
 
 
-def test_what_is_before_the_passage_stays_cached(llm: LLM, index: Index) -> None:
+def test_what_is_before_the_passage_stays_cached(llm: LLM, index: PassageIndex) -> None:
     question = QUESTION * 6
     first = generate(llm, question, index, PARAMS, replace(WISH, prefetch=2, stride=1))
     report = first.report
@@ -109,9 +113,9 @@ def test_what_is_before_the_passage_stays_cached(llm: LLM, index: Index) -> None
     assert report["cached_tokens"] >= (report["strides"] - 1) * (len(llm.ids(question)) // 8 * 8)
 
 
-def test_the_template_is_filled_once(llm: LLM, index: Index) -> None:
+def test_the_template_is_filled_once(llm: LLM, index: PassageIndex) -> None:
     wish = replace(WISH, template="{title}: {passage} / {question}")
-    prompts = Prompts(llm.text, "What is {passage}?", index.passages, wish)
+    prompts = QuestionPrompts(llm.text, "What is {passage}?", index.passages, wish)
     passage = index.passages[3]
     assert (
         llm.text.decode(prompts.of(3)).removeprefix("<bos>")
@@ -119,4 +123,4 @@ def test_the_template_is_filled_once(llm: LLM, index: Index) -> None:
     )
     for bad in ([{"role": "assistant", "content": "x"}], [{"role": "user", "content": " "}], []):
         with pytest.raises(InputError, match="the user's and has a text"):
-            Prompts(llm.text, bad, index.passages, wish)
+            QuestionPrompts(llm.text, bad, index.passages, wish)

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from paceline.retrieve.dense import SCALE, Dense, Graph, connect, whole
-from paceline.retrieve.retriever import Cache, Retriever, best
+from paceline.retrieve.dense import VECTOR_SCALE, ExactVectors, VectorGraph, connect, whole
+from paceline.retrieve.retriever import PassageCache, Retriever, best
 from paceline.retrieve.sparse import Sparse
 from tests.retrieve.scenes import WORDS, Hashed
 
@@ -28,7 +28,7 @@ def texts(seed: int = 0) -> list[str]:
 def retrievers() -> dict[str, Retriever]:
     encoder = Hashed()
     vectors = whole(encoder.encode(texts()))
-    return {"exact": Dense(vectors, encoder), "hnsw": Graph(vectors, encoder, connect(vectors)),
+    return {"exact": ExactVectors(vectors, encoder), "hnsw": VectorGraph(vectors, encoder, connect(vectors)),
             "bm25": Sparse.of(texts())}  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def test_float32_adds_whole_vectors_without_an_error(width: int) -> None:
     assert ((a.astype(np.float32) @ b.astype(np.float32).T) == want).all()
     one = np.array([np.dot(a[i].astype(np.float32), b[j].astype(np.float32)) for i in range(66) for j in range(66)])
     assert (one.reshape(66, 66) == want).all()
-    assert want.max() < 2**24 and want[64, 64] == SCALE**2
+    assert want.max() < 2**24 and want[64, 64] == VECTOR_SCALE**2
 
 
 @settings(max_examples=50, deadline=None)
@@ -88,7 +88,7 @@ def test_a_cache_that_holds_the_best_returns_it(
     it = retrievers[kind]
     query = it.query(" ".join(words))
     [[first]] = it.search([query], 1)
-    cache = Cache(it)
+    cache = PassageCache(it)
     assert cache.top(query) is None
     cache.add([*others, first[0]])
     assert it.ranks_exactly and cache.top(query) == first

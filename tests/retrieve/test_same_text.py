@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline import LLM, SamplingParams
-from paceline.retrieve import Index, Retrieval, generate
+from paceline.retrieve import PassageIndex, Retrieval, generate
 from tests.retrieve.scenes import one_at_a_time
 
 QUESTION = "Tom has 3 apples and buys 4 more."
@@ -21,7 +21,7 @@ PARAMS = SamplingParams(temperature=0.8, max_tokens=33, drafter="none")
     greedy=st.booleans(), stop=st.sampled_from([(), ("e",), ("qu",)]),
 )  # fmt: skip
 def test_every_way_writes_the_same_text(
-    llm: LLM, index: Index, seed: int, kind: str, stride: int | None, every: int, prefetch: int, overlap: bool,
+    llm: LLM, index: PassageIndex, seed: int, kind: str, stride: int | None, every: int, prefetch: int, overlap: bool,
     threads: int, drafter: str, greedy: bool, stop: tuple[str, ...],
 ) -> None:  # fmt: skip
     params = replace(PARAMS, seed=seed, stop=stop, temperature=0.0 if greedy else 0.8)
@@ -34,7 +34,7 @@ def test_every_way_writes_the_same_text(
     assert not llm.engine.busy and llm.engine.snapshot().used == 0
 
 
-def test_what_is_asserted_happens(llm: LLM, index: Index) -> None:
+def test_what_is_asserted_happens(llm: LLM, index: PassageIndex) -> None:
     """Guesses that are right and wrong, strides dropped and overlapped, texts that end in a stride."""
     seen = dict.fromkeys(("accepted", "wrong", "dropped_tokens", "overlapped", "early"), 0)
     for seed in range(20):

@@ -16,7 +16,7 @@ from llguidance import LLMatcher, LLParserLimits
 from paceline.core.errors import InputError, RefusalError
 from paceline.core.grammar import Grammar
 from paceline.sample import grammar as module
-from paceline.sample.grammar import Compiled, Grammars, Parse, Place, Structure, vocabulary
+from paceline.sample.grammar import CompiledGrammar, Grammars, Parse, Place, Structure, vocabulary
 from paceline.sample.sampler import Sampler
 from tests.sample.cases import GRAMMARS, LETTERS, V, admitted, request
 from tests.tiny import letters, trained
@@ -181,7 +181,7 @@ def test_a_language_without_any_text_is_refused(grammar: Grammar) -> None:
 
 
 def test_compiled_once_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "KEPT", 2 * module.EACH + 2000)
+    monkeypatch.setattr(module, "IDLE_GRAMMAR_BYTES", 2 * module.EACH + 2000)
     monkeypatch.setattr(module, "resident", lambda: 0)
     made: list[int] = []
     grammars = Grammars(lambda: made.append(1) or vocabulary(letters(LETTERS), V, [0]), V)  # type: ignore[func-returns-value]
@@ -191,7 +191,7 @@ def test_compiled_once_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None
     for text in "bcd":
         grammars.compile(Grammar("regex", text))
     assert len(grammars._kept) == 2 and NESTED not in grammars._kept
-    assert grammars.compile(NESTED) is first, "whoever holds it keeps it"
+    assert grammars.compile(NESTED) is first, "a reference keeps it"
     was = id(first)
     del first
     for text in "bcd":
@@ -200,15 +200,15 @@ def test_compiled_once_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def limited(states: int) -> Parse:
-    """A parse that may have so many lexer states; this expression needs a new one for nearly every text."""
+    """Parse with a limit of lexer states; this expression needs a new one for nearly every text."""
     tokenizer = vocabulary(letters(LETTERS), V, [0])
     source = Grammar("regex", "(b|c)*b(b|c){12}").source()
     limits = LLParserLimits(max_lexer_states=states, precompute_large_lexemes=False)
-    made: list[Compiled] = []
+    made: list[CompiledGrammar] = []
 
-    def compile(anew: bool) -> Compiled:
+    def compile(anew: bool) -> CompiledGrammar:
         if anew or not made:
-            made.append(Compiled(LLMatcher(tokenizer, source, limits=limits, log_level=0), 0))
+            made.append(CompiledGrammar(LLMatcher(tokenizer, source, limits=limits, log_level=0), 0))
         return made[-1]
 
     return Parse(compile, V, [0])
@@ -258,7 +258,7 @@ def test_a_lexer_that_gives_up_at_once_is_refused_when_compiled(text: str) -> No
 
 
 def test_limits_that_other_paths_used_up_do_not_count() -> None:
-    """The same place gives the same mask, whatever drafts were looked at before."""
+    """Masks depend on the place alone, whatever drafts were looked at before."""
     calm = limited(100)
     want = [calm.mask(place) for place in walk(calm, 20, 0)]
     assert calm.failure is None and all(mask.any() for mask in want)

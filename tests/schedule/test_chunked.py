@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.params import SamplingParams
-from paceline.core.plan import CHUNK
+from paceline.core.plan import PROMPT_RESERVE_ROWS
 from paceline.core.request import Request
 from paceline.schedule.chunked import Chunked, work
 from paceline.schedule.orders import fcfs
@@ -38,10 +38,10 @@ def crowd(decoding: int, *prompts: int, context: int = 9) -> list[Request]:
         (4.0, 3, (500,), 64),
         (4.9, 3, (500,), 64),
         (4.0, 0, (500,), 512),  # nobody waits for a token
-        (0.5, 3, (500,), 3 + CHUNK),  # unreachable: the least chunk
+        (0.5, 3, (500,), 3 + PROMPT_RESERVE_ROWS),  # unreachable: the least chunk
         (0.5, 3, (5,), 8),
         (0.5, 3, (), 3),
-        (2.0, 40, (500,), 40 + CHUNK),
+        (2.0, 40, (500,), 40 + PROMPT_RESERVE_ROWS),
         (4.0, 40, (500,), 64),
     ],
 )
@@ -57,7 +57,7 @@ def test_longer_texts_leave_fewer_rows() -> None:
 
 
 def ended(prompts: list[int], rows: int) -> int:
-    """How many of the prompts so many rows complete, in order."""
+    """Number of prompts, in order, that `rows` rows complete."""
     return sum(sum(prompts[: i + 1]) <= rows for i in range(len(prompts)))
 
 
@@ -83,4 +83,4 @@ def test_nodes_do_not_eat_the_least_chunk() -> None:
     arrivals = [*(Arrival(0, 4, 90) for _ in range(6)), Arrival(5, 300, 2)]
     done = Population(arrivals, blocks=300, budget=40, nodes=12).run()
     chunks = [given for items, _ in done.log for id, given, _ in items if id == 6 and given > 1]
-    assert sum(chunks) == 300 and min(chunks[:-1]) >= CHUNK
+    assert sum(chunks) == 300 and min(chunks[:-1]) >= PROMPT_RESERVE_ROWS

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.schedule.chunked import Chunked
-from paceline.schedule.exspec import PATIENCE, Grouped, shape
+from paceline.schedule.exspec import PATIENCE_ROUNDS, Grouped, shape
 from paceline.schedule.orders import fcfs
 from tests.schedule.population import Arrival, Population
 from tests.schedule.test_chunked import Held
@@ -61,7 +61,7 @@ def test_everybody_decodes_where_they_fit_one_group() -> None:
 def test_nobody_is_left_out_for_long(shapes: list[tuple[int, int]], batch: int) -> None:
     policy, since = grouped(batch), [0] * len(shapes)
     rs = [request(i, *s) for i, s in enumerate(shapes)]
-    bound = PATIENCE * -(-len(rs) // batch) + len(rs)
+    bound = PATIENCE_ROUNDS * -(-len(rs) // batch) + len(rs)
     for _ in range(3 * bound):
         served = ids(policy.turn(rs, 0.0))
         assert len(served) == min(batch, len(rs)) == len(set(served))
@@ -70,7 +70,7 @@ def test_nobody_is_left_out_for_long(shapes: list[tuple[int, int]], batch: int) 
 
 
 def rate(window: int) -> float:
-    """Of many texts of mixed lengths, with so many decoding at once and groups of four."""
+    """Rate over many texts of mixed lengths, with `window` of them decoding at once and groups of four."""
     rng = random.Random(5)
     crowd = [Arrival(0, rng.randrange(4, 400), rng.randrange(20, 60)) for _ in range(96)]
     done = Population(crowd, blocks=20_000, budget=512, nodes=4, places=window, group_size=4).run()

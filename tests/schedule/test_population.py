@@ -66,7 +66,7 @@ def test_prompts_begin_in_the_order_of_their_arrival(population: Population) -> 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("group_size", [None, 1])
 def test_who_is_pre_empted_was_the_last_in_order(schedule: str, group_size: int | None) -> None:
-    """Of all that hold blocks, those whose turn it is not included: `Population.step` checks it."""
+    """Victims are the last in order among all that hold blocks, waiting turns included: `Population.step` checks it."""
     crowd = [Arrival(i, 10, 40) for i in range(12)]
     done = Population(crowd, schedule, blocks=24, nodes=0, group_size=group_size).run()
     assert done.preemptions > 0

@@ -16,14 +16,14 @@ from openai import OpenAI
 from paceline import LLM, AsyncLLM
 from paceline.engine.build import DEMO as DEMO_PAIR
 from paceline.serve.app import create_app
-from paceline.serve.server import Host
+from paceline.serve.server import ServedHost
 from paceline.serve.settings import Settings
 
 DEMO: dict[str, Any] = {"dtype": "float32", "blocks": 600}
 
 
 @contextmanager
-def running(llm: AsyncLLM | Host, settings: Settings) -> Iterator[str]:
+def running(llm: AsyncLLM | ServedHost, settings: Settings) -> Iterator[str]:
     """A server for `llm`; its address."""
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(create_app(llm, settings), log_level="warning", lifespan="off"))
@@ -59,7 +59,7 @@ def client(url: str) -> OpenAI:
 
 @pytest.fixture(scope="session")
 def llm() -> LLM:
-    """The same model offline, plain decoding."""
+    """Offline engine with the served model, plain decoding."""
     return LLM(drafter="none", **DEMO)
 
 
@@ -100,5 +100,5 @@ def tools_client(tools_engine: AsyncLLM) -> Iterator[OpenAI]:
 
 @pytest.fixture(scope="session")
 def tools_llm(tools_model: Path) -> LLM:
-    """The same offline, plain decoding."""
+    """Offline engine with the tools model, plain decoding."""
     return LLM(tools_model, drafter="none", **DEMO)

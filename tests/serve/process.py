@@ -49,6 +49,14 @@ def spawned(*args: str, **environ: str) -> Iterator[tuple[str, "subprocess.Popen
         child.communicate()
 
 
+def said(*args: str, timeout: float = WAIT_S, **environ: str) -> tuple[int, str, str]:
+    """`python ARGS` until it ends: exit code, standard output, standard error."""
+    done = subprocess.run(
+        [sys.executable, *args], env={**os.environ, **environ}, text=True, capture_output=True, timeout=timeout
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
 @contextmanager
 def threaded(llm: AsyncLLM, settings: Settings) -> Iterator[tuple[str, Process]]:
     """The server process in a thread: signals are given by `handle_exit`."""

@@ -34,7 +34,7 @@ STEPS = {"policy": "steps", "separator": "apples"}
 PARALLEL = {"policy": "parallel", "branch_tokens": 20, "fan_out": 3}
 NAMES = ("steps", "mentor", "parallel", "retrieval", "plain")
 POOLS = {"paceline-retrieval": THREADS, "AnyIO worker thread": 40}
-"""Threads that are made when first needed: at most so many."""
+"""Maximum number of threads that are created when first needed."""
 POLICIES: list[dict[str, Any]] = [
     {"reasoning": {**STEPS, "tau": 4.5}},
     {"reasoning": {**STEPS, "tau": 9.5, "speculate": True}},

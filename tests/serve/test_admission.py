@@ -6,7 +6,7 @@ import pytest
 
 from paceline import SamplingParams
 from paceline.core.errors import InputError
-from paceline.serve.admission import Gate, Keys
+from paceline.serve.admission import ApiKeys, Gate
 from paceline.serve.errors import ApiError
 
 ONE = ([1, 2], SamplingParams())
@@ -56,8 +56,8 @@ def test_token_limits() -> None:
 
 
 def test_keys() -> None:
-    assert not Keys([]) and Keys(["a"])
-    keys = Keys(["one", "two-ü"])
+    assert not ApiKeys([]) and ApiKeys(["a"])
+    keys = ApiKeys(["one", "two-ü"])
     assert keys.which("Bearer one") == 0 and keys.which("bearer  two-ü ".encode().decode("latin-1")) == 1
     for header in ("", "one", "Bearer", "Bearer onetwo", "Bearer On", "Basic one", "Bearer \udcff"):
         assert keys.which(header) is None

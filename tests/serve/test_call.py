@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.serve.call import Call
+from paceline.serve.call import CallReader
 from tests.serve.test_json_reader import VALUES
 
 OBJECTS: Any = st.dictionaries(st.text(max_size=4), VALUES, max_size=4)
@@ -18,7 +18,7 @@ def test_the_arguments_are_the_text_that_was_written(name: str, arguments: Any, 
     """Whatever the order of the fields, and with fields that mean nothing here."""
     fields = [("name", name), (key, arguments), ("x", [1.5, {"name": 0}])]
     turned = dict(fields[order % 3 :] + fields[: order % 3][:: -1 if order > 2 else 1])
-    call, text = Call(bare=True), json.dumps(turned)
+    call, text = CallReader(bare=True), json.dumps(turned)
     fetched = ""
     for char in text:
         assert not call.done and call.push(char)
@@ -28,7 +28,7 @@ def test_the_arguments_are_the_text_that_was_written(name: str, arguments: Any, 
 
 
 def test_arguments_come_as_they_are_written() -> None:
-    call = Call(bare=False)
+    call = CallReader(bare=False)
     seen = []
     for char in '{"name":"f","arguments": {"a":[1]} }':
         assert call.push(char)
@@ -38,6 +38,6 @@ def test_arguments_come_as_they_are_written() -> None:
 
 @pytest.mark.parametrize("text", ['{"name": "f"}', '{"name": "f", "id": 1}'])
 def test_without_arguments_it_is_a_call_only_behind_a_marker(text: str) -> None:
-    marked, bare = Call(bare=False), Call(bare=True)
+    marked, bare = CallReader(bare=False), CallReader(bare=True)
     assert all(marked.push(char) for char in text) and marked.started and marked.fetch() == "{}"
     assert all(bare.push(char) for char in text[:-1]) and not bare.push("}")

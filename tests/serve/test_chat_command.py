@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 from paceline import LLM, AsyncLLM, SamplingParams
 from paceline.cli import app
 from paceline.cli.answer import Screen
-from paceline.cli.chat import Session
+from paceline.cli.chat import ChatSession
 from paceline.cli.partner import Remote
 from paceline.core.errors import InputError
 from paceline.serve.settings import Settings
@@ -25,7 +25,9 @@ def test_a_session_over_http(url: str, llm: LLM) -> None:
 
 
 def test_the_whole_conversation_is_sent_and_coloured(url: str, llm: LLM) -> None:
-    session = Session(Remote(url), SamplingParams(temperature=0, max_tokens=16, drafter="model"), Screen(), "Be brief.")
+    session = ChatSession(
+        Remote(url), SamplingParams(temperature=0, max_tokens=16, drafter="model"), Screen(), "Be brief."
+    )
     seen: list[str | None] = []
     session.screen.show = lambda chunk: seen.extend(who for _, who in chunk.pieces)  # type: ignore[method-assign]
     session.hear("Tom has 3 apples")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from openai import OpenAI
 
 from paceline import LLM, SamplingParams
-from paceline.serve.responses import Completion
+from paceline.serve.responses import CompletionShape
 from tests.serve.http import events, post
 
 PROMPT = "Tom has 3 apples and buys 4 more."
@@ -169,5 +169,5 @@ def test_any_legal_body_gives_the_offline_text(url: str, llm: LLM, body: Any, dr
     else:
         status, answer = post(url + PATH, wish)
         assert status == 200, answer
-        got = [choice.text for choice in Completion.model_validate(answer).choices]
+        got = [choice.text for choice in CompletionShape.model_validate(answer).choices]
     assert got == want

@@ -14,7 +14,7 @@ from openai import NotFoundError, OpenAI
 
 from paceline import LLM, AsyncLLM, SamplingParams
 from paceline.core.errors import InputError
-from paceline.serve.api_docs import EXAMPLES
+from paceline.serve.api_docs import BODY_EXAMPLES
 from paceline.serve.settings import Settings
 from tests.serve.conftest import DEMO, HERMES, running
 from tests.serve.http import post
@@ -94,11 +94,11 @@ def test_docs_name_every_end_point_and_run_nothing(url: str) -> None:
     assert "<script" not in answer.text and not re.search(r"(src|href)=.https?:", answer.text)
     for path in httpx2.get(url + "/openapi.json").json()["paths"]:
         assert f"<code>{path}</code>" in answer.text
-    assert answer.text.count("<pre>curl ") == len(EXAMPLES)
+    assert answer.text.count("<pre>curl ") == len(BODY_EXAMPLES)
 
 
 def test_the_examples_of_docs_are_answered(url: str) -> None:
-    for path, body in EXAMPLES.items():
+    for path, body in BODY_EXAMPLES.items():
         assert post(url + path, json.loads(body))[0] == 200, path
 
 

@@ -57,7 +57,7 @@ def alone() -> dict[tuple[str, str], str]:
 
 
 def storm(url: str, alone: dict[tuple[str, str], str], count: int, clients: int) -> None:
-    """So many requests in random order, several at a time; each answer is checked."""
+    """Requests in random order, several at a time; each answer is checked."""
     order = random.Random(1)
     wishes = [(order.choice([*MODELS]), order.choice(PROMPTS)) for _ in range(count)]
 

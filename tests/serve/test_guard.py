@@ -47,7 +47,7 @@ def idle(engine: AsyncLLM) -> bool:
 
 
 def connect(url: str, receive: int | None = None) -> socket.socket:
-    """A bare connection, with a receive buffer of so many bytes."""
+    """Bare connection with a receive buffer of `receive` bytes."""
     sock = socket.socket()
     if receive is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive)

@@ -73,7 +73,7 @@ def said(choice: dict[str, Any]) -> Any:
 
 
 def alone(llm: LLM, body: dict[str, Any]) -> list[Any]:
-    """The same from the offline engine."""
+    """Texts of the offline engine for the same request."""
     apart = ("prompt", "messages", "speculation", "echo", "response_format", "tools", "tool_choice", "logprobs")
     words = {k: v for k, v in body.items() if k not in apart}
     if "logit_bias" in words:

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MODULES = {"pyyaml": "yaml", "huggingface-hub": "huggingface_hub", "prompt-toolkit": "prompt_toolkit",
            "prometheus-client": "prometheus_client",
-           "faiss-cpu": "faiss"}  # fmt: skip
+           "faiss-cpu": "faiss", "scikit-learn": "sklearn"}  # fmt: skip
 
 
 # -- wheel and sdist -------------------------------------------------------------------------------------------------
@@ -65,6 +65,9 @@ def test_the_wheel_works_in_an_empty_environment(built: Path, tmp_path: Path) ->
     assert run("python", "-c", "import paceline; print(paceline.__file__)").startswith(str(tmp_path))
     assert run("paceline", "--version").strip() == f"paceline {PROJECT['version']}"
     assert run("paceline", "generate", "Tom has 3 apples", "--max-tokens", "8", "--temperature", "0").strip()
+    assert run("paceline-apps", "--help").startswith("Usage: paceline-apps")
+    for name in re.findall(r"^  (\w+) ", run("paceline-apps", "--help"), re.M):
+        assert "--help" in run("paceline-apps", name, "--help")
     assert "Paceline" in run("python", "-c", "from paceline.serve.playground import page; print(page().body[:300])")
 
 
@@ -85,12 +88,18 @@ def test_wheel_and_sdist_hold_the_same_package(built: Path) -> None:
 def test_every_import_is_a_dependency() -> None:
     named = [re.split(r"[<>=;\[ ]", line)[0] for line in PROJECT["dependencies"]]
     named += [re.split(r"[<>=;\[ ]", line)[0] for group in PROJECT["optional-dependencies"].values() for line in group]
-    known = {MODULES.get(name, name.replace("-", "_")) for name in named} | {
-        "paceline",
-        "starlette",
-        "opentelemetry",
-        "pydantic_core",
-    }
+    named.append("threadpoolctl")  # it comes with scikit-learn
+    boxed = {path.stem for path in (ROOT / "src/paceline/apps").rglob("box/*.py")}  # they run in a folder of their own
+    known = (
+        boxed
+        | {MODULES.get(name, name.replace("-", "_")) for name in named}
+        | {
+            "paceline",
+            "starlette",
+            "opentelemetry",
+            "pydantic_core",
+        }
+    )
     wrong = []
     for path in (ROOT / "src").rglob("*.py"):
         for module in imported(path):
@@ -103,8 +112,18 @@ def imported(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (name.name.split(".")[0] for name in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module.split(".")[0]
+
+
+def test_the_image_has_what_its_commands_import() -> None:
+    """The Docker context holds all that the wheel is made of, and the extras of every command are installed."""
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    assert ignored[0] == "*" and "!src" in ignored, "the applications lie below src"
+    assert all(module.startswith("paceline.") for module in PROJECT["scripts"].values())
+    docker = (ROOT / "Dockerfile").read_text()
+    assert "'.[otel,apps]'" in docker
+    assert all(re.search(rf"\b{re.escape(name)}\b", docker) for name in PROJECT["scripts"])
 
 
 # -- compose, Prometheus, Grafana ------------------------------------------------------------------------------------
@@ -121,6 +140,7 @@ def test_compose_names_files_that_are_there() -> None:
             assert (ROOT / source).exists() if source.startswith(".") else source in compose["volumes"], volume
         assert set(service.get("depends_on", ())) <= set(services)
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
+    assert services["paceline"]["environment"]["PACELINE_MODEL"] == "${PACELINE_MODEL:-smollm2}"
     for name in services["paceline"]["environment"]:
         assert name in ("PACELINE_MODEL", "PACELINE_DRAFT")
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.serve.parser import Content, Delta, Parser, ToolCall
+from paceline.serve.parser import AnswerParser, Content, Delta, ToolCall
 from paceline.serve.syntax import SYNTAXES
 
 BY_NAME = {syntax.name: syntax for syntax in SYNTAXES}
@@ -37,14 +37,14 @@ def parts(deltas: list[Delta]) -> Parts:
     return out
 
 
-def read(text: str, parser: Parser, cuts: list[int] | None = None) -> Parts:
+def read(text: str, parser: AnswerParser, cuts: list[int] | None = None) -> Parts:
     edges = [0, *sorted(cuts or []), len(text)]
     deltas = [delta for a, b in pairwise(edges) for delta in parser.feed(text[a:b])]
     return parts([*deltas, *parser.finish()])
 
 
 def hermes(text: str, **options: Any) -> Parts:
-    return read(text, Parser(BY_NAME["hermes"], **options))
+    return read(text, AnswerParser(BY_NAME["hermes"], **options))
 
 
 WELL_FORMED = [
@@ -74,7 +74,7 @@ WELL_FORMED = [
 
 @pytest.mark.parametrize(("syntax", "text", "want"), WELL_FORMED)
 def test_calls(syntax: str, text: str, want: Parts) -> None:
-    assert read(text, Parser(BY_NAME[syntax])) == want
+    assert read(text, AnswerParser(BY_NAME[syntax])) == want
     assert all(json.loads(part[2]) is not None for part in want if part[0] == "call")
 
 
@@ -111,12 +111,12 @@ AGAIN = [
 
 @pytest.mark.parametrize(("syntax", "text"), BROKEN)
 def test_what_is_no_call_is_content_as_it_stands(syntax: str, text: str) -> None:
-    assert read(text, Parser(BY_NAME[syntax])) == [("content", text)]
+    assert read(text, AnswerParser(BY_NAME[syntax])) == [("content", text)]
 
 
 @pytest.mark.parametrize(("syntax", "text", "content"), AGAIN)
 def test_a_call_inside_what_is_none_is_found(syntax: str, text: str, content: str) -> None:
-    assert read(text, Parser(BY_NAME[syntax])) == [("content", content), ("call", "add", ARGS)]
+    assert read(text, AnswerParser(BY_NAME[syntax])) == [("content", content), ("call", "add", ARGS)]
 
 
 LATE = [
@@ -129,7 +129,7 @@ LATE = [
 
 @pytest.mark.parametrize(("syntax", "text", "arguments", "rest"), LATE)
 def test_what_breaks_after_it_was_passed_on_is_not_lost(syntax: str, text: str, arguments: str, rest: str) -> None:
-    assert read(text, Parser(BY_NAME[syntax])) == [("call", "f", arguments), ("content", rest)]
+    assert read(text, AnswerParser(BY_NAME[syntax])) == [("call", "f", arguments), ("content", rest)]
 
 
 CUT = [
@@ -153,7 +153,7 @@ def test_a_call_behind_one_that_breaks_late_is_found() -> None:
 
 def test_arguments_stream() -> None:
     """The name goes out with the first character of the arguments, and each piece brings its own."""
-    parser = Parser(BY_NAME["hermes"])
+    parser = AnswerParser(BY_NAME["hermes"])
     assert parser.feed('Hm. <tool_call>{"name": "f", "argum') == [Content("Hm.")]
     [first] = parser.feed('ents": {"a"')
     assert isinstance(first, ToolCall) and (first.index, first.name, first.arguments_delta) == (0, "f", '{"a"')
@@ -166,7 +166,7 @@ def test_arguments_stream() -> None:
 
 
 def test_text_is_held_back_no_longer_than_it_may_be_a_marker() -> None:
-    parser = Parser(BY_NAME["hermes"])
+    parser = AnswerParser(BY_NAME["hermes"])
     assert parser.feed("a <tool") == [Content("a")]
     assert parser.feed("box>  ") == [Content(" <toolbox>")]
     assert parser.feed("b") == [Content("  b")]
@@ -193,21 +193,21 @@ def test_reasoning(text: str, opened: bool, want: Parts) -> None:
 
 def test_what_was_not_asked_for_is_content() -> None:
     text = f"<think>x</think> <tool_call>{CALL}</tool_call> \n"
-    assert read(text, Parser(None)) == [("content", text)]
-    assert read(f"<think>x</think>[{CALL}]", Parser(None, reasoning=True)) == [
+    assert read(text, AnswerParser(None)) == [("content", text)]
+    assert read(f"<think>x</think>[{CALL}]", AnswerParser(None, reasoning=True)) == [
         ("reasoning", "x"),
         ("content", f"[{CALL}]"),
     ]
-    parser = Parser(None)
+    parser = AnswerParser(None)
     assert parser.feed("a <") == [Content("a <")], "nothing is held back"
 
 
 def test_the_end_of_an_answer_is_no_content() -> None:
     ends = ["<|eot_id|>", "<|eom_id|>"]
-    parser = Parser(BY_NAME["llama"], ends=ends)
+    parser = AnswerParser(BY_NAME["llama"], ends=ends)
     assert read('{"name": "f", "parameters": {}}<|eom_id|>', parser) == [("call", "f", "{}")]
-    assert read("Yes. <|eot_id|> and more", Parser(BY_NAME["llama"], ends=ends)) == [("content", "Yes. ")]
-    assert read('{"name": "x"<|eot_id|>', Parser(BY_NAME["llama"], ends=ends)) == [("content", '{"name": "x"')]
+    assert read("Yes. <|eot_id|> and more", AnswerParser(BY_NAME["llama"], ends=ends)) == [("content", "Yes. ")]
+    assert read('{"name": "x"<|eot_id|>', AnswerParser(BY_NAME["llama"], ends=ends)) == [("content", '{"name": "x"')]
 
 
 # -- any cut gives the same --------------------------------------------------------------------------------------------
@@ -230,8 +230,8 @@ PIECES = st.sampled_from(
     st.data(),
 )
 def test_any_cut_gives_the_same(text: str, syntax: Any, reasoning: bool, opened: bool, data: Any) -> None:
-    def parser() -> Parser:
-        return Parser(syntax, reasoning=reasoning, opened=opened, ends=["<|end|>"])
+    def parser() -> AnswerParser:
+        return AnswerParser(syntax, reasoning=reasoning, opened=opened, ends=["<|end|>"])
 
     whole = read(text, parser())
     assert read(text, parser(), list(range(len(text)))) == whole
@@ -243,7 +243,7 @@ def test_any_cut_gives_the_same(text: str, syntax: Any, reasoning: bool, opened:
 @given(st.lists(PIECES, max_size=9).map("".join), st.sampled_from(SYNTAXES))
 def test_nothing_is_lost(text: str, syntax: Any) -> None:
     """Text without calls comes out as it went in; with calls, what is content stands in the text, in order."""
-    got = read(text, Parser(syntax))
+    got = read(text, AnswerParser(syntax))
     if not any(part[0] == "call" for part in got):
         assert "".join(part[1] for part in got) == text
     at = 0
@@ -260,8 +260,8 @@ HYBRID = (
 
 
 def test_the_prompt_tells_for_sure() -> None:
-    opened = Parser.for_model(HYBRID, tools=False, reasoning=True, prompt="...assistant\n<think>\n")
+    opened = AnswerParser.for_model(HYBRID, tools=False, reasoning=True, prompt="...assistant\n<think>\n")
     assert read("x</think>y", opened) == [("reasoning", "x"), ("content", "y")]
-    closed = Parser.for_model("add_generation_prompt <think>", False, True, prompt="<think>\n\n</think>\n\n")
+    closed = AnswerParser.for_model("add_generation_prompt <think>", False, True, prompt="<think>\n\n</think>\n\n")
     assert read("x", closed) == [("content", "x")]
-    assert read("x", Parser.for_model("add_generation_prompt <think>", False, True)) == [("reasoning", "x")]
+    assert read("x", AnswerParser.for_model("add_generation_prompt <think>", False, True)) == [("reasoning", "x")]

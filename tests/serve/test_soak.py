@@ -40,7 +40,7 @@ class Wish:
 
 
 def wishes(llm: LLM, rng: random.Random) -> list[Wish]:
-    """Sixty different ones; each is asked for many times, by whoever comes next."""
+    """Sixty different ones; each is asked for many times, by the next free client."""
     made = []
     for seed in range(60):
         sampling: dict[str, Any] = {

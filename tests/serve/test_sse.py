@@ -11,7 +11,7 @@ import pytest
 from paceline import AsyncLLM
 from paceline.core.request import Request
 from paceline.serve.errors import ApiError
-from paceline.serve.sse import DONE, EventStream, event
+from paceline.serve.sse import DONE_EVENT, EventStream, event
 from tests.serve.http import post
 
 LONG = {"prompt": "Tom has", "max_tokens": 900, "ignore_eos": True, "seed": 1}
@@ -90,6 +90,6 @@ async def test_a_failure_after_the_start_is_an_event_and_closes() -> None:
     await EventStream(events(), lambda: closed.append(True))({"type": "http"}, receive, send)  # type: ignore[arg-type]
     body = b"".join(m.get("body", b"") for m in sent)  # type: ignore[attr-defined]
     first, failure, done, _ = body.split(b"\n\n")
-    assert first == b'data: {"a":1}' and done + b"\n\n" == DONE
+    assert first == b'data: {"a":1}' and done + b"\n\n" == DONE_EVENT
     assert json.loads(failure.removeprefix(b"data: "))["error"]["message"] == "Gone."
     assert closed == [True]

@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.core.errors import RefusalError
-from paceline.serve.parser import Content, Parser
+from paceline.serve.parser import AnswerParser, Content
 from paceline.serve.syntax import SYNTAXES, opens_reasoning, syntax_of
 
 QWEN = '<tools>...</tools> return <tool_call>\n{\\"name\\": <function-name>}\n</tool_call>'
@@ -27,10 +27,12 @@ def test_the_template_tells_the_syntax(template: str, name: str | None) -> None:
     assert (syntax and syntax.name) == name
     if name is None:
         with pytest.raises(RefusalError, match="none of the tool call syntaxes hermes, mistral, llama, list"):
-            Parser.for_model(template, tools=True, reasoning=False)
+            AnswerParser.for_model(template, tools=True, reasoning=False)
     else:
-        Parser.for_model(template, tools=True, reasoning=False)
-    assert Parser.for_model(template, tools=False, reasoning=False).feed("<tool_call>") == [Content("<tool_call>")]
+        AnswerParser.for_model(template, tools=True, reasoning=False)
+    assert AnswerParser.for_model(template, tools=False, reasoning=False).feed("<tool_call>") == [
+        Content("<tool_call>")
+    ]
 
 
 HYBRID = (

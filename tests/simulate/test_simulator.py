@@ -16,10 +16,10 @@ from paceline.engine.config import EngineConfig
 from paceline.engine.drafter_table import DrafterFacts
 from paceline.plan.cost import StepTimes
 from paceline.simulate.figures import figures
-from paceline.simulate.log import Abort, Arrival, Event, Given, Setup, Step
+from paceline.simulate.log import Arrival, Departure, Event, Given, Setup, Step
 from paceline.simulate.replay import replay
 from paceline.simulate.simulator import simulate
-from paceline.simulate.workload import Job, Rates, Speech, Workload
+from paceline.simulate.workload import DraftRates, Speech, Workload, WorkloadJob
 from tests.lossless.cases import Setting, Wish
 from tests.simulate.runs import recorded, settings_st, some, wish_st
 
@@ -43,13 +43,13 @@ def workload(requests: int, tokens: int, drafter: str = "none", **config: int) -
     made = EngineConfig(**{"blocks": 64, "block_size": 4, "max_requests": 4, "row_budget": 32, **config})
     setup = Setup(made, ("draft",), entries, flat().dump())
     arrivals = [Arrival(0.0, i, i, [i, 1, 2], drafter, (), "exact", tokens) for i in range(requests)]
-    rates = Rates(entries)
+    rates = DraftRates(entries)
     for _ in range(2000):
         rates.count(
             Given(-1, 1, 4, drafter, 4, 0.1), Result([0] * 5, [0, 1, 2, 3], [Round([1] * 4, [1] * 4)], emitted=5)
         )
     speech = Speech(list(range(100, 100 + tokens)), "length")
-    jobs = [Job(0.0, [arrival]) for arrival in arrivals]
+    jobs = [WorkloadJob(0.0, [arrival]) for arrival in arrivals]
     return Workload(setup, jobs, dict.fromkeys(range(requests), speech), rates, flat())
 
 
@@ -84,7 +84,7 @@ def test_every_token_once(setting: Setting, wishes: list[Wish], seed: int, clien
 
 @pytest.mark.parametrize(("requests", "clients", "rate"), [(1, None, 1), (3, None, 3), (6, 2, 2), (8, None, 4)])
 def test_plain_throughput_by_hand(requests: int, clients: int | None, rate: int) -> None:
-    """A step takes as long whatever is in it, and the first brings each prompt's first token: so many at once."""
+    """A step takes as long whatever is in it, and the first brings the first token of every prompt at once."""
     out = figures(simulate(workload(requests, 10), clients=clients))
     assert out.tokens == 10 * requests
     assert out.throughput == pytest.approx(rate / STEP)
@@ -105,7 +105,7 @@ def test_a_run_by_hand() -> None:
     """Behind the prompt's own step, which brings five tokens, four passes of five in one step."""
     made = workload(2, 25, "model", patience_ms=10**9)
     made.setup.entries["model"] = replace(made.setup.entries["model"], runs=True)
-    made.jobs[:] = [Job(0.0, [replace(a, judge_free=True) for a in job.arrivals]) for job in made.jobs]
+    made.jobs[:] = [WorkloadJob(0.0, [replace(a, judge_free=True) for a in job.arrivals]) for job in made.jobs]
     events = simulate(made)
     out = figures(events)
     assert out.steps == 2 and out.latency == pytest.approx([5 * STEP] * 2) and out.drafters == {"model": 50}
@@ -116,11 +116,13 @@ def test_a_run_by_hand() -> None:
 
 
 def test_catching_up_takes_its_time() -> None:
-    """A drafter that is too dear to draft still reads the prompt of three tokens, and what is measured of that in one
-    run is spent in the next."""
+    """A drafter that is too expensive to draft still reads the prompt of three tokens, and what is measured of that in
+    one run is spent in the next."""
     times, made = flat(), workload(2, 4)
     times.drafter("model").weights = dict.fromkeys(times.drafter("model").weights, 1e6)
-    jobs = [Job(10.0 * i, [replace(a, arms=("model",))]) for i, job in enumerate(made.jobs) for a in job.arrivals]
+    jobs = [
+        WorkloadJob(10.0 * i, [replace(a, arms=("model",))]) for i, job in enumerate(made.jobs) for a in job.arrivals
+    ]
     made = replace(made, setup=replace(made.setup, times=times.dump()), jobs=jobs, times=times, catching=0.1)
     events = simulate(made)
     out = figures(events)
@@ -150,7 +152,7 @@ def test_less_room_pre_empts_and_too_little_is_refused() -> None:
 def test_draws_follow_the_rates() -> None:
     """A chain that is offered in full half the time and kept at 0.8, then 0.5; a tree with 3, then 2 rows."""
     entries = {"ngram": DrafterFacts(8, True), "topk": DrafterFacts(5, False)}
-    rates = Rates(entries)
+    rates = DraftRates(entries)
     for i in range(200):
         kept = [int(i % 5 > 0), int(i % 5 > 0 and i % 2)]
         rates.count(
@@ -175,7 +177,7 @@ def item(drafter: str, nodes: int, index: int) -> Item:
 
 
 def test_a_size_that_was_never_drawn_has_its_neighbours_rates() -> None:
-    rates = Rates({"topk": DrafterFacts(5, False)})
+    rates = DraftRates({"topk": DrafterFacts(5, False)})
     for _ in range(500):
         rates.count(Given(0, 1, 3, "topk", 2, 0.1), Result([0], [], [Round([2, 1], [1, 1])], emitted=3))
         rates.count(Given(0, 1, 40, "topk", 2, 0.1), Result([0], [], [Round([20, 20], [0, 0])], emitted=3))
@@ -187,7 +189,7 @@ def test_the_aborted_and_the_open_end_where_they_were() -> None:
     steps = [i for i, event in enumerate(events) if isinstance(event, Step) and len(event.decision.items) > 1]
     cut = events[: steps[5] + 1]
     one, other = (given.id for given in cut[-1].decision.items[:2])  # type: ignore[union-attr]
-    made = Workload.of([*cut, Abort(one)])
+    made = Workload.of([*cut, Departure(one)])
     assert (made.outputs[one].finish, made.outputs[other].finish) == ("abort", "length")
     assert said(simulate(made)) == said(cut)
 
@@ -206,7 +208,7 @@ def test_the_table_is_fitted_to_the_recording() -> None:
 
 def test_a_narrow_tree_keeps_its_depth() -> None:
     """Seven nodes, often all in use: deep places that are kept do not lose their rows to shallow ones."""
-    rates = Rates({"topk": DrafterFacts(7, False)})
+    rates = DraftRates({"topk": DrafterFacts(7, False)})
     for i in range(400):
         rows = [[3, 2, 1, 1], [2, 1, 2, 2]][i % 2]
         rates.count(Given(0, 1, 7, "topk", 4, 0.1), Result([0], [], [Round(rows, [int(i % 4 > 0)] * 4)], emitted=5))

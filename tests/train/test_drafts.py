@@ -10,17 +10,17 @@ import torch
 from safetensors.torch import load_file
 
 from paceline.core.errors import InputError
-from paceline.train import METHODS, train
+from paceline.train import TRAINERS, train
 from paceline.train.data import Sample
 from paceline.train.evaluate import engine_tau
 from paceline.train.fastdraft import ffn, fit
 from paceline.train.features import FeatureSource
 from paceline.train.judge import auc, final
-from paceline.train.loop import Plan, Run
+from paceline.train.loop import TrainingPlan, TrainingRun
 from paceline.train.rollout import Rollout
 from paceline.train.specdec import weighted_bce
 from paceline.train.student import DraftMethod
-from paceline.train.target import Target
+from paceline.train.target import TrainingTarget
 from tests.tiny import tiny_checkpoint
 
 LINES = [
@@ -39,12 +39,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def plan(place: Path, out: str, method: str, settings: dict[str, Any], **changes: Any) -> Plan:
+def plan(place: Path, out: str, method: str, settings: dict[str, Any], **changes: Any) -> TrainingPlan:
     base: dict[str, Any] = {
         "minutes": None, "steps": 6, "dtype": "float32", "answers": False, "tokens": 256, "warmup": 2, "lr": 3e-3,
         "held": 4,
     }  # fmt: skip
-    return Plan(
+    return TrainingPlan(
         method=method, target=place / "target", data=(place / "data.jsonl",), out=place / out, settings=settings,
         **{**base, **changes},
     )  # fmt: skip
@@ -63,15 +63,15 @@ def test_killed_and_resumed_is_bit_equal_and_serves(method: str, place: Path, mo
     mine = settings(place, method)
     whole = train(plan(place, f"{method}-whole", method, mine))
     broken = plan(place, f"{method}-broken", method, mine, save_seconds=0.0)
-    advance = Run.advance
+    advance = TrainingRun.advance
 
-    def killed(self: Run, batches: Any) -> float:
+    def killed(self: TrainingRun, batches: Any) -> float:
         if self.step == 4:
             raise KeyboardInterrupt
         return advance(self, batches)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "advance", killed)
+        patch.setattr(TrainingRun, "advance", killed)
         with pytest.raises(KeyboardInterrupt):
             train(broken)
     again = train(broken)
@@ -80,7 +80,7 @@ def test_killed_and_resumed_is_bit_equal_and_serves(method: str, place: Path, mo
     for file in files[0]:
         one, other = load_file(whole.out / file), load_file(again.out / file)
         assert all(torch.equal(one[name], other[name]) for name in one), file
-    serves = METHODS.card(method).drafter
+    serves = TRAINERS.card(method).drafter
     assert serves is not None
     made = engine_tau(place / "target", whole.out, whole.held[:2], [serves], None, 12, "float32")
     assert made.same[serves]
@@ -88,8 +88,8 @@ def test_killed_and_resumed_is_bit_equal_and_serves(method: str, place: Path, mo
 
 @pytest.mark.parametrize("objective", ["kl", "reverse", "jsd", "tvd", "lk"])
 def test_every_divergence_brings_the_laws_together(place: Path, objective: str) -> None:
-    target = Target(place / "target", "float32")
-    method = METHODS.get("distillspec")(target, {"draft": str(place / "draft"), "objective": objective,
+    target = TrainingTarget(place / "target", "float32")
+    method = TRAINERS.get("distillspec")(target, {"draft": str(place / "draft"), "objective": objective,
                                                  "rollout": "data"})  # fmt: skip
     assert isinstance(method, DraftMethod)
     samples = [Sample(tuple(torch.randint(320, (40,)).tolist()), 1) for _ in range(4)]
@@ -109,8 +109,8 @@ def test_every_divergence_brings_the_laws_together(place: Path, objective: str) 
 
 
 def test_rollouts_come_from_whom_they_say(place: Path) -> None:
-    target = Target(place / "target", "float32")
-    method = METHODS.get("distillspec")(target, {"draft": str(place / "draft")})
+    target = TrainingTarget(place / "target", "float32")
+    method = TRAINERS.get("distillspec")(target, {"draft": str(place / "draft")})
     samples = [Sample(tuple(range(5, 30)), 6) for _ in range(20)]
     batch = FeatureSource(target, samples, ("post_norm",)).batch(range(20))
     for kind, share, most in (("data", 0.5, 0), ("policy", 0.0, 20), ("mixed", 0.5, None)):

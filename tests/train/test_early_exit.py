@@ -10,12 +10,12 @@ from safetensors.torch import load_file
 
 from paceline.core.errors import InputError
 from paceline.model.load import load_model
-from paceline.train import METHODS, train
+from paceline.train import TRAINERS, train
 from paceline.train.early_exit import EarlyExitTraining
 from paceline.train.evaluate import engine_tau
-from paceline.train.features import Batch
-from paceline.train.loop import Plan, Run
-from paceline.train.target import Target
+from paceline.train.features import FeatureBatch
+from paceline.train.loop import TrainingPlan, TrainingRun
+from paceline.train.target import TrainingTarget
 from tests.tiny import tiny_checkpoint
 
 LAYERS = 5
@@ -31,25 +31,25 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def target(place: Path) -> Target:
-    return Target(place / "target", "float32")
+def target(place: Path) -> TrainingTarget:
+    return TrainingTarget(place / "target", "float32")
 
 
-def method(target: Target, **settings: Any) -> EarlyExitTraining:
-    made = METHODS.get("early_exit")(target, settings)
+def method(target: TrainingTarget, **settings: Any) -> EarlyExitTraining:
+    made = TRAINERS.get("early_exit")(target, settings)
     assert isinstance(made, EarlyExitTraining)
     return made
 
 
-def plan(place: Path, out: str, **changes: Any) -> Plan:
+def plan(place: Path, out: str, **changes: Any) -> TrainingPlan:
     base: dict[str, Any] = {
         "minutes": None, "steps": 6, "dtype": "float32", "answers": False, "tokens": 256, "warmup": 2, "held": 4,
         "method": "early_exit", "target": place / "target", "data": (place / "data.jsonl",),
     }  # fmt: skip
-    return Plan(**{**base, **changes}, out=place / out)
+    return TrainingPlan(**{**base, **changes}, out=place / out)
 
 
-def test_a_layer_that_is_left_out_passes_its_input_on(target: Target) -> None:
+def test_a_layer_that_is_left_out_passes_its_input_on(target: TrainingTarget) -> None:
     """For that text of a batch alone; without any, states are those of the library's pass."""
     made, ids = method(target), torch.randint(300, (2, 9))
     with torch.no_grad():
@@ -64,13 +64,13 @@ def test_a_layer_that_is_left_out_passes_its_input_on(target: Target) -> None:
     torch.testing.assert_close(made.head(whole[-1][0]), logits[0])
 
 
-def test_chances_grow_from_nothing_to_the_given_one(target: Target) -> None:
+def test_chances_grow_from_nothing_to_the_given_one(target: TrainingTarget) -> None:
     chances = method(target, dropout=0.3).chances()
     assert chances[0] == 0 and chances[-1] == pytest.approx(0.3) and chances == sorted(chances)
 
 
 @pytest.mark.parametrize("growing", [False, True])
-def test_exits_take_turns_and_share_their_part_of_the_loss(target: Target, growing: bool) -> None:
+def test_exits_take_turns_and_share_their_part_of_the_loss(target: TrainingTarget, growing: bool) -> None:
     made, seen = method(target, rotate=3, share=0.25, growing=growing), set[int]()
     for step in range(3):
         weights = made.exits(step)
@@ -87,10 +87,10 @@ def test_exits_take_turns_and_share_their_part_of_the_loss(target: Target, growi
 
 
 @pytest.mark.parametrize("soft", [False, True])
-def test_exits_come_to_agree_with_the_last_layer(target: Target, soft: bool) -> None:
+def test_exits_come_to_agree_with_the_last_layer(target: TrainingTarget, soft: bool) -> None:
     made = method(target, soft=soft, rotate=1, share=0.7)
     ids = torch.randint(300, (4, 40))
-    batch = Batch(ids, torch.ones_like(ids, dtype=torch.float32), torch.tensor([40] * 4))
+    batch = FeatureBatch(ids, torch.ones_like(ids, dtype=torch.float32), torch.tensor([40] * 4))
 
     def agreeing() -> float:
         with torch.no_grad():
@@ -111,16 +111,16 @@ def test_a_run_is_resumed_bit_equal_and_makes_a_model_that_says_what_it_is(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = train(plan(place, "whole"))
-    advance = Run.advance
+    advance = TrainingRun.advance
 
-    def killed(self: Run, batches: Any) -> float:
+    def killed(self: TrainingRun, batches: Any) -> float:
         if self.step == 4:
             raise KeyboardInterrupt
         return advance(self, batches)
 
     broken = plan(place, "broken", save_seconds=0.0)
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "advance", killed)
+        patch.setattr(TrainingRun, "advance", killed)
         with pytest.raises(KeyboardInterrupt):
             train(broken)
     one, other = (load_file(out / "model.safetensors") for out in (whole.out, train(broken).out))
@@ -134,6 +134,6 @@ def test_a_run_is_resumed_bit_equal_and_makes_a_model_that_says_what_it_is(
 @pytest.mark.parametrize(
     "settings", [{"dropout": 1.0}, {"share": 0.0}, {"rotate": 0}, {"layer": LAYERS}, {"deepest": LAYERS}]
 )
-def test_settings_out_of_range_are_named(target: Target, settings: dict[str, Any]) -> None:
+def test_settings_out_of_range_are_named(target: TrainingTarget, settings: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(settings))):
         method(target, **settings)

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from paceline import LLM, SamplingParams
 from paceline.cli import app
 from paceline.core.errors import InputError
-from paceline.train import METHODS, train
+from paceline.train import TRAINERS, train
 from paceline.train.evaluate import engine_tau
-from paceline.train.loop import Plan, Run, opened
+from paceline.train.loop import TrainingPlan, TrainingRun, opened
 from paceline.train.method import HeadMethod
 from tests.tiny import tiny_checkpoint
 
@@ -33,13 +33,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def plan(place: Path, out: str, **changes: Any) -> Plan:
+def plan(place: Path, out: str, **changes: Any) -> TrainingPlan:
     base: dict[str, Any] = {
         "method": "medusa", "target": place / "target", "data": (place / "data.jsonl",), "out": place / out,
         "minutes": None, "steps": 12, "dtype": "float32", "answers": False, "tokens": 256, "warmup": 2, "lr": 3e-3,
         "held": 4, "settings": {"depth": 2},
     }  # fmt: skip
-    return Plan(**{**base, **changes})
+    return TrainingPlan(**{**base, **changes})
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -59,15 +59,15 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(
     }  # fmt: skip
     whole = train(plan(place, f"{method}-{optimizer}-whole", **mine))
     broken = plan(place, f"{method}-{optimizer}-broken", save_seconds=0.0, **mine)
-    advance = Run.advance
+    advance = TrainingRun.advance
 
-    def killed(self: Run, batches: Any) -> float:
+    def killed(self: TrainingRun, batches: Any) -> float:
         if self.step == 7:
             raise KeyboardInterrupt
         return advance(self, batches)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "advance", killed)
+        patch.setattr(TrainingRun, "advance", killed)
         with pytest.raises(KeyboardInterrupt):
             train(broken)
     again = train(broken)
@@ -103,13 +103,13 @@ def test_the_engines_tau_is_the_simulated_one(method: str, place: Path, monkeypa
     from paceline.train.data import answered
     from paceline.train.evaluate import chain, evaluate
     from paceline.train.features import FeatureSource
-    from paceline.train.target import Target
+    from paceline.train.target import TrainingTarget
 
     settings = {"depth": 3, **SETTINGS[method]}
     made = train(plan(place, f"{method}-tau", method=method, settings=settings, steps=40, lr=1e-2))
-    target = Target(place / "target", "float32")
+    target = TrainingTarget(place / "target", "float32")
     samples = answered(target, [{"prompt": line["text"][:30]} for line in LINES[:6]], 64, answer=24)
-    trained = METHODS.get(method)(target, settings)
+    trained = TRAINERS.get(method)(target, settings)
     assert isinstance(trained, HeadMethod)
     trained.module.load_state_dict(load_file(made.out / "model.safetensors"))
     scores = evaluate(trained, FeatureSource(target, samples, trained.taps), range(len(samples)))
@@ -173,14 +173,14 @@ def test_going_on_with_other_settings_is_refused(place: Path) -> None:
     with pytest.raises(InputError, match=r"a training with lr = 0.003, not 0.1; give the same settings"):
         train(plan(place, "other", steps=4, lr=0.1))
     (place / "other" / "state.pt").write_bytes(b"torn")
-    with pytest.raises(InputError, match="delete it to begin anew"):
+    with pytest.raises(InputError, match="delete it to start again"):
         train(plan(place, "other", steps=4))
 
 
 def test_from_the_command_line(place: Path, tmp_path: Path) -> None:
     run = CliRunner()
     listed = run.invoke(app, ["train", "list"])
-    assert all(name in listed.output for name in METHODS.names())
+    assert all(name in listed.output for name in TRAINERS.names())
     (tmp_path / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": it["text"][:30]}) for it in LINES[:12]))
     asked = [
         "train", "medusa", "--target", str(place / "target"), "--data", str(tmp_path / "prompts.jsonl"), "--dtype",

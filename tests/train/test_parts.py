@@ -11,13 +11,13 @@ from paceline.train.data import Sample, answered, given, parts, read_lines
 from paceline.train.evaluate import chain, walked
 from paceline.train.features import FeatureSource
 from paceline.train.objective import DIVERGENCES, Objective
-from paceline.train.target import Target
+from paceline.train.target import TrainingTarget
 from tests.tiny import tiny_checkpoint
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
-    return Target(tiny_checkpoint(tmp_path_factory.mktemp("train") / "target", seed=1), "float32")
+def target(tmp_path_factory: pytest.TempPathFactory) -> TrainingTarget:
+    return TrainingTarget(tiny_checkpoint(tmp_path_factory.mktemp("train") / "target", seed=1), "float32")
 
 
 # -- objectives --------------------------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ def test_kinds_of_lines() -> None:
     assert parts({"other": 1}) is None
 
 
-def test_samples_begin_where_the_answer_does(target: Target) -> None:
+def test_samples_begin_where_the_answer_does(target: TrainingTarget) -> None:
     entries = [{"text": "Tom has 3 apples"}, {"prompt": "Tom has", "answer": "3 apples"}, {"messages": CHAT}, {"x": 1}]
     text, pair, chat = given(target, entries, 64)
     assert text.start == 1
@@ -108,7 +108,7 @@ def test_unusable_files(content: str, message: str, tmp_path: Path) -> None:
         read_lines(tmp_path / "data")
 
 
-def test_answers_are_the_targets_own_and_kept(target: Target, tmp_path: Path) -> None:
+def test_answers_are_the_targets_own_and_kept(target: TrainingTarget, tmp_path: Path) -> None:
     from paceline import LLM, SamplingParams
 
     entries = [{"prompt": f"Tom has {n} apples and"} for n in range(5)]
@@ -134,7 +134,7 @@ def test_answers_are_the_targets_own_and_kept(target: Target, tmp_path: Path) ->
 TEXTS = [Sample(tuple(range(5, 5 + n)), 2) for n in (9, 4, 13)]
 
 
-def test_batches_hold_states_of_the_whole_text(target: Target) -> None:
+def test_batches_hold_states_of_the_whole_text(target: TrainingTarget) -> None:
     source = FeatureSource(target, TEXTS, ("post_norm", "input:1"))
     batch = source.batch([0, 2])
     assert batch.ids.shape == (2, 13) and batch.hidden["input:1"].shape == (2, 13, 32)
@@ -146,7 +146,7 @@ def test_batches_hold_states_of_the_whole_text(target: Target) -> None:
         FeatureSource(target, TEXTS, ("input:9",))
 
 
-def test_a_cache_gives_the_same_and_keeps_to_its_limit(target: Target, tmp_path: Path) -> None:
+def test_a_cache_gives_the_same_and_keeps_to_its_limit(target: TrainingTarget, tmp_path: Path) -> None:
     live = FeatureSource(target, TEXTS, ("post_norm",)).batch([0, 1, 2])
     for limit in (1 << 20, 15 * 32 * 2):  # the last has room for the first two texts
         path = tmp_path / str(limit)
@@ -160,11 +160,11 @@ def test_a_cache_gives_the_same_and_keeps_to_its_limit(target: Target, tmp_path:
         assert sum(file.stat().st_size for file in path.glob("*.bin")) <= limit
 
 
-def test_a_cache_of_another_target_or_text_is_refused(target: Target, tmp_path: Path) -> None:
+def test_a_cache_of_another_target_or_text_is_refused(target: TrainingTarget, tmp_path: Path) -> None:
     FeatureSource(target, TEXTS, ("post_norm",), tmp_path / "cache")
     with pytest.raises(InputError, match="another data"):
         FeatureSource(target, TEXTS[:2], ("post_norm",), tmp_path / "cache")
-    other = Target(tiny_checkpoint(tmp_path / "other", seed=2), "float32")
+    other = TrainingTarget(tiny_checkpoint(tmp_path / "other", seed=2), "float32")
     assert other.fingerprint != target.fingerprint
     with pytest.raises(InputError, match="another target"):
         FeatureSource(other, TEXTS, ("post_norm",), tmp_path / "cache")
@@ -185,10 +185,10 @@ def test_a_walk_over_ranks() -> None:
 
 
 @pytest.mark.parametrize("method", ["hydra", "clover"])
-def test_only_rows_that_draft_a_wanted_token_are_computed(method: str, target: Target) -> None:
-    from paceline.train import METHODS
+def test_only_rows_that_draft_a_wanted_token_are_computed(method: str, target: TrainingTarget) -> None:
+    from paceline.train import TRAINERS
 
-    made: Any = METHODS.get(method)(target, {"depth": 3})
+    made: Any = TRAINERS.get(method)(target, {"depth": 3})
     ids = torch.randint(0, target.spec.vocab, (2, 14), generator=torch.Generator().manual_seed(0)).tolist()
     samples = [Sample(tuple(ids[0]), 8), Sample(tuple(ids[1][:11]), 6)]
     batch = FeatureSource(target, samples, made.taps).batch([0, 1])

@@ -8,10 +8,10 @@ import torch
 
 from paceline import LLM, SamplingParams
 from paceline.draft.tree import Tree
-from paceline.train import METHODS
+from paceline.train import TRAINERS
 from paceline.train.data import Sample
 from paceline.train.features import FeatureSource
-from paceline.train.target import Target
+from paceline.train.target import TrainingTarget
 from paceline.train.through import Through
 from tests.tiny import randomise, tiny_checkpoint
 
@@ -26,14 +26,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
-    return Target(tiny_checkpoint(tmp_path_factory.mktemp("target"), layers=6, seed=3), "float32")
+def target(tmp_path_factory: pytest.TempPathFactory) -> TrainingTarget:
+    return TrainingTarget(tiny_checkpoint(tmp_path_factory.mktemp("target"), layers=6, seed=3), "float32")
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_drafter_says_what_was_trained(case: str, target: Target, tmp_path: Path) -> None:
+def test_the_drafter_says_what_was_trained(case: str, target: TrainingTarget, tmp_path: Path) -> None:
     name, settings = CASES[case]
-    method: Any = METHODS.get(name)(target, dict(settings))
+    method: Any = TRAINERS.get(name)(target, dict(settings))
     randomise(method.module, 1)
     method.see([Sample(tuple(range(5, 310)), 1)])
     method.save(tmp_path, {})
@@ -66,7 +66,7 @@ def test_the_drafter_says_what_was_trained(case: str, target: Target, tmp_path: 
         torch.testing.assert_close(mine.float(), want, rtol=1e-3, atol=2e-3)
 
 
-def test_gradients_go_through_the_target_as_it_is(target: Target) -> None:
+def test_gradients_go_through_the_target_as_it_is(target: TrainingTarget) -> None:
     """The pass that prompts are trained through is the decoder's."""
     ids = torch.tensor([[*range(5, 30)], [*range(50, 75)]])
     _, post = Through(target).text(ids)
@@ -74,8 +74,8 @@ def test_gradients_go_through_the_target_as_it_is(target: Target) -> None:
     torch.testing.assert_close(post, batch.hidden["post_norm"], rtol=1e-3, atol=2e-3)
 
 
-def test_prompts_say_in_the_engine_what_was_trained(target: Target, tmp_path: Path) -> None:
-    method: Any = METHODS.get("ppd")(target, {})
+def test_prompts_say_in_the_engine_what_was_trained(target: TrainingTarget, tmp_path: Path) -> None:
+    method: Any = TRAINERS.get("ppd")(target, {})
     method.save(tmp_path, {})
     seen: list[tuple[list[int], torch.Tensor]] = []
     with LLM(target.path, tmp_path, "ppd", dtype="float32", nodes=14, memory="100M") as llm:
@@ -107,9 +107,9 @@ def test_prompts_say_in_the_engine_what_was_trained(target: Target, tmp_path: Pa
         torch.testing.assert_close(out[: len(logits)], logits.float(), rtol=1e-3, atol=2e-3)
 
 
-def test_glancing_answers_as_many_rows_as_its_share_says(target: Target) -> None:
+def test_glancing_answers_as_many_rows_as_its_share_says(target: TrainingTarget) -> None:
     """At first rows of blocks that are learned, and nowhere else; the first of a block sees the whole of it."""
-    method: Any = METHODS.get("falcon")(target, {"block": 2})
+    method: Any = TRAINERS.get("falcon")(target, {"block": 2})
     randomise(method.module, 1)
     batch = FeatureSource(
         target, [Sample(tuple(range(5, 45)), 9), Sample(tuple(range(60, 99)), 20)], method.taps

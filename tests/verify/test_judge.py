@@ -76,7 +76,7 @@ def test_an_engine_does_not_judge_unasked() -> None:
     setting = Setting()
     engine = setting.engine()
     engine.drafters.have = {*engine.drafters.have} - {"judge"}
-    with pytest.raises(RefusalError, match="needs a judge beside the draft model"):
+    with pytest.raises(RefusalError, match="needs a judge next to the draft model"):
         engine.submit([1], SamplingParams(drafter="model", verifier="judge", seed=0).resolve({}))
 
 

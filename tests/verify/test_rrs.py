@@ -11,7 +11,7 @@ from tests.verify.laws import draws, law_of, pairs
 
 
 def chances(p: Tensor, q: Tensor, tokens: list[int], laws: list[Law]) -> list[float]:
-    """Of each candidate to be accepted when those before it were not: notes' V4 by the book."""
+    """Chance of each candidate to be accepted when those before it were not: notes' V4 by the book."""
     out, r, drawn = [], p, q
     for token, law in zip(tokens, laws):
         proposal = one_hot(p, token) if law is Law.POINT else drawn

@@ -66,7 +66,7 @@ def test_threshold(law: list[float]) -> None:
 
 
 def test_a_flat_law_has_a_lower_threshold() -> None:
-    """Of 20 equal tokens each is typical: e^-H = 1/20, so the threshold is 0.015."""
+    """Distributions of 20 equal tokens: each is typical, since e^-H = 1/20, so the threshold is 0.015."""
     assert judged([(3, ROOT)], [[0.05] * 20] * 2).path == [[1]]
 
 

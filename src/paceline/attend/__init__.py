@@ -13,7 +13,7 @@ log = logging.getLogger("paceline")
 
 
 class Attend(Protocol):
-    """One implementation serves one decoder and its pool; who sees what is written in core/rows.py.
+    """One implementation serves one decoder and its pool; core/rows.py says which row sees which.
 
     The pool is [layers, 2, kv_heads, blocks, block_size, head_dim] in the storage dtype: keys then values.
     Heads come before blocks, so a request's keys are one strided matrix per head without a transpose.

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from paceline.core.rows import Rows, Segment
 
-FEW = 16
+PADDED_ROWS = 16
 """Requests with at most this many rows share one padded batch."""
-LEAST = 4
+MIN_COUNTED_ROWS = 4
 """Rows that a request of fewer counts for there: its keys are read all the same."""
 
 
@@ -41,24 +41,24 @@ class Piece:
 def split(segments: list[Segment], scores: int) -> Iterator[list[Piece]]:
     """Pieces to compute together: short segments while, padded, they have at most `scores` pairs of row and key; long
     ones cut to about as many. So the scratch of a pass is bounded, whatever the requests and their texts."""
-    short, rows, keys = list[Piece](), LEAST, 0
-    for piece in (Piece(r, s, 0, s.rows) for r, s in enumerate(segments) if 0 < s.rows <= FEW):
+    short, rows, keys = list[Piece](), MIN_COUNTED_ROWS, 0
+    for piece in (Piece(r, s, 0, s.rows) for r, s in enumerate(segments) if 0 < s.rows <= PADDED_ROWS):
         rows, keys = max(rows, piece.count), max(keys, piece.segment.base + piece.count)
         if short and (len(short) + 1) * rows * keys > scores:
             yield short
-            short, rows, keys = [], max(LEAST, piece.count), piece.segment.base + piece.count
+            short, rows, keys = [], max(MIN_COUNTED_ROWS, piece.count), piece.segment.base + piece.count
         short.append(piece)
     if short:
         yield short
     for request, segment in enumerate(segments):
-        if segment.rows > FEW:
-            step = max(FEW, scores // (segment.base + segment.rows))
+        if segment.rows > PADDED_ROWS:
+            step = max(PADDED_ROWS, scores // (segment.base + segment.rows))
             for first in range(0, segment.rows, step):
                 yield [Piece(request, segment, first, min(step, segment.rows - first))]
 
 
 @dataclass(slots=True)
-class Batch:
+class PaddedBatch:
     """R pieces padded to M rows; a padded row repeats the last of its piece, and its result is dropped.
 
     index [R, M]: numbers of the rows in the pass. target: the same, flat and without padding; keep: where those
@@ -72,7 +72,7 @@ class Batch:
     limit: Tensor
     target: Tensor
     keep: Tensor | None = None
-    parts: dict[int | None, "Part"] = field(default_factory=dict)
+    parts: dict[int | None, "WindowPart"] = field(default_factory=dict)
     """By window."""
 
     @property
@@ -88,7 +88,8 @@ class Batch:
         return seen
 
     def tree(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each piece, [R, 1]: the row of its first candidate, the slots before it, how many candidates."""
+        """Columns [R, 1], one row per piece: the row of its first candidate, the slots before that row, the number of
+        candidates."""
         numbers = [[p.segment.start + p.segment.given for p in self.pieces], [p.end for p in self.pieces]]
         numbers.append([p.nodes for p in self.pieces])
         start, end, nodes = torch.tensor(numbers, device=self.index.device)[:, :, None]
@@ -96,7 +97,7 @@ class Batch:
 
 
 @dataclass(slots=True)
-class Part:
+class WindowPart:
     """What the layers of one window share: the blocks to read, and the masks to add to the scores,
     [R * kv_heads or 1, M * group, keys]. `nodes` [R * N]: the rows whose keys `tree` is about."""
 
@@ -106,7 +107,7 @@ class Part:
     tree: Tensor | None = None
 
 
-def pad(rows: Rows, pieces: list[Piece]) -> Batch:
+def pad(rows: Rows, pieces: list[Piece]) -> PaddedBatch:
     """The arithmetic is on the host, where a number costs less than an operation on a tensor of a few."""
     device, most = rows.token.device, max(piece.count for piece in pieces)
     places = [[p.segment.start + p.first + min(i, p.count - 1) for i in range(most)] for p in pieces]
@@ -115,7 +116,7 @@ def pad(rows: Rows, pieces: list[Piece]) -> Batch:
     tables = rows.tables
     if len(pieces) < len(tables):
         tables = tables[torch.tensor([piece.request for piece in pieces], device=device)]
-    batch = Batch(pieces, tables, index, rows.position[index], limit, index.flatten())
+    batch = PaddedBatch(pieces, tables, index, rows.position[index], limit, index.flatten())
     if any(piece.count < most for piece in pieces):
         kept = [r * most + row for r, piece in enumerate(pieces) for row in range(piece.count)]
         batch.keep = torch.tensor(kept, device=device)

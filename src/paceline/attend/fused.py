@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from paceline.attend.batches import Batch, Part, Run
+from paceline.attend.batches import PaddedBatch, Run, WindowPart
 from paceline.attend.reference import Reference, as_run
 from paceline.core.rows import Rows
 
@@ -48,7 +48,7 @@ class Fused(Reference):
         shares = self.scores(query, keys, self.nothing).softmax(-1)
         return shares.bmm(values).view(1, -1).to(q.dtype)
 
-    def part(self, rows: Rows, batch: Batch, window: int | None) -> Part:
+    def part(self, rows: Rows, batch: PaddedBatch, window: int | None) -> WindowPart:
         blocks, slot = self.reach(batch, [piece.end + piece.nodes for piece in batch.pieces], window)
         seen, key = batch.hide(slot[:, None, :] < batch.limit[:, :, None], slot), slot
         if batch.width:
@@ -60,4 +60,4 @@ class Fused(Reference):
             seen = seen | (named & inside[:, None, :])
             candidate = (start + node).clamp_(max=len(rows.token) - 1)
             key = rows.position[candidate].where(inside, slot)  # a candidate's position is its depth, not its slot
-        return Part(blocks, self.mask(seen, batch.position, key, window))
+        return WindowPart(blocks, self.mask(seen, batch.position, key, window))

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paceline.attend.batches import Batch, Part, Run, pad, split
+from paceline.attend.batches import PaddedBatch, Run, WindowPart, pad, split
 from paceline.core.rows import Rows
 
 SCORES = 1 << 22
 """Most elements of the score matrix of a piece of prompt, all heads."""
-HIDDEN = -1e30
+HIDDEN_SCORE = -1e30
 """Added to the score of a key that is not seen. Finite: a row that sees nothing in one part gets a
 meaningless average there, with a log-sum-exp that gives it weight 0 in the merge; -inf would give NaN."""
 
@@ -49,10 +49,10 @@ class Reference:
         starts = [piece.segment.start for piece in self.batches[0].pieces]
         self.whole = len(self.batches) == 1 and self.batches[0].keep is None and starts == sorted(starts)
 
-    def part(self, rows: Rows, batch: Batch, window: int | None) -> Part:
+    def part(self, rows: Rows, batch: PaddedBatch, window: int | None) -> WindowPart:
         blocks, slot = self.reach(batch, [piece.end for piece in batch.pieces], window)
         seen = batch.hide(slot[:, None, :] < batch.limit[:, :, None], slot)
-        part = Part(blocks, self.mask(seen, batch.position, slot, window))
+        part = WindowPart(blocks, self.mask(seen, batch.position, slot, window))
         if batch.width:
             start, _, nodes = batch.tree()
             node = torch.arange(batch.width, device=slot.device)
@@ -61,7 +61,7 @@ class Reference:
             part.nodes, part.tree = key.flatten(), self.mask(seen, batch.position, rows.position[key], window)
         return part
 
-    def reach(self, batch: Batch, ends: list[int], window: int | None) -> tuple[Tensor | Run, Tensor]:
+    def reach(self, batch: PaddedBatch, ends: list[int], window: int | None) -> tuple[Tensor | Run, Tensor]:
         """Blocks from the first that the window reaches to the one before slot `end`; the slots they hold, [R, S]."""
         size, tables = self.block_size, batch.tables
         begins = [
@@ -82,7 +82,7 @@ class Reference:
         if window is not None:
             seen = seen & (position[:, :, None] - key[:, None, :] < window)
         requests, most, keys = seen.shape
-        mask = torch.zeros(seen.shape, dtype=self.exact, device=seen.device).masked_fill_(~seen, HIDDEN)
+        mask = torch.zeros(seen.shape, dtype=self.exact, device=seen.device).masked_fill_(~seen, HIDDEN_SCORE)
         heads = self.kv_heads if requests > 1 else 1  # a lone request's mask broadcasts over its heads
         mask = mask[None, :, :, None, :].expand(heads, -1, -1, self.group, -1)
         return mask.reshape(heads * requests, most * self.group, keys)
@@ -98,7 +98,7 @@ class Reference:
             out[batch.target] = part if batch.keep is None else part[batch.keep]
         return out
 
-    def attend(self, layer: int, batch: Batch, q: Tensor, stored: Tensor) -> Tensor:
+    def attend(self, layer: int, batch: PaddedBatch, q: Tensor, stored: Tensor) -> Tensor:
         """q [R * M, heads, head_dim] in the batch's order -> [R * M, heads * head_dim]."""
         requests, most = batch.index.shape
         query = q.view(requests, most, self.kv_heads, self.group, self.head_dim).permute(2, 0, 1, 3, 4)
@@ -133,7 +133,8 @@ class Reference:
 
 
 def log_sum_exp(scores: Tensor, shares: Tensor) -> Tensor:
-    """Of scores whose softmax is known: the largest score less the log of its share. A third of logsumexp's time."""
+    """Log-sum-exp of scores whose softmax is known: the largest score minus the log of its share. It takes a third of
+    the time of torch.logsumexp."""
     return scores.amax(-1, True) - shares.amax(-1, True).log_()
 
 

@@ -3,8 +3,8 @@
 A program takes a tile of one request's queries (rows times the heads that share a key) and a span of its keys, reads
 each block of those once, and keeps a running softmax (Dao et al. 2022, FlashAttention, algorithm 1). Where tiles are
 few, as in decoding, texts are cut into spans and a second kernel joins them (Dao et al. 2023, Flash-Decoding).
-Candidates are read from their slots behind the prefix; the tree word says who sees them. Nothing is read back to the
-host. The slow twin is reference.py.
+Candidates are read from their slots behind the prefix; the tree word says which rows see them. Nothing is read back to
+the host. The slow twin is reference.py.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ from paceline.core.rows import Rows, Segment
 
 KEYS = 64
 """Slots that a program looks at together."""
-LEAST, MOST = 16, 64
+MIN_TILE_QUERIES, MAX_TILE_QUERIES = 16, 64
 """Queries of a tile: tensor cores take 16 at a time."""
-SPAN = 256
+MIN_SPAN_KEYS = 256
 """A text is not cut into shorter spans than this."""
-BUSY = 256
-"""Programs that fill a device, about: with so many there is no need to cut."""
+FULL_DEVICE_PROGRAMS = 256
+"""Number of programs that fills a device, roughly: from this number on, texts are not cut."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -121,7 +121,7 @@ def _join(parts, levels, out, spans, DIM: tl.constexpr, LANES: tl.constexpr):  #
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Tiling:
     """How a pass is cut: `queries` of a tile, its `pieces` [N, 6], and the longest text."""
 
     queries: int
@@ -129,9 +129,11 @@ class Cut:
     longest: int
 
     @classmethod
-    def of(cls, segments: Sequence[Segment], group: int, device: torch.device) -> "Cut":
+    def of(cls, segments: Sequence[Segment], group: int, device: torch.device) -> "Tiling":
         most = max(segment.rows for segment in segments) * group
-        queries = max(LEAST, min(MOST, triton.next_power_of_2(most)), triton.next_power_of_2(group))
+        queries = max(
+            MIN_TILE_QUERIES, min(MAX_TILE_QUERIES, triton.next_power_of_2(most)), triton.next_power_of_2(group)
+        )
         pieces = [
             (request, s.start, s.given, s.nodes, s.base, first)
             for request, s in enumerate(segments)
@@ -141,8 +143,8 @@ class Cut:
         return cls(queries, torch.tensor(pieces, device=device), longest)
 
     def spans(self, heads: int) -> int:
-        """Into how many spans texts are cut, for so many heads of keys."""
-        return min(-(-self.longest // SPAN), -(-BUSY // (len(self.pieces) * heads)))
+        """Number of spans that texts are cut into, for `heads` heads of keys."""
+        return min(-(-self.longest // MIN_SPAN_KEYS), -(-FULL_DEVICE_PROGRAMS // (len(self.pieces) * heads)))
 
 
 class Triton:
@@ -164,7 +166,7 @@ class Triton:
         if self.hides:
             self.masked.prepare(rows)
             return
-        self.rows, self.cut = rows, Cut.of(rows.segments, self.group, self.slots.device)
+        self.rows, self.cut = rows, Tiling.of(rows.segments, self.group, self.slots.device)
         self.spans = self.cut.spans(self.kv_heads)
         shape, device = (rows.count, self.heads, self.spans), self.slots.device
         if self.spans > 1:

@@ -5,20 +5,20 @@ from time import perf_counter
 
 import psutil
 
-SHARE = 0.05
+BUSY_SHARE = 0.05
 """Share of all cores that others may use without a warning."""
 
 
 def warning(others: float, cores: int, when: str, culprit: str = "") -> str | None:
-    """A sentence when other processes used more than SHARE of the cores; None when the machine was quiet enough."""
-    if others <= SHARE * cores:
+    """A sentence when other processes used more than BUSY_SHARE of the cores; else None."""
+    if others <= BUSY_SHARE * cores:
         return None
     return (
         f"The machine was busy {when}: other processes used {others:.1f} of {cores} cores{culprit}; timings may be off."
     )
 
 
-class Watch:
+class CpuWatch:
     """CPU time of everyone else since it was made (or last read), from the system's own counters."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Watch:
         return max(0.0, (busy - own) / wall) if wall > 0 else 0.0
 
     def before(self, seconds: float = 0.5) -> str | None:
-        """Look for a moment while this process does nothing, and name who is busy."""
+        """Watch for a moment while this process does nothing, and name the busy processes."""
         processes = [p for p in psutil.process_iter() if p.pid != os.getpid()]
         for process in processes:
             _percent(process)

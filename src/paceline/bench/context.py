@@ -1,4 +1,4 @@
-"""What a long text costs a step, which reads its keys and values beside the weights."""
+"""Cost of a long text per step, which reads its keys and values in addition to the weights."""
 
 from dataclasses import dataclass
 from random import Random
@@ -8,11 +8,11 @@ from paceline.bench.limit import plain_steps, read_speed
 from paceline.core.params import SamplingParams
 from paceline.engine.loop import Engine
 
-SHORT, LONG = 300, 3900
+SHORT_TEXT_TOKENS, LONG_TEXT_TOKENS = 300, 3900
 """Tokens of the two texts; of the longer as many as the model and the pool hold."""
-STEPS = 24
+TURN_TOKENS = 24
 """Tokens of a text in a turn, in some calls; the median call's counts."""
-TURNS = 24
+CONTEXT_TURNS = 24
 READING = 0.02
 """Seconds of a turn that go to reading a buffer."""
 
@@ -41,20 +41,22 @@ class Context:
         )
 
 
-def measure(engine: Engine, params: SamplingParams, turns: int = TURNS) -> Context | None:
+def measure(engine: Engine, params: SamplingParams, turns: int = CONTEXT_TURNS) -> Context | None:
     """The two texts in turns; None where the longer cannot be twice the shorter. The engine must be idle; its prefix
     cache spares the turns most of their prompts."""
     room = min(engine.model.max_len, engine.config.blocks * engine.config.block_size)
-    long = min(LONG, room - STEPS - 1)
-    if long < 2 * SHORT:
+    long = min(LONG_TEXT_TOKENS, room - TURN_TOKENS - 1)
+    if long < 2 * SHORT_TEXT_TOKENS:
         return None
     text = Random(1).choices(range(engine.model.vocab_size), k=long)
-    size = (long - SHORT) * engine.model.kv_bytes_per_token
+    size = (long - SHORT_TEXT_TOKENS) * engine.model.kv_bytes_per_token
     taken, speeds = [], []
     for turn in range(turns + 1):
-        (short_ms, _), (long_ms, _) = (plain_steps(engine, text[:n], params, STEPS) for n in (SHORT, long))
+        (short_ms, _), (long_ms, _) = (
+            plain_steps(engine, text[:n], params, TURN_TOKENS) for n in (SHORT_TEXT_TOKENS, long)
+        )
         if turn > 0:
             taken.append(long_ms - short_ms)
             speeds.append(read_speed(engine.model.weight_bytes + size, engine.model.device, READING))
     low, middle, high = quantiles(taken, n=4) if len(taken) > 1 else [median(taken)] * 3
-    return Context(SHORT, long, middle, low, high, size, median(speeds) / 1e9)
+    return Context(SHORT_TEXT_TOKENS, long, middle, low, high, size, median(speeds) / 1e9)

@@ -37,7 +37,7 @@ def host() -> dict[str, Any]:
 
 
 def versions() -> Mapping[str, str]:
-    """Of Python and the libraries that matter."""
+    """Versions of Python and of the libraries that affect the figures."""
     from importlib.metadata import version
 
     return {"python": platform.python_version(), **{n: version(n) for n in ("paceline", "torch", "transformers")}}

@@ -15,12 +15,12 @@ from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.engine.loop import Engine
 
-PLAIN = "none"
+PLAIN_METHOD = "none"
 WARM_UP = 16
 """Tokens of the untimed first run of each method."""
 
 
-class Cell(NamedTuple):
+class BenchCell(NamedTuple):
     """One line of the report."""
 
     method: str
@@ -29,7 +29,7 @@ class Cell(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BenchPlan:
     """What is measured. `params` are resolved, with drafter, temperature and seed to be filled in."""
 
     methods: Sequence[str]
@@ -41,20 +41,20 @@ class Plan:
     repeat: int
     seed: int = 0
 
-    def cells(self) -> Iterator[Cell]:
+    def cells(self) -> Iterator[BenchCell]:
         for temperature in self.temperatures:
             for batch in self.batches:
-                yield from (Cell(method, batch, temperature) for method in self.methods)
+                yield from (BenchCell(method, batch, temperature) for method in self.methods)
 
     def wish(self, method: str, temperature: float, prompt: int) -> SamplingParams:
         """Parameters of one request. Plain decoding is always judged by `exact`; the seed is the prompt's own, so that
         all methods draw with the same noise."""
-        verifier = "exact" if method == PLAIN else self.verifier
+        verifier = "exact" if method == PLAIN_METHOD else self.verifier
         return replace(self.params, drafter=method, verifier=verifier, temperature=temperature, seed=self.seed + prompt)
 
 
 @dataclass(slots=True)
-class Run:
+class BenchRun:
     """One method once over all prompts: sums over its batches."""
 
     seconds: float = 0.0
@@ -89,12 +89,12 @@ class Run:
             self.outputs.append(list(request.output))
 
 
-Results = dict[Cell, list[Run]]
+Results = dict[BenchCell, list[BenchRun]]
 Tick = Callable[[str], None]
-"""Told after every timed batch what was run."""
+"""Callback after every timed batch: what was run."""
 
 
-def measure(engine: Engine, prompts: Sequence[Sequence[int]], plan: Plan, tick: Tick) -> Results:
+def measure(engine: Engine, prompts: Sequence[Sequence[int]], plan: BenchPlan, tick: Tick) -> Results:
     """Runs of every cell, one per repeat. Raises PacelineError, before anything is timed, for a bad prompt."""
     assert not engine.config.prefix_cache, "a prefix cache would spare later runs their prefill"
     check(engine, prompts, plan)
@@ -103,7 +103,7 @@ def measure(engine: Engine, prompts: Sequence[Sequence[int]], plan: Plan, tick: 
     turn = 0
     for _ in range(plan.repeat):
         for runs in results.values():
-            runs.append(Run())
+            runs.append(BenchRun())
         for temperature in plan.temperatures:
             for batch in plan.batches:
                 engine.drafters.drafters.clear()  # what they learned of these very prompts
@@ -111,7 +111,7 @@ def measure(engine: Engine, prompts: Sequence[Sequence[int]], plan: Plan, tick: 
                     turn += 1
                     for method in rotated(plan.methods, turn):
                         wishes = [plan.wish(method, temperature, i) for i in group]
-                        run = results[Cell(method, batch, temperature)][-1]
+                        run = results[BenchCell(method, batch, temperature)][-1]
                         time_batch(engine, [prompts[i] for i in group], wishes, run)
                         tick(f"{method}, batch {batch}")
     return results
@@ -128,7 +128,9 @@ def rotated(methods: Sequence[str], turn: int) -> list[str]:
     return [*methods[at:], *methods[:at]]
 
 
-def time_batch(engine: Engine, prompts: Sequence[Sequence[int]], wishes: Sequence[SamplingParams], run: Run) -> None:
+def time_batch(
+    engine: Engine, prompts: Sequence[Sequence[int]], wishes: Sequence[SamplingParams], run: BenchRun
+) -> None:
     """Submit the prompts together, run them to their ends, and add the figures to `run`."""
     requests = [engine.submit(prompt, wish)[0] for prompt, wish in zip(prompts, wishes)]
     decoding: float | None = None
@@ -148,7 +150,7 @@ def time_batch(engine: Engine, prompts: Sequence[Sequence[int]], wishes: Sequenc
     run.decode_tokens += sum(len(r.output) for r in requests) - early
 
 
-def check(engine: Engine, prompts: Sequence[Sequence[int]], plan: Plan) -> None:
+def check(engine: Engine, prompts: Sequence[Sequence[int]], plan: BenchPlan) -> None:
     """Offer every prompt to the engine and take it back. Raises what the engine raises, naming the prompt."""
     for method in plan.methods:
         for number, prompt in enumerate(prompts, start=1):
@@ -160,10 +162,10 @@ def check(engine: Engine, prompts: Sequence[Sequence[int]], plan: Plan) -> None:
                 engine.abort(request)
 
 
-def warm_up(engine: Engine, prompts: Sequence[Sequence[int]], plan: Plan) -> None:
+def warm_up(engine: Engine, prompts: Sequence[Sequence[int]], plan: BenchPlan) -> None:
     """A short untimed run of each method and batch size: first calls allocate and compile."""
     for cell in plan.cells():
         wish = plan.wish(cell.method, cell.temperature, 0)
         short = replace(wish, max_tokens=min(WARM_UP, wish.max_tokens or WARM_UP), min_tokens=0)
         count = min(cell.batch, len(prompts))
-        time_batch(engine, prompts[:count], [short] * count, Run())
+        time_batch(engine, prompts[:count], [short] * count, BenchRun())

@@ -13,7 +13,7 @@ from math import isfinite
 
 from torch import Tensor
 
-from paceline.cache.lease import TARGET
+from paceline.core.component import TARGET
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.core.rows import RowsBuilder

@@ -12,8 +12,8 @@ from paceline.core.params import SamplingParams
 from paceline.engine.config import Timer
 from paceline.engine.loop import Engine
 
-WIDTH = 1024
-STEPS = 64
+LIMIT_WIDTH = 1024
+LIMIT_STEPS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ def measure(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> Li
 
 def read_speed(size: int, device: torch.device, seconds: float = 0.5) -> float:
     """Bytes a second: the best of many dot products and sums over a float32 buffer of `size` bytes with all threads.
-    Which of the two is the quicker depends on the CPU: MKL's dot products read at half speed on some."""
-    rows = max(1, size // (4 * WIDTH))
-    buffer = torch.ones(rows, WIDTH, device=device)
-    vector, best = torch.ones(WIDTH, device=device), float("inf")
+    Which of the two is the faster depends on the CPU: MKL's dot products read at half speed on some."""
+    rows = max(1, size // (4 * LIMIT_WIDTH))
+    buffer = torch.ones(rows, LIMIT_WIDTH, device=device)
+    vector, best = torch.ones(LIMIT_WIDTH, device=device), float("inf")
     reads: tuple[Callable[[], object], ...] = (lambda: buffer.mv(vector), lambda: buffer.sum())
     end = perf_counter() + seconds
     while perf_counter() < end or best == float("inf"):
@@ -57,9 +57,9 @@ def read_speed(size: int, device: torch.device, seconds: float = 0.5) -> float:
 
 
 def plain_steps(
-    engine: Engine, prompt: Sequence[int], params: SamplingParams, steps: int = STEPS
+    engine: Engine, prompt: Sequence[int], params: SamplingParams, steps: int = LIMIT_STEPS
 ) -> tuple[float, float]:
-    """(median milliseconds a token, host share) of so many tokens of one plain request."""
+    """(median milliseconds per token, host share) over the tokens of one plain request."""
     prompt = prompt[: max(1, engine.model.max_len - steps - 1)]
     wish = replace(params, drafter="none", verifier="exact", ignore_eos=True, max_tokens=steps + 1)
     (request,) = engine.submit(prompt, wish)

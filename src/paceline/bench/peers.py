@@ -19,7 +19,7 @@ from tempfile import TemporaryFile
 from threading import Timer
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from paceline.bench.busy import Watch
+from paceline.bench.busy import CpuWatch
 from paceline.bench.files import number, save_json
 from paceline.bench.harness import WARM_UP, groups
 from paceline.bench.prompts import encode, read_prompts
@@ -29,14 +29,14 @@ from paceline.core.errors import InputError, PacelineError
 if TYPE_CHECKING:
     from rich.table import Table
 
-OWN = "paceline"
-SHORT = 4
+OWN_TOOL = "paceline"
+FIRST_ROUND_PROMPTS = 4
 """Prompts of the first round, in which k is chosen (a whole batch where that is more)."""
-PATIENCE = 1800.0
+WORKER_TIMEOUT_S = 1800.0
 """Seconds after which a worker that does not answer is ended."""
-ANSWER = ("ids", "seconds")
-DRAFTED = ("draft", "both", "auto")
-"""Modes that use the draft model; `both` looks up beside it, in one tree; `auto` chooses."""
+WORKER_FIELDS = ("ids", "seconds")
+DRAFT_MODES = ("draft", "both", "auto")
+"""Modes that use the draft model; `both` adds prompt lookup, in one tree; `auto` chooses."""
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 Progress = Callable[[int, int, str], None]
 """(cases done, cases in all, what is run now)"""
@@ -47,7 +47,7 @@ class PeerError(PacelineError):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class PeerWish:
     """What to measure. `model` and `draft` None: those that `root` was set up for."""
 
     root: Path
@@ -61,16 +61,16 @@ class Wish:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        counts = {name: [value] for name in COUNTS if (value := getattr(self, name)) is not None}
+        counts = {name: [value] for name in COUNT_OPTIONS if (value := getattr(self, name)) is not None}
         for name, values in {"batch": self.batches, **counts}.items():
             if not values or min(values) < 1:
                 raise InputError(f"{name} is {min(values, default='empty')}, but it must be at least 1.")
 
 
-COUNTS = ("max_tokens", "num_prompts", "repeat", "threads")
+COUNT_OPTIONS = ("max_tokens", "num_prompts", "repeat", "threads")
 
 
-class Case(NamedTuple):
+class PeerCase(NamedTuple):
     """One line of the report."""
 
     peer: str
@@ -98,7 +98,7 @@ class Timing(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PeerRow:
     """Medians over the rounds. `ratio` is Paceline's speed over this one's at equal weights, mode and batch, and its
     range round by round; `same` counts the prompts answered as Paceline's plain decoding did (None: it did not run)."""
 
@@ -117,9 +117,9 @@ class Row:
     same: int | None
 
     @classmethod
-    def of(cls, case: Case, k: int | None, results: "Mapping[Case, Sequence[Timing]]") -> "Row":
-        runs, own = results[case], None if case.peer == OWN else results.get(case._replace(peer=OWN))
-        plain = results.get(case._replace(peer=OWN, mode="plain"))
+    def of(cls, case: PeerCase, k: int | None, results: "Mapping[PeerCase, Sequence[Timing]]") -> "PeerRow":
+        runs, own = results[case], None if case.peer == OWN_TOOL else results.get(case._replace(peer=OWN_TOOL))
+        plain = results.get(case._replace(peer=OWN_TOOL, mode="plain"))
         speeds = [run.speed for run in runs]
         ratios = [base.speed / run.speed for base, run in zip(own, runs)] if own else []
         return cls(
@@ -136,13 +136,13 @@ class Row:
         )
 
 
-COLUMNS = ("tool", "weights", "mode", "k", "batch", "tokens/s", "range", "ratio", "range", "same")
-LEFT = ("tool", "weights", "mode")
+PEER_COLUMNS = ("tool", "weights", "mode", "k", "batch", "tokens/s", "range", "ratio", "range", "same")
+PEER_KEYS = ("tool", "weights", "mode")
 
 
 @dataclass(slots=True)
-class Report:
-    rows: list[Row]
+class PeerReport:
+    rows: list[PeerRow]
     machine: dict[str, Any]
     versions: dict[str, str]
     args: dict[str, Any]
@@ -160,8 +160,8 @@ class Report:
         from rich.table import Table
 
         table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
-        for name in COLUMNS:
-            table.add_column(name, justify="left" if name in LEFT else "right", no_wrap=True)
+        for name in PEER_COLUMNS:
+            table.add_column(name, justify="left" if name in PEER_KEYS else "right", no_wrap=True)
         for row in self.rows:
             spread = "-" if row.ratio_min is None else f"{row.ratio_min:.2f}-{row.ratio_max:.2f}"
             table.add_row(
@@ -174,7 +174,7 @@ class Report:
 class Worker:
     """One tool in a process of its own, which ends with the `with` block. Raises PeerError when it cannot start."""
 
-    def __init__(self, entry: Mapping[str, Any], case: Case) -> None:
+    def __init__(self, entry: Mapping[str, Any], case: PeerCase) -> None:
         self.case = case
         self.log = TemporaryFile()  # noqa: SIM115 - closed with the block
         command = [entry["python"] or sys.executable, entry["worker"]]
@@ -209,7 +209,7 @@ class Worker:
     def ask(self, request: Mapping[str, Any], *fields: str) -> dict[str, Any]:
         """The answer to one request. Raises PeerError when there is none, when it is an error or lacks a field."""
         assert self.process.stdin and self.process.stdout
-        timer = Timer(PATIENCE, self._kill)
+        timer = Timer(WORKER_TIMEOUT_S, self._kill)
         timer.start()
         try:
             self.process.stdin.write(json.dumps(request) + "\n")
@@ -250,55 +250,55 @@ class Comparison:
     """The tools of one ROOT on one set of prompts (ids)."""
 
     entries: dict[str, dict[str, Any]]
-    wish: Wish
+    wish: PeerWish
     prompts: list[list[int]]
     common: dict[str, Any]
     """Fields of the protocol's SPEC that are the same for every case."""
     notes: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
 
-    def cases(self) -> Iterator[Case]:
-        """Those that can run; neighbours are compared."""
+    def cases(self) -> Iterator[PeerCase]:
+        """Cases that can run. Cases to be compared are neighbours."""
         for batch in self.wish.batches:
             for weights in dict.fromkeys(w for entry in self.entries.values() for w in entry["models"]):
                 for mode in dict.fromkeys(m for entry in self.entries.values() for m in entry["modes"]):
                     for name, entry in self.entries.items():
                         fits = entry["batches"] is None or batch in entry["batches"]
                         if fits and weights in entry["models"] and mode in entry["modes"]:
-                            yield Case(name, weights, mode, batch)
+                            yield PeerCase(name, weights, mode, batch)
 
-    def time(self, case: Case, k: int | None, prompts: Sequence[list[int]]) -> Timing:
+    def time(self, case: PeerCase, k: int | None, prompts: Sequence[list[int]]) -> Timing:
         """Load, warm up, and answer the prompts batch by batch in a fresh worker. Raises PeerError."""
         entry = self.entries[case.peer]
         models = entry["models"][case.weights]
         spec = {**self.common, **case._asdict(), "k": k, "options": entry["options"], "model": models["model"]}
-        spec["draft"] = models["draft"] if case.mode in DRAFTED else None
+        spec["draft"] = models["draft"] if case.mode in DRAFT_MODES else None
         seconds, ids = 0.0, []
         with Worker(entry, case) as worker:
             self.versions.update(worker.ask({"load": spec}, "ready")["ready"])
             short = min(WARM_UP, self.wish.max_tokens)
-            worker.ask({"generate": {"prompts": prompts[: case.batch], "max_tokens": short}}, *ANSWER)
+            worker.ask({"generate": {"prompts": prompts[: case.batch], "max_tokens": short}}, *WORKER_FIELDS)
             for group in groups(len(prompts), case.batch):
                 some = [prompts[i] for i in group]
-                answer = worker.ask({"generate": {"prompts": some, "max_tokens": self.wish.max_tokens}}, *ANSWER)
+                answer = worker.ask({"generate": {"prompts": some, "max_tokens": self.wish.max_tokens}}, *WORKER_FIELDS)
                 seconds += answer["seconds"]
                 ids += answer["ids"]
                 if len(ids) != group.stop or not all(ids):
                     raise PeerError(f"{case} is left out: it did not answer every prompt.")
         return Timing(seconds, ids)
 
-    def best_k(self, case: Case) -> int | None:
+    def best_k(self, case: PeerCase) -> int | None:
         """The quickest of the tool's k over a few prompts; None where the tool has its own number."""
         ks: list[int] = self.entries[case.peer]["modes"][case.mode]
         if len(ks) < 2:
             return next(iter(ks), None)
-        few = self.prompts[: max(SHORT, case.batch)]
+        few = self.prompts[: max(FIRST_ROUND_PROMPTS, case.batch)]
         return max(ks, key=lambda k: self.time(case, k, few).speed)
 
-    def run(self, progress: Progress) -> list[Row]:
+    def run(self, progress: Progress) -> list[PeerRow]:
         """Every case, `repeat` rounds; one that fails is dropped with a note."""
-        ks: dict[Case, int | None] = {}
-        results: dict[Case, list[Timing]] = {case: [] for case in self.cases()}
+        ks: dict[PeerCase, int | None] = {}
+        results: dict[PeerCase, list[Timing]] = {case: [] for case in self.cases()}
         total, done = len(results) * (self.wish.repeat + 1), 0
         for turn in range(self.wish.repeat + 1):
             order = list(results)
@@ -313,10 +313,10 @@ class Comparison:
                 except PeerError as error:
                     self.notes.append(str(error))
                     del results[case]
-        return [Row.of(case, ks[case], results) for case in results]
+        return [PeerRow.of(case, ks[case], results) for case in results]
 
 
-def compare(wish: Wish, progress: Progress = lambda done, total, what: None) -> Report:
+def compare(wish: PeerWish, progress: Progress = lambda done, total, what: None) -> PeerReport:
     """Measure. Raises InputError for a ROOT that was not set up, or for another pair, and for bad prompts."""
     import torch
 
@@ -331,22 +331,22 @@ def compare(wish: Wish, progress: Progress = lambda done, total, what: None) -> 
         "max_len": max(map(len, prompts)) + wish.max_tokens,
         "eos": sorted({*text.eos()}),
     }
-    warnings = [Watch().before()]
+    warnings = [CpuWatch().before()]
     comparison = Comparison(entries, wish, prompts, common, notes)
     rows = comparison.run(progress)
     if not rows:
         raise InputError(f"Nothing could be measured: {' '.join(comparison.notes)}")
     shown = {**asdict(wish), "model": setup["model"], "draft": setup["draft"], **common}
-    return Report(rows, machine("cpu"), comparison.versions, shown, comparison.notes, [w for w in warnings if w])
+    return PeerReport(rows, machine("cpu"), comparison.versions, shown, comparison.notes, [w for w in warnings if w])
 
 
-def read(wish: Wish) -> dict[str, Any]:
+def read(wish: PeerWish) -> dict[str, Any]:
     """peers.json of ROOT. Raises InputError when it is not there, not whole, or of another pair than the wish's."""
     path = wish.root / "peers.json"
     try:
         setup = json.loads(path.read_text(encoding="utf-8"))
         known = {"model": Path(setup["model"]), "draft": Path(setup["draft"])}
-        whole = all(entry.keys() >= FIELDS for entry in setup["peers"].values())
+        whole = all(entry.keys() >= RESULT_FIELDS for entry in setup["peers"].values())
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}); run bench/peers/setup.sh first.") from None
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -359,7 +359,7 @@ def read(wish: Wish) -> dict[str, Any]:
     return dict(setup)
 
 
-FIELDS = {"python", "worker", "modes", "batches", "note", "models", "options", "needs"}
+RESULT_FIELDS = {"python", "worker", "modes", "batches", "note", "models", "options", "needs"}
 
 
 def ready(root: Path, setup: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:

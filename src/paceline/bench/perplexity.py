@@ -25,22 +25,22 @@ from paceline.engine.loop import Engine
 from paceline.engine.text import Text
 from paceline.model.linear import STORED
 
-ANSWERS = ("answer", "canonical_solution")
+ANSWER_FIELDS = ("answer", "canonical_solution")
 """GSM8K, HumanEval."""
 PARAMS = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, seed=0).resolve({})
 Progress = Callable[[int, int, str], None]
 """(texts done, texts in all, precision)"""
 
 
-class Item(NamedTuple):
+class ScoredText(NamedTuple):
     prompt: str
     answer: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """Of each precision, the asked one first, over the same tokens. `cut`: texts longer than `longest`, the context
-    less the one token that the engine keeps free; the rest of them was left out."""
+    """Perplexity at each precision over the same tokens, the requested precision first. `cut`: number of texts longer
+    than `longest` tokens (the context less the one token that the engine keeps free), which were truncated to it."""
 
     texts: int
     tokens: int
@@ -88,7 +88,7 @@ def perplexity(
     return replace(found[0], values={name: value for it in found for name, value in it.values.items()})
 
 
-def measure(options: Options, items: list[Item], progress: Progress) -> Perplexity:
+def measure(options: Options, items: list[ScoredText], progress: Progress) -> Perplexity:
     """One model, which nothing but garbage refers to when this returns."""
     engine, text = build(options)
     name, longest = form_of(options, engine), engine.model.max_len - 1
@@ -116,7 +116,7 @@ def form_of(options: Options, engine: Engine) -> str:
     return "own bits" if packing is not None and packing.name == STORED else options.dtype
 
 
-def tokens_of(text: Text, item: Item) -> tuple[list[int], int]:
+def tokens_of(text: Text, item: ScoredText) -> tuple[list[int], int]:
     """(token ids, index of the first that is scored). The answer is tokenised on its own, with no end after it."""
     prompt = encode(text, item.prompt)
     if item.answer is None:
@@ -132,17 +132,19 @@ def losses_of(engine: Engine, ids: list[int], first: int) -> list[float]:
     return [-entry.logprob for entry in request.prompt_logprobs[first:] if entry is not None]
 
 
-def read_items(path: Path, limit: int) -> list[Item]:
+def read_items(path: Path, limit: int) -> list[ScoredText]:
     """The first `limit` prompts of a file of JSON lines, with their answers. Raises InputError naming the line."""
     if limit < 1:
         raise InputError(f"num_prompts is {limit}, but it must be at least 1.")
     prompts = read_prompts(path, limit)
     lines = [(at, line) for at, line in enumerate(read_text(path).split("\n"), start=1) if line.strip()]
-    return [Item(prompt, answer(json.loads(line), f"{path}, line {at}")) for prompt, (at, line) in zip(prompts, lines)]
+    return [
+        ScoredText(prompt, answer(json.loads(line), f"{path}, line {at}")) for prompt, (at, line) in zip(prompts, lines)
+    ]
 
 
 def answer(entry: dict[str, Any], place: str) -> str | None:
-    found = next((entry[name] for name in ANSWERS if name in entry), None)
+    found = next((entry[name] for name in ANSWER_FIELDS if name in entry), None)
     if found is not None and (not isinstance(found, str) or not found):
         raise InputError(f"{place} has an answer that is no text; give a string that is not empty, or leave it out.")
     return found

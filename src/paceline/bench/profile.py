@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import torch
 
 from paceline.bench import context as contexts
-from paceline.bench.busy import Watch
+from paceline.bench.busy import CpuWatch
 from paceline.bench.files import save, save_json
 from paceline.bench.limit import read_speed
 from paceline.bench.svg import Chart
@@ -42,12 +42,19 @@ Swap = tuple[Any, str, Any]
 """(owner, attribute, what stands there while someone measures)"""
 
 FORWARD = ("embedding", "norms and element-wise", "linear layers", "rope", "attention", "head")
-"""native.structs.PARTS, in its order."""
+"""native.structs.NATIVE_PARTS, in its order."""
 EMBEDDING, NORMS, LINEAR, ROPE, ATTENTION, HEAD = FORWARD
-HOST = ("operator dispatch", "planning", "drafting and layout", "cache book-keeping", "sampling", "detokenising, emit")
-DISPATCH, PLANNING, LAYOUT, CACHE, SAMPLING, EMIT = HOST
-PARTS = FORWARD + HOST
-ROWS = (1, 2, 4, 8, 16, 32, 64)
+HOST_PARTS = (
+    "operator dispatch",
+    "planning",
+    "drafting and layout",
+    "cache book-keeping",
+    "sampling",
+    "detokenising, emit",
+)
+DISPATCH, PLANNING, LAYOUT_PART, CACHE, SAMPLING, EMIT = HOST_PARTS
+PROFILE_PARTS = FORWARD + HOST_PARTS
+PROFILED_ROWS = (1, 2, 4, 8, 16, 32, 64)
 ROUNDS = 32
 """Timed steps of each row count; one more is a warm-up."""
 CONTEXT = 300
@@ -55,8 +62,8 @@ CONTEXT = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
-    """Medians over the steps with so many rows: the step, and each part on its own."""
+class StepMedians:
+    """Medians over the steps with `rows` rows: the step, and each part on its own."""
 
     rows: int
     count: int
@@ -64,9 +71,9 @@ class Steps:
     parts_ms: dict[str, float]
 
     @classmethod
-    def of(cls, rows: int, taken: Sequence[Mapping[str, float]]) -> "Steps":
+    def of(cls, rows: int, taken: Sequence[Mapping[str, float]]) -> "StepMedians":
         """From the seconds by part of each step."""
-        parts = {part: median(step[part] for step in taken) * 1e3 for part in PARTS}
+        parts = {part: median(step[part] for step in taken) * 1e3 for part in PROFILE_PARTS}
         return cls(rows, len(taken), median(sum(step.values()) for step in taken) * 1e3, parts)
 
 
@@ -79,7 +86,7 @@ class Profile:
     weight_bytes: int
     read_gb_s: float
     floor_ms: float
-    steps: list[Steps]
+    steps: list[StepMedians]
     long: contexts.Context | None = None
     """None where the context is too short to tell."""
     warnings: list[str] = field(default_factory=list)
@@ -92,13 +99,15 @@ class Profile:
         table = Table("ms by rows", box=box.SIMPLE_HEAD, padding=0, show_edge=False)
         for it in self.steps:
             table.add_column(str(it.rows), justify="right", no_wrap=True)
-        for part in PARTS:
-            table.add_row(part, *(f"{it.parts_ms[part]:.3f}" for it in self.steps), end_section=part == PARTS[-1])
+        for part in PROFILE_PARTS:
+            table.add_row(
+                part, *(f"{it.parts_ms[part]:.3f}" for it in self.steps), end_section=part == PROFILE_PARTS[-1]
+            )
         table.add_row("step", *(f"{it.step_ms:.3f}" for it in self.steps))
         return table
 
     def summary(self) -> str:
-        """The read floor, the linear layers beside it, and what a long text costs."""
+        """The read floor, the linear layers next to it, and the cost of a long text."""
         ratios = []
         for it in self.steps:
             linear, head = it.parts_ms[LINEAR] / self.floor_ms, it.parts_ms[HEAD] / self.floor_ms
@@ -113,7 +122,7 @@ class Profile:
 
     def plot(self, path: Path) -> None:
         """As SVG. Raises InputError when the file cannot be written."""
-        layers = {part: [it.parts_ms[part] for it in self.steps] for part in PARTS}
+        layers = {part: [it.parts_ms[part] for it in self.steps] for part in PROFILE_PARTS}
         bars, line = [str(it.rows) for it in self.steps], (self.floor_ms, "reading the weights")
         save(path, Chart("Time of one step by part", "rows of the step", "ms (medians)", bars, layers, line).svg())
 
@@ -122,7 +131,7 @@ class Profile:
         save_json(path, {**beside, "profile": asdict(self)})
 
 
-class Clock:
+class PartClock:
     """Charges every moment to one part. On a GPU it waits at each change, so that the time is that of the part's own
     kernels; that makes the whole slower there."""
 
@@ -151,10 +160,10 @@ class Clock:
         return timed
 
 
-def host_parts(engine: Engine, clock: Clock) -> Iterator[Swap]:
-    """What `step` itself does beside these calls is planning; what `_run` does, drafting and layout."""
+def host_parts(engine: Engine, clock: PartClock) -> Iterator[Swap]:
+    """What `step` itself does outside these calls is planning; what `_run` does, drafting and layout."""
     calls: list[tuple[Any, str, str]] = [
-        (engine, "_run", LAYOUT), (engine.cache, "begin", CACHE), (engine, "_commit", CACHE),
+        (engine, "_run", LAYOUT_PART), (engine.cache, "begin", CACHE), (engine, "_commit", CACHE),
         (engine.model, "forward", DISPATCH), (engine.judge, "judge", SAMPLING),
         (engine, "_emit", EMIT),
     ]  # fmt: skip
@@ -162,10 +171,10 @@ def host_parts(engine: Engine, clock: Clock) -> Iterator[Swap]:
         yield owner, name, clock.wrap(part, getattr(owner, name))
 
 
-INNER = ("gate_up", "down")
+INNER_LINEARS = ("gate_up", "down")
 
 
-def forward_parts(model: object, clock: Clock, native: torch.Tensor) -> Iterator[Swap]:
+def forward_parts(model: object, clock: PartClock, native: torch.Tensor) -> Iterator[Swap]:
     """`native` [len(FORWARD)] takes the seconds of a native decoder."""
     if isinstance(model, NativeDecoder):
         yield model, "seconds", native
@@ -182,7 +191,7 @@ def forward_parts(model: object, clock: Clock, native: torch.Tensor) -> Iterator
     yield weights, "norm", clock.wrap(NORMS, weights.norm)
     for block in weights.blocks:
         dense = [*getattr(block.ffn, "experts", [block.ffn])]
-        parts = [(block.mixer, "qkv"), (block.mixer, "out"), *((ffn, name) for ffn in dense for name in INNER)]
+        parts = [(block.mixer, "qkv"), (block.mixer, "out"), *((ffn, name) for ffn in dense for name in INNER_LINEARS)]
         for owner, name in parts:
             yield owner, name, clock.wrap(LINEAR, getattr(owner, name))
     halves = [(clock.wrap(NORMS, block.attend), clock.wrap(NORMS, block.feed)) for block in weights.blocks]
@@ -209,7 +218,7 @@ def profile(options: Options, params: SamplingParams, progress: Progress = lambd
     engine, text = build(
         replace(options, drafter=chain, draft=None, nodes=None, max_requests=1, prefix_cache=True, check=False)
     )
-    watch = Watch()
+    watch = CpuWatch()
     warnings = [watch.before()]
     wish = params.resolve(text.defaults)
     context, steps = measure(engine, wish, progress=progress)
@@ -225,10 +234,10 @@ def profile(options: Options, params: SamplingParams, progress: Progress = lambd
 def measure(
     engine: Engine,
     params: SamplingParams,
-    rows: Sequence[int] = ROWS,
+    rows: Sequence[int] = PROFILED_ROWS,
     rounds: int = ROUNDS,
     progress: Progress = lambda done, total, what: None,
-) -> tuple[int, list[Steps]]:
+) -> tuple[int, list[StepMedians]]:
     """(tokens of context, medians by row count). The engine must be idle and have `chain` as its callable; its prefix
     cache spares the rounds most of their prompt. A round is a request with one step of each row count, shuffled."""
     most = sum(rows) + max(rows)
@@ -240,7 +249,7 @@ def measure(
         )
     wish = replace(params, drafter="user", ignore_eos=True, min_tokens=0, max_tokens=most, max_nodes=0)
     prompt = Random(0).choices(range(engine.model.vocab_size), k=context)
-    clock, native = Clock(engine.model.device), torch.zeros(len(FORWARD), dtype=torch.float64)
+    clock, native = PartClock(engine.model.device), torch.zeros(len(FORWARD), dtype=torch.float64)
     taken: dict[int, list[dict[str, float]]] = {count: [] for count in rows}
     with ExitStack() as stack:
         for swap in (*forward_parts(engine.model, clock, native), *host_parts(engine, clock)):
@@ -255,17 +264,17 @@ def measure(
                     taken[count].append(seconds)
             engine.abort(request)
             progress(turn + 1, rounds + 1, "profile")
-    return context, [Steps.of(count, steps) for count, steps in taken.items()]
+    return context, [StepMedians.of(count, steps) for count, steps in taken.items()]
 
 
-def timed(engine: Engine, request: Request, rows: int, clock: Clock, native: torch.Tensor) -> dict[str, float]:
-    """Seconds of each part of one step with so many rows; they sum to the step."""
+def timed(engine: Engine, request: Request, rows: int, clock: PartClock, native: torch.Tensor) -> dict[str, float]:
+    """Seconds of each part of one step with a given number of rows; they sum to the step."""
     request.params, before = replace(request.params, max_nodes=rows - 1), request.stats.drafted
     native.zero_()
     clock.seconds = {}
     clock.wrap(PLANNING, engine.step)()
     assert request.stats.drafted - before == rows - 1, f"the step had no {rows} rows: {engine.drafters.errors}"
-    seconds = {part: clock.seconds.get(part, 0.0) for part in PARTS}
+    seconds = {part: clock.seconds.get(part, 0.0) for part in PROFILE_PARTS}
     for part, spent in zip(FORWARD, native.tolist(), strict=True):
         seconds[part] += spent
         seconds[DISPATCH] -= spent

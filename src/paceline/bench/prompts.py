@@ -9,7 +9,7 @@ from paceline.core.errors import InputError
 if TYPE_CHECKING:
     from paceline.engine.text import Text
 
-FIELDS = ("prompt", "question", "turns")
+PROMPT_FIELDS = ("prompt", "question", "turns")
 """HumanEval and plain, GSM8K, Spec-Bench (of which the first turn is used)."""
 
 
@@ -50,7 +50,7 @@ def _prompt(line: str, place: str) -> str:
         entry = json.loads(line)
     except ValueError as error:
         raise InputError(f"{place} does not parse as JSON ({error}); give one JSON object a line.") from None
-    found: Any = next((entry[f] for f in FIELDS if f in entry), None) if isinstance(entry, dict) else None
+    found: Any = next((entry[f] for f in PROMPT_FIELDS if f in entry), None) if isinstance(entry, dict) else None
     prompt = found[0] if isinstance(found, list) and found else found
     if not isinstance(prompt, str) or not prompt:
         raise InputError(f"{place} has no prompt; expected is an object with {_fields()}.")
@@ -58,7 +58,7 @@ def _prompt(line: str, place: str) -> str:
 
 
 def _fields() -> str:
-    return " or ".join(f'"{f}"' for f in FIELDS)
+    return " or ".join(f'"{f}"' for f in PROMPT_FIELDS)
 
 
 def encode(text: "Text", prompt: str, chat: bool | None = None) -> list[int]:

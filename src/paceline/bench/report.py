@@ -7,7 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from paceline.bench.files import host, number, save_json
-from paceline.bench.harness import Cell, Run
+from paceline.bench.harness import BenchCell, BenchRun
 from paceline.bench.limit import Limit
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BenchRow:
     """One method at one batch size and temperature; medians over the repeats.
 
     `speedup` compares tokens_per_second with the row of `none`; `speedup_min` and `speedup_max` do so repeat by repeat.
@@ -41,13 +41,13 @@ class Row:
     @classmethod
     def of(
         cls,
-        cell: Cell,
+        cell: BenchCell,
         verifier: str,
-        runs: Sequence[Run],
-        plain: Sequence[Run],
+        runs: Sequence[BenchRun],
+        plain: Sequence[BenchRun],
         identical: bool | None,
         near_ties: int | None,
-    ) -> "Row":
+    ) -> "BenchRow":
         """From the runs of one cell and of `none` at the same batch size and temperature, repeat by repeat."""
         ratios = [run.speed / base.speed for run, base in zip(runs, plain)]
         decode = [run.decode_speed for run in runs if run.decode_speed is not None]
@@ -72,11 +72,11 @@ class Row:
 
 
 @dataclass(slots=True)
-class Report:
-    rows: list[Row]
+class BenchReport:
+    rows: list[BenchRow]
     limit: Limit
     guarantee: str
-    """Of the verifier: `text` (equal to plain decoding's), `distribution`, or `none`."""
+    """Guarantee of the verifier: `text` (equal to plain decoding's), `distribution`, or `none`."""
     machine: dict[str, Any]
     versions: dict[str, str]
     args: dict[str, Any]
@@ -99,7 +99,7 @@ class Report:
         from rich.table import Table
 
         table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
-        for name in COLUMNS:
+        for name in BENCH_COLUMNS:
             left = name in ("drafter", "identical")
             table.add_column(name, justify="left" if left else "right", no_wrap=True)
         for row in self.rows:
@@ -116,12 +116,12 @@ class Report:
         )
 
 
-COLUMNS = ("drafter", "batch", "T", "tokens/s", "decode/s", "tau", "kept", "ratio", "range", "identical", "ties")
+BENCH_COLUMNS = ("drafter", "batch", "T", "tokens/s", "decode/s", "tau", "kept", "ratio", "range", "identical", "ties")
 """Narrow enough for 80 characters; JSON has the rest."""
 
 
-def cells(row: Row, guarantee: str) -> list[str]:
-    """One line of the table, in the order of COLUMNS."""
+def cells(row: BenchRow, guarantee: str) -> list[str]:
+    """One line of the table, in the order of BENCH_COLUMNS."""
     return [
         row.method,
         str(row.batch),

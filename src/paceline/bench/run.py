@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paceline.bench import limit
-from paceline.bench.busy import Watch
+from paceline.bench.busy import CpuWatch
 from paceline.bench.files import versions
-from paceline.bench.harness import PLAIN, Cell, Plan, Results, groups, measure
+from paceline.bench.harness import PLAIN_METHOD, BenchCell, BenchPlan, Results, groups, measure
 from paceline.bench.identity import Referee
 from paceline.bench.prompts import encode, read_prompts
-from paceline.bench.report import Report, Row, machine
+from paceline.bench.report import BenchReport, BenchRow, machine
 from paceline.bench.synthetic import Synthetic
 from paceline.core.errors import InputError, RefusalError
 from paceline.core.params import SamplingParams
@@ -48,7 +48,7 @@ class Bench:
             raise InputError("--synthetic-acceptance knows the texts of one temperature; give one.")
 
 
-def bench(options: Options, wish: Bench, progress: Progress = lambda done, total, what: None) -> Report:
+def bench(options: Options, wish: Bench, progress: Progress = lambda done, total, what: None) -> BenchReport:
     """Measure. Raises PacelineError, before anything is timed, for whatever cannot be served."""
     texts = read_prompts(wish.prompts, wish.num_prompts)
     params = SamplingParams(max_tokens=wish.max_tokens, max_nodes=options.nodes)
@@ -60,7 +60,7 @@ def bench(options: Options, wish: Bench, progress: Progress = lambda done, total
     drafter, names = (options.drafter, []) if synthetic is None else (synthetic.propose, ["user"])
     engine, text = build(replace(options, drafter=drafter, nodes=None, max_requests=requests, prefix_cache=False))
     prompts = [encode(text, prompt) for prompt in texts]
-    plan = Plan(
+    plan = BenchPlan(
         methods_of(engine, wish.methods, options.verifier, names),
         wish.batches,
         wish.temperatures,
@@ -71,16 +71,16 @@ def bench(options: Options, wish: Bench, progress: Progress = lambda done, total
     )
     if synthetic is not None:
         synthetic.rehearse(engine, prompts, plan)
-    watch = Watch()
+    watch = CpuWatch()
     warnings = [watch.before()]
     results = _timed(engine, prompts, plan, progress)
-    bound = limit.measure(engine, prompts[0], plan.wish(PLAIN, plan.temperatures[0], 0))
+    bound = limit.measure(engine, prompts[0], plan.wish(PLAIN_METHOD, plan.temperatures[0], 0))
     warnings.append(watch.during())
     warnings.extend(complaints(engine, results))
     guarantee = VERIFIERS.card(options.verifier).guarantee
     rows, differences = judged(Referee(engine, options.dtype), prompts, plan, results, guarantee)
     shown = {**asdict(options), **asdict(wish), "token": None}
-    return Report(
+    return BenchReport(
         rows,
         bound,
         guarantee,
@@ -97,7 +97,7 @@ def methods_of(engine: Engine, names: Sequence[str], verifier: str, more: Sequen
     RefusalError for a named one that cannot."""
     accepts = VERIFIERS.card(verifier)
     every = list(names) == ["all"]
-    chosen = [PLAIN]
+    chosen = [PLAIN_METHOD]
     for name in DRAFTERS.names() if every else [*names, *more]:
         reason = refusal(name, DRAFTERS.card(name), verifier, accepts, engine.drafters.have)
         if reason and not every:
@@ -107,7 +107,7 @@ def methods_of(engine: Engine, names: Sequence[str], verifier: str, more: Sequen
     return chosen
 
 
-def _timed(engine: Engine, prompts: Sequence[Sequence[int]], plan: Plan, progress: Progress) -> Results:
+def _timed(engine: Engine, prompts: Sequence[Sequence[int]], plan: BenchPlan, progress: Progress) -> Results:
     per_repeat = sum(len(list(groups(len(prompts), cell.batch))) for cell in plan.cells())
     total, done = per_repeat * plan.repeat, 0
 
@@ -131,30 +131,34 @@ def complaints(engine: Engine, results: Results) -> list[str]:
 def judged(
     referee: Referee,
     prompts: Sequence[Sequence[int]],
-    plan: Plan,
+    plan: BenchPlan,
     results: Results,
     guarantee: Literal["text", "distribution", "none"],
-) -> tuple[list[Row], list[dict[str, Any]]]:
+) -> tuple[list[BenchRow], list[dict[str, Any]]]:
     """Rows of the report, and every difference found. The reference is the first plain run at the same batch size and
     temperature; that of plain decoding itself, the first plain run at the first batch size."""
-    rows: list[Row] = []
+    rows: list[BenchRow] = []
     differences: list[dict[str, Any]] = []
     for cell, runs in results.items():
-        plain = results[cell._replace(method=PLAIN)]
-        verifier = "exact" if cell.method == PLAIN else plan.verifier
-        if cell.method != PLAIN and guarantee != "text" and cell.temperature > 0:
-            rows.append(Row.of(cell, verifier, runs, plain, None, None))
+        plain = results[cell._replace(method=PLAIN_METHOD)]
+        verifier = "exact" if cell.method == PLAIN_METHOD else plan.verifier
+        if cell.method != PLAIN_METHOD and guarantee != "text" and cell.temperature > 0:
+            rows.append(BenchRow.of(cell, verifier, runs, plain, None, None))
             continue
-        first = results[Cell(PLAIN, plan.batches[0], cell.temperature)] if cell.method == PLAIN else plain
+        first = (
+            results[BenchCell(PLAIN_METHOD, plan.batches[0], cell.temperature)]
+            if cell.method == PLAIN_METHOD
+            else plain
+        )
         found = []
         for i, prompt in enumerate(prompts):
-            params, other = plan.wish(PLAIN, cell.temperature, i), {tuple(run.outputs[i]) for run in runs}
+            params, other = plan.wish(PLAIN_METHOD, cell.temperature, i), {tuple(run.outputs[i]) for run in runs}
             for text in sorted(other):
                 difference = referee.difference(prompt, params, first[0].outputs[i], text)
                 if difference:
                     found.append({**cell._asdict(), "prompt": i, **asdict(difference)})
         identical = all(d["near_tie"] for d in found)
         near = len({d["prompt"] for d in found if d["near_tie"]})
-        rows.append(Row.of(cell, verifier, runs, plain, identical, near))
+        rows.append(BenchRow.of(cell, verifier, runs, plain, identical, near))
         differences.extend(found)
     return rows, differences

@@ -2,8 +2,8 @@
 
     python -m paceline.bench.steps --model DIR [--forms bfloat16,int8,int4] [--rows 1,8] [--context 300] [--seconds 20]
 
-One pass of a kind after the other, again and again; of each the least time is told, which other processes disturb
-least, and the median beside it. `PACELINE_NATIVE=avx2` measures that unit.
+One pass of a kind after the other, again and again; of each the least time is reported, which other processes disturb
+least, and the median next to it. `PACELINE_NATIVE=avx2` measures that unit.
 """
 
 import argparse
@@ -17,15 +17,15 @@ from paceline.core.rows import Rows, RowsBuilder
 from paceline.model.decoder import Decoder
 from paceline.model.load import load_model
 
-BLOCK = 16
-KNOWN = ("bfloat16", "int8", "int4")
-CHUNK = 256
+BLOCK_ROWS = 16
+TIMED_FORMS = ("bfloat16", "int8", "int4")
+FILL_ROWS = 256
 """Rows of a pass while the context is filled."""
 
 
 @dataclass(slots=True)
-class Times:
-    """Seconds of the passes of one form with so many rows, behind the context."""
+class PassTimes:
+    """Seconds of the passes of one form with a given number of rows, after the context."""
 
     form: str
     rows: int
@@ -37,24 +37,24 @@ def load(model: str, form: str, context: int, kv_dtype: str | None) -> Decoder:
     """In `form`, with `context` tokens in its pool."""
     quantize = "none" if form == "bfloat16" else form
     decoder = load_model(model, quantize=quantize, kv_dtype=kv_dtype)
-    decoder.allocate(-(-context // BLOCK) + 4, BLOCK)
-    for first in range(0, context, CHUNK):
-        decoder.forward(rows_of(min(CHUNK, context - first), first, want=[]))
+    decoder.allocate(-(-context // BLOCK_ROWS) + 4, BLOCK_ROWS)
+    for first in range(0, context, FILL_ROWS):
+        decoder.forward(rows_of(min(FILL_ROWS, context - first), first, want=[]))
     return decoder
 
 
 def rows_of(count: int, base: int, want: list[int] | None = None) -> Rows:
     """A pass of one request's rows that follow one another. All logits are wanted, as of a draft."""
     builder = RowsBuilder()
-    table = list(range(-(-(base + count) // BLOCK)))
+    table = list(range(-(-(base + count) // BLOCK_ROWS)))
     tokens = [(7 * place) % 1000 for place in range(base, base + count)]
     builder.add(tokens, list(range(base, base + count)), table, base, want=list(range(count)) if want is None else want)
     return builder.build()
 
 
-def measure(decoders: dict[str, Decoder], counts: Sequence[int], context: int, seconds: float) -> list[Times]:
+def measure(decoders: dict[str, Decoder], counts: Sequence[int], context: int, seconds: float) -> list[PassTimes]:
     """In turns, until the time is up, each at least twice."""
-    found = [Times(form, count, it.weight_bytes, []) for form, it in decoders.items() for count in counts]
+    found = [PassTimes(form, count, it.weight_bytes, []) for form, it in decoders.items() for count in counts]
     end = perf_counter() + seconds
     while perf_counter() < end or len(found[0].taken) < 2:
         for times in found:
@@ -65,7 +65,7 @@ def measure(decoders: dict[str, Decoder], counts: Sequence[int], context: int, s
     return found
 
 
-def table(found: Sequence[Times]) -> str:
+def table(found: Sequence[PassTimes]) -> str:
     """A line for each: least and median milliseconds, GB/s of weights, times one row's, times int8's speed."""
     least = {(it.form, it.rows): min(it.taken) for it in found}
     first = min(it.rows for it in found)
@@ -86,15 +86,15 @@ def table(found: Sequence[Times]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m paceline.bench.steps", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", required=True, help="directory in Hugging Face layout, or a hub id")
-    parser.add_argument("--forms", default=",".join(KNOWN), help="bfloat16, int8, int4 (default: all)")
+    parser.add_argument("--forms", default=",".join(TIMED_FORMS), help="bfloat16, int8, int4 (default: all)")
     parser.add_argument("--rows", default="1,8", help="rows of a pass (default: 1,8)")
     parser.add_argument("--context", type=int, default=300, help="tokens before them (default: 300)")
     parser.add_argument("--seconds", type=float, default=20, help="of measuring (default: 20)")
     parser.add_argument("--kv-dtype", choices=("auto", "int8"), help="type of the K/V cache")
     args = parser.parse_args()
     forms, counts = args.forms.split(","), [int(n) for n in args.rows.split(",")]
-    if not set(forms) <= set(KNOWN) or min(counts) < 1 or args.context < 1:
-        parser.error(f"forms are {', '.join(KNOWN)}; rows and context at least 1")
+    if not set(forms) <= set(TIMED_FORMS) or min(counts) < 1 or args.context < 1:
+        parser.error(f"forms are {', '.join(TIMED_FORMS)}; rows and context at least 1")
     try:
         decoders = {form: load(args.model, form, args.context, args.kv_dtype) for form in forms}
     except PacelineError as error:

@@ -6,7 +6,7 @@ plain decoding's. For models without a draft, random weights among them: verific
 
 from collections.abc import Sequence
 
-from paceline.bench.harness import PLAIN, Plan, Run, groups, time_batch
+from paceline.bench.harness import PLAIN_METHOD, BenchPlan, BenchRun, groups, time_batch
 from paceline.core.errors import InputError
 from paceline.core.noise import SimulationNoise, uniform
 from paceline.engine.loop import Engine
@@ -23,11 +23,11 @@ class Synthetic:
         self.texts: list[list[int]] = []
         """Prompts and what plain decoding made of them."""
 
-    def rehearse(self, engine: Engine, prompts: Sequence[Sequence[int]], plan: Plan) -> None:
+    def rehearse(self, engine: Engine, prompts: Sequence[Sequence[int]], plan: BenchPlan) -> None:
         """Learn the texts, of the first temperature."""
-        run = Run()
+        run = BenchRun()
         for group in groups(len(prompts), plan.batches[0]):
-            wishes = [plan.wish(PLAIN, plan.temperatures[0], i) for i in group]
+            wishes = [plan.wish(PLAIN_METHOD, plan.temperatures[0], i) for i in group]
             time_batch(engine, [prompts[i] for i in group], wishes, run)
         self.texts = [[*prompt, *output] for prompt, output in zip(prompts, run.outputs)]
 

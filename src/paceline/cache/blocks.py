@@ -17,7 +17,8 @@ from paceline.core.errors import CapacityError, InputError, IntegrityError
 
 
 def root_hash(extra_key: str) -> bytes:
-    """Head of a hash chain. Whatever changes K/V besides the tokens (an adapter, an image) goes into `extra_key`."""
+    """Head of a hash chain. Anything other than the tokens that changes K/V (an adapter, an image) goes into
+    `extra_key`."""
     return blake2b(extra_key.encode(), digest_size=16, person=b"paceline.root").digest()
 
 

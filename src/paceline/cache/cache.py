@@ -5,24 +5,11 @@ from collections.abc import Iterable, Sequence
 
 from paceline.cache.blocks import BlockPool, chain_hash, root_hash
 from paceline.cache.eviction import Eviction
-from paceline.cache.lease import TARGET, Lease
+from paceline.cache.lease import Lease
 from paceline.cache.txn import Move, Txn
-from paceline.core.errors import CapacityError, InputError, IntegrityError
+from paceline.core.component import TARGET
+from paceline.core.errors import IntegrityError
 from paceline.core.joined import Layout, named
-
-
-def blocks_in(memory_bytes: int, bytes_per_token: int, block_size: int) -> int:
-    """The most blocks that stay within a byte budget. `bytes_per_token` is summed over all groups: a draft's K/V comes
-    out of the same budget. CapacityError naming the smallest budget when not even one fits."""
-    if bytes_per_token < 1 or block_size < 1:
-        raise InputError(f"A block of {block_size} tokens of {bytes_per_token} bytes holds nothing; both must be >= 1.")
-    blocks = memory_bytes // (bytes_per_token * block_size)
-    if blocks < 1:
-        raise CapacityError(
-            f"A cache of {memory_bytes} bytes holds no block of {block_size} tokens; "
-            f"give it at least {bytes_per_token * block_size} bytes."
-        )
-    return blocks
 
 
 class Cache:
@@ -64,22 +51,18 @@ class Cache:
         return self.pool.room
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold so many rows."""
+        """Blocks that hold `tokens` rows."""
         return self.pool.blocks_for(tokens)
 
     def needs(self, lease: Lease | None, rows: int) -> int:
-        """New blocks that `begin` of so many rows would take; None: a request without a lease and without a match."""
+        """New blocks that `begin` with these rows would take; None: a request without a lease and without a match."""
         if lease is None:
             return self.blocks_for(rows)
         return max(0, self.blocks_for(lease.length + rows) - len(lease.blocks))
 
     def gain(self, lease: Lease) -> int:
-        """Blocks that would come free if this lease were closed: those that nobody else holds."""
+        """Blocks that would come free if this lease were closed: those that no other lease holds."""
         return sum(self.pool.refs[block] == 1 for block in lease.blocks)
-
-    def fits(self, lease: Lease | None, rows: int) -> bool:
-        """Would `begin` of so many rows succeed now?"""
-        return self.needs(lease, rows) <= self.room()
 
     def open(
         self,
@@ -142,7 +125,8 @@ class Cache:
         return fork
 
     def tips(self, group: str) -> list[int]:
-        """Pool slots of the group's last row in each text: the states that are needed beside those of full blocks."""
+        """Pool slots of the group's last row in each text: the states that are needed in addition to those of full
+        blocks."""
         return [tip for lease in self._leases if (tip := lease.tip(group)) is not None]
 
     def graft(self, lease: Lease, other: Lease, start: int, stop: int) -> list[Move]:

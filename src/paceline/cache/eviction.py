@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Eviction(Protocol):
-    """Chooses among published blocks that nobody holds. Only `BlockPool` calls it.
+    """Chooses among published blocks that no lease holds. Only `BlockPool` calls it.
 
     A block may become in use, or leave the index, without notice; `offer` always precedes its being a candidate again.
     """
@@ -19,7 +19,8 @@ class Eviction(Protocol):
         """`block` has just lost its last holder. Of one request's blocks the last is touched first."""
 
     def offer(self, block: int) -> None:
-        """`block` is a candidate now: nobody holds it, and no block that could be evicted first continues its text."""
+        """`block` is a candidate now: no lease holds it, and no block that could be evicted first continues its
+        text."""
 
     def victim(self, candidates: AbstractSet[int]) -> int:
         """One of `candidates` (never empty; each was offered). It is gone afterwards."""
@@ -31,7 +32,7 @@ Rank = tuple[int, ...]
 class Ranked(ABC):
     """Forgets the candidate of least rank; a subclass says what a block's rank is. O(log blocks) amortised.
 
-    The heap holds outdated entries, which `victim` drops for good: of blocks in use, gone, or ranked anew.
+    The heap holds outdated entries, which `victim` drops for good: of blocks in use, gone, or ranked again.
     """
 
     def __init__(self) -> None:
@@ -40,7 +41,7 @@ class Ranked(ABC):
 
     @abstractmethod
     def rank(self, block: int) -> Rank:
-        """Of a block that is being used; it keeps this rank until it is used again."""
+        """Rank of a block that is being used; the block keeps this rank until it is used again."""
 
     def ask(self, block: int, name: bytes, parent: bytes) -> None:
         self.touch(block)

@@ -5,13 +5,11 @@ from typing import TYPE_CHECKING
 
 from paceline.cache.blocks import BlockPool, chain_hash
 from paceline.core import joined
+from paceline.core.component import TARGET
 from paceline.core.errors import IntegrityError
 
 if TYPE_CHECKING:
     from paceline.cache.txn import Txn
-
-TARGET = "target"
-"""The group of the target's layers: its frontier is the lease's length."""
 
 
 @dataclass(eq=False, slots=True)
@@ -101,7 +99,7 @@ class Lease:
             self.hashes.append(name)
 
     def name(self, parent: bytes, block: int) -> bytes:
-        """Of a full block, behind the block of the name `parent`."""
+        """Name of a full block that follows the block named `parent`."""
         start, stop = block * self.pool.block_size, (block + 1) * self.pool.block_size
         return chain_hash(parent, self.tokens[start:stop], joined.named(self.layout, start, stop))
 

@@ -17,7 +17,7 @@ whatever has a lesser phase is unmarked.
 from collections.abc import Set as AbstractSet
 
 from paceline.cache.eviction import Rank, Ranked
-from paceline.cache.predict import Predictor
+from paceline.cache.predict import ReusePredictor
 from paceline.core.noise import Stream
 
 EVER = -1
@@ -25,7 +25,7 @@ EVER = -1
 
 
 class _Phased(Ranked):
-    def __init__(self, predictor: Predictor) -> None:
+    def __init__(self, predictor: ReusePredictor) -> None:
         super().__init__()
         self._predictor = predictor
         self._bits: dict[int, int] = {}
@@ -49,7 +49,7 @@ class Det(_Phased):
     """A block with bit 1, else flush the whole cache. What was flushed stays until room is needed, and goes before all
     else then: never worse than an empty cache."""
 
-    def __init__(self, predictor: Predictor) -> None:
+    def __init__(self, predictor: ReusePredictor) -> None:
         super().__init__(predictor)
         self._clock = 0
 
@@ -64,7 +64,7 @@ class Det(_Phased):
 class _Random(_Phased):
     """Uniform choice is the least of independent draws, each made at a block's last use."""
 
-    def __init__(self, predictor: Predictor, noise: Stream) -> None:
+    def __init__(self, predictor: ReusePredictor, noise: Stream) -> None:
         super().__init__(predictor)
         self._noise = noise
         self._draws = 0

@@ -7,7 +7,7 @@ Kind = tuple[bytes, int, int]
 """(name of the text's first block, earlier uses, binary digits of the depth)."""
 
 
-class Predictor(Protocol):
+class ReusePredictor(Protocol):
     def bit(self, name: bytes, parent: bytes) -> int:
         """1 if the block of that name, used now, will not be used again soon. Called once per use, in order."""
 
@@ -25,7 +25,7 @@ class _Use(NamedTuple):
         return (self.head, uses, depth), (b"", uses, depth)
 
 
-class Learned:
+class LearnedReuse:
     """Counts how often blocks of one kind were used again within `horizon` uses of any block, and predicts 1 where that
     is less than half. Knows at most `horizon` names and kinds; O(1) amortised. The clock is the number of uses."""
 

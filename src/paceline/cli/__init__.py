@@ -62,8 +62,8 @@ def generate(
 ) -> None:  # fmt: skip
     """Complete one prompt, streamed to the terminal.
 
-    Tokens that were drafted and accepted appear in another colour. The same seed makes the same text again, whoever
-    drafts. Of a prompt from a file or standard input one newline at the end is dropped.
+    Tokens that were drafted and accepted appear in another colour. The same seed gives the same text, with any drafter.
+    Of a prompt from a file or standard input one newline at the end is dropped.
     """
     from paceline.cli.generate import generate
 
@@ -87,7 +87,7 @@ def chat(
     """Talk with a model.
 
     Ctrl-C stops an answer and keeps the session; Ctrl-D or /exit ends it. /reset starts over, /system TEXT sets the
-    system prompt, /set NAME VALUE a sampling parameter, /drafter NAME who drafts, /stats shows figures, /save FILE and
+    system prompt, /set NAME VALUE a sampling parameter, /drafter NAME the drafter, /stats shows figures, /save FILE and
     /load FILE keep the conversation. A line that ends with a backslash goes on in the next, three double quotes begin
     and end several lines, and so does Alt+Enter. Without a terminal it reads messages from standard input.
     """
@@ -125,8 +125,8 @@ def bench(
     temperature: Annotated[
         str, option("0 is greedy; several as in 0,1. Seeds are fixed per prompt.", "Benchmark", show_default=True)
     ] = "0",
-    max_tokens: Annotated[int, option("End each answer after so many tokens.", "Benchmark", show_default=True)] = 128,
-    num_prompts: Annotated[int, option("Use the first so many prompts.", "Benchmark", show_default=True)] = 20,
+    max_tokens: Annotated[int, option("Maximum tokens per answer.", "Benchmark", show_default=True)] = 128,
+    num_prompts: Annotated[int, option("Number of prompts to use.", "Benchmark", show_default=True)] = 20,
     repeat: Annotated[int, option("Run everything so often; figures are medians.", "Benchmark", show_default=True)] = 3,
     seed: Annotated[int, option("Of the first prompt; the next has the next.", "Benchmark", show_default=True)] = 0,
     synthetic_acceptance: Annotated[
@@ -163,7 +163,7 @@ def bench(
 
     --perplexity measures nothing else. It is that of the reference answers, given their prompts, where the lines have
     answer (GSM8K) or canonical_solution (HumanEval), else that of the prompts; with --quantize also that of the model
-    without it, beside. Texts are cut at the context.
+    without it, for comparison. Texts are cut at the context.
 
     With --peers the same prompts go, greedily, through Paceline at its defaults and every tool that was set up: plain,
     with a draft model and with prompt lookup, in bf16 and 8-bit. ratio there is Paceline over the tool, in that row's
@@ -332,7 +332,7 @@ def simulate(
     """Run the requests of a decision log through the engine's own planner, scheduler and cache, without its models.
 
     Time is virtual: a step takes what the recorded engine's table predicts, and drafts are kept as often as they were.
-    Prints throughput and latencies beside the recorded ones. With --replay: do the same decisions follow from the same
+    Prints throughput and latencies next to the recorded ones. With --replay: do the same decisions follow from the same
     events? Exit code 1 if they do not.
     """
     from paceline.cli.simulate import simulate

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from paceline.engine.llm import LLM
     from paceline.engine.outputs import Chunk, Completion
 
-DRAFTED = "green"
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+DRAFTED_COLOUR = "green"
+TERMINAL_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """What a text must not send to a terminal; newline and tab are fine."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ShownAnswer:
     """A finished or interrupted request. `seconds` were spent in the engine; showing the text does not count."""
 
     result: "Completion"
@@ -65,7 +65,7 @@ class Answer:
 
 def answer(
     llm: "LLM", prompt: Sequence[int], params: "SamplingParams", show: Callable[["Chunk"], None] | None = None
-) -> Answer:
+) -> ShownAnswer:
     """Run one prompt; Ctrl-C ends it where it stands. Raises PacelineError when it cannot be served."""
     from paceline.engine.outputs import Follower, completion
 
@@ -88,7 +88,7 @@ def answer(
             engine.abort(request)
     if request.error:
         raise InputError(request.error)
-    return Answer(completion(request, 0), seconds)
+    return ShownAnswer(completion(request, 0), seconds)
 
 
 @contextmanager
@@ -128,14 +128,14 @@ class Screen:
 
     def write(self, text: str, drafted: bool = False) -> None:
         if self.terminal:
-            text = CONTROL.sub("", text)
-        typer.echo(typer.style(text, fg=DRAFTED) if drafted and self.color else text, nl=False)
+            text = TERMINAL_CONTROL.sub("", text)
+        typer.echo(typer.style(text, fg=DRAFTED_COLOUR) if drafted and self.color else text, nl=False)
         sys.stdout.flush()
 
     def legend(self) -> str:
-        return typer.style("drafted and accepted", fg=DRAFTED) if self.color else ""
+        return typer.style("drafted and accepted", fg=DRAFTED_COLOUR) if self.color else ""
 
 
 def note(text: str) -> None:
-    """A remark beside the answer, on stderr."""
+    """A remark apart from the answer, on stderr."""
     typer.echo(typer.style(text, dim=True) if sys.stderr.isatty() else text, err=True)

@@ -12,7 +12,7 @@ from paceline.cli.options import EngineArgs
 from paceline.core.errors import InputError
 
 if TYPE_CHECKING:
-    from paceline.bench.report import Report
+    from paceline.bench.report import BenchReport
 
 T = TypeVar("T")
 
@@ -91,7 +91,7 @@ def compare(
 
     from paceline.bench import peers
 
-    wish = peers.Wish(root, prompts, model, draft, batches, max_tokens, num_prompts, repeat, engine.threads)
+    wish = peers.PeerWish(root, prompts, model, draft, batches, max_tokens, num_prompts, repeat, engine.threads)
     with progress() as tell:
         report = peers.compare(wish, tell)
     if json is not None:
@@ -104,9 +104,14 @@ def compare(
 
 
 def time_parts(
-    engine: EngineArgs, temperature: float, seed: int, plot: Path | None, json: Path | None, report: "Report | None"
+    engine: EngineArgs,
+    temperature: float,
+    seed: int,
+    plot: Path | None,
+    json: Path | None,
+    report: "BenchReport | None",
 ) -> None:
-    """`--profile`: time a step by part, print it, draw it, and write it to `json` beside what is in the report."""
+    """`--profile`: time a step by part, print it, draw it, and write it to `json` together with the report."""
     from rich.console import Console
 
     from paceline.bench.files import versions
@@ -146,7 +151,7 @@ def quality(engine: EngineArgs, prompts: Path | None, num_prompts: int, json: Pa
 
 @contextmanager
 def progress() -> Iterator[Callable[[int, int, str], None]]:
-    """A bar on stderr, where that is a terminal, that is told (done, total, what)."""
+    """Progress bar on stderr, if that is a terminal; called with (done, total, what)."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -157,7 +162,7 @@ def progress() -> Iterator[Callable[[int, int, str], None]]:
 
 
 def alone(context: typer.Context) -> None:
-    """Raise InputError for an option that was given beside --perplexity and plays no part in it."""
+    """Raise InputError for an option that was given with --perplexity and has no effect on it."""
     for name in given(context):
         if name not in QUALITY:
             raise InputError(f"--perplexity is a measurement of its own; leave out --{name.replace('_', '-')}.")
@@ -200,11 +205,11 @@ def split(words: str, kind: Callable[[str], T], name: str) -> list[T]:
     except ValueError:
         values = []
     if not values:
-        raise InputError(f"--{name} is {words!r}, but it must be a list such as {EXAMPLES[name]}.")
+        raise InputError(f"--{name} is {words!r}, but it must be a list such as {OPTION_EXAMPLES[name]}.")
     return list(dict.fromkeys(values))
 
 
-EXAMPLES = {
+OPTION_EXAMPLES = {
     "batch": "1,8", "temperature": "0,1", "methods": "none,ngram", "rate": "1,2,4", "speed": "1,2", "clients": "1,8",
 }  # fmt: skip
 QUALITY = {

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from paceline.bench.prompts import has_template
-from paceline.cli.answer import Answer, Screen, note
+from paceline.cli.answer import Screen, ShownAnswer, note
 from paceline.cli.options import EngineArgs, SamplingArgs
 from paceline.cli.partner import Local, Partner, Remote
 from paceline.core.errors import InputError, PacelineError
@@ -21,11 +21,11 @@ OF_REQUESTS = ("model", "drafter", "verifier", "nodes")
 """Options that a request can have, too; `model` is then a name that the server knows."""
 
 HELP = (
-    "/reset starts over, /system TEXT sets the system prompt, /set NAME VALUE a sampling parameter, /drafter NAME who "
+    "/reset starts over, /system TEXT sets the system prompt, /set NAME VALUE a sampling parameter, /drafter NAME the "
     "drafts; /stats shows figures; /save FILE and /load FILE keep the conversation; /exit or Ctrl-D ends. A line that "
     'ends with \\ goes on in the next; """ begins and ends several lines.'
 )
-BLOCK = '"""'
+MULTILINE_QUOTE = '"""'
 
 
 def chat(
@@ -39,7 +39,7 @@ def chat(
         params = replace(
             params, drafter=engine.drafter, verifier=None if engine.verifier == "exact" else engine.verifier
         )
-    session = Session(partner, params, Screen(color), system)
+    session = ChatSession(partner, params, Screen(color), system)
     ask = joined(prompter())
     note(f"{partner.name}. {HELP}")
     while not session.over:
@@ -76,11 +76,11 @@ def joined(ask: Callable[[], str]) -> Callable[[], str]:
 
     def whole() -> str:
         line = ask()
-        if line.strip().startswith(BLOCK):
-            lines = [line.strip().removeprefix(BLOCK)]
-            while not lines[-1].rstrip().endswith(BLOCK):
+        if line.strip().startswith(MULTILINE_QUOTE):
+            lines = [line.strip().removeprefix(MULTILINE_QUOTE)]
+            while not lines[-1].rstrip().endswith(MULTILINE_QUOTE):
                 lines.append(ask())
-            lines[-1] = lines[-1].rstrip().removesuffix(BLOCK)
+            lines[-1] = lines[-1].rstrip().removesuffix(MULTILINE_QUOTE)
             return "\n".join(lines).strip("\n")
         while line.endswith("\\"):
             line = line[:-1] + "\n" + ask()
@@ -115,7 +115,7 @@ def history_file() -> Path | None:
 
 
 @dataclass(slots=True)
-class Session:
+class ChatSession:
     """A conversation. An error costs the message that caused it, an interruption the rest of the answer."""
 
     partner: Partner
@@ -123,7 +123,7 @@ class Session:
     screen: Screen
     system: str | None = None
     messages: list[dict[str, str]] = field(default_factory=list)
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[ShownAnswer] = field(default_factory=list)
     over: bool = False
 
     def __post_init__(self) -> None:

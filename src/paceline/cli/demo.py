@@ -5,18 +5,18 @@ from dataclasses import dataclass, replace
 
 import typer
 
-from paceline.bench.harness import PLAIN, Cell, Plan, Run, measure
+from paceline.bench.harness import PLAIN_METHOD, BenchCell, BenchPlan, BenchRun, measure
 from paceline.bench.identity import Difference, Referee
 from paceline.bench.prompts import encode
-from paceline.bench.report import Row
-from paceline.cli.answer import Answer, Screen, answer
+from paceline.bench.report import BenchRow
+from paceline.cli.answer import Screen, ShownAnswer, answer
 from paceline.cli.options import EngineArgs
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.engine.build import boxed
 from paceline.engine.llm import LLM
 
-QUESTION = (
+DEMO_QUESTION = (
     "A baker packs 6 rolls into each bag. On Monday she sells 14 bags, and on Tuesday she sells 9 bags more than on "
     "Monday. Each roll costs 2 dollars. How many dollars does she earn on the two days together?"
 )
@@ -28,12 +28,12 @@ REAL_QUESTION = (
 )
 """A name of the catalogue, and what it is asked."""
 MODES = {
-    PLAIN: "plainly: one token per pass of the model",
+    PLAIN_METHOD: "plainly: one token per pass of the model",
     "ngram": "with prompt lookup: what followed the last words before",
     "model": "with a draft model: a small model guesses, the model checks",
-    "auto": "by the planner, which chooses who drafts, and how much (the default)",
+    "auto": "by the planner, which chooses the drafter and the draft length (the default)",
 }
-SHOWN = {True: (PLAIN, "ngram", "auto"), False: (PLAIN, "ngram", "model")}
+SHOWN = {True: (PLAIN_METHOD, "ngram", "auto"), False: (PLAIN_METHOD, "ngram", "model")}
 """The modes of a real model, and of the bundled pair."""
 REPEAT = 5
 
@@ -44,11 +44,11 @@ ENDINGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Mode:
+class DemoMode:
     """One way of answering: its timed runs, and where a text of it left the plain one, if any did."""
 
     name: str
-    runs: list[Run]
+    runs: list[BenchRun]
     difference: Difference | None
 
     @property
@@ -75,7 +75,7 @@ def demo(engine: EngineArgs, max_tokens: int, *, color: bool) -> None:
     pair = {"model": real or engine.model, "draft": boxed(REAL, engine.device) if real else engine.draft}
     llm = LLM(**{**engine.arguments(), "nodes": None, "keep_learned": False, **pair}, prefix_cache=False)
     params = params.resolve(llm.text.defaults)
-    question = QUESTION if real is None else REAL_QUESTION
+    question = DEMO_QUESTION if real is None else REAL_QUESTION
     screen, ids = Screen(color), encode(llm.text, question)
     cards = llm.engine.drafters.cards
     names = [name for name in SHOWN[real is not None] if name == "auto" or name in cards]
@@ -85,23 +85,23 @@ def demo(engine: EngineArgs, max_tokens: int, *, color: bool) -> None:
         typer.echo(f"Tokens in this colour were {screen.legend()}; the others the model wrote one by one.\n")
     for name in names:  # unseen: the first steps of each kind allocate and compile
         answer(llm, ids, replace(params, drafter=name, max_tokens=min(16, max_tokens)))
-    answers: dict[str, Answer] = {}
+    answers: dict[str, ShownAnswer] = {}
     for name in names:
         typer.secho(f"-- {MODES[name]}", bold=screen.color)
         answers[name] = answer(llm, ids, replace(params, drafter=name), screen.show)
         typer.echo("\n")
         if answers[name].interrupted:
             raise typer.Exit(130)
-    plan = Plan(names, [1], [0.0], engine.verifier, params, REPEAT)
+    plan = BenchPlan(names, [1], [0.0], engine.verifier, params, REPEAT)
     results = measure(llm.engine, [ids], plan, lambda what: None)
     referee = Referee(llm.engine, engine.dtype)
-    plain = answers[PLAIN].result.token_ids
+    plain = answers[PLAIN_METHOD].result.token_ids
     modes = []
     for name in names:
-        runs = results[Cell(name, 1, 0.0)]
+        runs = results[BenchCell(name, 1, 0.0)]
         texts = {tuple(answers[name].result.token_ids), *(tuple(run.outputs[0]) for run in runs)}
         found = [referee.difference(ids, params, plain, text) for text in sorted(texts)]
-        modes.append(Mode(name, runs, min((d for d in found if d), key=lambda d: d.near_tie, default=None)))
+        modes.append(DemoMode(name, runs, min((d for d in found if d), key=lambda d: d.near_tie, default=None)))
     summary(modes, ENDINGS[real is not None])
     if any(mode.differs for mode in modes):
         raise typer.Exit(1)
@@ -121,18 +121,18 @@ def real_model(engine: EngineArgs) -> tuple[str | None, str]:
 
 
 def introduction(real: str | None, reason: str) -> str:
-    """Who answers, in a sentence."""
+    """Sentence that says which model answers."""
     if real is not None:
         return "SmolLM2 (135 million parameters, Apache-2.0) answers:"
     return f"The bundled pair of tiny models answers, since {reason}" if reason else "The model that was given answers:"
 
 
-def summary(modes: list[Mode], ending: str) -> None:
+def summary(modes: list[DemoMode], ending: str) -> None:
     """The figures: medians of the timed runs that followed the streamed ones."""
     base = modes[0].runs
     for mode in modes:
-        cell = Cell(mode.name, 1, 0.0)
-        row = Row.of(cell, "exact", mode.runs, base, True, 0)
+        cell = BenchCell(mode.name, 1, 0.0)
+        row = BenchRow.of(cell, "exact", mode.runs, base, True, 0)
         typer.echo(
             f"{mode.name:>6}  {row.tokens_per_second:8.1f} tokens/s  {row.speedup:5.2f}x  tau {row.tau:4.2f}  "
             f"{mode.verdict()}"

@@ -8,10 +8,8 @@ import typer
 
 from paceline.bench.prompts import decode, encode, read_text
 from paceline.cli.answer import Screen, answer, note
-from paceline.cli.options import EngineArgs, SamplingArgs
+from paceline.cli.options import INTERRUPTED, EngineArgs, SamplingArgs
 from paceline.core.errors import InputError
-
-INTERRUPTED = 130
 
 
 def generate(

@@ -1,4 +1,4 @@
-"""`paceline info`: what a checkpoint is, what it costs, and who can draft for it."""
+"""`paceline info`: what a checkpoint is, what it costs, and which drafters work with it."""
 
 import json
 from collections.abc import Collection
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paceline.model.linear import Packing
     from paceline.model.load import Facts
 
-SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+SAMPLING_KEYS = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 Fit = dict[str, str | None]
 """drafter, summary, and for each verifier why the two cannot serve (None: they can)."""
 
@@ -130,7 +130,7 @@ def describe(facts: "Facts", text: Any, engine: EngineArgs) -> dict[str, Any]:
         "kv_bytes_full_context": facts.kv_bytes_per_token * spec.max_len,
         "linear_layers": packing.describe(),
         "chat_template": bool(text.tokenizer.chat_template),
-        "generation_defaults": {k: v for k, v in text.defaults.items() if k in SAMPLING},
+        "generation_defaults": {k: v for k, v in text.defaults.items() if k in SAMPLING_KEYS},
     }
 
 
@@ -218,7 +218,8 @@ def short(path: str, most: int = 28) -> str:
 
 
 def ladder(drafters: list[Fit]) -> str:
-    """Who can draft under which verifiers, a line for those that are alike. --json says what the others lack."""
+    """Table of drafters by the verifiers that accept them, one line per group of equal drafters. --json says what the
+    others lack."""
     rules = [key for key in drafters[0] if key not in ("drafter", "summary")]
     groups: dict[str, list[str]] = {}
     for entry in drafters:

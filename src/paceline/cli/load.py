@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from paceline.cli.options import command, option
+from paceline.cli.options import INTERRUPTED, command, option
 from paceline.core.errors import InputError
 
 if TYPE_CHECKING:
-    from paceline.bench.load.report import Report
-    from paceline.bench.load.run import Load, Target, Task
+    from paceline.bench.load.report import LoadReport
+    from paceline.bench.load.run import Load, LoadTarget, LoadTask
 
 SERVE_EXAMPLE = (
     "Example: paceline bench serve --url http://127.0.0.1:8000 --prompts gsm8k_test.jsonl --rate 1,2,4 "
     "--slo ttft:200,tpot:50 --plot load.svg"
 )
 RECORD_EXAMPLE = "Example: paceline bench record traffic.jsonl --url http://127.0.0.1:8000 --port 8001"
-INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,8 @@ class ServerArgs:
     )
     timeout: Annotated[float, option("Seconds that one request may take.", "Server", show_default=True)] = 600.0
     max_connections: Annotated[
-        int | None, option("At most so many at once; others wait, on the clock. Default: no limit.", "Server")
+        int | None,
+        option("Maximum connections; the wait for a free one counts as latency. Default: no limit.", "Server"),
     ] = None
 
 
@@ -53,9 +53,9 @@ class RequestArgs:
     requests: Annotated[
         int | None, option("Of each load. Default: 100, all of a recording, or what --duration holds.", "Requests")
     ] = None
-    duration: Annotated[float | None, option("Send for so many seconds of each load.", "Requests")] = None
+    duration: Annotated[float | None, option("Seconds to send for at each load.", "Requests")] = None
     warmup: Annotated[int, option("Requests before, not measured.", "Requests", show_default=True)] = 4
-    max_tokens: Annotated[int, option("End each answer after so many tokens.", "Requests", show_default=True)] = 128
+    max_tokens: Annotated[int, option("Maximum tokens per answer.", "Requests", show_default=True)] = 128
     temperature: Annotated[float | None, option("0 is greedy. Default: the server's.", "Requests")] = None
     seed: Annotated[
         int, option("Of the arrivals, and of the first request; the next has the next.", "Requests", show_default=True)
@@ -79,16 +79,16 @@ class ArrivalArgs:
         None
     )
     speed: Annotated[str, option("How much faster than recorded, as in 1,2.", "Arrivals", show_default=True)] = "1"
-    clients: Annotated[str | None, option("Closed loop, a baseline: so many clients, as in 1,8.", "Arrivals")] = None
+    clients: Annotated[str | None, option("Closed loop, a baseline: numbers of clients, as in 1,8.", "Arrivals")] = None
 
 
 @dataclass(frozen=True, slots=True)
 class ReportArgs:
     """What to say."""
 
-    slo: Annotated[str | None, option("For goodput, in ms, as in ttft:200,tpot:50,e2e:2000.", "Report")] = None
-    plot: Annotated[Path | None, option("Draw latencies and rates against load to this SVG file.", "Report")] = None
-    json: Annotated[Path | None, option("Write everything, each request too, to this file.", "Report")] = None
+    slo: Annotated[str | None, option("For goodput, in ms, as in ttft:200,tpot:50,e2e:2000.", "LoadReport")] = None
+    plot: Annotated[Path | None, option("Draw latencies and rates against load to this SVG file.", "LoadReport")] = None
+    json: Annotated[Path | None, option("Write everything, each request too, to this file.", "LoadReport")] = None
 
 
 @command
@@ -141,28 +141,28 @@ def record(
     typer.echo(f"{record(url, out, host, port, ready)} requests recorded.", err=True)
 
 
-def _target(server: ServerArgs) -> "Target":
-    from paceline.bench.load.run import Target
+def _target(server: ServerArgs) -> "LoadTarget":
+    from paceline.bench.load.run import LoadTarget
 
     if not server.timeout > 0 or (server.max_connections is not None and server.max_connections < 1):
         raise InputError("--timeout and --max-connections must be above 0.")
-    return Target(server.url, server.api_key, server.timeout, server.max_connections)
+    return LoadTarget(server.url, server.api_key, server.timeout, server.max_connections)
 
 
-def _task(server: ServerArgs, what: RequestArgs, when: ArrivalArgs, output: ReportArgs) -> "Task":
+def _task(server: ServerArgs, what: RequestArgs, when: ArrivalArgs, output: ReportArgs) -> "LoadTask":
     from paceline.bench.load import stats, workload
-    from paceline.bench.load.run import Task
+    from paceline.bench.load.run import LoadTask
 
     loads = _loads(when)
     if (what.prompts is None) == (when.recorded is None):
         raise InputError("Give either --prompts FILE.jsonl, or --recorded FILE.jsonl, which brings its own.")
-    wish = workload.Wish(
+    wish = workload.LoadWish(
         server.model or "", server.endpoint, what.max_tokens, what.temperature, what.seed, _extra(what.body)
     )
     few = 100 if what.duration is None and when.recorded is None else None
     lines = [] if when.recorded is None else workload.read_recording(when.recorded)
     requests = what.requests or few or (len(lines) or None)
-    return Task(
+    return LoadTask(
         wish,
         loads,
         [] if what.prompts is None else workload.from_prompts(what.prompts),
@@ -197,25 +197,25 @@ def _loads(when: ArrivalArgs) -> list["Load"]:
 def _extra(body: str | None) -> Mapping[str, Any]:
     import orjson
 
-    from paceline.bench.load.workload import OWN
+    from paceline.bench.load.workload import OWN_FIELDS
 
     try:
         extra = {} if body is None else orjson.loads(body)
     except ValueError as error:
         raise InputError(f"--body does not parse as JSON ({error}); give an object such as {{}}.") from None
-    if not isinstance(extra, dict) or OWN & extra.keys():
+    if not isinstance(extra, dict) or OWN_FIELDS & extra.keys():
         raise InputError(
-            f"--body must be a JSON object without {', '.join(sorted(OWN))}, which are set by bench serve."
+            f"--body must be a JSON object without {', '.join(sorted(OWN_FIELDS))}, which are set by bench serve."
         )
     return extra
 
 
 def _args(*groups: Any) -> dict[str, Any]:
-    """For the JSON file; the key is nobody's business."""
+    """Settings for the JSON file, without the API key."""
     return {name: value for group in groups for name, value in asdict(group).items() if name != "api_key"}
 
 
-def _say(report: "Report", console: Any) -> None:
+def _say(report: "LoadReport", console: Any) -> None:
     for table in report.tables():
         console.print(table)
     for note in report.notes():

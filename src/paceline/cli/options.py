@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin,
 import typer
 
 from paceline.core.errors import PacelineError
-from paceline.serve.settings import Entry, Help
+from paceline.serve.settings import Help, SettingEntry
 
 if TYPE_CHECKING:
     from paceline.core.params import SamplingParams
     from paceline.engine.build import Options
 
+INTERRUPTED = 130
+"""Exit code after an interruption, as a shell gives it."""
 BAD_INPUT = 2
 """Exit code of every error that the user can mend."""
 SOFT_BREAK = re.compile(r"(?<!\n)\n(?!\n)")
@@ -59,10 +61,10 @@ class EngineArgs:
     ] = None
     drafter: Annotated[
         str | None,
-        _engine("Who proposes: none, ngram, model, ... Default: auto, which chooses anew for each request and step."),
+        _engine("Drafter: none, ngram, model, ... Default: auto, which chooses for each request and step."),
     ] = None
     verifier: Annotated[
-        str, _engine("Who decides: exact keeps the text, chain keeps the distribution.", show_default=True)
+        str, _engine("Verifier: exact keeps the text, chain keeps the distribution.", show_default=True)
     ] = "exact"
     nodes: Annotated[int | None, _engine("Drafted tokens a step. Default: the drafter's own number.")] = None
     dtype: Annotated[Dtype, _engine("Type of weights and K/V cache.", show_default=True)] = "bfloat16"
@@ -71,7 +73,8 @@ class EngineArgs:
         _engine("Round the weights as they are loaded. Default: a quantised file keeps its bits, which none widens."),
     ] = None
     draft_quantize: Annotated[
-        Quantize | None, _engine("The same for the draft, whose rounding no text shows. Default: as --quantize.")
+        Quantize | None,
+        _engine("The same for the draft; changes only the speed. Default: as --quantize."),
     ] = None
     kv_dtype: Annotated[KvDtype | None, _engine("Type of the K/V cache. Default: that of the weights.")] = None
     device: Annotated[str, _engine("cpu, cuda, cuda:1, ...", show_default=True)] = "cpu"
@@ -134,11 +137,11 @@ class SamplingArgs:
     """How a text is sampled and stopped. None: the checkpoint's generation_config.json, else off."""
 
     temperature: Annotated[float | None, _sampling("0 is greedy. Default: the checkpoint's, else 1.")] = None
-    top_k: Annotated[int | None, _sampling("Keep the k likeliest tokens.")] = None
-    top_p: Annotated[float | None, _sampling("Keep the likeliest tokens that together reach this probability.")] = None
-    min_p: Annotated[float | None, _sampling("Drop tokens below min-p times the likeliest.")] = None
+    top_k: Annotated[int | None, _sampling("Keep the k most probable tokens.")] = None
+    top_p: Annotated[float | None, _sampling("Keep the most probable tokens, up to this total probability.")] = None
+    min_p: Annotated[float | None, _sampling("Drop tokens below min-p times the highest probability.")] = None
     repetition_penalty: Annotated[float | None, _sampling("Above 1: tokens seen before become less likely.")] = None
-    max_tokens: Annotated[int, _sampling("End after so many tokens.", show_default=True)] = 512
+    max_tokens: Annotated[int, _sampling("Maximum tokens of the answer.", show_default=True)] = 512
     seed: Annotated[int | None, _sampling("Makes the same text again. Default: a fresh one, which is shown.")] = None
     stop: Annotated[list[str] | None, _sampling("End before this text; may be repeated.")] = None
     ignore_eos: Annotated[bool, _sampling("Go on after the model's end of text.")] = False
@@ -181,11 +184,15 @@ def options(group: Any) -> Iterator[inspect.Parameter]:
     """One parameter per field of a dataclass, whose hints carry typer's option, or the server's `Help` for one."""
     hints = get_type_hints(group, include_extras=True)
     for f in fields(group):
-        hint = setting(Entry.of(f, hints[f.name])) if isinstance(get_args(hints[f.name])[-1], Help) else hints[f.name]
+        hint = (
+            setting(SettingEntry.of(f, hints[f.name]))
+            if isinstance(get_args(hints[f.name])[-1], Help)
+            else hints[f.name]
+        )
         yield inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hint)
 
 
-def setting(entry: Entry) -> Any:
+def setting(entry: SettingEntry) -> Any:
     """The annotation of a server setting as an option; of one that is a list, the option may be repeated."""
     kind = list[str] if get_origin(entry.type) is tuple else entry.type
     shown = entry.default not in (None, ())

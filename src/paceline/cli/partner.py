@@ -9,7 +9,7 @@ from dataclasses import fields
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
-from paceline.cli.answer import Answer, answer, interruptible
+from paceline.cli.answer import ShownAnswer, answer, interruptible
 from paceline.core.errors import InputError, RefusalError
 
 if TYPE_CHECKING:
@@ -25,14 +25,14 @@ TIMEOUT_S = 600.0
 
 class Partner(Protocol):
     name: str
-    """Of the model, as it is shown."""
+    """Name of the model, as shown to the user."""
 
-    def say(self, messages: Sequence[Message], params: "SamplingParams", show: Show) -> Answer:
+    def say(self, messages: Sequence[Message], params: "SamplingParams", show: Show) -> ShownAnswer:
         """The answer to a conversation, shown as it comes; Ctrl-C ends it where it stands. PacelineError when it
         cannot be served."""
 
     def drafters(self, name: str = "") -> str:
-        """Who drafts by default, and who could. PacelineError for a `name` that cannot."""
+        """Description of the default drafter and of the available ones. Raises PacelineError if `name` cannot draft."""
 
 
 class Local:
@@ -46,7 +46,7 @@ class Local:
         self.llm = llm
         self.name = at if draft is None or llm.options.model is None else f"{at}, drafts by {draft}"
 
-    def say(self, messages: Sequence[Message], params: "SamplingParams", show: Show) -> Answer:
+    def say(self, messages: Sequence[Message], params: "SamplingParams", show: Show) -> ShownAnswer:
         ids, longest = self.llm.text.chat(messages), self.llm.engine.model.max_len
         if len(ids) >= longest:
             raise InputError(
@@ -73,7 +73,7 @@ class Remote:
     """A model of a server that speaks OpenAI's protocol. With a Paceline server, tokens are coloured here, too."""
 
     def __init__(self, url: str, model: str | None = None, key: str | None = None) -> None:
-        """`url`: as in http://localhost:8000, with or without /v1. InputError when nobody answers there."""
+        """`url`: as in http://localhost:8000, with or without /v1. Raises InputError if no server answers there."""
         self.base = url.rstrip("/").removesuffix("/v1") + "/v1"
         if not self.base.startswith(("http://", "https://")):
             raise InputError(f"url is {url!r}, but it must begin with http:// or https://.")
@@ -114,7 +114,7 @@ class Remote:
                 raise InputError(f"{self.base}{path} answers no JSON; is it a server for models?") from None
             return found if isinstance(found, dict) else {}
 
-    def say(self, messages: Sequence[Message], params: "SamplingParams", show: Show) -> Answer:
+    def say(self, messages: Sequence[Message], params: "SamplingParams", show: Show) -> ShownAnswer:
         from paceline.core.request import SpecStats
         from paceline.engine.outputs import Chunk, Completion
 
@@ -140,7 +140,7 @@ class Remote:
                     passes = spec.get("target_passes", count)
                     stats = SpecStats(passes, count, spec.get("offered", []), spec.get("kept", []))
         finish: Any = reason
-        return Answer(Completion(0, text, [0] * count, finish, seed, stats), perf_counter() - started)
+        return ShownAnswer(Completion(0, text, [0] * count, finish, seed, stats), perf_counter() - started)
 
     def wishes(self, params: "SamplingParams") -> dict[str, Any]:
         """What was set, as the server takes it."""

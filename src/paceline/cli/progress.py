@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import Progress as Shown
 from rich.progress import TextColumn, TimeElapsedColumn
 
-from paceline.train.loop import Progress
+from paceline.train.loop import TrainingProgress
 
 LINES = 10
 """Reports for one line where there is no bar."""
@@ -28,7 +28,7 @@ class Bar:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.bar.stop()
 
-    def show(self, now: Progress) -> None:
+    def show(self, now: TrainingProgress) -> None:
         rates = " ".join(f"{rate:.2f}" for rate in now.conditional)
         note = f"step {now.step}, loss {now.loss:.3f}, accuracy {rates}, simulated tau {now.tau:.2f}"
         self.bar.update(self.task, completed=now.share, note=note)

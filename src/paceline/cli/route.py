@@ -29,7 +29,7 @@ class RouteArgs:
     alpha: Annotated[float, _route("Of hexgen: speed against balance; tuned as it runs.", show_default=True)] = 0.3
     patience: Annotated[float, _route("Seconds after which a call that waits goes first.", show_default=True)] = 120.0
     order: Annotated[Path | None, _route("Weights for planner learned, from paceline train workflow-order.")] = None
-    tune: Annotated[int, _route("Tune alpha after so many workflows; 0: never.", show_default=True)] = 50
+    tune: Annotated[int, _route("Number of workflows after which alpha is tuned; 0: never.", show_default=True)] = 50
     log: Annotated[Path | None, _route("Write what came and what was decided, one JSON object a line.")] = None
     api_key: Annotated[str | None, _route("Bearer token of the engines.")] = None
 
@@ -42,8 +42,8 @@ def route(urls: Sequence[str], args: RouteArgs, host: str, port: int) -> None:
     from paceline.cluster.control.engines import HttpEngine
     from paceline.cluster.control.router import create
     from paceline.cluster.workflow.hexgen import HexGen
-    from paceline.cluster.workflow.log import Recorder, write
-    from paceline.cluster.workflow.policies import Setup
+    from paceline.cluster.workflow.log import WorkflowRecorder, write
+    from paceline.cluster.workflow.policies import DispatcherSetup
     from paceline.cluster.workflow.tune import Tuner
 
     if args.slots < 1 or args.tune < 0 or not args.patience > 0:
@@ -52,15 +52,15 @@ def route(urls: Sequence[str], args: RouteArgs, host: str, port: int) -> None:
         raise InputError("An engine is named twice; give each address once.")
     instances = tuple((url, url, args.slots) for url in urls)
     prior = dict.fromkeys(urls, (0.05, 0.5, 20.0))
-    setup = Setup(args.planner, instances, prior, args.alpha, args.patience)
+    setup = DispatcherSetup(args.planner, instances, prior, args.alpha, args.patience)
     dispatcher = setup.dispatcher(None if args.order is None else _order(args.order))
     controller = Controller(dispatcher, {url: HttpEngine(url, args.api_key) for url in urls})
     if args.tune and isinstance(dispatcher.planner, HexGen):
         controller.tuner = Tuner(dispatcher.planner, every=args.tune)
-        dispatcher.watchers.append(Recorder(setup, controller.tuner.sink))
+        dispatcher.watchers.append(WorkflowRecorder(setup, controller.tuner.sink))
     if args.log is not None:
         try:
-            dispatcher.watchers.append(Recorder(setup, write(args.log)))
+            dispatcher.watchers.append(WorkflowRecorder(setup, write(args.log)))
         except OSError as error:
             raise InputError(f"log {args.log} cannot be written ({error.strerror}); give another.") from error
     typer.echo(f"Routing to {len(urls)} engines at http://{host}:{port}/v1")
@@ -68,7 +68,7 @@ def route(urls: Sequence[str], args: RouteArgs, host: str, port: int) -> None:
 
 
 def _order(path: Path) -> "MakeOrder":
-    from paceline.cluster.learn.order import Learned, load
+    from paceline.cluster.learn.order import LearnedOrder, load
 
     network = load(path)
-    return lambda predictor: Learned(network, predictor)
+    return lambda predictor: LearnedOrder(network, predictor)

@@ -1,6 +1,7 @@
 """`paceline serve`: flags, environment and settings file to an engine and a server around it."""
 
 import difflib
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -12,7 +13,7 @@ import typer
 
 from paceline.cli.options import EngineArgs, fail, option
 from paceline.core.errors import InputError
-from paceline.serve.settings import PREFIX, Settings, layered, load, read_toml
+from paceline.serve.settings import ENV_PREFIX, Settings, layered, load, read_toml
 
 LAST_STEP_S = 10.0
 """How long the end waits for the step that the engine is at."""
@@ -49,14 +50,14 @@ class ServingArgs(EngineArgs):
     order: Annotated[
         str,
         option(
-            "Who is served first: fcfs, priority, deadline, or fair between API keys, else users.",
+            "Order of requests: fcfs, priority, deadline, or fair between API keys, else users.",
             "Model and engine",
             show_default=True,
         ),
     ] = "fcfs"
     tbt_target_ms: Annotated[
         float | None,
-        option("Longest time between two steps of one who decodes; limits the rows of a step.", "Model and engine"),
+        option("Maximum time between two steps of a decoding request; limits the rows of a step.", "Model and engine"),
     ] = None
     group_size: Annotated[
         int | None,
@@ -98,7 +99,7 @@ def serve(context: typer.Context, model: str | None, engine: ServingArgs, server
 
 def several(args: ServingArgs, settings: Settings, sock: socket) -> int:
     """Serve the models of a file; `args` are the options of those that do not say otherwise."""
-    from paceline.serve.fleet import Fleet
+    from paceline.serve.fleet import Fleet, check_room
     from paceline.serve.run import run
 
     if settings.decision_log is not None or args.model is not None or args.draft is not None:
@@ -106,6 +107,7 @@ def several(args: ServingArgs, settings: Settings, sock: socket) -> int:
     assert settings.models is not None
     table = read_toml(settings.models)
     fleet = Fleet(**fleet_of(table, args, settings.models), settings=settings)
+    check_room(fleet)
     try:
         return run(fleet, settings, sock, lambda address: announce(address, ", ".join(fleet.members)))
     finally:
@@ -119,7 +121,10 @@ def fleet_of(table: Mapping[str, Any], args: ServingArgs, path: Path) -> dict[st
     models, memory, idle = table.get("models"), table.get("memory"), table.get("idle_s", 0.0)
     if not isinstance(models, dict) or not all(isinstance(options, dict) for options in models.values()):
         raise InputError(f"{path} has no tables [models.NAME]; write one for each model.")
-    if not isinstance(memory, int | str | None) or not isinstance(idle, int | float) or idle < 0:
+    if not models or not all(name.strip() for name in models):
+        raise InputError(f"{path} must name at least one model, and no name may be empty; write [models.NAME].")
+    numbers = not isinstance(memory, bool) and not isinstance(idle, bool) and isinstance(idle, int | float)
+    if not isinstance(memory, int | str | None) or not numbers or not 0 <= idle < math.inf:
         raise InputError(f"{path}: memory must be bytes such as 4G, and idle_s a number of seconds.")
     made = {}
     for name, options in models.items():
@@ -137,7 +142,7 @@ def gather(
     """The engine's and the server's settings from all their layers; `flags` names what the command line gave."""
     if model is not None and "model" in flags:
         raise InputError("The model is given twice, as MODEL and by --model; give it once.")
-    path = path or (Path(env) if (env := os.environ.get(f"{PREFIX}CONFIG")) else None)
+    path = path or (Path(env) if (env := os.environ.get(f"{ENV_PREFIX}CONFIG")) else None)
     words: Mapping[str, Any] = {name: getattr(engine, name) for name in flags & names(ServingArgs)}
     if model is not None:
         words = {**words, "model": model}
@@ -146,16 +151,16 @@ def gather(
     return args, load(Settings, wishes, path, (ServingArgs,))
 
 
-OTHERS = ("CACHE", "CONFIG", "NATIVE", "FUZZ", "REAL", "SHARED", "SOAK_S")
+OTHER_VARIABLES = ("CACHE", "CONFIG", "NATIVE", "FUZZ", "REAL", "SHARED", "SOAK_S")
 """Variables that are no settings: of the cache directory, the settings file, the native library, and of the tests."""
 
 
 def check_environment(environ: Mapping[str, str]) -> None:
     """End with one sentence where a variable looks like a setting and is none: a slip would be ignored."""
-    known = [PREFIX + name.upper() for name in sorted(names(Settings) | names(ServingArgs))]
-    known += [PREFIX + name for name in OTHERS]
+    known = [ENV_PREFIX + name.upper() for name in sorted(names(Settings) | names(ServingArgs))]
+    known += [ENV_PREFIX + name for name in OTHER_VARIABLES]
     for name in sorted(environ):
-        if name.startswith(PREFIX) and name not in known:
+        if name.startswith(ENV_PREFIX) and name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"; {near[0]} is meant?" if near else f"; known are those of paceline serve --help and {known[-7]}."
             fail(f"The environment has {name}, which is no setting{hint} Unset or rename it.")

@@ -24,9 +24,10 @@ def _change(help: str, **more: Any) -> Any:
 class ChangeArgs:
     """What a simulated engine or its load has other than the recorded one."""
 
-    rate_scale: Annotated[float, _change("Requests arrive so many times as often.", show_default=True)] = 1.0
+    rate_scale: Annotated[float, _change("Factor by which requests arrive more often.", show_default=True)] = 1.0
     clients: Annotated[
-        int | None, _change("So many clients, each with the next request once its last is answered; not by the clock.")
+        int | None,
+        _change("Number of clients; each sends its next request once the last is answered, not by the clock."),
     ] = None
     blocks: Annotated[int | None, _change("Blocks of the K/V cache.")] = None
     max_requests: Annotated[int | None, _change("Samples decoded at once.")] = None
@@ -34,12 +35,12 @@ class ChangeArgs:
     eviction: Annotated[str | None, _change("Which cached prefix to forget first.")] = None
     schedule: Annotated[str | None, _change("chunked, prefill_first or decode_first.")] = None
     order: Annotated[str | None, _change("fcfs, priority, deadline or fair.")] = None
-    tbt_target_ms: Annotated[float | None, _change("Longest step while somebody decodes, for chunked.")] = None
+    tbt_target_ms: Annotated[float | None, _change("Maximum step time while a request decodes, for chunked.")] = None
     group_size: Annotated[int | None, _change("Most requests that decode in a step.")] = None
     seed: Annotated[int, _change("Of the draws of what is accepted.", show_default=True)] = 0
 
     def config(self) -> dict[str, Any]:
-        """Those that an engine's configuration has."""
+        """Changed values that are fields of `EngineConfig`."""
         from paceline.engine.config import EngineConfig
 
         known = {f.name for f in fields(EngineConfig)}

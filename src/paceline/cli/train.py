@@ -11,10 +11,10 @@ from typer.core import TyperGroup
 from paceline.cli.options import command, option
 from paceline.core.errors import InputError
 
-PANEL = "Training"
-Minutes = Annotated[float, option("Train for so long.", PANEL, show_default=True)]
-Seed = Annotated[int, option("Of weights, problems and draws.", PANEL, show_default=True)]
-Output = Annotated[Path, option("Write the weights (safetensors) to this file.", PANEL, "--output", "-o")]
+TRAINING = "Training"
+Minutes = Annotated[float, option("Train for so long.", TRAINING, show_default=True)]
+Seed = Annotated[int, option("Of weights, problems and draws.", TRAINING, show_default=True)]
+Output = Annotated[Path, option("Write the weights (safetensors) to this file.", TRAINING, "--output", "-o")]
 
 
 @command
@@ -27,12 +27,12 @@ def workflow_order(*, output: Output, minutes: Minutes = 10.0, seed: Seed = 0) -
     from paceline.cluster.learn import reinforce
     from paceline.cluster.learn.order import save
 
-    def report(now: reinforce.Progress) -> None:
+    def report(now: reinforce.ReinforcementProgress) -> None:
         if now.update % 10 == 0:
             typer.echo(f"update {now.update}: {now.ratio:.3f} of HEFT's mean completion, {now.seconds:.0f} s", err=True)
 
     check(output, minutes)
-    network, updates = reinforce.train(reinforce.Plan(minutes=minutes, seed=seed), report)
+    network, updates = reinforce.train(reinforce.ReinforcementPlan(minutes=minutes, seed=seed), report)
     save(network, output)
     done(output, network, updates, minutes)
 
@@ -43,7 +43,7 @@ def jssp(
     output: Output,
     minutes: Minutes = 20.0,
     seed: Seed = 0,
-    solver_seconds: Annotated[float, option("Of CP-SAT for each completion.", PANEL, show_default=True)] = 1.0,
+    solver_seconds: Annotated[float, option("Of CP-SAT for each completion.", TRAINING, show_default=True)] = 1.0,
 ) -> None:
     """Train a dispatching rule for job shops against CP-SAT's completions; needs OR-tools.
 
@@ -52,7 +52,7 @@ def jssp(
     from paceline.cluster.learn import imitate
     from paceline.cluster.learn.dispatcher import save
 
-    def report(now: imitate.Progress) -> None:
+    def report(now: imitate.ImitationProgress) -> None:
         if now.update % 5 == 0:
             spent = f"{now.seconds:.0f} s, {now.solving:.0f} of them CP-SAT's"
             typer.echo(f"update {now.update}: {now.ratio:.3f} of the completions' makespan, {spent}", err=True)
@@ -60,7 +60,7 @@ def jssp(
     check(output, minutes)
     if not 0 < solver_seconds < float("inf"):
         raise InputError(f"solver_seconds is {solver_seconds}, but it must be a positive number.")
-    plan = imitate.Plan(minutes=minutes, seed=seed, solver_seconds=solver_seconds)
+    plan = imitate.ImitationPlan(minutes=minutes, seed=seed, solver_seconds=solver_seconds)
     network, updates = imitate.train(plan, report)
     save(network, output)
     done(output, network, updates, minutes)
@@ -72,12 +72,12 @@ def methods() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from paceline.train import METHODS
+    from paceline.train import TRAINERS
 
     table = Table(box=None, pad_edge=False)
     for name in ("method", "what it makes", "learns from"):
         table.add_column(name)
-    for name, card in METHODS.items():
+    for name, card in TRAINERS.items():
         table.add_row(name, card.summary, "the target's answers" if card.data == "answers" else "texts as they are")
     Console(soft_wrap=True).print(table)
 
@@ -85,11 +85,11 @@ def methods() -> None:
 @command
 def fit(
     *,
-    target: Annotated[str, option("The model to draft for: a directory, or a hub id.", PANEL)],
+    target: Annotated[str, option("The model to draft for: a directory, or a hub id.", TRAINING)],
     milliseconds: Annotated[
-        float, option("Of a pass of the draft model over one row.", PANEL, show_default=True)
+        float, option("Of a pass of the draft model over one row.", TRAINING, show_default=True)
     ] = 1.0,
-    layers: Annotated[int, option("At most so many.", PANEL, show_default=True)] = 8,
+    layers: Annotated[int, option("Maximum number of layers.", TRAINING, show_default=True)] = 8,
 ) -> None:
     """Choose the shape of a small draft model for a model's vocabulary, by measured times of its layers.
 
@@ -110,31 +110,31 @@ def fit(
 def drafter(
     method: Annotated[str, typer.Argument(metavar="METHOD", help="A name of paceline train list.")],
     *,
-    target: Annotated[str, option("The model to draft for: a directory, or a hub id.", PANEL)],
-    data: Annotated[list[Path], option("JSON lines of texts, chats or prompts; may be repeated.", PANEL)],
-    out: Annotated[Path, option("Write the drafter, checkpoints and the log to this directory.", PANEL)],
-    minutes: Annotated[float | None, option("Train for so long. Default: 10, or what --steps take.", PANEL)] = None,
-    steps: Annotated[int | None, option("Train for so many steps.", PANEL)] = None,
-    set: Annotated[list[str] | None, option("A setting of the method, as depth=5; may be repeated.", PANEL)] = None,
+    target: Annotated[str, option("The model to draft for: a directory, or a hub id.", TRAINING)],
+    data: Annotated[list[Path], option("JSON lines of texts, chats or prompts; may be repeated.", TRAINING)],
+    out: Annotated[Path, option("Write the drafter, checkpoints and the log to this directory.", TRAINING)],
+    minutes: Annotated[float | None, option("Train for so long. Default: 10, or what --steps take.", TRAINING)] = None,
+    steps: Annotated[int | None, option("Number of training steps.", TRAINING)] = None,
+    set: Annotated[list[str] | None, option("A setting of the method, as depth=5; may be repeated.", TRAINING)] = None,
     answers: Annotated[
         bool | None,
-        option("Let the target answer the prompts and learn from that. Default: as the method says.", PANEL,
+        option("Let the target answer the prompts and learn from that. Default: as the method says.", TRAINING,
                "--answers/--as-given"),
     ] = None,
-    prompts: Annotated[int, option("Most prompts that the target answers.", PANEL, show_default=True)] = 2000,
-    answer: Annotated[int, option("Most tokens of an answer.", PANEL, show_default=True)] = 160,
-    temperature: Annotated[float, option("Of the answers.", PANEL, show_default=True)] = 0.0,
-    length: Annotated[int, option("Most tokens of a text.", PANEL, show_default=True)] = 512,
-    whole: Annotated[bool, option("Learn from the tokens of the prompts, too.", PANEL, "--whole/--answers-only",
+    prompts: Annotated[int, option("Most prompts that the target answers.", TRAINING, show_default=True)] = 2000,
+    answer: Annotated[int, option("Most tokens of an answer.", TRAINING, show_default=True)] = 160,
+    temperature: Annotated[float, option("Of the answers.", TRAINING, show_default=True)] = 0.0,
+    length: Annotated[int, option("Most tokens of a text.", TRAINING, show_default=True)] = 512,
+    whole: Annotated[bool, option("Learn from the tokens of the prompts, too.", TRAINING, "--whole/--answers-only",
                                   show_default=True)] = False,
-    tokens: Annotated[int, option("Tokens of a batch.", PANEL, show_default=True)] = 1024,
-    accumulate: Annotated[int, option("Batches of a step.", PANEL, show_default=True)] = 1,
-    optimizer: Annotated[str, option("adamw, or muon: for matrices alone.", PANEL, show_default=True)] = "adamw",
-    lr: Annotated[float, option("Learning rate; Muon's is 20/3 of it.", PANEL, show_default=True)] = 1e-3,
+    tokens: Annotated[int, option("Tokens of a batch.", TRAINING, show_default=True)] = 1024,
+    accumulate: Annotated[int, option("Batches of a step.", TRAINING, show_default=True)] = 1,
+    optimizer: Annotated[str, option("adamw, or muon: for matrices alone.", TRAINING, show_default=True)] = "adamw",
+    lr: Annotated[float, option("Learning rate; Muon's is 20/3 of it.", TRAINING, show_default=True)] = 1e-3,
     seed: Seed = 0,
-    dtype: Annotated[str, option("Of the target, as it will serve.", PANEL, show_default=True)] = "bfloat16",
-    cache: Annotated[Path | None, option("Keep answers and hidden states in this directory.", PANEL)] = None,
-    cache_size: Annotated[str, option("Most bytes of hidden states there.", PANEL, show_default=True)] = "2G",
+    dtype: Annotated[str, option("Of the target, as it will serve.", TRAINING, show_default=True)] = "bfloat16",
+    cache: Annotated[Path | None, option("Keep answers and hidden states in this directory.", TRAINING)] = None,
+    cache_size: Annotated[str, option("Most bytes of hidden states there.", TRAINING, show_default=True)] = "2G",
 ) -> None:  # fmt: skip
     """Train a drafter for a model.
 
@@ -144,13 +144,13 @@ def drafter(
     """
     from paceline.cli.progress import Bar
     from paceline.engine.build import parse_bytes
-    from paceline.train import METHODS
+    from paceline.train import TRAINERS
     from paceline.train.evaluate import engine_tau
-    from paceline.train.loop import Plan, train
+    from paceline.train.loop import TrainingPlan, train
 
-    METHODS.card(method)
+    TRAINERS.card(method)
     minutes = 10.0 if minutes is None and steps is None else minutes
-    plan = Plan(
+    plan = TrainingPlan(
         method=method, target=target, data=tuple(data), out=out, minutes=minutes, steps=steps,
         settings=settings(set or []), answers=answers, prompts=prompts, answer=answer, temperature=temperature,
         length=length, whole=whole, tokens=tokens, accumulate=accumulate, optimizer=optimizer, lr=lr, seed=seed,
@@ -163,7 +163,7 @@ def drafter(
         rates = " ".join(f"{rate:.2f}" for rate in made.scores.conditional)
         taus = f"{made.scores.tau:.2f} with a chain, {made.scores.tree:.2f} with a tree"
         typer.echo(f"On held-out texts: accuracy by depth {rates}; simulated tau {taus}.")
-    card = METHODS.card(method)
+    card = TRAINERS.card(method)
     serves = card.drafter or method
     model, draft = (out, None) if card.model else (target, out)
     measured = engine_tau(model, draft, made.held[:MEASURED], [serves], None, answer, dtype)

@@ -1,1 +1,1 @@
-"""Many engines: who runs which request, and where."""
+"""Many engines: the placement of requests on them."""

@@ -32,10 +32,10 @@ class Component(Protocol):
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """What it can do beside the protocol: `run` (`Runs`), `chain` and `tree` (whole drafts in one call), `program`
-        (`Rows.program`: sets of layers, early exits), `exit` (it was trained for them), `embed` (`Embeds`), `lend`
-        (`Lends`), `keys` (`Keys`), `join` (rows whose position is not their place, and that do not see all before
-        them), `state` (`Keeps`)."""
+        """What it can do in addition to the protocol: `run` (`Runs`), `chain` and `tree` (whole drafts in one call),
+        `program` (`Rows.program`: sets of layers, early exits), `exit` (it was trained for them), `embed` (`Embeds`),
+        `lend` (`Lends`), `keys` (`KeySource`), `join` (rows whose position is not their place, and that do not see all
+        before them), `state` (`Keeps`)."""
 
     def allocate(self, blocks: int, block_size: int) -> None:
         """Make the K/V pool; called once, before anything is computed."""
@@ -47,7 +47,7 @@ class Component(Protocol):
         """What it keeps in these slots, packed. Only one of the same weights, dtype and layout can `write` it."""
 
     def write(self, slots: list[int], packed: bytes) -> None:
-        """Put what `read` gave into these slots. InputError when the bytes are not of so many slots."""
+        """Put what `read` gave into these slots. Raises InputError if the number of bytes does not match the slots."""
 
 
 def keeps_rows(component: Component) -> bool:
@@ -89,7 +89,7 @@ class Runs(Model, Protocol):
     """A model with the ability `run`."""
 
     def run(self, rows: "Rows", passes: int, texts: "list[Continuation]", proposer: "Proposer | None" = None) -> "Out":
-        """At most so many passes in one call, over texts with one row each. What is drawn from a row, as the engine
+        """Up to `passes` passes in one call, over texts with one row each. What is drawn from a row, as the engine
         would, is its text's next token, -1 where none can be; if that is one that was drafted, it is kept, and its row
         counts, too. The last token has a row, in the next slot, in the next pass."""
 
@@ -116,8 +116,9 @@ class Lends(Protocol):
 
 
 class Keeps(Component, Protocol):
-    """A component with recurrent layers: beside K/V, a state for all rows up to one, under the slot of that row. There
-    is one behind each full block, behind the latest row of each text, and behind the candidates of the pass at work."""
+    """A component with recurrent layers: in addition to K/V, it keeps a state for all rows up to one, under the slot of
+    that row. There is one behind each full block, behind the latest row of each text, and behind the candidates of the
+    pass at work."""
 
     state_bytes: int
     """Bytes of the state of one text."""
@@ -126,7 +127,7 @@ class Keeps(Component, Protocol):
         """Drop every state but those behind full blocks and behind the rows in these slots."""
 
 
-class Keys(Protocol):
+class KeySource(Protocol):
     """A model whose last layer's keys and values others may read."""
 
     def last_keys(self, slots: "list[int]") -> "tuple[Tensor, Tensor]":

@@ -73,7 +73,8 @@ class Forest:
     q: "Tensor | None" = None
     entries: "dict[int, Entry]" = field(default_factory=dict, compare=False)
     """{request: rows of its given nodes and of its first candidates, a chain, that have run through lower layers of the
-    target}: of a drafter's forest. Who draws a forest from others may drop them: those rows are then computed whole."""
+    target}: of a drafter's forest. A drafter that draws a forest from others may drop them: those rows are then
+    computed whole."""
 
     def __len__(self) -> int:
         return len(self.token)

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from llguidance import LLParserLimits
 
 Kind = Literal["json_schema", "json_object", "regex", "lark"]
-SPACE = {"whitespace_pattern": r" |\n[ \t]{0,32}"}
-"""What may stand between the parts of a JSON text, beside nothing: any usual layout. A model that may go on with white
-space for ever sometimes does."""
+JSON_LAYOUT = {"whitespace_pattern": r" |\n[ \t]{0,32}"}
+"""Text that may stand between the parts of a JSON text, apart from nothing: any usual layout. A model that may go on
+with white space for ever sometimes does."""
 
 
 MOST_TEXT = 1 << 17
@@ -26,7 +26,7 @@ SEARCH_S = 0.25
 """How long the part of a schema is looked for that cannot be enforced."""
 LIMITS: dict[str, Any] = {"initial_lexer_fuel": 100_000, "step_lexer_fuel": 20_000, "max_lexer_states": 20_000}
 """llguidance's own limits, lowered: what a mask may cost of time, and a compiled grammar of memory."""
-NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "const", "enum")
+NUMBER_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "const", "enum")
 EDGE = 2**63
 """Whole numbers up to here are known exactly if a double holds them, and the largest of 64 bits."""
 
@@ -78,7 +78,7 @@ class Grammar:
         return cls(value["kind"], text)
 
     def source(self) -> str:
-        """The same in llguidance's own form."""
+        """Grammar in llguidance's own form."""
         from llguidance import LLMatcher
 
         if self.kind == "regex":
@@ -91,7 +91,7 @@ class Grammar:
 def of_schema(text: str) -> str:
     from llguidance import LLMatcher
 
-    return LLMatcher.grammar_from_json_schema(text, defaults=SPACE)  # type: ignore[arg-type]
+    return LLMatcher.grammar_from_json_schema(text, defaults=JSON_LAYOUT)  # type: ignore[arg-type]
 
 
 def limits() -> "LLParserLimits":
@@ -147,7 +147,7 @@ def check_parts(schema: Any) -> None:
         if depth > MOST_DEPTH:
             raise InputError(f"The JSON schema is nested too deeply: more than {MOST_DEPTH} levels.")
         if isinstance(part, dict):
-            for key in NUMBERS:
+            for key in NUMBER_BOUNDS:
                 check_exact(key, part.get(key))
             left += [(value, depth + 1) for value in part.values() if isinstance(value, dict | list)]
         else:

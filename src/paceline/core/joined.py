@@ -43,7 +43,7 @@ def placed(layout: Layout, place: int) -> dict[str, Any]:
 
 
 def end_of(layout: Layout, place: int, length: int) -> int:
-    """Where the stretch of a place ends, in a text of so many tokens."""
+    """End of the stretch that holds a place, in a text of `length` tokens."""
     number = bisect_right(layout, place, key=lambda stretch: stretch.start)
     return min(length, layout[number].start) if number < len(layout) else length
 
@@ -55,8 +55,8 @@ def pieces(layout: Layout, start: int, stop: int) -> list[Stretch]:
 
 
 def named(layout: Layout, start: int, stop: int) -> list[int]:
-    """What the K/V of places start .. stop depends on beside the tokens, as numbers: [] where they are plain. Places
-    of a block come as distances from `start`; equal numbers mean equal positions and sight."""
+    """What the K/V of places start .. stop depends on apart from the tokens, as numbers: [] where they are plain.
+    Places of a block come as distances from `start`; equal numbers mean equal positions and sight."""
     found = pieces(layout, start, stop) if layout else []
     if all(not stretch.shift and not stretch.hidden for stretch in found):
         return []
@@ -67,8 +67,8 @@ def named(layout: Layout, start: int, stop: int) -> list[int]:
 
 
 def joined(fork: int, branches: Sequence[tuple[int, Layout]]) -> Layout:
-    """Of the text that branches make one behind the other: of each its (length, layout), of which the first `fork`
-    tokens are common. Positions go on behind the longest."""
+    """Layout of the text that consists of the branches one after the other. Each branch is given as (length, layout);
+    the first `fork` tokens are common to all. Positions continue after the longest branch."""
     made, place, reach = list[Stretch](), fork, 0
     for number, (length, layout) in enumerate(branches):
         by = place - fork
@@ -94,18 +94,19 @@ def tidy(stretches: Sequence[Stretch]) -> Layout:
 
 
 def shift_of(layout: Layout) -> int:
-    """Of the token that comes next: its place less its position."""
+    """Shift of the next token: its place minus its position."""
     return layout[-1].shift if layout else 0
 
 
 def cut(layout: Layout, length: int) -> Layout | None:
-    """Of the first `length` tokens, when the text goes on from there; None where it cannot: inside a branch that does
-    not see all before it."""
+    """Layout of the first `length` tokens, if the text can continue from there; None if it cannot: the cut lies inside
+    a branch that does not see everything before it."""
     if layout and length <= layout[-1].start and stretch_at(layout, length - 1).hidden:
         return None
     return tuple(stretch for stretch in layout if stretch.start < length)
 
 
 def moved(layout: Layout, by: int) -> Layout:
-    """Of a text whose beginning has become longer by so many tokens; all stretches lie behind it."""
+    """Layout of a text that became longer by `by` tokens at its beginning; all stretches lie after the inserted
+    tokens."""
     return tuple(Stretch(s.start + by, s.shift, tuple((a + by, b + by) for a, b in s.hidden)) for s in layout)

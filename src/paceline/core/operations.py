@@ -34,7 +34,7 @@ class Extend:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """So many new requests that go on from the text so far, each with noise of its own: its lineage is the request's
+    """`count` new requests that continue from the text so far, each with noise of its own: its lineage is the request's
     and the number of the branch. The request itself goes on, too."""
 
     id: int

@@ -32,11 +32,11 @@ class SamplingParams:
     temperature: float | None = None
     """0: greedy."""
     top_k: int | None = None
-    """Keep the k likeliest tokens (0: all)."""
+    """Keep the k most probable tokens (0: all)."""
     top_p: float | None = None
     """Keep the smallest set whose probability reaches top_p, in (0, 1]."""
     min_p: float | None = None
-    """Drop tokens below min_p times the likeliest, in [0, 1)."""
+    """Drop tokens below min_p times the most probable, in [0, 1)."""
     repetition_penalty: float | None = None
     """> 0; divides positive and multiplies negative logits of tokens seen in prompt or output."""
     presence_penalty: float = 0.0
@@ -54,7 +54,7 @@ class SamplingParams:
     processors: Sequence[LogitsFn] = ()
     """Custom processors, applied in order after penalties and before temperature."""
     logprobs: int | None = None
-    """Report each token's log-probability, and that many of the likeliest beside it (0: only its own)."""
+    """Report each token's log-probability, and those of this many most probable tokens (0: only its own)."""
     prompt_logprobs: int | None = None
     """As logprobs, for the prompt's tokens, by the model's own distribution."""
     stop: str | Sequence[str] = ()
@@ -64,7 +64,7 @@ class SamplingParams:
     include_stop: bool = False
     """Keep the stop string in the text."""
     min_tokens: int = 0
-    """Nothing ends the output before so many tokens."""
+    """Minimum number of output tokens: nothing ends the output earlier."""
     max_tokens: int | None = None
     """None: up to the context length."""
     ignore_eos: bool = False
@@ -84,7 +84,7 @@ class SamplingParams:
     deadline_ms: float | None = None
     """When the answer should be complete, counted from its arrival. Needs an engine with order="deadline"."""
     user: str = ""
-    """Whose request it is: order="fair" shares between users. The text does not depend on it."""
+    """User that the request belongs to: order="fair" shares between users. The text does not depend on it."""
 
     def __post_init__(self) -> None:
         def check(ok: bool, name: str, want: str) -> None:

@@ -10,8 +10,8 @@ from paceline.core.request import Request
 
 LAG = 64
 """Rows by which a drafter's K/V may lag the text while others draft."""
-CHUNK = 16
-"""Rows that decodes and nodes leave to waiting prompts, as far as there are so many: prompts never starve."""
+PROMPT_RESERVE_ROWS = 16
+"""Rows that decodes and nodes leave to waiting prompts, if the prompts need that many: prompts never starve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class MinChance:
     row: float
     """Price of one more row."""
     level: float = 0.0
-    """Price of one more node of a chain beside its row: a pass of a draft model, say."""
+    """Price of one more node of a chain apart from its row, such as a pass of a draft model."""
 
     @property
     def node(self) -> float:
@@ -55,9 +55,10 @@ class Item(NamedTuple):
     chances: tuple[float, ...] = ()
     """Chance of each row of the draft to be kept, never rising; () when the draft is not to be cut at a panel."""
     taps: tuple[str, ...] = ()
-    """Hidden states of the target that somebody reads of this request's rows (`Rows.taps`)."""
+    """Hidden states of the target that are read for this request's rows (`Rows.taps`)."""
     further: int = 0
-    """Rows that are reserved beside those of the pass, for what the drafter drafts while it runs; 0: it waits."""
+    """Rows that are reserved in addition to those of the pass, for what the drafter drafts while it runs; 0: it
+    waits."""
 
     @property
     def chain(self) -> int:
@@ -69,7 +70,7 @@ class Item(NamedTuple):
         return self.given + self.nodes
 
     def reserved(self, passes: int) -> int:
-        """Rows that are reserved for so many passes, beside the given ones."""
+        """Rows that are reserved for `passes` passes, in addition to the given ones."""
         if passes == 1:
             return self.nodes + self.further
         rows = min(passes * (1 + self.chain), self.request.left) - 1
@@ -101,7 +102,7 @@ class Work:
 
     @classmethod
     def of(cls, items: Iterable[tuple[int, int, int]]) -> "Work":
-        """Of (rows, committed length, wanted logits), one a request."""
+        """Work from (rows, committed length, wanted logits), one triple per request."""
         rows = requests = context = pairs = logits = 0
         for own, length, wanted in items:
             rows += own
@@ -112,14 +113,14 @@ class Work:
         return cls(rows, requests, context, pairs, logits)
 
     def more(self, nodes: int) -> "Work":
-        """With so many nodes, which read what its requests' rows do."""
+        """Work with `nodes` added nodes, which read what its requests' rows read."""
         pairs = self.pairs + round(nodes * self.pairs / max(self.requests, 1))
         return Work(max(1, self.rows + nodes), self.requests, self.context, pairs, self.logits + nodes)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A step: who gets which rows, and whose cache is given up for it."""
+    """A step: the rows of each request, and the requests that are pre-empted for it."""
 
     items: list[Item] = field(default_factory=list)
     preempt: list[Request] = field(default_factory=list)
@@ -132,7 +133,7 @@ class Plan:
 
     @property
     def taps(self) -> tuple[str, ...]:
-        """Hidden states of the target that somebody reads."""
+        """Hidden states of the target that are read."""
         return tuple(sorted({tap for item in self.items for tap in item.taps}))
 
     @property
@@ -141,7 +142,7 @@ class Plan:
 
     @property
     def drafter(self) -> str | None:
-        """The first who drafts: in a run the only one."""
+        """The first item with a draft: in a run the only one."""
         return next((item.drafter for item in self.items if item.nodes), None)
 
     def validate(self, row_budget: int) -> None:

@@ -29,7 +29,7 @@ class Program:
     """Final norm and logits behind the last layer that runs: of an early exit, too."""
 
     def check(self, layers: int) -> None:
-        """InputError unless a model of so many layers can run this."""
+        """Raise InputError unless a model with `layers` layers can run this."""
         last = layers if self.last is None else self.last
         if not 0 <= self.first <= last <= layers:
             raise InputError(f"A program of layers {self.first} to {last} does not fit a model of {layers} layers.")
@@ -62,7 +62,7 @@ class Entry(NamedTuple):
     hidden: "Tensor"
     """[N, H]"""
     taps: "Mapping[str, Tensor]"
-    """{tap: [N, H]} of those below `layer` that somebody reads."""
+    """{tap: [N, H]} of those below `layer` that are read."""
 
 
 def inputs(places: Collection[str]) -> int:
@@ -71,7 +71,7 @@ def inputs(places: Collection[str]) -> int:
 
 
 def exits(layers: int, most: int) -> tuple[int, ...]:
-    """At most so many layers, evenly spread, before which a pass may end (and never before the first): numbers of the
+    """Up to `most` layers, evenly spread, before which a pass may end (and never before the first): numbers of the
     layers that a pass up to there runs through."""
     count = min(most, layers - 1)
     return tuple(sorted({max(1, round(layers * (i + 1) / (count + 1))) for i in range(count)}))

@@ -42,7 +42,7 @@ Draft = tuple[Sequence[int], Sequence[int]]
 
 
 @dataclass(slots=True)
-class Table:
+class ProposerTable:
     """A proposer's twin in the native library (native/run.h: Proposer)."""
 
     name: str
@@ -53,8 +53,8 @@ class Table:
     """What must outlive the run."""
     done: Callable[[], None] | None = None
     """Called behind the run: what the proposer has to read from `state`."""
-    parts: "Sequence[Table]" = ()
-    """Of a proposer made of several: their tables, which `state.part` is made to point to."""
+    parts: "Sequence[ProposerTable]" = ()
+    """Tables of the parts of a merged proposer; `state.part` is set to point to them."""
     tap: str | None = None
     """The hidden state that it reads: `state.tap` is made its number among the run's."""
 
@@ -74,5 +74,5 @@ class Proposer(Protocol):
         """The nodes of each draft that were kept, from depth 1 down. Their K/V in a group of the proposer's own is its
         to move: a node's slot is the text's next one plus its number."""
 
-    def native(self) -> Table | None:
+    def native(self) -> ProposerTable | None:
         """Its twin; None: the library calls back."""

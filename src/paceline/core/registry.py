@@ -40,9 +40,9 @@ class Offers:
     group: str | None = None
     """The component whose K/V group in the shared block table it keeps up, if it has one."""
     taps: tuple[str, ...] = ()
-    """Hidden states of the target that it reads (`Rows.taps`), beside those of its components."""
+    """Hidden states of the target that it reads (`Rows.taps`), in addition to those of its components."""
     exits: int = 0
-    """It also reads the inputs of so many layers of the target, at most, before which a pass may end early
+    """Maximum number of the target's layers whose inputs it also reads, before which a pass may end early
     (`program.exits`)."""
     stops_early: bool = False
     """Does it end a draft where more does not pay (`MinChance`)? A tree's size need not be chosen for it then."""
@@ -52,12 +52,12 @@ class Offers:
     """Does it draft while the target's pass runs (`draft.Overlapping`)? `path`: how the text goes on if all of its
     draft is kept; `outcomes`: a draft for each likely outcome."""
     exit: float = 0.0
-    """Share of the target's layers behind which it is told what they make of the text (`View.exits`), before it drafts
-    for the outcomes of the pass; 0: it is not told."""
+    """Share of the target's layers after which it reads what they make of the text (`View.exits`), before it drafts for
+    the outcomes of the pass; 0: it does not."""
     auto: tuple[str, ...] = ()
     """Names by which `auto` tries it, where the engine has what they need: its own, or merged with others."""
     auto_needs: frozenset[Need] = frozenset()
-    """What the engine must have beside `needs` before `auto` tries it: without, it would rarely pay."""
+    """What the engine must have in addition to `needs` before `auto` tries it: without this it would rarely pay."""
     parts: tuple[str, ...] = ()
     """The drafters that a merged one joins in one tree, the cheapest first."""
     always_asked: str | None = None

@@ -19,14 +19,14 @@ class Held(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """The drawn token's log-probability and the likeliest tokens at its place, {token id: log-probability}."""
+    """The drawn token's log-probability and the most probable tokens at its place, {token id: log-probability}."""
 
     token: int
     """The id that was drawn."""
     logprob: float
     """Its log-probability, natural, after every processor."""
     top: dict[int, float]
-    """The likeliest, {token id: log-probability}, as many as asked for."""
+    """The most probable, {token id: log-probability}, as many as asked for."""
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class SpecStats:
     offered: list[int] = field(default_factory=list)
     """Drafted tokens that were judged, at depth 1, 2, ..."""
     kept: list[int] = field(default_factory=list)
-    """Those of them that were accepted, at depth 1, 2, ..."""
+    """Drafted tokens that were accepted, at depth 1, 2, ..."""
     preempted: int = 0
     """How often it lost its K/V to others and computed it again."""
     cached: int = 0
@@ -63,7 +63,7 @@ class SpecStats:
 
     @property
     def accepted(self) -> int:
-        """Those of them that were accepted."""
+        """Drafted tokens that were accepted, all depths together."""
         return sum(self.kept)
 
     @property
@@ -123,16 +123,16 @@ class Request:
     parent: int = -1
     """The request that waits for this branch; -1: none does."""
     common: int = 0
-    """Of a branch: tokens that it has from its parent."""
+    """Tokens that a branch shares with its parent."""
     closing: FinishReason | None = None
-    """Of a branch: how it ended, while K/V of its last tokens is still to be computed."""
+    """Finish reason of a branch while K/V of its last tokens is still to be computed."""
     lease: Held | None = None
     admitted: float | None = None
     """When it got its first lease, by the engine's clock."""
     finish: FinishReason | None = None
     error: str | None = None
     authors: list[str | None] = field(default_factory=list)
-    """Per output token: who drafted it; None: nobody, the target drew it."""
+    """Per output token: the drafter that proposed it; None: the target drew it."""
     text: str = ""
     """Detokenised output that may be shown, cut at a stop string; written by the engine."""
     marks: list[int] = field(default_factory=list)

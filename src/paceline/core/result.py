@@ -1,4 +1,5 @@
-"""`Result`: what a step brought one request. A plain step has one round, a run several; nobody asks which it was."""
+"""`Result`: what a step brought one request. A plain step has one round, a run several; no reader needs to know which
+it was."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

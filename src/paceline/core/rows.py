@@ -5,7 +5,7 @@ A request's rows are contiguous: first its *given* rows (prompt or committed tok
     slots of a request   0 ............. base | base .. base+given | candidates (reserved, one slot each)
     a given row sees     every slot up to its own
     a candidate sees     every slot < base + given, and the candidates named in its tree word
-    nobody sees          the segment's hidden slots
+    no row sees          the segment's hidden slots
 
 A row's position is its place (the index of its slot in the text) less the segment's shift: 0, and nothing hidden, in a
 text without joins (core/joined.py).

@@ -84,7 +84,7 @@ class Host:
     """Most rows of text in one pass of a draft model, all requests together: those that lag share them."""
     scratch: Sequence[int] = ()
     """Blocks of the target's pool that no request holds, for SCRATCH rows that begin anywhere in a block: what one pass
-    writes there is read by nobody else."""
+    writes there is read by no other component."""
     remember: int = 1 << 28
     """Bytes for what drafters remember of all requests together, shared out evenly to those that do."""
 
@@ -144,7 +144,7 @@ class View:
         return self.results[ask.place].accepted.get(self.name, [])
 
     def slot(self, request: Request, make: Callable[[], S]) -> S:
-        """This drafter's memory of `request`; made anew when the engine dropped it."""
+        """This drafter's state of `request`; created again after the engine dropped it."""
         if request.id not in self.slots:
             self.slots[request.id] = make()
         state: S = self.slots[request.id]

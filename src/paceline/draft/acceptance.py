@@ -13,7 +13,7 @@ NEED_ACCEPTANCE: Need = need("acceptance", "an acceptance head")
 
 
 @COMPANIONS.register("acceptance", "will a drafted token be kept?")
-class Acceptance(Companion):
+class AcceptanceHead(Companion):
     """`blocks` residual SiLU layers and two logits, on the draft model's state behind its final norm.
 
     `risk`: the threshold h of the paper: a draft ends where the chance that one of its tokens is rejected is above it.

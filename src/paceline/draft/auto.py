@@ -1,4 +1,4 @@
-"""`auto`, and `a|b`: the planner chooses who drafts, anew for each request and step; nothing is always a choice."""
+"""`auto`, and `a|b`: the planner chooses the drafter for each request and step; not to draft is always a choice."""
 
 from collections.abc import Sequence
 
@@ -24,7 +24,7 @@ def card(name: str) -> Offers:
     )
 
 
-@DRAFTERS.register("auto", Offers("whoever brings most, or nobody", frozenset(Law), "chain", nodes=15))
+@DRAFTERS.register("auto", Offers("the drafter that brings most, or none", frozenset(Law), "chain", nodes=15))
 class Auto:
     """Never asked: each step the planner puts one of the arms, or `none`, in its place."""
 

@@ -1,10 +1,10 @@
 """A suffix automaton that counts (Blumer et al. 1985): it grows token by token, and several texts may grow in turns.
 
 A state stands for the strings that end at the same places and counts those places. So the counts behind its transitions
-are the counts of the tokens that followed, and reading a token costs O(LONGEST) at most.
+are the counts of the tokens that followed, and reading a token costs O(MAX_SUFFIX_TOKENS) at most.
 """
 
-LONGEST = 24
+MAX_SUFFIX_TOKENS = 24
 """Longest suffix that is looked up, in tokens."""
 
 
@@ -12,7 +12,8 @@ class Automaton:
     """All substrings of some texts. State 0 is the empty string.
 
     length[s]: the longest string of state s; link[s]: the state of its longest suffix that is in another state;
-    after[s]: {next token: state}; count[s]: occurrences of its strings, exact for those of at most LONGEST + 1 tokens.
+    after[s]: {next token: state}; count[s]: occurrences of its strings, exact for those of at most
+    MAX_SUFFIX_TOKENS + 1 tokens.
     """
 
     def __init__(self) -> None:
@@ -60,8 +61,8 @@ class Automaton:
             state = self.link[state]
 
     def step(self, state: int, n: int, token: int) -> tuple[int, int]:
-        """From (state, length) of a string to those of string + `token`, of which the last LONGEST tokens are kept."""
-        return self.fit(self.after[state][token], min(n + 1, LONGEST))
+        """From (state, length) of a string to those of string + `token`, of which MAX_SUFFIX_TOKENS tokens are kept."""
+        return self.fit(self.after[state][token], min(n + 1, MAX_SUFFIX_TOKENS))
 
     def fit(self, state: int, n: int) -> tuple[int, int]:
         """The state of the last n tokens of a string of `state`."""

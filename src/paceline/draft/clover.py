@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from paceline.draft import DRAFTERS
 from paceline.draft.grow import HeadDrafter, offers
 from paceline.draft.head import HEADS, Head, HeadCard, HeadConfig
-from paceline.draft.layers import Layer, RMSNorm
+from paceline.draft.layers import DraftLayer, RMSNorm
 from paceline.draft.medusa import ResBlock
 
 
@@ -33,7 +33,7 @@ from paceline.draft.medusa import ResBlock
 class CloverConfig(HeadConfig):
     version: int = 2
     layers: int = 2
-    """Of the block."""
+    """Layers of the block."""
     recurrent: bool = True
     """Without, every depth reads the root's state: to compare."""
 
@@ -74,9 +74,9 @@ class Clover(Head):
     def __init__(self, config: CloverConfig) -> None:
         super().__init__(config)
         width, second = config.width, config.version == 2
-        self.block = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.block = nn.ModuleList(DraftLayer(config) for _ in range(config.layers))
         for layer in self.block:
-            assert isinstance(layer, Layer)
+            assert isinstance(layer, DraftLayer)
             nn.init.zeros_(layer.o_proj.weight)
             nn.init.zeros_(layer.down_proj.weight)
         self.norm, self.again = RMSNorm(width, config.eps), Mix(config)

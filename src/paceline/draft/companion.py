@@ -1,4 +1,5 @@
-"""What lies beside a draft model, in a folder of its name: small parts that say how far to draft, or what may stand.
+"""Companions of a draft model, each in a folder of its name next to it: small parts that say how far to draft, or which
+tokens may stand.
 
 A *companion* is a component without K/V. The directory of a draft model holds a folder for each, with `config.json` and
 (where it has weights) `model.safetensors`; `LLM(draft=DIR)` loads them with the draft model. `COMPANIONS` has one class
@@ -53,7 +54,7 @@ class Companion(Rowless, nn.Module):
         raise NotImplementedError
 
     def settle(self) -> Self:
-        """Serve: nobody trains it."""
+        """Prepare for serving: no gradients."""
         self.weight_bytes = sum(part.nbytes for part in self.parameters())
         return self.eval().requires_grad_(False)
 
@@ -93,12 +94,12 @@ def weight_bytes(path: Path) -> int:
 
 
 def need(kind: str, text: str) -> Need:
-    return Need(kind, f"{text} beside the draft model (give draft=DIR that `paceline train` made)")
+    return Need(kind, f"{text} next to the draft model (give draft=DIR that `paceline train` made)")
 
 
 def companions(beside: Path, target: Any, draft: Any) -> dict[str, Component]:
-    """Those in a draft model's directory, by name. Raises CheckpointError for one that cannot be read or belongs to
-    another pair of models."""
+    """Companions in a draft model's directory, by name. Raises CheckpointError for one that cannot be read or belongs
+    to another pair of models."""
     found: dict[str, Component] = {}
     for kind in kinds(beside):
         made = restored(beside / kind, COMPANIONS.get(kind)).settle()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from paceline.draft.companion import COMPANIONS, Companion, need
 
 NEED_JUDGE = need("judge", "a judge")
-RULES = ("head", "top_k")
+CORRECTNESS_RULES = ("head", "top_k")
 
 
 @COMPANIONS.register("judge", "is a drafted token as good as the target's own?")
@@ -17,7 +17,7 @@ class Correctness(Companion):
     """One linear layer on the target's state (behind its final norm) of the row that has read the drafted token.
 
     `threshold`: a token stands where its chance to be good is above it; 1: none does, 0: all do. `rule`: "head", or the
-    baseline without training "top_k", by which the target's likeliest `top_k` tokens stand.
+    baseline without training "top_k", by which the target's most probable `top_k` tokens stand.
     """
 
     kind = "judge"
@@ -25,8 +25,10 @@ class Correctness(Companion):
 
     def __init__(self, width: int, threshold: float = 0.5, rule: str = "head", top_k: int = 3) -> None:
         super().__init__(width)
-        if not 0 <= threshold <= 1 or rule not in RULES or top_k < 1:
-            raise ValueError(f"threshold {threshold} must be in [0, 1], rule {rule!r} one of {', '.join(RULES)}")
+        if not 0 <= threshold <= 1 or rule not in CORRECTNESS_RULES or top_k < 1:
+            raise ValueError(
+                f"threshold {threshold} must be in [0, 1], rule {rule!r} one of {', '.join(CORRECTNESS_RULES)}"
+            )
         self.threshold, self.rule, self.top_k = threshold, rule, top_k
         self.out = nn.Linear(width, 1)
 

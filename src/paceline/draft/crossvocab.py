@@ -7,7 +7,7 @@ one token by itself; where neither is, the chain ends. The cache grows while ser
 and that the draft needs several tokens for is entered. Guesses are points, and `exact` makes any translation lossless.
 The paper's ratio test would need the distribution of every run that spells a token; this one does without.
 
-With a share of a core to learn with (`Foreign.online`), an adapter follows the verified text (draft/online.py).
+With a share of a core to learn with (`ForeignModel.online`), an adapter follows the verified text (draft/online.py).
 """
 
 from collections import OrderedDict
@@ -26,19 +26,19 @@ from paceline.core.forest import Forest, Law
 from paceline.core.registry import Need, Offers
 from paceline.core.rows import RowsBuilder
 from paceline.draft import DRAFTERS, Ask, Host, View
-from paceline.draft.online import SPLIT, Adapter, learn
+from paceline.draft.online import HELD_OUT_SHARE, Adapter, learn
 from paceline.draft.surfaces import Surfaces
 
 FOREIGN = "foreign"
 NEED_FOREIGN = Need(FOREIGN, "a draft model of any vocabulary (give draft=PATH and drafter crossvocab)")
 MOST_RUNS = 1 << 16
 """Entries of the n-gram cache; the oldest go. With keys and bytes about 16 MB."""
-LONGEST = 16
+MAX_DRAFT_PIECES = 16
 """Draft tokens of one target token."""
 
 
 @dataclass(eq=False)
-class Foreign(Rowless):
+class ForeignModel(Rowless):
     """A component: a model with a tokenizer of its own. Its K/V is in blocks of its own, as many as the target has; so
     it keeps no group."""
 
@@ -89,7 +89,7 @@ class Translation:
         if surface is None or surface in self.own.ids:
             return
         run = tuple(self.own.spell(surface))
-        if 2 <= len(run) <= LONGEST and self.own.join(run) == surface:
+        if 2 <= len(run) <= MAX_DRAFT_PIECES and self.own.join(run) == surface:
             self.runs.pop(run, None)
             self.runs[run] = token
             while len(self.runs) > MOST_RUNS:
@@ -99,7 +99,7 @@ class Translation:
         """Target ids of a run of draft ids, as far as there are any; the longest entries first."""
         made, at = list[int](), 0
         while at < len(drafted):
-            for end in range(min(len(drafted), at + LONGEST), at + 1, -1):
+            for end in range(min(len(drafted), at + MAX_DRAFT_PIECES), at + 1, -1):
                 if (token := self.runs.get(tuple(drafted[at:end]))) is not None:
                     break
             else:
@@ -126,7 +126,7 @@ class Spelling:
 
 
 @dataclass(eq=False, slots=True)
-class Writing:
+class ForeignDraft:
     """A request's draft in the making. `rows`: draft ids that have a row or get the next one."""
 
     ask: Ask
@@ -150,7 +150,7 @@ class Writing:
 )  # fmt: skip
 class CrossVocab:
     def __init__(self, host: Host) -> None:
-        self.foreign = cast(Foreign, host.components[FOREIGN])
+        self.foreign = cast(ForeignModel, host.components[FOREIGN])
         self.chunk = host.chunk
         self.translation = Translation(self.foreign.own, self.foreign.target)
 
@@ -172,7 +172,7 @@ class CrossVocab:
                 cache.close(lease)  # full blocks stay in its index: the next draft finds them
         return forest
 
-    def _begin(self, ask: Ask, view: View) -> Writing | None:
+    def _begin(self, ask: Ask, view: View) -> ForeignDraft | None:
         """Reserve rows; None where the text ends within a character, is too long, or there is no room."""
         foreign, ids = self.foreign, self._spelt(ask, view)
         ahead = ask.item.chain
@@ -182,7 +182,7 @@ class CrossVocab:
             self._teach(foreign.adapter, view.slot(ask.request, Spelling), ids)
         lease = foreign.cache.open(ids)
         try:
-            return Writing(ask, ids, foreign.cache.begin(lease, len(ids) - lease.length, ahead))
+            return ForeignDraft(ask, ids, foreign.cache.begin(lease, len(ids) - lease.length, ahead))
         except CapacityError:
             foreign.cache.close(lease)
             return None
@@ -197,11 +197,16 @@ class CrossVocab:
         mine.tokens = list(tokens)
         return self.foreign.own.spell(bytes(mine.text), start=True)
 
-    def _write(self, writing: Sequence[Writing]) -> None:
+    def _write(self, writing: Sequence[ForeignDraft]) -> None:
         """Greedy continuations, all requests' next tokens in one pass, texts in passes of at most `chunk` rows."""
         active, adapter = list(writing), self.foreign.adapter
         while active:
-            builder, ends, left, parts = RowsBuilder(), list[Writing](), self.chunk, list[tuple[Writing, int]]()
+            builder, ends, left, parts = (
+                RowsBuilder(),
+                list[ForeignDraft](),
+                self.chunk,
+                list[tuple[ForeignDraft, int]](),
+            )
             for it in active:
                 part = it.pending[:left]
                 if not part:
@@ -220,7 +225,9 @@ class CrossVocab:
                 it.made.append(token)
             active = [it for it in active if len(it.made) < it.ask.item.chain]
 
-    def _logits(self, builder: RowsBuilder, parts: Sequence[tuple[Writing, int]], ends: Sequence[Writing]) -> Tensor:
+    def _logits(
+        self, builder: RowsBuilder, parts: Sequence[tuple[ForeignDraft, int]], ends: Sequence[ForeignDraft]
+    ) -> Tensor:
         """[ends, V], of a pass over these parts; with an adapter, of its states."""
         model, adapter = self.foreign.model, self.foreign.adapter
         if adapter is None:
@@ -230,7 +237,7 @@ class CrossVocab:
             it.states.append(part.clone())
         return cast(Embeds, model).head(adapter(torch.stack([it.states[-1][-1] for it in ends]))).float()
 
-    def _remember(self, it: Writing, view: View) -> None:
+    def _remember(self, it: ForeignDraft, view: View) -> None:
         """What was drafted and from which states, for `_teach`."""
         if it.states:
             mine = view.slot(it.ask.request, Spelling)
@@ -248,7 +255,7 @@ class CrossVocab:
         start, stop = max(first, mine.learned), min(same, len(ids) - 1)
         if start < stop:
             token = torch.tensor(ids[start + 1 : stop + 1])
-            weight = torch.tensor([1.0 if d in self.translation.one else SPLIT for d in token.tolist()])
+            weight = torch.tensor([1.0 if d in self.translation.one else HELD_OUT_SHARE for d in token.tolist()])
             adapter.add(mine.states[start - first : stop - first], token, weight)
             mine.learned = stop
 

@@ -1,4 +1,4 @@
-"""`del`: `early_exit` with the exit layer and the length of each draft chosen anew (DEL, arXiv 2504.05598).
+"""`del`: `early_exit` with the exit layer and the length chosen for each draft (DEL, arXiv 2504.05598).
 
 What every exit would have drafted (its *shadow token*) is read from hidden states that the round has computed anyway.
 With L layers, alpha the share of right shadow tokens at exit l, and drafts of g tokens, a round is expected to bring
@@ -24,18 +24,18 @@ from paceline.draft.early_exit import EXITS, EarlyExit, Leaving
 from paceline.draft.model import Growing
 from paceline.model import spans
 
-MEMORY = 0.95
+EXIT_ROUND_DECAY = 0.95
 """Weight of a round at each later one."""
-LONGEST = 17
+MAX_EXIT_DRAFT = 17
 """Longest draft that is considered."""
 PROMPT = 32
 """Rows at the end of a prompt that the first statistics are of."""
-SETTLED, EVERY, SELDOM = 16, 4, 16
-"""From so many rounds on the statistics learn from every fourth one, where no draft pays from every sixteenth: reading
-them costs passes of the head."""
-KNOWN = 64
-"""From so many rounds of all requests on, a new one is held to be as they were."""
-DOUBT = 2.0
+SETTLED, LEARN_EVERY, IDLE_LEARN_EVERY = 16, 4, 16
+"""Rounds after which the statistics learn from every fourth round only (LEARN_EVERY), or from every sixteenth if
+no draft pays (IDLE_LEARN_EVERY): reading them costs passes of the head."""
+SETTLED_ROUNDS = 64
+"""Rounds of all requests after which a new request starts with their average."""
+EXIT_DOUBT = 2.0
 """Wrong shadow tokens that every exit is held to have had: three right ones are no reason for a draft of 17."""
 INHERIT = 8.0
 """Most observations that a new request takes over from those before it."""
@@ -68,7 +68,7 @@ class Shadows:
         """One round: [E, N] of the shadow tokens, 1 where right (or the chance of it), and their probabilities."""
         new = right.sum(1), (1 - right).sum(1), (right * probability).sum(1), ((1 - right) * probability).sum(1)
         for mine, more in zip((self.right, self.wrong, self.sure, self.unsure), new):
-            mine.mul_(MEMORY).add_(more)
+            mine.mul_(EXIT_ROUND_DECAY).add_(more)
         self.rounds += 1
 
     def part(self) -> "Shadows":
@@ -78,8 +78,8 @@ class Shadows:
         return Shadows(self.right * scale, self.wrong * scale, self.sure * scale, self.unsure * scale)
 
     def alpha(self) -> list[float]:
-        """Share of right ones of each exit, with DOUBT wrong ones more; 0 where none was seen."""
-        return (self.right / (self.right + self.wrong + DOUBT)).tolist()
+        """Share of right ones of each exit, with EXIT_DOUBT wrong ones more; 0 where none was seen."""
+        return (self.right / (self.right + self.wrong + EXIT_DOUBT)).tolist()
 
     def tau(self, exit: int) -> float | None:
         """None: no right one, or no wrong one, was seen."""
@@ -89,15 +89,15 @@ class Shadows:
         return (float(self.sure[exit]) / right + float(self.unsure[exit]) / wrong) / 2
 
 
-def best(alpha: Sequence[float], exits: Sequence[int], layers: int, most: int = LONGEST) -> tuple[int, int]:
+def best(alpha: Sequence[float], exits: Sequence[int], layers: int, most: int = MAX_EXIT_DRAFT) -> tuple[int, int]:
     """(number of the exit, length) of the largest TPL; length 0 where no draft pays."""
     pairs = [(0, 0), *((e, g) for e in range(len(exits)) for g in range(1, most + 1))]
     return max(pairs, key=lambda p: tokens_per_layer(alpha[p[0]] if p[1] else 0.0, exits[p[0]], p[1], layers))
 
 
 @dataclass(slots=True)
-class Memory:
-    """Of one request."""
+class ExitMemory:
+    """State of one request."""
 
     shadows: Shadows
     seen: int = 0
@@ -112,7 +112,7 @@ class Memory:
         summary="the target's lower layers draft, where and as long as tokens per layer are most",
         laws=frozenset({Law.SHARED_NOISE, Law.SAMPLED}),
         shape="chain",
-        nodes=LONGEST,
+        nodes=MAX_EXIT_DRAFT,
         needs=frozenset({NEED_PROGRAM}),
         taps=("post_norm",),
         exits=EXITS,
@@ -129,7 +129,7 @@ class DynamicExit(EarlyExit):
         super().__init__(host)
         self.target = host.embeds(TARGET)
         self.common = Shadows.none(len(self.exits))
-        """Of all requests."""
+        """Counts over all requests."""
 
     def leaving(self, ask: Ask, view: View) -> Leaving:
         nothing = Leaving(ask, ask.txn.base, most=0)
@@ -137,12 +137,12 @@ class DynamicExit(EarlyExit):
             return nothing
         memory = self._memory(ask, view)
         shadows = memory.shadows
-        exit, length = self._best(shadows, min(LONGEST, ask.item.chain))
+        exit, length = self._best(shadows, min(MAX_EXIT_DRAFT, ask.item.chain))
         memory.drafts = length > 0
         if not length:
             return nothing
         tau = shadows.tau(exit) if self.by_confidence else None
-        most, floor = (length, 0.0) if tau is None else (LONGEST, tau)
+        most, floor = (length, 0.0) if tau is None else (MAX_EXIT_DRAFT, tau)
         # the price of a node is the planner's for a fixed length; here TPL decides
         free = ask._replace(item=ask.item._replace(min_chance=None))
         return Leaving(free, ask.txn.base, layer=self.exits[exit], most=most, floor=floor)
@@ -164,7 +164,7 @@ class DynamicExit(EarlyExit):
             memory = self._memory(ask, view)
             memory.seen += 1
             if not ask.request.output and ask.item.given > 1:
-                memory.drafts = self.common.rounds < KNOWN or self._best(memory.shadows, LONGEST)[1] > 0
+                memory.drafts = self.common.rounds < SETTLED_ROUNDS or self._best(memory.shadows, MAX_EXIT_DRAFT)[1] > 0
                 if not memory.drafts:
                     continue
                 found = self._of_prompt(hidden, taps)
@@ -178,16 +178,16 @@ class DynamicExit(EarlyExit):
     def _best(self, shadows: Shadows, most: int) -> tuple[int, int]:
         return best(shadows.alpha(), self.exits, self.layers, most)
 
-    def _due(self, memory: Memory) -> bool:
+    def _due(self, memory: ExitMemory) -> bool:
         """Do the statistics learn from this round?"""
-        new = memory.seen <= SETTLED and self.common.rounds < KNOWN
-        return new or memory.seen % (EVERY if memory.drafts else SELDOM) == 0
+        new = memory.seen <= SETTLED and self.common.rounds < SETTLED_ROUNDS
+        return new or memory.seen % (LEARN_EVERY if memory.drafts else IDLE_LEARN_EVERY) == 0
 
-    def _memory(self, ask: Ask, view: View) -> Memory:
-        return view.slot(ask.request, lambda: Memory(self.common.part()))
+    def _memory(self, ask: Ask, view: View) -> ExitMemory:
+        return view.slot(ask.request, lambda: ExitMemory(self.common.part()))
 
     def _of_prompt(self, hidden: Mapping[str, Tensor], taps: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """The likeliest token of each exit against the target's own, at the last rows of a prompt."""
+        """The most probable token of each exit against the target's own, at the last rows of a prompt."""
         states = [hidden[tap][-PROMPT:] for tap in (*taps, "post_norm")]
         count, width = states[0].shape
         logits = spans.head(self.model, torch.cat(states[:-1]).view(-1, width), self.layers)
@@ -214,7 +214,8 @@ class DynamicExit(EarlyExit):
 
 
 def probabilities(scores: Tensor, drawn: Sequence[int], laws: Sequence[Law]) -> list[float]:
-    """Of each drawn token; under a rule that looks at q of the likeliest one: a draft's length depends on no draw."""
+    """Probability of each drawn token; under a rule that looks at q, of the most probable token, so that the length of
+    a draft does not depend on a draw."""
     p = scores.softmax(-1)
     own = p.gather(1, torch.tensor(drawn, device=p.device).clamp(min=0)[:, None])[:, 0]
     return [a if law is Law.SAMPLED else b for a, b, law in zip(p.amax(-1).tolist(), own.tolist(), laws)]

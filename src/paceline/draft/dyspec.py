@@ -22,27 +22,27 @@ from torch import Tensor
 
 from paceline.core.forest import ROOT, Law
 from paceline.core.plan import Item, MinChance
-from paceline.core.proposer import Table
+from paceline.core.proposer import ProposerTable
 from paceline.core.rows import Rows
 from paceline.draft import DRAFTERS, Host
 from paceline.draft.model import SHARP, lacking
 from paceline.draft.tree import Draws, Laws, Tree, TreeDrafter, TreeProposer, offers
 from paceline.native.structs import CTrees, addresses, integers_in, reals_in
 
-MIN_CHANCE = MinChance(0.02)
+DYSPEC_MIN_CHANCE = MinChance(0.02)
 """A deterministic node of a smaller chance is not worth its row, unless the planner knows better: one beyond the first
 costs 1-3 % of a step."""
 GAIN = 0.2
-"""A deterministic tree gets another pass of the draft model if so many of the nodes it asks about are kept, unless the
-planner knows what a pass costs (`MinChance.level`)."""
-PASSES = 10
+"""Expected number of kept nodes, among those it asks about, for which a deterministic tree gets another pass of the
+draft model, unless the planner knows what a pass costs (`MinChance.level`)."""
+TREE_PASSES = 10
 RISE, FALL = 1.03, 0.97
-"""Of the threshold: every second tree is cut off."""
+"""Factors by which the threshold rises and falls: every second tree is cut off."""
 
-RANKS, BINS = 3, 16
-SPAN = 5.0
-"""Bins cover log-odds from -SPAN to SPAN."""
-WEIGHT = 8.0
+BINNED_RANKS, BINS = 3, 16
+LOG_ODDS_SPAN = 5.0
+"""Bins cover log-odds from -LOG_ODDS_SPAN to LOG_ODDS_SPAN."""
+PAPER_TRIES = 8.0
 """Tries that the paper's estimate counts for, in each bin."""
 
 Path = tuple[int, ...]
@@ -66,36 +66,36 @@ class Trees(Protocol):
         """`draft.model.Chains.drafting`."""
 
 
-class Rates:
+class BinnedRates:
     """How often something came about, by rank (0, 1, 2 and beyond) and by a number in [0, 1] that foretells it."""
 
     def __init__(self) -> None:
-        first = [1 / (1 + exp(SPAN - 2 * SPAN * (b + 0.5) / BINS)) for b in range(BINS)]
-        self.tries = [[WEIGHT] * BINS for _ in range(RANKS)]
-        self.hits = [[WEIGHT * p for p in first] for _ in range(RANKS)]
+        first = [1 / (1 + exp(LOG_ODDS_SPAN - 2 * LOG_ODDS_SPAN * (b + 0.5) / BINS)) for b in range(BINS)]
+        self.tries = [[PAPER_TRIES] * BINS for _ in range(BINNED_RANKS)]
+        self.hits = [[PAPER_TRIES * p for p in first] for _ in range(BINNED_RANKS)]
 
     def count(self, rank: int, share: float, hit: bool) -> None:
-        row, b = min(rank, RANKS - 1), place_of(share)
+        row, b = min(rank, BINNED_RANKS - 1), place_of(share)
         self.tries[row][b] += 1
         self.hits[row][b] += hit
 
     def of(self, rank: int, share: float) -> float:
-        row, b = min(rank, RANKS - 1), place_of(share)
+        row, b = min(rank, BINNED_RANKS - 1), place_of(share)
         return self.hits[row][b] / self.tries[row][b]
 
 
 def place_of(share: float) -> int:
     """Bin of a share, by its log-odds: whether 0.9 or 0.99 are kept decides how deep a tree goes."""
     odds = log(max(share, 1e-12)) - log(max(1 - share, 1e-12))
-    return min(max(int((odds + SPAN) / (2 * SPAN) * BINS), 0), BINS - 1)
+    return min(max(int((odds + LOG_ODDS_SPAN) / (2 * LOG_ODDS_SPAN) * BINS), 0), BINS - 1)
 
 
-class Chances:
+class ChildChances:
     """How often a drawn child was accepted when it was examined: `drawn` by its share R, `ahead` by the share that a
     draw at its place has on average."""
 
     def __init__(self) -> None:
-        self.drawn, self.ahead = Rates(), Rates()
+        self.drawn, self.ahead = BinnedRates(), BinnedRates()
 
     def count(self, draws: Draws, rank: int, hit: bool) -> None:
         self.drawn.count(rank, share(draws, rank), hit)
@@ -106,11 +106,11 @@ class Chances:
         return self.drawn.of(rank, share(draws, rank))
 
     def next(self, draws: Draws, drawn: int) -> float:
-        """The same before it is drawn."""
+        """Chance of the next child before it is drawn, once it is reached."""
         return self.ahead.of(drawn, average(draws, drawn))
 
     def first(self) -> float:
-        """The same for the first child of a place whose distribution is not known."""
+        """Chance of the first child of a place whose distribution is not known."""
         return sum(self.ahead.hits[0]) / sum(self.ahead.tries[0])
 
 
@@ -137,10 +137,10 @@ class Memo:
     """place: the chance that its next draw is examined."""
     laws: dict[int, Draws] = field(default_factory=dict)
     paths: dict[Path, Draws] = field(default_factory=dict)
-    """The same by path, for a deterministic choice."""
+    """Distributions by path, for a deterministic choice."""
     passes: int = 0
 
-    def worth(self, chances: Chances, place: int) -> float:
+    def worth(self, chances: ChildChances, place: int) -> float:
         """The chance that the next draw at `place` is accepted."""
         draws, drawn = self.laws.get(place), self.drawn[place]
         if draws is None:
@@ -149,7 +149,7 @@ class Memo:
             return 0.0
         return self.reached[place] * chances.next(draws, drawn)
 
-    def draw(self, tree: Tree, chances: Chances, place: int) -> int:
+    def draw(self, tree: Tree, chances: ChildChances, place: int) -> int:
         """Draw the next child of `place`."""
         draws, drawn = self.laws[place], self.drawn[place]
         child, chance = tree.add(place, draws.token[drawn]), chances.of(draws, drawn)
@@ -163,7 +163,7 @@ class Memo:
 
 def prices(item: Item) -> tuple[float, float]:
     """What a node of a deterministic tree has to bring, and what another pass over it."""
-    chance = item.min_chance or MIN_CHANCE
+    chance = item.min_chance or DYSPEC_MIN_CHANCE
     return chance.row, chance.level or GAIN
 
 
@@ -201,7 +201,7 @@ class DySpec(TreeDrafter):
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self.native = cast(Trees, self.model) if "tree" in self.model.abilities else None
-        self.chances = Chances()
+        self.chances = ChildChances()
 
     def plant(self, tree: Tree) -> None:
         tree.memo = Memo()
@@ -226,14 +226,14 @@ class DySpec(TreeDrafter):
             items = [tree.ask.item for tree, _ in warm]
             sizes = [(item.nodes, item.depth) for item in items]
             least, gain = map(list, zip(*map(prices, items)))
-            grown = self.native.tree(rows, sizes, [x or SHARP for _, x in warm], least, gain, (self.width, PASSES))
+            grown = self.native.tree(rows, sizes, [x or SHARP for _, x in warm], least, gain, (self.width, TREE_PASSES))
             for (tree, _), (tokens, parents, computed) in zip(warm, grown):
                 for token, parent in zip(tokens, parents):
                     tree.add(parent, token)
                 tree.fresh, tree.computed, tree.reach = [], computed, tree.known
         return super().grow(trees)
 
-    def table(self, proposer: TreeProposer) -> Table | None:
+    def table(self, proposer: TreeProposer) -> ProposerTable | None:
         if self.native is None:
             return None
         trees, items = proposer.trees, proposer.items
@@ -241,18 +241,18 @@ class DySpec(TreeDrafter):
         least, gain = map(reals_in, zip(*map(prices, items)))
         nodes, reach = integers_in(proposer.nodes), integers_in([tree.reach for tree in trees])
         places = addresses(nodes, least, gain, reach, computed := integers_in([0] * len(trees)))
-        state = CTrees(ctypes.pointer(model), ctypes.pointer(behind), *places, self.width, PASSES, SHARP)
+        state = CTrees(ctypes.pointer(model), ctypes.pointer(behind), *places, self.width, TREE_PASSES, SHARP)
 
         def done() -> None:
             for tree, rows in zip(trees, reach):
                 tree.reach = rows
 
-        return Table("paceline_trees", state, (held, nodes, least, gain, reach, computed), done)
+        return ProposerTable("paceline_trees", state, (held, nodes, least, gain, reach, computed), done)
 
     def _settle(self, tree: Tree, laws: Laws) -> list[int]:
-        """Of a deterministic choice nothing is owed to what was chosen before: the tree is the best one by the
-        distributions known so far, until the distributions of its places are known. After d passes it is right down to
-        depth d."""
+        """Rebuild a deterministic tree as the best one by the distributions known so far; earlier choices need not be
+        kept. This repeats until the distributions of all its places are known. After d passes the tree is right down to
+        depth d. Returns the places to compute next."""
         known: dict[Path, Draws] = tree.memo.paths
         known.update((tree.path(place), draws) for place, draws in laws.items())
         least, price = prices(tree.ask.item)
@@ -262,7 +262,7 @@ class DySpec(TreeDrafter):
         new = [i for i, (chance, path) in enumerate(best) if path not in known and chance > last]
         tree.memo.passes += 1
         gain = sum(best[i][0] for i in new)
-        return new if gain >= price and tree.memo.passes <= PASSES else []
+        return new if gain >= price and tree.memo.passes <= TREE_PASSES else []
 
     def _pop(self, tree: Tree, laws: Laws) -> list[int]:
         memo: Memo = tree.memo
@@ -281,7 +281,7 @@ class DySpec(TreeDrafter):
         return []
 
 
-def count(chances: Chances, tree: Tree, path: Sequence[int], laws: Laws) -> None:
+def count(chances: ChildChances, tree: Tree, path: Sequence[int], laws: Laws) -> None:
     """Note, at every place that was reached, the children up to the accepted one."""
     for above, rank, hit in tree.examined(path):
         if above in laws:
@@ -299,7 +299,7 @@ class DySpecThreshold(TreeDrafter):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self.chances = Chances()
+        self.chances = ChildChances()
         self.least: dict[int, float] = {}
 
     def plant(self, tree: Tree) -> None:

@@ -22,19 +22,19 @@ from paceline.core.registry import Offers
 from paceline.core.rows import Out, Rows
 from paceline.draft import DRAFTERS
 from paceline.draft.feature import FeatureDrafter, FeatureHead, layer_spec
-from paceline.draft.grow import NODES
-from paceline.draft.head import HEADS, LAYOUT, HeadCard, HeadFacts, HeadFiles, need, whole
+from paceline.draft.grow import HEAD_TREE_NODES
+from paceline.draft.head import HEADS, METHOD_KEY, HeadCard, HeadFacts, HeadFiles, need, whole
 from paceline.model.blocks import FeedForward, Norm, SelfAttention
 from paceline.model.linear import Linear, Packing, plain
 
-NAME = "eagle3"
+EAGLE3 = "eagle3"
 RELEASED = "LlamaForCausalLMEagle3"
 """The architecture that released EAGLE-3 heads name; their layer is `midlayer` where `speculators` has `layers.0`."""
-LAYERS = "eagle_aux_hidden_state_layer_ids"
+TAP_LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class EagleShape:
     """Sizes of a head. `taps`: the states that it reads; `fused`: EAGLE-3, else EAGLE-1; `width` and `vocab` are those
     of the target; `draft_vocab`: tokens that its own matrix knows."""
 
@@ -56,20 +56,20 @@ class Shape:
     theta: float = 10000.0
 
     @classmethod
-    def read(cls, config: Mapping[str, Any]) -> "Shape":
+    def read(cls, config: Mapping[str, Any]) -> "EagleShape":
         """From config.json, in the layout of `speculators` or that of released heads. Raises CheckpointError."""
         layer = config.get("transformer_layer_config", config)
         fused = bool(config.get("fused", True))
-        if fused and LAYERS not in config:
+        if fused and TAP_LAYERS_KEY not in config:
             raise CheckpointError(
-                f"The config of the head does not say which hidden states it reads; add {LAYERS!r}, the numbers of the "
-                "layers whose inputs they are ([2, L // 2, L - 3] for most heads of a target with L layers)."
+                f"The config of the head does not say which hidden states it reads; add {TAP_LAYERS_KEY!r}, the numbers"
+                " of the layers whose inputs they are ([2, L // 2, L - 3] for most heads of a target with L layers)."
             )
         try:
             width, heads = int(layer["hidden_size"]), int(layer["num_attention_heads"])
             vocab = int(layer["vocab_size"])
             rope = layer.get("rope_parameters") or {}
-            taps = tuple(i if isinstance(i, str) else f"input:{i}" for i in config.get(LAYERS, ("post_norm",)))
+            taps = tuple(i if isinstance(i, str) else f"input:{i}" for i in config.get(TAP_LAYERS_KEY, ("post_norm",)))
             return cls(
                 width, heads, int(layer.get("num_key_value_heads", heads)),
                 int(layer.get("head_dim") or width // heads), int(layer["intermediate_size"]),
@@ -87,9 +87,9 @@ class Shape:
         """As config.json, in the layout of `speculators`."""
         layers = [int(n) if (n := tap.removeprefix("input:")).isdigit() else tap for tap in self.taps]
         return {
-            "architectures": ["Eagle3Speculator"], LAYOUT: NAME, "speculators_version": "0.1.0",
+            "architectures": ["Eagle3Speculator"], METHOD_KEY: EAGLE3, "speculators_version": "0.1.0",
             "draft_vocab_size": self.draft_vocab, "norm_before_residual": self.norm_before_residual,
-            LAYERS: layers, "fused": self.fused, "depth": self.depth,
+            TAP_LAYERS_KEY: layers, "fused": self.fused, "depth": self.depth,
             "transformer_layer_config": {
                 "model_type": "llama", "hidden_size": self.width, "num_attention_heads": self.heads,
                 "num_key_value_heads": self.kv_heads, "head_dim": self.head_dim, "intermediate_size": self.ffn,
@@ -123,20 +123,20 @@ class Shape:
         return out
 
 
-@HEADS.register(NAME, HeadCard("a decoder layer on the target's own features"))
+@HEADS.register(EAGLE3, HeadCard("a decoder layer on the target's own features"))
 class Eagle(FeatureHead):
-    """The component. `weights` by the names of `Shape.sizes`; `d2t` [draft_vocab]: what to add to a draft id for the
-    target's, None where both vocabularies are one."""
+    """The component. `weights` by the names of `EagleShape.sizes`; `d2t` [draft_vocab]: what to add to a draft id for
+    the target's, None where both vocabularies are one."""
 
     def __init__(
-        self, shape: Shape, weights: Mapping[str, Tensor], packing: Packing, d2t: Tensor | None = None
+        self, shape: EagleShape, weights: Mapping[str, Tensor], packing: Packing, d2t: Tensor | None = None
     ) -> None:
         for name, size in shape.sizes().items():
             if name not in weights or tuple(weights[name].shape) != size:
                 has = tuple(weights[name].shape) if name in weights else "missing"
                 raise CheckpointError(f"Weight {name} of the EAGLE head is {has}, but {size} is expected.")
         read = sum(weights[name].numel() for name in shape.sizes())
-        super().__init__(layer_spec(NAME, shape), shape.taps, shape.width, shape.vocab, read, packing.dtype)
+        super().__init__(layer_spec(EAGLE3, shape), shape.taps, shape.width, shape.vocab, read, packing.dtype)
         self.shape, self.compute = shape, packing.compute
         self.ids = None if d2t is None else torch.arange(len(d2t)) + d2t
 
@@ -159,22 +159,22 @@ class Eagle(FeatureHead):
 
     @classmethod
     def claims(cls, config: Mapping[str, Any]) -> bool:
-        return config.get(LAYOUT) == NAME or RELEASED in (config.get("architectures") or ())
+        return config.get(METHOD_KEY) == EAGLE3 or RELEASED in (config.get("architectures") or ())
 
     @classmethod
     def facts(cls, config: Mapping[str, Any]) -> HeadFacts:
-        shape = Shape.read(config)
+        shape = EagleShape.read(config)
         kept = 2 * shape.kv_heads * shape.head_dim + shape.width
-        return HeadFacts(NAME, shape.width, shape.vocab, shape.depth, kept, shape.taps, verifier(config))
+        return HeadFacts(EAGLE3, shape.width, shape.vocab, shape.depth, kept, shape.taps, verifier(config))
 
     @classmethod
     def load(cls, files: HeadFiles, packing: Packing) -> "Eagle":
         weights = {name.replace("midlayer.", "layers.0."): part for name, part in files.tensors().items()}
-        return cls(Shape.read(files.config), weights, packing, weights.get("d2t"))
+        return cls(EagleShape.read(files.config), weights, packing, weights.get("d2t"))
 
     @classmethod
     def sketch(cls, width: int, vocab: int, seed: int) -> "Eagle":
-        shape = Shape(width, 2, 1, 4, 8, vocab, vocab - 2, 512, ("post_norm",))
+        shape = EagleShape(width, 2, 1, 4, 8, vocab, vocab - 2, 512, ("post_norm",))
         d2t = (torch.arange(vocab - 2) % 2).sort().values
         return cls(shape, random_weights(shape, seed), plain(torch.float32, torch.device("cpu")), d2t)
 
@@ -213,14 +213,14 @@ class Eagle(FeatureHead):
 
 
 @DRAFTERS.register(
-    NAME,
+    EAGLE3,
     Offers(
         "a decoder layer on the target's own features", frozenset({Law.SHARED_NOISE, Law.WITHOUT_REPLACEMENT}), "tree",
-        NODES, needs=frozenset({need(NAME)}), group=NAME, auto=(NAME,),
+        HEAD_TREE_NODES, needs=frozenset({need(EAGLE3)}), group=EAGLE3, auto=(EAGLE3,),
     ),
 )  # fmt: skip
 class Eagle3(FeatureDrafter):
-    group = NAME
+    group = EAGLE3
 
 
 def verifier(config: Mapping[str, Any]) -> str:
@@ -229,7 +229,7 @@ def verifier(config: Mapping[str, Any]) -> str:
     return str(named or "")
 
 
-def random_weights(shape: Shape, seed: int = 0) -> dict[str, Tensor]:
+def random_weights(shape: EagleShape, seed: int = 0) -> dict[str, Tensor]:
     """What training begins with."""
     stream = torch.Generator().manual_seed(seed)
     return {
@@ -239,5 +239,5 @@ def random_weights(shape: Shape, seed: int = 0) -> dict[str, Tensor]:
 
 
 def spread(layers: int) -> tuple[str, ...]:
-    """The taps of EAGLE-3 on a target of so many layers: the inputs of a low, a middle and a high one."""
+    """Taps of EAGLE-3 on a target with `layers` layers: the inputs of a low, a middle and a high one."""
     return tuple(f"input:{i}" for i in dict.fromkeys((min(2, layers - 1), layers // 2, max(0, layers - 3))))

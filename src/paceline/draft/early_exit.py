@@ -23,7 +23,7 @@ from paceline.model import spans
 
 EXITS = 8
 """Most layers to choose an exit from."""
-LEAVE = 0.5
+DEFAULT_EXIT_SHARE = 0.5
 """Share of the layers that a draft runs through, where nothing is measured."""
 
 
@@ -51,7 +51,7 @@ class Leaving(Growing):
 
     @property
     def below(self) -> list[str]:
-        """Hidden states below the exit that somebody reads."""
+        """Hidden states below the exit that are read."""
         return [tap for tap in self.ask.item.taps if tap in {f"input:{i}" for i in range(self.layer)}]
 
 
@@ -76,7 +76,7 @@ class EarlyExit(ModelDrafter):
 
     def leaving(self, ask: Ask, view: View) -> Leaving:
         """Where and how far a request's draft runs. `most` 0: not at all."""
-        layer = min(self.exits, key=lambda layer: abs(layer - LEAVE * self.layers), default=0)
+        layer = min(self.exits, key=lambda layer: abs(layer - DEFAULT_EXIT_SHARE * self.layers), default=0)
         return Leaving(ask, ask.txn.base, layer=layer, most=64 if layer else 0)
 
     def draft(self, asks: Sequence[Ask], view: View) -> Forest:

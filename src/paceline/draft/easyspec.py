@@ -17,7 +17,7 @@ from paceline.core.registry import Need, Offers
 from paceline.draft import DRAFTERS, NEED_DRAFT, Host, View
 from paceline.draft.model import Growing, ModelDrafter
 
-SIZE = 4
+EASYSPEC_SIZE = 4
 """N, that of the paper."""
 
 
@@ -43,7 +43,7 @@ def grouped(layers: int, size: int) -> Program:
 class EasySpec(ModelDrafter):
     """Not tried by `auto`: on one device a fuzzy pass costs as much as an exact one."""
 
-    size = SIZE
+    size = EASYSPEC_SIZE
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)

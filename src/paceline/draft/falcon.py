@@ -1,6 +1,6 @@
 """`falcon`: k tokens for each pass of the head (semi-autoregressive blocks; Gao et al. 2024, arXiv 2412.12639).
 
-    z_u = LSTM([e(x_u); f_(u-1)])                         two layers; begins anew at every MEMORY-th row of a text
+    z_u = LSTM([e(x_u); f_(u-1)])                         two layers; restarts at every LSTM_ROWS-th row of a text
     o_u = z_u + Attention(z)_u;  o_u += FFN(norm o_u)     sees the text and the whole of its own block
     o_u stands for the target's state f_(u-1+k), so its distribution is that of token x_(u+k)
 
@@ -24,19 +24,19 @@ from paceline.core.registry import Offers
 from paceline.core.rows import Out, Rows
 from paceline.draft import DRAFTERS, Ask, View
 from paceline.draft.feature import FeatureDrafter, FeatureHead, layer_spec
-from paceline.draft.grow import NODES
-from paceline.draft.head import HEADS, LAYOUT, HeadCard, HeadConfig, HeadFacts, HeadFiles, need
+from paceline.draft.grow import HEAD_TREE_NODES
+from paceline.draft.head import HEADS, METHOD_KEY, HeadCard, HeadConfig, HeadFacts, HeadFiles, need
 from paceline.draft.tree import Tree
 from paceline.model.blocks import FeedForward, Norm, rotate_
 from paceline.model.linear import Linear, Packing, plain
 
-NAME = "falcon"
-MEMORY = 16
-"""Rows after which the LSTM begins anew: its state at a row is then a function of at most so many rows, and need not
+FALCON = "falcon"
+LSTM_ROWS = 16
+"""Rows after which the LSTM restarts: its state at a row is then a function of at most this many rows, and need not
 be stored with each."""
-LAYERS = 2
+FALCON_LAYERS = 2
 State = tuple[Tensor, Tensor]
-"""h and c of the LSTM, [N, LAYERS, H]."""
+"""h and c of the LSTM, [N, FALCON_LAYERS, H]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ def sizes(c: FalconConfig) -> dict[str, tuple[int, ...]]:
     """Shape of every weight."""
     h, q, kv = c.width, c.heads * c.head_dim, c.kv_heads * c.head_dim
     out: dict[str, tuple[int, ...]] = {}
-    for layer in range(LAYERS):
+    for layer in range(FALCON_LAYERS):
         out |= {
             f"lstm.weight_ih_l{layer}": (4 * h, 2 * h if layer == 0 else h), f"lstm.weight_hh_l{layer}": (4 * h, h),
             f"lstm.bias_ih_l{layer}": (4 * h,), f"lstm.bias_hh_l{layer}": (4 * h,),
@@ -70,7 +70,7 @@ def cell(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     return o.sigmoid() * c.tanh(), c
 
 
-@HEADS.register(NAME, HeadCard("blocks of tokens from one pass of a recurrent decoder layer"))
+@HEADS.register(FALCON, HeadCard("blocks of tokens from one pass of a recurrent decoder layer"))
 class Falcon(FeatureHead):
     """The component."""
 
@@ -80,7 +80,7 @@ class Falcon(FeatureHead):
                 has = tuple(weights[name].shape) if name in weights else None
                 raise CheckpointError(f"Weight {name} of the Falcon head has the shape {has}, but {size} is expected.")
         read = sum(weights[name].numel() for name in sizes(config))
-        super().__init__(layer_spec(NAME, config), ("post_norm",), config.width, config.vocab, read, packing.dtype)
+        super().__init__(layer_spec(FALCON, config), ("post_norm",), config.width, config.vocab, read, packing.dtype)
         self.config, self.block, self.compute = config, config.block, packing.compute
 
         def linear(*names: str, dim: int = 0, bias: Tensor | None = None) -> Linear:
@@ -90,7 +90,7 @@ class Falcon(FeatureHead):
         self.gates = [
             linear(f"lstm.weight_ih_l{i}", f"lstm.weight_hh_l{i}", dim=1,
                    bias=weights[f"lstm.bias_ih_l{i}"] + weights[f"lstm.bias_hh_l{i}"])
-            for i in range(LAYERS)
+            for i in range(FALCON_LAYERS)
         ]  # fmt: skip
         self.qkv = linear(*(f"self_attn.{x}_proj.weight" for x in "qkv"))
         self.out = linear("self_attn.o_proj.weight")
@@ -101,13 +101,13 @@ class Falcon(FeatureHead):
 
     @classmethod
     def claims(cls, config: Mapping[str, Any]) -> bool:
-        return config.get(LAYOUT) == NAME
+        return config.get(METHOD_KEY) == FALCON
 
     @classmethod
     def facts(cls, config: Mapping[str, Any]) -> HeadFacts:
         made = FalconConfig.read(config)
         kept = 2 * made.kv_heads * made.head_dim + made.width
-        return HeadFacts(NAME, made.width, made.vocab, made.depth, kept, ("post_norm",))
+        return HeadFacts(FALCON, made.width, made.vocab, made.depth, kept, ("post_norm",))
 
     @classmethod
     def load(cls, files: HeadFiles, packing: Packing) -> "Falcon":
@@ -136,13 +136,13 @@ class Falcon(FeatureHead):
         return (self.target.head(features) if self.own is None else self.own(features.contiguous())).float()
 
     def blank(self, count: int) -> State:
-        zeros = torch.zeros(count, LAYERS, self.config.width, dtype=self.compute)
+        zeros = torch.zeros(count, FALCON_LAYERS, self.config.width, dtype=self.compute)
         return zeros, zeros
 
     def recur(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """One step of the LSTM: z [N, H] and the state behind it, from x [N, 2 H]."""
         hs, cs = [], []
-        for layer in range(LAYERS):
+        for layer in range(FALCON_LAYERS):
             gates = self.gates[layer](torch.cat((x, state[0][:, layer]), -1).contiguous())
             x, c = cell(gates, state[1][:, layer])
             hs.append(x)
@@ -181,7 +181,7 @@ class Falcon(FeatureHead):
 
 
 @dataclass(slots=True)
-class Node:
+class FalconNode:
     """A drafted token as a row: its K/V [2, kv_heads, D], query, z and the LSTM's state behind it."""
 
     kv: Tensor
@@ -191,7 +191,7 @@ class Node:
 
 
 @dataclass(slots=True)
-class Block:
+class FalconBlock:
     """What a block put out: the features [k, H] and distributions [k, V] of the k tokens behind it."""
 
     features: Tensor
@@ -199,7 +199,7 @@ class Block:
 
 
 @dataclass(slots=True)
-class Kept:
+class FalconState:
     """What is remembered of a request between steps: the LSTM's state behind its row `row`."""
 
     row: int
@@ -207,14 +207,14 @@ class Kept:
 
 
 @DRAFTERS.register(
-    NAME,
+    FALCON,
     Offers(
         "blocks of tokens from one pass of a head", frozenset({Law.SHARED_NOISE, Law.WITHOUT_REPLACEMENT}), "tree",
-        NODES, needs=frozenset({need(NAME)}), group=NAME, auto=(NAME,),
+        HEAD_TREE_NODES, needs=frozenset({need(FALCON)}), group=FALCON, auto=(FALCON,),
     ),
 )  # fmt: skip
 class FalconDrafter(FeatureDrafter):
-    group = NAME
+    group = FALCON
     head: Falcon
 
     @torch.inference_mode()
@@ -225,7 +225,7 @@ class FalconDrafter(FeatureDrafter):
     def grow(self, trees: Sequence[Tree]) -> list[Tensor]:
         tables: list[Tensor] = []
         self.texts: dict[int, Tensor] = {}
-        self.nodes: dict[int, dict[tuple[int, ...], Node]] = {}
+        self.nodes: dict[int, dict[tuple[int, ...], FalconNode]] = {}
         left = self.chunk
         for tree in trees:
             left -= self.catch_up_rows(tree, max(1, left))
@@ -244,19 +244,20 @@ class FalconDrafter(FeatureDrafter):
         return tables
 
     def catch_up_rows(self, tree: Tree, most: int) -> int:
-        """Compute K/V of the text's rows that are missing, at most so many, and remember the LSTM's state; how many."""
+        """Compute K/V of the text's missing rows, up to `most` of them, and remember the LSTM's state. Returns the
+        number of rows."""
         start, stop = tree.reach, min(tree.known, tree.reach + most)
         kept, k = self.kept.get(tree.ask.request.id), self.head.block
         again = max(0, min(start, tree.known - k))  # the last block's rows are needed as queries, too
-        first, state = again - again % MEMORY, self.head.blank(1)
-        if isinstance(kept, Kept) and kept.row + 1 == again and again % MEMORY:
+        first, state = again - again % LSTM_ROWS, self.head.blank(1)
+        if isinstance(kept, FalconState) and kept.row + 1 == again and again % LSTM_ROWS:
             first, state = again, (kept.state[0][None], kept.state[1][None])
         tokens = torch.tensor(tree.text(first, stop))
         before = self.head.before([-1] * (first == 0) + tree.slots(max(0, first - 1), stop - 1))
         x = torch.cat((self.embedded(tokens), before.to(self.head.compute)), -1)
         zs, states = [], {}
         for i, row in enumerate(range(first, stop)):
-            z, state = self.head.recur(x[i : i + 1], state if row % MEMORY else self.head.blank(1))
+            z, state = self.head.recur(x[i : i + 1], state if row % LSTM_ROWS else self.head.blank(1))
             zs.append(z)
             states[row] = state
         z = torch.cat(zs)
@@ -264,9 +265,9 @@ class FalconDrafter(FeatureDrafter):
         self.head.store(tree.slots(start, stop), kv[start - first :])
         tree.reach = stop
         mark = max(first, stop - 1 - k)  # next time its last block is computed from there
-        tree.states["kept"] = Kept(mark, (states[mark][0][0], states[mark][1][0]))
+        tree.states["kept"] = FalconState(mark, (states[mark][0][0], states[mark][1][0]))
         if not tree.lagging:
-            self.nodes[id(tree)] = {(): Node(kv[-1], q[-k:], z[-k:], (state[0][0], state[1][0]))}
+            self.nodes[id(tree)] = {(): FalconNode(kv[-1], q[-k:], z[-k:], (state[0][0], state[1][0]))}
             self.texts[id(tree)] = self.head.text(tree.slots(min(1, stop - 1), stop))
         return stop - start
 
@@ -298,10 +299,10 @@ class FalconDrafter(FeatureDrafter):
         features = torch.cat(outs)
         logits, at = self.head.law(features), 0
         for (tree, path), out in zip(wanted, outs):
-            made = Block(out, logits[at : at + len(out)])
+            made = FalconBlock(out, logits[at : at + len(out)])
             if len(out) < self.head.block:  # the text is shorter than a block
                 lack = self.head.block - len(out)
-                made = Block(
+                made = FalconBlock(
                     torch.cat((out[:1].expand(lack, -1), out)),
                     torch.cat((made.logits[:1].expand(lack, -1), made.logits)),
                 )
@@ -315,7 +316,7 @@ class FalconDrafter(FeatureDrafter):
             return
         above = [self.nodes[id(tree)][path[:-1]].state for tree, path in todo]
         position = [tree.known - 1 + len(path) for tree, path in todo]
-        begins = torch.tensor([p % MEMORY == 0 for p in position])[:, None, None]
+        begins = torch.tensor([p % LSTM_ROWS == 0 for p in position])[:, None, None]
         h, c = (torch.stack([state[i] for state in above]).masked_fill(begins, 0.0) for i in (0, 1))
         k, features = self.head.block, []
         for tree, path in todo:
@@ -325,7 +326,7 @@ class FalconDrafter(FeatureDrafter):
         z, state = self.head.recur(x, (h, c))
         q, kv = self.head.project(z, torch.tensor(position), max(position) + 1)
         for i, (tree, path) in enumerate(todo):
-            self.nodes[id(tree)][path] = Node(kv[i], q[i], z[i], (state[0][i], state[1][i]))
+            self.nodes[id(tree)][path] = FalconNode(kv[i], q[i], z[i], (state[0][i], state[1][i]))
 
     def learn(self, view: View) -> None:
         kept = {

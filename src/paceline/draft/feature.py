@@ -2,9 +2,9 @@
 
 Row t of such a head reads the token x_t and the target's feature of row t - 1, and says what follows x_t. So it depends
 on the text up to x_t alone, as the target's rows do, and a prefix can be shared with it. Row 0 has no feature before
-it; nobody sees its key. A drafted node reads what the head itself put out at the node's parent.
+it; no row sees its key. A drafted node reads what the head itself put out at the node's parent.
 
-The feature lies in the pool beside the row's K/V: after a prefix hit nobody else has that of the last shared row.
+The feature lies in the pool next to the row's K/V: after a prefix hit it is the only copy for the last shared row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ from paceline.model.decoder import unpacked
 from paceline.model.spec import Attention, Dense, Layer, ModelSpec, Rope
 
 
-class Sizes(Protocol):
+class LayerSizes(Protocol):
     """What the shape of a head says of its layer."""
 
     @property
@@ -50,7 +50,7 @@ class Sizes(Protocol):
     def theta(self) -> float: ...
 
 
-def layer_spec(name: str, of: Sizes) -> ModelSpec:
+def layer_spec(name: str, of: LayerSizes) -> ModelSpec:
     """A head's layer as a decoder of one."""
     inverse = 1.0 / of.theta ** (torch.arange(0, of.head_dim, 2, dtype=torch.float32) / of.head_dim)
     return ModelSpec(
@@ -63,7 +63,7 @@ def layer_spec(name: str, of: Sizes) -> ModelSpec:
 
 
 class Headless(Fused):
-    """Attention that nobody's row 0 takes part in."""
+    """Attention that leaves out row 0 of every text."""
 
     def prepare(self, rows: Rows) -> None:
         self.lone = None
@@ -91,7 +91,7 @@ class FeatureHead:
         self.rotary = Rotary(spec.layers[0].attention.rope, self.device, torch.float32, spec.max_len + 64)
         self.kv_bytes_per_token = (spec.kv_width + spec.hidden) * self.dtype.itemsize
         self.target: Embeds | None = None
-        """Whose embedding and head it shares; the drafter sets it."""
+        """Model whose embedding and head are shared; the drafter sets it."""
 
     def allocate(self, blocks: int, block_size: int) -> None:
         spec = self.spec
@@ -134,7 +134,8 @@ class FeatureHead:
         raise NotImplementedError
 
     def forward(self, rows: Rows) -> Out:
-        """As a model's; `rows.hidden` [T, hidden]: what each row reads beside its token; `leave`: what it puts out."""
+        """As a model's; `rows.hidden` [T, hidden]: what each row reads in addition to its token; `leave`: what it puts
+        out."""
         raise NotImplementedError
 
 
@@ -183,7 +184,7 @@ class FeatureDrafter(DySpec):
         return out.logits
 
     def entering(self, tree: Tree) -> Tensor:
-        """What the rows that were laid read beside their tokens."""
+        """What the rows that were laid read in addition to their tokens."""
         if tree.laid is None:
             return torch.stack([tree.states[tree.path(tree.parent[place])] for place in tree.first])
         start, stop = tree.laid

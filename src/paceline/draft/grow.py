@@ -17,20 +17,20 @@ from torch import Tensor
 from paceline.core.component import TARGET
 from paceline.core.forest import ROOT, Forest, Law
 from paceline.core.plan import Item
-from paceline.core.proposer import Table
+from paceline.core.proposer import ProposerTable
 from paceline.core.registry import Offers
 from paceline.core.rows import RowsBuilder
 from paceline.draft import Ask, Host, View
 from paceline.draft.head import Head, need, whole
-from paceline.draft.head_runs import WIDTH, Compiled, HeadProposer
+from paceline.draft.head_runs import MAX_CHILDREN, CompiledHead, HeadProposer
 from paceline.draft.sequoia import Shape, rates, shaped
 from paceline.draft.tree import Draws, Laws, Tree, TreeDrafter, TreeProposer, cut, law_of
 
-NODES = 15
-PRIOR = (0.5, 0.13, 0.07, 0.04, 0.03, 0.02, 0.015, 0.01, 0.008, 0.006)
-FADE = 0.8
-"""What `PRIOR` is multiplied by from depth to depth."""
-WEIGHT = 20.0
+HEAD_TREE_NODES = 15
+RANK_PRIOR = (0.5, 0.13, 0.07, 0.04, 0.03, 0.02, 0.015, 0.01, 0.008, 0.006)
+RANK_PRIOR_FADE = 0.8
+"""What `RANK_PRIOR` is multiplied by from depth to depth."""
+RANK_PRIOR_ROUNDS = 20.0
 """Rounds that the first rates count for."""
 
 
@@ -39,12 +39,12 @@ def offers(name: str, summary: str, keeps: bool = False) -> Offers:
     drafts within runs, `Head.abilities` says."""
     laws = frozenset({Law.SHARED_NOISE, Law.WITHOUT_REPLACEMENT})
     group = name if keeps else None
-    return Offers(summary, laws, "tree", NODES, frozenset({need(name)}), group, runs="greedy", auto=(name,))
+    return Offers(summary, laws, "tree", HEAD_TREE_NODES, frozenset({need(name)}), group, runs="greedy", auto=(name,))
 
 
 @cache
 def ranked(nodes: int, chances: tuple[tuple[float, ...], ...]) -> tuple[tuple[float, tuple[int, ...]], ...]:
-    """The nodes of `best`, the likeliest first: the chance of each, and its ranks from depth 1 down."""
+    """The nodes of `best`, the most probable first: the chance of each, and its ranks from depth 1 down."""
     kept = list[tuple[float, tuple[int, ...]]]()
     heap: list[tuple[float, tuple[int, ...]]] = [(-chances[0][0], (0,))]
     while heap and len(kept) < nodes:
@@ -66,7 +66,7 @@ def best(nodes: int, chances: tuple[tuple[float, ...], ...]) -> Shape:
     kept = {path for _, path in ranked(nodes, chances)}
 
     def shape(path: tuple[int, ...]) -> Shape:
-        below = [(*path, rank) for rank in range(WIDTH)]
+        below = [(*path, rank) for rank in range(MAX_CHILDREN)]
         return tuple(shape(child) for child in below if child in kept)
 
     return shape(())
@@ -78,16 +78,16 @@ def paying(item: Item, chances: tuple[tuple[float, ...], ...]) -> int:
     return sum(chance >= price for chance, _ in ranked(item.nodes, chances))
 
 
-class Chances:
+class RankChances:
     """Rates by depth and rank, over all requests, from the rounds; they change between rounds only."""
 
     def __init__(self, first: Sequence[Sequence[float]], depth: int) -> None:
-        """`first`: as measured before; missing ones are `PRIOR`'s."""
-        known = [[float(rate) for rate in row][:WIDTH] for row in first][:depth]
-        known += [[p * FADE**d for p in PRIOR] for d in range(len(known), depth)]
-        self.hits = [[WEIGHT * max(p, 1e-4) for p in row] for row in known]
-        self.tries = [[WEIGHT * max(1 - sum(row[:rank]), 1e-3) for rank in range(len(row))] for row in known]
-        self.due = 2 * WEIGHT
+        """`first`: as measured before; missing ones are `RANK_PRIOR`'s."""
+        known = [[float(rate) for rate in row][:MAX_CHILDREN] for row in first][:depth]
+        known += [[p * RANK_PRIOR_FADE**d for p in RANK_PRIOR] for d in range(len(known), depth)]
+        self.hits = [[RANK_PRIOR_ROUNDS * max(p, 1e-4) for p in row] for row in known]
+        self.tries = [[RANK_PRIOR_ROUNDS * max(1 - sum(row[:rank]), 1e-3) for rank in range(len(row))] for row in known]
+        self.due = 2 * RANK_PRIOR_ROUNDS
         self.rates = self.falling()
 
     def observe(self, depth: int, rank: int, hits: int, tries: int = 1) -> None:
@@ -126,10 +126,10 @@ class HeadDrafter(TreeDrafter):
         self.sampler, self.chunk = host.sampler, host.chunk
         self.keeps = self.name if head.kv_layers else None
         """The K/V group, of a head that has one."""
-        self.width = min(WIDTH, head.config.draft_vocab or head.vocab_size)
+        self.width = min(MAX_CHILDREN, head.config.draft_vocab or head.vocab_size)
         depth = head.config.depth
-        self.chances = {greedy: Chances(head.config.accuracy, depth) for greedy in (True, False)}
-        self.compiled = Compiled(head, self.target)
+        self.chances = {greedy: RankChances(head.config.accuracy, depth) for greedy in (True, False)}
+        self.compiled = CompiledHead(head, self.target)
         self.roots: dict[int, Tensor] = {}
         """{place: state of the root}, of the requests to draft for."""
 
@@ -143,7 +143,8 @@ class HeadDrafter(TreeDrafter):
         return shaped(tree, laws)
 
     def draws(self, places: list[tuple[Tree, int]], scores: Tensor) -> list[Draws]:
-        """Of deterministic trees the likeliest tokens alone: the shape is fixed, so nobody asks how likely."""
+        """Draws of each place. Deterministic trees get the most probable tokens alone: their shape is fixed, so the
+        probabilities are not needed."""
         if any(tree.law is not Law.POINT for tree, _ in places):
             return super().draws(places, scores)
         score, token = scores.topk(min(self.width, scores.shape[-1]), dim=-1)
@@ -184,7 +185,7 @@ class HeadDrafter(TreeDrafter):
             return None
         return HeadProposer(self, trees, [ask.item for ask in asks], [contexts[ask.place] for ask in asks])
 
-    def table(self, proposer: TreeProposer) -> Table | None:
+    def table(self, proposer: TreeProposer) -> ProposerTable | None:
         assert isinstance(proposer, HeadProposer)
         chances = self.chances[True]
 

@@ -36,20 +36,20 @@ from paceline.core.errors import CheckpointError, InputError
 from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.registry import Need, Registry
 from paceline.draft import released
+from paceline.draft.companion import CONFIG, WEIGHTS
 from paceline.draft.int8 import widened
-from paceline.draft.layers import Layer, PackedLinear, Paged
+from paceline.draft.layers import DraftLayer, PackedLinear, Paged
 from paceline.model import pages
 from paceline.model.blocks import Rotary
 from paceline.model.decoder import unpacked
 from paceline.model.footprint import Footprint
 from paceline.model.linear import Packing
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
-LAYOUT = "speculators_model_type"
+METHOD_KEY = "speculators_model_type"
 """The key of config.json that names the method."""
-NEVER = -1e30
+ABSENT_LOGIT = -1e30
 """Logit of a token that a draft vocabulary lacks."""
-NAMES = {"width": "hidden_size", "vocab": "vocab_size", "max_len": "max_position_embeddings"}
+CONFIG_KEYS = {"width": "hidden_size", "vocab": "vocab_size", "max_len": "max_position_embeddings"}
 """Keys of config.json for fields of `HeadConfig` that have another name there."""
 
 
@@ -157,23 +157,24 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def method_of(path: Path) -> str | None:
     """The format that a directory is of; None for a model, or no such directory. Raises CheckpointError for a head that
-    nobody reads."""
+    no method reads."""
     if not (path / CONFIG).is_file():
         return None
     config = read_config(path)
     for name in HEADS.names():
         if HEADS.get(name).claims(config):
             return name
-    if LAYOUT in config:
+    if METHOD_KEY in config:
         raise CheckpointError(
-            f"{path} is a head of the method {config[LAYOUT]!r}, which is not known; known are "
+            f"{path} is a head of the method {config[METHOD_KEY]!r}, which is not known; known are "
             f"{', '.join(HEADS.names())}."
         )
     return None
 
 
 def facts_of(path: Path) -> HeadFacts:
-    """Of a directory for which `method_of` has a name."""
+    """Facts of the head in a directory for which `method_of` has a name. Raises CheckpointError for another
+    directory."""
     name = method_of(path)
     if name is None:
         raise CheckpointError(f"{path} is not the directory of a head; give one that `paceline train` made.")
@@ -214,7 +215,9 @@ def whole(logits: Tensor, words: Tensor | None, vocab: int) -> Tensor:
     """[N, vocab] of logits [N, draft vocabulary] of these words (None: of all), in float32."""
     if words is None:
         return logits.float()
-    return logits.new_full((len(logits), vocab), NEVER, dtype=torch.float32).index_copy_(1, words, logits.float())
+    return logits.new_full((len(logits), vocab), ABSENT_LOGIT, dtype=torch.float32).index_copy_(
+        1, words, logits.float()
+    )
 
 
 # -- heads that are PyTorch modules ------------------------------------------------------------------------------------
@@ -237,8 +240,8 @@ class HeadConfig:
     """Tokens that one output matrix knows, for all depths: the target's rows of them, or with `own_head` trained ones;
     0: all of the vocabulary. Over a large vocabulary that matrix is most of what a draft costs."""
     heads: int = 0
-    """Of its own attention, if it has any: heads, those of keys and values, numbers in each, width of the feed-forward
-    part, base of the rotation, epsilon of the norms."""
+    """Attention of the head, if it has any: number of heads, of key/value heads, head dimension, width of the
+    feed-forward part, base of the rotary embedding, epsilon of the norms."""
     kv_heads: int = 0
     head_dim: int = 0
     ffn: int = 0
@@ -254,7 +257,7 @@ class HeadConfig:
         given: dict[str, Any] = {}
         kinds: dict[str, Any] = {f.name: int if f.default is MISSING else type(f.default) for f in fields(cls)}
         for f in fields(cls):
-            key = NAMES.get(f.name, f.name)
+            key = CONFIG_KEYS.get(f.name, f.name)
             if key in config:
                 given[f.name] = config[key]
             elif f.default is MISSING:
@@ -267,18 +270,18 @@ class HeadConfig:
                 value < 0 if kind is int else False
             ):
                 raise CheckpointError(
-                    f"The config of the head says {NAMES.get(name, name)} = {value!r}, but a {kind.__name__} is "
+                    f"The config of the head says {CONFIG_KEYS.get(name, name)} = {value!r}, but a {kind.__name__} is "
                     "expected; restore it, or train the head again."
                 )
         return cls(**given)
 
     def written(self) -> dict[str, Any]:
         """As keys of config.json."""
-        return {NAMES.get(name, name): value for name, value in asdict(self).items()}
+        return {CONFIG_KEYS.get(name, name): value for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class HeadStage:
     """One depth of a head that is nothing but this: y = straight z + SiLU(bent z) of the `inputs`, or y = z; then
     y = y + SiLU(W y) for each block W. z is the hidden state; with `sees`, and behind it the embeddings of the root and
     of all tokens down to the node."""
@@ -306,7 +309,7 @@ class Head(nn.Module):
     taps: tuple[str, ...] = ("post_norm",)
     compute = torch.float32
     d2t: Tensor
-    """Of a draft vocabulary: what to add to a place in it for the token's id."""
+    """Offsets int64 of a draft vocabulary: token id minus its index in the draft vocabulary."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
@@ -348,8 +351,8 @@ class Head(nn.Module):
         """[N, H] for `logits`, at nodes of this depth."""
         raise NotImplementedError
 
-    def stage(self, depth: int) -> "Stage | None":
-        """What `draft` computes at this depth; None: that is no `Stage`, and the head does not draft within runs."""
+    def stage(self, depth: int) -> "HeadStage | None":
+        """What `draft` computes at this depth; None: no `HeadStage`, so the head does not draft within runs."""
         return None
 
     @property
@@ -372,7 +375,7 @@ class Head(nn.Module):
 
     @classmethod
     def claims(cls, config: Mapping[str, Any]) -> bool:
-        return config.get(LAYOUT) == cls.method
+        return config.get(METHOD_KEY) == cls.method
 
     @classmethod
     def facts(cls, config: Mapping[str, Any]) -> HeadFacts:
@@ -434,8 +437,8 @@ class Head(nn.Module):
 
         path.mkdir(parents=True, exist_ok=True)
         config = {
-            "architectures": [f"{type(self).__name__}Speculator"], LAYOUT: self.method, "speculators_version": "0.1.0",
-            "dtype": "float32", **self.config.written(), **more,
+            "architectures": [f"{type(self).__name__}Speculator"], METHOD_KEY: self.method,
+            "speculators_version": "0.1.0", "dtype": "float32", **self.config.written(), **more,
         }  # fmt: skip
         save_file({name: part.contiguous() for name, part in self.state_dict().items()}, path / WEIGHTS)
         (path / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -443,7 +446,7 @@ class Head(nn.Module):
     # -- as a component --------------------------------------------------------------------------------------------
 
     def settle(self) -> Self:
-        """Serve: as a component that nobody trains."""
+        """Prepare for serving, as a component without gradients."""
         parts = (part.bytes for part in self.modules() if isinstance(part, PackedLinear))
         self.weight_bytes = sum(parts) + sum(part.nbytes for part in self.parameters())
         numbers = 2 * self.kv_layers * self.config.kv_heads * self.config.head_dim
@@ -468,7 +471,7 @@ class Head(nn.Module):
         pool = pages.tensor((self.kv_layers, 2, c.kv_heads, blocks, block_size, c.head_dim), self.kv_dtype, cpu)
         make = quickest(cpu, self.kv_dtype)
         self.attend = make(pool, [None] * self.kv_layers, c.heads, c.head_dim**-0.5, None)
-        self.rotary = Rotary(Layer.rope(c.head_dim, c.theta), cpu, torch.float32, c.max_len + MAX_CANDIDATES)
+        self.rotary = Rotary(DraftLayer.rope(c.head_dim, c.theta), cpu, torch.float32, c.max_len + MAX_CANDIDATES)
 
     def paged(self, rows: Any) -> Paged:
         """Attention over the text's rows in the pool, for `enrich`."""

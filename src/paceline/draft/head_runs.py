@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.component import Embeds
-from paceline.core.proposer import Draft, Table, Turn
+from paceline.core.proposer import Draft, ProposerTable, Turn
 from paceline.draft.head import Head
 from paceline.draft.layers import PackedLinear
 from paceline.draft.tree import TreeProposer
@@ -21,7 +21,7 @@ from paceline.native.structs import CHeads, CModel, CStage, addresses, integers_
 if TYPE_CHECKING:
     from paceline.draft.grow import HeadDrafter
 
-WIDTH = 10
+MAX_CHILDREN = 10
 """Most children of one node, as in propose_head.h."""
 
 Counts = Sequence[Sequence[int]]
@@ -47,7 +47,7 @@ class HeadProposer(TreeProposer):
             self.drafter.observe(self.trees[turn.place], list(path))
 
 
-class Compiled:
+class CompiledHead:
     """A head as the native library takes it, where all of its matrices and its target lie natively."""
 
     def __init__(self, head: Head, target: Embeds) -> None:
@@ -87,15 +87,15 @@ class Compiled:
         nodes: Sequence[int],
         tree: Sequence[tuple[int, ...]],
         observe: Callable[[Counts, Counts], None],
-    ) -> Table | None:
-        """The twin of a proposer. `tree`: paths of ranks, the likeliest first; a text has the first of them, at most
-        `nodes`; `observe`: told behind the run how often ranks were tried, and hit."""
+    ) -> ProposerTable | None:
+        """The twin of a proposer. `tree`: paths of ranks, the most probable first; a text has the first of them, at
+        most `nodes`; `observe`: called after the run with how often ranks were tried, and hit."""
         if self.stages is None:
             return None
         for model in self.models:
             model.threads = torch.get_num_threads()
         at, depth = {path: place for place, path in enumerate(tree)}, self.head.config.depth
-        tries, hits = (integers_in([0] * (depth * WIDTH)) for _ in range(2))
+        tries, hits = (integers_in([0] * (depth * MAX_CHILDREN)) for _ in range(2))
         held = (
             integers_in(nodes),
             integers_in([item.depth for item in proposer.items]),
@@ -111,7 +111,7 @@ class Compiled:
         )  # fmt: skip
 
         def done() -> None:
-            places = [slice(d * WIDTH, (d + 1) * WIDTH) for d in range(depth)]
+            places = [slice(d * MAX_CHILDREN, (d + 1) * MAX_CHILDREN) for d in range(depth)]
             observe([tries[place] for place in places], [hits[place] for place in places])
 
-        return Table("paceline_heads", state, (first, held), done, tap=self.head.taps[0])
+        return ProposerTable("paceline_heads", state, (first, held), done, tap=self.head.taps[0])

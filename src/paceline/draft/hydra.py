@@ -19,15 +19,15 @@ from torch import Tensor, nn
 
 from paceline.draft import DRAFTERS
 from paceline.draft.grow import HeadDrafter, offers
-from paceline.draft.head import HEADS, Head, HeadCard, HeadConfig, Stage
-from paceline.draft.layers import Layer, RMSNorm
+from paceline.draft.head import HEADS, Head, HeadCard, HeadConfig, HeadStage
+from paceline.draft.layers import DraftLayer, RMSNorm
 from paceline.draft.medusa import ResBlock
 
 
 @dataclass(frozen=True, kw_only=True)
 class HydraConfig(HeadConfig):
     layers: int = 1
-    """Of each depth's network."""
+    """Layers of each depth's network."""
     prefix: bool = False
     """Hydra++: a decoder layer of its own over the text."""
     grounded: bool = True
@@ -64,7 +64,7 @@ class Hydra(Head):
         width = config.width
         self.depths = nn.ModuleList(Grounded((d + 2) * width, width, config.layers) for d in range(config.depth))
         if config.prefix:
-            self.prefix, self.norm = Layer(config), RMSNorm(width, config.eps)
+            self.prefix, self.norm = DraftLayer(config), RMSNorm(width, config.eps)
             nn.init.zeros_(self.prefix.o_proj.weight)
             nn.init.zeros_(self.prefix.down_proj.weight)
 
@@ -89,11 +89,11 @@ class Hydra(Head):
         made: Tensor = self.depths[depth](state)
         return made
 
-    def stage(self, depth: int) -> Stage | None:
+    def stage(self, depth: int) -> HeadStage | None:
         if self.config.prefix or not self.config.grounded:
             return None
         it: Any = self.depths[depth]
-        return Stage([block.linear for block in it.blocks], (it.straight, it.bent), sees=True)
+        return HeadStage([block.linear for block in it.blocks], (it.straight, it.bent), sees=True)
 
     @classmethod
     def small(cls) -> dict[str, Any]:

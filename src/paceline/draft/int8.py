@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-SCALE = "_scale"
+SCALE_SUFFIX = "_scale"
 """What the name of an int8 matrix's scales [outputs, 1] ends with."""
 
 
@@ -19,7 +19,7 @@ def shrink(path: Path) -> int:
     for name, part in load_file(file).items():
         if part.is_floating_point() and part.dim() == 2:
             scale = part.float().abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127
-            out[name], out[name + SCALE] = (part.float() / scale).round().to(torch.int8), scale
+            out[name], out[name + SCALE_SUFFIX] = (part.float() / scale).round().to(torch.int8), scale
         else:
             out[name] = part
     save_file(out, file)
@@ -27,10 +27,10 @@ def shrink(path: Path) -> int:
 
 
 def widened(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights in float32 where a scale stands beside them in int8 (`shrink`)."""
+    """Weights in float32, dequantized where the file stores int8 with a scale (`shrink`)."""
     out = dict[str, Tensor]()
     for name, part in tensors.items():
-        if not name.endswith(SCALE):
-            scale = tensors.get(name + SCALE)
+        if not name.endswith(SCALE_SUFFIX):
+            scale = tensors.get(name + SCALE_SUFFIX)
             out[name] = part if scale is None else part.float() * scale
     return out

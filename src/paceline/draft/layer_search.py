@@ -8,20 +8,20 @@ import numpy as np
 from paceline.core.program import Part, Program
 
 BAYESIAN = 2
-"""Every so many-th suggestion is the process's (the paper's 25th: a score costs more than a choice)."""
-KAPPA, NOISE = 2.5, 1e-2
+"""Suggestions of which one is the process's (the paper's 25th: a score costs more than a choice)."""
+UCB_KAPPA, NOISE = 2.5, 1e-2
 """Weight of the deviation in the upper confidence bound; variance of a score's noise."""
 POOL = 512
 """Sets that the bound is computed of."""
-KEPT = 128
+MAX_SCORES = 128
 """Latest scores that the process knows."""
-GOOD, PERFECT, STALE, MOST = 0.93, 0.995, 60, 1000
-"""The search ends where nothing is left to gain, after so many suggestions without a better one, or after so many. The
-paper's ends at GOOD; better sets were found in a few dozen suggestions more. It goes on where the set in use has fallen
-below GOOD."""
+GOOD_SCORE, PERFECT, STALE, MAX_SUGGESTIONS = 0.93, 0.995, 60, 1000
+"""The search ends where nothing is left to gain, after STALE suggestions without a better one, or after MAX_SUGGESTIONS
+suggestions. The paper's ends at GOOD_SCORE; better sets were found in a few dozen suggestions more. It goes on where
+the set in use has fallen below GOOD_SCORE."""
 
 Choice = tuple[bool, ...]
-"""Of each sub-layer between the first layer and the last, attention before feed-forward: is it left out?"""
+"""Flag per sub-layer between the first layer and the last, attention before feed-forward: True if it is left out."""
 
 
 def skipping(choice: Choice) -> Program:
@@ -38,8 +38,8 @@ def spread(width: int, count: int) -> Choice:
 
 
 def upper_bounds(seen: np.ndarray, scores: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """mean + KAPPA deviations at `points` [P, d] of a Gaussian process through `scores` [N] at `seen` [N, d] (0 or 1),
-    with the kernel s^2 exp(-h / (d / 4)) of their Hamming distance h."""
+    """mean + UCB_KAPPA deviations at `points` [P, d] of a Gaussian process through `scores` [N] at `seen` [N, d] (0 or
+    1), with the kernel s^2 exp(-h / (d / 4)) of their Hamming distance h."""
 
     def kernel(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         a, b = a.astype(np.float64), b.astype(np.float64)
@@ -52,13 +52,13 @@ def upper_bounds(seen: np.ndarray, scores: np.ndarray, points: np.ndarray) -> np
     across = np.linalg.solve(lower, kernel(seen, points))
     drawn = np.linalg.solve(lower, (scores - mean) / scale)
     deviation = np.sqrt(np.maximum(1 - (across**2).sum(0), 0))
-    bounds: np.ndarray = mean + scale * (across.T @ drawn + KAPPA * deviation)
+    bounds: np.ndarray = mean + scale * (across.T @ drawn + UCB_KAPPA * deviation)
     return bounds
 
 
 @dataclass
 class Search:
-    """Of one kind of text. `best` is the set in use."""
+    """Search for one kind of text. `best` is the set in use."""
 
     best: Choice
     count: int
@@ -76,7 +76,7 @@ class Search:
 
     @property
     def over(self) -> bool:
-        return self.score >= PERFECT or self.stale >= STALE or self.tried >= MOST
+        return self.score >= PERFECT or self.stale >= STALE or self.tried >= MAX_SUGGESTIONS
 
     def suggest(self) -> Choice:
         """The set to score next: the one in use while it has no score."""
@@ -93,11 +93,11 @@ class Search:
 
     def register(self, choice: Choice, score: float) -> None:
         """What a set scored; the better one is used from now on."""
-        self.seen = [*self.seen[-KEPT + 1 :], (choice, score)]
+        self.seen = [*self.seen[-MAX_SCORES + 1 :], (choice, score)]
         self.tried += 1
         self.stale += 1
         if choice == self.best:
-            if score < GOOD <= self.score:
+            if score < GOOD_SCORE <= self.score:
                 self.stale = 0  # the text has changed
             self.score = score  # of the text as it is now
         elif score > self.score:

@@ -35,7 +35,7 @@ class Paged:
         return self.attend.forward(layer, q, torch.stack((k, v.float()), 1))
 
 
-class Dense:
+class DenseTexts:
     """Over `count` texts of `length` rows each, the rows of a text side by side; differentiable."""
 
     def __init__(self, count: int, length: int, rotary: Rotary) -> None:
@@ -67,7 +67,7 @@ class RMSNorm(nn.Module):
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * self.weight).to(x.dtype)
 
 
-class Layer(nn.Module):
+class DraftLayer(nn.Module):
     """A Llama layer: x + attention(norm x), then x + FFN(norm x). `c`: sizes, a `HeadConfig`."""
 
     def __init__(self, c: Any) -> None:

@@ -6,7 +6,7 @@
 
 Of the text the target's own cache is read, of the committed rows, where it lies; the drafted tokens are seen by self
 attention alone. Its own keys and values are functions of token and position: what is kept of a request is a window of
-them, made anew from the text when it is lost. Texts are read span by span, and spans are merged by their log-sum-exp:
+them, rebuilt from the text when it is lost. Texts are read span by span, and spans are merged by their log-sum-exp:
 nothing as long as the text is ever made.
 """
 
@@ -17,21 +17,21 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from paceline.core.component import TARGET, Ability, Embeds, Keys, Rowless
+from paceline.core.component import TARGET, Ability, Embeds, KeySource, Rowless
 from paceline.core.errors import CheckpointError
 from paceline.core.forest import ROOT, Forest, Law
 from paceline.core.registry import Offers
 from paceline.draft import DRAFTERS, Ask, Host, View
 from paceline.draft.dyspec import DySpec
 from paceline.draft.feature import layer_spec
-from paceline.draft.grow import NODES
-from paceline.draft.head import HEADS, LAYOUT, HeadCard, HeadConfig, HeadFacts, HeadFiles, need
+from paceline.draft.grow import HEAD_TREE_NODES
+from paceline.draft.head import HEADS, METHOD_KEY, HeadCard, HeadConfig, HeadFacts, HeadFiles, need
 from paceline.draft.tree import Tree
 from paceline.model.blocks import FeedForward, Norm, Rotary, rotate_
 from paceline.model.linear import Linear, Packing, plain
 
-NAME = "longspec"
-SPAN = 512
+LONGSPEC = "longspec"
+READ_ROWS = 512
 """Rows of the target's cache that are read at a time."""
 Part = tuple[Tensor, Tensor]
 """What attention over some keys gives [N, heads, D], and the log-sum-exp [N, heads] of their scores."""
@@ -71,7 +71,7 @@ def merge(one: Part, other: Part) -> Part:
     return one[0] * weight + other[0] * (1 - weight), torch.logaddexp(one[1], other[1])
 
 
-@HEADS.register(NAME, HeadCard("a layer that reads the target's own cache, for long texts"))
+@HEADS.register(LONGSPEC, HeadCard("a layer that reads the target's own cache, for long texts"))
 class LongSpec(Rowless):
     """The component. It keeps nothing for each token of a text."""
 
@@ -83,7 +83,7 @@ class LongSpec(Rowless):
             if name not in weights or tuple(weights[name].shape) != size:
                 has = tuple(weights[name].shape) if name in weights else None
                 raise CheckpointError(f"Weight {name} of the LongSpec head has the shape {has}; expected is {size}.")
-        self.config, self.spec, self.compute = config, layer_spec(NAME, config), packing.compute
+        self.config, self.spec, self.compute = config, layer_spec(LONGSPEC, config), packing.compute
         self.width, self.vocab_size, self.max_len = config.width, config.vocab, config.max_len
         self.weight_bytes = sum(weights[name].numel() for name in sizes(config)) * packing.dtype.itemsize
         self.rotary = Rotary(
@@ -107,12 +107,12 @@ class LongSpec(Rowless):
 
     @classmethod
     def claims(cls, config: Mapping[str, Any]) -> bool:
-        return config.get(LAYOUT) == NAME
+        return config.get(METHOD_KEY) == LONGSPEC
 
     @classmethod
     def facts(cls, config: Mapping[str, Any]) -> HeadFacts:
         made = LongSpecConfig.read(config)
-        return HeadFacts(NAME, made.width, made.vocab, made.depth, 0, ())
+        return HeadFacts(LONGSPEC, made.width, made.vocab, made.depth, 0, ())
 
     @classmethod
     def load(cls, files: HeadFiles, packing: Packing) -> "LongSpec":
@@ -160,16 +160,16 @@ class LongSpec(Rowless):
         seen = parts[0] if len(parts) == 1 else merge(*parts)
         return x + self.out(seen[0].flatten(1).to(self.compute))
 
-    def crossed(self, x: Tensor, position: int, slots: Sequence[int], target: Keys) -> Tensor:
-        """x [N, H] behind cross attention over the target's last layer in these slots, SPAN by SPAN."""
+    def crossed(self, x: Tensor, position: int, slots: Sequence[int], target: KeySource) -> Tensor:
+        """x [N, H] behind cross attention over the target's last layer in these slots, READ_ROWS by READ_ROWS."""
         if not slots:
             return x
         c = self.config
         q = self.cross_q(self.norms[1](x)).view(len(x), c.heads, c.head_dim)
         q = self.turned(q, torch.full((len(x),), position))
         seen: Part | None = None
-        for start in range(0, len(slots), SPAN):
-            new = part(q, *target.last_keys(list(slots[start : start + SPAN])), self.spec.attention_scale)
+        for start in range(0, len(slots), READ_ROWS):
+            new = part(q, *target.last_keys(list(slots[start : start + READ_ROWS])), self.spec.attention_scale)
             seen = new if seen is None else merge(seen, new)
         assert seen is not None
         return x + self.cross_out(seen[0].flatten(1).to(self.compute))
@@ -182,7 +182,7 @@ class LongSpec(Rowless):
 
 
 @dataclass(slots=True)
-class Window:
+class KeyWindow:
     """What is remembered of a request: keys and values [S, 2, kv_heads, D] of the rows up to `stop` of its text, the
     last `window` ones."""
 
@@ -191,10 +191,10 @@ class Window:
 
 
 @DRAFTERS.register(
-    NAME,
+    LONGSPEC,
     Offers(
         "a layer that reads the target's own cache", frozenset({Law.SHARED_NOISE, Law.WITHOUT_REPLACEMENT}), "tree",
-        NODES, needs=frozenset({need(NAME)}), auto=(NAME,),
+        HEAD_TREE_NODES, needs=frozenset({need(LONGSPEC)}), auto=(LONGSPEC,),
     ),
 )  # fmt: skip
 class LongSpecDrafter(DySpec):
@@ -204,11 +204,11 @@ class LongSpecDrafter(DySpec):
         self.group = TARGET
         super().__init__(host)
         self.native = None
-        self.head = cast(LongSpec, host.components[NAME])
+        self.head = cast(LongSpec, host.components[LONGSPEC])
         self.head.target = host.embeds(TARGET)
         target = host.components[TARGET]
         assert "keys" in target.abilities, "the target does not show its cache"
-        self.keys = cast(Keys, target)
+        self.keys = cast(KeySource, target)
 
     @torch.inference_mode()
     def draft(self, asks: Sequence[Ask], view: View) -> Forest:
@@ -238,16 +238,16 @@ class LongSpecDrafter(DySpec):
             self._level(places, self.head.law(torch.cat(xs)), tables)
         return tables
 
-    def window(self, tree: Tree, kept: object) -> Window:
-        """Of the whole text: what is remembered, and what is new."""
+    def window(self, tree: Tree, kept: object) -> KeyWindow:
+        """Window over the whole text: the remembered rows and the new ones."""
         most, known = self.head.config.window, tree.known
         start = max(0, known - most)
-        old = kept.kv if isinstance(kept, Window) and start <= kept.stop <= known else None
-        first = kept.stop if old is not None and isinstance(kept, Window) else start
+        old = kept.kv if isinstance(kept, KeyWindow) and start <= kept.stop <= known else None
+        first = kept.stop if old is not None and isinstance(kept, KeyWindow) else start
         parts = [old] if old is not None else []
         if first < known:
             parts.append(self.head.rows(tree.text(first, known), range(first, known)))
-        return Window(known, torch.cat(parts)[-most:].clone())
+        return KeyWindow(known, torch.cat(parts)[-most:].clone())
 
     def level(self, tree: Tree, paths: list[tuple[int, ...]], depth: int) -> Tensor:
         """x [N, H] of the nodes with these paths, all of one depth; () is the last token of the text."""
@@ -277,4 +277,4 @@ class LongSpecDrafter(DySpec):
 
 def bytes_kept(slots: Mapping[int, Any]) -> int:
     """Bytes that are remembered of all requests."""
-    return sum(it.kv.numel() * it.kv.element_size() for it in slots.values() if isinstance(it, Window))
+    return sum(it.kv.numel() * it.kv.element_size() for it in slots.values() if isinstance(it, KeyWindow))

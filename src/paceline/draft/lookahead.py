@@ -20,22 +20,22 @@ from functools import partial
 from paceline.core.forest import PROBE, ROOT, Forest, Law
 from paceline.core.registry import Offers
 from paceline.draft import DRAFTERS, Ask, Host, View
-from paceline.draft.rates import TRIES
+from paceline.draft.rates import FIRST_TRIES
 from paceline.sample.race import winners
 
 LEVEL = 4
 """N: tokens of an n-gram, its key included."""
-GUESSES = 5
+MAX_GUESSES = 5
 """G: most guesses of one key."""
 ROW = 0.02
 """Tokens that a row has to bring: one beyond the first costs 1-3 % of a step."""
-MEMORY = 0.95
+WINDOW_DECAY = 0.95
 """Weight of an estimate's past at each new observation."""
-REST = 16
+RETRY_ROUNDS = 16
 """A window that does not pay is tried in one round of this many, N rounds in a row."""
 
 
-class Pool:
+class GuessPool:
     """token -> at most `most` guesses of what follows it, the least recently entered first."""
 
     def __init__(self, most: int) -> None:
@@ -58,17 +58,17 @@ class Pool:
 class Lookahead:
     """Window, pool and estimates of one request."""
 
-    def __init__(self, prompt: list[int], greedy: bool = True, level: int = LEVEL, guesses: int = GUESSES) -> None:
-        self.prompt, self.level, self.pool = prompt, level, Pool(guesses)
+    def __init__(self, prompt: list[int], greedy: bool = True, level: int = LEVEL, guesses: int = MAX_GUESSES) -> None:
+        self.prompt, self.level, self.pool = prompt, level, GuessPool(guesses)
         self.columns: list[list[int]] = []
         """N - 1 tokens each. The first token of column 0 has no meaning: the root stands there."""
         self.seen = self.fed = self.rounds = 0
-        self.hits, self.tries, self.paid = 1.0, TRIES[greedy], 1.0
+        self.hits, self.tries, self.paid = 1.0, FIRST_TRIES[greedy], 1.0
 
     def width(self, nodes: int) -> int:
-        """Columns in this round: half of the nodes, none where no whole guess fits beside it or it does not pay."""
+        """Columns in this round: half of the nodes, none if no whole guess fits next to it or it does not pay."""
         width = max(0, min((nodes + 1) // 2 + 1, nodes - self.level + 2) // (self.level - 1))
-        tried = self.rounds % (REST * self.level) < self.level
+        tried = self.rounds % (RETRY_ROUNDS * self.level) < self.level
         return width if tried or self.paid >= ROW * self.rows(width) else 0
 
     def rows(self, width: int) -> int:
@@ -107,9 +107,9 @@ class Lookahead:
         """`accepted`, `last`: the round's tokens after the root; `new`: the target's token after each column it saw."""
         known, owed = (self.pool.right(root, [*accepted, last], window) for window in (False, True))
         self.rounds += 1
-        self.hits = MEMORY * self.hits + (known + owed > 0)
-        self.tries = MEMORY * self.tries + 1
-        self.paid = MEMORY * self.paid + (1 - MEMORY) * max(0, owed - known)
+        self.hits = WINDOW_DECAY * self.hits + (known + owed > 0)
+        self.tries = WINDOW_DECAY * self.tries + 1
+        self.paid = WINDOW_DECAY * self.paid + (1 - WINDOW_DECAY) * max(0, owed - known)
         for i, (column, token) in enumerate(zip(self.columns, new)):
             self.pool.add(column[0] if i else root, (*column[1:], token), window=True)
             self.columns[i] = [*column[1:], token]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from paceline.draft import DRAFTERS
 from paceline.draft.grow import HeadDrafter, offers
-from paceline.draft.head import HEADS, Head, HeadCard, HeadConfig, Stage
+from paceline.draft.head import HEADS, Head, HeadCard, HeadConfig, HeadStage
 
 
 class ResBlock(nn.Module):
@@ -48,9 +48,9 @@ class Medusa(Head):
         made: Tensor = self.blocks[depth](state)
         return made
 
-    def stage(self, depth: int) -> Stage:
+    def stage(self, depth: int) -> HeadStage:
         block: Any = self.blocks[depth]
-        return Stage([block.linear])
+        return HeadStage([block.linear])
 
 
 @DRAFTERS.register("medusa", offers("medusa", "a tree from heads that guess each depth apart"))

@@ -4,9 +4,9 @@ The cheapest is asked first, and always; the next ones get the rows it leaves, b
 asked at all while what was proposed before it is expected to bring as many tokens as it brings itself with all rows,
 less those that its rows must bring to pay. Both numbers are measured over all requests: nodes kept, of the former by
 how many it drafted, of the latter by how many it was asked for, so that small drafts of a busy hour say nothing of
-large ones. Who has brought nothing for long promises nothing. Who is passed over is tried now and then, and again at
-once while it does better than was expected of the others. As the first part is always asked, rounds can tell what it
-would have brought alone (`View.found`).
+large ones. A part that has brought nothing for long promises nothing. A part that is passed over is tried now and then,
+and again at once while it does better than was expected of the others. As the first part is always asked, rounds can
+tell what it would have brought alone (`View.found`).
 
 The nodes of a drafter with a K/V group come first, so that their rows stay where it wrote them; what is beyond the rows
 granted goes from the end (`join`).
@@ -25,7 +25,7 @@ from paceline.core.registry import Offers, Runs
 from paceline.core.result import Result
 from paceline.draft import DRAFTERS, Ask, Drafter, Host, Running, View
 from paceline.draft.merge_runs import MergedProposer
-from paceline.draft.records import TRY, Record, tells
+from paceline.draft.records import TRY, DrafterRecord, tells
 
 LAWS = (Law.SHARED_NOISE, Law.POINT, Law.WITHOUT_REPLACEMENT, Law.SAMPLED)
 """All are legal under `exact`; shared noise agrees most often."""
@@ -67,9 +67,9 @@ def card(name: str) -> Offers:
 
 
 @dataclass(slots=True)
-class Memory:
-    """Of one request: the slots of the parts; and of this round what each was asked for, what was expected of those
-    before it, and what it proposed."""
+class MergeMemory:
+    """State of one request: the slots of the parts; and for this round what each part was asked for, what was expected
+    of the parts before it, and what it proposed."""
 
     slots: dict[str, Any] = field(default_factory=dict)
     asked: dict[str, int] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Memory:
     nodes: dict[str, dict[int, int]] = field(default_factory=dict)
     """{part: {node of the tree: the part's own node}}, of candidates; nodes with one path are one node of the tree."""
     ranks: list[int] = field(default_factory=list)
-    """Of the first part's chain: the place of each node among those of the request."""
+    """Index of each node of the first part's chain among the nodes of the request."""
     beaten: dict[str, int] = field(default_factory=dict)
     """The latest round in which a part was asked and brought no more than was expected of those before it."""
     run: MergedProposer | None = None
@@ -89,14 +89,14 @@ class Merged:
         parts, self.always_asked = card(name).parts, card(name).always_asked
         self.parts: dict[str, Drafter] = {part: DRAFTERS.get(part)(host) for part in parts}
         self.laws = {part: next(law for law in LAWS if law in DRAFTERS.card(part).laws) for part in parts}
-        self.records = {part: Record() for part in parts}
+        self.records = {part: DrafterRecord() for part in parts}
         self.models = {part for part in parts if DRAFTERS.card(part).group is not None}
-        """Those that run a draft model."""
+        """Parts that run a draft model."""
         self.joined = sorted(parts, key=lambda part: part not in self.models)
         """In the order in which their nodes are laid out."""
 
     def draft(self, asks: Sequence[Ask], view: View) -> Forest:
-        memories = {ask.place: view.slot(ask.request, Memory) for ask in asks}
+        memories = {ask.place: view.slot(ask.request, MergeMemory) for ask in asks}
         left = {ask.place: ask.item.nodes for ask in asks}
         expected = dict.fromkeys(left, 0.0)
         forests: dict[str, Forest] = {}
@@ -126,7 +126,7 @@ class Merged:
 
     def propose(self, asks: Sequence[Ask], view: View) -> MergedProposer | None:
         """The parts' own proposers, as one."""
-        memories = {ask.place: view.slot(ask.request, Memory) for ask in asks}
+        memories = {ask.place: view.slot(ask.request, MergeMemory) for ask in asks}
         parts: dict[str, Proposer] = {}
         for part, drafter in self.parts.items():
             mine = [ask._replace(law=self.laws[part]) for ask in asks]
@@ -143,7 +143,7 @@ class Merged:
         return run
 
     @staticmethod
-    def _rank(chains: Forest, places: dict[int, int], out: Forest, memories: dict[int, Memory]) -> None:
+    def _rank(chains: Forest, places: dict[int, int], out: Forest, memories: dict[int, MergeMemory]) -> None:
         """Where the nodes of these chains stand in the union."""
         counts, ranks = dict.fromkeys(memories, 0), list[int]()
         for place, role in zip(out.request, out.role):
@@ -152,7 +152,7 @@ class Merged:
         for i, place in enumerate(chains.request):
             memories[place].ranks.append(ranks[places[i]])
 
-    def _ask(self, part: str, ask: Ask, left: int, expected: float, memory: Memory) -> Ask:
+    def _ask(self, part: str, ask: Ask, left: int, expected: float, memory: MergeMemory) -> Ask:
         """What a part is asked; no nodes if the ones before it are expected to do as well."""
         nodes, row = max(left, ask.item.nodes // 2), ask.item.min_chance.row if ask.item.min_chance else 0.0
         brings = self.records[part].promised(ask.item.nodes, row)
@@ -161,7 +161,7 @@ class Merged:
         return ask._replace(item=ask.item._replace(nodes=nodes if wanted else 0), law=self.laws[part])
 
     def learn(self, view: View) -> None:
-        memories = {ask.place: view.slot(ask.request, Memory) for ask in view.asks}
+        memories = {ask.place: view.slot(ask.request, MergeMemory) for ask in view.asks}
         results: dict[str, dict[int, Result]] = {part: {} for part in self.parts}
         for ask in view.asks:
             memory, path = memories[ask.place], view.accepted(ask)
@@ -186,7 +186,7 @@ class Merged:
             self._keep(part, mine, memories, with_slots)
 
     @staticmethod
-    def _tell(part: str, view: View, ask: Ask, memory: Memory, depth: int) -> None:
+    def _tell(part: str, view: View, ask: Ask, memory: MergeMemory, depth: int) -> None:
         """What this part's chain has brought, `depth` nodes. Nodes that lost their rows were not asked for."""
         had = sum(rank < view.rows[ask.place] for rank in memory.ranks)
         deep = ask.item.depth if had == len(memory.ranks) else had
@@ -195,12 +195,12 @@ class Merged:
             view.found.append(Note(ask.request.id, part, memory.asked[part], deep, [1] * had, kept, part=True))
 
     @staticmethod
-    def _view(part: str, asks: Sequence[Ask], memories: dict[int, Memory], view: View) -> View:
+    def _view(part: str, asks: Sequence[Ask], memories: dict[int, MergeMemory], view: View) -> View:
         slots = {a.request.id: memories[a.place].slots[part] for a in asks if part in memories[a.place].slots}
         return replace(view, slots=slots, asks=asks, name=part, found=[])
 
     @staticmethod
-    def _keep(part: str, asks: Sequence[Ask], memories: dict[int, Memory], view: View) -> None:
+    def _keep(part: str, asks: Sequence[Ask], memories: dict[int, MergeMemory], view: View) -> None:
         for ask in asks:
             memories[ask.place].slots.pop(part, None)
             if ask.request.id in view.slots:

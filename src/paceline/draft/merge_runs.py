@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core.forest import ROOT
 from paceline.core.plan import Note
-from paceline.core.proposer import Draft, Proposer, Table, Turn
+from paceline.core.proposer import Draft, Proposer, ProposerTable, Turn
 from paceline.draft import Ask
-from paceline.draft.records import BROKEN, MEMORY, TELL, TRY, Record, tells
+from paceline.draft.records import BROKEN, RECORD_DECAY, TELL, TRY, DrafterRecord, tells
 from paceline.native.structs import CMerged, addresses, integers_in, reals_in
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Asked:
     """Nodes expected of the parts before it."""
     draft: Draft = ((), ())
     nodes: list[int] = field(default_factory=list)
-    """Of each of its nodes the one of the merged tree."""
+    """Node of the merged tree for each node of the part."""
 
 
 @dataclass(slots=True)
@@ -37,12 +37,12 @@ class MergedProposer:
     joined: Sequence[str]
     """In the order in which their nodes are laid out."""
     models: Collection[str]
-    records: dict[str, Record]
+    records: dict[str, DrafterRecord]
     beaten: list[dict[str, int]]
-    """Of each text: `merge.Memory.beaten`."""
+    """`merge.Memory.beaten` of each text."""
     always_asked: str | None
     found: list[Note] = field(default_factory=list)
-    """What rounds told of the first part."""
+    """Reports of rounds on the first part."""
     made: dict[int, int] = field(default_factory=dict)
     """{text: rounds so far}"""
     latest: dict[int, dict[str, Asked]] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class MergedProposer:
             self.made[turn.place] = self.made.get(turn.place, 0) + 1
 
     def _count(self, part: str, turn: Turn, it: Asked, kept: int) -> None:
-        """What a round says of a part of which so many nodes were kept."""
+        """Record the round of a part of which `kept` nodes were kept."""
         place, drafted = turn.place, len(it.nodes)
         self.records[part].count(it.turn.most, drafted, kept, part in self.models)
         if kept <= it.beside:
@@ -132,7 +132,7 @@ class MergedProposer:
             told = [int(d < kept) for d in range(had)]
             self.found.append(Note(self.asks[place].request.id, self.always_asked, asked, deep, [1] * had, told, True))
 
-    def native(self) -> Table | None:
+    def native(self) -> ProposerTable | None:
         tables = [table for proposer in self.parts.values() if (table := proposer.native()) is not None]
         if len(tables) < len(self.parts):
             return None
@@ -150,7 +150,7 @@ class MergedProposer:
             *(records, missed, beaten, told, tellings),
         )
         always = -1 if self.always_asked is None else names.index(self.always_asked)
-        state = CMerged(len(names), 0, *addresses(*held), texts, room, always, TRY, BROKEN, TELL, MEMORY, 0)
+        state = CMerged(len(names), 0, *addresses(*held), texts, room, always, TRY, BROKEN, TELL, RECORD_DECAY, 0)
 
         def done() -> None:
             for table in tables:
@@ -161,7 +161,7 @@ class MergedProposer:
                 for n in range(place * room, place * room + tellings[place]):
                     self._tell(place, *told[4 * n : 4 * n + 4])
 
-        return Table("paceline_merged", state, held, done, tables)
+        return ProposerTable("paceline_merged", state, held, done, tables)
 
     def _packed(self) -> "tuple[ctypes.Array[Any], ctypes.Array[Any]]":
         sizes = [each for part in self.parts for each in self.records[part].sizes]

@@ -1,11 +1,11 @@
 """`mirror`: the draft model prepares a draft for each likely outcome of the target's pass while that runs (Mirror-SD,
 Bhendawade et al. 2025, arXiv 2510.13161).
 
-Behind its lower layers the target is asked what they make of each row of the pass: the KAPPA tokens that are then most
-likely to follow it, under the noise that the target will draw with. For each of them the draft model draws a window,
-all of them in one tree, while the upper layers run. Where the outcome, how much of the draft is kept and the token
-behind it, is one that was prepared for, its window is the next draft (*reuse*); else the draft is made before the next
-pass (*fallback*). Either way it is the same draft.
+Behind its lower layers the target is asked what they make of each row of the pass: the MIRROR_KAPPA tokens that are
+then most likely to follow it, under the noise that the target will draw with. For each of them the draft model draws a
+window, all of them in one tree, while the upper layers run. Where the outcome, how much of the draft is kept and the
+token behind it, is one that was prepared for, its window is the next draft (*reuse*); else the draft is made before the
+next pass (*fallback*). Either way it is the same draft.
 """
 
 from collections.abc import Sequence
@@ -24,12 +24,12 @@ from paceline.draft.tree import Laws, Tree, TreeDrafter
 from paceline.sample.noise import keys_tensor
 from paceline.sample.race import perturbed
 
-KAPPA = 8
+MIRROR_KAPPA = 8
 """Tokens that each row is expected to be followed by, as far as there is room."""
 EXIT = 0.5
 """Share of the target's layers behind which it is asked."""
-WHOLE = MinChance(0.0)
-"""A window is as long as a draft: none ends early, so that a reused one is the one that would be drafted anew."""
+WHOLE_WINDOW = MinChance(0.0)
+"""A window is as long as a draft: none ends early, so that a reused one equals the one that would be drafted again."""
 
 
 @dataclass(slots=True)
@@ -43,14 +43,14 @@ class Outlook:
     room: int
     """Outcomes that there are rows for."""
     picks: dict[int, list[int]] = field(default_factory=dict)
-    """{row: the tokens that are likely to follow it, the likeliest first}"""
+    """{row: the tokens that are likely to follow it, the most probable first}"""
     started: bool = False
 
 
-class Branches(TreeDrafter):
+class MirrorWindows(TreeDrafter):
     """The windows of all outcomes, a pass of the draft model a level."""
 
-    width = KAPPA + 1
+    width = MIRROR_KAPPA + 1
 
     def __init__(self, host: Host, kappa: int) -> None:
         super().__init__(host)
@@ -68,7 +68,7 @@ class Branches(TreeDrafter):
         return missing or self.branch(tree, look)
 
     def branch(self, tree: Tree, look: Outlook) -> list[int]:
-        """The outcomes' own tokens, the likeliest of every row first. A token that the draft has there is none: it
+        """The outcomes' own tokens, the most probable of every row first. A token that the draft has there is none: it
         would be kept."""
         look.started, heads = True, list[int]()
         rows = range(look.trunk + 1)
@@ -104,15 +104,15 @@ class Branches(TreeDrafter):
     ),
 )
 class Mirror(ModelDrafter):
-    kappa = KAPPA
+    kappa = MIRROR_KAPPA
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self.branches = Branches(host, self.kappa)
+        self.branches = MirrorWindows(host, self.kappa)
 
     def draft(self, asks: Sequence[Ask], view: View) -> Forest:
         """The fallback: a chain, as `model` drafts it."""
-        return super().draft([ask._replace(item=ask.item._replace(min_chance=WHOLE)) for ask in asks], view)
+        return super().draft([ask._replace(item=ask.item._replace(min_chance=WHOLE_WINDOW)) for ask in asks], view)
 
     def ahead(self, asks: Sequence[Ask], view: View) -> None:
         forest, trees = view.drafted, list[tuple[Tree, list[int]]]()
@@ -141,7 +141,7 @@ class Mirror(ModelDrafter):
             view.slots[tree.ask.request.id] = tree
 
     def picks(self, ask: Ask, path: Sequence[int], logits: Tensor) -> dict[int, list[int]]:
-        """{row: the likeliest tokens to follow it}, by what the lower layers make of it and the target's noise."""
+        """{row: the most probable tokens to follow it}, by what the lower layers make of it and the target's noise."""
         refs = [(ask.request, tuple(path[:row])) for row in range(len(path) + 1)]
         scores = self.sampler.scores(refs, logits).to(torch.float64).log_softmax(-1)
         if not ask.request.params.greedy:

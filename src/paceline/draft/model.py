@@ -16,19 +16,19 @@ from paceline.core.component import DRAFT, Model
 from paceline.core.forest import Forest, Law
 from paceline.core.plan import MinChance
 from paceline.core.program import WHOLE, Program
-from paceline.core.proposer import Draft, Table, Turn
+from paceline.core.proposer import Draft, ProposerTable, Turn
 from paceline.core.registry import Offers
 from paceline.core.rows import Rows, RowsBuilder
 from paceline.draft import DRAFTERS, NEED_DRAFT, Ask, Host, View
 from paceline.native.structs import CChains, addresses, integers_in, reals_in
 from paceline.sample.sampler import Sampler
 
-MIN_CHANCE = MinChance(0.1)
+CHAIN_MIN_CHANCE = MinChance(0.1)
 """A draft goes on while the chance that all of it is kept is at least this, unless the planner knows better."""
 SHARP = 0.6
 """Temperature at which the draft's distribution says how often a greedy target takes each token: it is surer than the
 distribution."""
-SHARE = 0.5
+SAMPLED_CHANCE = 0.5
 """Chance counted for a sampled token. q(x) says little of it: with shared noise a token is kept far more often."""
 
 
@@ -71,7 +71,7 @@ class Growing:
     least: int = 0
     """Tokens that are drafted whatever their chance."""
     worth: float | None = None
-    """The least chance of a whole draft; None: as the planner says, else MIN_CHANCE."""
+    """The least chance of a whole draft; None: as the planner says, else CHAIN_MIN_CHANCE."""
 
     @property
     def known(self) -> int:
@@ -103,7 +103,7 @@ class Growing:
     def goes_on(self) -> bool:
         """Is there room for one more token, and is it likely enough to be kept?"""
         count = len(self.tokens)
-        worth = (self.ask.item.min_chance or MIN_CHANCE).node if self.worth is None else self.worth
+        worth = (self.ask.item.min_chance or CHAIN_MIN_CHANCE).node if self.worth is None else self.worth
         return count < self.length and (count < self.least or self.chance >= worth)
 
     def run(self, chunk: int) -> list[int]:
@@ -192,8 +192,8 @@ class ModelDrafter:
         rows = lacking([g for g, _ in warm])
         most = [g.length for g, _ in warm]
         keys = [[g.key(depth + 1) for depth in range(n)] if t else [] for (g, t), n in zip(warm, most)]
-        worth = [(g.ask.item.min_chance or MIN_CHANCE).node for g, _ in warm]
-        drawn = self.chain(rows, most, [t for _, t in warm], keys, worth, SHARE, SHARP)
+        worth = [(g.ask.item.min_chance or CHAIN_MIN_CHANCE).node for g, _ in warm]
+        drawn = self.chain(rows, most, [t for _, t in warm], keys, worth, SAMPLED_CHANCE, SHARP)
         for (g, _), tokens in zip(warm, drawn):
             g.tokens, g.reach, g.chance = tokens, g.known + max(0, len(tokens) - 1), 0.0
 
@@ -303,21 +303,23 @@ class ChainProposer:
             g = self.growing[turn.place]
             g.reach, g.in_run = min(g.reach, g.known + len(turn.said) + len(path)), True
 
-    def native(self) -> Table | None:
+    def native(self) -> ProposerTable | None:
         if "chain" not in self.model.abilities:
             return None
         rows = lacking(self.growing)
         room = max(g.ask.txn.rows for g in self.growing)
         model, behind, held = cast(Chains, self.model).drafting(rows, room)
-        least = reals_in([(g.ask.item.min_chance or MIN_CHANCE).node for g in self.growing])
+        least = reals_in([(g.ask.item.min_chance or CHAIN_MIN_CHANCE).node for g in self.growing])
         nodes, reach = integers_in(self.nodes), integers_in([g.reach for g in self.growing])
-        state = CChains(ctypes.pointer(model), ctypes.pointer(behind), *addresses(nodes, least, reach), SHARE, SHARP)
+        state = CChains(
+            ctypes.pointer(model), ctypes.pointer(behind), *addresses(nodes, least, reach), SAMPLED_CHANCE, SHARP
+        )
 
         def done() -> None:
             for g, rows in zip(self.growing, reach):
                 g.reach, g.in_run = rows, True
 
-        return Table("paceline_chains", state, (held, nodes, least, reach), done)
+        return ProposerTable("paceline_chains", state, (held, nodes, least, reach), done)
 
 
 class Behind(Protocol):
@@ -346,8 +348,8 @@ def lacking(growing: Sequence[Behind]) -> Rows:
 
 def confidence(drawing: Sequence[Growing], scores: Tensor) -> list[float]:
     """The chance of each drawn token to be kept: the draft model's own confidence where the request is greedy, else
-    SHARE."""
-    chances = [SHARE] * len(drawing)
+    SAMPLED_CHANCE."""
+    chances = [SAMPLED_CHANCE] * len(drawing)
     greedy = [i for i, g in enumerate(drawing) if g.ask.request.params.greedy]
     if greedy:
         for i, q in zip(greedy, (scores[greedy] / SHARP).softmax(-1).amax(-1).tolist()):

@@ -13,43 +13,43 @@ from dataclasses import dataclass
 from functools import partial
 
 from paceline.core.forest import Forest, Law
-from paceline.core.proposer import Draft, Table, Turn
+from paceline.core.proposer import Draft, ProposerTable, Turn
 from paceline.core.registry import Offers
 from paceline.draft import DRAFTERS, Ask, Host, View
-from paceline.draft.rates import MEMORY, MIN_CHANCE, STAMINA, TRIES
+from paceline.draft.rates import FIRST_TRIES, RATE_DECAY, RATE_MIN_CHANCE, STAMINA
 from paceline.native.structs import CLookups, addresses, integers_in, reals_in
 
-LONGEST = 4
+MAX_NGRAM_TOKENS = 4
 
 
-class Index:
+class NgramIndex:
     """n-grams of one growing text -> position after their most recent occurrence that has a continuation."""
 
     def __init__(self, prompt: int = 0, greedy: bool = True) -> None:
         """`prompt`: tokens that are not the model's own, whose predictability says nothing of its output's."""
         self.after: dict[tuple[int, ...], int] = {}
         self.prompt, self.seen = prompt, 1
-        self.hits = [1.0] * (LONGEST + 1)
-        self.tries = [TRIES[greedy]] * (LONGEST + 1)
+        self.hits = [1.0] * (MAX_NGRAM_TOKENS + 1)
+        self.tries = [FIRST_TRIES[greedy]] * (MAX_NGRAM_TOKENS + 1)
 
     def extend(self, tokens: list[int]) -> None:
         """Enter every n-gram of `tokens` that ends before the last token (the suffix itself has no continuation)."""
         for end in range(self.seen, len(tokens)):
             if end >= self.prompt:
                 self._observe(tokens, end)
-            for n in range(1, min(LONGEST, end) + 1):
+            for n in range(1, min(MAX_NGRAM_TOKENS, end) + 1):
                 self.after[tuple(tokens[end - n : end])] = end
         self.seen = max(self.seen, len(tokens))
 
     def _observe(self, tokens: list[int], end: int) -> None:
         n, start = self.match(tokens, end)
         if n:
-            self.hits[n] = MEMORY * self.hits[n] + (tokens[start] == tokens[end])
-            self.tries[n] = MEMORY * self.tries[n] + 1
+            self.hits[n] = RATE_DECAY * self.hits[n] + (tokens[start] == tokens[end])
+            self.tries[n] = RATE_DECAY * self.tries[n] + 1
 
     def match(self, tokens: list[int], end: int) -> tuple[int, int]:
         """Length of the longest known suffix of tokens[:end], and the place after its last occurrence; (0, 0)."""
-        for n in range(min(LONGEST, end - 1), 0, -1):
+        for n in range(min(MAX_NGRAM_TOKENS, end - 1), 0, -1):
             start = self.after.get(tuple(tokens[end - n : end]))
             if start is not None:
                 return n, start
@@ -76,7 +76,7 @@ class Index:
             drafted.append(drafted[start - len(tokens)])
         return drafted
 
-    def draft(self, tokens: list[int], most: int, least: float = MIN_CHANCE.node) -> list[int]:
+    def draft(self, tokens: list[int], most: int, least: float = RATE_MIN_CHANCE.node) -> list[int]:
         """What is worth drafting after `tokens`, at most `most`, each kept with a chance of at least `least`."""
         self.extend(tokens)
         n, start = self.match(tokens, len(tokens))
@@ -115,8 +115,8 @@ class NgramDrafter:
         return LookupProposer(texts, nodes, [*map(_least, asks)], [ask.request.tokens for ask in asks], indices)
 
     @staticmethod
-    def _index(ask: Ask, view: View) -> Index:
-        return view.slot(ask.request, partial(Index, len(ask.request.prompt), ask.request.params.greedy))
+    def _index(ask: Ask, view: View) -> NgramIndex:
+        return view.slot(ask.request, partial(NgramIndex, len(ask.request.prompt), ask.request.params.greedy))
 
     def learn(self, view: View) -> None:
         pass
@@ -129,10 +129,10 @@ class LookupProposer:
     texts: list[int]
     nodes: list[int]
     least: list[float]
-    """Of each text: the least chance that all of a draft is kept."""
+    """Minimum chance that a whole draft is kept, per text."""
     tokens: list[list[int]]
     """All of each text, the one that has a row last."""
-    indices: list[Index]
+    indices: list[NgramIndex]
 
     def propose(self, turns: Sequence[Turn]) -> list[Draft]:
         out = list[Draft]()
@@ -145,8 +145,8 @@ class LookupProposer:
     def kept(self, turns: Sequence[Turn], paths: Sequence[Sequence[int]]) -> None:
         pass
 
-    def native(self) -> Table:
-        """It is told how often matches were right; Python's indices hear of the run's tokens behind it."""
+    def native(self) -> ProposerTable:
+        """It counts how often matches were right; Python's indices get the run's tokens after it."""
         rates = [x for index in self.indices for pair in zip(index.hits, index.tries) for x in pair]
         held = (
             integers_in([token for tokens in self.tokens for token in tokens]),
@@ -155,9 +155,9 @@ class LookupProposer:
             integers_in(self.nodes),
             reals_in(self.least),
         )
-        state = CLookups(len(self.texts), LONGEST, *addresses(*held), STAMINA, MEMORY)
-        return Table("paceline_ngram", state, held)
+        state = CLookups(len(self.texts), MAX_NGRAM_TOKENS, *addresses(*held), STAMINA, RATE_DECAY)
+        return ProposerTable("paceline_ngram", state, held)
 
 
 def _least(ask: Ask) -> float:
-    return (ask.item.min_chance or MIN_CHANCE).node
+    return (ask.item.min_chance or RATE_MIN_CHANCE).node

@@ -3,7 +3,7 @@ thread (OmniDraft, arXiv 2507.02659: on-line, on-policy, a hybrid loss, one adap
 
     logits = Head (h + B A h)          h [N, H] behind the final norm; A [rank, H], B [H, rank], B zero at first
     loss   = mean of w CE(logits, d)   d the draft id that the verified text has next; w = 1 where d is a token of the
-                                       target, too, else `SPLIT`: the n-gram part
+                                       target, too, else `HELD_OUT_SHARE`: the n-gram part
 
 The states are those that the drafter computed anyway, of rows of the text and of its own drafts up to the first that
 was not kept, so nothing but the head runs again. New rows are a test before they are a lesson: the adapter drafts while
@@ -22,17 +22,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 RANK = 16
-SPLIT = 0.2
-BATCH = 32
+HELD_OUT_SHARE = 0.2
+STEP_ROWS = 32
 """Rows of a step."""
 BYTES = 32 << 20
 """Most bytes of rows that wait to be learned from; the oldest go."""
 LR = 1e-3
 EPOCHS = 4
 """How often a row is learned from, on average: a stream that is short is not learned by heart."""
-FADE = 0.9
+LOOK_DECAY = 0.9
 """What earlier looks at new rows count for, from look to look."""
-IDLE = 0.02
+IDLE_LOOK_S = 0.02
 """Seconds between looks while there is nothing to learn from."""
 
 
@@ -81,10 +81,10 @@ class Adapter:
         """Look at rows that are new, then one update; False: there is nothing to learn from."""
         with self.lock:
             new = min(self.fed - self.tested, len(self.token))
-            if self.steps * BATCH >= EPOCHS * self.fed:
+            if self.steps * STEP_ROWS >= EPOCHS * self.fed:
                 return False
-            fresh = (self.hidden[-new:], self.token[-new:]) if new >= BATCH else None
-            chosen = torch.randint(len(self.token), (min(BATCH, len(self.token)),), generator=self.stream)
+            fresh = (self.hidden[-new:], self.token[-new:]) if new >= STEP_ROWS else None
+            chosen = torch.randint(len(self.token), (min(STEP_ROWS, len(self.token)),), generator=self.stream)
             hidden, token, weight = self.hidden[chosen], self.token[chosen], self.weight[chosen]
             self.tested = self.fed if fresh else self.tested
         if self.table is None:
@@ -110,11 +110,11 @@ class Adapter:
 
     @torch.no_grad()
     def look(self, hidden: Tensor, token: Tensor) -> None:
-        """Test rows that nothing was learned from yet, at most 8 BATCH of the latest."""
-        hidden, token = hidden[-8 * BATCH :], token[-8 * BATCH :]
+        """Test rows that nothing was learned from yet, at most 8 STEP_ROWS of the latest."""
+        hidden, token = hidden[-8 * STEP_ROWS :], token[-8 * STEP_ROWS :]
         assert self.table is not None
         alone = int(((hidden.bfloat16() @ self.table).argmax(-1) == token).sum())
-        self.gain = FADE * self.gain + int((self.logits(hidden).argmax(-1) == token).sum()) - alone
+        self.gain = LOOK_DECAY * self.gain + int((self.logits(hidden).argmax(-1) == token).sum()) - alone
 
 
 def learn(adapter: Adapter, share: float) -> threading.Thread:
@@ -134,4 +134,4 @@ def work(held: "weakref.ref[Adapter]", share: float) -> None:
         spent = time.thread_time() - start
         adapter.busy += spent
         del adapter
-        time.sleep(spent * (1 - share) / share if learned else IDLE)
+        time.sleep(spent * (1 - share) / share if learned else IDLE_LOOK_S)

@@ -3,7 +3,7 @@
 A step's pass verifies what was drafted during the pass before it; meanwhile the draft goes on as if all of that were
 kept. The first token of it is judged by the same pass. Where it is the text's next token, the others are the next draft
 (*post-verify*: a step commits up to as many tokens as are drafted in it). Else the next pass has no draft, and its own
-token is all that it can bring, while the draft starts anew (*pre-verify*).
+token is all that it can bring, while the draft restarts (*pre-verify*).
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from paceline.core.registry import Offers
 from paceline.draft import DRAFTERS, NEED_DRAFT, Ask, View
 from paceline.draft.model import Growing, ModelDrafter
 
-FREE = MinChance(0.0)
+NO_MIN_CHANCE = MinChance(0.0)
 """No draft ends early: what is drafted while the pass runs costs no time of its own."""
 
 
@@ -36,7 +36,7 @@ FREE = MinChance(0.0)
 )
 class Pearl(ModelDrafter):
     def draft(self, asks: Sequence[Ask], view: View) -> Forest:
-        """Nothing is prepared: the pass goes without a draft. Who may not draft meanwhile catches up."""
+        """Nothing is prepared: the pass goes without a draft. A request that may not draft catches up meanwhile."""
         waiting = [ask._replace(item=ask.item._replace(nodes=0)) for ask in asks if not ask.item.further]
         return super().draft(waiting, view)
 
@@ -44,7 +44,7 @@ class Pearl(ModelDrafter):
         forest, leaves, growing = view.drafted, dict[int, int](), list[Growing]()
         for ask in asks:
             nodes = view.laid.get(ask.place, ())
-            free = ask._replace(item=ask.item._replace(min_chance=FREE))
+            free = ask._replace(item=ask.item._replace(min_chance=NO_MIN_CHANCE))
             said = [forest.token[node] for node in nodes]
             most = max(0, min(ask.item.further, ask.item.depth - len(said)))
             growing.append(Growing(free, ask.txn.lease.frontier[DRAFT], said=said, most=most))

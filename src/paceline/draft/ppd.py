@@ -26,18 +26,18 @@ from paceline.core.errors import CheckpointError
 from paceline.core.forest import PROBE, ROOT, Forest, Law
 from paceline.core.registry import Offers
 from paceline.draft import DRAFTERS, Ask, Host, View
-from paceline.draft.head import HEADS, LAYOUT, HeadCard, HeadConfig, HeadFacts, HeadFiles, need
+from paceline.draft.head import HEADS, METHOD_KEY, HeadCard, HeadConfig, HeadFacts, HeadFiles, need
 from paceline.model.linear import Packing
 
-NAME = "ppd"
-RANKS = 6
+PPD = "ppd"
+PPD_RANKS = 6
 """Guesses of one depth that a tree may hold."""
-WEIGHT = 30.0
+PPD_PRIOR_ROUNDS = 30.0
 """Rounds that the chances count for which the head came with."""
 PRICE = 0.02
 """Tokens that a row has to bring, unless the planner knows better."""
-REVIEW = 32
-"""Rounds before the chances are read anew; then twice as many each."""
+PPD_REVIEW_ROUNDS = 32
+"""Rounds before the chances are read again; then twice as many each time."""
 
 Ranks = tuple[int, ...]
 Chances = tuple[tuple[float, ...], ...]
@@ -46,8 +46,8 @@ Sparse = tuple[tuple[Ranks, int], ...]
 """(path of ranks, length of its chain) of each node, parents first; () is the root."""
 
 
-@HEADS.register(NAME, HeadCard("prompt embeddings that the target itself reads"))
-class Prompts(Rowless):
+@HEADS.register(PPD, HeadCard("prompt embeddings that the target itself reads"))
+class PromptTokens(Rowless):
     """The component: m embeddings [m, width]; it keeps nothing."""
 
     taps: tuple[str, ...] = ()
@@ -59,15 +59,15 @@ class Prompts(Rowless):
 
     @classmethod
     def claims(cls, config: Mapping[str, Any]) -> bool:
-        return config.get(LAYOUT) == NAME
+        return config.get(METHOD_KEY) == PPD
 
     @classmethod
     def facts(cls, config: Mapping[str, Any]) -> HeadFacts:
         made = HeadConfig.read(config)
-        return HeadFacts(NAME, made.width, made.vocab, made.depth, 0, ())
+        return HeadFacts(PPD, made.width, made.vocab, made.depth, 0, ())
 
     @classmethod
-    def load(cls, files: HeadFiles, packing: Packing) -> "Prompts":
+    def load(cls, files: HeadFiles, packing: Packing) -> "PromptTokens":
         made, tensors = HeadConfig.read(files.config), files.tensors()
         table = tensors.get("prompts.weight")
         if table is None or tuple(table.shape) != (made.depth, made.width):
@@ -79,7 +79,7 @@ class Prompts(Rowless):
         return cls(table, made.vocab, made.max_len, made.accuracy)
 
     @classmethod
-    def sketch(cls, width: int, vocab: int, seed: int) -> "Prompts":
+    def sketch(cls, width: int, vocab: int, seed: int) -> "PromptTokens":
         return cls(torch.randn(3, width, generator=torch.Generator().manual_seed(seed)), vocab, 512, ())
 
     def describe(self) -> str:
@@ -90,7 +90,8 @@ class Prompts(Rowless):
 
 
 def best_paths(chances: Chances, depth: int, count: int) -> list[tuple[float, Ranks]]:
-    """The `count` likeliest paths of ranks down to `depth`, by falling chance: parents and earlier siblings first."""
+    """The `count` most probable paths of ranks down to `depth`, by falling chance: parents and earlier siblings
+    first."""
     out: list[tuple[float, Ranks]] = []
     heap: list[tuple[float, Ranks]] = [(-chances[0][0], (0,))] if depth and chances else []
     while heap and len(out) < count:
@@ -105,7 +106,7 @@ def best_paths(chances: Chances, depth: int, count: int) -> list[tuple[float, Ra
 
 
 def gain(chances: Chances, depth: int, count: int) -> float:
-    """Candidates that a tree of so many is expected to have accepted: the sum of their chances."""
+    """Expected number of accepted candidates of a tree of this size: the sum of their chances."""
     return sum(chance for chance, _ in best_paths(chances, depth, count))
 
 
@@ -157,7 +158,7 @@ def reached(chances: Chances, path: Ranks) -> float:
 
 @lru_cache(4096)
 def plan(chances: Chances, rows: int) -> tuple[float, tuple[Sparse, ...]]:
-    """(R, the tree of each state 1 .. m) for a pass of so many rows: R candidates are accepted a pass in the long run.
+    """(R, the tree of each state 1 .. m) for a pass of `rows` rows: R candidates are accepted a pass in the long run.
     The number of candidates of each state is found by going up in small steps (the paper searches them, too)."""
     m = len(chances)
     counts = [max(0, (rows - m) // 3)] * m
@@ -191,7 +192,7 @@ def plan(chances: Chances, rows: int) -> tuple[float, tuple[Sparse, ...]]:
 
 
 def size(chances: Chances, most: int, price: float) -> int:
-    """Rows, at most so many, at which R less the price of the rows is largest."""
+    """Number of rows, up to `most`, at which R minus the price of the rows is largest."""
     least = len(chances)
     sizes = [*range(least, min(most, 16) + 1), *range(20, most + 1, 4)]
     return max(sizes, key=lambda rows: plan(chances, rows)[0] - price * rows, default=0)
@@ -208,30 +209,33 @@ class State:
     path: dict[int, Ranks] = field(default_factory=dict)
     """{node of the forest: its path}"""
     probes: list[Ranks] = field(default_factory=list)
-    """Of each probe, in order: the path of the node whose chain it is of."""
+    """Path of the node that each probe's chain belongs to, in the order of the probes."""
 
 
 @DRAFTERS.register(
-    NAME,
+    PPD,
     Offers(
-        "prompt tokens inside the target's pass", frozenset({Law.POINT}), "tree", 24, needs=frozenset({need(NAME)}),
-        stops_early=True, auto=(NAME,),
+        "prompt tokens inside the target's pass", frozenset({Law.POINT}), "tree", 24, needs=frozenset({need(PPD)}),
+        stops_early=True, auto=(PPD,),
     ),
 )  # fmt: skip
 class Ppd:
     def __init__(self, host: Host) -> None:
-        self.prompts = cast(Prompts, host.components[NAME])
+        self.prompts = cast(PromptTokens, host.components[PPD])
         target = host.components[TARGET]
         assert "lend" in target.abilities, "the target takes no embeddings of others"
         self.first = cast(Lends, target).lend(self.prompts.table)
         self.m = len(self.prompts.table)
-        self.tries = [WEIGHT] * self.m
-        self.hits = [[WEIGHT * chance for chance in (*row, *[0.0] * RANKS)[:RANKS]] for row in self.chances_given()]
-        self.rounds, self.due, self.chances = 0, REVIEW, self.counted()
+        self.tries = [PPD_PRIOR_ROUNDS] * self.m
+        self.hits = [
+            [PPD_PRIOR_ROUNDS * chance for chance in (*row, *[0.0] * PPD_RANKS)[:PPD_RANKS]]
+            for row in self.chances_given()
+        ]
+        self.rounds, self.due, self.chances = 0, PPD_REVIEW_ROUNDS, self.counted()
 
     def chances_given(self) -> Sequence[Sequence[float]]:
         return self.prompts.chances or [
-            [0.4 * 0.7**j / (rank + 1) ** 1.5 for rank in range(RANKS)] for j in range(self.m)
+            [0.4 * 0.7**j / (rank + 1) ** 1.5 for rank in range(PPD_RANKS)] for j in range(self.m)
         ]
 
     def counted(self) -> Chances:
@@ -296,6 +300,6 @@ class Ppd:
 
 
 def guesses(logits: Tensor) -> list[list[int]]:
-    """The likeliest tokens of each row of logits [N, V], best first."""
-    found: Any = logits.topk(min(RANKS, logits.shape[-1]), dim=-1).indices.tolist()
+    """The most probable tokens of each row of logits [N, V], best first."""
+    found: Any = logits.topk(min(PPD_RANKS, logits.shape[-1]), dim=-1).indices.tolist()
     return list(found)

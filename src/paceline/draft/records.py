@@ -2,18 +2,18 @@
 
 from dataclasses import dataclass, field
 
-MEMORY = 0.98
+RECORD_DECAY = 0.98
 """Weight of the past at each new observation."""
 TRY = 16
-"""A drafter that is passed over is asked every so many rounds of a request all the same."""
+"""Rounds of a request after which a drafter that is passed over is asked again."""
 BROKEN = 12
-"""A drafter that brought nothing in so many rounds, one after the other, promises nothing until it does."""
+"""Consecutive rounds without a kept token after which a drafter promises nothing, until it brings one."""
 TELL = 2
-"""What the first part would have brought is told of every so many rounds of a request: to hear it costs time, too."""
+"""Rounds of a request between two reports of what the first part would have brought: a report costs time, too."""
 
 
 @dataclass(slots=True)
-class Sizes:
+class KeptBySize:
     """Nodes kept a round, by the bit length of a number of nodes, with decay."""
 
     kept: list[float] = field(default_factory=lambda: [0.0] * 8)
@@ -21,8 +21,8 @@ class Sizes:
 
     def count(self, nodes: int, kept: int) -> None:
         size = nodes.bit_length()
-        self.kept[size] = MEMORY * self.kept[size] + kept
-        self.rounds[size] = MEMORY * self.rounds[size] + 1
+        self.kept[size] = RECORD_DECAY * self.kept[size] + kept
+        self.rounds[size] = RECORD_DECAY * self.rounds[size] + 1
 
     def of(self, nodes: int) -> tuple[float, float]:
         """Kept, and rounds."""
@@ -31,18 +31,18 @@ class Sizes:
 
 
 @dataclass(slots=True)
-class Record:
+class DrafterRecord:
     """What one drafter brought: by how many nodes it drafted, and by how many it was asked for."""
 
-    drafted: Sizes = field(default_factory=Sizes)
-    asked: Sizes = field(default_factory=Sizes)
-    used: Sizes = field(default_factory=Sizes)
+    drafted: KeptBySize = field(default_factory=KeptBySize)
+    asked: KeptBySize = field(default_factory=KeptBySize)
+    used: KeptBySize = field(default_factory=KeptBySize)
     """Nodes that it drafted, in the place of those kept."""
     missed: int = 0
     """The latest rounds that brought nothing, though it drafted, or a model had to run to find nothing worth it."""
 
     @property
-    def sizes(self) -> tuple[Sizes, Sizes, Sizes]:
+    def sizes(self) -> tuple[KeptBySize, KeptBySize, KeptBySize]:
         """As propose_merged.h has them."""
         return self.drafted, self.asked, self.used
 
@@ -56,12 +56,12 @@ class Record:
             self.missed = 0 if kept else self.missed + 1
 
     def expected(self, drafted: int) -> float:
-        """Nodes kept of so many."""
+        """Expected number of kept nodes among `drafted` nodes."""
         kept, rounds = self.drafted.of(drafted)
         return kept / (rounds + 1.0) if drafted else 0.0
 
     def promised(self, asked: int, row: float) -> float:
-        """Nodes kept when it is asked for so many, or for the most so far, less what its rows have to bring at this
+        """Nodes kept when it is asked for this many, or for the most so far, less what its rows have to bring at this
         price of each; infinite until it was asked for any."""
         if self.missed >= BROKEN:
             return 0.0

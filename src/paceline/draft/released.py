@@ -18,14 +18,14 @@ from torch import Tensor
 
 from paceline.core.errors import CheckpointError
 
-METHODS = ("medusa", "hydra")
+RELEASED_METHODS = ("medusa", "hydra")
 HEAD_DIM = 128
-"""Of the models that Hydra's released prefix layers were made for."""
+"""Head dimension of the models that Hydra's released prefix layers were made for."""
 
 
 def released(config: Mapping[str, Any]) -> str | None:
     """The method of an authors' config; None for another layout."""
-    return next((method for method in METHODS if f"{method}_num_heads" in config), None)
+    return next((method for method in RELEASED_METHODS if f"{method}_num_heads" in config), None)
 
 
 def file_of(path: Path, method: str) -> Path:
@@ -74,7 +74,7 @@ def adapted(path: Path, config: Mapping[str, Any], method: str) -> dict[str, Any
     return out
 
 
-RULES: dict[str, list[tuple[str, str]]] = {
+RENAMING_RULES: dict[str, list[tuple[str, str]]] = {
     "medusa": [
         (r"(\d+)\.0\.linear\.(weight|bias)", r"blocks.\1.linear.\2"),
         (r"(\d+)\.1\.(weight|bias)", r"output.\1.\2"),
@@ -96,7 +96,7 @@ def renamed(weights: Mapping[str, Tensor], method: str) -> dict[str, Tensor]:
     out: dict[str, Tensor] = {}
     for name, part in weights.items():
         name = name.removeprefix("medusa_head.").removeprefix("hydra_head_module.")
-        for pattern, ours in RULES[method]:
+        for pattern, ours in RENAMING_RULES[method]:
             if re.fullmatch(pattern, name):
                 out[re.sub(pattern, ours, name)] = part
                 break

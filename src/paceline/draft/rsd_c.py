@@ -5,7 +5,7 @@ from functools import cache
 
 from paceline.core.forest import Law
 from paceline.draft import DRAFTERS
-from paceline.draft.sequoia import DEPTH, Measured
+from paceline.draft.sequoia import SEQUOIA_DEPTH, MeasuredTree
 from paceline.draft.tree import Laws, Tree, offers
 
 
@@ -19,7 +19,7 @@ def branching(nodes: int, rates: tuple[float, ...]) -> tuple[int, ...]:
         nonlocal best
         best = max(best, (value, factors))
         for factor in range(1, (factors[-1] if factors else len(rates)) + 1):
-            if level * factor <= left and len(factors) < DEPTH:
+            if level * factor <= left and len(factors) < SEQUOIA_DEPTH:
                 reached = chance * sum(rates[:factor])
                 grow((*factors, factor), level * factor, left - level * factor, reached, value + reached)
 
@@ -30,7 +30,7 @@ def branching(nodes: int, rates: tuple[float, ...]) -> tuple[int, ...]:
 @DRAFTERS.register(
     "rsd_c", offers("a tree with fixed branching, drawn without replacement", Law.SHARED_NOISE, Law.WITHOUT_REPLACEMENT)
 )
-class RsdC(Measured):
+class RsdC(MeasuredTree):
     def plant(self, tree: Tree) -> None:
         tree.memo = branching(tree.ask.item.nodes, self.rates)
 

@@ -23,7 +23,7 @@ from paceline.core.rows import RowsBuilder
 from paceline.draft import DRAFTERS, NEED_DRAFT, Ask, Host, View
 from paceline.draft.exits import NEED_EXITS, Exits
 
-LEAVE = "pre_norm"
+EXIT_TAP = "pre_norm"
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class Ragged:
         return cls([rows] * stages, [torch.empty(0, 0)] * stages)
 
     def crop(self, rows: int) -> None:
-        """Forget what lies behind so many rows."""
+        """Forget everything after the first `rows` rows."""
         self.reach = [min(reach, rows) for reach in self.reach]
         for s in range(1, len(self.reach)):
             self.waiting[s] = self.waiting[s][: self.reach[s - 1] - self.reach[s]]
@@ -134,11 +134,11 @@ class S2DDrafter:
         """(logits of the last row, hidden states of all behind the last layer that ran)."""
         builder = RowsBuilder()
         builder.add(text[start:end], ask.txn.lease.slots(start, end), ask.txn.table, start, shift=ask.shift(start))
-        taps = (LEAVE,) if LEAVE in self.model.places else ()
+        taps = (EXIT_TAP,) if EXIT_TAP in self.model.places else ()
         rows = builder.build(self.model.device, taps=taps, program=program)
         rows.hidden = entering
         out = self.model.forward(rows)
-        return out.logits, out.taps.get(LEAVE, torch.empty(0, 0))
+        return out.logits, out.taps.get(EXIT_TAP, torch.empty(0, 0))
 
     def learn(self, view: View) -> None:
         for ask in view.asks:

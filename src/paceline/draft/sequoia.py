@@ -10,12 +10,12 @@ from paceline.core.forest import ROOT, Law
 from paceline.draft import DRAFTERS, Host
 from paceline.draft.tree import Laws, Tree, TreeDrafter, offers
 
-WIDTH, DEPTH = 6, 16
-PRIOR = (0.6, 0.15, 0.06, 0.03, 0.02, 0.01)
-WEIGHT = 20.0
-"""Rounds that PRIOR counts for."""
+SEQUOIA_WIDTH, SEQUOIA_DEPTH = 6, 16
+SEQUOIA_PRIOR = (0.6, 0.15, 0.06, 0.03, 0.02, 0.01)
+SEQUOIA_PRIOR_ROUNDS = 20.0
+"""Rounds that SEQUOIA_PRIOR counts for."""
 
-NEVER = -1e9
+IMPOSSIBLE_WORTH = -1e9
 """Worth of a tree that is too big for its depth and width."""
 
 Shape = tuple["Shape", ...]
@@ -36,16 +36,17 @@ def best(nodes: int, depth: int, rates: tuple[float, ...]) -> Shape:
 
     @cache
     def grown(size: int, deep: int, children: int) -> tuple[float, int]:
-        """The same with exactly so many children, and the size of the last one's subtree, itself included."""
+        """Expected accepted nodes with exactly `children` children, and the size of the last child's subtree, itself
+        included."""
         if children == 0:
-            return (0.0, 0) if size == 0 else (NEVER, 0)
+            return (0.0, 0) if size == 0 else (IMPOSSIBLE_WORTH, 0)
         rate = rates[children - 1]
         options = [
             (grown(size - last, deep, children - 1)[0] + rate * (1.0 + most(last - 1, deep - 1)[0]), last)
             for last in range(1, size - children + 2)
             if children > 1 or last == size
         ]
-        return max(options, default=(NEVER, 0))
+        return max(options, default=(IMPOSSIBLE_WORTH, 0))
 
     def build(size: int, deep: int) -> Shape:
         out: list[Shape] = []
@@ -58,18 +59,18 @@ def best(nodes: int, depth: int, rates: tuple[float, ...]) -> Shape:
     return build(max(range(nodes + 1), key=lambda n: most(n, depth)[0]), depth)
 
 
-class Measured(TreeDrafter):
+class MeasuredTree(TreeDrafter):
     """A builder whose shape follows the acceptance by rank, measured on the engine's own rounds, over all requests. The
     shape changes between rounds only."""
 
-    width = WIDTH
-    rates: tuple[float, ...] = PRIOR
+    width = SEQUOIA_WIDTH
+    rates: tuple[float, ...] = SEQUOIA_PRIOR
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self.hits = [WEIGHT * p for p in PRIOR]
-        self.tries = [WEIGHT * (1 - sum(PRIOR[:b])) for b in range(WIDTH)]
-        self.due = 2 * WEIGHT
+        self.hits = [SEQUOIA_PRIOR_ROUNDS * p for p in SEQUOIA_PRIOR]
+        self.tries = [SEQUOIA_PRIOR_ROUNDS * (1 - sum(SEQUOIA_PRIOR[:b])) for b in range(SEQUOIA_WIDTH)]
+        self.due = 2 * SEQUOIA_PRIOR_ROUNDS
 
     def observe(self, tree: Tree, path: list[int]) -> None:
         """Count, at every place that was reached, the children up to the accepted one as tried."""
@@ -84,9 +85,9 @@ class Measured(TreeDrafter):
 @DRAFTERS.register(
     "sequoia", offers("the best fixed tree for the measured acceptance", Law.SHARED_NOISE, Law.WITHOUT_REPLACEMENT)
 )
-class Sequoia(Measured):
+class Sequoia(MeasuredTree):
     def plant(self, tree: Tree) -> None:
-        tree.memo = {ROOT: best(tree.ask.item.nodes, DEPTH, self.rates)}
+        tree.memo = {ROOT: best(tree.ask.item.nodes, SEQUOIA_DEPTH, self.rates)}
 
     def expand(self, tree: Tree, laws: Laws) -> list[int]:
         return shaped(tree, laws)

@@ -15,7 +15,7 @@ from paceline.core.component import DRAFT
 from paceline.core.forest import Law
 from paceline.core.registry import Offers
 from paceline.draft import DRAFTERS, NEED_DRAFT, Ask, Host
-from paceline.draft.acceptance import NEED_ACCEPTANCE, Acceptance
+from paceline.draft.acceptance import NEED_ACCEPTANCE, AcceptanceHead
 from paceline.draft.model import Growing, ModelDrafter
 
 
@@ -36,7 +36,7 @@ class SpecDecDrafter(ModelDrafter):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self.head, self.chain = cast(Acceptance, host.components["acceptance"]), None
+        self.head, self.chain = cast(AcceptanceHead, host.components["acceptance"]), None
 
     def begin(self, ask: Ask, reach: int) -> Growing:
         head = self.head
@@ -45,6 +45,7 @@ class SpecDecDrafter(ModelDrafter):
     def chances(
         self, drawing: Sequence[Growing], scores: Tensor, drawn: Sequence[int], hidden: Tensor | None
     ) -> list[float]:
-        """Of the tokens that the rows have read; the row before a draft has read one of the text."""
+        """Chance of acceptance of the token that each row has read; 1 for the row before a draft, which has read a
+        token of the text."""
         assert hidden is not None
         return [chance if g.tokens else 1.0 for g, chance in zip(drawing, self.head(hidden).tolist())]

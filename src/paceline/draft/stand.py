@@ -1,7 +1,7 @@
 """`stand`: STAND, stochastic adaptive n-gram drafting (Song et al. 2025, arXiv 2506.04708). A table, shared by all
 requests, keeps the target's own next-token distributions by the n tokens before; the tree is drawn from them without
 replacement (Gumbel top-k) over a fixed topology. `stand_greedy`, the paper's deterministic variant, takes the
-likeliest.
+most probable.
 
     text a b c d | table[a b c d], else [b c d], [c d], [d]  ->  q = norm(p ** (1/t))  ->  the topology's children
 
@@ -20,15 +20,15 @@ from paceline.core.forest import ROOT, Forest, Law
 from paceline.core.registry import Offers
 from paceline.core.request import Request
 from paceline.draft import DRAFTERS, Ask, Host, View
-from paceline.draft.laws import LONGEST, TOP, Rates, Table
-from paceline.draft.rates import MIN_CHANCE
+from paceline.draft.laws import LAW_TOKENS, MAX_CONTEXT_TOKENS, LawRates, LawTable
+from paceline.draft.rates import RATE_MIN_CHANCE
 from paceline.draft.topology import Slot, Topology
 from paceline.sample.noise import gumbel, keys_tensor
 
-FLOOR = 1e-6
+MIN_PROBABILITY = 1e-6
 """A token of less probability is neither kept nor drawn."""
-GUESSES = 3
-"""A distribution foretold the token that came if it is among so many of its likeliest."""
+FORETOLD_TOKENS = 3
+"""Number of most probable tokens: a distribution predicted the token that came if it is among them."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class Growth:
         slots = [(*place, rank) for rank in range(min(len(drawn), self.width[place]))]
         for slot, token in zip(slots, drawn):
             self.nodes[slot] = forest.add(self.ask.place, token, self.nodes[place], law=self.law, q_row=q_row)
-            self.tokens[slot] = [*self.tokens[place], token][-LONGEST:]
+            self.tokens[slot] = [*self.tokens[place], token][-MAX_CONTEXT_TOKENS:]
         return [slot for slot in slots if slot in self.width]
 
 
@@ -68,7 +68,7 @@ Places = Sequence[tuple[Growth, Slot, dict[int, float]]]
 class Stand:
     def __init__(self, host: Host) -> None:
         self.vocab_size, self.device = host.vocab_size, torch.device("cpu")
-        self.table, self.topology, self.rates = Table(host.remember // 2), Topology(), Rates()
+        self.table, self.topology, self.rates = LawTable(host.remember // 2), Topology(), LawRates()
 
     def draft(self, asks: Sequence[Ask], view: View) -> Forest:
         forest, tables = Forest(), list[Tensor]()
@@ -89,22 +89,24 @@ class Stand:
         return forest
 
     def _plan(self, ask: Ask) -> Growth:
-        tokens = ask.request.tokens[-LONGEST:]
+        tokens = ask.request.tokens[-MAX_CONTEXT_TOKENS:]
         n, law = self.table.find(tokens) if ask.item.nodes else (0, {})
         worth = self.rates.worth(n, temperature(ask.request)) if law else 0.0
-        width = self.topology.plan(ask.item.nodes, GUESSES, worth, (ask.item.min_chance or MIN_CHANCE).node)
+        width = self.topology.plan(
+            ask.item.nodes, FORETOLD_TOKENS, worth, (ask.item.min_chance or RATE_MIN_CHANCE).node
+        )
         return Growth(ask, Law.POINT if ask.request.params.greedy else ask.law, width, {(): tokens})
 
     def _draw(self, places: Places, tables: list[Tensor]) -> list[tuple[list[int], int]]:
         """Gumbel top-k of each distribution at its request's temperature: (tokens in draw order, row of q or -1)."""
-        token = torch.tensor([[*law, *[0] * (TOP - len(law))] for _, _, law in places])
+        token = torch.tensor([[*law, *[0] * (LAW_TOKENS - len(law))] for _, _, law in places])
         logs = [
             [log(p / max(law.values())) / temperature(g.ask.request) for p in law.values()]
-            + [float("-inf")] * (TOP - len(law))
+            + [float("-inf")] * (LAW_TOKENS - len(law))
             for g, _, law in places
         ]
         log_q = torch.tensor(logs, dtype=torch.float64).log_softmax(-1)
-        log_q = log_q.masked_fill(log_q < log(FLOOR), float("-inf")).log_softmax(-1)
+        log_q = log_q.masked_fill(log_q < log(MIN_PROBABILITY), float("-inf")).log_softmax(-1)
         keys = [g.ask.key(len(slot) + 1, list(g.width).index(slot)) for g, slot, _ in places]
         order = (log_q + gumbel(keys_tensor(keys), token)).argsort(-1, descending=True)
         count = (log_q > float("-inf")).sum(-1).tolist()
@@ -134,21 +136,21 @@ class Stand:
             assert view.scores is not None
             rows.append(view.scores(ask.place))
             for end in range(ask.known, len(text)):
-                contexts.append((text[max(0, end - LONGEST) : end], text[end], temperature(ask.request)))
+                contexts.append((text[max(0, end - MAX_CONTEXT_TOKENS) : end], text[end], temperature(ask.request)))
         if rows:
             self._enter(torch.cat(rows), contexts)
 
     def _enter(self, scores: Tensor, contexts: Sequence[tuple[list[int], int, float]]) -> None:
         """Enter rows of scores [L, V], each with (the tokens before, the token that came, temperature)."""
         self.device = scores.device
-        values, tokens = scores.topk(min(TOP, scores.shape[-1]), dim=-1)
+        values, tokens = scores.topk(min(LAW_TOKENS, scores.shape[-1]), dim=-1)
         back = torch.tensor([[t or 1.0] for _, _, t in contexts], dtype=torch.float64, device=scores.device)
         laws = (values.to(torch.float64) * back).softmax(-1)
         for (context, came, t), ids, law in zip(contexts, tokens.tolist(), laws.tolist()):
             n, known = self.table.find(context)
             if n:
-                self.rates.observe(n, t, came in list(known)[:GUESSES])
-            self.table.learn(context, {token: p for token, p in zip(ids, law) if p >= FLOOR})
+                self.rates.observe(n, t, came in list(known)[:FORETOLD_TOKENS])
+            self.table.learn(context, {token: p for token, p in zip(ids, law) if p >= MIN_PROBABILITY})
 
 
 @DRAFTERS.register(

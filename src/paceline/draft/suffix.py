@@ -14,25 +14,25 @@ from paceline.core.forest import ROOT, Forest, Law
 from paceline.core.registry import Offers
 from paceline.core.request import Request
 from paceline.draft import DRAFTERS, Ask, Host, View
-from paceline.draft.automaton import LONGEST, Automaton
-from paceline.draft.rates import MEMORY, MIN_CHANCE, STAMINA, TRIES
+from paceline.draft.automaton import MAX_SUFFIX_TOKENS, Automaton
+from paceline.draft.rates import FIRST_TRIES, RATE_DECAY, RATE_MIN_CHANCE, STAMINA
 
-CAP = 1 << 17
+MAX_GENERATION_STATES = 1 << 17
 """Most states at which a generation of past outputs makes way for the next."""
-STATE = 400
+STATE_BYTES = 400
 """Bytes of a state, of which there are two generations."""
 
 Paths = dict[tuple[int, ...], float]
 """A tree: the tokens of each node from depth 1 down to it -> the chance that it is accepted."""
 
 
-class Reader:
+class SuffixReader:
     """One text on its way into an automaton, and how often the automaton's guesses about it were right."""
 
     def __init__(self, automaton: Automaton, greedy: bool) -> None:
         self.automaton, self.last, self.state, self.n = automaton, 0, 0, 0
-        self.hits = [1.0] * (LONGEST.bit_length() + 1)
-        self.tries = [TRIES[greedy]] * (LONGEST.bit_length() + 1)
+        self.hits = [1.0] * (MAX_SUFFIX_TOKENS.bit_length() + 1)
+        self.tries = [FIRST_TRIES[greedy]] * (MAX_SUFFIX_TOKENS.bit_length() + 1)
         """By the bit length of the match's length; a try weighs as much as the guess was sure of itself."""
 
     def read(self, token: int, observe: bool) -> None:
@@ -48,15 +48,15 @@ class Reader:
         if n:
             shares, b = self.automaton.shares(state), n.bit_length()
             guess = max(shares, key=shares.__getitem__)
-            self.hits[b] = MEMORY * self.hits[b] + (guess == token)
-            self.tries[b] = MEMORY * self.tries[b] + shares[guess]
+            self.hits[b] = RATE_DECAY * self.hits[b] + (guess == token)
+            self.tries[b] = RATE_DECAY * self.tries[b] + shares[guess]
 
     def rate(self, n: int) -> float:
         return min(1.0, self.hits[n.bit_length()] / self.tries[n.bit_length()])
 
-    def tree(self, most: int, least: float = MIN_CHANCE.node) -> Paths:
-        """The likeliest continuations, none below `least`, best first; a text that ends goes on as its longest suffix
-        did."""
+    def tree(self, most: int, least: float = RATE_MIN_CHANCE.node) -> Paths:
+        """The most probable continuations, none below `least`, best first; a text that ends goes on as its longest
+        suffix did."""
         a, out = self.automaton, Paths()
         heap: list[tuple[float, tuple[int, ...], int, int]] = [(-1.0, (), *a.fit(self.state, self.n))]
         while heap and len(out) <= most:
@@ -73,14 +73,14 @@ class Reader:
 
 
 @dataclass(slots=True)
-class Memory:
+class SuffixMemory:
     """What is kept of one request."""
 
-    own: Reader
+    own: SuffixReader
     start: int
     """First token that enters the shared automata: a little of what its output follows on from."""
     seen: int = 0
-    shared: list[Reader] = field(default_factory=list)
+    shared: list[SuffixReader] = field(default_factory=list)
 
 
 @DRAFTERS.register(
@@ -90,7 +90,7 @@ class Memory:
 )  # fmt: skip
 class SuffixDrafter:
     def __init__(self, host: Host) -> None:
-        self.ages, self.cap = [Automaton()], min(CAP, host.remember // 2 // (2 * STATE))
+        self.ages, self.cap = [Automaton()], min(MAX_GENERATION_STATES, host.remember // 2 // (2 * STATE_BYTES))
         """Past outputs, the older generation first; the younger one begins when the older is half full."""
 
     def draft(self, asks: Sequence[Ask], view: View) -> Forest:
@@ -98,7 +98,7 @@ class SuffixDrafter:
         for ask in asks:
             memory = self._read(view, ask.request, ask.request.tokens)
             if ask.item.nodes:
-                nodes, least = ask.item.nodes, (ask.item.min_chance or MIN_CHANCE).node
+                nodes, least = ask.item.nodes, (ask.item.min_chance or RATE_MIN_CHANCE).node
                 trees = [reader.tree(nodes, least) for reader in (memory.own, *memory.shared[:1])]
                 self._plant(forest, ask, merged(trees, nodes))
         return forest
@@ -115,13 +115,13 @@ class SuffixDrafter:
             tail = [token for token in view.results[ask.place].tokens[-1:] if token >= 0]
             self._read(view, ask.request, [*ask.txn.lease.tokens, *tail])
 
-    def _read(self, view: View, request: Request, tokens: list[int]) -> Memory:
+    def _read(self, view: View, request: Request, tokens: list[int]) -> SuffixMemory:
         """Read the tokens that are new."""
         greedy = request.params.greedy
-        start = max(0, len(request.tokens) - LONGEST)
+        start = max(0, len(request.tokens) - MAX_SUFFIX_TOKENS)
         memory = view.slot(request, partial(self._remember, greedy, start))
         kept = {id(r.automaton): r for r in memory.shared}
-        memory.shared = [kept.get(id(age)) or Reader(age, greedy) for age in self.ages]
+        memory.shared = [kept.get(id(age)) or SuffixReader(age, greedy) for age in self.ages]
         for i in range(memory.seen, len(tokens)):
             memory.own.read(tokens[i], i >= len(request.prompt))
             for reader in memory.shared if i >= memory.start else ():
@@ -131,8 +131,8 @@ class SuffixDrafter:
         return memory
 
     @staticmethod
-    def _remember(greedy: bool, start: int) -> Memory:
-        return Memory(Reader(Automaton(), greedy), start)
+    def _remember(greedy: bool, start: int) -> SuffixMemory:
+        return SuffixMemory(SuffixReader(Automaton(), greedy), start)
 
     def _age(self) -> None:
         if len(self.ages[0]) > self.cap:
@@ -142,7 +142,7 @@ class SuffixDrafter:
 
 
 def merged(trees: Iterable[Paths], most: int) -> list[tuple[int, ...]]:
-    """The `most` likeliest nodes of all trees, parents first; of a node in several, the larger chance counts."""
+    """The `most` most probable nodes of all trees, parents first; of a node in several, the larger chance counts."""
     chance = Paths()
     for tree in trees:
         for path, value in tree.items():

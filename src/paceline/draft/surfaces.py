@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
-BYTE = 6
+BYTE_TOKEN_CHARS = 6
 """Length of a byte as SentencePiece writes it: <0x0A>."""
 
 
@@ -17,7 +17,7 @@ def letters() -> dict[str, int]:
 
 
 class Surfaces:
-    """Of one tokenizer: byte-level BPE, or pieces with U+2581 for a space and <0x0A> for a byte."""
+    """Bytes of the tokens of one tokenizer: byte-level BPE, or pieces with U+2581 for a space and <0x0A> for a byte."""
 
     def __init__(self, tokenizer: Any, size: int) -> None:
         """`size`: ids that the model can draw."""
@@ -41,7 +41,8 @@ class Surfaces:
         return self.bytes[token] if token < len(self.bytes) else None
 
     def shown(self, token: int) -> bytes:
-        """The same, a special token by its name: another tokenizer may have one of that name."""
+        """Bytes of a token as `of` gives them; a special token gives its name, since another tokenizer may have one of
+        that name."""
         return self.of(token) or self.special.get(token, "").encode()
 
     def join(self, ids: Iterable[int]) -> bytes | None:
@@ -67,6 +68,6 @@ def _of_letters(piece: str) -> bytes | None:
 
 
 def _of_piece(piece: str) -> bytes:
-    if len(piece) == BYTE and piece.startswith("<0x") and piece.endswith(">"):
+    if len(piece) == BYTE_TOKEN_CHARS and piece.startswith("<0x") and piece.endswith(">"):
         return bytes([int(piece[3:5], 16)])
     return piece.replace("\u2581", " ").encode()

@@ -4,8 +4,8 @@ Which ones is searched while texts grow: a set's *matchness* is the share of the
 would have drawn, found in one pass over them in blocks of their own. The best set is kept for each task. The draft is a
 comb: a chain of first candidates, each with siblings that have no children, more of them where it is less sure.
 
-What such a pass keeps is *fuzzy* K/V. It lies in rows that verification computes anew in every layer, or in blocks that
-no request holds; nobody else reads it.
+What such a pass keeps is *fuzzy* K/V. It lies in rows that verification computes again in every layer, or in blocks
+that no request holds; no other component reads it.
 """
 
 from collections import OrderedDict
@@ -29,24 +29,24 @@ from paceline.sample.race import race, winners
 
 RATIO = 0.45
 """Share of the sub-layers between the first layer and the last that are left out."""
-SURE = 0.8
+SURE_PROBABILITY = 0.8
 """A draft ends behind a candidate of less probability."""
 DEEPEST = 25
-CHOSEN, DRAWN = (3, 5, 8, 10), (1, 3, 5, 10)
+CHOSEN, DRAWN_PLACES = (3, 5, 8, 10), (1, 3, 5, 10)
 """Candidates at a place by the probability of the first one, of more than LEVELS; chosen ones, and drawn ones."""
 LEVELS = (0.95, 0.8, 0.5)
-EVERY, AGAIN = 4, 16
-"""A set is scored when the output has a multiple of so many tokens; every so many-th time the one in use, and that one
-alone when the search has ended: it goes on where a text turns out to need another."""
+SCORE_TOKENS, RESCORE_EVERY = 4, 16
+"""A set is scored when the output has a multiple of SCORE_TOKENS tokens; every RESCORE_EVERY-th time it is the
+one in use, and that one alone when the search has ended: it goes on where a text turns out to need another."""
 TASKS = 64
 """Tasks whose sets are kept; the one used least recently goes first."""
-PREFIX = 16
+TASK_PREFIX_TOKENS = 16
 """Tokens of a prompt that tell its task, where the request names no user."""
 
 
 def task(request: Request) -> object:
     """What a set of sub-layers is kept for."""
-    return request.params.user or tuple(request.prompt[:PREFIX])
+    return request.params.user or tuple(request.prompt[:TASK_PREFIX_TOKENS])
 
 
 def siblings(probability: float, counts: Sequence[int]) -> int:
@@ -87,7 +87,7 @@ class Swift(TreeDrafter):
         return self.tasks[key]
 
     def asked(self, ask: Ask) -> bool:
-        """Not beside a prompt: its rows would be computed twice."""
+        """False next to a prompt, whose rows would be computed twice."""
         return ask.item.nodes > 0 and ask.item.given == 1 and self.count > 0
 
     def reach(self, ask: Ask) -> int:
@@ -108,13 +108,13 @@ class Swift(TreeDrafter):
 
     def expand(self, tree: Tree, laws: Laws) -> list[int]:
         """The number of siblings depends on the first one alone, which a rule looks at first."""
-        counts = CHOSEN if tree.law is Law.POINT else DRAWN
+        counts = CHOSEN if tree.law is Law.POINT else DRAWN_PLACES
         for place, draws in laws.items():
             if not draws.token or not tree.left:
                 continue
             sure = exp(draws.log_q[0])
             new = [tree.add(place, token) for token in draws.token[: min(siblings(sure, counts), tree.left)]]
-            return new[:1] if sure >= SURE and tree.depth[new[0]] < DEEPEST and tree.left else []
+            return new[:1] if sure >= SURE_PROBABILITY and tree.depth[new[0]] < DEEPEST and tree.left else []
         return []
 
     def learn(self, view: View) -> None:
@@ -122,8 +122,9 @@ class Swift(TreeDrafter):
         for ask in view.asks:
             view.slots.pop(ask.request.id, None)
             search = self.search(ask.request)
-            if self.count and len(ask.request.output) % (EVERY * AGAIN if search.over else EVERY) == 0:
-                again = search.tried % AGAIN == AGAIN - 1 and search.seen[-1][0] != search.best
+            every = SCORE_TOKENS * RESCORE_EVERY if search.over else SCORE_TOKENS
+            if self.count and len(ask.request.output) % every == 0:
+                again = search.tried % RESCORE_EVERY == RESCORE_EVERY - 1 and search.seen[-1][0] != search.best
                 choice = search.best if again or search.over else search.suggest()
                 if (score := self.matchness(ask, choice)) is not None:
                     search.register(choice, score)

@@ -1,14 +1,14 @@
 """A topology fitted to what was accepted (STAND, Song et al. 2025, arXiv 2506.04708): the best slots of a large tree,
-counted on the engine's own rounds, chosen anew between rounds only."""
+counted on the engine's own rounds, chosen again between rounds only."""
 
 import heapq
 from collections.abc import Iterable
 
 from paceline.core.forest import MAX_CANDIDATES
-from paceline.draft.rates import MIN_CHANCE
-from paceline.draft.sequoia import DEPTH, PRIOR, WEIGHT
+from paceline.draft.rates import RATE_MIN_CHANCE
+from paceline.draft.sequoia import SEQUOIA_DEPTH, SEQUOIA_PRIOR, SEQUOIA_PRIOR_ROUNDS
 
-REVIEW = 64
+TOPOLOGY_REVIEW_ROUNDS = 64
 """Rounds before the first new topology; the next ones follow at twice as many each."""
 
 Slot = tuple[int, ...]
@@ -22,12 +22,14 @@ class Topology:
         self.hits: dict[Slot, int] = {}
         self.tries: dict[Slot, int] = {}
         """Rounds in which the slot was filled and its parent accepted (the root always is)."""
-        self.rounds, self.due = 0, REVIEW
+        self.rounds, self.due = 0, TOPOLOGY_REVIEW_ROUNDS
         self.chance = self.best()
 
     def rate(self, slot: Slot) -> float:
         """Chance that the slot is accepted, given that its parent is."""
-        return (WEIGHT * PRIOR[slot[-1]] + self.hits.get(slot, 0)) / (WEIGHT + self.tries.get(slot, 0))
+        return (SEQUOIA_PRIOR_ROUNDS * SEQUOIA_PRIOR[slot[-1]] + self.hits.get(slot, 0)) / (
+            SEQUOIA_PRIOR_ROUNDS + self.tries.get(slot, 0)
+        )
 
     def best(self) -> dict[Slot, float]:
         """{slot: estimated chance, no larger than its parent's and earlier sibling's}, the best MAX_CANDIDATES."""
@@ -37,9 +39,9 @@ class Topology:
             minus, depth, slot = heapq.heappop(heap)
             out[slot] = -minus
             above, rank = slot[:-1], slot[-1] + 1
-            if depth < DEPTH:
+            if depth < SEQUOIA_DEPTH:
                 heapq.heappush(heap, (minus * self.rate((*slot, 0)), depth + 1, (*slot, 0)))
-            if rank < len(PRIOR):
+            if rank < len(SEQUOIA_PRIOR):
                 chance = out.get(above, 1.0) * self.rate((*above, rank))
                 heapq.heappush(heap, (max(minus, -chance), depth, (*above, rank)))
         return out
@@ -55,7 +57,7 @@ class Topology:
             self.due *= 2
             self.chance = self.best()
 
-    def plan(self, most: int, guesses: int, worth: float, least: float = MIN_CHANCE.node) -> dict[Slot, int]:
+    def plan(self, most: int, guesses: int, worth: float, least: float = RATE_MIN_CHANCE.node) -> dict[Slot, int]:
         """{place: number of its children} of those of the best `most` slots whose chance is at least `least`, for a
         root where the first `guesses` children hold the token that comes with chance `worth`."""
         scale = worth / sum(self.chance.get((rank,), 0.0) for rank in range(guesses))

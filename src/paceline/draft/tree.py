@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.core.component import DRAFT
 from paceline.core.forest import ROOT, Forest, Law
 from paceline.core.plan import Item
-from paceline.core.proposer import Draft, Table, Turn
+from paceline.core.proposer import Draft, ProposerTable, Turn
 from paceline.core.registry import Offers, Runs
 from paceline.core.rows import RowsBuilder
 from paceline.draft import NEED_DRAFT, Ask, Host, View
@@ -24,7 +24,7 @@ from paceline.sample.chunks import chunks
 from paceline.sample.noise import keys_tensor
 from paceline.sample.race import perturbed
 
-NODES = 15
+TREE_NODES = 15
 
 
 def offers(
@@ -32,7 +32,9 @@ def offers(
 ) -> Offers:
     """The card of a tree method that grows on a draft model."""
     needs = frozenset({NEED_DRAFT})
-    return Offers(summary, frozenset(laws), "tree", NODES, needs, DRAFT, stops_early=stops_early, runs=runs, auto=auto)
+    return Offers(
+        summary, frozenset(laws), "tree", TREE_NODES, needs, DRAFT, stops_early=stops_early, runs=runs, auto=auto
+    )
 
 
 @dataclass(slots=True)
@@ -62,7 +64,7 @@ class Tree:
     rank: list[int] = field(default_factory=list)
     """Row of each place among the tree's rows; places with equal paths share one."""
     word: list[int] = field(default_factory=list)
-    """Of each row: the rows that are it or its ancestors, as bits."""
+    """Bit mask per row: the row itself and its ancestors."""
     first: list[int] = field(default_factory=list)
     """The first place of each row."""
     law_row: dict[int, int] = field(default_factory=dict)
@@ -200,7 +202,7 @@ class TreeDrafter:
             view.slots[ask.request.id] = (proposer, place)
         return proposer
 
-    def table(self, proposer: "TreeProposer") -> Table | None:
+    def table(self, proposer: "TreeProposer") -> ProposerTable | None:
         """What drafts natively in the place of a proposer of this drafter; None: nothing does."""
         return None
 
@@ -258,7 +260,7 @@ class TreeDrafter:
         return ask.txn.lease.frontier[self.group]
 
     def passes(self, trees: Sequence[Tree]) -> Sequence[Sequence[Tree]]:
-        """Whose rows share a pass."""
+        """Groups of trees; the rows of one group share a pass."""
         return [trees]
 
     def forward(self, builder: RowsBuilder, trees: Sequence[Tree]) -> Tensor:
@@ -384,12 +386,12 @@ class TreeProposer:
         """Make the draft model's rows of accepted nodes contiguous."""
         self.drafter.model.move(source, target)
 
-    def native(self) -> Table | None:
+    def native(self) -> ProposerTable | None:
         return self.drafter.table(self)
 
 
 def law_of(ask: Ask) -> Law:
-    """How a tree's nodes are chosen: those of a greedy request are the likeliest, unless a rule asks for draws."""
+    """How a tree's nodes are chosen: those of a greedy request are the most probable, unless a rule asks for draws."""
     return Law.POINT if ask.request.params.greedy and ask.law is not Law.SAMPLED else ask.law
 
 

@@ -13,8 +13,8 @@ from paceline.draft import Ask
 
 
 @dataclass(slots=True)
-class Window:
-    """A draft for a text of so many tokens, the last of which is `root`."""
+class AheadDraft:
+    """Draft for a text of `length` tokens, the last of which is `root`."""
 
     length: int
     root: int
@@ -25,11 +25,11 @@ class Windows:
     """{(drafter, request): the next draft}. What is lost costs time, never a text."""
 
     def __init__(self) -> None:
-        self.held: dict[tuple[str, int], Window] = {}
+        self.held: dict[tuple[str, int], AheadDraft] = {}
         self.reused, self.dropped = Counter[str](), Counter[str]()
         """Verdicts by drafter: those that left a draft of what was prepared, and those that did not."""
 
-    def take(self, name: str, request: Request) -> Window | None:
+    def take(self, name: str, request: Request) -> AheadDraft | None:
         """The draft that was prepared for this text, if there is one; it is given once."""
         window = self.held.pop((name, request.id), None)
         fits = window is not None and window.length == len(request.tokens) and window.root == request.tokens[-1]
@@ -44,7 +44,7 @@ class Windows:
         (self.reused if nodes else self.dropped)[name] += 1
         if nodes:
             length = len(ask.request.tokens) + len(result.tokens)
-            self.held[name, ask.request.id] = Window(length, result.tokens[-1], cut_out(forest, nodes))
+            self.held[name, ask.request.id] = AheadDraft(length, result.tokens[-1], cut_out(forest, nodes))
 
     def forget(self, request: int, names: Collection[str]) -> None:
         """Drop what was prepared for a request."""
@@ -53,7 +53,7 @@ class Windows:
 
 
 def cut_out(forest: Forest, nodes: Sequence[int]) -> Forest:
-    """These nodes alone, parents first; who hangs below none of them hangs below the root."""
+    """These nodes alone, parents first; a node below none of them hangs below the root."""
     out, places = Forest(), dict[int, int]()
     used = sorted({forest.q_row[i] for i in nodes if forest.q_row[i] >= 0})
     rows = {row: number for number, row in enumerate(used)}
@@ -65,7 +65,7 @@ def cut_out(forest: Forest, nodes: Sequence[int]) -> Forest:
     return out
 
 
-def plant(forest: Forest, place: int, window: Window) -> None:
+def plant(forest: Forest, place: int, window: AheadDraft) -> None:
     """Add a window's nodes to a drafter's forest, for this place of the plan."""
     mine, shift, places = window.forest, 0 if forest.q is None else len(forest.q), {ROOT: ROOT}
     for i, token in enumerate(mine.token):

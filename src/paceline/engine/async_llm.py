@@ -16,7 +16,7 @@ from paceline.core.errors import CapacityError
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.engine import learned
-from paceline.engine.door import DOOR, Ticket, Trip
+from paceline.engine.door import DOOR, DoorTicket, Trip
 from paceline.engine.embed import Embedding
 from paceline.engine.llm import LLM, Prompt, as_batch, as_conversations, params_each
 from paceline.engine.options import EngineOptions, shown
@@ -34,7 +34,7 @@ PUBLISH_S = 0.05
 
 
 class Beside(Protocol):
-    """What works on an engine's thread beside it: a second engine, a policy that writes with several."""
+    """Work that shares an engine's thread: a second engine, or a policy that writes with several."""
 
     @property
     def busy(self) -> bool:
@@ -62,11 +62,11 @@ class Subscription:
         self,
         requests: list[Request],
         loop: asyncio.AbstractEventLoop,
-        ticket: Ticket | None = None,
+        ticket: DoorTicket | None = None,
         arrived: float = 0.0,
         whole: bool = False,
     ) -> None:
-        """`whole`: one chunk a sample, at its end. Whoever wants no news wakes nobody while the engine works."""
+        """`whole`: one chunk a sample, at its end. A call that wants no news wakes no thread while the engine works."""
         self.requests, self.whole = requests, whole
         self.ticket = ticket
         self.trips = [Trip(r, arrived) for r in requests]
@@ -181,7 +181,7 @@ class AsyncLLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
-        """Complete prompts; results in order. Prompts of other calls run beside them."""
+        """Complete prompts; results in order. Prompts of other calls run at the same time."""
         batch = as_batch(prompts)
         each = params_each(params, len(batch))
         texts = [p if isinstance(p, str) else None for p in batch]
@@ -228,7 +228,7 @@ class AsyncLLM:
         by: TakeIn | None = None,
     ) -> Subscription:
         """Queue prompts (token ids) in one go, all of them or, when one cannot be served, none. Take the news from
-        what is returned (`whole`: one chunk a sample, at its end); `abort` it at the end. `by`: who takes them in, in
+        what is returned (`whole`: one chunk a sample, at its end); `abort` it at the end. `by`: the receiver, in
         place of the engine; called on its thread.
 
         Raises InputError, RefusalError or CapacityError, and RuntimeError when the engine is closed or dead."""
@@ -387,13 +387,13 @@ class AsyncLLM:
         return going_on and not subscription.orphaned
 
     def _publish(self) -> None:
-        """Renew the snapshot, before the news: who has seen a request's end finds it counted."""
+        """Renew the snapshot, before the news: a caller that has seen a request's end finds it counted."""
         if not self.llm.engine.busy or monotonic() >= self._due:
             self.snapshot = self.llm.engine.snapshot()
             self._due = monotonic() + PUBLISH_S
 
     def _drain(self) -> bool:
-        """Run what is in the inbox (waiting for it when idle); False when told to close."""
+        """Run what is in the inbox (waiting for it when idle); False when it must close."""
         while not self._busy or not self._inbox.empty():
             self._beat = self._beat if self._busy else None
             operation = self._inbox.get()

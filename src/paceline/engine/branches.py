@@ -13,13 +13,13 @@ from paceline.core.request import Request
 
 
 @dataclass(slots=True)
-class Family:
+class BranchFamily:
     """A request that waits, and its branches by id."""
 
     parent: Request
     live: dict[int, Request] = field(default_factory=dict)
     done: dict[int, Request] = field(default_factory=dict)
-    """Those that ended, with K/V for all of their tokens unless it was given up for others."""
+    """Branches that ended, with K/V for all of their tokens unless it was given up for other requests."""
 
     def named(self, numbers: Sequence[int]) -> list[Request]:
         """The branches of these ids. InputError unless each has ended, and none comes twice."""
@@ -35,14 +35,14 @@ class Family:
         return [self.done[number] for number in numbers]
 
 
-class Branches(dict[int, Family]):
+class Branches(dict[int, BranchFamily]):
     """Families by the id of the request that waits."""
 
     def add(self, parent: Request, child: Request) -> None:
         """One more branch of a request, which waits from now on."""
-        self.setdefault(parent.id, Family(parent)).live[child.id] = child
+        self.setdefault(parent.id, BranchFamily(parent)).live[child.id] = child
 
-    def of(self, request: Request) -> Family | None:
+    def of(self, request: Request) -> BranchFamily | None:
         """Where it is a branch."""
         return self.get(request.parent)
 
@@ -59,8 +59,8 @@ class Branches(dict[int, Family]):
         return self.pop(request.parent).parent
 
     def holding(self) -> Iterator[Request]:
-        """Those that hold K/V that may be given up: the latest family first, in it the request itself, whose K/V its
-        branches share."""
+        """Requests that hold K/V that may be given up: the latest family first; within a family the parent first,
+        because its branches share its K/V, then the branches that ended, the latest first."""
         for family in reversed(self.values()):
             for request in (family.parent, *reversed(family.done.values())):
                 if request.lease is not None:

@@ -11,7 +11,7 @@ from paceline.core.errors import CheckpointError, InputError, RefusalError
 from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.registry import refusal
 from paceline.model.catalogue import CATALOGUE
-from paceline.plan.memory import MEMORIES, Memory, Shape
+from paceline.plan.memory import MEMORIES, BudgetShape, MemoryModel
 
 if TYPE_CHECKING:
     from paceline.draft import UserFn
@@ -37,17 +37,19 @@ class Options:
     drafter: "str | UserFn | None" = None
     """None: `auto`, the planner chooses. A function: the `user` drafter."""
     verifier: str = "exact"
-    """Who judges drafts by default: exact keeps the text of a seed; chain, rrs and kseq the distribution."""
+    """Verifier that judges drafts by default: exact keeps the text of a seed; chain, rrs and kseq keep the
+    distribution."""
     nodes: int | None = None
     """Drafted tokens a step; None: the drafter's own number, less when many requests run."""
     dtype: str = "bfloat16"
-    """Of weights and K/V cache: bfloat16, float32 or float16."""
+    """Data type of weights and K/V cache: bfloat16, float32 or float16."""
     quantize: str | None = None
     """"int8": the linear layers of model and draft in int8 (W8A8); "int4": in 4 bits by groups of 32, head
     and embedding in 8, activations in 8. The text is then the quantised model's own. None: a checkpoint that is
     quantised already keeps its own bits; "none" widens them to `dtype`."""
     draft_quantize: str | None = None
-    """The same for the draft alone, whose rounding no text shows; None: as quantize says."""
+    """Quantization of the draft alone, with the values of `quantize`; it changes only the speed, never the output.
+    None: as quantize."""
     kv_dtype: str | None = None
     """"int8": keys and values in 8 bits, which leaves room for 1.88 times the tokens. None: as dtype."""
     device: str = "cpu"
@@ -89,13 +91,13 @@ class Options:
     """Share of a core with which a draft model of another vocabulary learns from the verified text in the background;
     0: it does not."""
     length: str = "goodput"
-    """Who decides who drafts how much: goodput, or for comparison fixed."""
+    """Policy that decides which drafter drafts how many tokens: goodput, or fixed for comparison."""
     schedule: str = "chunked"
     """How prompts and decodes share the steps: chunked, or for comparison prefill_first or decode_first."""
     order: str = "fcfs"
-    """Who is served first: fcfs, priority, deadline or fair."""
+    """Order in which requests are served: fcfs, priority, deadline or fair."""
     tbt_target_ms: float | None = None
-    """Longest time between two steps of one who decodes, for chunked; None: row_budget alone limits a step."""
+    """Maximum time between two steps of a decoding request, for chunked; None: row_budget alone limits a step."""
     group_size: int | None = None
     """Most requests that decode in a step, of equal row counts and lengths where possible (EXSPEC); None: all."""
     revision: str | None = None
@@ -113,7 +115,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
     from paceline.cache.policies import policy
     from paceline.draft import DRAFTERS
     from paceline.draft.companion import companions
-    from paceline.draft.crossvocab import FOREIGN, Foreign
+    from paceline.draft.crossvocab import FOREIGN, ForeignModel
     from paceline.draft.head import load_head, method_of
     from paceline.draft.surfaces import Surfaces
     from paceline.engine.config import EngineConfig
@@ -180,7 +182,7 @@ def build(options: Options) -> "tuple[Engine, Text]":
         speaks = Text(draft_path).tokenizer
         small = load_model(draft_path, **where_draft)
         target = Surfaces(text.tokenizer, model.vocab_size)
-        components[FOREIGN] = Foreign(
+        components[FOREIGN] = ForeignModel(
             small, Surfaces(speaks, small.vocab_size), target, model.vocab_size, online=options.online
         )
     elif draft_path is not None:
@@ -323,14 +325,14 @@ def _check_pair(drafter: str, verifier: str, have: set[str]) -> None:
     reason = refusal(drafter, DRAFTERS.card(drafter), verifier, VERIFIERS.card(verifier), have)
     if VERIFIERS.card(verifier).consent:
         reason = (
-            f"Verifier {verifier!r} changes the text, so an engine has it for nobody unasked; name it in the requests "
+            f"Verifier {verifier!r} changes the text, so it cannot be an engine's default; name it in the requests "
             "that consent (SamplingParams)."
         )
     if reason:
         raise RefusalError(reason)
 
 
-def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory:
+def memory_of(options: Options, path: Path, draft: Path | None = None) -> MemoryModel:
     """The arithmetic of the budget for these checkpoints, from their headers."""
     from paceline.draft.companion import kinds, weight_bytes
     from paceline.draft.head import check_fit, facts_of, footprint_of, method_of
@@ -352,11 +354,11 @@ def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory
     files = [at if at.suffix == ".gguf" else at / "tokenizer.json" for at in (path, draft) if at is not None]
     rest = sum(TOKENIZER * tokenizer_bytes(file) for file in files if file.is_file())
     rest += 0 if draft is None else sum(weight_bytes(draft / kind) for kind in kinds(draft))
-    return Memory(target, drafts, spec.max_len, options.block_size, rest)
+    return MemoryModel(target, drafts, spec.max_len, options.block_size, rest)
 
 
 def tokenizer_bytes(file: Path) -> int:
-    """Of tokenizer.json, or of all that a GGUF file says before its weights."""
+    """Size in bytes of tokenizer.json, or of everything in a GGUF file before its weights."""
     if file.suffix != ".gguf":
         return file.stat().st_size
     from paceline.model.gguf import load_header
@@ -364,7 +366,7 @@ def tokenizer_bytes(file: Path) -> int:
     return min(entry.offset for entry in load_header(file).tensors.values() if entry.file == file)
 
 
-def shape_of(options: Options, path: Path, draft: Path | None) -> Shape:
+def shape_of(options: Options, path: Path, draft: Path | None) -> BudgetShape:
     """What comes of `options.memory`, before anything is loaded. CapacityError where it is too little."""
     memory, rows = memory_of(options, path, draft), max(options.row_budget, options.max_requests)
     if options.memory is not None:
@@ -378,7 +380,7 @@ def shape_of(options: Options, path: Path, draft: Path | None) -> Shape:
         block = sum(m.kv(1, options.block_size) for m in (memory.target, memory.draft) if m is not None)
         contexts = -(-memory.max_len // options.block_size) * options.max_requests
         blocks = max(1, min(psutil.virtual_memory().available // 4 // block, contexts))
-    return Shape(blocks, rows, MAX_CANDIDATES, options.max_requests, MEMORIES[1])
+    return BudgetShape(blocks, rows, MAX_CANDIDATES, options.max_requests, MEMORIES[1])
 
 
 UNITS: dict[str, int] = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -392,5 +394,5 @@ def parse_bytes(value: int | str) -> int:
     unit = text[-1:] if text[-1:] in UNITS else ""
     try:
         return int(float(text.removesuffix(unit)) * UNITS[unit])
-    except ValueError:
+    except (ValueError, OverflowError):
         raise InputError(f"memory is {value!r}, but it must be bytes such as 2G, 512M or 1500000.") from None

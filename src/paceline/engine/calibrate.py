@@ -19,29 +19,30 @@ from paceline.core.plan import MinChance, Work
 from paceline.core.request import Request
 from paceline.core.rows import RowsBuilder
 from paceline.draft import DRAFTERS
-from paceline.engine.drafters import AUTO, NONE
+from paceline.engine.drafters import AUTO, PLAIN_DRAFTER
 from paceline.engine.loop import Engine
 from paceline.engine.totals import Totals
 from paceline.model.native import NativeDecoder
 from paceline.native.build import library
 from paceline.native.store import home, trusted, write
-from paceline.plan import Decision, LengthPolicy, Share
+from paceline.plan import LengthPolicy, Share, StepDecision
 from paceline.plan.cost import KNOTS, Drafting, StepTimes, Times
 
 log = logging.getLogger("paceline")
 VERSION = 12
-"""Of what the table's terms mean."""
+"""Version of the meaning of the table's terms."""
 BUDGET_S = 8.0
 """Seconds of a calibration, half of them for the target alone: what would take longer is left to the first steps of
 service, but for one short draft of each drafter."""
 SWEEPS, REPEATS = 3, 2
 """Times that all kinds of passes are run through, and passes of each; the fastest counts, for what others do to the
 machine only adds."""
-SHORT, LONG = 32, 1024
+SHORT_TEXT, LONG_TEXT = 32, 1024
 """Committed tokens of a request: of most, and of the one that tells what reading K/V costs."""
 BATCHES, NODES, STEPS = (1, 4, 16), (3, 14), 6
-LEAST, SLICE_S = 3, 0.25
-"""Steps of a kind at least, where so many seconds have gone by: every drafter is to be heard of a slow model, too."""
+MIN_TIMED_STEPS, SLICE_S = 3, 0.25
+"""Minimum number of steps per kind, and the seconds after which no more are run: every drafter is measured on a slow
+model, too."""
 
 Sample = tuple[Work, Sequence[Drafting], Times]
 
@@ -50,14 +51,17 @@ class AsTold(LengthPolicy):
     """A policy that shares as it is told, and keeps what it is taught."""
 
     def __init__(self) -> None:
-        self.drafter, self.nodes, self.several = NONE, 0, 1
+        self.drafter, self.nodes, self.several = PLAIN_DRAFTER, 0, 1
         self.samples: list[Sample] = []
 
-    def decide(self, requests: Sequence[Request], room: int, base: Work) -> Decision:
+    def decide(self, requests: Sequence[Request], room: int, base: Work) -> StepDecision:
         each = min(self.nodes, room // max(len(requests), 1))
         depths = {r.id: min(each, r.left - 1) for r in requests}
-        shares = {i: Share(self.drafter if deep else NONE, deep and each, deep, MinChance(0.0)) for i, deep in depths.items()}
-        return Decision(shares, passes=self.several)
+        shares = {
+            i: Share(self.drafter if deep else PLAIN_DRAFTER, deep and each, deep, MinChance(0.0))
+            for i, deep in depths.items()
+        }
+        return StepDecision(shares, passes=self.several)
 
     def learn(self, notes: Any, work: Work, parts: Sequence[Drafting], times: Times) -> None:
         self.samples.append((work, parts, times))
@@ -91,7 +95,7 @@ def kept(path: Path) -> StepTimes | None:
         check(times)
         return times
     except Exception as error:  # whatever a damaged file makes of it: it can be measured again
-        log.warning("The table of step times %s is of no use (%r); it is measured anew.", path, error)
+        log.warning("The table of step times %s cannot be used (%r); it is measured again.", path, error)
         return None
 
 
@@ -147,16 +151,17 @@ def measure(engine: Engine) -> StepTimes:
 def passes(engine: Engine, end: float) -> Iterator[tuple[Work, float]]:
     """Passes of the target alone: (work, the faster of some). None begins that would not end in time if a row took as
     long as in the one before."""
-    model, most = engine.model, min(engine.config.row_budget, engine.model.max_len - SHORT)
+    model, most = engine.model, min(engine.config.row_budget, engine.model.max_len - SHORT_TEXT)
     few = max(1, min(16, engine.config.max_requests))
-    kinds = [(1, knot, SHORT) for knot in KNOTS if knot <= most] + [(few, 1, SHORT), (few, 4, SHORT), (few, 8, SHORT)]
-    if engine.model.max_len > LONG + 64:
-        kinds += [(1, 1, LONG), (1, 16, LONG), (1, min(256, most), LONG), (min(4, few), 1, LONG)]
+    kinds = [(1, knot, SHORT_TEXT) for knot in KNOTS if knot <= most]
+    kinds += [(few, rows, SHORT_TEXT) for rows in (1, 4, 8)]
+    if engine.model.max_len > LONG_TEXT + 64:
+        kinds += [(1, 1, LONG_TEXT), (1, 16, LONG_TEXT), (1, min(256, most), LONG_TEXT), (min(4, few), 1, LONG_TEXT)]
     each = 0.0  # seconds of a row
     for requests, rows, context in sorted(kinds, key=lambda kind: kind[0] * kind[1]):
         if perf_counter() + REPEATS * each * requests * rows > end:
             return
-        if engine.cache.states:  # of rows that nobody computed there is a state behind full blocks alone
+        if engine.cache.states:  # rows that were not computed have a state after full blocks alone
             context = engine.cache.blocks_for(context) * engine.config.block_size
         if engine.cache.blocks_for(context + rows) * requests > engine.cache.room() or requests * rows > most:
             continue
@@ -186,9 +191,9 @@ def passes(engine: Engine, end: float) -> Iterator[tuple[Work, float]]:
 
 
 def dearest(drafter: str) -> str:
-    """Who is measured in its place: of a merged drafter the part that costs most. Made-up text repeats itself, so that
-    the cheap ones would do all the work."""
-    parts = DRAFTERS.card(drafter).parts if drafter != NONE else ()
+    """Drafter that is measured in its place: the most expensive part of a merged drafter. Made-up text repeats itself,
+    so the cheap parts would otherwise do all the work."""
+    parts = DRAFTERS.card(drafter).parts if drafter != PLAIN_DRAFTER else ()
     return parts[-1] if parts else drafter
 
 
@@ -201,19 +206,23 @@ def rounds(engine: Engine, told: AsTold, batch: int, end: float) -> None:
     """Steps of `batch` requests: plain ones of one pass, and of two; with each drafter at some sizes, of one pass, and
     of two where it can. The first of a kind is not counted. With one request the smallest draft of each drafter
     is timed even when the time is up: the price of reading a prompt follows from it."""
-    vocab, need = engine.model.vocab_size, SHORT + 256
+    vocab, need = engine.model.vocab_size, SHORT_TEXT + 256
     if engine.cache.blocks_for(need) * batch > engine.cache.room() or need > engine.model.max_len:
         return
     wish = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=224, seed=0, drafter=AUTO)
     wish = wish.resolve({})
-    prompts = [[(7 * i * i + 13 * j * j * (i + 3) + 5) % vocab for j in range(SHORT)] for i in range(batch)]
+    prompts = [[(7 * i * i + 13 * j * j * (i + 3) + 5) % vocab for j in range(SHORT_TEXT)] for i in range(batch)]
     requests = [engine.submit(prompt, wish)[0] for prompt in prompts]
     try:
-        told.drafter, told.nodes = NONE, 0
+        told.drafter, told.nodes = PLAIN_DRAFTER, 0
         while any(not r.output for r in requests) and (batch == 1 or perf_counter() < end):
             engine.step()
         told.samples = [s for s in told.samples if s[0].rows == s[0].requests or s[1]]
-        kinds = [(NONE, 0, 1), (NONE, 0, 2), *((arm, nodes, 1) for nodes in NODES for arm in requests[0].arms)]
+        kinds = [
+            (PLAIN_DRAFTER, 0, 1),
+            (PLAIN_DRAFTER, 0, 2),
+            *((arm, nodes, 1) for nodes in NODES for arm in requests[0].arms),
+        ]
         kinds += [(arm, nodes, 2) for arm in requests[0].arms if engine.table.entries[arm].runs for nodes in NODES]
         must = 2 + len(requests[0].arms) if batch == 1 else 0
         for place, (drafter, nodes, several) in enumerate(kinds):
@@ -222,7 +231,7 @@ def rounds(engine: Engine, told: AsTold, batch: int, end: float) -> None:
             told.drafter, told.nodes, told.several = dearest(drafter), nodes, several
             before, began = len(told.samples), perf_counter()
             for count in range(STEPS):
-                if count >= LEAST and perf_counter() - began > SLICE_S:
+                if count >= MIN_TIMED_STEPS and perf_counter() - began > SLICE_S:
                     break
                 engine.step()
             new = sorted(told.samples[before + 1 :], key=lambda sample: sample[2].total)

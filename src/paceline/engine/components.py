@@ -40,7 +40,7 @@ def check_component(name: str, component: Component, model: Model) -> None:
 
 
 def stateful(components: Mapping[str, Component]) -> dict[str, Keeps]:
-    """Those with recurrent layers."""
+    """Components with recurrent layers."""
     return {name: cast(Keeps, it) for name, it in components.items() if "state" in it.abilities}
 
 

@@ -34,7 +34,7 @@ def nothing_judged(place: int) -> Tensor:
 
 @dataclass(slots=True)
 class Computed:
-    """Results by place, and what drafters may see of the pass beside them (`View`)."""
+    """Results by place, and what else drafters may see of the pass (`View`)."""
 
     results: list[Result]
     probes: dict[int, Tensor] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Compute:
         self.place = place
 
     def start(self, plan: Plan, txns: Sequence[Txn], drafts: "Drafts") -> Started:
-        """Begin the step's passes. They run on where somebody drafts meanwhile, else they are done."""
+        """Begin the step's passes. They continue to run if a drafter works meanwhile, else they are done."""
         layout = lay_out(drafts.forest, plan.items, txns)
         rows, at = layout.builder.build(self.model.device, plan.taps), self.clock()
         if drafts.run:
@@ -144,7 +144,7 @@ class Compute:
         return done
 
     def _continuation(self, item: Item, passes: int) -> Continuation:
-        """How a text goes on in so many passes."""
+        """Continuation of a text over `passes` passes."""
         request, most = item.request, 1 + item.reserved(passes)
         temperature = self.judge.sampler.temperature(request) or 0.0
         keys = [request.target_noise.key(request.index(depth)) for depth in range(most)] if temperature else []

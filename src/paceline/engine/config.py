@@ -16,7 +16,7 @@ class Timer:
 
 @dataclass(slots=True)
 class EngineConfig:
-    """What an engine is made of besides models. Bytes, rows and tokens."""
+    """Settings of an engine other than its models, in bytes, rows and tokens."""
 
     blocks: int
     block_size: int = 16
@@ -31,16 +31,16 @@ class EngineConfig:
     row_cost: float = 0.0
     """These two are of `FixedLength`."""
     length: str = "goodput"
-    """Who decides who drafts how much: a name in `plan.POLICIES`."""
+    """Policy that decides which drafter drafts how many tokens: a name in `plan.POLICIES`."""
     prefix_cache: bool = True
     eviction: str = "lru"
     schedule: str = "chunked"
     order: str = "fcfs"
     tbt_target_ms: float | None = None
-    """Longest step while somebody decodes, as predicted; None: `row_budget` alone limits it."""
+    """Maximum predicted step time while a request decodes; None: `row_budget` alone limits it."""
     patience_ms: float = 30.0
-    """Longest step of several passes, which may be made where nobody drafts or drafts need no Python; 0: each pass is a
-    step."""
+    """Maximum time of a step of several passes, which are possible if there are no drafts or drafts need no Python; 0:
+    each pass is a step."""
     group_size: int | None = None
     """Most requests that decode in a step, of one shape where possible (EXSPEC); None: all."""
     overlap: str = "none"

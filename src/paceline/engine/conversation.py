@@ -16,23 +16,23 @@ RAW = re.compile(rf"""["']text["']\s*:\s*["']{ONE}""")
 CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {}}}
 
 
-class Form(NamedTuple):
+class RoleForm(NamedTuple):
     """What of a role's content is seen in the prompt."""
 
     text: bool
     parts: bool
     several: bool = True
-    """Of several parts all are."""
+    """True if all of several parts are seen."""
 
 
-def form(render: Render, role: str) -> Form:
+def form(render: Render, role: str) -> RoleForm:
     """Try both. A template that refuses the trial tells nothing, and is taken to read texts."""
     text = _tried(render, role, ONE)
     one, two = ({"type": "text", "text": word} for word in (ONE, TWO))
     single, both = _tried(render, role, [one]), _tried(render, role, [one, two])
     if text is None and single is None:
-        return Form(True, False)
-    return Form(ONE in (text or ""), _seen(single, ONE), _seen(both, ONE, TWO))
+        return RoleForm(True, False)
+    return RoleForm(ONE in (text or ""), _seen(single, ONE), _seen(both, ONE, TWO))
 
 
 def _seen(prompt: str | None, *words: str) -> bool:
@@ -56,7 +56,7 @@ def _tried(render: Render, role: str, content: Any) -> str | None:
     return None
 
 
-def shaped(message: Message, form: Form) -> Message:
+def shaped(message: Message, form: RoleForm) -> Message:
     """The message with its content as the template reads it. Raises InputError where it would not be seen."""
     content = message.get("content")
     if content is None or content == "":
@@ -78,6 +78,6 @@ def _is_text(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
-def shape_all(messages: Sequence[Message], of: Callable[[str], Form]) -> list[dict[str, Any]]:
+def shape_all(messages: Sequence[Message], of: Callable[[str], RoleForm]) -> list[dict[str, Any]]:
     """Every message as the template reads it. `of`: a role's form."""
     return [dict(shaped(message, of(str(message.get("role"))))) for message in messages]

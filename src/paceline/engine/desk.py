@@ -1,5 +1,5 @@
-"""The deciding half of the engine: who waits, who runs, who gets which rows. No tensors, no clock (D8): the engine and
-the simulator own one each, and equal inputs make equal decisions."""
+"""The deciding half of the engine: which requests wait, which run, and which rows each gets. No tensors, no clock (D8):
+the engine and the simulator own one each, and equal inputs make equal decisions."""
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -13,7 +13,7 @@ from paceline.core.joined import Layout, joined
 from paceline.core.plan import Item, Note, Plan, Work
 from paceline.core.request import FinishReason, Request
 from paceline.core.result import Result
-from paceline.engine.branches import Branches, Family, splice
+from paceline.engine.branches import Branches, BranchFamily, splice
 from paceline.engine.drafter_table import DrafterTable
 from paceline.engine.totals import Totals
 from paceline.plan import LengthPolicy
@@ -43,7 +43,7 @@ class Desk:
     def of(
         cls, config: "EngineConfig", table: DrafterTable, groups: Iterable[str], states: Iterable[str] = ()
     ) -> "Desk":
-        """As an engine of this configuration has it; `groups` are those beside the target's, `states` those of all
+        """As an engine of this configuration has it; `groups` are those other than the target's, `states` those of all
         that keep a state of each text."""
         table.shares = config.prefix_cache
         forget = policy(config.eviction)(config.blocks)
@@ -72,7 +72,8 @@ class Desk:
         return bool(self.waiting or self.running)
 
     def admit(self, now: float) -> list[Request]:
-        """Give leases to waiting requests, in order, while places and blocks last; return who got one."""
+        """Give leases to waiting requests, in order, while places and blocks last. Returns the requests that got
+        one."""
         if not self.waiting:
             return []
         filling = sum(self.cache.blocks_for(len(r.tokens)) - len(lease_of(r).blocks) for r in self.running)
@@ -123,7 +124,7 @@ class Desk:
         return self.table.groups(request) if like is None else lease_of(like).groups
 
     def plan(self, now: float) -> Plan:
-        """The next step. Who is pre-empted in it has given up the lease and waits again."""
+        """Plan the next step. A request that is pre-empted in it has given up its lease and waits again."""
         order = self.schedule.order(self.running, now)
         turn = self.schedule.turn(order, now)
         plan = self.planner.plan(turn, self._room(), self.schedule.rows(turn, now), order)
@@ -226,7 +227,7 @@ class Desk:
 
     @staticmethod
     def extend(request: Request, tokens: Sequence[int]) -> None:
-        """Tokens join the output that nobody has drawn."""
+        """Append given tokens, which were not drawn, to the output."""
         for token in tokens:
             request.append(token)
 
@@ -247,7 +248,7 @@ class Desk:
         self, request: Request, numbers: Sequence[int], tokens: Sequence[int], reading: Iterable[str] = ()
     ) -> list[Move]:
         """Ended branches, one behind the other, and `tokens` join the text of the request, which waits for its place
-        again. The moves are the models' to make. `reading`: groups that are made from hidden states, which nobody has
+        again. The moves are the models' to make. `reading`: groups that are made from hidden states, which do not exist
         of joined rows; those that such a group lacks are computed again."""
         family = self.branches[request.id]
         branches = family.named(numbers)
@@ -289,7 +290,7 @@ class Desk:
         return self.cache.begin(self.cache.open([], groups, layout=layout), len(tokens), 0)
 
     def adopted(self, txn: Txn, tokens: Sequence[int]) -> None:
-        """Those rows are written: they enter the prefix cache."""
+        """Enter the written rows of `adopt` into the prefix cache."""
         lease = txn.lease
         txn.commit([], tokens)
         for group in lease.frontier:
@@ -308,7 +309,7 @@ class Desk:
     def leave(self, request: Request) -> None:
         """A request has ended. With it go its branches that wait to be joined; a request without any goes on."""
         self.release(request)
-        for branch in self.branches.pop(request.id, Family(request)).done.values():
+        for branch in self.branches.pop(request.id, BranchFamily(request)).done.values():
             self.release(branch)
         if (parent := self.branches.left(request)) is not None:
             self.waiting.append(parent)

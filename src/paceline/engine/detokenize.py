@@ -30,7 +30,7 @@ class Detokenizer:
         self._prefix = self._text(self._window) if self._window else ""
 
     def _tail(self, before: Sequence[int]) -> list[int]:
-        """The last tokens of a prompt, so many that something of them is seen and that they begin with a whole
+        """The last tokens of a prompt, enough that some text is visible and that they begin with a whole
         character: of bytes that begin within one, some decoders make nothing at all."""
         size = TAIL
         while size < min(len(before), FAR) and not self._text(list(before[-size:])):

@@ -1,4 +1,4 @@
-"""The door of an `AsyncLLM`: who may decide what enters, and learns what became of it."""
+"""The door of an `AsyncLLM`: it decides what enters, and learns what became of it."""
 
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Trip:
             self.ended = now
 
 
-class Ticket(Protocol):
+class DoorTicket(Protocol):
     """An admitted batch. Called in the event loop: `refused` once, or `ended` once for each sample."""
 
     def refused(self) -> None:
@@ -49,7 +49,7 @@ class Ticket(Protocol):
 class Door(Protocol):
     """Stands before what is submitted in the context where it is set as `DOOR`."""
 
-    def admit(self, batch: Wishes) -> tuple[Wishes, Ticket]:
+    def admit(self, batch: Wishes) -> tuple[Wishes, DoorTicket]:
         """What enters in place of `batch`; an exception keeps it out and goes to the caller. Called in its context."""
 
 

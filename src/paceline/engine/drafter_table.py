@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from paceline.cache.lease import TARGET, Lease
+from paceline.cache.lease import Lease
+from paceline.core.component import TARGET
 from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.plan import Work
 from paceline.core.request import Request
-from paceline.plan import POLICIES, Basis, Decision, DrafterFacts, Share
+from paceline.plan import POLICIES, Basis, DrafterFacts, Share, StepDecision
 from paceline.plan.cost import StepTimes
 from paceline.plan.fixed import chains
 
@@ -26,7 +27,7 @@ class DrafterTable:
         self.defaults: dict[str, int] = {}
         """{drafter: nodes of a step}"""
         self.policy = POLICIES.get(policy)(Basis(times, self.depth, cheap_rows, row_cost, patience, known))
-        self.decision = Decision()
+        self.decision = StepDecision()
         self.verifier_taps: dict[str, tuple[str, ...]] = {}
         """{verifier: hidden states of the target that it reads}"""
         self.shares = False
@@ -42,7 +43,7 @@ class DrafterTable:
         if drafter in self.entries:
             self.enrol(drafter, replace(self.entries[drafter], failures=self.entries[drafter].failures + 1))
 
-    def decide(self, requests: Sequence[Request], room: int, base: Work) -> Decision:
+    def decide(self, requests: Sequence[Request], room: int, base: Work) -> StepDecision:
         """Decide a step."""
         self.decision = self.policy.decide(requests, room, base)
         return self.decision
@@ -86,7 +87,7 @@ class DrafterTable:
         return self.entries[share.drafter].further(share.nodes, share.depth) if share.drafter in self.entries else 0
 
     def taps(self, request: Request) -> tuple[str, ...]:
-        """Hidden states of the target that somebody reads of this request's rows."""
+        """Hidden states of the target that are read for this request's rows."""
         kept = request.lease.groups if isinstance(request.lease, Lease) else frozenset()
         names = request.arms or (request.drafter,)
         facts = [self.entries[name] for name in names if name in self.entries]

@@ -1,4 +1,4 @@
-"""`DrafterPool`: the drafters of an engine. Who can draft, what each is asked, and what each is told."""
+"""`DrafterPool`: the drafters of an engine: which can draft, what each is asked, and what each learns."""
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -24,7 +24,7 @@ from paceline.engine.compute import Computed
 from paceline.engine.config import EngineConfig
 from paceline.engine.drafter_table import DrafterTable
 from paceline.engine.hidden import HiddenStates
-from paceline.engine.placement import NONE as SERIAL
+from paceline.engine.placement import NO_PLACEMENT as SERIAL
 from paceline.engine.prune import prune
 from paceline.engine.recorder import Recorder
 from paceline.plan import DrafterFacts
@@ -32,7 +32,7 @@ from paceline.plan.cut import trim
 from paceline.verify import VERIFIERS
 
 log = logging.getLogger("paceline")
-AUTO, NONE = "auto", "none"
+AUTO, PLAIN_DRAFTER = "auto", "none"
 MOST_DRAFTERS = 256
 """Drafters and combinations of them that an engine keeps; clients name the latter."""
 
@@ -53,17 +53,17 @@ class Drafts:
     run: bool = False
     proposer: Proposer | None = None
     drafter: str | None = None
-    """Whose proposer it is."""
+    """Drafter that `proposer` belongs to."""
     entries: list[Entry | None] = field(default_factory=list)
     """Rows of each item that have run through lower layers of the target while they were drafted."""
     forests: dict[str, Forest] = field(default_factory=dict)
     """What each has drafted, in its own indices."""
     grown: dict[str, int] = field(default_factory=dict)
-    """Of those that draft while the pass runs: nodes that their forests had before."""
+    """Drafter -> nodes that its forest had before it drafted while the pass ran."""
     beside: float = 0.0
     """Seconds of what they drafted then."""
     exit: float = 0.0
-    """Share of the target's layers behind which one of them is told what these make of the text."""
+    """Share of the target's layers after which one of them reads what these layers make of the text."""
 
 
 class DrafterPool:
@@ -92,7 +92,7 @@ class DrafterPool:
         for name, card in [*DRAFTERS.items(), *((arm, DRAFTERS.card(arm)) for arm in DRAFTERS.card(AUTO).arms)]:
             self.enrol(name, card)
 
-    # -- who can draft -----------------------------------------------------------------------------------------------
+    # -- which can draft ---------------------------------------------------------------------------------------------
 
     def lacks(self, card: Offers) -> bool:
         return any(need.name not in self.have for need in card.needs)
@@ -182,7 +182,7 @@ class DrafterPool:
                 forest.check({ask.place for ask in mine}, self.host.vocab_size, self.host.lent)
                 parts[name] = prune(forest, plan.items, self.host.sampler)
             except Exception as error:
-                del asks[name]  # who has failed has nothing to learn
+                del asks[name]  # a drafter that failed has nothing to learn
                 self._disown(name, each, error)
             self.book(name, self.clock() - started)
         given = [item.request.tokens[item.request.length :][: item.given] for item in plan.items]
@@ -205,7 +205,7 @@ class DrafterPool:
         return forest
 
     def _ahead(self, drafts: Drafts) -> dict[str, list[Ask]]:
-        """Who drafts while the pass runs, and for whom."""
+        """Drafters that draft while the pass runs -> the requests that they draft for."""
         able = [name for name in drafts.asks if name in drafts.forests and self.cards[name].ahead]
         found = {name: [ask for ask in drafts.asks[name] if ask.item.further] for name in able}
         return {name: asks for name, asks in found.items() if asks}
@@ -227,7 +227,7 @@ class DrafterPool:
             self.book(name, self.clock() - started)
 
     def learn(self, drafts: Drafts, computed: Computed) -> list[Note]:
-        """Tell the drafters what came of their drafts; what they found beside it."""
+        """Report to the drafters which drafts were accepted. Returns what they found in addition."""
         found: list[Note] = []
         if computed.error is not None and drafts.drafter is not None:
             self._disown(drafts.drafter, drafts.asks.pop(drafts.drafter), computed.error)
@@ -268,10 +268,10 @@ class DrafterPool:
         """What each drafter is asked: drafts, or to catch up with a text for which another one drafts."""
         asks: dict[str, list[Ask]] = {}
         for place, (item, txn) in enumerate(zip(items, txns)):
-            if item.drafter == NONE and not item.request.arms:
+            if item.drafter == PLAIN_DRAFTER and not item.request.arms:
                 continue
             accepts, kept = VERIFIERS.card(item.verifier), set[str | None]()
-            if item.drafter != NONE:
+            if item.drafter != PLAIN_DRAFTER:
                 card = self.cards[item.drafter]
                 asks.setdefault(item.drafter, []).append(Ask(place, item, law_for(card, accepts), txn))
                 kept.add(card.group)
@@ -332,14 +332,14 @@ class DrafterPool:
         self.recorder.failed(name, [ask.request for ask in asks])
         for ask in asks:
             if not ask.request.arms:
-                ask.request.drafter = NONE
+                ask.request.drafter = PLAIN_DRAFTER
             self.slots.get(name, {}).pop(ask.request.id, None)
             self.windows.forget(ask.request.id, (name,))
 
 
 def entered(plan: Plan, forest: Forest, parts: Sequence[Forest]) -> list[Entry | None]:
     """The rows of each item that need not begin at the target's first layer: where its draft in the joined forest is
-    the chain that its drafter computed, or the beginning of it, and every hidden state that somebody reads is there."""
+    the chain that its drafter computed, or the beginning of it, and every hidden state that is read is there."""
     out: list[Entry | None] = [None] * len(plan.items)
     for number, part in enumerate(parts):
         drafts = part.by_request(len(plan.items)) if part.entries else []

@@ -20,7 +20,7 @@ TAP = "post_norm"
 
 class Embedding:
     """Some texts on their way to one vector each. `step` makes one pass of at most the engine's `row_budget` rows, so
-    that whoever decodes waits no longer than for a prompt. For the engine's thread.
+    that decoding requests wait no longer than for a prompt. For the engine's thread.
 
     The K/V of one text at a time lives in the cache, under an open transaction that is aborted at its end: it is never
     published, and nothing that others share goes for it but what is evictable.

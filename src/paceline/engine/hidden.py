@@ -36,7 +36,7 @@ class HiddenStates:
         need = max(1, txn.lease.length - self._frontier(txn, self.groups))
         self._held[number] = {tap: states[-need:] for tap, states in joined.items()}
         self.bytes += size(self._held[number])
-        if self.bytes > self.budget and need > rows:  # its own rows would not fit beside what others hold
+        if self.bytes > self.budget and need > rows:  # its own rows would not fit next to what others hold
             self.drop(number)
             self._lost.append((txn, request))
 
@@ -47,7 +47,8 @@ class HiddenStates:
         return [(txn, request, length) for txn, request, length in found if length < txn.lease.length]
 
     def of(self, request: int, txn: Txn, group: str | None) -> dict[str, Tensor]:
-        """Of the committed rows that `group` lacks; None: of the last one. Fewer rows where some were dropped."""
+        """Hidden states by tap, of the committed rows that `group` lacks; None: of the last row. Fewer rows if some
+        were dropped."""
         need = 1 if group is None else txn.base - txn.lease.frontier.get(group, txn.base)
         return {
             tap: states[len(states) - min(need, len(states)) :] for tap, states in self._held.get(request, {}).items()

@@ -1,4 +1,5 @@
-"""What a checkpoint says beside its weights, checked once at load: nothing in it may fail a request, or the engine."""
+"""Checks of what a checkpoint says apart from its weights, once at load: nothing in it may fail a request, or the
+engine."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping

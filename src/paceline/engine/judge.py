@@ -59,7 +59,8 @@ class Judge:
     def _refs(
         items: Sequence[Item], forest: Forest, layout: Layout, out: Out
     ) -> tuple[list[RowRef], Tensor, dict[int, int]]:
-        """Whose path each judged row continues, their logits, and {node: row of those logits}."""
+        """Request and path that each judged row continues, the logits of these rows, and {node: row of those
+        logits}."""
         nodes = list(layout.line)
         paths = forest.paths(range(len(forest))) if len(nodes) > len(layout.roots) else {}
         refs = [(items[forest.request[n]].request, paths.get(n, ())) for n in nodes]

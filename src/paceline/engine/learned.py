@@ -1,5 +1,5 @@
 """What the planner has learned of a pair of models, kept from one start to the next: how often drafts are kept. A later
-start takes it for what so many rounds would say, so that texts of another kind soon change it."""
+start weighs it as a fixed number of rounds, so that texts of another kind soon change it."""
 
 import hashlib
 import json

@@ -182,7 +182,7 @@ class LLM:
 
 
 def params_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    """One SamplingParams for each of so many prompts. InputError where there are as many as neither one nor all."""
+    """SamplingParams for each of `count` prompts. Raises InputError unless there are one or `count` of them."""
     each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * count
     if len(each) != count:
         raise InputError(f"There are {count} prompts but {len(each)} SamplingParams; give one, or one each.")

@@ -53,9 +53,9 @@ class Engine:
         now: Callable[[], float] = monotonic,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """`components`: what the engine has beside the target, by name: a draft model, heads, judges. `times`: what
-        steps cost, as far as known. `known`: what an earlier policy has learned (`LengthPolicy.state`). `now` tells when requests arrive, `clock` how long parts of a step take; both in
-        seconds."""
+        """`components`: what the engine has in addition to the target, by name: a draft model, heads, judges. `times`:
+        what steps cost, as far as known. `known`: what an earlier policy learned (`LengthPolicy.state`). `now` tells
+        when requests arrive, `clock` how long parts of a step take; both in seconds."""
         if config.row_budget < config.max_requests:
             raise InputError(f"row_budget {config.row_budget} is below max_requests {config.max_requests}; raise it.")
         self.components: dict[str, Component] = {TARGET: model, **(components or {})}
@@ -186,7 +186,7 @@ class Engine:
         move(self.components, self.desk.commit(plan, txns, results))
 
     def _emit(self, plan: Plan, results: Sequence[Result]) -> tuple[list[Note], list[Request]]:
-        """Let the outputs grow, up to the token that ends each; what was taught, and who changed."""
+        """Let the outputs grow, up to the token that ends each; Returns what was taught, and which requests changed."""
         self.session.read(plan.items, results)
         notes = self.desk.emit(plan, results)
         return notes, self.session.settle(plan.items, results)

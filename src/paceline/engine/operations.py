@@ -11,7 +11,7 @@ from paceline.core.joined import cut, joined, shift_of
 from paceline.core.operations import Abort, Branch, Close, Extend, Fork, Join, Park, Replace, Resume, Rewind, Submit
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
-from paceline.engine.branches import Family
+from paceline.engine.branches import BranchFamily
 from paceline.engine.components import move, stateful
 from paceline.engine.desk import Desk, lease_of
 from paceline.engine.drafters import DrafterPool
@@ -43,7 +43,7 @@ class Operations:
     @apply.register
     def _abort(self, operation: Abort, now: float) -> None:
         request = self.session.live(operation.id)
-        for branch in self.desk.branches.get(request.id, Family(request)).live.copy():
+        for branch in self.desk.branches.get(request.id, BranchFamily(request)).live.copy():
             self._abort(Abort(branch), now)
         self.drafters.recorder.operated(operation)
         request.finish = "abort"
@@ -59,7 +59,7 @@ class Operations:
                 "and needs room for one; raise its max_tokens."
             )
         if request.params.logprobs is not None:
-            raise RefusalError("A request with log-probabilities cannot be extended: nobody has judged the new tokens.")
+            raise RefusalError("A request with log-probabilities cannot be extended: new tokens have none.")
         self.drafters.recorder.operated(operation)
         self.desk.extend(request, operation.tokens)
         self.session.extend(request, operation.tokens)
@@ -102,7 +102,7 @@ class Operations:
             )
         wishes = params or request.params
         if request.params.logprobs is not None or wishes.logprobs is not None:
-            raise RefusalError("A request with log-probabilities cannot have branches: nobody judges what joins them.")
+            raise RefusalError("A request with log-probabilities cannot have branches: joined tokens have none.")
         if wishes.n != 1 or (wishes.drafter or request.drafter) != request.drafter:
             raise InputError("Branches have their request's drafter, and n of 1; leave both out.")
         if (wishes.verifier or request.verifier) != request.verifier:
@@ -243,6 +243,6 @@ class Operations:
         self.desk.policy.drop(request)
 
     def _again(self, request: Request) -> None:
-        """What follows a text that has changed begins anew."""
+        """Restart what follows a text that has changed."""
         self.drafters.forget(request)
         self.session.again(request)

@@ -8,7 +8,7 @@ from paceline.engine.build import Options
 
 
 class EngineOptions(TypedDict, total=False):
-    """What `Options` has beside model, draft and drafter; it says what each is and what holds where it is not given."""
+    """Fields of `Options` other than model, draft and drafter; it says what each is and the default."""
 
     verifier: str
     nodes: int | None

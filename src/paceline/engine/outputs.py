@@ -80,11 +80,11 @@ class Chunk:
     token_ids: list[int]
     """What is new of its tokens."""
     pieces: list[tuple[str, str | None]]
-    """The text by who wrote it: (text, the drafter's name, or None for the model itself)."""
+    """Pieces of the text with their source: (text, the drafter's name, or None for the model itself)."""
     done: Completion | None = None
     """The whole result, with the last chunk."""
     logprobs: Sequence[TokenLogprob] = ()
-    """Of token_ids, where asked for."""
+    """Log-probabilities of `token_ids`, if requested."""
 
 
 def completion(request: Request, index: int) -> Completion:

@@ -16,17 +16,17 @@ from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.engine.components import stateful
 
-MAGIC = b"PACELN\x00\x03"
+PARKED_MAGIC = b"PACELN\x00\x03"
 """The last byte is the format's version."""
-KEPT = (
+PARKED_FIELDS = (
     "prompt", "output", "seed", "lineage", "offset", "drafter", "verifier", "max_tokens", "key", "round", "branches",
     "epochs", "authors",
 )  # fmt: skip
-"""Fields of a request that go on, besides its parameters."""
+"""Fields of a request that are kept, apart from its parameters."""
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class ParkedRequest:
     """A parked request. `rows`: those that have K/V here; `kv` {group: bytes}."""
 
     fields: dict[str, Any]
@@ -46,7 +46,7 @@ def pack(
         raise RefusalError("A request with processors cannot be parked: they are functions of this process.")
     header = {
         "model": model_of(components),
-        "request": {name: getattr(request, name) for name in KEPT},
+        "request": {name: getattr(request, name) for name in PARKED_FIELDS},
         "params": asdict(request.params),
         "rows": rows,
         "block": block,
@@ -54,15 +54,15 @@ def pack(
         "kv": {group: len(part) for group, part in kv.items()},
     }
     text = json.dumps(header).encode()
-    return b"".join([MAGIC, len(text).to_bytes(8, "little"), text, *kv.values()])
+    return b"".join([PARKED_MAGIC, len(text).to_bytes(8, "little"), text, *kv.values()])
 
 
-def unpack(packed: bytes, components: Mapping[str, Component]) -> Packed:
+def unpack(packed: bytes, components: Mapping[str, Component]) -> ParkedRequest:
     """InputError for bytes that are no parked request, or one of another model or version."""
-    if packed[:7] != MAGIC[:7]:
+    if packed[:7] != PARKED_MAGIC[:7]:
         raise InputError("These bytes are no parked request; give what `Park` returned.")
-    if packed[:8] != MAGIC:
-        raise InputError(f"The parked request has format {packed[7]}, but this version reads {MAGIC[7]}.")
+    if packed[:8] != PARKED_MAGIC:
+        raise InputError(f"The parked request has format {packed[7]}, but this version reads {PARKED_MAGIC[7]}.")
     end = 16 + int.from_bytes(packed[8:16], "little")
     try:
         header = json.loads(packed[16:end])
@@ -75,7 +75,7 @@ def unpack(packed: bytes, components: Mapping[str, Component]) -> Packed:
             if len(kv[group]) != size:
                 raise InputError("The parked request ends early; its bytes were cut.")
         layout = tuple(Stretch(*frozen(each)) for each in header["layout"])
-        made = Packed(header["request"], params, header["rows"], layout, kv, header["block"])
+        made = ParkedRequest(header["request"], params, header["rows"], layout, kv, header["block"])
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"The parked request cannot be read ({error}).") from None
     if header["model"] != model_of(components):

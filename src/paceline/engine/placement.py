@@ -12,8 +12,8 @@ from paceline.core.errors import InputError
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-NONE, STREAM, SHARED = "none", "stream", "shared"
-NAMES = "none, shared, T+D (threads of the target and of the draft, as 3+1) or stream (on a GPU)"
+NO_PLACEMENT, STREAM, SHARED = "none", "stream", "shared"
+PLACEMENT_NAMES = "none, shared, T+D (threads of the target and of the draft, as 3+1) or stream (on a GPU)"
 
 
 class Ticket(Protocol[T_co]):
@@ -140,7 +140,7 @@ class Streams:
 
 class Streamed(Generic[T]):
     """A call whose kernels are in a stream. What it has allocated there is not given back before the next call begins,
-    which waits for whoever reads it (`Streams.start`)."""
+    which waits for its reader (`Streams.start`)."""
 
     def __init__(self, done: Done[T], where: Streams) -> None:
         self.done, self.where = done, where
@@ -155,7 +155,7 @@ class Streamed(Generic[T]):
 
 def placement(name: str, device: "torch.device | str" = "cpu") -> Placement:
     """The placement of this name, for a target on this device. InputError where there is none."""
-    if name == NONE:
+    if name == NO_PLACEMENT:
         return Serial()
     device = torch.device(device)
     if name == STREAM and device.type == "cuda":
@@ -165,4 +165,4 @@ def placement(name: str, device: "torch.device | str" = "cpu") -> Placement:
     counts = name.split("+")
     if len(counts) == 2 and all(each.isdecimal() and int(each) > 0 for each in counts):
         return Threads(int(counts[0]), int(counts[1]))
-    raise InputError(f"overlap is {name!r} for a target on {device.type}, but it must be {NAMES}.")
+    raise InputError(f"overlap is {name!r} for a target on {device.type}, but it must be {PLACEMENT_NAMES}.")

@@ -1,4 +1,4 @@
-"""What an engine tells of itself to whoever wants to repeat its decisions (`simulate/`)."""
+"""Recorder interface: what an engine reports so that its decisions can be repeated (`simulate/`)."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from paceline.plan.cost import Drafting, Times
 
 
 class Recorder:
-    """Told of all that decisions depend on, in order, by the engine's thread. This one forgets it."""
+    """Receiver of all that decisions depend on, in order, called by the engine's thread. This one drops it."""
 
     def enrolled(self, drafter: str, facts: DrafterFacts) -> None:
         """A drafter became known."""
@@ -24,7 +24,7 @@ class Recorder:
         """A request is changed, or leaves, between two steps."""
 
     def joined(self, operation: Join, max_tokens: int, reading: Sequence[str]) -> None:
-        """Branches join their request, which may get so many tokens then. `reading`: as of `Desk.join`."""
+        """Branches join their request, which may then get up to `max_tokens` tokens. `reading`: as of `Desk.join`."""
 
     def adopted(self, tokens: Sequence[int], groups: Sequence[str], layout: Layout = ()) -> None:
         """Rows whose K/V came from elsewhere enter the prefix cache."""
@@ -36,8 +36,8 @@ class Recorder:
         """A drafter failed in this step."""
 
     def advanced(self, request: Request, group: str, length: int) -> None:
-        """A drafter has so many rows of a request complete; or, of the target's group, the text was rewound to so many
-        rows. After the step's commits, before its tokens."""
+        """A drafter has completed `length` rows of a request; or, for the target's group, the text was rewound to
+        `length` rows. After the step's commits, before its tokens."""
 
     def ran(
         self, results: Sequence[Result], found: Sequence[Note], work: Work, parts: Sequence[Drafting], times: Times

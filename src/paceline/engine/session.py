@@ -21,7 +21,7 @@ from paceline.schedule import policies as schedules
 
 
 class Session:
-    """Owns what an engine keeps of each request beside its lease: ids, and where its text may stop. One thread owns
+    """Owns what an engine keeps of each request apart from its lease: ids, and where its text may stop. One thread owns
     it."""
 
     def __init__(
@@ -32,7 +32,7 @@ class Session:
         self.tokenizer, self.eos = tokenizer, frozenset(eos)
         self.stoppers: dict[int, Stopper] = {}
         self.requests: dict[int, Request] = {}
-        """Those that have not ended."""
+        """Requests that have not ended, by id."""
         self._next_id = 0
 
     def submit(
@@ -196,6 +196,6 @@ class Session:
 
 
 def block_bytes(components: Mapping[str, Component], size: int) -> int:
-    """Bytes of a block of so many tokens, all components together: K/V, and the state behind it."""
+    """Bytes of a block of `size` tokens, all components together: K/V, and the state after it."""
     states = sum(it.state_bytes for it in stateful(components).values())
     return size * sum(it.kv_bytes_per_token for it in components.values()) + states

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import CheckpointError, InputError
-from paceline.engine.conversation import Form, form, shape_all
+from paceline.engine.conversation import RoleForm, form, shape_all
 
 Message = Mapping[str, Any]
 MOST_ROLES = 32
@@ -20,7 +20,7 @@ class Text:
         """`path`: a directory in Hugging Face layout, or a GGUF file. `chat_template`: a file in place of the
         checkpoint's template; InputError where it cannot be used."""
         self.path = path
-        self._forms: dict[str, Form] = {}
+        self._forms: dict[str, RoleForm] = {}
         self.defaults: dict[str, Any] = {}
         if path.suffix == ".gguf":
             from paceline.model.gguf import text_of
@@ -52,7 +52,7 @@ class Text:
         return list(self.tokenizer.encode(self.render(messages, **template_args), add_special_tokens=False))
 
     def render(self, messages: Sequence[Message], **template_args: Any) -> str:
-        """The same as text. Raises InputError for messages that the template refuses or would not show."""
+        """Conversation as text. Raises InputError for messages that the template refuses or would not show."""
         if not messages:
             raise InputError("The conversation is empty; give at least one message.")
         if not getattr(self.tokenizer, "chat_template", None):
@@ -68,7 +68,7 @@ class Text:
                 f"The chat template refused the messages ({str(error)[:500]}); roles and contents are expected."
             ) from error
 
-    def _form(self, role: str) -> Form:
+    def _form(self, role: str) -> RoleForm:
         """How the template reads this role's content; tried once."""
         if role not in self._forms:
 

@@ -11,12 +11,12 @@ from paceline.core.request import Request, SpecStats
 @dataclass(slots=True)
 class Totals:
     """Counters since the start. A request counts for the drafter that drafted in the pass, so a change of drafter in
-    mid-text is told apart."""
+    mid-text is counted correctly."""
 
     prompt: int = 0
     """Tokens that requests had when they first got a lease: the prompt, and what a fork or an extension gave."""
     cached: int = 0
-    """Those of them that were found in the prefix cache."""
+    """Prompt tokens that were found in the prefix cache."""
     preemptions: int = 0
     drafter_errors: dict[str, int] = field(default_factory=dict)
     drafters: dict[str, SpecStats] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Snapshot:
     used: int
     """Blocks that leases hold."""
     cached: int
-    """Blocks that nobody holds and that the prefix cache keeps until they are needed."""
+    """Blocks that no lease holds and that the prefix cache keeps until they are needed."""
     totals: Totals
 
     @property

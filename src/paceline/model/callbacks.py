@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import InputError
-from paceline.core.proposer import Continuation, Draft, Proposer, Table, Turn
-from paceline.native.structs import KEPT, MOST_NODES, PROPOSE, CProposer
+from paceline.core.proposer import Continuation, Draft, Proposer, ProposerTable, Turn
+from paceline.native.structs import KEPT_CALLBACK, MOST_NODES, PROPOSE, CProposer
 
 
 class Callbacks:
@@ -34,10 +34,10 @@ class Callbacks:
         if self.table is not None:
             self.c = self._entry(library, self.table)
         else:
-            self.calls = PROPOSE(self._propose), KEPT(self._kept)  # held: the library has their addresses
+            self.calls = PROPOSE(self._propose), KEPT_CALLBACK(self._kept)  # held: the library has their addresses
             self.c = CProposer(None, *(cast(call, c_void_p) for call in self.calls), None)
 
-    def _entry(self, library: Any, table: Table) -> CProposer:
+    def _entry(self, library: Any, table: ProposerTable) -> CProposer:
         """A table of functions, and those of its parts, as the library takes it."""
         if table.parts:
             parts = (CProposer * len(table.parts))(*(self._entry(library, part) for part in table.parts))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CatalogueEntry:
     """`model` and `draft` are hub ids. Millions of parameters: `size`, `draft_size`; `bytes` is what is downloaded."""
 
     model: str
@@ -15,7 +15,7 @@ class Entry:
     draft_size: int = 0
     about: str = ""
     head: str = ""
-    """A directory beside the bundled pair: a head for this model, which is its draft where none is given."""
+    """Directory next to the bundled pair with a head for this model, its draft by default."""
 
     @property
     def memory(self) -> int:
@@ -24,34 +24,34 @@ class Entry:
 
 
 GB = 10**9
-CATALOGUE: dict[str, Entry] = {
-    "smollm2": Entry(
+CATALOGUE: dict[str, CatalogueEntry] = {
+    "smollm2": CatalogueEntry(
         "HuggingFaceTB/SmolLM2-135M-Instruct", "Apache-2.0", 135, 269_000_000, head="smollm2-head",
         about="short answers, on any machine",
     ),
-    "smollm2-1.7b": Entry(
+    "smollm2-1.7b": CatalogueEntry(
         "HuggingFaceTB/SmolLM2-1.7B-Instruct", "Apache-2.0", 1711, 37 * GB // 10,
         "HuggingFaceTB/SmolLM2-135M-Instruct", 135, "small chat model",
     ),
-    "qwen2.5-coder-1.5b": Entry(
+    "qwen2.5-coder-1.5b": CatalogueEntry(
         "Qwen/Qwen2.5-Coder-1.5B-Instruct", "Apache-2.0", 1544, 41 * GB // 10,
         "Qwen/Qwen2.5-Coder-0.5B-Instruct", 494, "code",
     ),
-    "qwen2.5-7b": Entry(
+    "qwen2.5-7b": CatalogueEntry(
         "Qwen/Qwen2.5-7B-Instruct", "Apache-2.0", 7616, 162 * GB // 10,
         "Qwen/Qwen2.5-0.5B-Instruct", 494, "chat, many languages",
     ),
-    "qwen3-1.7b": Entry(
+    "qwen3-1.7b": CatalogueEntry(
         "Qwen/Qwen3-1.7B", "Apache-2.0", 2032, 56 * GB // 10, "Qwen/Qwen3-0.6B", 752, "reasoning, tools"
     ),
-    "qwen3-4b": Entry(
+    "qwen3-4b": CatalogueEntry(
         "Qwen/Qwen3-4B", "Apache-2.0", 4022, 96 * GB // 10, "Qwen/Qwen3-0.6B", 752, "reasoning, tools"
     ),
-    "llama-3.2-3b": Entry(
+    "llama-3.2-3b": CatalogueEntry(
         "meta-llama/Llama-3.2-3B-Instruct", "Llama 3.2 (ask on the hub)", 3213, 89 * GB // 10,
         "meta-llama/Llama-3.2-1B-Instruct", 1236, "chat",
     ),
-    "gemma-3-1b": Entry(
+    "gemma-3-1b": CatalogueEntry(
         "google/gemma-3-1b-it", "Gemma (ask on the hub)", 1000, 26 * GB // 10, "google/gemma-3-270m-it", 268, "chat"
     ),
 }  # fmt: skip

@@ -14,15 +14,15 @@ from paceline.model.catalogue import CATALOGUE
 from paceline.model.families import family_of, read_spec
 from paceline.model.groups import Groups
 from paceline.model.pull import pull
-from paceline.model.quantised import BESIDE, Layer, scheme_of
+from paceline.model.quantised import SIDE_MEMBERS, QuantisedLayer, scheme_of
 from paceline.model.spec import ModelSpec
 
 WANTED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 TWICE = ("consolidated*", "original/*")
-"""The same weights again, in the layout of their makers."""
-WIDTHS = {"F32": 4, "F64": 8}
+"""Files that hold the same weights again, in the layout of the model's authors."""
+WIDE_NUMBER_BYTES = {"F32": 4, "F64": 8}
 """Bytes of a number, by its name in safetensors, where more than 2."""
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+SHARD_INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
 def resolve(model: str | Path, revision: str | None = None, token: str | None = None) -> Path:
@@ -108,7 +108,7 @@ def read_config(path: Path, max_len: int | None = None) -> ModelSpec:
 
 
 def listed(index: Path) -> list[str]:
-    """The files of an index, all of them beside it. Raises CheckpointError."""
+    """The files of an index, all of them in its directory. Raises CheckpointError."""
     table = read_json(index).get("weight_map")
     if not isinstance(table, dict) or not table:
         raise CheckpointError(f"{index}: weight_map is missing or no object; download it again.")
@@ -116,7 +116,7 @@ def listed(index: Path) -> list[str]:
         if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
             raise CheckpointError(
                 f"{index}: weight_map has {str(file)[:80]!r} for {name[:80]!r}, but it must name a .safetensors file "
-                "beside it; download it again."
+                "next to it; download it again."
             )
     return sorted(set(table.values()))
 
@@ -144,15 +144,17 @@ class Tensors:
         self.word = "" if self.scheme is None else self.scheme.word
 
     def shards(self) -> list[str]:
-        if (self.path / INDEX).exists():
-            return listed(self.path / INDEX)
+        if (self.path / SHARD_INDEX).exists():
+            return listed(self.path / SHARD_INDEX)
         if (self.path / SINGLE).exists():
             return [SINGLE]
         if files := sorted(self.path.glob("*.gguf")):
             raise CheckpointError(
                 f"{self.path} holds no safetensors but {files[0].name}; give the path of that GGUF file."
             )
-        raise CheckpointError(f"{self.path} has neither {SINGLE} nor {INDEX}; convert the weights to safetensors.")
+        raise CheckpointError(
+            f"{self.path} has neither {SINGLE} nor {SHARD_INDEX}; convert the weights to safetensors."
+        )
 
     def open(self, file: Path) -> Any:
         from safetensors import SafetensorError, safe_open
@@ -160,7 +162,7 @@ class Tensors:
         try:
             return safe_open(file, framework="pt")
         except FileNotFoundError:
-            raise CheckpointError(f"{file} is listed in {INDEX} but missing; download it again.") from None
+            raise CheckpointError(f"{file} is listed in {SHARD_INDEX} but missing; download it again.") from None
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{file} is truncated or damaged ({error}); download it again.") from None
 
@@ -175,7 +177,7 @@ class Tensors:
             raise CheckpointError(f"tensor {name} is stored as {tensor.dtype}, a quantised form, which is not served.")
         return tensor if dtype is None else tensor.to(dtype)
 
-    def layer(self, name: str, shape: tuple[int, ...]) -> Layer | None:
+    def layer(self, name: str, shape: tuple[int, ...]) -> QuantisedLayer | None:
         """The quantised layer whose weight has this name, if it is one."""
         stem = name.removesuffix(".weight")
         if self.scheme is None or stem == name or len(shape) != 2 or f"{stem}.{self.scheme.mark}" not in self.place:
@@ -186,7 +188,7 @@ class Tensors:
         def take(member: str, expected: tuple[int, ...] | None) -> Tensor:
             return self.stored(f"{stem}.{member}", expected)
 
-        return Layer(stem, (shape[0], shape[1]), take, lambda member: f"{stem}.{member}" in self.place)
+        return QuantisedLayer(stem, (shape[0], shape[1]), take, lambda member: f"{stem}.{member}" in self.place)
 
     def stored(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
         """As it is in the file, whatever its type; `shape`: as in `take`, or any."""
@@ -211,7 +213,8 @@ class Tensors:
         return found if isinstance(found, Groups) else None
 
     def bits(self, name: str) -> float | None:
-        """Of a weight with its scales where the matrix is packed in groups as it is; None: it is stored as floats."""
+        """Bits per weight, its scales included, if the matrix is kept as packed groups; None: it is stored as
+        floats."""
         stem = name.removesuffix(".weight")
         if self.scheme is None or f"{stem}.{self.scheme.mark}" not in self.place:
             return None
@@ -226,7 +229,7 @@ class Tensors:
         return str(self.files[self.place[name]].get_slice(name).get_dtype())
 
     def let_go(self) -> None:
-        """Give back the memory of the pages that tensors taken so far were read from; whoever still looks at one makes
+        """Give back the memory of the pages that tensors taken so far were read from; a later read makes
         the system read it again. Without it a checkpoint lies in memory twice while it is loaded."""
         for tensor in self.read:
             pages.give_back(tensor)
@@ -235,14 +238,14 @@ class Tensors:
     def leftover(self) -> Iterator[str]:
         """Names that nothing took, other than those that carry no weights of their own."""
         for name in self.place:
-            beside = name.endswith("rotary_emb.inv_freq") or (self.scheme and name.endswith(BESIDE))
+            beside = name.endswith("rotary_emb.inv_freq") or (self.scheme and name.endswith(SIDE_MEMBERS))
             if name not in self.taken and not beside and name != "lm_head.weight":
                 yield name
 
     def widest(self) -> int:
         """Bytes of a number in the widest of them."""
         views = (self.files[file].get_slice(name) for name, file in self.place.items())
-        return max((WIDTHS.get(view.get_dtype(), 2) for view in views), default=2)
+        return max((WIDE_NUMBER_BYTES.get(view.get_dtype(), 2) for view in views), default=2)
 
     def paths(self) -> list[Path]:
         """The files, and the config that says what they are."""

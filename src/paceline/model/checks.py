@@ -18,13 +18,13 @@ SIZES = {
     "max_position_embeddings": 2**26,
 }
 """Whole numbers from 1 to this."""
-HEAD = 4096
+MAX_HEAD_SIZE = 4096
 EPS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon")
 """What norms add under the root, by the names that families give it."""
 MIXTURES = {"num_experts": 4096, "num_local_experts": 4096, "num_experts_per_tok": 4096, "decoder_sparse_step": 4096,
             "moe_intermediate_size": 2**20, "shared_expert_intermediate_size": 2**20}  # fmt: skip
 """Whole numbers from 1 to this, of mixtures of experts."""
-POSITIVE = ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")
+POSITIVE_FIELDS = ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")
 """Numbers above 0, where they are given."""
 ROPE_POSITIVE = ("rope_theta", "factor", "beta_fast", "beta_slow", "attention_factor", "low_freq_factor",
                  "high_freq_factor", "mscale", "mscale_all_dim")  # fmt: skip
@@ -58,11 +58,11 @@ def check(config: Any) -> None:
     if width is None and hidden % heads:
         refuse("num_attention_heads", heads, f"a divisor of hidden_size ({hidden}), or head_dim must be given")
     width = hidden // heads if width is None else width
-    whole("head_dim", width, 1, HEAD)
+    whole("head_dim", width, 1, MAX_HEAD_SIZE)
     for name in EPS:
         if hasattr(config, name) and not 0 <= number(name, getattr(config, name)) < 1:
             refuse(name, getattr(config, name), "in [0, 1)")
-    for name in POSITIVE:
+    for name in POSITIVE_FIELDS:
         positive(name, getattr(config, name, None))
     for name, most in MIXTURES.items():
         if hasattr(config, name):

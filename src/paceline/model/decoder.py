@@ -21,7 +21,7 @@ from paceline.model.packed import Packed
 from paceline.model.spec import Attention, ModelSpec, ShortConv
 from paceline.model.state import States
 
-ENDS = ("pre_norm", "post_norm")
+FINAL_NORM_TAPS = ("pre_norm", "post_norm")
 """Hidden states before and behind the final norm."""
 
 
@@ -47,7 +47,7 @@ class Decoder:
         self.device = weights.norm.weight.device
         self.vocab_size, self.max_len, self.width = spec.vocab, spec.max_len, spec.hidden
         self.taps: tuple[str, ...] = ()
-        self.places = frozenset({*(f"input:{i}" for i in range(len(spec.layers))), *ENDS})
+        self.places = frozenset({*(f"input:{i}" for i in range(len(spec.layers))), *FINAL_NORM_TAPS})
         self.abilities = abilities(spec)
         self.kv_bytes_per_token = kv_bytes(spec, packing)
         self.state_bytes = spec.state_width * self.compute.itemsize
@@ -118,7 +118,7 @@ class Decoder:
         """The layer whose input it is; -1 and -2 before and behind the final norm."""
         if tap not in self.places:
             raise InputError(f"There is no hidden state {tap!r}; this model has {', '.join(sorted(self.places))}.")
-        return -1 - ENDS.index(tap) if tap in ENDS else int(tap.removeprefix("input:"))
+        return -1 - FINAL_NORM_TAPS.index(tap) if tap in FINAL_NORM_TAPS else int(tap.removeprefix("input:"))
 
     @torch.inference_mode()
     def forward(self, rows: Rows) -> Out:
@@ -164,7 +164,7 @@ class Decoder:
         return keys, values
 
     def embed(self, token: Tensor) -> Tensor:
-        """Of ids beyond the vocabulary, the rows that were lent."""
+        """Embeddings [N, H]; ids beyond the vocabulary get the rows that were lent."""
         if not self._lent or int(token.max()) < self.spec.vocab:
             return self.looked_up(token)
         beyond, x = token >= self.spec.vocab, self.looked_up(token.clamp(max=self.spec.vocab - 1))
@@ -178,7 +178,7 @@ class Decoder:
         return x if self.spec.embedding_scale == 1.0 else x.mul_(self.embedding_scale)
 
     def logits(self, x: Tensor, rows: Rows, taps: dict[str, Tensor]) -> Tensor:
-        """Of the wanted rows, [L, vocab]."""
+        """Logits [L, vocab] of the wanted rows."""
         tapped = "post_norm" in rows.taps
         if tapped:
             taps["post_norm"] = x = self.weights.norm(x)
@@ -204,7 +204,7 @@ class Decoder:
 
 
 def abilities(spec: ModelSpec) -> frozenset[Ability]:
-    """What a decoder of these layers can do beside the protocol."""
+    """Abilities of a decoder with these layers in addition to the protocol."""
     found: set[Ability] = {"embed", "lend"}
     if spec.recurrent:
         found |= {"state"}  # a pass that leaves layers out, or goes on from one that was not kept, has no state
@@ -220,7 +220,7 @@ def abilities(spec: ModelSpec) -> frozenset[Ability]:
 
 
 def kv_bytes(spec: ModelSpec, packing: Packing) -> int:
-    """Of one token, without padding."""
+    """Bytes of K/V per token, without padding."""
     each = 17 / 16 if packing.kv == "int8" else packing.dtype.itemsize
     return int(spec.kv_width * each)
 

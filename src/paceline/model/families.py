@@ -13,7 +13,7 @@ from paceline.model.quantised import scheme_of
 from paceline.model.rope import rope
 from paceline.model.spec import Activation, Attention, Dense, Experts, Layer, Mixer, ModelSpec, Rope, ShortConv
 
-ACTIVATIONS: dict[str, Activation] = {
+ACTIVATION_NAMES: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -46,13 +46,13 @@ class Names:
     ffn_post_norm: str = ""
     router: str = "mlp.gate"
     expert: str = "mlp.experts.{}."
-    """Of a mixture: where one expert lies; `expert_gate_up` and `expert_down` are relative to it, and to `shared`."""
+    """Prefix of one expert in a mixture; `expert_gate_up` and `expert_down` are relative to it and to `shared`."""
     expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     expert_down: str = "down_proj"
     shared: str = "mlp.shared_expert."
     shared_gate: str = "mlp.shared_expert_gate"
     conv: str = "conv.conv"
-    """Of a gated short convolution: its kernel, and the projections before and behind it."""
+    """Kernel of a gated short convolution, and below it the projections before and after it."""
     conv_in: str = "conv.in_proj"
     conv_out: str = "conv.out_proj"
 
@@ -68,7 +68,7 @@ class Mixed:
     shared: str = ""
     """With the inner numbers of the expert that all tokens use; none: there is none."""
     every: str = ""
-    """Every so many layers are mixtures, counted from 1; the others, and those of `dense`, are dense."""
+    """Interval of mixture layers, counted from 1; the others, and those of `dense`, are dense."""
     dense: str = ""
 
 
@@ -377,8 +377,8 @@ def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:
     trained_len = int(config.max_position_embeddings)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     activation = getattr(config, family.activation, family.activation)
-    if activation not in ACTIVATIONS:
-        raise CheckpointError(f"activation {activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}.")
+    if activation not in ACTIVATION_NAMES:
+        raise CheckpointError(f"activation {activation!r} is not supported; supported: {', '.join(ACTIVATION_NAMES)}.")
     return ModelSpec(
         family=config.model_type,
         layers=read_layers(config, family, head_dim, trained_len, max_len or trained_len),
@@ -388,7 +388,7 @@ def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:
         kv_heads=config.num_key_value_heads,
         head_dim=head_dim,
         max_len=max_len or trained_len,
-        activation=ACTIVATIONS[activation],
+        activation=ACTIVATION_NAMES[activation],
         norm_eps=getattr(config, family.norm_eps),
         norm_offset=family.norm_offset,
         tied=bool(config.tie_word_embeddings),
@@ -466,7 +466,7 @@ def rounded(config: Any) -> int:
 
 
 def rotated(config: Any, family: Family, kinds: Sequence[str]) -> list[bool]:
-    """Of each layer: are its queries and keys rotated?"""
+    """Flag per layer: True if its queries and keys are rotated."""
     if family.unrotated == "full_attention" and "sliding_attention" in kinds:
         return [kind == "sliding_attention" for kind in kinds]
     marks = getattr(config, family.unrotated, None) if family.unrotated else None

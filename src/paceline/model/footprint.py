@@ -10,15 +10,15 @@ from typing import Protocol
 
 from paceline.model.spec import Attention, Experts, Layer, ModelSpec
 
-SPAN = 1024
+SOFTMAX_KEYS = 1024
 """Keys of one softmax of the native attention; a longer text's are merged (base.h)."""
-PIECE = 64
+PIECE_QUERIES = 64
 """Queries of one piece of it, at most."""
-GATHERED = 65 + 6 * PIECE
+GATHERED = 65 + 6 * PIECE_QUERIES
 """Groups of 16 keys that a thread may copy for one piece: of a span, and of the path of each row of a tree."""
-UNIT = 512
+UNIT_SLOTS = 512
 """Slots that the native pool is made of: 16 lie side by side, and 32 times as many of each layer and head (base.h)."""
-FEW = 16
+PADDED_REQUEST_ROWS = 16
 """Rows up to which a request is padded (attend/batches.py)."""
 STATES = 4
 """States alive at once for each row and text of a pass: kept, and twice as many places as were ever needed; one more
@@ -27,7 +27,7 @@ PAIRS = 1 << 22
 """Row, head and key triples of a padded batch in PyTorch (attend/reference.py: SCORES)."""
 
 
-class Form(Protocol):
+class PackingForm(Protocol):
     """The part of `linear.Packing` that is needed."""
 
     @property
@@ -35,7 +35,7 @@ class Form(Protocol):
     @property
     def working(self) -> int: ...
     @property
-    def head(self) -> "Form | None": ...
+    def head(self) -> "PackingForm | None": ...
     def size(self, outputs: int, inputs: int, /) -> int: ...
     def slot(self, heads: int, head_dim: int, /) -> int: ...
 
@@ -45,9 +45,9 @@ class Footprint:
     """Bytes of one model."""
 
     weights: int
-    """Of everything loaded, the embedding included."""
+    """Bytes of everything loaded, the embedding included."""
     loading: int
-    """Most that is taken beside them while they are loaded."""
+    """Maximum bytes taken in addition to them while they are loaded."""
     slot: int
     """Keys and values of one slot of the pool."""
     unit: int
@@ -73,16 +73,16 @@ class Footprint:
         return -(-blocks * block_size // self.unit) * self.unit * self.slot + blocks * self.state
 
     def scratch(self, rows: int, requests: int, length: int) -> int:
-        """Most that a pass takes beside logits, where no text is longer than `length`."""
-        padded = (rows + FEW * min(requests, rows)) * length
-        at_work = min(padded, max(self.pairs, FEW * length))
+        """Maximum bytes that a pass takes in addition to logits, if no text is longer than `length`."""
+        padded = (rows + PADDED_REQUEST_ROWS * min(requests, rows)) * length
+        at_work = min(padded, max(self.pairs, PADDED_REQUEST_ROWS * length))
         read = max(length, min(requests * length, self.pairs // 4))
         of_keys = length * self.key + padded * self.mask + at_work * self.pair + read * self.copy
         states = STATES * (rows + requests) * self.state
         return self.fixed + rows * self.row + of_keys + states
 
 
-def footprint(spec: ModelSpec, form: Form, itemsize: int, stored: int, threads: int) -> Footprint:
+def footprint(spec: ModelSpec, form: PackingForm, itemsize: int, stored: int, threads: int) -> Footprint:
     """`itemsize`: bytes of a number in the K/V cache and the embedding; `stored`: the widest of the checkpoint's."""
     each = [list(layer_matrices(spec, layer)) for layer in spec.layers]
     packed = sum(form.size(outputs, inputs) for matrices in each for outputs, inputs in matrices)
@@ -102,7 +102,7 @@ def footprint(spec: ModelSpec, form: Form, itemsize: int, stored: int, threads: 
     fixed, row, mask, pair, copy, pairs = (
         native_scratch(spec, threads) if form.native else torch_scratch(spec, itemsize)
     )
-    unit = UNIT if form.native else 1
+    unit = UNIT_SLOTS if form.native else 1
     return Footprint(weights, loading, slot, unit, spec.vocab, fixed, row, turned, mask, pair, copy, pairs, state=state)
 
 
@@ -136,11 +136,11 @@ def native_scratch(spec: ModelSpec, threads: int) -> Scratch:
     dims, mixed = -(-spec.head_dim // 32) * 32, spec.heads * spec.head_dim
     widest = max((spec.heads + 2 * spec.kv_heads) * spec.head_dim, spec.hidden, spec.ffn)
     activations = 4 * (spec.hidden + mixed + spec.ffn) + 3 * (128 + 4)
-    spans = -(-spec.max_len // SPAN) if spec.max_len > SPAN else 0
+    spans = -(-spec.max_len // SOFTMAX_KEYS) if spec.max_len > SOFTMAX_KEYS else 0
     parts = 4 * (16 + dims) * spans
     rows = 4 * (2 * spec.hidden + widest) + activations + 4 * spec.heads * dims
     each = 4 * (80 * dims + 2 * widest) + 2 * 2 * 16 * dims * GATHERED + 8 * spec.vocab + (1 << 18)
-    apart = 4 * PIECE * threads  # heads of rows up to which a text's spans are shared out to the threads
+    apart = 4 * PIECE_QUERIES * threads  # heads of rows up to which a text's spans are shared out to the threads
     fixed = threads * each + 32 * (4 * widest + activations) + max(apart, spec.heads) * parts
     return fixed, rows + 80 * spec.kv_heads * (spans + 1), 0, 0, 0, 0
 

@@ -1,7 +1,7 @@
 """Weights of 4 or 8 bits in groups of 32 along the input, as native/grouped.h reads them: weight = scale * code + low.
 
 Scales and lows lie in the smallest of four forms that keeps them exactly, so what another tool has quantised stays what
-it was (`Form`). Activations are rounded to int8 by row. `twin` is the slow twin of the native product.
+it was (`ScaleForm`). Activations are rounded to int8 by row. `twin` is the slow twin of the native product.
 """
 
 from enum import IntEnum
@@ -12,16 +12,17 @@ from torch import Tensor
 
 from paceline.core.errors import CheckpointError
 from paceline.model import pages
-from paceline.model.packed import OUTPUTS, Packed, address
+from paceline.model.groups import GROUP
+from paceline.model.packed import BLOCK_OUTPUTS, Packed, address
 from paceline.native.structs import CLinear
 
-GROUP, RECORD = 32, 8
-"""Inputs of a group; groups of a record."""
-LARGEST = 63
-"""Of the whole numbers by which `SUPER` multiplies, where another tool made them (Q4_K: 6 bits)."""
+RECORD = 8
+"""Groups of a record."""
+MAX_SUPER_FACTOR = 63
+"""Largest integer by which `SUPER` multiplies, in files of other tools (Q4_K: 6 bits)."""
 
 
-class Form(IntEnum):
+class ScaleForm(IntEnum):
     """What scale and low of a group are made of, by their bits for each weight (native/grouped.h)."""
 
     ZEROS = 1
@@ -34,26 +35,26 @@ class Form(IntEnum):
     """2. Two floats: whatever else there is."""
 
 
-def head_bytes(form: Form, groups: int) -> int:
-    """Of what the scales and lows of a record of so many groups take."""
-    whole = {Form.PAIRS: 128 * groups, Form.SUPER: 128 + 64 * groups, Form.FLOATS: 256 * groups}
+def head_bytes(form: ScaleForm, groups: int) -> int:
+    """Bytes that the scales and minimums of a record of `groups` groups take."""
+    whole = {ScaleForm.PAIRS: 128 * groups, ScaleForm.SUPER: 128 + 64 * groups, ScaleForm.FLOATS: 256 * groups}
     return whole.get(form, -(-96 * groups // 64) * 64)
 
 
-def block_bytes(inputs: int, bits: int, form: Form) -> int:
+def block_bytes(inputs: int, bits: int, form: ScaleForm) -> int:
     groups = -(-inputs // GROUP)
     full, rest = divmod(groups, RECORD)
     heads = full * head_bytes(form, RECORD) + (head_bytes(form, rest) if rest else 0)
     return heads + groups * bits * 128
 
 
-def size(outputs: int, inputs: int, bits: int, form: Form) -> int:
+def size(outputs: int, inputs: int, bits: int, form: ScaleForm) -> int:
     """Bytes of a packed matrix with its bias."""
-    return -(-outputs // OUTPUTS) * (block_bytes(inputs, bits, form) + 4 * OUTPUTS)
+    return -(-outputs // BLOCK_OUTPUTS) * (block_bytes(inputs, bits, form) + 4 * BLOCK_OUTPUTS)
 
 
 def size_of(outputs: int, inputs: int, bits: float) -> int:
-    """The same, of a matrix whose weights take `bits` each with their scales."""
+    """Bytes of a packed matrix with its bias, from `bits` per weight with the scales included."""
     outputs, inputs = (-(-n // 32) * 32 for n in (outputs, inputs))
     return ceil(outputs * inputs * bits / 8) + 4 * outputs
 
@@ -74,18 +75,18 @@ def pack_groups(codes: Tensor, scale: Tensor, low: Tensor, bias: Tensor | None =
     return lay(codes, form, parts, bias, bits)
 
 
-def smallest(scale: Tensor, low: Tensor) -> tuple[Form, tuple[Tensor, ...]]:
+def smallest(scale: Tensor, low: Tensor) -> tuple[ScaleForm, tuple[Tensor, ...]]:
     """The smallest form that holds them exactly, and its parts, each [out, groups] (or records)."""
     scaled = halved(scale)
     if scaled:
         zero = torch.where(scale == 0, 0, (-low / scale).round())
         if bool(((zero >= 0) & (zero <= 255) & (-scale * zero == low)).all()):
-            return Form.ZEROS, (scale, zero)
+            return ScaleForm.ZEROS, (scale, zero)
     elif (high := factored(scale)) is not None and (deep := factored(low)) is not None:
-        return Form.SUPER, (high[0], deep[0], high[1], deep[1])
+        return ScaleForm.SUPER, (high[0], deep[0], high[1], deep[1])
     if scaled and halved(low):
-        return Form.PAIRS, (scale, low)
-    return Form.FLOATS, (scale, low)
+        return ScaleForm.PAIRS, (scale, low)
+    return ScaleForm.FLOATS, (scale, low)
 
 
 def halved(x: Tensor) -> bool:
@@ -101,7 +102,7 @@ def factored(x: Tensor) -> tuple[Tensor, Tensor] | None:
     top = wide.gather(2, wide.abs().argmax(2, keepdim=True)).squeeze(2).reshape(-1)
     flat, half = wide.reshape(-1, RECORD), torch.zeros_like(top)
     open_ = top.nonzero().squeeze(1)
-    for whole in range(LARGEST, 0, -1):
+    for whole in range(MAX_SUPER_FACTOR, 0, -1):
         if not len(open_):
             break
         guess = top[open_] / whole
@@ -120,13 +121,13 @@ def records(x: Tensor) -> Tensor:
     return torch.nn.functional.pad(x, (0, -x.shape[1] % RECORD)).view(len(x), -1, RECORD)
 
 
-def lay(codes: Tensor, form: Form, parts: tuple[Tensor, ...], bias: Tensor | None, bits: int) -> Packed:
+def lay(codes: Tensor, form: ScaleForm, parts: tuple[Tensor, ...], bias: Tensor | None, bits: int) -> Packed:
     """Codes [out, in] and the parts of their scales in memory, record by record."""
     outputs, inputs = codes.shape
-    missing = -outputs % OUTPUTS
+    missing = -outputs % BLOCK_OUTPUTS
     codes = torch.nn.functional.pad(codes, (0, -inputs % GROUP, 0, missing))
-    blocks, groups = len(codes) // OUTPUTS, codes.shape[1] // GROUP
-    parts = tuple(torch.nn.functional.pad(part, (0, 0, 0, missing)).view(blocks, OUTPUTS, -1) for part in parts)
+    blocks, groups = len(codes) // BLOCK_OUTPUTS, codes.shape[1] // GROUP
+    parts = tuple(torch.nn.functional.pad(part, (0, 0, 0, missing)).view(blocks, BLOCK_OUTPUTS, -1) for part in parts)
     fours = codes.view(blocks, 2, 16, groups, 8, 4)
     memory = pages.take(blocks * block_bytes(inputs, bits, form)).view(blocks, -1)
     at = 0
@@ -145,27 +146,27 @@ def lay(codes: Tensor, form: Form, parts: tuple[Tensor, ...], bias: Tensor | Non
     return Packed(memory, bias, None, None, c)
 
 
-def heads(form: Form, parts: tuple[Tensor, ...], first: int, count: int) -> list[Tensor]:
+def heads(form: ScaleForm, parts: tuple[Tensor, ...], first: int, count: int) -> list[Tensor]:
     """The head of a record, bytes [blocks, ...] in their order."""
 
     def of(part: Tensor, begin: int, end: int, dtype: torch.dtype) -> Tensor:
         return part[:, :, begin:end].transpose(1, 2).to(dtype).contiguous().view(torch.uint8)
 
     kinds = {
-        Form.ZEROS: (torch.half, torch.uint8),
-        Form.PAIRS: (torch.half, torch.half),
-        Form.SUPER: (torch.half, torch.half, torch.uint8, torch.uint8),
-        Form.FLOATS: (torch.float, torch.float),
+        ScaleForm.ZEROS: (torch.half, torch.uint8),
+        ScaleForm.PAIRS: (torch.half, torch.half),
+        ScaleForm.SUPER: (torch.half, torch.half, torch.uint8, torch.uint8),
+        ScaleForm.FLOATS: (torch.float, torch.float),
     }[form]
     record, whole = first // RECORD, (first, first + count)
-    spans = [(record, record + 1)] * 2 + [whole] * 2 if form == Form.SUPER else [whole] * 2
+    spans = [(record, record + 1)] * 2 + [whole] * 2 if form == ScaleForm.SUPER else [whole] * 2
     return [of(part, *span, kind) for part, span, kind in zip(parts, spans, kinds)]
 
 
 def unpack(packed: Packed) -> tuple[Tensor, Tensor, Tensor]:
     """(codes, scale, low) as `pack_groups` takes them, from memory."""
     c, blocks = packed.c, len(packed.weight)
-    groups, form = -(-c.inputs // GROUP), Form(c.form)
+    groups, form = -(-c.inputs // GROUP), ScaleForm(c.form)
     codes, scale, low = [], [], []
     at = 0
     for first in range(0, groups, RECORD):
@@ -176,9 +177,9 @@ def unpack(packed: Packed) -> tuple[Tensor, Tensor, Tensor]:
         if c.bits == 4:
             lines = torch.stack((lines & 15, lines >> 4), 4).view(blocks, 2, count, 8, 16, 4)
         at += count * c.bits * 128
-        codes.append(lines.permute(0, 1, 4, 2, 3, 5).reshape(blocks * OUTPUTS, -1))
-        scale.append(high.transpose(1, 2).reshape(blocks * OUTPUTS, -1))
-        low.append(deep.transpose(1, 2).reshape(blocks * OUTPUTS, -1))
+        codes.append(lines.permute(0, 1, 4, 2, 3, 5).reshape(blocks * BLOCK_OUTPUTS, -1))
+        scale.append(high.transpose(1, 2).reshape(blocks * BLOCK_OUTPUTS, -1))
+        low.append(deep.transpose(1, 2).reshape(blocks * BLOCK_OUTPUTS, -1))
     whole, high, deep = (torch.cat(found, 1)[: c.outputs] for found in (codes, scale, low))
     return whole[:, : c.inputs], high, deep
 
@@ -186,27 +187,27 @@ def unpack(packed: Packed) -> tuple[Tensor, Tensor, Tensor]:
 def looked_up(packed: Packed, outputs: Tensor) -> Tensor:
     """The weights [T, in] of some outputs [T], float32: of an embedding."""
     c = packed.c
-    every = CLinear(None, None, None, None, c.inputs, len(outputs) * OUTPUTS, c.form, c.bits)
-    codes, scale, low = unpack(Packed(packed.weight[outputs // OUTPUTS], None, None, None, every))
-    which = torch.arange(len(outputs)) * OUTPUTS + outputs % OUTPUTS
+    every = CLinear(None, None, None, None, c.inputs, len(outputs) * BLOCK_OUTPUTS, c.form, c.bits)
+    codes, scale, low = unpack(Packed(packed.weight[outputs // BLOCK_OUTPUTS], None, None, None, every))
+    which = torch.arange(len(outputs)) * BLOCK_OUTPUTS + outputs % BLOCK_OUTPUTS
     scale, low = (x[which].double().repeat_interleave(GROUP, 1)[:, : c.inputs] for x in (scale, low))
     return (codes[which] * scale + low).float()
 
 
-def of_head(form: Form, head: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def of_head(form: ScaleForm, head: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Scale and low [blocks, groups, 32] of a record's head: what native/grouped.h does in `decode`."""
 
     def part(first: int, groups: int, dtype: torch.dtype) -> Tensor:
-        each = OUTPUTS * dtype.itemsize
+        each = BLOCK_OUTPUTS * dtype.itemsize
         taken = head[:, first : first + groups * each].contiguous().view(dtype)
-        return taken.view(len(head), groups, OUTPUTS).float()
+        return taken.view(len(head), groups, BLOCK_OUTPUTS).float()
 
-    if form == Form.ZEROS:
+    if form == ScaleForm.ZEROS:
         scale = part(0, count, torch.half)
         return scale, part(64 * count, count, torch.uint8) * -scale
-    if form == Form.PAIRS:
+    if form == ScaleForm.PAIRS:
         return part(0, count, torch.half), part(64 * count, count, torch.half)
-    if form == Form.SUPER:
+    if form == ScaleForm.SUPER:
         return (
             part(0, 1, torch.half) * part(128, count, torch.uint8),
             part(64, 1, torch.half) * part(128 + 32 * count, count, torch.uint8),
@@ -234,15 +235,15 @@ def twin(packed: Packed, x: Tensor) -> Tensor:
 
 SHRUNK = (1.0, 0.93, 0.86, 0.79)
 """Parts of a group's range that are tried for its scale."""
-ROWS = 64
+GROUPED_ROUNDING_OUTPUTS = 64
 """Outputs that are rounded at once: what is computed of them stays in the caches."""
 
 
 def pack_int4(weight: Tensor, bias: Tensor | None) -> Packed:
     """Round to nearest, in 4.625 bits a weight."""
-    found = [round4(rows.float()) for rows in torch.split(weight, ROWS)]
+    found = [round4(rows.float()) for rows in torch.split(weight, GROUPED_ROUNDING_OUTPUTS)]
     codes, *parts = (torch.cat([one[i] for one in found]) for i in range(5))
-    return lay(codes, Form.SUPER, tuple(parts), bias, 4)
+    return lay(codes, ScaleForm.SUPER, tuple(parts), bias, 4)
 
 
 def round4(weight: Tensor) -> tuple[Tensor, ...]:
@@ -296,9 +297,9 @@ def wholes(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def pack_bytes(weight: Tensor, bias: Tensor | None) -> Packed:
     """Round to nearest in 8.75 bits a weight, for embeddings and heads: each group by its largest weight."""
-    found = [round8(rows.float()) for rows in torch.split(weight, ROWS)]
+    found = [round8(rows.float()) for rows in torch.split(weight, GROUPED_ROUNDING_OUTPUTS)]
     codes, scale, zero = (torch.cat([one[i] for one in found]) for i in range(3))
-    return lay(codes, Form.ZEROS, (scale, zero), bias, 8)
+    return lay(codes, ScaleForm.ZEROS, (scale, zero), bias, 8)
 
 
 def round8(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -33,7 +33,7 @@ from paceline.native.build import Unit, library, unit
 Linear = Callable[[Tensor], Tensor]
 """[T, in] -> [T, out], both in the packing's compute dtype; T >= 1."""
 
-HALF = (torch.bfloat16, torch.float16)
+HALF_DTYPES = (torch.bfloat16, torch.float16)
 STORED = "native as stored"
 """The packing of what is quantised already."""
 ROWS_HINT = 8
@@ -51,7 +51,8 @@ class Packing:
     size: Callable[[int, int], int] = field(compare=False)
     """Most bytes that a packed matrix [out, in] and its bias take."""
     working: int
-    """Most bytes for each of its weights while a matrix is fused, converted and packed, beside file and result."""
+    """Most bytes for each of its weights while a matrix is fused, converted and packed, in addition to file and
+    result."""
     free_rows: int
     """Rows up to which a pass costs little more than one of a single row: draft nodes within it are cheap."""
     row: float = 0.0
@@ -90,8 +91,8 @@ def available(dtype: torch.dtype, device: torch.device) -> Iterator[Packing]:
             row = {Unit.DOT: 0.06, Unit.FUSED: 0.09, Unit.SHORT: 0.16}.get(unit(), 0.0)
             native = Packing("native", dtype, torch.float32, pack_bfloat16, whole, 8, 16, row, native=True)
             yield from filter(works, [native])
-        if dtype in (torch.float32, *HALF):
-            free = 16 if dtype in HALF else 8
+        if dtype in (torch.float32, *HALF_DTYPES):
+            free = 16 if dtype in HALF_DTYPES else 8
             yield from filter(
                 works,
                 [
@@ -106,7 +107,7 @@ def available(dtype: torch.dtype, device: torch.device) -> Iterator[Packing]:
                     )
                 ],
             )
-        if dtype in HALF:
+        if dtype in HALF_DTYPES:
             yield from filter(
                 works, [Packing("fbgemm", dtype, torch.float32, pack_fbgemm, partial(tiled, itemsize=2), 14, 6)]
             )
@@ -138,8 +139,8 @@ def quantised(method: str, dtype: torch.dtype, device: torch.device) -> Packing:
 
 def in_groups(dtype: torch.dtype) -> Packing:
     """The packing of `quantize int4`."""
-    fine = partial(grouped.size, bits=8, form=grouped.Form.ZEROS)
-    coarse = partial(grouped.size, bits=4, form=grouped.Form.SUPER)
+    fine = partial(grouped.size, bits=8, form=grouped.ScaleForm.ZEROS)
+    coarse = partial(grouped.size, bits=4, form=grouped.ScaleForm.SUPER)
     row = {Unit.SHORT: 0.2, Unit.DOT: 0.2}.get(unit(), 0.06)
     head = Packing("native int8", dtype, torch.float32, grouped.pack_bytes, fine, 8, 8, native=True)
     return Packing(
@@ -160,7 +161,7 @@ def as_stored(bits: float, dtype: torch.dtype, device: torch.device) -> Packing 
 
 def plain(dtype: torch.dtype, device: torch.device) -> Packing:
     """The slow twin of every packing. Half precision that a CPU lacks is multiplied row by row: no row is free."""
-    free_rows = 64 if device.type == "cuda" else 1 if dtype in HALF else 16
+    free_rows = 64 if device.type == "cuda" else 1 if dtype in HALF_DTYPES else 16
     whole = partial(tiled, tile=1, itemsize=dtype.itemsize)
     return Packing("plain", dtype, dtype, pack_plain, whole, 2 * dtype.itemsize, free_rows)
 

@@ -30,7 +30,7 @@ from paceline.model.spec import Attention, Experts, ModelSpec, ShortConv
 from paceline.model.stored import stored_bits
 
 log = logging.getLogger("paceline")
-NEVER = -1e30
+MASKED_LOGIT = -1e30
 """A logit that no draw survives, and a finite number in bfloat16."""
 
 
@@ -86,7 +86,7 @@ def read(
     tensors = open_tensors(path)
     whole = footprint(spec, packing, packing.dtype.itemsize, 2, 1).weights
     where = None
-    if cache and packing.native and whole >= store.LEAST:
+    if cache and packing.native and whole >= store.MIN_STORED_BYTES:
         where = store.place(tensors.paths(), spec, packing, vocabulary)
         if (kept := store.opened(where, late)) is not None:
             try:
@@ -123,7 +123,7 @@ def fresh(
 def pack_to(path: Path, spec: ModelSpec, packing: Packing, where: Path) -> None:
     """Pack a checkpoint into a file. Raises CapacityError or OSError where it cannot be written."""
     size = footprint(spec, packing, packing.dtype.itemsize, 2, 1).weights
-    with exact(), store.Writing(where, size, strict=True) as keep:
+    with exact(), store.StoreWriter(where, size, strict=True) as keep:
         fresh(path, spec, packing, torch.device("cpu"), None, keep)
 
 
@@ -131,7 +131,7 @@ def pack_to(path: Path, spec: ModelSpec, packing: Packing, where: Path) -> None:
 def writing(where: Path | None, size: int) -> Iterator[store.Straight]:
     """What keeps the parts of a model at `where`; where it cannot, a word says why, and nothing does."""
     try:
-        keep = None if where is None else store.Writing(where, size)
+        keep = None if where is None else store.StoreWriter(where, size)
     except (OSError, CapacityError) as error:
         log.warning("Packed weights are not kept: %s", error)
         keep = None
@@ -295,7 +295,7 @@ class Loader:
         if self.known is None:
             return None
         bias = torch.zeros(self.fitted.vocab, device=self.device, dtype=self.packing.dtype)
-        bias[min(self.known, self.spec.vocab) :] = NEVER
+        bias[min(self.known, self.spec.vocab) :] = MASKED_LOGIT
         return bias
 
     def head(self, embedding: Tensor) -> Tensor:
@@ -416,7 +416,7 @@ class Loader:
         return self.counted(self.keep.linear(at + names[0], make), sum(sizes) * (width + bias))
 
     def counted(self, layer: Linear, numbers: int) -> Linear:
-        """`layer` of so many numbers; what a pass reads of it is added up."""
+        """Linear layer with `numbers` weights; the bytes that a pass reads of it are added up."""
         self.bytes += layer.bytes if isinstance(layer, Packed) else numbers * self.packing.dtype.itemsize
         return layer
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1
-SMALL, LARGE = 1 << 16, 1 << 25
+SMALL_BUFFER_BYTES, LARGE_BUFFER_BYTES = 1 << 16, 1 << 25
 """Bytes from which a buffer gets pages of its own, which go back to the system when it is freed."""
 
 
@@ -19,10 +19,10 @@ def exact() -> Iterator[None]:
     if libc is None or not hasattr(libc, "mallopt"):  # musl has none, and no such threshold
         yield
         return
-    libc.mallopt(MMAP_THRESHOLD, SMALL)
+    libc.mallopt(MMAP_THRESHOLD, SMALL_BUFFER_BYTES)
     try:
         yield
     finally:
         libc.malloc_trim(0)
-        libc.mallopt(MMAP_THRESHOLD, LARGE)
-        libc.mallopt(TRIM_THRESHOLD, 2 * LARGE)
+        libc.mallopt(MMAP_THRESHOLD, LARGE_BUFFER_BYTES)
+        libc.mallopt(TRIM_THRESHOLD, 2 * LARGE_BUFFER_BYTES)

@@ -21,7 +21,7 @@ from paceline.model import pages
 from paceline.model.blocks import Norm
 from paceline.model.callbacks import Callbacks
 from paceline.model.decoder import Decoder, Weights, unpacked
-from paceline.model.footprint import UNIT
+from paceline.model.footprint import UNIT_SLOTS
 from paceline.model.linear import Packing
 from paceline.model.packed import Packed, address
 from paceline.model.settle import Settling
@@ -41,7 +41,7 @@ from paceline.native.structs import (
 )
 
 ATTENDS, FEEDS, BEGINS, SHARES = 1, 2, 4, 8
-ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu_tanh", "relu2")
+NATIVE_ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu_tanh", "relu2")
 """In the order of base.h."""
 LANES = 16
 """Slots that lie side by side in the pool; UNIT // LANES groups of them follow one another."""
@@ -65,7 +65,7 @@ class NativeDecoder(Decoder):
         self.model = CModel(
             layers=len(spec.layers), hidden=spec.hidden, heads=spec.heads, kv_heads=spec.kv_heads,
             head_dim=spec.head_dim, ffn=spec.ffn, vocab=spec.vocab, int8=rows, unit=unit(),
-            activation=ACTIVATIONS.index(spec.activation), gated=spec.gated, centred=spec.layer_norm,
+            activation=NATIVE_ACTIVATIONS.index(spec.activation), gated=spec.gated, centred=spec.layer_norm,
             joint=spec.whole_norm, parallel=spec.parallel, eps=spec.norm_eps, attention_scale=spec.attention_scale,
             attention_cap=spec.attention_softcap or 0.0, logit_cap=spec.logit_softcap or 0.0,
             residual_scale=spec.residual_scale, logit_scale=spec.logit_scale,
@@ -79,7 +79,7 @@ class NativeDecoder(Decoder):
         """Where the native parts (structs.PARTS) add up their time, float64, while someone measures."""
 
     def matrices(self) -> list[list[Packed]]:
-        """Those of each layer, then those outside of them."""
+        """Packed matrices of each layer, then the ones outside the layers."""
         weights: Any = self.weights
         layers = [[it.mixer.qkv, it.mixer.out, it.ffn.gate_up, it.ffn.down] for it in weights.blocks]
         apart = {id(it): it for it in (weights.head, weights.embedding) if isinstance(it, Packed)}
@@ -123,7 +123,7 @@ class NativeDecoder(Decoder):
     def allocate(self, blocks: int, block_size: int) -> None:
         spec = self.spec
         dims = -(-spec.head_dim // 32) * 32
-        shape = (-(-blocks * block_size // UNIT), len(spec.layers), spec.kv_heads, UNIT // LANES)
+        shape = (-(-blocks * block_size // UNIT_SLOTS), len(spec.layers), spec.kv_heads, UNIT_SLOTS // LANES)
         of = torch.int8 if self.packing.kv == "int8" else self.dtype
         self.keys = pages.tensor((*shape, dims // 2, LANES, 2), of, self.device)
         self.values = pages.tensor((*shape, LANES // 2, dims, 2), of, self.device)
@@ -178,7 +178,7 @@ class NativeDecoder(Decoder):
     def where(slots: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Unit, group and lane of each slot."""
         at = torch.tensor(slots, dtype=torch.int64)
-        return at // UNIT, at % UNIT // LANES, at % LANES
+        return at // UNIT_SLOTS, at % UNIT_SLOTS // LANES, at % LANES
 
     def forward(self, rows: Rows) -> Out:
         self.check(rows)
@@ -284,7 +284,7 @@ class NativeDecoder(Decoder):
         return out
 
     def call(self, rows: Rows, taps: dict[str, Tensor], further: int = 0) -> tuple[CPass, Tensor | None, Tensor, Any]:
-        """The pass as the library takes it, its hidden states where somebody wants them, its logits, and what must
+        """The pass as the library takes it, its hidden states if requested, its logits, and what must
         outlive the call. `further`: places that later rows will go beyond these."""
         if self.settling is not None:
             self.settle(wait=False)
@@ -315,7 +315,7 @@ class NativeDecoder(Decoder):
         return call, x, logits, (segments, hidden, parts)
 
     def parts(self, program: Program) -> "ctypes.Array[Any] | None":
-        """Of each layer what runs, as bits of base.h's Parts; None: the whole of all layers."""
+        """Bit mask of the parts that run in each layer (base.h's Parts); None: every layer runs whole."""
         if not program.skip and not program.groups:
             return None
         layers, bits = len(self.spec.layers), dict[int, int]()

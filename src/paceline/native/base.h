@@ -98,13 +98,13 @@ int omp_get_num_threads();
 void GOMP_parallel(void (*)(void*), void*, unsigned threads, unsigned flags);
 }
 
-// f() by each of so many threads
+// f() on each of `threads` threads
 template <class F>
 static void parallel(i64 threads, F f) {
   GOMP_parallel([](void* it) { (*(F*)it)(); }, &f, (unsigned)threads, 0);
 }
 
-// f(i) for every i below n, by at most so many threads
+// f(i) for every i below n, on at most `threads` threads
 template <class F>
 static void parallel(i64 threads, i64 n, F f) {
   parallel(std::max<i64>(1, std::min(threads, n)), [&] {

@@ -18,7 +18,7 @@ from paceline.native.store import home, trusted
 from paceline.native.structs import declare
 
 SOURCE = Path(__file__).with_name("decoder.cpp")
-FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC")
+COMPILER_FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC")
 WIDE = (
     *("-mfma", "-mprefer-vector-width=512"),
     *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mavx512bf16", "-mf16c"),
@@ -46,9 +46,9 @@ class Unit(IntEnum):
     TILES = 1
     """AMX."""
     FUSED = 2
-    """float32, weights taken apart and activations as they are: quicker than DOT on Intel's CPUs."""
+    """float32, weights taken apart and activations as they are: faster than DOT on Intel's CPUs."""
     SHORT = 3
-    """The same by AVX2 (int8 with AVX-VNNI where it is) or NEON, where there is no AVX-512 BF16."""
+    """float32 as FUSED, by AVX2 (int8 with AVX-VNNI if available) or NEON, on CPUs without AVX-512 BF16."""
 
 
 @cache
@@ -99,12 +99,12 @@ def library() -> ctypes.CDLL | None:
 
 
 def loaded(machine: tuple[str, ...] = WIDE) -> ctypes.CDLL:
-    """The library; one that does not load, cut short by a full disk or made for another machine, is built anew."""
+    """The library; one that does not load, cut short by a full disk or made for another machine, is built again."""
     path = built(machine)
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
-        log.warning("%s does not load (%s); it is built anew.", path, error)
+        log.warning("%s does not load (%s); it is built again.", path, error)
         path.unlink(missing_ok=True)
         return ctypes.CDLL(str(built(machine)))
 
@@ -136,7 +136,7 @@ def built(machine: tuple[str, ...] = WIDE, first: Path | None = None) -> Path:
         raise OSError("There is neither g++ nor clang++.")
     before = [] if first is None else [first]
     sanitize = ASAN if os.environ.get("PACELINE_NATIVE") == "asan" else ()
-    flags = (*FLAGS, *machine, *(CLANG if "clang" in Path(compiler).name else ()), *sanitize)
+    flags = (*COMPILER_FLAGS, *machine, *(CLANG if "clang" in Path(compiler).name else ()), *sanitize)
     text = b"".join(path.read_bytes() for path in (*before, SOURCE, *sorted(SOURCE.parent.glob("*.h"))))
     seal = hashlib.sha256(text + repr((compiler, flags, runtime)).encode()).hexdigest()[:16]
     target = home() / f"decoder-{seal}.so"

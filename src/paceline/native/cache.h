@@ -128,7 +128,7 @@ struct Cache : Rows {
     share(p.rows, first, last);
     for (i64 row = first; row < last; row++) {
       float* line = b.wide + row * m.kv_heads * each_kv;
-      auto part = [&](i64 from, i64 count, const float* weight) {  // heads `from` on, so many, of each kv head
+      auto part = [&](i64 from, i64 count, const float* weight) {  // `count` heads from `from` on, of each kv head
         __m512 sum = set(0);
         for (i64 head = 0; head < m.kv_heads; head++)
           each(count * n, [&](i64 i, __mmask16 k) {

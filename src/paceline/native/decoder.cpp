@@ -167,7 +167,7 @@ static void lay_out(Arena& arena, const Model& m, const Pass& p, Buffers& b) {
   b.query = arena.take((m.kv_heads * p.rows * group + 16) * dims * m.wide());
   b.parts = (float*)arena.take(m.heads * p.rows * b.spans * (16 + dims) * 4);
   b.normed = activations(m.hidden), b.mixed = activations(mixed), b.gated = activations(m.ffn);
-  if (arena.memory.size() >= arena.used)  // padding that nobody writes must be finite
+  if (arena.memory.size() >= arena.used)  // padding that is never written must be finite
     for (const Activations& a : {b.normed, b.mixed, b.gated})
       for (i64 r = 0; r < rows; r++) memset(a.data + (r + 1) * a.stride - step, 0, step);
 }

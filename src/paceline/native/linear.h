@@ -69,7 +69,7 @@ struct Thread {
     for (i64 spins = 0; b.arrived.load(std::memory_order_acquire) < until; spins++) {
       stir();
       if (spins < 10000) _mm_pause();
-      else sched_yield();  // somebody else wants this core
+      else sched_yield();  // another thread wants this core
     }
   }
 
@@ -122,7 +122,7 @@ struct Linears : Thread {
     i64 first, last;
     share(up(l.out, 32) / 32, first, last);
     if (m.tiles()) tiles.set(std::min<i64>(rows, 16), false);
-    auto of_outputs = [&](i64 block) {  // its scales and sums: nobody else fetches them in time
+    auto of_outputs = [&](i64 block) {  // its scales and sums: nothing else fetches them in time
       if (m.whole()) fetch(l.scale + block * 32, 128), fetch(l.sums + block * 32, 128);
     };
     if (!m.tiles()) of_outputs(first);

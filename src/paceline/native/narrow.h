@@ -115,7 +115,7 @@ static inline T load(T y, __mmask16 k, const void* at) {
     if (k >> i & 1) memcpy((char*)&y + 4 * i, (const char*)at + 4 * i, 4);
   return y;
 }
-static inline void store(void* at, int bytes, uint32_t k, const void* x) {  // numbers of so many bytes
+static inline void store(void* at, int bytes, uint32_t k, const void* x) {  // numbers of `bytes` bytes
   for (int i = 0; k; i++, k >>= 1)
     if (k & 1) memcpy((char*)at + i * bytes, (const char*)x + i * bytes, bytes);
 }

@@ -68,7 +68,7 @@ static void block_amx(const uint8_t* w, const uint8_t* w2, const uint8_t* x, con
 }
 
 // What rows are multiplied as without AMX: int8 plus 128, bfloat16, or float32, which takes bfloat16 weights apart. A
-// word of weights, 32 bits, meets so many bytes of a row
+// word of weights, 32 bits, meets this many bytes of a row
 enum Left { BYTES, HALVES, FLOATS };
 template <Left LEFT>
 constexpr i64 MEETS = LEFT == FLOATS ? 8 : 4;
@@ -83,7 +83,7 @@ static inline void multiply(__m512i& c, __m512i a, __m512i w) {
 
 #endif
 
-// Up to so many rows a column after the other: lines as they lie, which memory serves best
+// Up to this many rows, one column after the other: lines as they lie, which memory serves best
 template <Left LEFT>
 constexpr int FEW = NARROW ? 0 : LEFT == BYTES ? 2 : LEFT == HALVES ? 4 : 0;
 

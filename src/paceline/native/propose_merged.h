@@ -1,4 +1,4 @@
-// Several proposers in one tree within a run; draft/merge_runs.py and draft/records.py are the slow twin and say who is asked.
+// Several proposers in one tree within a run; draft/merge_runs.py and draft/records.py are the slow twin and say which part is asked.
 #pragma once
 
 #include "proposer.h"

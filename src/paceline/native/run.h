@@ -11,8 +11,8 @@ struct Run {  // of passes over the texts of a pass that has one row of each. Be
   const i64 *keys, *end;      // [texts][room], [texts][ends]
   i64 drafts;                 // texts that are drafted for
   const i64* whose;           // [drafts]: text
-  const Proposer* proposer;   // who drafts for them, or null
-  i64 taps;                   // hidden states that somebody reads
+  const Proposer* proposer;   // what drafts for them, or null
+  i64 taps;                   // hidden states that are read
   const i64* tap;             // [taps]: layer whose input it is, -1: before the final norm, -2: behind it
   float* hidden;              // [taps][texts][room][hidden]: of the rows that each token was drawn from
   i64 *tokens, *length;       // [texts][room], [texts]
@@ -120,7 +120,7 @@ struct Runner {
     });
   }
 
-  void tap(Pass& pass) {  // room for what somebody reads of this pass
+  void tap(Pass& pass) {  // room for what is read of this pass
     bool layers = false;
     for (i64 t = 0; t < run.taps; t++) {
       tapped[t].resize(pass.rows * m.hidden);

@@ -1,5 +1,5 @@
 """The cache directory: what is kept from one start to the next. Only what this user (or root) wrote is read, and nobody
-else may be able to write there: a library that is loaded runs, whoever made it."""
+else may be able to write there: a loaded library runs, regardless of its author."""
 
 import logging
 import os
@@ -56,7 +56,7 @@ def trusted(path: Path) -> bool:
         return False
     reason = distrust(path)
     if reason is not None:
-        log.warning("%s is not used, because %s; it is made anew.", path, reason)
+        log.warning("%s is not used, because %s; it is created again.", path, reason)
     return reason is None
 
 

@@ -59,7 +59,7 @@ class CPass(Structure):
 
 
 MOST_NODES = 64
-"""Of one draft (proposer.h)."""
+"""Maximum number of nodes in one draft (proposer.h)."""
 
 
 class CTurn(Structure):
@@ -84,7 +84,7 @@ class CKept(Structure):
 
 
 PROPOSE = CFUNCTYPE(None, c_void_p, c_int64, POINTER(CTurn), POINTER(CDraft))
-KEPT = CFUNCTYPE(None, c_void_p, c_int64, POINTER(CTurn), POINTER(CDraft), POINTER(CKept))
+KEPT_CALLBACK = CFUNCTYPE(None, c_void_p, c_int64, POINTER(CTurn), POINTER(CDraft), POINTER(CKept))
 
 
 class CProposer(Structure):
@@ -174,7 +174,7 @@ def addresses(*arrays: "ctypes.Array[Any]") -> list[int]:
     return [ctypes.addressof(it) for it in arrays]
 
 
-PARTS = ("embedding", "norms", "linear layers", "rope", "attention", "head")
+NATIVE_PARTS = ("embedding", "norms", "linear layers", "rope", "attention", "head")
 """What `seconds` counts, in order."""
 
 

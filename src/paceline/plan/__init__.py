@@ -61,7 +61,7 @@ class DrafterFacts:
 
 
 @dataclass(slots=True)
-class Decision:
+class StepDecision:
     """What a policy decides about a step."""
 
     shares: Mapping[int, Share] = field(default_factory=dict)
@@ -102,11 +102,10 @@ class LengthPolicy:
     def enrol(self, drafter: str, facts: DrafterFacts) -> None:
         """Make a drafter known, or what has changed of it."""
 
-    def decide(self, requests: Sequence[Request], room: int, base: Work) -> Decision:
-        """Decide a step. `requests` draw a token in it, and get 0 .. MAX_CANDIDATES nodes each, at most `room` together.
-        `base`: the pass without any nodes. Without room the answer is about K/V groups alone, and counts for nothing
-        else."""
-        return Decision({r.id: Share("none", 0, 0) for r in requests})
+    def decide(self, requests: Sequence[Request], room: int, base: Work) -> StepDecision:
+        """Decide a step. `requests` draw a token in it, and get 0 .. MAX_CANDIDATES nodes each, at most `room` in all.
+        `base`: the pass without any nodes. Without room the answer is about K/V groups alone."""
+        return StepDecision({r.id: Share("none", 0, 0) for r in requests})
 
     def learn(self, notes: Sequence[Note], work: Work, parts: "Sequence[Drafting]", times: "Times") -> None:
         """What the step that was decided last has taught."""

@@ -61,8 +61,8 @@ class Arm:
         self, beliefs: Beliefs, request: int | None, sizes: Sequence[int], limit: int, count: int, *,
         bound: int = 0, part: Key | None = None,
     ) -> list[Point]:  # fmt: skip
-        """Expected depth, tokens and rows of each size, for one of `count` requests. `part`: the chain that is always in
-        it."""
+        """Expected depth, tokens and rows of each size, for one of `count` requests. `part`: the chain that is
+        always in it."""
         if self.facts.chain:
             return self._chains(beliefs, request, sizes, limit, count, bound)
         points = []

@@ -201,8 +201,8 @@ class Beliefs:
         return out
 
     def recall(self, kept: Any) -> None:
-        """Begin with what `dump` gave, for RECALLED rounds at most. ValueError, KeyError or TypeError for what it cannot
-        have given."""
+        """Begin with what `dump` gave, for RECALLED rounds at most. ValueError, KeyError or TypeError for what it can
+        not have given."""
         found = dict[Key, Belief]()
         for each in kept:
             key = (str(each["drafter"]), int(each["size"]))

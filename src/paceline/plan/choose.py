@@ -6,13 +6,13 @@ clock and no chance: equal inputs make equal decisions.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.core.plan import MinChance, Note, Panel, Work
 from paceline.core.request import Request
-from paceline.plan import POLICIES, Basis, Chooses, Decision, DrafterFacts, LengthPolicy, Share
+from paceline.plan import POLICIES, Basis, Chooses, DrafterFacts, LengthPolicy, Share, StepDecision
 from paceline.plan.allocate import Choice, Pick, Point, Price, best
 from paceline.plan.arm import Arm
 from paceline.plan.belief import DEPTH, LOOKUP, MODEL, Beliefs
@@ -35,7 +35,7 @@ NONE = "none"
 
 
 @dataclass(slots=True)
-class Held:
+class HeldChoice:
     """A choice that holds for some steps."""
 
     picks: dict[int, Pick | None] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class Goodput(LengthPolicy):
     arms: dict[str, Arm] = field(default_factory=dict)
     beliefs: Beliefs = field(default_factory=Beliefs)
     governor: Governor = field(init=False)
-    held: dict[bool, Held] = field(default_factory=lambda: {True: Held(), False: Held()})
+    held: dict[bool, HeldChoice] = field(default_factory=lambda: {True: HeldChoice(), False: HeldChoice()})
     """The choice for steps that prompts share, and that for others."""
     step: int = 0
     """Passes of the target so far."""
@@ -95,7 +95,7 @@ class Goodput(LengthPolicy):
     """{K/V group: who drafts chains with it}"""
     trial: Trial | None = None
     _gains: dict[int, tuple[int, dict[str, tuple[float, float]]]] = field(default_factory=dict)
-    """{requests: (step, `Decision.gain`)}"""
+    """{requests: (step, `StepDecision.gain`)}"""
     _decided: int = -1
     """The step that was decided last."""
     _base: Work = field(default_factory=lambda: Work(1, 1, 0, 0, 1))
@@ -127,10 +127,10 @@ class Goodput(LengthPolicy):
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
-    def decide(self, requests: Sequence[Request], room: int, base: Work) -> Decision:
+    def decide(self, requests: Sequence[Request], room: int, base: Work) -> StepDecision:
         self.governor.patience = self.patience
         free = [r for r in requests if r.arms]
-        decision = Decision(gain=self._gain(free), room=self.governor.room())
+        decision = StepDecision(gain=self._gain(free), room=self.governor.room())
         if not requests or room <= 0:
             decision.shares = {r.id: Share(NONE if r.arms else r.drafter, 0, 0) for r in requests}
             decision.passes = self._passes(requests, decision, base) if requests else 1
@@ -152,7 +152,7 @@ class Goodput(LengthPolicy):
         return decision
 
     def _choose(
-        self, requests: Sequence[Request], room: int, base: Work, first: bool, decision: Decision
+        self, requests: Sequence[Request], room: int, base: Work, first: bool, decision: StepDecision
     ) -> dict[int, Share]:
         """The choice for this step, clipped to what each request has left."""
         none = {r.id: Share(NONE, 0, 0) for r in requests}
@@ -188,7 +188,7 @@ class Goodput(LengthPolicy):
             shares[request.id] = Share(drafter if nodes else NONE, nodes, depth, worth.get(drafter), chances)
         return none | shares
 
-    def _passes(self, requests: Sequence[Request], decision: Decision, base: Work) -> int:
+    def _passes(self, requests: Sequence[Request], decision: StepDecision, base: Work) -> int:
         """As many as `patience` allows, if who drafts can do so in a run: the rest of a step is then paid for once. Not
         where drafts may be cut, and few where a plain step is measured while drafts run."""
         drafting = [r for r in requests if decision.shares[r.id].nodes]
@@ -220,7 +220,7 @@ class Goodput(LengthPolicy):
         runs = {name for name, arm in self.arms.items() if arm.runs_for(requests)}
         return Price(self.times, base, self.patience if straight else 0.0, runs)
 
-    def _decide(self, now: Held, requests: Sequence[Request], room: int, base: Work) -> None:
+    def _decide(self, now: HeldChoice, requests: Sequence[Request], room: int, base: Work) -> None:
         """Choose again."""
         choice, now.goodput = self.best(requests, room, base)
         price = self._price(requests, base)
@@ -255,7 +255,9 @@ class Goodput(LengthPolicy):
             depth = self.limit(request, drafter)
             if depth and self.resting.get(drafter, 0) <= self.step and drafter in self.arms:
                 arm = self.arms[drafter]
-                window = self.times.window(drafter, Work.of([(1, request.length, 1)] * base.requests)) if arm.path else 0
+                window = (
+                    self.times.window(drafter, Work.of([(1, request.length, 1)] * base.requests)) if arm.path else 0
+                )
                 if sizes := arm.sizes_for(request, depth, base.requests, window):
                     out[drafter] = self._points(request, drafter, sizes, min(depth, DEPTH), base.requests, bound)
         return out
@@ -271,7 +273,7 @@ class Goodput(LengthPolicy):
     # -- bets on what is not chosen ------------------------------------------------------------------------------------
 
     def _try(
-        self, now: Held, requests: Sequence[Request], base: Work
+        self, now: HeldChoice, requests: Sequence[Request], base: Work
     ) -> tuple[Choice, dict[str, MinChance], str] | None:
         """One request's bet on a drafter that is not in the choice: the one that would be best at its upper bound, if
         that is better than the choice and the governor pays for what it is expected to lose."""
@@ -358,9 +360,7 @@ class Goodput(LengthPolicy):
         if self.beliefs.changes > changes:
             self._reconsider()
 
-    def _account(
-        self, before: int, notes: Sequence[Note], work: Work, parts: Sequence[Drafting], times: Times
-    ) -> None:
+    def _account(self, before: int, notes: Sequence[Note], work: Work, parts: Sequence[Drafting], times: Times) -> None:
         """Book the step with the governor."""
         base, price = self._base, self.governor.pass_seconds
         tokens = {n.request: 0 for n in notes if not n.part}

@@ -179,8 +179,8 @@ class StepTimes:
         return next((self.drafts[name].weights["depth"] for name in drafters if name in self.drafts), 0.0)
 
     def of_reading(self, drafters: Iterable[str], rows: int) -> float:
-        """Seconds in which the draft model of these drafters reads `rows` of a text: it takes about as many times longer
-        for them than for one as the target does."""
+        """Seconds in which the draft model of these drafters reads `rows` of a text: it takes about as many times
+        longer for them than for one as the target does."""
         whole = Work(rows, 1, rows, rows * rows // 2, 1)
         return self.of_level(drafters) * self.of_target(whole) / self.of_target(Work.of([(1, rows, 1)]))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.plan import MinChance, Work
 from paceline.core.request import Request
-from paceline.plan import POLICIES, Basis, Chooses, Decision, DrafterFacts, LengthPolicy, Share
+from paceline.plan import POLICIES, Basis, Chooses, DrafterFacts, LengthPolicy, Share, StepDecision
 from paceline.plan.allocate import MOST
 from paceline.plan.cost import StepTimes
 
@@ -19,8 +19,8 @@ USUAL = 12
 @dataclass(slots=True)
 class FixedLength(LengthPolicy):
     """`cheap_rows`: rows that a pass can have at little more than the cost of one (a property of machine and weights;
-    None: no limit). The nodes of all requests together stay within it. `row_cost`: what a row beyond the first costs, in
-    passes of one row (0: too little to tell drafters), where no table was measured."""
+    None: no limit). The nodes of all requests together stay within it. `row_cost`: what a row beyond the first costs,
+    in passes of one row (0: too little to tell drafters), where no table was measured."""
 
     limit: Callable[[Request, str], int]
     cheap_rows: int | None = None
@@ -32,8 +32,8 @@ class FixedLength(LengthPolicy):
     def enrol(self, drafter: str, facts: DrafterFacts) -> None:
         self.facts[drafter] = facts
 
-    def decide(self, requests: Sequence[Request], room: int, base: Work) -> Decision:
-        return Decision(self.shares(requests, room, base))
+    def decide(self, requests: Sequence[Request], room: int, base: Work) -> StepDecision:
+        return StepDecision(self.shares(requests, room, base))
 
     def shares(self, requests: Sequence[Request], room: int, base: Work) -> dict[int, Share]:
         """What each request gets, one after the other."""
@@ -108,8 +108,8 @@ def fixed(basis: Basis) -> LengthPolicy:
 
 
 class HeadLength(FixedLength):
-    """`specdec`: the drafter's own head says where a draft ends (SpecDec++, arXiv 2405.19715). It has the most nodes that
-    its card or the request names, however many requests run, and no price of a node."""
+    """`specdec`: the drafter's own head says where a draft ends (SpecDec++, arXiv 2405.19715). It has the most nodes
+    that its card or the request names, however many requests run, and no price of a node."""
 
     def nodes(self, request: Request, base: Work) -> int:
         wish, facts = request.params.max_nodes, self.facts.get(request.drafter)

@@ -76,8 +76,8 @@ class Governor:
     unchecked: int = 0
     """Passes since the latest plain one."""
     open: dict[tuple[str, int, bool], float] = field(default_factory=dict)
-    """{(key, requests, straight): plain passes that the steps since then are worth}: booked at the price that was known,
-    and corrected by half when the next plain step says what the price is."""
+    """{(key, requests, straight): plain passes that the steps since then are worth}: booked at the price that was
+    known, and corrected by half when the next plain step says what the price is."""
 
     def pass_seconds(self, requests: int, context: float, straight: bool = False) -> float:
         """A plain pass with its part of the step. `straight`: steps may have several passes."""

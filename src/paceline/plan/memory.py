@@ -40,7 +40,7 @@ HOST = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class BudgetShape:
     """What a budget comes to."""
 
     blocks: int
@@ -55,7 +55,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryModel:
     """The arithmetic for a pair of models. `rest`: bytes of what else is loaded, such as tokenizers."""
 
     target: Footprint
@@ -64,7 +64,7 @@ class Memory:
     block_size: int
     rest: int = 0
 
-    def parts(self, shape: Shape) -> dict[str, int]:
+    def parts(self, shape: BudgetShape) -> dict[str, int]:
         """Bytes by name; their sum is the peak while serving."""
         models = [m for m in (self.target, self.draft) if m is not None]
         slots = shape.blocks * self.block_size
@@ -83,7 +83,7 @@ class Memory:
             "rest": HOST + self.rest + shape.remember,
         }
 
-    def total(self, shape: Shape) -> int:
+    def total(self, shape: BudgetShape) -> int:
         """The peak, of loading and of serving."""
         parts = self.parts(shape)
         loading = parts["rest"] + self.target.weights + self.target.loading
@@ -91,7 +91,7 @@ class Memory:
             loading = max(loading, parts["rest"] + parts["weights"] + self.draft.loading)
         return max(loading, sum(parts.values()))
 
-    def fit(self, budget: int, rows: int, requests: int, blocks: int | None = None) -> Shape:
+    def fit(self, budget: int, rows: int, requests: int, blocks: int | None = None) -> BudgetShape:
         """The largest shape within `budget`, of at most `rows` and `requests`. Of what the weights leave, rows and
         trees get up to half, the K/V cache the rest: no more than `requests` full contexts, or exactly `blocks`.
         CapacityError names the smallest budget that would do."""
@@ -113,16 +113,16 @@ class Memory:
         last = replace(smallest, remember=remember)
         return replace(last, blocks=self.most_blocks(budget, last, blocks or contexts))
 
-    def smallest(self, blocks: int | None = None) -> Shape:
+    def smallest(self, blocks: int | None = None) -> BudgetShape:
         """One row a pass, and blocks for the shortest request: a token of prompt and one of output."""
-        return Shape(blocks or -(-2 // self.block_size), 1, 0, 1)
+        return BudgetShape(blocks or -(-2 // self.block_size), 1, 0, 1)
 
     def longest(self, budget: int) -> int:
         """Tokens of the longest context that fits, alone and with one row a pass; at most `max_len`."""
         most = self.most_blocks(budget, self.smallest(), -(-self.max_len // self.block_size))
         return min(self.max_len, most * self.block_size)
 
-    def most_blocks(self, budget: int, shape: Shape, most: int) -> int:
+    def most_blocks(self, budget: int, shape: BudgetShape, most: int) -> int:
         """The most blocks, up to `most`, with which `shape` stays within the budget; 0 where none does."""
         low, high = 0, most
         while low < high:
@@ -132,8 +132,8 @@ class Memory:
         return low
 
 
-def shapes(rows: int, requests: int, remember: int) -> Iterator[Shape]:
+def shapes(rows: int, requests: int, remember: int) -> Iterator[BudgetShape]:
     """From the largest to that of one row, which drafts nothing; of one block each."""
     while rows:
-        yield Shape(1, rows, min(MAX_CANDIDATES, rows - 1), min(requests, rows), remember)
+        yield BudgetShape(1, rows, min(MAX_CANDIDATES, rows - 1), min(requests, rows), remember)
         rows //= 2

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from paceline.core.plan import CHUNK, Item, Plan, Work
+from paceline.core.plan import PROMPT_RESERVE_ROWS, Item, Plan, Work
 from paceline.core.request import Request
-from paceline.plan import Decision, Share
+from paceline.plan import Share, StepDecision
 
 NONE = "none"
 
@@ -37,7 +37,7 @@ def alone(share: Share) -> int:
 
 @dataclass(slots=True)
 class Planner:
-    decide: Callable[[Sequence[Request], int, Work], Decision]
+    decide: Callable[[Sequence[Request], int, Work], StepDecision]
     """As of `LengthPolicy`."""
     row_budget: int
     """Most rows of one pass: prompt rows and draft nodes alike (D1)."""
@@ -66,7 +66,7 @@ class Planner:
         base = Work.of((given[r.id], r.length, 1) for r in [*decoding, *ending])
         if others := left - free - sum(given[r.id] for r in ending):
             base = replace(base, rows=base.rows + others)
-        decision = self.decide([*decoding, *ending], left - min(CHUNK, filling), base)
+        decision = self.decide([*decoding, *ending], left - min(PROMPT_RESERVE_ROWS, filling), base)
         shares = dict(decision.shares)
         left -= sum(shares[r.id].nodes for r in decoding)
         for request in prompts:

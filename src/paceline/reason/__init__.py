@@ -4,12 +4,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paceline.reason.cues import Cues
-    from paceline.reason.ensemble import Answer, Ensemble
+    from paceline.reason.ensemble import Ensemble, PolicyAnswer
     from paceline.reason.mentor import MentorWishes
     from paceline.reason.steps import StepWishes
 
-__all__ = ["Answer", "Cues", "Ensemble", "MentorWishes", "StepWishes"]
-_HOMES = {"Answer": "ensemble", "Cues": "cues", "Ensemble": "ensemble", "MentorWishes": "mentor", "StepWishes": "steps"}
+__all__ = ["Cues", "Ensemble", "MentorWishes", "PolicyAnswer", "StepWishes"]
+_HOMES = {
+    "Cues": "cues",
+    "Ensemble": "ensemble",
+    "PolicyAnswer": "ensemble",
+    "MentorWishes": "mentor",
+    "StepWishes": "steps",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,5 @@
-"""What both modes of parallel writing share: a request that forks into branches, is followed, and joined; and the order
-in which all of it is told."""
+"""Base of both modes of parallel writing: a request that forks into branches, is followed, and joined; and the order in
+which all of it is written."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,14 +10,14 @@ from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.engine.loop import Engine
 
-SLACK = 128
+OVERDRAWN_TOKENS = 128
 """Tokens beyond a limit that an engine may draw before they are taken back."""
-RESERVE = 32
+RESERVED_TOKENS = 32
 """Tokens of the longest path that branches leave to what follows them."""
 
 
 @dataclass(eq=False)
-class Node:
+class BranchNode:
     """A request as its policy follows it: the answer itself, or a branch. `name`: "" or "1.2"."""
 
     request: Request
@@ -29,7 +29,7 @@ class Node:
     """Tokens of the output that are in `parts`, or came before this branch."""
     parts: list[tuple[str, list[int]]] = field(default_factory=list)
     """(name, tokens) of what can change no more: itself, and what was joined."""
-    block: list["Node"] = field(default_factory=list)
+    block: list["BranchNode"] = field(default_factory=list)
     """Its branches while it waits for them."""
     start: int = 0
     """Tokens of the output that came before this branch."""
@@ -75,7 +75,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TokenMeaning:
     """What a token means. The branch has `ended`, with `instead` in place of its last `drop` tokens; or branches `fork`
     here, each (name, the tokens that it begins with), and `behind` them the text goes on with these."""
 
@@ -86,23 +86,25 @@ class Turn:
     behind: tuple[int, ...] = ()
 
 
-NOTHING = Turn()
+NO_MEANING = TokenMeaning()
 
 
-class Mode(Protocol):
-    """How branches are told from text."""
+class BranchingMode(Protocol):
+    """How branches are distinguished from text."""
 
-    def look(self, node: Node, token: int) -> Turn:
+    def look(self, node: BranchNode, token: int) -> TokenMeaning:
         """One more token of a node's output. Each comes once, in order, those that were joined, too."""
 
-    def closing(self, node: Node) -> Sequence[int]:
+    def closing(self, node: BranchNode) -> Sequence[int]:
         """Tokens that must follow a branch that is ended from outside."""
 
 
 class Writer:
     """Follows a tree of requests, step by step."""
 
-    def __init__(self, engine: Engine, mode: Mode, params: SamplingParams, path_tokens: int, most: int | None) -> None:
+    def __init__(
+        self, engine: Engine, mode: BranchingMode, params: SamplingParams, path_tokens: int, most: int | None
+    ) -> None:
         """`params`: of branches, whose text does not end by itself. `path_tokens`: most tokens of the longest path;
         `most`: of a branch."""
         self.engine, self.mode, self.params = engine, mode, params
@@ -112,14 +114,14 @@ class Writer:
         self.over = False
         """The text itself has come to its limit."""
 
-    def follow(self, node: Node) -> Iterator[None]:
+    def follow(self, node: BranchNode) -> Iterator[None]:
         """Until a node has ended, or the limit of the text is reached."""
         while node.request.finish is None and not self.over:
             yield from self._look(node)
             if node.request.finish is None and not self.over:
                 yield None
 
-    def _look(self, node: Node) -> Iterator[None]:
+    def _look(self, node: BranchNode) -> Iterator[None]:
         request = node.request
         while node.seen < len(node.output) and request.finish is None and request.closing is None:
             token = node.output[node.seen]
@@ -132,7 +134,7 @@ class Writer:
                 self.over = True
             elif node.name and turn.ended:
                 self._end(node, turn.drop, turn.instead)
-            elif node.name and (token in request.eos or path >= self.path_tokens - RESERVE or own >= node.room):
+            elif node.name and (token in request.eos or path >= self.path_tokens - RESERVED_TOKENS or own >= node.room):
                 self._end(node, int(token in request.eos), self.mode.closing(node))
             elif turn.fork and not self._fits(node, path, len(turn.fork)):
                 self.sequential += 1
@@ -140,23 +142,25 @@ class Writer:
                 self._cut(node, node.seen)
                 yield from self.fork(node, turn.fork, turn.behind)
 
-    def _fits(self, node: Node, path: int, count: int) -> bool:
-        """Is there room for so many branches?"""
-        return path + 2 * RESERVE < self.path_tokens and share(node, count) >= 2 * RESERVE
+    def _fits(self, node: BranchNode, path: int, count: int) -> bool:
+        """True if there is room for `count` branches."""
+        return path + 2 * RESERVED_TOKENS < self.path_tokens and share(node, count) >= 2 * RESERVED_TOKENS
 
-    def _cut(self, node: Node, length: int) -> None:
+    def _cut(self, node: BranchNode, length: int) -> None:
         """Take back what was drawn beyond: the engine may draw several tokens a step."""
         if len(node.request.output) > length:
             self.engine.apply(Rewind(node.request.id, length))
 
-    def _end(self, node: Node, drop: int, instead: Sequence[int]) -> None:
+    def _end(self, node: BranchNode, drop: int, instead: Sequence[int]) -> None:
         self._cut(node, node.seen - drop)
         if instead:
             self.engine.apply(Extend(node.request.id, [*instead]))
         node.seen = len(node.request.output)
         self.engine.apply(Close(node.request.id))
 
-    def fork(self, node: Node, branches: Sequence[tuple[str, list[int]]], behind: Sequence[int]) -> Iterator[None]:
+    def fork(
+        self, node: BranchNode, branches: Sequence[tuple[str, list[int]]], behind: Sequence[int]
+    ) -> Iterator[None]:
         """Branches of a node, until all have ended and are joined."""
         before = len(node.output)
         room = share(node, len(branches))
@@ -170,21 +174,23 @@ class Writer:
         node.joined(before)
         self._skim(node)
 
-    def _begin(self, node: Node, name: str, header: list[int], room: int) -> Node:
+    def _begin(self, node: BranchNode, name: str, header: list[int], room: int) -> BranchNode:
         [request] = self.engine.apply(Branch(node.request.id, 1, self.params))
         start = len(request.output)
         self.engine.apply(Extend(request.id, header))
-        child = Node(request, name, node.depth + 1, start, start, start=start, room=room, header=start + len(header))
+        child = BranchNode(
+            request, name, node.depth + 1, start, start, start=start, room=room, header=start + len(header)
+        )
         self._skim(child)
         return child
 
-    def _skim(self, node: Node) -> None:
+    def _skim(self, node: BranchNode) -> None:
         """Let the mode see tokens that mean nothing more."""
         for token in node.output[node.seen :]:
             self.mode.look(node, token)
         node.seen = len(node.output)
 
 
-def share(node: Node, branches: int) -> int:
-    """Tokens that each of so many branches of a node may have: what follows them has its own."""
-    return (node.room - (node.seen - node.start) - 2 * RESERVE) // branches - RESERVE
+def share(node: BranchNode, branches: int) -> int:
+    """Maximum tokens of each of a node's `branches`: what follows them has its own."""
+    return (node.room - (node.seen - node.start) - 2 * RESERVED_TOKENS) // branches - RESERVED_TOKENS

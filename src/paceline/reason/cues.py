@@ -7,7 +7,7 @@ from functools import lru_cache
 
 VERIFY = ("verify", "think again", "recap", "check", "double-check")
 NEGATIVE = ("wait", "alternatively", "hold on", "another")
-POSITIVE = ("yeah", "yes", "final answer", "confident")
+POSITIVE_WORDS = ("yeah", "yes", "final answer", "confident")
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Cues:
 
     verify: tuple[str, ...] = VERIFY
     negative: tuple[str, ...] = NEGATIVE
-    positive: tuple[str, ...] = POSITIVE
+    positive: tuple[str, ...] = POSITIVE_WORDS
 
     def sentiment(self, text: str) -> int:
         """+1 where affirmations are more, -1 where reflections and verifications are more or as many, 0 without a

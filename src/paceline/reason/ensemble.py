@@ -12,11 +12,11 @@ from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.build import Options, build, memory_of, parse_bytes, paths
 from paceline.engine.llm import LLM
 from paceline.engine.outputs import Follower
-from paceline.reason.judge import Judge, ids
+from paceline.reason.judge import DraftJudge, ids
 from paceline.reason.mentor import Mentor, MentorWishes
-from paceline.reason.pen import Foreign
+from paceline.reason.pen import ForeignPen
 from paceline.reason.runner import BASE, SMALL, Policy, Runner
-from paceline.reason.steps import Steps, StepWishes
+from paceline.reason.steps import StepwiseAnswer, StepWishes
 
 if TYPE_CHECKING:
     from paceline.engine.text import Message, Text
@@ -25,7 +25,7 @@ Wishes = StepWishes | MentorWishes
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PolicyAnswer:
     """What a policy wrote."""
 
     text: str
@@ -70,15 +70,15 @@ class Ensemble:
 
     def chat(
         self, messages: "Sequence[Message]", wishes: Wishes | None = None, params: SamplingParams | None = None
-    ) -> Answer:
+    ) -> PolicyAnswer:
         """The answer to a conversation; by steps where nothing else is wished."""
         policy = self.policy(wishes or StepWishes(), messages)
         return self._finish(self._begin(self.llm.text.chat(messages), policy, params), policy)
 
     def generate(
         self, prompt: str | Sequence[int], wishes: Wishes | None = None, params: SamplingParams | None = None
-    ) -> Answer:
-        """The same for a plain prompt (text, or token ids of the base model)."""
+    ) -> PolicyAnswer:
+        """Answer a plain prompt (text, or token ids of the base model), as `chat` does a conversation."""
         policy = self.policy(wishes or StepWishes(), None, prompt)
         return self._finish(self._begin(self.llm.ids(prompt), policy, params), policy)
 
@@ -108,7 +108,7 @@ class Ensemble:
         wish = (params or SamplingParams()).resolve(self.llm.text.defaults)
         return self.runner.submit(prompt, wish, policy)[0]
 
-    def _finish(self, request: Request, policy: Policy) -> Answer:
+    def _finish(self, request: Request, policy: Policy) -> PolicyAnswer:
         try:
             while request.finish is None:
                 self.runner.step()
@@ -116,7 +116,7 @@ class Ensemble:
             self.runner.abort(request)
         if request.finish == "error":
             raise InputError(request.error or "The policy failed.")
-        return Answer(request.text, list(request.output), str(request.finish), request.seed, policy.report)
+        return PolicyAnswer(request.text, list(request.output), str(request.finish), request.seed, policy.report)
 
 
 def make(
@@ -136,8 +136,8 @@ def make(
             if messages
             else other.encode(prompt if isinstance(prompt, str) else text.decode(prompt))
         )
-        foreign = Foreign(own, lambda it: ids(other, it), lambda it: plain(other, it), lambda it: ids(text, it))
-    return Steps(Judge.of(text, messages), wishes, foreign)
+        foreign = ForeignPen(own, lambda it: ids(other, it), lambda it: plain(other, it), lambda it: ids(text, it))
+    return StepwiseAnswer(DraftJudge.of(text, messages), wishes, foreign)
 
 
 def plain(text: "Text", tokens: Sequence[int]) -> str:
@@ -153,7 +153,7 @@ def vocabulary(text: "Text") -> dict[str, int]:
 
 
 def join(llm: LLM, other: Options, stepped: bool = True) -> Runner:
-    """The runner of a loaded base model and a small one, which is loaded here. `stepped`: somebody steps the base's
+    """The runner of a loaded base model and a small one, which is loaded here. `stepped`: the caller steps the base's
     engine."""
     engine, text = build(other)
     runner = Runner({BASE: llm.engine, SMALL: engine}, frozenset({BASE} if stepped else ()))
@@ -162,7 +162,7 @@ def join(llm: LLM, other: Options, stepped: bool = True) -> Runner:
 
 
 def load(small: str | Path | None = None, **options: Any) -> AsyncLLM:
-    """An `AsyncLLM` that has a small model beside it on its thread, where one is named."""
+    """An `AsyncLLM`, with a small model on its thread if one is named."""
     if small is None:
         return AsyncLLM(**options)
     base, other = split(Options(**options), small)

@@ -4,7 +4,7 @@
     └─ in its prefix cache ┘└──────────── computed ────────────────┘
 
 SpecReason (arXiv 2504.07891), section 4. The digit's distribution is that of the ten digits alone; the score is its
-mean, or the likeliest digit.
+mean, or the most probable digit.
 """
 
 import math
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from paceline.core.errors import InputError, RefusalError
 from paceline.engine.text import Message, Text
 
-QUESTION = "Grade only the last step of your reasoning: from 0 (wrong) to 9 (right). Answer with one digit."
-"""Short: a judge computes it anew for each step."""
+GRADING_QUESTION = "Grade only the last step of your reasoning: from 0 (wrong) to 9 (right). Answer with one digit."
+"""Short, since a judge computes it again for each step."""
 LEADS = ("Score: ", "Score:", "Score:\n", "")
 """What the answer begins with: the first behind which each digit is one token."""
 MARK = "Yb7qMark"
@@ -24,7 +24,7 @@ DIGITS = "0123456789"
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class DraftJudge:
     """What stands between a draft and its score. Token ids."""
 
     suffix: list[int]
@@ -32,10 +32,10 @@ class Judge:
     """The tokens of 0 to 9."""
 
     @classmethod
-    def of(cls, text: Text, messages: Sequence[Message] | None = None) -> "Judge":
+    def of(cls, text: Text, messages: Sequence[Message] | None = None) -> "DraftJudge":
         """For a conversation by the model's chat template; without one, plain text. RefusalError for a tokenizer that
         does not write a digit as one token."""
-        opening = after(text, messages) if messages else f"\n\n({QUESTION})\n"
+        opening = after(text, messages) if messages else f"\n\n({GRADING_QUESTION})\n"
         for lead in LEADS:
             suffix = ids(text, opening + lead)
             grown = [ids(text, opening + lead + digit) for digit in DIGITS]
@@ -51,18 +51,18 @@ def ids(text: Text, plain: str) -> list[int]:
 
 
 def after(text: Text, messages: Sequence[Message]) -> str:
-    """What a conversation goes on with behind an answer, up to where the answer to QUESTION begins."""
+    """What a conversation goes on with behind an answer, up to where the answer to GRADING_QUESTION begins."""
     user = [message for message in messages if message.get("role") == "user"][-1:]
     if not user:
         raise InputError("messages has none of role user, so there is nothing that steps could answer; add one.")
     talk = [{"role": "user", "content": "q"}, {"role": "assistant", "content": MARK}]
-    whole = text.render([*talk, {"role": "user", "content": QUESTION}])
+    whole = text.render([*talk, {"role": "user", "content": GRADING_QUESTION}])
     return whole.rsplit(MARK, 1)[1]
 
 
 def score(logprobs: Mapping[int, float], digits: Sequence[int], how: str) -> float:
     """From log-probabilities of tokens the score in [0, 9]: `mean`, sum of i p_i / sum of p_i over the digits that are
-    there, or `argmax`, the likeliest of them. InputError where none is."""
+    there, or `argmax`, the most probable of them. InputError where none is."""
     weights = {i: math.exp(logprobs[token]) for i, token in enumerate(digits) if token in logprobs}
     total = sum(weights.values())
     if not total > 0:

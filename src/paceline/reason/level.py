@@ -16,7 +16,7 @@ class Level:
     judge_s: float = 0.0
     """Seconds of judging."""
     dear: int = 0
-    """Tokens that the dear model wrote."""
+    """Tokens that the expensive model wrote."""
     dear_s: float = 0.0
 
     def add(self, other: "Level") -> None:
@@ -26,8 +26,8 @@ class Level:
 
     @property
     def saved_s(self) -> float:
-        """Seconds that the kept tokens would have taken the dear model at its own measured pace, less what proposing
-        and judging took. 0 until it has a pace."""
+        """Seconds that the kept tokens would have taken the expensive model at its own measured pace, less what
+        proposing and judging took. 0 until it has a pace."""
         if not self.dear:
             return 0.0
         return self.kept * self.dear_s / self.dear - self.cheap_s - self.judge_s

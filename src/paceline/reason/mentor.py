@@ -22,7 +22,7 @@ from paceline.engine.detokenize import Detokenizer
 from paceline.engine.loop import Engine
 from paceline.reason.cues import Cues
 from paceline.reason.level import Level
-from paceline.reason.pen import HandOver, Part, Pen
+from paceline.reason.pen import HandOver, Pen, PenPart
 from paceline.reason.runner import BASE, SMALL, Script, Stage, need_small
 from paceline.reason.steps import SEPARATOR, check_separator, conclude
 
@@ -42,7 +42,7 @@ class MentorWishes:
     always: bool = False
     """Every paragraph begins with the mentor, cue or not."""
     choose: str = "mentor"
-    """Whose peek stands: the `mentor`'s, or the mentor's only where both are of `opposite` sign."""
+    """Rule that picks the peek: the `mentor`'s always, or the mentor's only where both are of `opposite` sign."""
     excess: int = 15
     """Reflections that are too many; it grows by 5 each time, to 30."""
     recap: int = 125
@@ -108,7 +108,7 @@ class Mentor:
 
     # -- the student -------------------------------------------------------------------------------------------------
 
-    def study(self, pen: Pen) -> "Generator[None, None, Part | None]":
+    def study(self, pen: Pen) -> "Generator[None, None, PenPart | None]":
         """The student writes until it needs the mentor: what it would have written then; None: it ended, or was cut."""
         stage, text = pen.stage, pen.stage.transcript
         before, begun = len(text.tokens), stage.clock()
@@ -130,7 +130,7 @@ class Mentor:
         pen.note(request, before, begun, "student")
         return needed
 
-    def read(self, request: Request, reader: "Breaks", pen: Pen, before: int, ended: bool) -> Part | None:
+    def read(self, request: Request, reader: "Breaks", pen: Pen, before: int, ended: bool) -> PenPart | None:
         """Take in what the student wrote, up to a peek that is not complete; the peek that needs the mentor."""
         text, wish = pen.stage.transcript, self.wishes
         new = request.output[before:]
@@ -150,7 +150,7 @@ class Mentor:
             self.level.accepted += not needs
             reader.found.popleft()
             if needs:
-                return Part(peek, said, False, False)
+                return PenPart(peek, said, False, False)
             self.keep(text.add(peek, SMALL))
         return None
 
@@ -159,13 +159,13 @@ class Mentor:
 
     # -- the mentor --------------------------------------------------------------------------------------------------
 
-    def burst(self, pen: Pen, most: int, why: str) -> Generator[None, None, Part]:
-        """The mentor writes so many tokens."""
+    def burst(self, pen: Pen, most: int, why: str) -> Generator[None, None, PenPart]:
+        """Let the mentor write up to `most` tokens."""
         part = yield from pen.write(min(most, pen.stage.transcript.left), why)
         self.spent += pen.stage.transcript.add(part.tokens, "mentor", why=why)
         return part
 
-    def take(self, pen: Pen, peek: Part) -> Script:
+    def take(self, pen: Pen, peek: PenPart) -> Script:
         """A cue: whose peek stands, and is it verified?"""
         text, cues = pen.stage.transcript, self.wishes.cues
         part = yield from pen.write(min(self.wishes.peek, text.left), "peek")
@@ -203,7 +203,7 @@ class Breaks:
     """The text since the last break."""
     separator: str = SEPARATOR
     found: deque[int] = field(default_factory=deque)
-    """Tokens up to and with each blank line behind some text; those that nobody has dealt with."""
+    """Tokens up to and with each blank line behind some text; those not handled yet."""
     _read: int = 0
 
     def next(self, tokens: list[int], least: int) -> int | None:

@@ -20,10 +20,10 @@ from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.engine.loop import Engine
 from paceline.engine.text import Message, Text
-from paceline.reason.branching import NOTHING, SLACK, Node, Turn, Writer
+from paceline.reason.branching import NO_MEANING, OVERDRAWN_TOKENS, BranchNode, TokenMeaning, Writer
 from paceline.reason.level import Level
 from paceline.reason.runner import BASE, Stage
-from paceline.reason.tags import NAMES, Parser
+from paceline.reason.tags import TAG_NAMES, TagParser
 
 Script = Generator["Future[Any] | None", None, None]
 Render = Callable[[str], "Future[list[int]]"]
@@ -31,19 +31,19 @@ Render = Callable[[str], "Future[list[int]]"]
 PARAGRAPH = 200
 """Tokens of a paragraph that goes on for ever."""
 TITLE = r"[^\s:.]([^\n:]{1,38}[^\s:])"
-"""Of a point, without a colon."""
-OUTLINE = (
+"""Pattern of a point's title, without a colon."""
+OUTLINE_PROMPT = (
     "\n\nDo not answer yet. Plan a list of 2 to {most} different points that answer this. Write only the title of "
     "each, of 1 to 5 words, one a line:\n1. First title\n2. Second title"
 )
-ANSWER = (
+ANSWER_PROMPT = (
     "\n\nAnswer as a numbered list with exactly these points, a paragraph of three to five sentences each:\n{parts}\n"
     "After the list, close with one short sentence."
 )
 
 
 @dataclass
-class Settings:
+class ParallelSettings:
     """Limits and mode of parallel writing. InputError for values out of range."""
 
     mode: Literal["tags", "prompt"] = "prompt"
@@ -60,7 +60,7 @@ class Settings:
     deadline_s: float | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("depth", 1), ("fan_out", 2), ("path_tokens", 2 * SLACK), ("branch_tokens", 8)):
+        for name, least in (("depth", 1), ("fan_out", 2), ("path_tokens", 2 * OVERDRAWN_TOKENS), ("branch_tokens", 8)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InputError(f"{name} is {value}, but it must be at least {least}.")
@@ -84,51 +84,51 @@ class _Spelled:
 class Tagged(_Spelled):
     """The mode of models that write tags."""
 
-    def __init__(self, tokenizer: Any, settings: Settings) -> None:
+    def __init__(self, tokenizer: Any, settings: ParallelSettings) -> None:
         super().__init__(tokenizer)
         self.settings = settings
         self.sequential = 0
         """Blocks that were written in sequence, because of a limit."""
 
-    def look(self, node: Node, token: int) -> Turn:
+    def look(self, node: BranchNode, token: int) -> TokenMeaning:
         parser = self._parser(node)
         tags = parser.feed(token)
         if not tags or parser.fault:
-            return NOTHING
+            return NO_MEANING
         if node.name and tags[-1].name == "Path" and tags[-1].closes and len(parser.stack) == 1:
-            return Turn(ended=True)
+            return TokenMeaning(ended=True)
         if not (tags[-1].name == "Goal" and tags[-1].closes and len(parser.goal) > 1):
-            return NOTHING
+            return NO_MEANING
         if node.depth >= self.settings.depth or len(parser.goal) > self.settings.fan_out:
             self.sequential += 1
-            return NOTHING
+            return NO_MEANING
         branches = tuple((outline.id, self.ids(f"<Path>{outline.id}:")) for outline in parser.goal)
-        return Turn(fork=branches, behind=tuple(self.ids("<Conclusion>")))
+        return TokenMeaning(fork=branches, behind=tuple(self.ids("<Conclusion>")))
 
-    def closing(self, node: Node) -> Sequence[int]:
+    def closing(self, node: BranchNode) -> Sequence[int]:
         names = [each.tag.name for each in self._parser(node).stack[1:]]
         return self.ids("".join(f"</{name}>" for name in reversed(names)))
 
-    def _parser(self, node: Node) -> Parser:
+    def _parser(self, node: BranchNode) -> TagParser:
         if node.mind is None:
-            node.mind = Parser(self.tokenizer, node.request.prompt, node.seen - 1, "Parallel" if node.name else None)
-        parser: Parser = node.mind
+            node.mind = TagParser(self.tokenizer, node.request.prompt, node.seen - 1, "Parallel" if node.name else None)
+        parser: TagParser = node.mind
         return parser
 
 
 class Listed(_Spelled):
     """The mode of branches that are paragraphs of a list: one ends at the end of its line."""
 
-    def look(self, node: Node, token: int) -> Turn:
+    def look(self, node: BranchNode, token: int) -> TokenMeaning:
         if not node.name or node.seen <= node.header:
-            return NOTHING
+            return NO_MEANING
         text, before = self.tokenizer.decode([token]), node.mind or ""
         node.mind = before + text
         if "\n" not in text or not before.strip():
-            return NOTHING
-        return Turn(ended=True, drop=1, instead=tuple(self.ids(text.partition("\n")[0])))
+            return NO_MEANING
+        return TokenMeaning(ended=True, drop=1, instead=tuple(self.ids(text.partition("\n")[0])))
 
-    def closing(self, node: Node) -> Sequence[int]:
+    def closing(self, node: BranchNode) -> Sequence[int]:
         return ()
 
 
@@ -142,13 +142,14 @@ class Parallel:
     name = "reasoning"
     kind = "parallel"
 
-    def __init__(self, settings: Settings | None = None, render: Render | None = None) -> None:
-        """`render`: in the mode `prompt`, how the conversation is asked for an outline, and told it."""
-        self.settings, self.render = settings or Settings(), render
+    def __init__(self, settings: ParallelSettings | None = None, render: Render | None = None) -> None:
+        """`render`: in the mode `prompt`, renders the conversation with the request for an outline, or with the
+        outline."""
+        self.settings, self.render = settings or ParallelSettings(), render
         self.deadline_s = self.settings.deadline_s
         self.level = Level()
         self.report: dict[str, Any] = {"policy": "parallel", "mode": self.settings.mode}
-        self.root: Node | None = None
+        self.root: BranchNode | None = None
         self.writer: Writer | None = None
         self.mode: Tagged | Listed | None = None
         self.outline = list[str]()
@@ -213,7 +214,7 @@ class Parallel:
         listed = len(self.outline) > 1
         if listed:
             parts = "\n".join(f"{i}. {title}" for i, title in enumerate(self.outline, 1))
-            prompt = yield from self._rendered(ANSWER.format(parts=parts))
+            prompt = yield from self._rendered(ANSWER_PROMPT.format(parts=parts))
         mode = Listed(engine.session.tokenizer)
         root = self._begin(stage, made, mode, prompt)
         assert self.writer is not None
@@ -240,7 +241,7 @@ class Parallel:
             temperature=0.0, max_tokens=min(32 * most, stage.engines[BASE].session.longest // 2), seed=0,
             grammar=Grammar("regex", lines(most)), user=stage.params.user, priority=stage.params.priority,
         )  # fmt: skip
-        prompt = yield from self._rendered(OUTLINE.format(most=most))
+        prompt = yield from self._rendered(OUTLINE_PROMPT.format(most=most))
         made += stage.engines[BASE].submit(prompt, wish)
         while made[-1].finish is None:
             yield None
@@ -249,19 +250,19 @@ class Parallel:
         whole = titles if made[-1].finish == "stop" else titles[:-1]
         self.outline = list(dict.fromkeys(title for title in whole if title))
 
-    def _begin(self, stage: Stage, made: list[Request], mode: Tagged | Listed, prompt: list[int]) -> Node:
+    def _begin(self, stage: Stage, made: list[Request], mode: Tagged | Listed, prompt: list[int]) -> BranchNode:
         """The request that writes the text; the transcript ends it, by stop strings and limits."""
         engine, left = stage.engines[BASE], stage.transcript.left
-        room = engine.session.longest - len(prompt) - SLACK
-        if room < SLACK:
+        room = engine.session.longest - len(prompt) - OVERDRAWN_TOKENS
+        if room < OVERDRAWN_TOKENS:
             raise InputError(f"A prompt of {len(prompt)} tokens leaves too little room for branches; shorten it.")
         path = min(left, room, self.settings.path_tokens or left)
         wish = replace(
             stage.params, n=1, seed=stage.transcript.request.seed, stop=(), stop_token_ids=(), min_tokens=0,
-            max_tokens=path + SLACK,
+            max_tokens=path + OVERDRAWN_TOKENS,
         )  # fmt: skip
         made += engine.submit(prompt, wish)
-        self.mode, self.root = mode, Node(made[-1], room=room)
+        self.mode, self.root = mode, BranchNode(made[-1], room=room)
         self.writer = Writer(engine, mode, replace(wish, ignore_eos=True, max_tokens=None), path, self._most())
         return self.root
 
@@ -291,11 +292,11 @@ def lines(most: int) -> str:
 def writes_tags(tokenizer: Any) -> bool:
     """Has the model tags of its own, as one that was trained to write in parallel has?"""
     vocabulary = tokenizer.get_vocab()
-    return all(f"<{name}>" in vocabulary for name in NAMES)
+    return all(f"<{name}>" in vocabulary for name in TAG_NAMES)
 
 
 def conversation(text: Text, messages: Sequence[Message]) -> Render:
-    """Of a conversation in Python; its last message is the user's."""
+    """Renderer of a conversation in Python; its last message is the user's."""
     *before, last = messages
 
     def render(extra: str) -> "Future[list[int]]":

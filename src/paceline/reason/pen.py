@@ -1,5 +1,5 @@
 """`Pen`: one model's hand in a transcript. It writes by a request over the text so far, of which the engine finds all
-but the end in its prefix cache: what others wrote since it last wrote is all that is computed anew."""
+but the end in its prefix cache: only what others wrote since it last wrote is computed."""
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -19,17 +19,17 @@ class HandOver:
     at: int
     """Tokens of the text, prompt included, that were given when it took up."""
     known: int
-    """Those of them that this model has read or written before: what a hand-over need not compute. Its cache keeps
-    whole blocks, so up to a block of them is computed again."""
+    """Given tokens that this model has read or written before, so that a hand-over need not compute them. Its cache
+    keeps whole blocks, so up to one block of them is computed again."""
     cached: int
-    """Those of them that the engine had in its prefix cache."""
+    """Given tokens that the engine had in its prefix cache."""
     wrote: int
     passes: int
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PenPart:
     """What a pen wrote, in its own tokens."""
 
     tokens: list[int]
@@ -41,8 +41,8 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
-    """A model with another tokenizer: it is told texts, and tells texts."""
+class ForeignPen:
+    """Model with another tokenizer: it receives texts and returns texts."""
 
     prompt: list[int]
     """The prompt in its tokens."""
@@ -52,18 +52,18 @@ class Foreign:
     """A text in the transcript's tokens."""
 
 
-Writing = Generator[None, None, Part]
+Writing = Generator[None, None, PenPart]
 
 
 @dataclass(eq=False)
 class Pen:
-    """Of one engine of the stage. `log`: shared by all pens of an answer."""
+    """Writer on one engine of the stage. `log`: shared by all pens of an answer."""
 
     stage: Stage
     name: str
     log: list[HandOver]
     drafter: str | None = None
-    foreign: Foreign | None = None
+    foreign: ForeignPen | None = None
     own: list[int] = field(default_factory=list)
     """The text so far in its own tokens, where these are others."""
     last: list[int] = field(default_factory=list)
@@ -76,8 +76,8 @@ class Pen:
         return (text.prompt, text.tokens) if self.foreign is None else (self.foreign.prompt, self.own)
 
     def begin(self, most: int, stops: Sequence[str] = (), ahead: Sequence[int] = ()) -> Request:
-        """A request that goes on from the text so far and `ahead` behind it, for at most so many tokens. Whoever asks
-        aborts it in the end."""
+        """A request that goes on from the text so far and `ahead` after it, for at most `most` tokens. The caller
+        aborts it at the end."""
         engine, stage = self.stage.engines[self.name], self.stage
         prompt, known = self.known
         text = [*known, *ahead]
@@ -92,7 +92,7 @@ class Pen:
         return request
 
     def write(self, most: int, why: str, stops: Sequence[str] = (), ahead: Sequence[int] = ()) -> Writing:
-        """At most so many tokens more, up to a stop; `most` >= 1."""
+        """Write up to `most` more tokens, until a stop; `most` >= 1."""
         begun, before = self.stage.clock(), len(self.known[1]) + len(ahead)
         request = self.begin(most, stops, ahead)
         try:
@@ -107,14 +107,14 @@ class Pen:
             yield
         self.stage.check(request)
 
-    def done(self, request: Request, before: int, begun: float, why: str) -> Part:
+    def done(self, request: Request, before: int, begun: float, why: str) -> PenPart:
         """Log a request, which had `before` tokens of output when it was begun at `begun`."""
         tokens = request.output[before:]
         self.note(request, before, begun, why)
         ends = self.stage.engines[self.name].session.eos | set(request.params.stop_token_ids)
         ended = request.finish == "stop" and bool(tokens) and tokens[-1] in ends and not request.params.ignore_eos
         text = request.text if not before else self.say(tokens)
-        return Part(tokens, text, ended, request.finish == "length")
+        return PenPart(tokens, text, ended, request.finish == "length")
 
     def note(self, request: Request, before: int, begun: float, why: str) -> None:
         stats, seconds = request.stats, self.stage.clock() - begun
@@ -131,14 +131,14 @@ class Pen:
         """Tokens as text, without special ones."""
         return str(self.stage.engines[self.name].session.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
-    def home(self, part: Part) -> list[int]:
+    def home(self, part: PenPart) -> list[int]:
         """A part in the transcript's tokens."""
         if self.foreign is None:
             return part.tokens
         ends = min(self.stage.transcript.request.eos, default=None) if part.ended else None
         return [*self.foreign.home(self.foreign.decode(part.tokens)), *([] if ends is None else [ends])]
 
-    def heard(self, part: Part, author: "Pen") -> None:
+    def heard(self, part: PenPart, author: "Pen") -> None:
         """A part has joined the text."""
         if self.foreign is None:
             return

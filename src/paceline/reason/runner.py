@@ -57,9 +57,9 @@ class Policy(Protocol):
     """Writes one answer. Made for one."""
 
     name: str
-    """Of the object in the answer that has its report: reasoning, parallel, retrieval."""
+    """Key of the report in the answer: reasoning, parallel, retrieval."""
     report: dict[str, Any]
-    """What the answer says beside its text; whole once `ended` was called."""
+    """Report of the answer, apart from its text; complete once `ended` was called."""
     kind: str
     """What metrics call it: steps, mentor, ..."""
     level: Level
@@ -80,7 +80,7 @@ class Policy(Protocol):
 
 
 @dataclass(eq=False)
-class Run:
+class PolicyRun:
     """A policy at work."""
 
     policy: Policy
@@ -99,18 +99,18 @@ class Runner:
         stepped: frozenset[str] = frozenset(),
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """`engines`: by name, BASE among them. `stepped`: those that somebody else steps."""
+        """`engines`: by name, BASE among them. `stepped`: names of those that another owner steps."""
         self.engines, self.clock = dict(engines), clock
         self._mine = [engine for name, engine in engines.items() if name not in stepped]
-        self.runs: dict[int, Run] = {}
+        self.runs: dict[int, PolicyRun] = {}
         """By the id of the transcript's request."""
         self.texts: dict[str, Text] = {}
-        """Of each engine, where they are known."""
+        """Engine name -> its `Text`, where known."""
         self.levels: dict[str, Level] = {}
         """What all answers that have ended come to, by the policy's own name."""
         self._next = -1
 
-    # -- beside an engine --------------------------------------------------------------------------------------------
+    # -- next to an engine -------------------------------------------------------------------------------------------
 
     @property
     def busy(self) -> bool:
@@ -161,11 +161,11 @@ class Runner:
         stage = Stage(Transcript(request, stopper), params, self.engines, self.clock)
         until = float("inf") if policy.deadline_s is None else self.clock() + policy.deadline_s
         request.admitted = base.now()
-        self.runs[request.id] = Run(policy, stage, policy.script(stage), until)
+        self.runs[request.id] = PolicyRun(policy, stage, policy.script(stage), until)
         self._next -= 1
         return [request]
 
-    def _resume(self, run: Run) -> None:
+    def _resume(self, run: PolicyRun) -> None:
         try:
             run.awaited = next(run.script)
             return
@@ -177,7 +177,7 @@ class Runner:
             log.exception("A policy failed.")
             self._fail(run, "The policy failed on this request; the server's log says why.")
 
-    def _fail(self, run: Run, message: str) -> None:
+    def _fail(self, run: PolicyRun, message: str) -> None:
         run.stage.transcript.request.error = message
         self._end(run, "error")
 
@@ -186,7 +186,7 @@ class Runner:
         for run in [run for run in self.runs.values() if now >= run.until]:
             self._end(run, "length", "deadline")
 
-    def _end(self, run: Run, finish: FinishReason, why: str = "") -> None:
+    def _end(self, run: PolicyRun, finish: FinishReason, why: str = "") -> None:
         """The last word is said, the script gives back what it holds, and the report is made."""
         del self.runs[run.stage.transcript.request.id]
         run.stage.transcript.end(finish, why)

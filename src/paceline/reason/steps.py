@@ -15,9 +15,9 @@ from paceline.core.errors import InputError, RefusalError
 from paceline.core.operations import Submit
 from paceline.core.params import SamplingParams
 from paceline.engine.loop import Engine
-from paceline.reason.judge import Judge, score
+from paceline.reason.judge import DraftJudge, score
 from paceline.reason.level import Level
-from paceline.reason.pen import Foreign, HandOver, Part, Pen, counters, shown
+from paceline.reason.pen import ForeignPen, HandOver, Pen, PenPart, counters, shown
 from paceline.reason.runner import BASE, SMALL, Script, Stage, need_small
 from paceline.reason.transcript import Transcript
 
@@ -33,11 +33,11 @@ class StepWishes:
     score: str = "mean"
     """`mean` of the digit's distribution, or its `argmax`."""
     first: int = 0
-    """So many steps are the base model's own, unscored."""
+    """Number of first steps that the base model writes, unscored."""
     step_tokens: int = 512
     """Most tokens of a step."""
     repeats: int | None = None
-    """End after so many equal steps in a row; None: never."""
+    """Number of equal steps in a row after which the answer ends; None: never."""
     budget: int | None = None
     """Tokens that the base model may write; then the small one goes on alone, unscored. None: no limit."""
     speculate: bool = False
@@ -57,13 +57,13 @@ class StepWishes:
 
 
 @dataclass(eq=False)
-class Steps:
+class StepwiseAnswer:
     """One answer by steps."""
 
-    judge: Judge
+    judge: DraftJudge
     wishes: StepWishes = field(default_factory=StepWishes)
-    foreign: Foreign | None = None
-    """Of the small model, where its tokenizer is another."""
+    foreign: ForeignPen | None = None
+    """Translation to the small model's tokens, if its tokenizer is another."""
     name: str = "reasoning"
     kind: str = "steps"
     level: Level = field(default_factory=Level)
@@ -109,7 +109,7 @@ class Steps:
             if wish.repeats is not None and same >= wish.repeats:
                 text.end("stop", "repeat")
 
-    def step(self, pen: Pen, why: str) -> Generator[None, None, Part]:
+    def step(self, pen: Pen, why: str) -> Generator[None, None, PenPart]:
         """The next step: at least some text, up to a blank line, the end, or the limit."""
         most = min(self.wishes.step_tokens, pen.stage.transcript.left)
         tokens, said = list[int](), ""
@@ -117,7 +117,7 @@ class Steps:
             part = yield from pen.write(most - len(tokens), why, (self.wishes.separator,), tokens)
             tokens, said = [*tokens, *part.tokens], said + part.text
             if part.ended or part.cut or said.strip() or not part.tokens or len(tokens) >= most:
-                return Part(tokens, said, part.ended, part.cut)
+                return PenPart(tokens, said, part.ended, part.cut)
 
     def grade(self, stage: Stage, base: Pen, draft: list[int]) -> Generator[None, None, float]:
         """The base model's score of a draft (its tokens)."""
@@ -137,7 +137,7 @@ class Steps:
         base.note(request, 0, begun, "judge")
         return score(request.logprobs[0].top, self.judge.digits, self.wishes.score)
 
-    def judged(self, accepted: bool, text: Transcript, grade: float, part: Part) -> None:
+    def judged(self, accepted: bool, text: Transcript, grade: float, part: PenPart) -> None:
         self.level.proposed += 1
         self.level.accepted += accepted
         if not accepted:
@@ -155,7 +155,7 @@ def check_separator(separator: str) -> None:
         raise InputError(f"separator has {len(separator)} characters, but it must have 1 to 64.")
 
 
-class Written(Protocol):
+class TwoModelAnswer(Protocol):
     """What a policy of two models knows when its answer has ended."""
 
     kind: str
@@ -165,7 +165,7 @@ class Written(Protocol):
     report: dict[str, Any]
 
 
-def conclude(policy: Written, stage: Stage) -> None:
+def conclude(policy: TwoModelAnswer, stage: Stage) -> None:
     """Complete the report of an answer that has ended."""
     level, log, request = policy.level, policy.log, stage.transcript.request
     tally(level, log)

@@ -16,11 +16,11 @@ from paceline.core.errors import InputError
 from paceline.core.joined import Layout, Stretch, tidy
 from paceline.engine.detokenize import Detokenizer
 
-NAMES = ("Think", "Parallel", "Goal", "Outline", "Path", "Conclusion")
-TAG = re.compile(rf"</?({'|'.join(NAMES)})>")
-LONGEST = max(map(len, NAMES)) + len("</>")
-OUTLINE = re.compile(r"\s*(\d+(?:\.\d+)*)\s*:\s*(.*?)\s*", re.DOTALL)
-ABOVE = {"Goal": ("Parallel",), "Outline": ("Goal",), "Path": ("Parallel",), "Conclusion": ("Parallel",)}
+TAG_NAMES = ("Think", "Parallel", "Goal", "Outline", "Path", "Conclusion")
+TAG = re.compile(rf"</?({'|'.join(TAG_NAMES)})>")
+MAX_TAG_CHARS = max(map(len, TAG_NAMES)) + len("</>")
+OUTLINE_LINE = re.compile(r"\s*(\d+(?:\.\d+)*)\s*:\s*(.*?)\s*", re.DOTALL)
+TAG_PARENTS = {"Goal": ("Parallel",), "Outline": ("Goal",), "Path": ("Parallel",), "Conclusion": ("Parallel",)}
 """What may be around a tag; others stand anywhere but in a goal or an outline."""
 
 
@@ -47,11 +47,11 @@ class Open:
     tag: Tag
     inner: int
     outlines: list[Outline] = field(default_factory=list)
-    """Of a block: those of its goal."""
+    """Outlines of a block's goal."""
     paths: int = 0
 
 
-class Parser:
+class TagParser:
     """Follows a text token by token, and knows which tags are open. `fault`: the first thing that breaks the grammar,
     in one sentence; a text with a fault has no more blocks."""
 
@@ -79,7 +79,7 @@ class Parser:
             found.append(tag)
             if self.fault is None:
                 self.fault = self._close(tag, match.start()) if tag.closes else self._open(tag, match.end())
-        self._read = max(self._read, len(self.text) - LONGEST)
+        self._read = max(self._read, len(self.text) - MAX_TAG_CHARS)
         return found
 
     def _token(self, place: int) -> int:
@@ -91,7 +91,9 @@ class Parser:
 
     def _open(self, tag: Tag, inner: int) -> str | None:
         above = self.stack[-1].tag.name if self.stack else "the text"
-        if above not in ABOVE.get(tag.name, (above,)) or (tag.name not in ABOVE and above in ("Goal", "Outline")):
+        if above not in TAG_PARENTS.get(tag.name, (above,)) or (
+            tag.name not in TAG_PARENTS and above in ("Goal", "Outline")
+        ):
             return f"<{tag.name}> stands in {above}, at token {tag.first}."
         if tag.name == "Path":
             self.stack[-1].paths += 1
@@ -104,7 +106,7 @@ class Parser:
             return f"</{tag.name}> closes nothing, at token {tag.first}; expected is {expected}."
         last = self.stack.pop()
         if tag.name == "Outline":
-            match = OUTLINE.fullmatch(self.text[last.inner : place])
+            match = OUTLINE_LINE.fullmatch(self.text[last.inner : place])
             if match is None:
                 return f"The outline that ends at token {tag.last} does not begin with a number and a colon."
             self.stack[-2].outlines.append(Outline(match[1], match[2]))
@@ -119,7 +121,7 @@ class Parser:
 
 
 @dataclass
-class Block:
+class TagBlock:
     """One block in a text: the numbers of its tokens. `paths`: first and behind the last of each, tags included."""
 
     goal: int
@@ -129,10 +131,10 @@ class Block:
     """The first token of `<Conclusion>`."""
 
 
-def blocks(tags: Iterable[Tag]) -> list[Block]:
+def blocks(tags: Iterable[Tag]) -> list[TagBlock]:
     """The blocks of a text by their goals' ends, outer ones before those in their paths. InputError where tags do not
     match, or a block has no goal, path or conclusion."""
-    stack, made, found = list[Tag](), list[Block | None](), list[Block]()
+    stack, made, found = list[Tag](), list[TagBlock | None](), list[TagBlock]()
     for tag in tags:
         if not tag.closes:
             stack.append(tag)
@@ -145,7 +147,7 @@ def blocks(tags: Iterable[Tag]) -> list[Block]:
             raise InputError(f"</{tag.name}> at token {tag.first} closes nothing; each tag needs its own.")
         first = stack.pop().first
         if tag.name == "Goal" and made:
-            found.append(Block(tag.last))
+            found.append(TagBlock(tag.last))
             made[-1] = found[-1]
         elif tag.name == "Path" and made and (block := made[-1]):
             block.paths.append((first, tag.last + 1))
@@ -158,9 +160,9 @@ def blocks(tags: Iterable[Tag]) -> list[Block]:
     return found
 
 
-def trained(found: Sequence[Block], length: int) -> tuple[list[int], list[list[bool]]]:
-    """Positions of `length` tokens, and who sees whom [length][length], as the model is trained: every path begins
-    behind the goal, the conclusion behind the longest path, and siblings do not see one another."""
+def trained(found: Sequence[TagBlock], length: int) -> tuple[list[int], list[list[bool]]]:
+    """Positions of `length` tokens, and the mask [length][length] of what each sees, as the model is trained: every
+    path begins behind the goal, the conclusion behind the longest path, and siblings do not see one another."""
     positions = [*range(length)]
     sees = [[key <= row for key in range(length)] for row in range(length)]
     for block in reversed(found):  # those within a path first: it is moved as a whole then
@@ -180,7 +182,7 @@ def trained(found: Sequence[Block], length: int) -> tuple[list[int], list[list[b
 
 
 def layout(positions: Sequence[int], sees: Sequence[Sequence[bool]]) -> Layout:
-    """The same as stretches."""
+    """Layout as stretches, from each token's position and from the tokens it sees."""
     return tidy([Stretch(at, at - position, gaps(sees[at][:at])) for at, position in enumerate(positions)])
 
 
@@ -191,9 +193,9 @@ def gaps(seen: Sequence[bool]) -> tuple[tuple[int, int], ...]:
     return tuple(zip(edges, ends))
 
 
-def read(tokenizer: Any, tokens: Sequence[int]) -> list[Block]:
+def read(tokenizer: Any, tokens: Sequence[int]) -> list[TagBlock]:
     """The blocks of a whole text. InputError where it breaks the grammar."""
-    parser = Parser(tokenizer)
+    parser = TagParser(tokenizer)
     tags = [tag for token in tokens for tag in parser.feed(token)]
     if parser.fault:
         raise InputError(parser.fault)

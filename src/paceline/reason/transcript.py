@@ -1,4 +1,4 @@
-"""`Transcript`: the accepted text of one answer, and who wrote which part of it."""
+"""`Transcript`: the accepted text of one answer, and the author of each part."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from paceline.engine.stop import Stopper
 
 
 @dataclass(slots=True)
-class Segment:
+class AuthoredSegment:
     """A part of the text that one author wrote."""
 
     author: str
@@ -26,13 +26,13 @@ class Segment:
 
 
 class Transcript:
-    """It grows at its end alone: what was shown stays. `request` looks like any request to those who follow it, but no
+    """It grows at its end alone: what was shown stays. `request` looks like any request to its readers, but no
     engine has it; the token that ends it is found as an engine would find it."""
 
     def __init__(self, request: Request, stopper: Stopper) -> None:
         """`stopper`: fresh, of that request."""
         self.request, self.stopper = request, stopper
-        self.segments: list[Segment] = []
+        self.segments: list[AuthoredSegment] = []
         self.why = ""
         """Why it ended, where `finish` does not say it: deadline, budget, ..."""
 
@@ -42,7 +42,7 @@ class Transcript:
 
     @property
     def tokens(self) -> list[int]:
-        """Those accepted so far."""
+        """Tokens accepted so far."""
         return self.request.output
 
     @property
@@ -72,10 +72,10 @@ class Transcript:
         taken = len(self.tokens) - before
         request.stats.generated += taken
         if taken:
-            self._joined(Segment(author, start, len(self.text), taken, notes))
+            self._joined(AuthoredSegment(author, start, len(self.text), taken, notes))
         return taken
 
-    def _joined(self, new: Segment) -> None:
+    def _joined(self, new: AuthoredSegment) -> None:
         """Text that a stop string may begin with is shown late: it belongs to the segment that had its tokens."""
         if self.segments:
             new.start = self.segments[-1].end

@@ -10,10 +10,10 @@ from paceline.engine.llm import LLM
 from paceline.engine.outputs import RequestOutput, output
 from paceline.reason.runner import BASE, Policy, Runner
 from paceline.retrieve.datastore import Datastore
-from paceline.retrieve.index import Index
+from paceline.retrieve.index import PassageIndex
 from paceline.retrieve.knn import Knn, KnnWriting
 from paceline.retrieve.policy import Retrieving
-from paceline.retrieve.prompts import Prompts
+from paceline.retrieve.prompts import QuestionPrompts
 from paceline.retrieve.retriever import Retriever
 from paceline.retrieve.wish import Retrieval
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RetrievalAnswer:
     """One answer that was written with retrieval."""
 
     output: RequestOutput
@@ -37,17 +37,17 @@ class Answer:
 def generate(
     llm: LLM,
     question: "str | Sequence[Message]",
-    index: Index,
+    index: PassageIndex,
     params: SamplingParams | None = None,
     wish: Retrieval | None = None,
     *,
     retriever: Retriever | None = None,
     threads: int = 1,
-) -> Answer:
+) -> RetrievalAnswer:
     """Answer a question, a text or a conversation, with passages of `index`. `retriever`: in place of the index's own;
     `threads`: of the knowledge base. Raises InputError, RefusalError or CapacityError where it cannot be served."""
     wish = wish or Retrieval()
-    prompts = Prompts(llm.text, question, index.passages, wish)
+    prompts = QuestionPrompts(llm.text, question, index.passages, wish)
     found = retriever or index.retriever(wish.retriever)
     with ThreadPoolExecutor(threads, thread_name_prefix="paceline-retrieval") as pool:
         return _written(llm, question, prompts.bare, params, Retrieving(prompts, found, wish, pool))
@@ -59,7 +59,7 @@ def knn_generate(
     store: Datastore,
     params: SamplingParams | None = None,
     wish: Knn | None = None,
-) -> Answer:
+) -> RetrievalAnswer:
     """Complete a text, or answer a conversation, with the mixture of the model's distribution and that of its
     neighbours in a datastore (KNN-LM). Raises InputError, RefusalError or CapacityError where it cannot be served."""
     with ThreadPoolExecutor(1, thread_name_prefix="paceline-retrieval") as pool:
@@ -68,7 +68,7 @@ def knn_generate(
 
 def _written(
     llm: LLM, question: "str | Sequence[Message]", ids: list[int], params: SamplingParams | None, policy: Policy
-) -> Answer:
+) -> RetrievalAnswer:
     resolved = (params or SamplingParams()).resolve(llm.text.defaults)
     runner = Runner({BASE: llm.engine})
     requests = runner.submit(ids, resolved, policy)
@@ -77,4 +77,4 @@ def _written(
             runner.step()
     finally:
         runner.close()
-    return Answer(output(requests, question if isinstance(question, str) else None), policy.report)
+    return RetrievalAnswer(output(requests, question if isinstance(question, str) else None), policy.report)

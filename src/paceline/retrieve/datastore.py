@@ -18,29 +18,29 @@ from torch import Tensor
 
 from paceline.core.errors import InputError
 from paceline.core.rows import RowsBuilder
-from paceline.retrieve.dense import SCALE, Vectors, whole
+from paceline.retrieve.dense import VECTOR_SCALE, Vectors, whole
 from paceline.retrieve.retriever import Hit, Scores, best
 
 if TYPE_CHECKING:
     from paceline.engine.llm import LLM
 
-WIDTH = 128
+KEY_WIDTH = 128
 """Numbers of a key."""
-LEAST = -20.0
-"""Log-probabilities below count as this: what cannot come is not told apart."""
+MIN_LOGPROB = -20.0
+"""Log-probabilities below count as this: impossible tokens are not distinguished."""
 
 
 @lru_cache(maxsize=4)
 def directions(vocab: int) -> Tensor:
-    """[V, WIDTH] The projection: the same for every datastore of a vocabulary."""
-    made: Tensor = torch.randn(vocab, WIDTH, generator=torch.Generator().manual_seed(0))
+    """[V, KEY_WIDTH] The projection: the same for every datastore of a vocabulary."""
+    made: Tensor = torch.randn(vocab, KEY_WIDTH, generator=torch.Generator().manual_seed(0))
     return made
 
 
 def keys_of(logits: Tensor) -> NDArray[np.int16]:
-    """[n, WIDTH] Keys of contexts by the logits [n, V] after them; each row by itself, so that none depends on the
+    """[n, KEY_WIDTH] Keys of contexts by the logits [n, V] after them; each row by itself, so that none depends on the
     others."""
-    spread = logits.float().log_softmax(-1).clamp(min=LEAST)
+    spread = logits.float().log_softmax(-1).clamp(min=MIN_LOGPROB)
     spread = spread - spread.mean(-1, keepdim=True)
     made = torch.stack([row @ directions(logits.shape[-1]) for row in spread])
     return whole(torch.nn.functional.normalize(made, dim=-1).numpy())
@@ -49,10 +49,10 @@ def keys_of(logits: Tensor) -> NDArray[np.int16]:
 class Datastore:
     """Keys and values in the order of the corpus. A `Retriever` of entries, exact."""
 
-    kind, ranks_exactly, unit = "exact", True, float(SCALE**2)
+    kind, ranks_exactly, unit = "exact", True, float(VECTOR_SCALE**2)
 
     def __init__(self, keys: NDArray[np.int16], values: NDArray[np.int32]) -> None:
-        """`keys` [N, WIDTH], `values` [N]: the token that follows each context."""
+        """`keys` [N, KEY_WIDTH], `values` [N]: the token that follows each context."""
         if not len(keys):
             raise InputError("The corpus has no text of two tokens; give some.")
         self.keys: Vectors = np.ascontiguousarray(keys, dtype=np.float32)
@@ -60,14 +60,14 @@ class Datastore:
 
     @classmethod
     def build(cls, llm: "LLM", texts: Sequence[str], longest: int = 256) -> "Datastore":
-        """Of some texts, each cut to `longest` tokens; a pass of the model each."""
+        """Build the datastore from texts, each cut to `longest` tokens, with one pass of the model per text."""
         keys, values = [], []
         for text in texts:
             ids = llm.ids(text)[:longest]
             if len(ids) > 1:
                 keys.append(keys_of(_logits(llm, ids[:-1])))
                 values += ids[1:]
-        return cls(np.concatenate(keys) if keys else np.empty((0, WIDTH), np.int16), np.array(values, np.int32))
+        return cls(np.concatenate(keys) if keys else np.empty((0, KEY_WIDTH), np.int16), np.array(values, np.int32))
 
     def save(self, path: Path | str) -> None:
         np.savez(path, keys=self.keys.astype(np.int16), values=self.values)

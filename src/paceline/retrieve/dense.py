@@ -1,7 +1,7 @@
 """Dense retrieval: inner products of vectors, of all passages (`exact`) or by a graph (`hnsw`).
 
-Vectors of unit length are scaled by `SCALE` and rounded. By Cauchy and Schwarz every partial sum of a product of two
-such vectors is a whole number below 2^24, so float32 adds them without an error: any order of summation, any batch,
+Vectors of unit length are scaled by `VECTOR_SCALE` and rounded. By Cauchy and Schwarz every partial sum of a product of
+two such vectors is a whole number below 2^24, so float32 adds them without an error: any order of summation, any batch,
 any library and any number of threads give the same score.
 """
 
@@ -16,26 +16,27 @@ from paceline.core.errors import InputError
 from paceline.retrieve.encoder import Encoder
 from paceline.retrieve.retriever import Hit, Scores, best
 
-SCALE = 4000
-WIDEST = 36_000
-"""Rounding lengthens a vector of so many numbers to less than 4,096 = 2^12."""
+VECTOR_SCALE = 4000
+MAX_VECTOR_WIDTH = 36_000
+"""Numbers per vector: rounding lengthens a vector of this size to less than 4,096 = 2^12."""
 Vectors = NDArray[np.float32]
 CONNECT, BUILD, SEARCH = 32, 80, 64
-"""Of the graph: edges a node, and how many candidates are kept while building and searching (Malkov and Yashunin)."""
+"""Parameters of the graph: edges per node, and candidates kept while building and while searching (Malkov and
+Yashunin)."""
 
 
 def whole(vectors: NDArray[np.floating[Any]]) -> NDArray[np.int16]:
-    """[n, d] unit vectors as whole numbers of at most `SCALE`."""
-    if vectors.shape[1] > WIDEST:
-        raise InputError(f"The encoder's vectors have {vectors.shape[1]} numbers, but {WIDEST} are the most.")
-    return np.rint(vectors.astype(np.float64) * SCALE).astype(np.int16)
+    """[n, d] unit vectors as whole numbers of at most `VECTOR_SCALE`."""
+    if vectors.shape[1] > MAX_VECTOR_WIDTH:
+        raise InputError(f"The encoder's vectors have {vectors.shape[1]} numbers, but {MAX_VECTOR_WIDTH} are the most.")
+    return np.rint(vectors.astype(np.float64) * VECTOR_SCALE).astype(np.int16)
 
 
-class Dense:
+class ExactVectors:
     """Exact: one product of all vectors and all queries of a call. Many queries cost little more than one, because the
     vectors are read once."""
 
-    kind, ranks_exactly, unit = "exact", True, float(SCALE**2)
+    kind, ranks_exactly, unit = "exact", True, float(VECTOR_SCALE**2)
 
     def __init__(self, vectors: NDArray[np.int16], encoder: Encoder) -> None:
         """`vectors`: [N, d], as `whole` makes them."""
@@ -53,7 +54,7 @@ class Dense:
         return cast(Scores, (self.vectors[list(ids)] @ query).astype(np.int64))
 
 
-class Graph(Dense):
+class VectorGraph(ExactVectors):
     """Approximate: a walk through a graph of near neighbours (faiss, HNSW), in a time that hardly grows with N."""
 
     kind, ranks_exactly = "hnsw", False

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import CheckpointError, InputError
 
-LONGEST = 256
+MAX_ENCODER_TOKENS = 256
 """Tokens of a text that are read, where the model does not say."""
-BATCH = 32
+ENCODER_BATCH_TEXTS = 32
 
 
 class Encoder(Protocol):
@@ -43,15 +43,17 @@ class SentenceEncoder:
             raise CheckpointError(f"{path} holds no sentence encoder ({type(error).__name__}: {error}).") from error
         limits = path / "sentence_bert_config.json"
         said = json.loads(limits.read_text(encoding="utf-8")) if limits.is_file() else {}
-        self.longest = min(int(said.get("max_seq_length", LONGEST)), self.model.config.max_position_embeddings)
+        self.longest = min(
+            int(said.get("max_seq_length", MAX_ENCODER_TOKENS)), self.model.config.max_position_embeddings
+        )
         self.width: int = self.model.config.hidden_size
         self.name = fingerprint(path)
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         vectors = np.empty((len(texts), self.width), np.float32)
-        for start in range(0, len(order), BATCH):
-            part = order[start : start + BATCH]
+        for start in range(0, len(order), ENCODER_BATCH_TEXTS):
+            part = order[start : start + ENCODER_BATCH_TEXTS]
             vectors[part] = self._batch([texts[i] for i in part])
         return vectors
 

@@ -24,12 +24,12 @@ from paceline.retrieve.retriever import Retriever
 from paceline.retrieve.sparse import Sparse
 
 FORMAT = 1
-KINDS = ("exact", "hnsw", "bm25")
+INDEX_KINDS = ("exact", "hnsw", "bm25")
 Load = Callable[[Path], Encoder]
 
 
 @dataclass(eq=False)
-class Index:
+class PassageIndex:
     """Passages of one folder and their retrievers, loaded when first asked for."""
 
     path: Path
@@ -40,7 +40,7 @@ class Index:
     _made: dict[str, Retriever] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, path: Path | str, encoder: Encoder | Path | str | None = None) -> "Index":
+    def open(cls, path: Path | str, encoder: Encoder | Path | str | None = None) -> "PassageIndex":
         """An index as `build` left it. `encoder`: in place of the folder that the index remembers. InputError for a
         folder without one, and for vectors of another encoder."""
         path = Path(path)
@@ -59,7 +59,7 @@ class Index:
     def kinds(self) -> tuple[str, ...]:
         """The retrievers that it has what they need for."""
         files = {"exact": "vectors.npy", "hnsw": "hnsw.faiss", "bm25": "bm25.npz"}
-        return tuple(kind for kind in KINDS if (self.path / files[kind]).is_file())
+        return tuple(kind for kind in INDEX_KINDS if (self.path / files[kind]).is_file())
 
     def retriever(self, kind: str | None = None) -> Retriever:
         """The retriever of this kind; None: the first that there is. InputError for one that was not built."""
@@ -81,8 +81,8 @@ class Index:
         assert self.encoder is not None
         vectors = np.load(self.path / "vectors.npy", allow_pickle=False)
         if kind == "exact":
-            return dense.Dense(vectors, self.encoder)
-        return dense.Graph(vectors, self.encoder, dense.read_graph(self.path / "hnsw.faiss"))
+            return dense.ExactVectors(vectors, self.encoder)
+        return dense.VectorGraph(vectors, self.encoder, dense.read_graph(self.path / "hnsw.faiss"))
 
     def _take(self, encoder: Encoder) -> None:
         mine = self.about["encoder"]
@@ -109,9 +109,9 @@ def _about(path: Path) -> dict[str, Any]:
 def build(
     folder: Path | str, out: Path | str, encoder: Encoder | Path | str | None = None, words: int = 100,
     report: Callable[[int, int], None] = lambda done, of: None,
-) -> Index:  # fmt: skip
-    """Index the texts of a folder. `encoder`: a folder in Hugging Face layout; None: bm25 alone. `report`: told how
-    many passages of how many have vectors. InputError for a folder without text, or where nothing can be built."""
+) -> PassageIndex:  # fmt: skip
+    """Index the texts of a folder. `encoder`: a folder in Hugging Face layout; None: bm25 alone. `report`: called with
+    how many passages of how many have vectors. InputError for a folder without text, or where nothing can be built."""
     out, sparse, graph = Path(out), find_spec("bm25s") is not None, find_spec("faiss") is not None
     if encoder is None and not sparse:
         raise InputError("There is no encoder and no bm25s: give --encoder, or pip install 'paceline[rag]'.")
@@ -135,7 +135,7 @@ def build(
     mine = None if coder is None else {"name": coder.name, "width": coder.width, "path": where}
     about = {"format": FORMAT, "passages": len(made), "words": words, "encoder": mine}
     (out / "index.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-    return Index.open(out, coder)
+    return PassageIndex.open(out, coder)
 
 
 def _encode(encoder: Encoder, made: Sequence[Passage], report: Callable[[int, int], None]) -> Any:

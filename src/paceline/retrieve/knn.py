@@ -23,8 +23,8 @@ from paceline.reason.level import Level
 from paceline.reason.runner import BASE, Script, Stage
 from paceline.retrieve.datastore import Datastore, keys_of
 from paceline.retrieve.dense import Vectors
-from paceline.retrieve.policy import Figures, timed
-from paceline.retrieve.retriever import Cache, Hit
+from paceline.retrieve.policy import RetrievalFigures, timed
+from paceline.retrieve.retriever import Hit, PassageCache
 from paceline.retrieve.stride import Stride
 
 if TYPE_CHECKING:
@@ -98,9 +98,9 @@ class KnnWriting:
 
     def __init__(self, store: Datastore, wish: Knn, pool: Executor) -> None:
         self.store, self.wish, self.pool = store, wish, pool
-        self.cache = Cache(store)
+        self.cache = PassageCache(store)
         self.stride = Stride(wish.stride, most=wish.most, cap=wish.cap)
-        self.figures, self.report, self.level = Figures(), dict[str, Any](), Level()
+        self.figures, self.report, self.level = RetrievalFigures(), dict[str, Any](), Level()
         self._seen: dict[tuple[int, ...], tuple[Vectors, Tensor]] = {}
         """By output: the context's key, and the model's logits after it."""
         self._begun = 0.0

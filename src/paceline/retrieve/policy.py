@@ -21,14 +21,14 @@ from paceline.core.params import SamplingParams
 from paceline.engine.loop import Engine
 from paceline.reason.level import Level
 from paceline.reason.runner import BASE, Script, Stage
-from paceline.retrieve.prompts import Prompts
-from paceline.retrieve.retriever import Cache, Hit, Retriever
+from paceline.retrieve.prompts import QuestionPrompts
+from paceline.retrieve.retriever import Hit, PassageCache, Retriever
 from paceline.retrieve.stride import Stride
 from paceline.retrieve.wish import Retrieval
 
 
 @dataclass(slots=True)
-class Stretch:
+class PassageStretch:
     """Tokens written under one passage, `every` of them or up to the text's end."""
 
     hit: Hit
@@ -40,7 +40,7 @@ class Stretch:
 
 
 @dataclass(slots=True)
-class Figures:
+class RetrievalFigures:
     """Counts of one answer."""
 
     batches: list[int] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Figures:
     tokens: int = 0
     """Prompt and text that strides began with, all together."""
     cached: int = 0
-    """Those of them that were in the prefix cache."""
+    """Prompt tokens that were in the prefix cache."""
 
     @property
     def proposed(self) -> int:
@@ -82,12 +82,12 @@ class Retrieving:
     name = kind = "retrieval"
     deadline_s: float | None = None
 
-    def __init__(self, prompts: Prompts, retriever: Retriever, wish: Retrieval, pool: Executor) -> None:
+    def __init__(self, prompts: QuestionPrompts, retriever: Retriever, wish: Retrieval, pool: Executor) -> None:
         """`pool`: threads on which the knowledge base is searched."""
         self.prompts, self.retriever, self.wish, self.pool = prompts, retriever, wish, pool
-        self.cache = Cache(retriever)
+        self.cache = PassageCache(retriever)
         self.stride = Stride(wish.stride, wish.overlap, wish.most, wish.cap, wish.window)
-        self.figures, self.report = Figures(), dict[str, Any]()
+        self.figures, self.report = RetrievalFigures(), dict[str, Any]()
         self.level = Level()
         self._room, self._begun = 0, 0.0
         self._next: Hit = (0, 0)
@@ -114,11 +114,11 @@ class Retrieving:
             hit = self._next
 
     def _round(
-        self, stage: Stage, hit: Hit, ahead: Stretch | None
-    ) -> Generator["Future[Any] | None", None, Stretch | None]:
+        self, stage: Stage, hit: Hit, ahead: PassageStretch | None
+    ) -> Generator["Future[Any] | None", None, PassageStretch | None]:
         """Strides from the verified passage on, then one call for their queries. The stretch written meanwhile, where
         it can stay."""
-        text, made = stage.transcript, list[Stretch]()
+        text, made = stage.transcript, list[PassageStretch]()
         tokens, queries, guesses = list(text.tokens), list[Any](), list[Hit]()
         steps, overlap = self.stride.next()
         for _ in range(steps):
@@ -142,8 +142,13 @@ class Retrieving:
         return self._judge(stage, made, guesses, call, ahead)
 
     def _judge(
-        self, stage: Stage, made: Sequence[Stretch], guesses: Sequence[Hit], call: "Future[Any]", ahead: Stretch | None
-    ) -> Stretch | None:
+        self,
+        stage: Stage,
+        made: Sequence[PassageStretch],
+        guesses: Sequence[Hit],
+        call: "Future[Any]",
+        ahead: PassageStretch | None,
+    ) -> PassageStretch | None:
         """Keep what was written with right passages."""
         truth = [hits[0] for hits in self._answers(call, guesses)]
         right = 0
@@ -161,7 +166,9 @@ class Retrieving:
         self.figures.overlapped += ahead is not None
         return ahead
 
-    def _write(self, stage: Stage, tokens: Sequence[int], hit: Hit) -> Generator["Future[Any] | None", None, Stretch]:
+    def _write(
+        self, stage: Stage, tokens: Sequence[int], hit: Hit
+    ) -> Generator["Future[Any] | None", None, PassageStretch]:
         """The next tokens under a passage."""
         engine, text, begun = stage.engines[BASE], stage.transcript, stage.clock()
         limit = min(text.request.max_tokens, self._room)
@@ -182,9 +189,9 @@ class Retrieving:
         count(text.request.stats, request.stats)
         ends = request.finish != "length" or len(request.output) >= limit
         error = (request.error or "The model made no token.") if request.finish == "error" else None
-        return Stretch(hit, request.output[len(tokens) :], ends, stage.clock() - begun, error)
+        return PassageStretch(hit, request.output[len(tokens) :], ends, stage.clock() - begun, error)
 
-    def _keep(self, stage: Stage, stretch: Stretch) -> None:
+    def _keep(self, stage: Stage, stretch: PassageStretch) -> None:
         if stretch.error is not None:
             raise PacelineError(stretch.error)
         text = stage.transcript

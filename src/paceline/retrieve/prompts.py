@@ -1,4 +1,4 @@
-"""`Prompts`: what the model reads with each passage, and what is asked of the retriever."""
+"""`QuestionPrompts`: what the model reads with each passage, and what is asked of the retriever."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,13 +12,13 @@ from paceline.retrieve.wish import Retrieval
 if TYPE_CHECKING:
     from paceline.engine.text import Message, Text
 
-FIELDS = re.compile(r"\{(question|passage|title)\}")
-SLACK = 16
+TEMPLATE_FIELD = re.compile(r"\{(question|passage|title)\}")
+PASSAGE_SLACK_TOKENS = 16
 """Tokens that a passage may have more within its prompt than alone."""
 
 
-class Prompts:
-    """Of one question: a text, or a conversation whose last message is the user's."""
+class QuestionPrompts:
+    """Prompts for one question: a text, or a conversation whose last message is the user's."""
 
     def __init__(
         self, text: "Text", question: "str | Sequence[Message]", passages: Sequence[Passage], wish: Retrieval,
@@ -48,7 +48,7 @@ class Prompts:
 
     def _filled(self, passage: str, title: str) -> str:
         values = {"question": self.question, "passage": passage, "title": title}
-        return FIELDS.sub(lambda found: values[found[1]], self.wish.template)
+        return TEMPLATE_FIELD.sub(lambda found: values[found[1]], self.wish.template)
 
     def _cut(self, passage: str) -> str:
         ids = list(self.text.tokenizer.encode(passage, add_special_tokens=False))
@@ -56,8 +56,8 @@ class Prompts:
 
     @property
     def longest(self) -> int:
-        """No prompt has more tokens, titles of `SLACK` tokens granted."""
-        return len(self._read(self._filled("", ""))) + self.wish.passage_tokens + SLACK
+        """No prompt has more tokens, titles of `PASSAGE_SLACK_TOKENS` tokens granted."""
+        return len(self._read(self._filled("", ""))) + self.wish.passage_tokens + PASSAGE_SLACK_TOKENS
 
     def query(self, output: Sequence[int]) -> str:
         """The newest tokens of question and answer as text."""

@@ -44,7 +44,7 @@ def best(scores: Scores, k: int) -> list[Hit]:
     return [(int(i), int(scores[i])) for i in ids]
 
 
-class Cache:
+class PassageCache:
     """The passages that one request has met: a speculative retriever, by the scores of the real one (RaLMSpec, 4.1)."""
 
     def __init__(self, retriever: Retriever) -> None:

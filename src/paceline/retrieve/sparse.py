@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from paceline.core.errors import InputError
 from paceline.retrieve.retriever import Hit, Scores, best
 
-UNIT = 1 << 16
+SCORE_PARTS = 1 << 16
 """Parts of a score of 1: sums of whole numbers have one value in any order."""
 
 
@@ -19,7 +19,7 @@ class Sparse:
     """BM25. What a term adds to a passage's score is computed once, from counts over all passages, so that a cache of a
     few passages scores them as the whole index does."""
 
-    kind, ranks_exactly, unit = "bm25", True, float(UNIT)
+    kind, ranks_exactly, unit = "bm25", True, float(SCORE_PARTS)
 
     def __init__(self, terms: dict[str, int], starts: NDArray[np.int64], ids: NDArray[np.int32],
                  parts: NDArray[np.int64], size: int) -> None:  # fmt: skip
@@ -32,7 +32,7 @@ class Sparse:
         model = library().BM25(method="lucene")
         model.index(split(texts), show_progress=False)
         starts, ids = model.scores["indptr"].astype(np.int64), model.scores["indices"].astype(np.int32)
-        parts = np.rint(model.scores["data"].astype(np.float64) * UNIT).astype(np.int64)
+        parts = np.rint(model.scores["data"].astype(np.float64) * SCORE_PARTS).astype(np.int64)
         for a, b in pairwise(starts.tolist()):
             order = np.argsort(ids[a:b], kind="stable")
             ids[a:b], parts[a:b] = ids[a:b][order], parts[a:b][order]

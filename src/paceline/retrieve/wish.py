@@ -24,9 +24,9 @@ class Retrieval:
     overlap: bool = True
     """Write on while a verification runs."""
     query_tokens: int = 32
-    """The query is the newest tokens of question and answer, so many."""
+    """Tokens of the query: the newest of question and answer."""
     passage_tokens: int = 256
-    """A passage is cut to so many."""
+    """Maximum tokens of a passage; a longer one is cut."""
     template: str = TEMPLATE
     """What the model reads in place of the question; {question}, {passage} and {title} stand for themselves."""
     cap: float = 0.6

@@ -17,7 +17,7 @@ from paceline.core.params import SamplingParams
 from paceline.sample.race import native
 
 NUCLEUS = (64, 1024)
-"""How many of the likeliest tokens top-p looks through for its boundary before it sorts a row."""
+"""How many of the most probable tokens top-p looks through for its boundary before it sorts a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def temper(logits: Tensor, warps: Sequence[Warp]) -> Tensor:
 
 
 def min_p_floor(z: Tensor, min_p: Sequence[float]) -> Tensor:
-    """Floor [L, 1]: min_p times the likeliest token's probability."""
+    """Floor [L, 1]: min_p times the most probable token's probability."""
     return z.amax(-1, keepdim=True) + torch.tensor(min_p, dtype=z.dtype, device=z.device)[:, None].log()
 
 
@@ -71,9 +71,9 @@ def top_k_floor(z: Tensor, top_k: Sequence[int]) -> Tensor:
 
 
 def top_p_floor(log_p: Tensor, top_p: Sequence[float]) -> Tensor:
-    """Floor [L, 1]: the log-probability with which the likeliest tokens' probability reaches top_p.
+    """Floor [L, 1]: the log-probability with which the most probable tokens' probability reaches top_p.
 
-    The sum runs in float64 over a few of the likeliest; only rows that do not reach top_p go on to more.
+    The sum runs in float64 over a few of the most probable; only rows that do not reach top_p go on to more.
     """
     p = torch.tensor(top_p, dtype=torch.float64, device=log_p.device)[:, None]
     floor = torch.empty_like(log_p[:, :1])

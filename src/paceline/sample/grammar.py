@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 MASKS = 128
 """Masks that a request keeps: those of a step, asked for by its drafter and by its verification."""
-KEPT = 128 << 20
-"""Bytes of the compiled grammars that an engine keeps for the next who asks."""
+IDLE_GRAMMAR_BYTES = 128 << 20
+"""Bytes of the compiled grammars that an engine keeps for later requests."""
 EACH, PER_CHARACTER = 1 << 20, 64
 """Bytes that one of them takes at least, and more for each character of its text."""
-HELD = 1 << 30
+MAX_HELD_BYTES = 1 << 30
 """Bytes of all those that requests hold, beyond which no more should be compiled."""
-PROBE = 8
+PROBE_TOKENS = 8
 """Tokens that a new grammar is tried with."""
-TRIES = 2
+PARSER_RESTARTS = 2
 """How often a request's parser may give up at its very beginning too: each time takes what its limits allow."""
 
 
@@ -59,7 +59,7 @@ class Parse:
 
     def __init__(
         self,
-        compile: "Callable[[bool], Compiled]",
+        compile: "Callable[[bool], CompiledGrammar]",
         size: int,
         eos: Sequence[int],
         forget: Callable[[], None] = lambda: None,
@@ -72,7 +72,7 @@ class Parse:
         self._trail: list[int] = []
         """Where the parser stands: every place from the first token on."""
         self._masks: dict[int, Tensor] = {}
-        self._compiled: Compiled | None = None
+        self._compiled: CompiledGrammar | None = None
         self._failed = 0
         self.failure: str | None = None
         """Why the parser gave up at some place, in its own words."""
@@ -92,7 +92,7 @@ class Parse:
         what other paths used up must not count."""
         error = ""
         for anew in (False, True):
-            if anew and self._failed >= TRIES:
+            if anew and self._failed >= PARSER_RESTARTS:
                 break
             if anew:
                 self._restart(anew)
@@ -150,8 +150,8 @@ class Parse:
         return torch.from_numpy(mask)
 
 
-class Compiled:
-    """A grammar for one vocabulary, as long as somebody holds it."""
+class CompiledGrammar:
+    """A grammar for one vocabulary, as long as it is referenced."""
 
     __slots__ = ("__weakref__", "bytes", "parser")
 
@@ -175,20 +175,20 @@ class Grammars:
         self._make, self.size = make, size
         self._vocabulary: LLTokenizer | None = None
         self._lock = Lock()
-        self._kept: dict[Grammar, Compiled] = {}
-        self._held: WeakValueDictionary[Grammar, Compiled] = WeakValueDictionary()
-        """Those that a request uses, kept or not."""
+        self._kept: dict[Grammar, CompiledGrammar] = {}
+        self._held: WeakValueDictionary[Grammar, CompiledGrammar] = WeakValueDictionary()
+        """Grammars that a request uses, whether they are kept or not."""
 
-    def compile(self, grammar: Grammar, anew: bool = False) -> Compiled:
+    def compile(self, grammar: Grammar, anew: bool = False) -> CompiledGrammar:
         """Its parser at the beginning, to be copied. InputError where no text of this vocabulary fits."""
         known = None if anew else self._held.get(grammar)
         if known is None:
             before, least = resident(), EACH + PER_CHARACTER * len(grammar.text)
-            known = Compiled(self._new(grammar), max(least, resident() - before))
+            known = CompiledGrammar(self._new(grammar), max(least, resident() - before))
         with self._lock:
             self._kept.pop(grammar, None)
             self._kept[grammar] = self._held[grammar] = known
-            while sum(it.bytes for it in self._kept.values()) > KEPT:
+            while sum(it.bytes for it in self._kept.values()) > IDLE_GRAMMAR_BYTES:
                 del self._kept[next(iter(self._kept))]
         return known
 
@@ -196,7 +196,7 @@ class Grammars:
     def full(self) -> bool:
         """Do requests hold as much as they may all together?"""
         with self._lock:
-            return sum(it.bytes for it in self._held.values()) > HELD
+            return sum(it.bytes for it in self._held.values()) > MAX_HELD_BYTES
 
     def forget(self, grammar: Grammar) -> None:
         """Its parser has given up: what it takes is not worth keeping."""
@@ -221,7 +221,7 @@ class Grammars:
     def _probe(self, parser: "LLMatcher", grammar: Grammar) -> None:
         """Walk a little way. Raises InputError for a lexer that gives up at once: what it takes until then is much."""
         walk = parser.deep_copy()
-        for step in range(PROBE):
+        for step in range(PROBE_TOKENS):
             tokens = np.unpackbits(np.frombuffer(walk.compute_bitmask(), np.uint8), bitorder="little").nonzero()[0]
             if len(tokens) and not walk.is_error():
                 token = int(tokens[-(step % 2)])

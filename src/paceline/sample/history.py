@@ -22,7 +22,7 @@ class Seen:
     prompt: Tensor
     """Distinct prompt ids, int64 [P]; empty without repetition penalty."""
     known: frozenset[int]
-    """The same ids."""
+    """Ids in `prompt`, as a set."""
     fresh: tuple[int, ...] = ()
     """Distinct output ids that are not in `known`."""
     counts: Mapping[int, int] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Penalties:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class PathText:
     """A path and the callables that want to see it."""
 
     request: int
@@ -87,20 +87,20 @@ class Custom:
         self.failures: dict[int, str] = {}
         """{request id: why its callable failed last}."""
 
-    def start(self, request: Request) -> Text | None:
+    def start(self, request: Request) -> PathText | None:
         functions = tuple(request.params.processors)
-        return Text(request.id, functions, tuple(request.prompt)) if functions else None
+        return PathText(request.id, functions, tuple(request.prompt)) if functions else None
 
-    def advance(self, state: Text, token: int) -> Text:
+    def advance(self, state: PathText, token: int) -> PathText:
         return replace(state, output=(*state.output, token))
 
-    def apply(self, states: Sequence[Text | None], logits: Tensor) -> Tensor:
+    def apply(self, states: Sequence[PathText | None], logits: Tensor) -> Tensor:
         for i, state in enumerate(states):
             if state is not None:
                 logits[i] = self._call(state, logits[i])
         return logits
 
-    def _call(self, state: Text, row: Tensor) -> Tensor:
+    def _call(self, state: PathText, row: Tensor) -> Tensor:
         try:
             for function in state.functions:
                 shape, row = row.shape, function(state.prompt, state.output, row)

@@ -34,7 +34,8 @@ def prompt_logprobs(logits: Tensor, tokens: Sequence[int], top: int) -> list[Tok
 
 
 def report(log_p: Tensor, tokens: Sequence[int], top: Sequence[int]) -> list[TokenLogprob]:
-    """Entries from log-probabilities [L, V]; tokens that cannot be drawn (-inf) are not listed among the likeliest."""
+    """Entries from log-probabilities [L, V]; tokens that cannot be drawn (-inf) are not listed among the most
+    probable."""
     if not tokens:
         return []
     own = [log_p[i, token].item() for i, token in enumerate(tokens)]

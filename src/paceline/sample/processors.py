@@ -104,7 +104,7 @@ class BadWords:
     def __init__(self, encode: Encode | None = None) -> None:
         self.encode = encode
         self._latest: tuple[object, Words | None] = (None, None)
-        """Of the samples of one prompt the first alone asks for them."""
+        """Latest bad words and their ids, so that they are encoded once for all samples of a prompt."""
 
     def words(self, request: Request) -> tuple[tuple[int, ...], ...]:
         """The id sequences of the request's `bad_words`."""

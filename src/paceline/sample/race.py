@@ -15,7 +15,7 @@ from paceline.native.build import library
 from paceline.sample.chunks import chunks
 from paceline.sample.noise import counts, gumbel
 
-FEW = 1024
+EXACT_RACE_TOKENS = 1024
 """Tokens a row up to which all survivors of filters race exactly."""
 
 
@@ -65,7 +65,7 @@ def race(scores: Tensor, keys: Tensor, sparse: bool = False) -> list[int]:
 def torch_race(scores: Tensor, keys: Tensor, sparse: bool = False) -> list[int]:
     """`race` without the native library, on any device: its slow twin."""
     row, token = (scores > float("-inf")).nonzero(as_tuple=True) if sparse else contenders(scores, keys)
-    if len(row) > FEW * len(scores):
+    if len(row) > EXACT_RACE_TOKENS * len(scores):
         row, token = contenders(scores, keys)
     value = scores[row, token].to(torch.float64) + gumbel(keys[row], token[:, None])[:, 0]
     best = [(float("-inf"), -1)] * len(scores)
@@ -79,7 +79,7 @@ def contenders(scores: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     """(row [C], token [C]) of every token that can win its row, ascending; a few dozen a row.
 
     With p scaled to a maximum of 1, the token of the smallest bound b = v / p has v <= b, and -log(1 - v) / v grows
-    with v, so its time is at most -log(1 - b); who has a larger bound than that has lost. 1.0001 covers float32.
+    with v, so its time is at most -log(1 - b); a candidate with a larger bound has lost. 1.0001 covers float32.
     """
     rest = counts(keys, torch.arange(scores.shape[-1], device=scores.device)).bitwise_xor_((1 << 52) - 1)
     v = rest.to(torch.float32).add_(0.5)  # 1 - u in units of 2**-52

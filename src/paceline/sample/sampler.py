@@ -27,7 +27,7 @@ from paceline.sample.race import perturbed, race, winners
 
 Path = tuple[int, ...]
 RowRef = tuple[Request, Path]
-"""Whose row of logits it is: the request, and the candidate tokens that follow its committed text there."""
+"""Reference to a row of logits: the request, and the candidate tokens that follow its committed text there."""
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class _Slot:
 
 
 class Sampler:
-    """Turns logits [L, V] into log p and tokens. One per engine; requests are told apart by their id."""
+    """Turns logits [L, V] into log p and tokens. One per engine; requests are distinguished by their id."""
 
     def __init__(self, vocab_size: int, encode: Encode | None = None, grammars: Grammars | None = None) -> None:
         """`encode`: text -> ids without special tokens, for bad words given as text. Without `grammars` a request that

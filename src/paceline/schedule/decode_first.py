@@ -1,5 +1,5 @@
 """Request-level batching, as FasterTransformer's: a batch is served to its end before the next one begins. A baseline:
-nothing stalls who decodes, and who arrives waits for the slowest."""
+nothing stalls decoding requests, and new requests wait for the slowest."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,8 @@ class DecodeFirst:
         self._batch: set[int] = set()
 
     def turn(self, order: Sequence[Request], now: float) -> list[Request]:
-        """The batch; its prompts first, so that it decodes together. When all of it has left, whoever is there."""
+        """The batch; its prompts first, so that it decodes together. When all of it has left, the requests that are
+        present."""
         batch = [r for r in order if r.id in self._batch] or list(order)
         self._batch = {r.id for r in batch}
         return [r for r in batch if r.pending > 1] or batch

@@ -11,17 +11,17 @@ from paceline.schedule import Order, SchedulePolicy
 
 LENGTH_CLASS = 64
 """Texts are as long as one another within such a step, tokens."""
-PATIENCE = 4
-"""Rounds, of as many steps as it takes to serve everybody once, for which one who decodes may be left out before its
-own group is the next."""
+PATIENCE_ROUNDS = 4
+"""Rounds, of as many steps as it takes to serve all requests once, for which a decoding request may be left out before
+its own group is the next."""
 
 Shape = Callable[[Request], Hashable]
 
 
 @dataclass(slots=True)
 class Grouped:
-    """Wraps a policy: of its turn at most `batch` decode in a step. All who decode are the window; the first bucket of
-    equal shape with `batch` in it, in order, is the group, else the oldest are. Prompts are not touched."""
+    """Wraps a policy: of its turn at most `batch` decode in a step. All decoding requests are the window; the first
+    bucket of equal shape with `batch` in it, in order, is the group, else the oldest are. Prompts are not touched."""
 
     inner: SchedulePolicy
     batch: int
@@ -55,8 +55,9 @@ class Grouped:
         return self.grouped / max(self.grouped + self.fallback, 1)
 
     def _group(self, window: Sequence[Request]) -> list[Request]:
-        """`batch` of them. Who was left out too long goes first, in a group of the same shape where there is one."""
-        patience = PATIENCE * -(-len(window) // self.batch)
+        """`batch` of them. A request that was left out too long goes first, in a group of the same shape where there is
+        one."""
+        patience = PATIENCE_ROUNDS * -(-len(window) // self.batch)
         late = [r for r in window if self._left_out.get(r.id, 0) >= patience]
         late.sort(key=lambda r: -self._left_out[r.id])
         urgent = {r.id for r in late}
@@ -73,7 +74,7 @@ class Grouped:
 
 
 def shape(nodes: Mapping[str, int]) -> Shape:
-    """Rows of a chain of so many `nodes` by drafter, and length class."""
+    """Rows of a chain of `nodes` by drafter, and length class."""
     return partial(_shape, nodes)
 
 

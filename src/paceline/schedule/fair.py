@@ -15,7 +15,7 @@ class Fair:
     differs by less than what the running requests and one prompt cost; a key that comes back starts at the least of
     those there, so time without requests earns nothing.
 
-    Who is admitted keeps the place of that moment: shares steer admission, and pre-emption takes the latest.
+    An admitted request keeps the place of that moment: shares steer admission, and pre-emption takes the latest.
     """
 
     def __init__(self) -> None:

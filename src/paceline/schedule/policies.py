@@ -34,7 +34,7 @@ def orders() -> dict[str, Callable[[], Order]]:
 
 
 def baselines() -> dict[str, Callable[[Order, int], SchedulePolicy]]:
-    """Schedules besides chunked: ours and those of installed packages (entry points `paceline.schedules`)."""
+    """Schedules other than chunked: ours and those of installed packages (entry points `paceline.schedules`)."""
     return joined("schedule", BASELINES)
 
 

@@ -1,4 +1,4 @@
-"""Whole prompts before anybody decodes, as vLLM once did: a baseline. Those who decode stall behind every prompt."""
+"""Whole prompts before any decode, as vLLM once did: a baseline. Decoding requests stall at every prompt."""
 
 from collections.abc import Sequence
 

@@ -2,7 +2,7 @@
 that writes is followed like any generation.
 
 A new one is a `Wire` model in a file of its own, a field of `ChatRequest` that is named in `protocol.ABOVE`, and a line
-in `MAKERS`. Its report stands in the choice under the policy's name, its authors in the choice's `pieces`.
+in `POLICY_MAKERS`. Its report stands in the choice under the policy's name, its authors in the choice's `pieces`.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -21,7 +21,7 @@ from paceline.serve.server import Server
 Maker = Callable[[ChatRequest, Server, Runner, Mapping[str, Any]], Awaitable[Policy]]
 """From a request, the server of its model with the runner on its thread, and the variables of its chat template. Raises
 ApiError or InputError."""
-MAKERS: dict[str, Maker] = {"reasoning": reasoning.policy, "retrieval": retrieval.make}
+POLICY_MAKERS: dict[str, Maker] = {"reasoning": reasoning.policy, "retrieval": retrieval.make}
 """By the name of the request's field."""
 
 
@@ -32,7 +32,7 @@ async def policy_of(body: ChatRequest, server: Server, args: Mapping[str, Any]) 
         raise ApiError(400, f"{' and '.join(names)} cannot be combined; give one of them.", param=names[1])
     if body.reasoning is not None and body.reasoning.policy == "parallel":
         return await parallel.policy(body, server, args)
-    return await MAKERS[names[0]](body, server, runner_of(server.llm), args) if names else None
+    return await POLICY_MAKERS[names[0]](body, server, runner_of(server.llm), args) if names else None
 
 
 def runner_of(llm: AsyncLLM) -> Runner:
@@ -44,7 +44,7 @@ def runner_of(llm: AsyncLLM) -> Runner:
 
 
 @dataclass
-class Written(Generation):
+class PolicyGeneration(Generation):
     """An answer that a policy writes: one choice."""
 
     policy: Policy | None = None
@@ -53,7 +53,7 @@ class Written(Generation):
     @classmethod
     async def begin(
         cls, server: Server, ids: list[int], params: SamplingParams, policy: Policy, *, whole: bool
-    ) -> "Written":
+    ) -> "PolicyGeneration":
         """Raises InputError, RefusalError or CapacityError for what cannot be served."""
         runner = runner_of(server.llm)
         subscription = await server.llm.submit(

@@ -1,4 +1,4 @@
-"""Who may come in: keys, a bounded queue, token limits, and bodies that are not too large."""
+"""Admission of requests: keys, a bounded queue, token limits, and a limit on the size of bodies."""
 
 import hashlib
 import hmac
@@ -38,7 +38,7 @@ class Gate:
         self._leavings: deque[float] = deque(maxlen=64)
 
     def check(self, count: int) -> None:
-        """Raise what `admit` would for so many samples, as things stand."""
+        """Raise what `admit` would raise now for `count` samples."""
         if count > self.places:
             raise InputError(f"n makes {count} samples in all, but this server holds {self.places}; ask for fewer.")
         if self.inside + count > self.places:
@@ -84,14 +84,14 @@ class Gate:
         self._leavings.extend([monotonic()] * min(count, 64))
 
     def retry_after(self, count: int) -> int:
-        """Whole seconds until so many places should be free, at the pace of the latest leavings."""
+        """Whole seconds until `count` places should be free, estimated from recent throughput."""
         if len(self._leavings) < 2 or (span := monotonic() - self._leavings[0]) <= 0:
             return 1
         wanted = self.inside + count - self.places
         return max(1, min(MOST_WAIT_S, math.ceil(wanted * span / len(self._leavings))))
 
 
-class Keys:
+class ApiKeys:
     """The API keys, hashed so that a comparison takes the same time for any guess."""
 
     def __init__(self, keys: Sequence[str]) -> None:
@@ -108,14 +108,14 @@ class Keys:
         return equal.index(True) if scheme.lower() == "bearer" and any(equal) else None
 
 
-class Share:
+class BodyShare:
     """What one request holds of a `Bodies`."""
 
     def __init__(self, bodies: "Bodies") -> None:
         self.bodies, self.size = bodies, 0
 
     def add(self, size: int) -> None:
-        """Take so many bytes more. Raises ApiError 429 where there is no room."""
+        """Reserve more bytes. Raises ApiError 429 if there is no room."""
         if self.bodies.size + size > self.bodies.most:
             raise ApiError(
                 429,
@@ -134,9 +134,9 @@ class Bodies:
         self.most, self.size = most, 0
 
     @contextmanager
-    def share(self) -> Iterator[Share]:
+    def share(self) -> Iterator[BodyShare]:
         """A request's part, given back at its end."""
-        share = Share(self)
+        share = BodyShare(self)
         try:
             yield share
         finally:
@@ -145,7 +145,7 @@ class Bodies:
 
 class Hosts:
     """Which Host headers are answered. A web page may give its own name the address of this machine (DNS rebinding) and
-    then read what a server that needs no key says to it; so on loopback only loopback's names are, unless told
+    then read what a server that needs no key says to it; so on loopback only loopback's names are, unless configured
     otherwise."""
 
     def __init__(self, host: str, keyed: bool, allowed: Sequence[str]) -> None:
@@ -180,7 +180,7 @@ async def read_body(
     scope: Scope, receive: Receive, limit: int, take: Callable[[int], None] = lambda size: None
 ) -> bytes | None:
     """The whole body, however it is framed; None when the client left. ApiError 413 as soon as it is too large. `take`
-    is told of the bytes as they come."""
+    is called with the bytes as they come."""
     declared = dict(scope["headers"]).get(b"content-length", b"0")
     if declared.isdigit() and int(declared) > limit:
         raise too_large(limit)

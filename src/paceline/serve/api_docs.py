@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 router = APIRouter(include_in_schema=False)
-STYLE = """
+DOCS_STYLE = """
 :root { color-scheme: light dark; font: 16px/1.55 system-ui, sans-serif; }
 body { max-width: 62rem; margin: 0 auto; padding: 2rem 1.2rem 5rem; background: light-dark(#fbfaf7, #17181a);
   color: light-dark(#22201d, #e9e6e0); }
@@ -22,13 +22,13 @@ td { border-top: 1px solid light-dark(#e1ddd4, #303337); padding: .3rem .8rem .3
 td:first-child { white-space: nowrap; } summary { cursor: pointer; padding: .3rem 0; }
 a { color: inherit; } nav a { margin-right: 1rem; } @media (max-width: 600px) { td { display: block; } }
 """
-MESSAGES = '"messages": [{"role": "user", "content": "Why is the sky blue?"}]'
-EXAMPLES = {
+EXAMPLE_MESSAGES = '"messages": [{"role": "user", "content": "Why is the sky blue?"}]'
+BODY_EXAMPLES = {
     "/v1/completions": '{"prompt": "Once upon a time", "max_tokens": 40, "temperature": 0}',
-    "/v1/chat/completions": f'{{{MESSAGES}, "temperature": 0}}',
+    "/v1/chat/completions": f'{{{EXAMPLE_MESSAGES}, "temperature": 0}}',
     "/v1/responses": '{"input": "Why is the sky blue?", "temperature": 0}',
-    "/v1/messages": f'{{{MESSAGES}, "max_tokens": 100, "temperature": 0}}',
-    "/v1/messages/count_tokens": f"{{{MESSAGES}}}",
+    "/v1/messages": f'{{{EXAMPLE_MESSAGES}, "max_tokens": 100, "temperature": 0}}',
+    "/v1/messages/count_tokens": f"{{{EXAMPLE_MESSAGES}}}",
     "/v1/embeddings": '{"input": "The sky is blue.", "pooling": "mean"}',
     "/tokenize": '{"prompt": "Once upon a time"}',
     "/detokenize": '{"tokens": [10, 11]}',
@@ -37,10 +37,10 @@ EXAMPLES = {
 
 @router.get("/docs")
 def docs(request: Request) -> Response:
-    """The page; made anew each time, as it is small and seldom asked for."""
+    """The page; built for each request, as it is small and seldom requested."""
     document = request.app.openapi()
     body = "".join(page(document, str(request.base_url).rstrip("/")))
-    style = b64encode(sha256(STYLE.encode()).digest()).decode()
+    style = b64encode(sha256(DOCS_STYLE.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; style-src 'sha256-{style}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
@@ -50,7 +50,7 @@ def docs(request: Request) -> Response:
 
 def page(document: dict[str, Any], base: str) -> Iterator[str]:
     yield "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-    yield f"<title>Paceline: API</title><style>{STYLE}</style><h1>Paceline's API</h1>"
+    yield f"<title>Paceline: API</title><style>{DOCS_STYLE}</style><h1>Paceline's API</h1>"
     yield "<p>OpenAI's and Anthropic's protocols: their clients work as they are. An answer does not depend on who "
     yield "drafts, or on what else is being served.</p>"
     yield "<nav><a href='/'>Playground</a><a href='/openapi.json'>openapi.json</a><a href='/metrics'>Metrics</a></nav>"
@@ -62,8 +62,9 @@ def page(document: dict[str, Any], base: str) -> Iterator[str]:
 
 def end_point(document: dict[str, Any], base: str, path: str, method: str, operation: dict[str, Any]) -> Iterator[str]:
     yield f"<h2><b>{method}</b><code>{escape(path)}</code></h2><p>{escape(operation.get('description', ''))}</p>"
-    if path in EXAMPLES:
-        yield f"<pre>curl {escape(base + path)} -H 'Content-Type: application/json' -d '{escape(EXAMPLES[path])}'</pre>"
+    if path in BODY_EXAMPLES:
+        url, body = escape(base + path), escape(BODY_EXAMPLES[path])
+        yield f"<pre>curl {url} -H 'Content-Type: application/json' -d '{body}'</pre>"
     content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
     name = content.get("schema", {}).get("$ref", "").rpartition("/")[2]
     if not name:

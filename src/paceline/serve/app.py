@@ -8,15 +8,15 @@ from paceline.engine.async_llm import AsyncLLM
 from paceline.serve import api_docs, chat, completions, embeddings, message_api, models, playground, response_api
 from paceline.serve.errors import install_errors
 from paceline.serve.operation import install
-from paceline.serve.server import Host, Server
+from paceline.serve.server import ServedHost, Server
 from paceline.serve.settings import Settings
 from paceline.serve.store import Store
 
 
-def create_app(llm: AsyncLLM | Host, settings: Settings | None = None) -> FastAPI:
+def create_app(llm: AsyncLLM | ServedHost, settings: Settings | None = None) -> FastAPI:
     """An application that serves `llm`, one model or several. The caller closes `llm` after it."""
     settings = settings or Settings()
-    host: Host = Server(llm, settings) if isinstance(llm, AsyncLLM) else llm
+    host: ServedHost = Server(llm, settings) if isinstance(llm, AsyncLLM) else llm
     app = FastAPI(title="Paceline", version=version("paceline"), docs_url=None, redoc_url=None)
     app.state.host = host
     app.state.responses = Store(settings.response_store_bytes)

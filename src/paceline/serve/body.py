@@ -1,6 +1,6 @@
 """How bodies are read: JSON by orjson, which refuses deep nesting, NaN, lone surrogates and what is not UTF-8; then
-pydantic. A large one is read beside the event loop. While a request is prepared, its client is watched: when it goes,
-what waits for it is given up."""
+pydantic. A large one is read in a thread, outside the event loop. While a request is prepared, its client is watched:
+when it goes, what waits for it is given up."""
 
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
@@ -17,10 +17,10 @@ from paceline.serve.pools import TRIM
 from paceline.serve.sse import unless_gone
 
 if TYPE_CHECKING:
-    from paceline.serve.server import Host
+    from paceline.serve.server import ServedHost
 
 LEAST_PARTS = 1024
-LARGE = 1 << 16
+SMALL_BODY_BYTES = 1 << 16
 """Bytes up to which a body is read at once."""
 NO_OBJECT = "The body is no JSON object; send one, with Content-Type: application/json."
 
@@ -41,8 +41,8 @@ def size(request: Request) -> int:
 
 
 def check_counts(data: Mapping[str, Any], most: int) -> None:
-    """Raise ApiError for more objects in a list, or in the lists of those, than a context has tokens: no prompt is made
-    of so many, and they would be looked at one by one."""
+    """Raise ApiError for more objects in a list, or in the lists of those, than a context has tokens: no prompt has
+    that many, and they would be parsed one by one."""
     for name, value in data.items():
         if not isinstance(value, list) or not value or not isinstance(value[0], dict):
             continue
@@ -114,9 +114,9 @@ class JsonRoute(APIRoute):
             return Response(status_code=499) if answer is None else answer
 
         async def answered(own: JsonRequest, raw: bytes) -> Response:
-            host: Host = own.app.state.host
+            host: ServedHost = own.app.state.host
             work = partial(parse, raw, model, max(host.max_len, LEAST_PARTS))
-            own.checked = work() if len(raw) <= LARGE else await host.pools.bodies.run(work, len(raw))
+            own.checked = work() if len(raw) <= SMALL_BODY_BYTES else await host.pools.bodies.run(work, len(raw))
             return await handler(own)
 
         return handle

@@ -2,12 +2,12 @@
 
 import json
 
-from paceline.serve.json_reader import SPACE, JsonReader
+from paceline.serve.json_reader import JSON_SPACE, JsonReader
 
 NAMES_OF_ARGUMENTS = ("arguments", "parameters")
 
 
-class Call:
+class CallReader:
     """One object of a call, character by character."""
 
     def __init__(self, bare: bool) -> None:
@@ -28,7 +28,7 @@ class Call:
     def push(self, char: str) -> bool:
         """Take one character; False where it cannot be a call any more."""
         reader = self._json
-        begins = len(reader.stack) == 1 and reader.want == "value" and char not in SPACE
+        begins = len(reader.stack) == 1 and reader.want == "value" and char not in JSON_SPACE
         if not reader.push(char):
             return False
         if begins or self._value:

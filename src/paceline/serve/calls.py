@@ -1,4 +1,4 @@
-"""One HTTP request on its way: who asked, what its samples cost, why it was ended early."""
+"""One HTTP request on its way: its client, the cost of its samples, the reason for an early end."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.request import SpecStats
-from paceline.engine.door import Ticket, Trip, Wishes
+from paceline.engine.door import DoorTicket, Trip, Wishes
 from paceline.engine.totals import summed
 from paceline.serve.errors import ApiError
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class Call:
+class HttpCall:
     """An HTTP request, the door before what it submits, and the ticket for it. `closed` is called once, when both the
     answer is out and its last sample has ended."""
 
@@ -24,7 +24,7 @@ class Call:
     method: str
     path: str
     gate: "Gate"
-    closed: Callable[["Call"], None]
+    closed: Callable[["HttpCall"], None]
     arrived: float = field(default_factory=monotonic)
     answered: float | None = None
     status: int | None = None
@@ -48,21 +48,21 @@ class Call:
     held: object = None
     """Its compiled grammar: kept here, it is found again by the engine."""
     fault: ApiError | None = None
-    """What the client was told went wrong."""
+    """Error message that the client received."""
 
     def stop(self, reason: ApiError) -> None:
-        """End it now; the client is told the reason."""
+        """End it now; the client receives the reason."""
         if self.clock is not None and self.answered is None and self.reason is None:
             self.reason = reason
             self.clock.reschedule(asyncio.get_running_loop().time())
 
-    def admit(self, batch: Wishes) -> tuple[Wishes, Ticket]:
+    def admit(self, batch: Wishes) -> tuple[Wishes, DoorTicket]:
         batch = self.gate.admit(batch)
         if self.key:
             batch = [(ids, replace(params, user=self.key)) for ids, params in batch]
         count = sum(params.n for _, params in batch)
         self.open += count
-        return batch, Batch(self, count)
+        return batch, CallBatch(self, count)
 
     def left(self, count: int) -> None:
         self.gate.left(count)
@@ -88,10 +88,10 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Batch:
+class CallBatch:
     """What a call has in the engine."""
 
-    call: Call
+    call: HttpCall
     count: int
 
     def refused(self) -> None:

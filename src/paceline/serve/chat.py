@@ -11,14 +11,14 @@ from fastapi import APIRouter, Request, Response
 from paceline.core.params import SamplingParams
 from paceline.engine.outputs import Chunk, Completion
 from paceline.serve import logprobs
-from paceline.serve.above import Written, policy_of
+from paceline.serve.above import PolicyGeneration, policy_of
 from paceline.serve.body import JsonRoute, size
 from paceline.serve.errors import ApiError
 from paceline.serve.generation import Generation
 from paceline.serve.parser import Content, Delta, Reasoning, ToolCall
 from paceline.serve.prompts import render, template, template_args
 from paceline.serve.protocol import UNSUPPORTED, ChatRequest
-from paceline.serve.responses import ERRORS, STREAM, Chat
+from paceline.serve.responses import ERRORS, STREAM_FORM, Chat
 from paceline.serve.server import Here, Server
 from paceline.serve.sse import event, respond
 from paceline.serve.structure import chat_grammar, tool_choice
@@ -28,19 +28,19 @@ from paceline.serve.wishes import sampling_params, seeds
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/v1/chat/completions", responses={200: {"model": Chat, **STREAM}, **ERRORS})
+@router.post("/v1/chat/completions", responses={200: {"model": Chat, **STREAM_FORM}, **ERRORS})
 async def chat(body: ChatRequest, request: Request, host: Here) -> Response:
     """Answer a conversation."""
     server = await host.of(body.model)
     server.check_choices(1, body.n or 1)
     server.check_places(body.n or 1)
     generation, readers = await begin(body, server, size(request))
-    answer = Answer(body, server, generation, readers)
+    answer = ChatAnswer(body, server, generation, readers)
     return await respond(request, answer, bool(body.stream), generation.close)
 
 
-async def begin(body: ChatRequest, server: Server, bulk: int) -> tuple[Generation, list["Reader"]]:
-    """The answer to a conversation in the making, and who reads each choice of it. `bulk`: bytes of the request."""
+async def begin(body: ChatRequest, server: Server, bulk: int) -> tuple[Generation, list["ChoiceReader"]]:
+    """The answer to a conversation in the making, and the reader of each choice. `bulk`: bytes of the request."""
     shaped = bool(body.response_format or body.grammar or body.tools)
     params = await server.ready(lambda: wishes(body), bulk, shaped)
     args, how = variables(body, server), manner(body, server, params.grammar is not None)
@@ -52,8 +52,8 @@ async def begin(body: ChatRequest, server: Server, bulk: int) -> tuple[Generatio
     if policy is None:
         generation = await Generation.start(server.llm, [ids], [params], whole=not body.stream)
     else:
-        generation = await Written.begin(server, ids, params, policy, whole=not body.stream)
-    return generation, [Reader(how.voice(tail)) for _ in generation.requests]
+        generation = await PolicyGeneration.begin(server, ids, params, policy, whole=not body.stream)
+    return generation, [ChoiceReader(how.voice(tail)) for _ in generation.requests]
 
 
 def wishes(body: ChatRequest) -> SamplingParams:
@@ -69,7 +69,8 @@ def wishes(body: ChatRequest) -> SamplingParams:
 
 
 def variables(body: ChatRequest, server: Server) -> dict[str, Any]:
-    """What the chat template reads besides the messages. Raises ApiError for tools that it would not show."""
+    """Values that the chat template reads in addition to the messages. Raises ApiError for tools that it would not
+    show."""
     args = {**template_args(server.text, body.chat_template_kwargs), **opening(body)}
     if body.reasoning_effort is not None:
         if "reasoning_effort" not in template(server.text):
@@ -102,7 +103,7 @@ def opening(body: ChatRequest) -> dict[str, Any]:
 
 
 @dataclass
-class Reader:
+class ChoiceReader:
     """One choice as it is read: its voice, and what it has said."""
 
     voice: Voice
@@ -123,13 +124,13 @@ class Reader:
 
 
 @dataclass
-class Answer:
+class ChatAnswer:
     """Turns the news of a generation into OpenAI's chat completions."""
 
     body: ChatRequest
     server: Server
     generation: Generation
-    readers: list[Reader]
+    readers: list[ChoiceReader]
     """Per choice."""
     head: dict[str, Any] = field(init=False)
 

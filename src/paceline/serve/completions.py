@@ -18,7 +18,7 @@ from paceline.serve.errors import ApiError
 from paceline.serve.generation import Generation
 from paceline.serve.prompts import Prompt, as_prompts, encode
 from paceline.serve.protocol import CompletionRequest
-from paceline.serve.responses import ERRORS, STREAM, Completion
+from paceline.serve.responses import ERRORS, STREAM_FORM, CompletionShape
 from paceline.serve.server import Here, Server
 from paceline.serve.sse import event, respond
 from paceline.serve.structure import given_grammar
@@ -27,7 +27,7 @@ from paceline.serve.wishes import sampling_params, seeds
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/v1/completions", responses={200: {"model": Completion, **STREAM}, **ERRORS})
+@router.post("/v1/completions", responses={200: {"model": CompletionShape, **STREAM_FORM}, **ERRORS})
 async def completions(body: CompletionRequest, request: Request, host: Here) -> Response:
     """Continue texts."""
     server = await host.of(body.model)
@@ -39,7 +39,7 @@ async def completions(body: CompletionRequest, request: Request, host: Here) -> 
     check_logprobs(body, params, ids)
     each = [replace(params, seed=seed) for seed in seeds(body, len(ids))]
     generation = await Generation.start(server.llm, ids, each, whole=not body.stream)
-    answer = Answer(body, server, generation, prompts)
+    answer = CompletionAnswer(body, server, generation, prompts)
     return await respond(request, answer, bool(body.stream), generation.close)
 
 
@@ -57,7 +57,7 @@ def wishes(body: CompletionRequest) -> SamplingParams:
 MOST_LOGPROBS = 1 << 18
 """Entries of log-probabilities in one answer."""
 FEW_LOGPROBS = 1 << 12
-"""Entries that are written at once; more are beside the event loop."""
+"""Entries that are serialized in the event loop; more are serialized in a thread."""
 
 
 def check_logprobs(body: CompletionRequest, params: SamplingParams, ids: Sequence[Sequence[int]]) -> None:
@@ -72,7 +72,7 @@ def check_logprobs(body: CompletionRequest, params: SamplingParams, ids: Sequenc
 
 
 @dataclass
-class Answer:
+class CompletionAnswer:
     """Turns the news of a generation into OpenAI's text completions."""
 
     body: CompletionRequest
@@ -112,7 +112,7 @@ class Answer:
             yield event({**self.head, "choices": [], "usage": self.usage})
 
     async def made(self, chunk: Chunk) -> dict[str, Any]:
-        """`choice`, beside the event loop where there is much to write."""
+        """`choice`, serialized in a thread if it is large."""
         asked = 0 if self.body.logprobs is None else self.body.logprobs + 1
         request = self.generation.requests[chunk.index]
         size = asked * (len(request.prompt) * bool(self.body.echo) + len(chunk.token_ids))

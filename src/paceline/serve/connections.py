@@ -1,5 +1,5 @@
-"""Connections that bring no request: a head has a time and a size, and there are only so many connections. At the limit
-the one goes that has waited longest without one, so that half heads never keep anybody out."""
+"""Connections that bring no request: a head has a time and a size, and the number of connections is limited. At the
+limit the one goes that has waited longest without one, so that half heads never keep other clients out."""
 
 import asyncio
 import logging
@@ -12,14 +12,14 @@ from typing import Any
 from paceline.serve.settings import Settings
 
 log = logging.getLogger("paceline")
-HEAD = 1 << 16
+MAX_HEADER_BYTES = 1 << 16
 """Bytes of a request line and its headers."""
 SPARE_FILES = 64
 """Descriptors that are left for everything but connections."""
 TELL_S = 10.0
 FULL = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 2\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+REQUEST_TIMEOUT = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+HEADERS_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
 def most_connections(settings: Settings) -> int:
@@ -55,7 +55,7 @@ def protocol(settings: Settings) -> type[asyncio.Protocol]:
                 idle = [it for it in self.connections if it is not self and it._waiting]
                 victim = min(idle, key=lambda it: it._began, default=self)
                 victim._end(FULL, "one connection too many")
-            self._late = self.loop.call_later(patience, self._end, LATE, "no request in time")
+            self._late = self.loop.call_later(patience, self._end, REQUEST_TIMEOUT, "no request in time")
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._late.cancel()
@@ -74,10 +74,10 @@ def protocol(settings: Settings) -> type[asyncio.Protocol]:
             if not self._waiting or fresh:  # the first bytes of a head
                 self._began, self._waiting = monotonic(), True
                 self._late.cancel()
-                self._late = self.loop.call_later(patience, self._end, LATE, "no request in time")
+                self._late = self.loop.call_later(patience, self._end, REQUEST_TIMEOUT, "no request in time")
             self._bytes += len(data)
-            if self._bytes > HEAD:
-                self._end(LARGE, "its head was too large")
+            if self._bytes > MAX_HEADER_BYTES:
+                self._end(HEADERS_TOO_LARGE, "its head was too large")
 
         def on_response_complete(self) -> None:
             super().on_response_complete()

@@ -19,13 +19,13 @@ from paceline.serve.sse import json_unless_gone
 from paceline.serve.wire import FailFast, Ids, Label, Wire
 
 router = APIRouter(route_class=JsonRoute)
-MOST = 2048
+MAX_TEXTS = 2048
 """Texts of one request, as OpenAI has it."""
 
 
 class EmbeddingRequest(Wire):
     input: str | Annotated[list[str], FailFast()] | Ids | Annotated[list[Ids], FailFast()] = Field(
-        description=f"a text, a list of texts, a list of token ids, or a list of such lists; {MOST} texts at most"
+        description=f"a text, a list of texts, a list of token ids, or a list of such lists; {MAX_TEXTS} texts at most"
     )
     model: Label | None = Field(None, description="the name of the served model")
     pooling: Literal["mean", "last"] | None = Field(None, description='"mean" or "last"')
@@ -85,9 +85,9 @@ async def vectors(body: EmbeddingRequest, server: Server, pooling: str) -> dict[
     if body.input == []:
         raise ApiError(400, "input is [], but it must hold at least one token or text.", param="input")
     texts = as_prompts(body.input)
-    if len(texts) > MOST:
+    if len(texts) > MAX_TEXTS:
         raise ApiError(
-            400, f"input has {len(texts)} texts, but {MOST} are the most; send several requests.", param="input"
+            400, f"input has {len(texts)} texts, but {MAX_TEXTS} are the most; send several requests.", param="input"
         )
     longest = server.settings.max_prompt_tokens
     ids = await encode(server, texts)

@@ -16,7 +16,7 @@ from paceline.engine.door import DOOR
 from paceline.serve.protocol import PARAMETERS, REQUESTS, Message, Speculation
 from paceline.serve.reasoning_wire import ReasoningWish
 from paceline.serve.retrieval_wire import RetrievalWish
-from paceline.serve.wire import LABEL, Wire
+from paceline.serve.wire import MAX_LABEL_CHARS, Wire
 
 log = logging.getLogger("paceline")
 
@@ -74,7 +74,7 @@ def last_event(error: ApiError, path: str) -> bytes:
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """What the caller is told of any exception. A fault of ours is logged, and not described to them."""
+    """Response for any exception. An internal error is logged, and not described to the client."""
     match error:
         case ApiError():
             return error
@@ -120,9 +120,11 @@ def refused(fault: Mapping[str, Any]) -> ApiError:
         return ApiError(
             400, f"{name} is nested too deeply, more than {MOST_DEPTH} levels; make it flatter.", param=name
         )
-    if kind == "string_too_long" and len(place) and fault["ctx"]["max_length"] == LABEL:
+    if kind == "string_too_long" and len(place) and fault["ctx"]["max_length"] == MAX_LABEL_CHARS:
         size = len(fault["input"])
-        return ApiError(400, f"{name} has {size} characters, but it may have at most {LABEL}; shorten it.", param=name)
+        return ApiError(
+            400, f"{name} has {size} characters, but it may have at most {MAX_LABEL_CHARS}; shorten it.", param=name
+        )
     want = expected(name) or fault["msg"].removeprefix("Input should be ")
     return ApiError(400, f"{name} is {brief(fault['input'])}, but it must be {want}.", param=name)
 
@@ -143,12 +145,12 @@ def written(place: Sequence[str | int]) -> str:
 def expected(name: str) -> str | None:
     """What the value of a parameter, or of a field within one, must be: by its own description."""
     inner = name.rsplit(".", 1)[-1]
-    above = INNER.get(name.split(".", 1)[0])
+    above = POLICY_WISHES.get(name.split(".", 1)[0])
     models = REQUESTS if inner == name else (Message, Speculation) if above is None else (above,)
     return next((model.model_fields[inner].description for model in models if inner in model.model_fields), None)
 
 
-INNER: dict[str, type[Wire]] = {"reasoning": ReasoningWish, "retrieval": RetrievalWish}
+POLICY_WISHES: dict[str, type[Wire]] = {"reasoning": ReasoningWish, "retrieval": RetrievalWish}
 """What is within a field that names a policy above tokens."""
 
 
@@ -156,17 +158,17 @@ def brief(value: object) -> str:
     """A value's beginning, in a time that does not depend on its size."""
     if isinstance(value, str | bytes):
         value = value[:80]
-    text = repr(value) if isinstance(value, str | bytes | float | bool) else SHORT.repr(value)
+    text = repr(value) if isinstance(value, str | bytes | float | bool) else SHORT_REPR.repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-SHORT = Repr()
-SHORT.maxstring = SHORT.maxother = SHORT.maxlong = 60
+SHORT_REPR = Repr()
+SHORT_REPR.maxstring = SHORT_REPR.maxother = SHORT_REPR.maxlong = 60
 
 
 @runtime_checkable
 class Faulty(Protocol):
-    """A call, which remembers what its client was told."""
+    """A call, which remembers the error that its client received."""
 
     fault: ApiError | None
 

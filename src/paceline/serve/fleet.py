@@ -3,27 +3,31 @@
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from paceline.core.errors import InputError, PacelineError
+from paceline.core.errors import CapacityError, InputError, PacelineError
 from paceline.engine.async_llm import AsyncLLM
-from paceline.engine.build import parse_bytes
+from paceline.engine.build import Options, parse_bytes, paths, shape_of
 from paceline.engine.door import DOOR
 from paceline.engine.totals import Snapshot, Totals, summed
+from paceline.model.pull import have
 from paceline.reason.ensemble import load
 from paceline.serve.admission import Gate
-from paceline.serve.calls import Call
+from paceline.serve.calls import HttpCall
 from paceline.serve.errors import ApiError
 from paceline.serve.pools import Pools, give_back
-from paceline.serve.server import Server, unknown_model
+from paceline.serve.server import ModelFigures, Server, unknown_model
 from paceline.serve.settings import Settings
 
 log = logging.getLogger("paceline")
-LONGEST = 1 << 20
+UNLOADED_CONTEXT_TOKENS = 1 << 20
 """Tokens of the longest context of a model that is not loaded yet."""
-NOTHING = Snapshot(0, 0, 1, 0, 0, Totals())
+FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
+"""How long a model that could not be loaded is left alone: the time doubles with each failure, up to the last."""
+NO_LOAD = Snapshot(0, 0, 1, 0, 0, Totals())
 
 
 @dataclass(eq=False)
@@ -34,7 +38,7 @@ class Member:
     options: Mapping[str, Any]
     """Keyword arguments of `AsyncLLM`."""
     bytes: int
-    """What it may take; 0: nobody counts."""
+    """Bytes that it may take; 0: not counted."""
     server: Server | None = None
     gate: Gate | None = None
     users: int = 0
@@ -46,6 +50,24 @@ class Member:
     """Set while it is to be unloaded: newcomers wait for this, so that those before them get their turn."""
     loads: int = 0
     unloads: int = 0
+    failures: int = 0
+    """Loads that failed since the last that did not."""
+    failed: str = ""
+    """Why the last of them failed."""
+    retry: float = 0.0
+    """When the next load may be tried."""
+    retired: Totals = field(default_factory=Totals)
+    """What its unloaded engines had counted."""
+
+    @property
+    def state(self) -> str:
+        if self.server is not None:
+            return "loaded" if self.gone is None else "unloading"
+        return "loading" if self.loading is not None else "failed" if self.failures else "unloaded"
+
+    @property
+    def totals(self) -> Totals:
+        return self.retired if self.server is None else added(self.retired, self.server.snapshot.totals)
 
 
 class Fleet:
@@ -78,8 +100,6 @@ class Fleet:
             given = options if own is None else {**options, "memory": own}
             self.members[name] = Member(name, given, size)
         self._turn = asyncio.Lock()
-        self._retired = Totals()
-        """What unloaded engines had counted."""
 
     # -- as a host -----------------------------------------------------------------------------------------------
 
@@ -89,7 +109,7 @@ class Fleet:
 
     @property
     def max_len(self) -> int:
-        return max((server.max_len for server in self._servers()), default=LONGEST)
+        return max((server.max_len for server in self._servers()), default=UNLOADED_CONTEXT_TOKENS)
 
     @property
     def alive(self) -> bool:
@@ -100,14 +120,14 @@ class Fleet:
 
     @property
     def snapshot(self) -> Snapshot:
-        now = [server.snapshot for server in self._servers()] or [NOTHING]
+        now = [server.snapshot for server in self._servers()] or [NO_LOAD]
         return Snapshot(
             sum(s.running for s in now),
             sum(s.waiting for s in now),
             sum(s.blocks for s in now),
             sum(s.used for s in now),
             sum(s.cached for s in now),
-            added(self._retired, *(s.totals for s in now)),
+            added(*(member.totals for member in self.members.values())),
         )
 
     @property
@@ -121,7 +141,18 @@ class Fleet:
         server = member.server
         card = {"id": member.name, "object": "model", "created": 0, "owned_by": "paceline", "max_model_len": None}
         known = card if server is None else server.card(member.name)
-        return {**known, "loaded": server is not None, "loads": member.loads, "unloads": member.unloads}
+        more = {"error": member.failed} if member.failures else {}
+        counts = {"loads": member.loads, "unloads": member.unloads}
+        return {**known, "state": member.state, "loaded": server is not None, **counts, **more}
+
+    def figures(self) -> dict[str, ModelFigures]:
+        return {name: self._figures(member) for name, member in self.members.items()}
+
+    def _figures(self, member: Member) -> ModelFigures:
+        now = NO_LOAD if member.server is None else member.server.snapshot
+        return ModelFigures(
+            member.totals, now.running, now.waiting, member.server is not None, member.loads, member.unloads
+        )
 
     def first(self) -> AsyncLLM | None:
         return next((server.llm for server in self._servers()), None)
@@ -151,7 +182,7 @@ class Fleet:
     def _tie(self, member: Member, server: Server) -> None:
         """To the call that is being served: it goes through this model's gate, and its end gives the model back."""
         call = DOOR.get()
-        assert isinstance(call, Call), "a fleet serves calls that came through the guard"
+        assert isinstance(call, HttpCall), "a fleet serves calls that came through the guard"
         call.decode = server.text.decode
         call.ends.append(lambda: self._leave(member))
         if member.gate is None:
@@ -171,7 +202,7 @@ class Fleet:
         self._rested(member)
 
     def _rested(self, member: Member) -> None:
-        """Nobody may need it from now on."""
+        """Called when it may have become unused."""
         member.used = monotonic()
         if not member.users and self.idle_s:
             asyncio.get_running_loop().call_later(self.idle_s, self._look, member)
@@ -191,8 +222,10 @@ class Fleet:
                 await self._unload(member)
 
     def _loading(self, member: Member) -> "asyncio.Task[None]":
-        """One task for all who wait; it goes on when they leave."""
+        """One task for all waiting requests; it continues when they leave."""
         if member.loading is None:
+            if (wait := member.retry - monotonic()) > 0:
+                raise not_loaded(member, wait)
             member.loading = asyncio.ensure_future(self._load(member))
         return member.loading
 
@@ -201,18 +234,32 @@ class Fleet:
             async with self._turn:
                 await self._make_room(member)
                 log.info("Loading %s.", member.name)
-                llm = await asyncio.to_thread(lambda: load(**member.options))
-                member.server = Server(llm, replace(self.settings, served_model_name=(member.name,)), self.pools)
+                member.server = await asyncio.to_thread(self._made, member)
                 member.loads += 1
+                member.failures, member.failed = 0, ""
                 self._rested(member)
-        except PacelineError as error:
-            message = f"Model {member.name!r} could not be loaded ({error})."
-            raise ApiError(503, message, param="model", code="model_not_loaded") from None
+        except Exception as error:  # of whatever kind: it must not hurt the other models
+            if not isinstance(error, PacelineError):
+                log.exception("Loading %s failed.", member.name)
+            member.failures += 1
+            member.failed = str(error).strip().rstrip(".") or type(error).__name__
+            wait = min(LAST_RETRY_S, FIRST_RETRY_S * 2 ** (member.failures - 1))
+            member.retry = monotonic() + wait
+            raise not_loaded(member, wait) from None
         finally:
             member.loading = None
 
+    def _made(self, member: Member) -> Server:
+        """An engine and the server around it; what was begun is ended where the rest fails. In a thread."""
+        llm = load(**member.options)
+        try:
+            return Server(llm, replace(self.settings, models=None, served_model_name=(member.name,)), self.pools)
+        except BaseException:
+            llm.close()
+            raise
+
     async def _make_room(self, member: Member) -> None:
-        """Unload others, the one used longest ago first, once nobody uses them."""
+        """Unload others, the one used longest ago first, once they are unused."""
         if self.budget is None:
             return
         while sum(m.bytes for m in self.members.values() if m.server is not None) + member.bytes > self.budget:
@@ -221,7 +268,7 @@ class Fleet:
             await self._unload(victim)
 
     async def _unload(self, member: Member) -> None:
-        """When its last call has ended. Newcomers wait until it is gone, and ask anew."""
+        """Called when its last call has ended. New requests wait until it is gone, and ask again."""
         member.gone = asyncio.Event()
         try:
             while member.users:
@@ -230,7 +277,7 @@ class Fleet:
             assert server is not None
             log.info("Unloading %s.", member.name)
             await asyncio.to_thread(server.llm.close)
-            self._retired = added(self._retired, server.llm.snapshot.totals)
+            member.retired = added(member.retired, server.llm.snapshot.totals)
             member.unloads += 1
             del server
             await asyncio.to_thread(give_back, 2)
@@ -242,6 +289,33 @@ class Fleet:
         """End all engines."""
         for server in self._servers():
             server.llm.close()
+
+
+def not_loaded(member: Member, wait: float) -> ApiError:
+    """503 with the reason, and when a request may try again."""
+    seconds = max(1, round(wait))
+    message = f"Model {member.name!r} could not be loaded ({member.failed}). The next try is in {seconds} s."
+    headers = {"Retry-After": str(seconds)}
+    return ApiError(503, message, param="model", code="model_not_loaded", headers=headers)
+
+
+def check_room(fleet: Fleet) -> None:
+    """Raise InputError for a model whose files are here and that its share of the memory cannot hold."""
+    for member in fleet.members.values():
+        options = {name: value for name, value in member.options.items() if name != "small"}
+        wish = Options(**options)
+        files = [None if at is None else local(at) for at in paths(wish)]
+        if not member.bytes or files[0] is None:
+            continue
+        try:
+            shape_of(wish, files[0], files[1])
+        except CapacityError as error:
+            raise InputError(f"Model {member.name!r}: {error}") from None
+
+
+def local(model: str | Path) -> Path | None:
+    """Where a model lies on this machine, if it does: nothing is fetched."""
+    return Path(model) if Path(model).exists() else have(str(model))
 
 
 def added(*parts: Totals) -> Totals:

@@ -19,7 +19,7 @@ class Generation:
     subscription: Subscription
     n: int
     authors: list[str] = field(init=False)
-    """Per choice: who drafts it. Kept here because a drafter that fails is taken off its request."""
+    """Drafter of each choice. Kept here because a drafter that fails is taken off its request."""
     made: int = 0
     """Tokens of the chunks so far."""
 
@@ -47,7 +47,7 @@ class Generation:
             yield chunks
 
     def report(self) -> dict[str, Any]:
-        """What a finished choice says beside its text."""
+        """Fields of a finished choice other than its text."""
         return {}
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class Generation:
         }
 
     def counts(self, completion: int) -> dict[str, Any]:
-        """Tokens of the prompts and of so much output."""
+        """Tokens of the prompts and of the output, if it has `completion` tokens."""
         prompt = sum(len(r.prompt) for r in self.requests[:: self.n])
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 

@@ -9,8 +9,8 @@ from uuid import uuid4
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.engine.door import DOOR
-from paceline.serve.admission import Share, read_body
-from paceline.serve.calls import Call
+from paceline.serve.admission import BodyShare, read_body
+from paceline.serve.calls import HttpCall
 from paceline.serve.errors import ApiError, as_api_error, error_response, last_event
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 PROBES = ("/health", "/ready", "/metrics")
 LAST_WORD_S = 2.0
-"""How long a client that was told to go may take to read why."""
+"""Seconds that a rejected client may take to read the reason."""
 
 
 class Guard:
@@ -33,7 +33,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         call = self.operation.begin(scope["method"], scope["path"], request_id(header(scope, b"x-request-id")), scope)
-        wire = Wire(call, send)
+        wire = GuardedWire(call, send)
         DOOR.set(call)
         try:
             await self._timed(scope, receive, wire, call)
@@ -44,7 +44,7 @@ class Guard:
                 call.gone = True
             call.finished()
 
-    async def _timed(self, scope: Scope, receive: Receive, wire: "Wire", call: Call) -> None:
+    async def _timed(self, scope: Scope, receive: Receive, wire: "GuardedWire", call: HttpCall) -> None:
         limit = self.operation.settings.request_timeout or None
         try:
             async with asyncio.timeout(limit) as call.clock:
@@ -55,7 +55,7 @@ class Guard:
             late = ApiError(408, f"The request took longer than {limit:g} s." if limit else "", code="timeout")
             raise call.reason or late from None
 
-    async def _checked(self, scope: Scope, receive: Receive, wire: "Wire", call: Call) -> None:
+    async def _checked(self, scope: Scope, receive: Receive, wire: "GuardedWire", call: HttpCall) -> None:
         self.operation.hosts.check(header(scope, b"host"))
         self._check_key(scope, call)
         if scope["method"] == "POST":
@@ -65,7 +65,7 @@ class Guard:
             if body is not None:
                 await self.app(scope, replay(body, receive, call, wire), wire)
 
-    async def _body(self, scope: Scope, receive: Receive, share: "Share") -> bytes | None:
+    async def _body(self, scope: Scope, receive: Receive, share: "BodyShare") -> bytes | None:
         settings = self.operation.settings
         limit = settings.body_timeout or None
         try:
@@ -77,7 +77,7 @@ class Guard:
             message = f"The body was not complete within {limit:g} s; send it again." if limit else ""
             raise ApiError(408, message, code="timeout") from None
 
-    def _check_key(self, scope: Scope, call: Call) -> None:
+    def _check_key(self, scope: Scope, call: HttpCall) -> None:
         keys, path = self.operation.keys, scope["path"]
         if not keys or path == "/" or (path in PROBES and self.operation.settings.open_probes):
             return
@@ -89,10 +89,10 @@ class Guard:
         call.key = f"key {which}"
 
 
-class Wire:
+class GuardedWire:
     """`send` that adds the request id and knows how far the answer got."""
 
-    def __init__(self, call: Call, send: Send) -> None:
+    def __init__(self, call: HttpCall, send: Send) -> None:
         self.call, self._send = call, send
         self.complete = False
         self._events = False
@@ -121,7 +121,7 @@ class Wire:
             pass
 
 
-def replay(body: bytes, receive: Receive, call: Call, wire: Wire) -> Receive:
+def replay(body: bytes, receive: Receive, call: HttpCall, wire: GuardedWire) -> Receive:
     """`receive` for the application: the body that was read, then what the client does next."""
     unread = True
 

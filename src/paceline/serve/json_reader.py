@@ -2,7 +2,7 @@
 
 import re
 
-SPACE = " \t\n\r"
+JSON_SPACE = " \t\n\r"
 SCALAR = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?|true|false|null", re.ASCII)
 CLOSER = {"{": "}", "[": "]"}
 
@@ -34,7 +34,7 @@ class JsonReader:
             if not SCALAR.fullmatch(self.token):
                 return False
             self._end()
-        return char in SPACE or self._structure(char)
+        return char in JSON_SPACE or self._structure(char)
 
     def _string(self, char: str) -> bool:
         self.token += char

@@ -7,12 +7,12 @@ from paceline.core.request import TokenLogprob
 from paceline.engine.detokenize import Detokenizer
 from paceline.serve.tokens import Tokens
 
-LEAST = -9999.0
+JSON_MINUS_INFINITY = -9999.0
 """What stands for minus infinity, which JSON does not have."""
 
 
 def finite(logprob: float) -> float:
-    return max(logprob, LEAST)
+    return max(logprob, JSON_MINUS_INFINITY)
 
 
 def of_chat(tokens: Tokens, entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:

@@ -8,11 +8,11 @@ import time
 from typing import Any, TextIO
 
 from paceline.engine.door import Trip
-from paceline.serve.calls import Call
+from paceline.serve.calls import HttpCall
 from paceline.serve.settings import Settings
 
 MOST_TRACE, MOST_PATH, MOST_REASON = 8192, 200, 500
-"""Characters of a traceback, of a path, and of what a client was told."""
+"""Maximum characters of a traceback, of a path, and of an error message in the log."""
 access = logging.getLogger("paceline.access")
 QUIET = ("/health", "/ready", "/metrics", "/stats")
 """Paths that are polled: logged at level debug while they answer 200."""
@@ -53,13 +53,13 @@ def _brief(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else printable(str(value))
 
 
-CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+LOG_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """What would begin a line of its own, steer a terminal, or is no character."""
 
 
 def printable(text: str) -> str:
     """The text with such characters as escape sequences: what a client sends can forge no line."""
-    return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return LOG_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def brief_trace(text: str) -> str:
@@ -84,7 +84,7 @@ def configure(settings: Settings, stream: TextIO | None = None) -> None:
     logging.getLogger("uvicorn.error").setLevel(quiet)
 
 
-def log_call(call: Call, texts: list[dict[str, str]] | None = None) -> None:
+def log_call(call: HttpCall, texts: list[dict[str, str]] | None = None) -> None:
     """The line of one HTTP request; `texts` are prompts and answers where those may be logged."""
     ok = call.status is not None and call.status < 500
     level = logging.WARNING if not ok else logging.DEBUG if call.path in QUIET else logging.INFO
@@ -94,7 +94,7 @@ def log_call(call: Call, texts: list[dict[str, str]] | None = None) -> None:
     access.log(level, "%s %s %s", call.method, fields["path"], fields["status"], extra={"fields": fields})
 
 
-def summary(call: Call) -> dict[str, Any]:
+def summary(call: HttpCall) -> dict[str, Any]:
     """What a request cost. Times in seconds; those of the engine are of its slowest sample."""
     fields: dict[str, Any] = {
         "id": call.id,
@@ -112,7 +112,7 @@ def summary(call: Call) -> dict[str, Any]:
     return {**fields, **_engine(call)} if call.trips else fields
 
 
-def _engine(call: Call) -> dict[str, Any]:
+def _engine(call: HttpCall) -> dict[str, Any]:
     requests, stats = [trip.request for trip in call.trips], call.stats
     fields: dict[str, Any] = {
         "samples": len(requests),

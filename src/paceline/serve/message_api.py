@@ -11,13 +11,13 @@ from pydantic import BaseModel, ConfigDict
 
 from paceline.engine.outputs import Chunk
 from paceline.serve.body import JsonRoute, size
-from paceline.serve.chat import Reader, begin, variables
+from paceline.serve.chat import ChoiceReader, begin, variables
 from paceline.serve.errors import MESSAGES
 from paceline.serve.generation import Generation
 from paceline.serve.message_wire import CountRequest, MessagesRequest, as_chat
 from paceline.serve.parser import Content, Delta, Reasoning, ToolCall
 from paceline.serve.prompts import render, template
-from paceline.serve.responses import STREAM
+from paceline.serve.responses import STREAM_FORM
 from paceline.serve.server import Here, Server
 from paceline.serve.sse import json_response, named, respond
 
@@ -61,7 +61,7 @@ FAULTS: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.post(MESSAGES, responses={200: {"model": MessageShape, **STREAM}, **FAULTS})
+@router.post(MESSAGES, responses={200: {"model": MessageShape, **STREAM_FORM}, **FAULTS})
 async def messages(body: MessagesRequest, request: Request, host: Here) -> Response:
     """Answer a conversation."""
     server = await host.of(body.model)
@@ -69,7 +69,7 @@ async def messages(body: MessagesRequest, request: Request, host: Here) -> Respo
     bulk = size(request)
     chat = await server.pools.texts.run(lambda: as_chat(body, template(server.text)), bulk)
     generation, (reader,) = await begin(chat, server, bulk)
-    answer = Answer(body, server, generation, reader)
+    answer = MessageAnswer(body, server, generation, reader)
     return await respond(request, answer, bool(body.stream), generation.close, done=b"")
 
 
@@ -83,13 +83,13 @@ async def count_tokens(body: CountRequest, request: Request, host: Here) -> Resp
 
 
 @dataclass
-class Answer:
+class MessageAnswer:
     """Turns the news of a generation into Anthropic's message, or its events."""
 
     body: MessagesRequest
     server: Server
     generation: Generation
-    reader: Reader
+    reader: ChoiceReader
     id: str = field(default_factory=lambda: f"msg_{uuid4().hex}")
     blocks: list[dict[str, Any]] = field(default_factory=list)
     """In the order in which they begin; the last one may be open. The input of a tool is a text until the end."""

@@ -21,7 +21,7 @@ class TextBlock(Wire):
     citations: list[Any] | None = None
 
 
-class Turn(Wire):
+class MessageTurn(Wire):
     role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[Block], FailFast()] = Field(description="a text or a list of blocks")
 
@@ -52,7 +52,7 @@ class CountRequest(Wire):
     """What a prompt is made of."""
 
     model: Label | None = Field(None, description="the name of the served model")
-    messages: Annotated[list[Turn], FailFast()] = Field(
+    messages: Annotated[list[MessageTurn], FailFast()] = Field(
         min_length=1, description='a list of {"role": ..., "content": ...}, at least one'
     )
     system: str | list[TextBlock] | None = Field(None, description="a text or a list of text blocks")
@@ -81,7 +81,8 @@ class MessagesRequest(Sampling, CountRequest):
 
 
 def as_chat(body: CountRequest, template: str) -> ChatRequest:
-    """The same wish as a chat request. `template`: of the model. Raises ApiError for what is not served."""
+    """Chat request for the body of a messages or count request. `template`: the model's chat template. Raises ApiError
+    for fields that are not supported."""
     if (body.context_management or {}).get("edits"):
         message = "context_management has edits, but nothing is taken out of prompts here; leave them out."
         raise ApiError(400, message, param="context_management")

@@ -10,13 +10,14 @@ from prometheus_client.registry import Collector
 
 from paceline.draft import DRAFTERS
 from paceline.engine.door import Trip
-from paceline.engine.totals import Snapshot, summed
+from paceline.engine.totals import Snapshot, Totals, summed
 from paceline.reason.level import Level
-from paceline.serve.calls import Call
+from paceline.serve.calls import HttpCall
+from paceline.serve.server import ModelFigures
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-PATHS = (
+METRIC_PATHS = (
     "/", "/docs", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages",
     "/v1/messages/count_tokens", "/v1/embeddings", "/v1/models", "/tokenize", "/detokenize", "/health", "/ready",
     "/version", "/metrics", "/stats", "/stats/history",
@@ -64,9 +65,9 @@ class Metrics:
             if len(trip.request.output) > 1:
                 self.tpot.observe((trip.ended - trip.first) / (len(trip.request.output) - 1))
 
-    def answered(self, call: Call) -> None:
+    def answered(self, call: HttpCall) -> None:
         """An HTTP request is over."""
-        path = call.path if call.path in PATHS else "other"
+        path = call.path if call.path in METRIC_PATHS else "other"
         self.http.labels(path, str(499 if call.gone else call.status)).inc()
         if call.gone:
             self.gone.inc()
@@ -84,14 +85,14 @@ class AboveCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         levels = dict(self._read())
-        for name, text in ABOVE.items():
+        for name, text in POLICY_COUNTS.items():
             family = CounterMetricFamily(f"paceline_above_{name}", text, labels=["policy"])
             for policy, level in levels.items():
                 family.add_metric([policy], getattr(level, name))
             yield family
         saved = GaugeMetricFamily(
             "paceline_above_saved_seconds",
-            "Seconds that accepted proposals would have taken the dear model, less those of proposing and judging.",
+            "Seconds that accepted proposals saved the expensive model, less those of proposing and judging.",
             labels=["policy"],
         )
         for policy, level in levels.items():
@@ -99,10 +100,47 @@ class AboveCollector(Collector):
         yield saved
 
 
-ABOVE = {
+POLICY_COUNTS = {
     "proposed": "Steps, paragraphs, branches or retrievals that were proposed, by policy.",
     "accepted": "Those of them that stand.",
 }
+
+
+class ModelCollector(Collector):
+    """Figures of each model that is served, with the label `model`."""
+
+    def __init__(self, read: Callable[[], Mapping[str, ModelFigures]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        figures = dict(self._read())
+        for name, (text, value) in MODEL_GAUGES.items():
+            gauge = GaugeMetricFamily(f"paceline_model_{name}", text, labels=["model"])
+            for model, its in figures.items():
+                gauge.add_metric([model], value(its))
+            yield gauge
+        for name, (text, value) in MODEL_COUNTERS.items():
+            counter = CounterMetricFamily(f"paceline_model_{name}", text, labels=["model"])
+            for model, its in figures.items():
+                counter.add_metric([model], value(its))
+            yield counter
+
+
+MODEL_GAUGES: dict[str, tuple[str, Callable[[ModelFigures], float]]] = {
+    "loaded": ("1 while the model is loaded.", lambda it: float(it.loaded)),
+    "requests_running": ("Samples of the model being decoded.", lambda it: it.running),
+    "requests_waiting": ("Samples of the model that wait for a place.", lambda it: it.waiting),
+}
+MODEL_COUNTERS: dict[str, tuple[str, Callable[[ModelFigures], float]]] = {
+    "loads": ("How often the model was loaded.", lambda it: it.loads),
+    "unloads": ("How often the model was unloaded.", lambda it: it.unloads),
+    "prompt_tokens": ("Prompt tokens of the model's admitted samples.", lambda it: it.totals.prompt),
+    "generation_tokens": ("Tokens that the model generated.", lambda it: generated(it.totals)),
+}
+
+
+def generated(totals: Totals) -> int:
+    return summed([*totals.drafters.values()]).generated if totals.drafters else 0
 
 
 class EngineCollector(Collector):

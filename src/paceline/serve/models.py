@@ -9,7 +9,7 @@ from paceline.serve.body import JsonRoute
 from paceline.serve.errors import ApiError
 from paceline.serve.prompts import check_length, render
 from paceline.serve.protocol import DetokenizeRequest, TokenizeRequest
-from paceline.serve.responses import ERRORS, Detokenized, Health, Model, Models, Tokenized, Version
+from paceline.serve.responses import ERRORS, Detokenized, Health, Models, ModelShape, Tokenized, Version
 from paceline.serve.server import Here, unknown_model
 from paceline.serve.sse import json_response
 
@@ -22,7 +22,7 @@ async def models(host: Here) -> Response:
     return json_response({"object": "list", "data": host.cards()})
 
 
-@router.get("/v1/models/{name:path}", responses={200: {"model": Model}, **ERRORS})
+@router.get("/v1/models/{name:path}", responses={200: {"model": ModelShape}, **ERRORS})
 async def model(name: str, host: Here) -> Response:
     """One model by name."""
     cards = {card["id"]: card for card in host.cards()}
@@ -76,7 +76,7 @@ async def detokenize(body: DetokenizeRequest, host: Here) -> Response:
 
 @router.get("/version", responses={200: {"model": Version}})
 async def paceline_version() -> Response:
-    """Of Paceline."""
+    """Version of Paceline."""
     return json_response({"version": version("paceline")})
 
 

@@ -11,14 +11,14 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Scope
 
-from paceline.serve.admission import Bodies, Gate, Hosts, Keys
-from paceline.serve.calls import Call
+from paceline.serve.admission import ApiKeys, Bodies, Gate, Hosts
+from paceline.serve.calls import HttpCall
 from paceline.serve.errors import ApiError
 from paceline.serve.guard import LAST_WORD_S, Guard
 from paceline.serve.logs import log_call
-from paceline.serve.metrics import CONTENT_TYPE, AboveCollector, Metrics
+from paceline.serve.metrics import CONTENT_TYPE, AboveCollector, Metrics, ModelCollector
 from paceline.serve.retrieval import knowledge_of
-from paceline.serve.server import Host
+from paceline.serve.server import ServedHost
 from paceline.serve.settings import Settings
 from paceline.serve.sse import json_response
 from paceline.serve.stats import History, levels, stats
@@ -29,19 +29,20 @@ log = logging.getLogger("paceline")
 router = APIRouter()
 BODIES = 64
 """Largest bodies that may be held at once."""
-RETRY_S = 5
+RETRY_AFTER_S = 5
 """Retry-After of a server that is not ready or no longer is."""
 
 
 class Operation:
     """The state of one server. For the event loop alone; the engine is seen through its snapshot."""
 
-    def __init__(self, host: Host, settings: Settings) -> None:
+    def __init__(self, host: ServedHost, settings: Settings) -> None:
         self.host, self.settings = host, settings
         self.tracer: Tracer | None = None
-        self.keys = Keys(settings.keys())
+        self.keys = ApiKeys(settings.keys())
         self.metrics = Metrics(lambda: host.snapshot)
         self.metrics.registry.register(VllmNames(self.metrics, lambda: host.snapshot, host.model))
+        self.metrics.registry.register(ModelCollector(host.figures))
         self.metrics.registry.register(AboveCollector(lambda: levels(host)))
         if (knowledge := knowledge_of(settings)) is not None:
             self.metrics.registry.register(knowledge)
@@ -59,22 +60,22 @@ class Operation:
         self.warm = self.draining = False
         self.failed: BaseException | None = None
         """Why the warm-up failed."""
-        self._calls: set[Call] = set()
+        self._calls: set[HttpCall] = set()
         self.tidy: Callable[[], None] | None = None
         """Gives memory back to the system, soon."""
 
     # -- one call ------------------------------------------------------------------------------------------------
 
-    def begin(self, method: str, path: str, id: str, scope: Scope) -> Call:
+    def begin(self, method: str, path: str, id: str, scope: Scope) -> HttpCall:
         """A call that has just arrived."""
-        call = Call(id, method, path, self.gate, self._closed)
+        call = HttpCall(id, method, path, self.gate, self._closed)
         if self.tracer is not None:
             headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
             call.span = self.tracer.begin(call, headers)
         self._calls.add(call)
         return call
 
-    def _closed(self, call: Call) -> None:
+    def _closed(self, call: HttpCall) -> None:
         self._calls.discard(call)
         if call.held is not None and self.tidy is not None:
             self.tidy()
@@ -83,7 +84,7 @@ class Operation:
             self.tracer.end(call)
         log_call(call, self._texts(call) if self.settings.log_prompts else None)
 
-    def _texts(self, call: Call) -> list[dict[str, str]]:
+    def _texts(self, call: HttpCall) -> list[dict[str, str]]:
         decode = call.decode or str
         return [{"prompt": decode(trip.request.prompt), "answer": trip.request.text} for trip in call.trips]
 
@@ -93,7 +94,7 @@ class Operation:
     # -- the whole -----------------------------------------------------------------------------------------------
 
     @property
-    def unanswered(self) -> list[Call]:
+    def unanswered(self) -> list[HttpCall]:
         """Calls whose answer is not complete."""
         return [call for call in self._calls if call.answered is None]
 
@@ -134,11 +135,11 @@ class Operation:
             await asyncio.sleep(0.02)
 
     async def settle(self) -> None:
-        """After the engine's death: until every client has been told."""
+        """Wait, after the engine's death, until every client has its answer."""
         await self._wait(LAST_WORD_S)
 
 
-def check_steps(host: Host, settings: Settings) -> None:
+def check_steps(host: ServedHost, settings: Settings) -> None:
     """ApiError 503 when the engine has work and has not made a step for too long."""
     limit = settings.stall_timeout
     if limit and (seconds := host.stuck()) > limit:
@@ -146,10 +147,10 @@ def check_steps(host: Host, settings: Settings) -> None:
 
 
 def unavailable(message: str, code: str) -> ApiError:
-    return ApiError(503, message, code=code, headers={"Retry-After": str(RETRY_S)})
+    return ApiError(503, message, code=code, headers={"Retry-After": str(RETRY_AFTER_S)})
 
 
-def install(app: FastAPI, host: Host, settings: Settings) -> Operation:
+def install(app: FastAPI, host: ServedHost, settings: Settings) -> Operation:
     """Put the guard, the probes and the warm-up around `app`. InputError for keys that cannot be read."""
     operation = app.state.operation = Operation(host, settings)
     operation.tidy = host.pools.tidy

@@ -5,15 +5,15 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from paceline.reason.parallel import Parallel, Settings, writes_tags
+from paceline.reason.parallel import Parallel, ParallelSettings, writes_tags
 from paceline.reason.runner import Policy
 from paceline.serve.errors import ApiError
 from paceline.serve.prompts import render
-from paceline.serve.protocol import ChatRequest, Message, Part
+from paceline.serve.protocol import ChatRequest, Message, MessagePart
 from paceline.serve.server import Server
 
-KNOWN = ("mode", "depth", "fan_out", "path_tokens", "branch_tokens", "conclusion", "deadline_s")
-"""What the policy is told."""
+PARALLEL_FIELDS = ("mode", "depth", "fan_out", "path_tokens", "branch_tokens", "conclusion", "deadline_s")
+"""Settings of the policy."""
 
 
 async def policy(body: ChatRequest, server: Server, args: Mapping[str, Any]) -> Policy:
@@ -21,10 +21,12 @@ async def policy(body: ChatRequest, server: Server, args: Mapping[str, Any]) -> 
     assert body.reasoning is not None
     given = body.reasoning.model_dump(exclude_none=True, exclude={"policy"})
     for name in given:
-        if name not in KNOWN:
-            message = f"reasoning.{name} is not of policy parallel, which knows {', '.join(KNOWN)}; remove it."
+        if name not in PARALLEL_FIELDS:
+            message = (
+                f"reasoning.{name} is not of policy parallel, which knows {', '.join(PARALLEL_FIELDS)}; remove it."
+            )
             raise ApiError(400, message, param=f"reasoning.{name}")
-    settings = Settings(**{"mode": "tags" if writes_tags(server.text.tokenizer) else "prompt", **given})
+    settings = ParallelSettings(**{"mode": "tags" if writes_tags(server.text.tokenizer) else "prompt", **given})
     if body.tools and args.get("tools"):
         raise ApiError(400, "tools and reasoning cannot be combined; leave one of them out.", param="reasoning")
     last = body.messages[-1]
@@ -42,5 +44,5 @@ async def policy(body: ChatRequest, server: Server, args: Mapping[str, Any]) -> 
 def longer(message: Message, extra: str) -> Message:
     """A message with more text at its end."""
     content = message.content
-    more = [*content, Part(type="text", text=extra)] if isinstance(content, list) else (content or "") + extra
+    more = [*content, MessagePart(type="text", text=extra)] if isinstance(content, list) else (content or "") + extra
     return message.model_copy(update={"content": more})

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paceline.core.errors import RefusalError
-from paceline.serve.call import Call
-from paceline.serve.json_reader import SPACE
+from paceline.serve.call import CallReader
+from paceline.serve.json_reader import JSON_SPACE
 from paceline.serve.syntax import END_THINK, SYNTAXES, THINK, Syntax, opens_reasoning, syntax_of
 
 
@@ -40,7 +40,7 @@ class ToolCall:
 Delta = Content | Reasoning | ToolCall
 
 
-class Parser:
+class AnswerParser:
     """Reads one answer. `feed` what comes, then `finish`."""
 
     def __init__(
@@ -59,9 +59,10 @@ class Parser:
         """No content yet."""
         self._trim = self._read == self._think
         """Does white space go here?"""
-        self._call: Call | None = None
+        self._call: CallReader | None = None
         self._bare = self._listed = self._between = False
-        """Of the calls that are read: have they no marker? Is their list open? Is one done and the next not begun?"""
+        """State of the calls that are being read: they have no marker; their list is open; one call is done and the
+        next has not begun."""
         self._calls = 0
         self._sent = False
         """Was the call that is read passed on?"""
@@ -69,7 +70,7 @@ class Parser:
     @classmethod
     def for_model(
         cls, chat_template: str, tools: bool, reasoning: bool, *, prompt: str | None = None, ends: Sequence[str] = ()
-    ) -> "Parser":
+    ) -> "AnswerParser":
         """For the answers of a model with this template. `prompt`: the rendered one, which tells for sure whether it
         opened <think>. RefusalError for `tools` of a model whose calls would not be understood."""
         syntax = syntax_of(chat_template) if tools else None
@@ -116,7 +117,7 @@ class Parser:
         if text and self._read == self._think:
             self._emit(Reasoning(text))
         elif text:
-            self._fresh = self._fresh and not text.strip(SPACE)
+            self._fresh = self._fresh and not text.strip(JSON_SPACE)
             self._emit(Content(text))
 
     # -- text ------------------------------------------------------------------------------------------------------
@@ -126,7 +127,7 @@ class Parser:
         if self._skip(char):
             return
         self._held += char
-        if syntax and syntax.bare and self._fresh and self._held.strip(SPACE) == syntax.bare:
+        if syntax and syntax.bare and self._fresh and self._held.strip(JSON_SPACE) == syntax.bare:
             self._begin(bare=True)
             self._held = self._held[:-1]
             self._calling(char)
@@ -161,7 +162,7 @@ class Parser:
         """After the end."""
 
     def _skip(self, char: str) -> bool:
-        self._trim = self._trim and char in SPACE
+        self._trim = self._trim and char in JSON_SPACE
         return self._trim
 
     def _marker(self, markers: Sequence[str]) -> str:
@@ -169,7 +170,7 @@ class Parser:
         rest = self._held
         start = 0
         while start < len(rest):
-            tail = rest[start:].lstrip(SPACE)
+            tail = rest[start:].lstrip(JSON_SPACE)
             if tail in markers and tail:
                 self._say(rest[:start])
                 self._held = rest[start:]
@@ -192,14 +193,14 @@ class Parser:
         self._held += char
         if self._call is not None:
             self._object(char)
-        elif char in SPACE:
+        elif char in JSON_SPACE:
             pass
         elif self._between:
             self._after(char)
         elif self._is_list and not self._listed and char == "[":
             self._listed = True
         elif char == "{" and self._listed is self._is_list:
-            self._call = Call(self._bare)
+            self._call = CallReader(self._bare)
             self._object(char)
         else:
             self._break()
@@ -228,7 +229,7 @@ class Parser:
     def _after(self, char: str) -> None:
         """Between the end of a call and the next one, or their end."""
         assert self._syntax is not None
-        form, tail = self._syntax.form, self._held.strip(SPACE)
+        form, tail = self._syntax.form, self._held.strip(JSON_SPACE)
         if form == "tagged":
             if tail == self._syntax.close:
                 self._done()

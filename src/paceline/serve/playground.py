@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
 
-PARTS = Path(__file__).parent / "page"
+PAGE_FOLDER = Path(__file__).parent / "page"
 SCRIPTS = ("base", "markdown", "answer", "server", "settings", "chats", "talk", "dashboard", "main")
 """In this order; the last one starts the page."""
 router = APIRouter(include_in_schema=False)
@@ -45,9 +45,9 @@ def page() -> Page:
 
 def put_together() -> str:
     """The page with its style and its scripts inside."""
-    style = (PARTS / "style.css").read_text(encoding="utf-8")
-    script = "\n".join((PARTS / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
-    frame = (PARTS / "index.html").read_text(encoding="utf-8")
+    style = (PAGE_FOLDER / "style.css").read_text(encoding="utf-8")
+    script = "\n".join((PAGE_FOLDER / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
+    frame = (PAGE_FOLDER / "index.html").read_text(encoding="utf-8")
     return frame.replace("/*STYLE*/", style).replace("/*SCRIPT*/", script)
 
 

@@ -1,7 +1,7 @@
-"""Host work beside the event loop and the engine: threads of its own, a queue with a limit, the smallest piece first.
+"""Host work outside the event loop and the engine: threads of its own, a queue with a limit, the smallest piece first.
 
-The threads are daemons, so that a piece that takes long does not hold up the end of the process; what nobody waits for
-any more is not begun.
+The threads are daemons, so that a piece that takes long does not hold up the end of the process; what no caller waits
+for any more is not begun.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from paceline.core.errors import PacelineError
 from paceline.serve.errors import ApiError
 
 T = TypeVar("T")
-SMALL = 16_384
+SMALL_PIECE_BYTES = 16_384
 """Bytes or characters up to which a piece of work is small: one thread does nothing else."""
 TRIM = 1 << 18
 """Size from which on the memory that a piece took is given back to the system."""
@@ -28,8 +28,8 @@ BUSY_S = 2
 Piece = tuple[int, int, Callable[[], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop]
 
 
-class Pool:
-    """Two threads, one for small pieces alone. At most `most` pieces wait; the next is told to come later."""
+class WorkerPool:
+    """Two threads, one for small pieces alone. At most `most` pieces wait; the next is rejected and may retry later."""
 
     def __init__(self, name: str, most: int = 256, large: int = 16) -> None:
         """`large`: how many of them may be large ones."""
@@ -48,10 +48,11 @@ class Pool:
         return await self.post(work, size)
 
     def post(self, work: Callable[[], T], size: int = 0) -> "asyncio.Future[T]":
-        """The same for whoever does not wait for it. For the event loop."""
+        """Queue `work` for a thread and return its future, without waiting. Raises ApiError 429 if too much is queued.
+        For the event loop."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        large = size > SMALL
+        large = size > SMALL_PIECE_BYTES
         with self._changed:
             if len(self._pieces) >= self.most or (large and self._sizes >= self.large):
                 raise ApiError(
@@ -76,7 +77,7 @@ class Pool:
         self._serve(lambda: bool(self._pieces))
 
     def _small(self) -> None:
-        self._serve(lambda: bool(self._pieces) and self._pieces[0][0] <= SMALL)
+        self._serve(lambda: bool(self._pieces) and self._pieces[0][0] <= SMALL_PIECE_BYTES)
 
     def _serve(self, there_is: Callable[[], bool]) -> None:
         while True:
@@ -95,7 +96,7 @@ class Pool:
 
     def _ended(self, size: int) -> None:
         with self._changed:
-            self._sizes -= size > SMALL
+            self._sizes -= size > SMALL_PIECE_BYTES
 
     def _do(
         self, work: Callable[[], Any], future: "asyncio.Future[Any]", loop: asyncio.AbstractEventLoop, size: int
@@ -105,10 +106,10 @@ class Pool:
             value = work()
         except BaseException as fault:  # also the panics of libraries in other languages
             error = fault if isinstance(fault, Exception) else RuntimeError(str(fault))
-            if isinstance(error, PacelineError | ApiError):  # told to the client: its frames would hold what they held
+            if isinstance(error, PacelineError | ApiError):  # sent to the client: its frames would hold what they held
                 error.__traceback__ = error.__context__ = None
         self._ended(size)  # before its answer, which may bring the next
-        with suppress(RuntimeError):  # the loop is closed: nobody waits
+        with suppress(RuntimeError):  # the loop is closed: no caller waits
             loop.call_soon_threadsafe(_settle, future, value, error)
         del value, error
 
@@ -142,10 +143,10 @@ class Pools:
     def __init__(self, crowd: int = 0) -> None:
         """`crowd`: requests that may wait for the engine; as many small pieces may wait here, and never under 256."""
         most = max(256, crowd)
-        self.bodies = Pool("bodies", most)
-        self.texts = Pool("tokenizer", most)
-        self.grammars = Pool("grammars", 64)
-        self.answers = Pool("long answers", 64)
+        self.bodies = WorkerPool("bodies", most)
+        self.texts = WorkerPool("tokenizer", most)
+        self.grammars = WorkerPool("grammars", 64)
+        self.answers = WorkerPool("long answers", 64)
         self._tidying = False
 
     def tidy(self) -> None:

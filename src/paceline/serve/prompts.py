@@ -14,7 +14,7 @@ import orjson
 from paceline.core.errors import InputError
 from paceline.engine.text import Text
 from paceline.serve.errors import ApiError
-from paceline.serve.protocol import Call, Message
+from paceline.serve.protocol import Message, PriorToolCall
 from paceline.serve.syntax import Syntax, short_ids, syntax_of
 from paceline.serve.tokens import Tokens
 
@@ -34,7 +34,7 @@ def as_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Pr
 
 
 def longest(text: Text, tokens: Tokens, max_len: int) -> float:
-    """Characters that a text of so many tokens can have at most; infinite where the tokenizer may drop some."""
+    """Maximum number of characters in a text of `tokens` tokens; infinite if the tokenizer may drop some."""
     backend = text.tokenizer.backend_tokenizer
     kinds = [kind for part in (backend.normalizer, backend.pre_tokenizer) for kind in steps(part)]
     if not tokens.whole or any(kind not in KEEPING for kind in kinds):
@@ -47,7 +47,7 @@ KEEPING = {"NFC", "NFD", "NFKC", "NFKD", "Prepend", "Replace", "Sequence", "Lowe
            "Punctuation", "Metaspace"}  # fmt: skip
 """Steps of tokenizers that drop nothing (of those that replace, and split, see `steps`)."""
 COMPOSING = {"NFC", "NFKC"}
-"""Of several characters these make one, of at most four."""
+"""Normalization forms that compose several characters, at most four, into one."""
 
 
 def steps(part: Any) -> Iterator[str]:
@@ -70,7 +70,7 @@ def check_length(text: str, most: float, name: str = "prompt") -> None:
 
 
 SPACES = " \t\n\r"
-"""Some special tokens swallow those beside them."""
+"""Some special tokens absorb the white space next to them."""
 
 
 async def encode(server: "Server", prompts: Sequence[Prompt]) -> list[list[int]]:
@@ -165,13 +165,13 @@ def read_arguments(text: str) -> dict[str, Any] | None:
     return arguments if isinstance(arguments, dict) else None
 
 
-def as_written(call: Call, syntax: Syntax | None) -> str:
+def as_written(call: PriorToolCall, syntax: Syntax | None) -> str:
     """A broken call as its model wrote it."""
     text = f'{{"name": {json.dumps(call.function.name)}, "arguments": {call.function.arguments}'
     return f"{syntax.marker}{text}" if syntax is not None else text
 
 
-def called(call: Call, arguments: Mapping[str, Any], short: bool) -> dict[str, Any]:
+def called(call: PriorToolCall, arguments: Mapping[str, Any], short: bool) -> dict[str, Any]:
     id = nine(call.id) if short and call.id else call.id
     function = {"name": call.function.name, "arguments": arguments}
     return {"type": "function", "function": function, **({"id": id} if id else {})}

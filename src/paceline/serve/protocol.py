@@ -61,7 +61,7 @@ HARMLESS: dict[str, Callable[[Any], bool]] = {
     "prompt_cache_key": lambda value: isinstance(value, str),
     "safety_identifier": lambda value: isinstance(value, str),
 }
-"""Those of them that are taken where they change nothing."""
+"""Checks for ignored parameters: each is accepted only with a value that changes nothing."""
 
 
 class Speculation(Wire):
@@ -70,7 +70,7 @@ class Speculation(Wire):
     drafter: Label | None = Field(None, description='"auto", "none", NAME, A+B (in one tree) or A|B (choose)')
     max_nodes: int | None = Field(None, ge=0, description="a whole number >= 0")
     verifier: Label | None = Field(None, description="the name of a verifier")
-    trace: bool | None = Field(None, description="true: say who wrote each piece of the text")
+    trace: bool | None = Field(None, description="true: return the source of each piece of the text")
 
 
 class StreamOptions(Wire):
@@ -164,14 +164,14 @@ class CompletionRequest(Sampling):
     logprobs: int | None = Field(None, ge=0, le=20, description="a whole number from 0 to 20")
 
 
-class Part(Wire):
+class MessagePart(Wire):
     """A piece of a message."""
 
     type: Literal["text"]
     text: str
 
 
-Parts = Annotated[list[Part], FailFast()]
+Parts = Annotated[list[MessagePart], FailFast()]
 
 
 class CalledFunction(Wire):
@@ -179,24 +179,24 @@ class CalledFunction(Wire):
     arguments: str = ""
 
 
-class Call(Wire):
+class PriorToolCall(Wire):
     """A tool call that an earlier answer made."""
 
     id: str | None = None
     index: int | None = None
-    """Where a stream said that it belongs; whoever put the pieces together often keeps it."""
+    """Index from a stream; clients that assemble the pieces often keep it."""
     type: Literal["function"] = "function"
     function: CalledFunction
 
 
 class Message(Wire):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[Part], FailFast()] | None = Field(
+    content: str | Annotated[list[MessagePart], FailFast()] | None = Field(
         None, description='a text or a list of {"type": "text", "text": ...}'
     )
     name: str | None = None
     reasoning_content: str | None = None
-    tool_calls: Annotated[list[Call], FailFast()] | None = None
+    tool_calls: Annotated[list[PriorToolCall], FailFast()] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
     annotations: Annotated[list[Shallow], FailFast()] | None = None
@@ -282,10 +282,10 @@ class ChatRequest(Sampling):
     @property
     def extended(self) -> tuple[str, ...]:
         """The policies above tokens that it asks for, by the names of their fields."""
-        return tuple(name for name in ABOVE if getattr(self, name) is not None)
+        return tuple(name for name in POLICY_FIELDS if getattr(self, name) is not None)
 
 
-ABOVE = ("reasoning", "retrieval")
+POLICY_FIELDS = ("reasoning", "retrieval")
 """Fields of a chat request that name a policy above tokens (serve/above.py)."""
 
 

@@ -23,7 +23,7 @@ OF: dict[str, tuple[type[Wishes], tuple[str, ...]]] = {
         ("peek", "verify", "begin", "always", "choose", "check", "budget", "deadline_s", "separator"),
     ),
 }
-"""What each policy is told."""
+"""Settings of each policy."""
 
 
 def wishes(wish: ReasoningWish) -> Wishes:

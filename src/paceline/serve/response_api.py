@@ -14,18 +14,18 @@ from paceline.engine.door import DOOR
 from paceline.engine.outputs import Chunk
 from paceline.serve import logprobs
 from paceline.serve.body import JsonRoute, size
-from paceline.serve.calls import Call
-from paceline.serve.chat import Reader, begin
+from paceline.serve.calls import HttpCall
+from paceline.serve.chat import ChoiceReader, begin
 from paceline.serve.errors import ApiError, as_api_error
 from paceline.serve.generation import Generation
 from paceline.serve.parser import Reasoning
 from paceline.serve.prompts import template
 from paceline.serve.response_output import Output
 from paceline.serve.response_wire import Item, ResponsesRequest, as_chat, as_items
-from paceline.serve.responses import ERRORS, STREAM
+from paceline.serve.responses import ERRORS, STREAM_FORM
 from paceline.serve.server import Here, Server
 from paceline.serve.sse import json_response, named, respond
-from paceline.serve.store import Kept, Store
+from paceline.serve.store import Store, StoredResponse
 
 router = APIRouter(route_class=JsonRoute)
 ECHOED = ("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "temperature", "top_p", "user")
@@ -42,7 +42,7 @@ class ResponseShape(BaseModel):
     output: list[dict[str, Any]]
 
 
-@router.post("/v1/responses", responses={200: {"model": ResponseShape, **STREAM}, **ERRORS})
+@router.post("/v1/responses", responses={200: {"model": ResponseShape, **STREAM_FORM}, **ERRORS})
 async def responses(body: ResponsesRequest, request: Request, host: Here) -> Response:
     """Answer a turn of a conversation; `previous_response_id` goes on with one that was stored."""
     server, store, owner = await host.of(body.model), of_app(request), caller()
@@ -54,7 +54,7 @@ async def responses(body: ResponsesRequest, request: Request, host: Here) -> Res
     bulk = size(request)
     chat = await server.pools.texts.run(lambda: as_chat(body, [*before, *given], template(server.text)), bulk)
     generation, (reader,) = await begin(chat, server, bulk)
-    answer = Answer(body, server, generation, reader, bool(chat.logprobs))
+    answer = ResponseAnswer(body, server, generation, reader, bool(chat.logprobs))
 
     def keep() -> None:
         if body.store is not False:
@@ -93,10 +93,10 @@ def of_app(request: Request) -> Store:
 def caller() -> str:
     """Which API key this call came with."""
     call = DOOR.get()
-    return call.key if isinstance(call, Call) else ""
+    return call.key if isinstance(call, HttpCall) else ""
 
 
-def found(store: Store, id: str, owner: str) -> Kept:
+def found(store: Store, id: str, owner: str) -> StoredResponse:
     kept = store.get(id, owner)
     if kept is None:
         raise unknown(id)
@@ -109,13 +109,13 @@ def unknown(id: str) -> ApiError:
 
 
 @dataclass
-class Answer:
+class ResponseAnswer:
     """Turns the news of a generation into OpenAI's response object, or its events."""
 
     body: ResponsesRequest
     server: Server
     generation: Generation
-    reader: Reader
+    reader: ChoiceReader
     logprobs: bool
     keep: Any = None
     """Called once, when the answer is complete."""

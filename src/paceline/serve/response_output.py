@@ -20,7 +20,7 @@ class Output:
         self.items: list[dict[str, Any]] = []
         self._open = False
         self._logprobs: list[dict[str, Any]] = []
-        """Of tokens whose text is still to come."""
+        """Log-probabilities of tokens whose text is still to come."""
 
     def read(self, deltas: Sequence[Delta], logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
         """What these deltas add; `logprobs`: of the tokens that they come from."""

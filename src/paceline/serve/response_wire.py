@@ -10,7 +10,7 @@ from paceline.serve.protocol import NO_MEDIA, ChatRequest, Sampling
 from paceline.serve.wire import FailFast, Shallow, Wire
 
 ROLES = ("system", "developer", "user", "assistant")
-TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+TEXT_PART_TYPES = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 LOGPROBS = "message.output_text.logprobs"
 INCLUDES = (LOGPROBS, "reasoning.encrypted_content")
 Item = Shallow
@@ -33,7 +33,7 @@ class TextWish(Wire):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ReasoningWish(Wire):
+class EffortWish(Wire):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
@@ -64,7 +64,7 @@ class ResponsesRequest(Sampling):
     )
     parallel_tool_calls: bool | None = Field(None, description="true or false")
     text: TextWish | None = Field(None, description='{"format": {"type": "text", "json_object" or "json_schema", ...}}')
-    reasoning: ReasoningWish | None = Field(
+    reasoning: EffortWish | None = Field(
         None,
         description='{"effort": ...}; a hint, read by chat templates that know reasoning_effort or enable_thinking',
     )
@@ -80,8 +80,8 @@ class ResponsesRequest(Sampling):
 
 
 def as_chat(body: ResponsesRequest, items: list[Item], template: str) -> ChatRequest:
-    """The same wish as a chat request. `items`: the whole conversation. `template`: of the model. Raises ApiError for
-    what is not served."""
+    """Chat request for the body of a responses request. `items`: the whole conversation. `template`: the model's chat
+    template. Raises ApiError for fields that are not supported."""
     check(body)
     given = {name: getattr(body, name) for name in Sampling.model_fields if name in body.model_fields_set}
     for name in ("model", "stream", "stream_options", "n", "max_tokens"):
@@ -159,7 +159,7 @@ def form(wish: TextWish) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {"name": wish.format.name, "schema": wish.format.schema_}}
 
 
-def thinking(wish: ReasoningWish | None, template: str) -> dict[str, Any]:
+def thinking(wish: EffortWish | None, template: str) -> dict[str, Any]:
     """What a chat template reads of the effort; nothing where it reads nothing."""
     if wish is None or wish.effort is None:
         return {}
@@ -229,7 +229,7 @@ def text(content: Any, where: str) -> str:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "refusal":
             said.append(word(part, "refusal", where))
-        elif kind in TEXTS:
+        elif kind in TEXT_PART_TYPES:
             said.append(word(part, "text", where))
         else:
             message = f"{where} has content of type {str(kind)[:40]!r}: {NO_MEDIA}."

@@ -5,18 +5,18 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class Shape(BaseModel):
+class AnswerShape(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class ErrorDetail(Shape):
+class ErrorDetail(AnswerShape):
     message: str
     type: str
     param: str | None
     code: str | None
 
 
-class ErrorBody(Shape):
+class ErrorBody(AnswerShape):
     error: ErrorDetail
 
 
@@ -27,7 +27,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-class Speculated(Shape):
+class Speculated(AnswerShape):
     """What speculation did: nodes offered and kept, also per depth, and tau, generated tokens per target pass."""
 
     drafter: str
@@ -39,11 +39,11 @@ class Speculated(Shape):
     kept: list[int]
 
 
-class CachedTokens(Shape):
+class CachedTokens(AnswerShape):
     cached_tokens: int
 
 
-class Usage(Shape):
+class UsageShape(AnswerShape):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -51,21 +51,21 @@ class Usage(Shape):
     speculation: Speculated
 
 
-STREAM: dict[str, Any] = {"content": {"text/event-stream": {}}}
+STREAM_FORM: dict[str, Any] = {"content": {"text/event-stream": {}}}
 """The other form of an answer: events of chunks, then [DONE]."""
 Finish = Literal["stop", "length", "tool_calls"]
 Piece = tuple[str, str]
 """(text, author): "target" or the drafter's name."""
 
 
-class CompletionLogprobs(Shape):
+class CompletionLogprobs(AnswerShape):
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
-class CompletionChoice(Shape):
+class CompletionChoice(AnswerShape):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
@@ -74,16 +74,16 @@ class CompletionChoice(Shape):
     pieces: list[Piece] = Field(default_factory=list)
 
 
-class Completion(Shape):
+class CompletionShape(AnswerShape):
     id: str
     object: Literal["text_completion"]
     created: int
     model: str
     choices: list[CompletionChoice]
-    usage: Usage
+    usage: UsageShape
 
 
-class TopLogprob(Shape):
+class TopLogprob(AnswerShape):
     token: str
     bytes: list[int]
     logprob: float
@@ -93,23 +93,23 @@ class ChatLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
-class ChatLogprobs(Shape):
+class ChatLogprobs(AnswerShape):
     content: list[ChatLogprob]
     refusal: None
 
 
-class Called(Shape):
+class Called(AnswerShape):
     name: str
     arguments: str
 
 
-class ToolCall(Shape):
+class ToolCallShape(AnswerShape):
     id: str
     type: Literal["function"]
     function: Called
 
 
-class Segment(Shape):
+class SegmentShape(AnswerShape):
     """A part of an answer that one model wrote."""
 
     author: str
@@ -120,7 +120,7 @@ class Segment(Shape):
     why: str | None = None
 
 
-class Rollback(Shape):
+class Rollback(AnswerShape):
     """What was proposed and not accepted."""
 
     at: int
@@ -129,8 +129,9 @@ class Rollback(Shape):
     score: float | None = None
 
 
-class Counted(Shape):
-    """Of one model: tokens given, those known from before, those found cached; tokens written, passes."""
+class CountedShape(AnswerShape):
+    """Counts for one model: tokens given, tokens known from before, tokens found in the cache, tokens written,
+    passes."""
 
     requests: int
     prompt: int
@@ -141,7 +142,7 @@ class Counted(Shape):
     seconds: float
 
 
-class HandOver(Shape):
+class HandOverShape(AnswerShape):
     model: str
     why: str
     at: int
@@ -152,27 +153,27 @@ class HandOver(Shape):
     seconds: float
 
 
-class Reasoned(Shape):
+class Reasoned(AnswerShape):
     """How an answer of two models came about: docs/reasoning.md."""
 
     policy: Literal["steps", "mentor"]
     ended: str
     proposed: int
     accepted: int
-    segments: list[Segment]
+    segments: list[SegmentShape]
     rollbacks: list[Rollback]
-    models: dict[str, Counted]
-    handovers: list[HandOver]
+    models: dict[str, CountedShape]
+    handovers: list[HandOverShape]
 
 
-class AnswerMessage(Shape):
+class AnswerMessage(AnswerShape):
     role: Literal["assistant"]
     content: str | None
     reasoning_content: str | None = None
-    tool_calls: list[ToolCall] = Field(default_factory=list)
+    tool_calls: list[ToolCallShape] = Field(default_factory=list)
 
 
-class ChatChoice(Shape):
+class ChatChoice(AnswerShape):
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
@@ -182,47 +183,50 @@ class ChatChoice(Shape):
     reasoning: Reasoned | None = None
 
 
-class Chat(Shape):
+class Chat(AnswerShape):
     id: str
     object: Literal["chat.completion"]
     created: int
     model: str
     choices: list[ChatChoice]
-    usage: Usage
+    usage: UsageShape
 
 
-class Model(Shape):
+class ModelShape(AnswerShape):
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: int | None
     """None: it is not loaded."""
+    state: Literal["unloaded", "loading", "loaded", "unloading", "failed"] | None = None
+    """This field and those below are set only if several models are served."""
     loaded: bool | None = None
-    """These three are told where several models are served."""
     loads: int | None = None
     unloads: int | None = None
+    error: str | None = None
+    """Why the last load failed."""
 
 
-class Models(Shape):
+class Models(AnswerShape):
     object: Literal["list"]
-    data: list[Model]
+    data: list[ModelShape]
 
 
-class Tokenized(Shape):
+class Tokenized(AnswerShape):
     count: int
     max_model_len: int
     tokens: list[int]
     token_strs: list[str]
 
 
-class Detokenized(Shape):
+class Detokenized(AnswerShape):
     prompt: str
 
 
-class Version(Shape):
+class Version(AnswerShape):
     version: str
 
 
-class Health(Shape):
+class Health(AnswerShape):
     status: Literal["ok"]

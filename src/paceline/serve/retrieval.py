@@ -11,9 +11,9 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from paceline.reason.runner import Policy, Runner, Stage
-from paceline.retrieve import Index, Retrieval
+from paceline.retrieve import PassageIndex, Retrieval
 from paceline.retrieve.policy import Retrieving
-from paceline.retrieve.prompts import Prompts
+from paceline.retrieve.prompts import QuestionPrompts
 from paceline.serve.errors import ApiError
 from paceline.serve.prompts import plain, template
 from paceline.serve.protocol import ChatRequest
@@ -22,7 +22,7 @@ from paceline.serve.settings import Settings
 from paceline.serve.syntax import short_ids, syntax_of
 
 THREADS = 2
-"""Of the knowledge base, for all requests together."""
+"""Threads that search the knowledge base, for all requests together."""
 COUNTERS = {
     "retrieval_requests": "Answers that were written with retrieval.",
     "retrieval_calls": "Calls of the knowledge base.",
@@ -35,7 +35,7 @@ COUNTERS = {
 class Knowledge(Collector):
     """An index, and what was done with it."""
 
-    index: Index
+    index: PassageIndex
     pool: ThreadPoolExecutor
     totals: dict[str, float] = field(default_factory=lambda: dict.fromkeys(COUNTERS, 0.0))
 
@@ -50,10 +50,10 @@ class Knowledge(Collector):
             yield CounterMetricFamily(f"paceline_{name}", text, self.totals[name])
 
 
-class Counted(Retrieving):
+class CountedRetrieval(Retrieving):
     """A policy whose end is counted."""
 
-    def __init__(self, knowledge: Knowledge, prompts: Prompts, wish: Retrieval) -> None:
+    def __init__(self, knowledge: Knowledge, prompts: QuestionPrompts, wish: Retrieval) -> None:
         super().__init__(prompts, knowledge.index.retriever(wish.retriever), wish, knowledge.pool)
         self._knowledge = knowledge
 
@@ -69,7 +69,7 @@ def knowledge_of(settings: Settings) -> Knowledge | None:
 
 @lru_cache(maxsize=4)
 def _open(path: Path, encoder: Path | None) -> Knowledge:
-    index = Index.open(path, encoder)
+    index = PassageIndex.open(path, encoder)
     for kind in index.kinds:
         index.retriever(kind)
     return Knowledge(index, ThreadPoolExecutor(THREADS, thread_name_prefix="paceline-retrieval"))
@@ -91,6 +91,8 @@ async def make(body: ChatRequest, server: Server, runner: Runner, args: Mapping[
 
     def work() -> Policy:
         messages = [plain(message, developer, syntax_of(source), short) for message in body.messages]
-        return Counted(knowledge, Prompts(server.text, messages, knowledge.index.passages, wish, args), wish)
+        return CountedRetrieval(
+            knowledge, QuestionPrompts(server.text, messages, knowledge.index.passages, wish, args), wish
+        )
 
     return await server.pools.texts.run(work, sum(len(str(message.content)) for message in body.messages))

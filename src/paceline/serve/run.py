@@ -16,14 +16,14 @@ from paceline.engine.async_llm import AsyncLLM
 from paceline.serve.app import create_app
 from paceline.serve.connections import protocol
 from paceline.serve.operation import Operation
-from paceline.serve.server import Host
+from paceline.serve.server import ServedHost
 from paceline.serve.settings import Settings
 
 log = logging.getLogger("paceline")
 ENGINE_DIED = 3
 """Exit code when the engine thread died, or the warm-up failed."""
 BACKLOG = 2048
-LINGER_S = 2
+CONNECTION_LINGER_S = 2
 """How long connections that do not read their last answer are kept at the end."""
 
 
@@ -63,7 +63,7 @@ class Process(uvicorn.Server):
 
 def bind(host: str, port: int) -> socket.socket:
     """A socket that listens: an address in use is found before a model is loaded, also one that another server, still
-    loading, has taken. Who comes meanwhile waits."""
+    loading, has taken. New connections wait meanwhile."""
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -91,7 +91,7 @@ def config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=LINGER_S,
+        timeout_graceful_shutdown=CONNECTION_LINGER_S,
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
     )
@@ -102,8 +102,8 @@ def config(app: FastAPI, settings: Settings) -> uvicorn.Config:
     return made
 
 
-def run(llm: AsyncLLM | Host, settings: Settings, sock: socket.socket, announce: Callable[[str], None]) -> int:
-    """Serve until told to stop; the exit code. `announce` is called with the address once requests are taken."""
+def run(llm: AsyncLLM | ServedHost, settings: Settings, sock: socket.socket, announce: Callable[[str], None]) -> int:
+    """Serve until stopped. Returns the exit code. `announce` is called with the address once requests are taken."""
     allow_many_files()
     app = create_app(llm, settings)
     process = Process(config(app, settings), app.state.operation, lambda: announce(address(sock, settings)))

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -13,8 +13,8 @@ from paceline.core.params import SamplingParams
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.door import DOOR
 from paceline.engine.text import Text
-from paceline.engine.totals import Snapshot
-from paceline.serve.calls import Call
+from paceline.engine.totals import Snapshot, Totals
+from paceline.serve.calls import HttpCall
 from paceline.serve.errors import ApiError
 from paceline.serve.pools import Pools
 from paceline.serve.prompts import check_length, longest
@@ -24,8 +24,20 @@ from paceline.serve.tokens import Tokens
 WARM_UP_TOKENS = 16
 
 
-class Host(Protocol):
-    """Who is served here: one model (`Server`) or several (`fleet.Fleet`). For the event loop."""
+@dataclass(frozen=True, slots=True)
+class ModelFigures:
+    """Counters and gauges of one model, for `/metrics`."""
+
+    totals: Totals
+    running: int
+    waiting: int
+    loaded: bool = True
+    loads: int = 1
+    unloads: int = 0
+
+
+class ServedHost(Protocol):
+    """Host of the served models: one model (`Server`) or several (`fleet.Fleet`). For the event loop."""
 
     settings: Settings
     pools: Pools
@@ -59,6 +71,9 @@ class Host(Protocol):
 
     def cards(self) -> list[dict[str, Any]]:
         """`/v1/models`: one entry a name."""
+
+    def figures(self) -> dict[str, ModelFigures]:
+        """{model: its figures}; counters never fall."""
 
     def first(self) -> AsyncLLM | None:
         """The engine that `/stats` describes, if one is loaded."""
@@ -107,7 +122,7 @@ class Server:
     async def of(self, name: str | None) -> "Server":
         self.check_model(name)
         call = DOOR.get()
-        if isinstance(call, Call):
+        if isinstance(call, HttpCall):
             call.decode = self.text.decode
         return self
 
@@ -122,6 +137,10 @@ class Server:
             "owned_by": "paceline",
             "max_model_len": self.max_len,
         }
+
+    def figures(self) -> dict[str, ModelFigures]:
+        now = self.snapshot
+        return {self.model: ModelFigures(now.totals, now.running, now.waiting)}
 
     def first(self) -> AsyncLLM:
         return self.llm
@@ -148,7 +167,7 @@ class Server:
     def check_places(self, count: int) -> None:
         """Raise ApiError 429 before anything is done for a request that would find no place in the engine."""
         door = DOOR.get()
-        if isinstance(door, Call):
+        if isinstance(door, HttpCall):
             door.gate.check(count)
 
     async def ready(self, make: Callable[[], SamplingParams], size: int, shaped: bool) -> SamplingParams:
@@ -174,7 +193,7 @@ class Server:
         pool = self.pools.grammars if shaped else self.pools.texts
         params, held = await pool.run(work, size)
         door = DOOR.get()
-        if isinstance(door, Call):
+        if isinstance(door, HttpCall):
             door.held = held
         return params
 
@@ -192,9 +211,9 @@ def served_name(llm: AsyncLLM, settings: Settings) -> str:
     return "demo" if given is None else Path(given).name
 
 
-def of_app(request: Request) -> Host:
-    host: Host = request.app.state.host
+def of_app(request: Request) -> ServedHost:
+    host: ServedHost = request.app.state.host
     return host
 
 
-Here = Annotated[Host, Depends(of_app)]
+Here = Annotated[ServedHost, Depends(of_app)]

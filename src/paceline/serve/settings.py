@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from paceline.core.errors import InputError
 
 T = TypeVar("T")
-PREFIX = "PACELINE_"
+ENV_PREFIX = "PACELINE_"
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -74,7 +74,7 @@ class Settings:
     allowed_hosts: Annotated[
         tuple[str, ...],
         _http(
-            "A Host header to answer beside loopback names, on a loopback address without keys; * for any.",
+            "A Host header to answer in addition to loopback names, on a loopback address without keys; * for any.",
             "--allowed-host",
         ),
     ] = ()
@@ -168,7 +168,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SettingEntry:
     """One setting as the command line, the layers and the docs see it."""
 
     name: str
@@ -177,13 +177,13 @@ class Entry:
     help: Help
 
     @classmethod
-    def of(cls, field: "Field[Any]", hint: Any) -> "Entry":
+    def of(cls, field: "Field[Any]", hint: Any) -> "SettingEntry":
         kind, *extras = get_args(hint)
         return cls(field.name, kind, field.default, next(e for e in extras if isinstance(e, Help)))
 
     @property
     def env(self) -> str:
-        return PREFIX + self.name.upper()
+        return ENV_PREFIX + self.name.upper()
 
     @property
     def flag(self) -> str:
@@ -191,10 +191,10 @@ class Entry:
         return f"--{words}/--no-{words}" if self.type is bool else self.help.flag or f"--{words}"
 
 
-def entries(cls: type = Settings) -> Iterator[Entry]:
+def entries(cls: type = Settings) -> Iterator[SettingEntry]:
     """The settings of a dataclass whose fields are `Annotated[type, Help]`."""
     hints = get_type_hints(cls, include_extras=True)
-    yield from (Entry.of(field, hints[field.name]) for field in fields(cls))
+    yield from (SettingEntry.of(field, hints[field.name]) for field in fields(cls))
 
 
 def layered(cls: type[T], flags: Mapping[str, Any], environ: Mapping[str, str], table: Mapping[str, Any]) -> T:
@@ -206,7 +206,7 @@ def layered(cls: type[T], flags: Mapping[str, Any], environ: Mapping[str, str], 
     values: dict[str, Any] = {}
     for field in fields(cls):  # type: ignore[arg-type]
         name, kind = field.name, hints[field.name]
-        env = PREFIX + name.upper()
+        env = ENV_PREFIX + name.upper()
         if name in flags:
             values[name] = _whole(flags[name], kind)
         elif environ.get(env):
@@ -285,12 +285,14 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(_read(path, "config"))
     except tomllib.TOMLDecodeError as error:
+        if "twice" in str(error) or "overwrite" in str(error):
+            raise InputError(f"The settings file {path} says a thing twice ({error}); say it once.") from None
         raise InputError(f"The settings file {path} is not TOML ({error}).") from None
 
 
 def load(cls: type[T], flags: Mapping[str, Any], path: Path | None, others: tuple[type, ...] = ()) -> T:
     """Settings of `cls` from flags, this process's environment and a TOML file, in which the fields of `others` may
-    stand, too. InputError for a key that nobody knows."""
+    stand, too. Raises InputError for an unknown key."""
     table = read_toml(path) if path is not None else {}
     known = {f.name for c in (cls, *others) for f in fields(c)}
     unknown = sorted(set(table) - known)

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from paceline.serve.errors import as_api_error, last_event
 
-DONE = b"data: [DONE]\n\n"
+DONE_EVENT = b"data: [DONE]\n\n"
 
 
 def event(data: Any) -> bytes:
@@ -29,7 +29,9 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], close: Callable[[], None], done: bytes = DONE) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], close: Callable[[], None], done: bytes = DONE_EVENT
+    ) -> None:
         """`done`: what is sent when all went well."""
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
@@ -68,7 +70,7 @@ class Answer(Protocol):
 
 
 async def respond(
-    request: Request, answer: Answer, stream: bool, close: Callable[[], None], done: bytes = DONE
+    request: Request, answer: Answer, stream: bool, close: Callable[[], None], done: bytes = DONE_EVENT
 ) -> Response:
     """The answer as a stream, which ends with `done`, or in one piece; `close` is called at its end in any case."""
     if stream:
@@ -104,6 +106,6 @@ def json_response(data: Any) -> Response:
 
 
 async def json_unless_gone(request: Request, work: Coroutine[Any, Any, Any]) -> Response:
-    """The JSON answer that `work` makes; nobody reads what is returned when the client has gone."""
+    """The JSON answer that `work` makes; the result is unused when the client has gone."""
     data = await unless_gone(request.receive, work)
     return Response(status_code=499) if data is None else json_response(data)

@@ -1,4 +1,4 @@
-"""GET /stats: the engine's cumulative counters as one JSON object; whoever draws them takes the differences."""
+"""GET /stats: the engine's cumulative counters as one JSON object; a client that plots them takes the differences."""
 
 import asyncio
 from collections import deque
@@ -11,7 +11,7 @@ from paceline.engine.build import paths
 from paceline.engine.drafters import AUTO
 from paceline.reason.level import Level
 from paceline.reason.runner import SMALL, Runner
-from paceline.serve.server import Host
+from paceline.serve.server import ServedHost
 from paceline.serve.settings import Settings
 from paceline.verify import VERIFIERS
 
@@ -31,7 +31,7 @@ CONSTANT = (
 """Not kept with each reading."""
 
 
-def stats(host: Host, settings: Settings, uptime: float) -> dict[str, Any]:
+def stats(host: ServedHost, settings: Settings, uptime: float) -> dict[str, Any]:
     """What the engines have done since the start; `uptime` in seconds."""
     now, llm = host.snapshot, host.first()
     total, cards = now.speculation, {} if llm is None else llm.llm.engine.drafters.cards
@@ -70,15 +70,15 @@ def stats(host: Host, settings: Settings, uptime: float) -> dict[str, Any]:
     }
 
 
-def levels(host: Host) -> dict[str, Level]:
+def levels(host: ServedHost) -> dict[str, Level]:
     """By policy above tokens, of the first model's engine."""
     llm = host.first()
     runners = [] if llm is None else [each for each in llm.beside if isinstance(each, Runner)]
     return {name: level for runner in runners for name, level in dict(runner.levels).items()}
 
 
-def small(host: Host) -> str | None:
-    """The name of the small model beside the first."""
+def small(host: ServedHost) -> str | None:
+    """Name of the small model that runs next to the first."""
     llm = host.first()
     texts = [each.texts for each in llm.beside if isinstance(each, Runner)] if llm is not None else []
     return next((mine[SMALL].path.name for mine in texts if SMALL in mine), None)

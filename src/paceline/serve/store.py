@@ -11,11 +11,11 @@ OVERHEAD = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """One answer of /v1/responses, as bytes: nothing that is kept can be changed by who reads it."""
+class StoredResponse:
+    """One answer of /v1/responses, as bytes: no reader can change what is kept."""
 
     owner: str
-    """Which API key it was made for; nobody else may see it."""
+    """API key it was made for; no other key may see it."""
     response: bytes
     items: bytes
     """The whole conversation so far: what was said, and the answer."""
@@ -33,11 +33,11 @@ class Store:
     def __init__(self, limit: int) -> None:
         """`limit`: bytes; 0 keeps nothing."""
         self.limit, self.size = limit, 0
-        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
 
     def put(self, id: str, owner: str, response: Any, items: Any, given: Any) -> None:
         """Keep an answer, unless it alone is larger than the limit."""
-        kept = Kept(owner, orjson.dumps(response), orjson.dumps(items), orjson.dumps(given))
+        kept = StoredResponse(owner, orjson.dumps(response), orjson.dumps(items), orjson.dumps(given))
         if kept.size > self.limit:
             return
         self._kept[id] = kept
@@ -45,7 +45,7 @@ class Store:
         while self.size > self.limit:
             self.size -= self._kept.popitem(last=False)[1].size
 
-    def get(self, id: str, owner: str) -> Kept | None:
+    def get(self, id: str, owner: str) -> StoredResponse | None:
         kept = self._kept.get(id)
         if kept is None or kept.owner != owner:
             return None

@@ -10,7 +10,7 @@ from paceline.serve.errors import ApiError
 from paceline.serve.protocol import ChatRequest, NamedChoice, Sampling, Tool
 
 Choice = Literal["none", "auto", "required"]
-NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 """The arguments of a function that takes none."""
 
 
@@ -40,7 +40,8 @@ def chat_grammar(body: ChatRequest) -> Grammar | None:
 
 
 def tool_choice(body: ChatRequest) -> Choice | NamedChoice:
-    """Who chooses the tool. Raises ApiError for a choice among none and for a name that there is not."""
+    """Choice of the tool: by the model or by name. Raises ApiError for a choice without tools and for a name that is
+    not among them."""
     names = [tool.function.name for tool in body.tools or ()]
     choice = body.tool_choice or ("auto" if names else "none")
     if len(set(names)) < len(names):
@@ -91,7 +92,7 @@ def forced(body: ChatRequest) -> Grammar | None:
 
 def arguments(tool: Tool) -> Mapping[str, Any]:
     """The schema of a function's arguments; none given means none taken, as OpenAI has it."""
-    return NOTHING if tool.function.parameters is None else tool.function.parameters
+    return NO_ARGUMENTS if tool.function.parameters is None else tool.function.parameters
 
 
 def call(name: str) -> dict[str, Any]:

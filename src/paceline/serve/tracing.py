@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import InputError
 from paceline.engine.door import Trip
-from paceline.serve.calls import Call
+from paceline.serve.calls import HttpCall
 from paceline.serve.logs import QUIET
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Tracer:
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("paceline")
 
-    def begin(self, call: Call, headers: dict[str, str]) -> Any:
+    def begin(self, call: HttpCall, headers: dict[str, str]) -> Any:
         """The span of a call, or None for what is polled."""
         from opentelemetry.propagate import extract
         from opentelemetry.trace import SpanKind
@@ -48,7 +48,7 @@ class Tracer:
             f"{call.method} {call.path}", extract(headers), SpanKind.SERVER, attributes=attributes
         )
 
-    def end(self, call: Call) -> None:
+    def end(self, call: HttpCall) -> None:
         """Close the call's span, with one below it for each sample."""
         if call.span is None:
             return
@@ -64,7 +64,7 @@ class Tracer:
             call.span.set_status(Status(StatusCode.ERROR))
         call.span.end()
 
-    def _sample(self, call: Call, trip: Trip) -> None:
+    def _sample(self, call: HttpCall, trip: Trip) -> None:
         """Its times are monotonic; a span wants those of the wall, so both clocks are read now."""
         from opentelemetry.trace import set_span_in_context
 

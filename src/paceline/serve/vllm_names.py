@@ -1,4 +1,4 @@
-"""The same metrics under vLLM's names, for dashboards and autoscalers that know those."""
+"""Metrics under vLLM's names, for dashboards and autoscalers that know those."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from paceline.engine.totals import Snapshot
 if TYPE_CHECKING:
     from paceline.serve.metrics import Metrics
 
-LABEL = "model_name"
+MODEL_LABEL = "model_name"
 
 
 class VllmNames(Collector):
@@ -43,25 +43,27 @@ class VllmNames(Collector):
         yield self._histogram("e2e_request_latency_seconds", mine.latency)
 
     def _gauge(self, name: str, value: float) -> Metric:
-        family = GaugeMetricFamily(f"vllm:{name}", f"As paceline_{name}.", labels=[LABEL])
+        family = GaugeMetricFamily(f"vllm:{name}", f"As paceline_{name}.", labels=[MODEL_LABEL])
         family.add_metric([self._model], value)
         return family
 
     def _counter(self, name: str, value: float) -> Metric:
-        family = CounterMetricFamily(f"vllm:{name}", "See docs/server.md.", labels=[LABEL])
+        family = CounterMetricFamily(f"vllm:{name}", "See docs/server.md.", labels=[MODEL_LABEL])
         family.add_metric([self._model], value)
         return family
 
     def _by_position(self, kept: list[int]) -> Metric:
         name = "vllm:spec_decode_num_accepted_tokens_per_pos"
-        family = CounterMetricFamily(name, "Accepted drafted tokens, by depth from 0.", labels=[LABEL, "position"])
+        family = CounterMetricFamily(
+            name, "Accepted drafted tokens, by depth from 0.", labels=[MODEL_LABEL, "position"]
+        )
         for position, count in enumerate(kept):
             family.add_metric([self._model, str(position)], count)
         return family
 
     def _ends(self) -> Metric:
         family = CounterMetricFamily(
-            "vllm:request_success", "Samples, by how they ended.", labels=[LABEL, "finished_reason"]
+            "vllm:request_success", "Samples, by how they ended.", labels=[MODEL_LABEL, "finished_reason"]
         )
         for metric in self._metrics.finished.collect():
             for sample in metric.samples:
@@ -75,5 +77,5 @@ class VllmNames(Collector):
         for metric in source.collect():
             for sample in metric.samples:
                 tail = sample.name.removeprefix(metric.name)
-                family.add_sample(f"vllm:{name}{tail}", {**sample.labels, LABEL: self._model}, sample.value)
+                family.add_sample(f"vllm:{name}{tail}", {**sample.labels, MODEL_LABEL: self._model}, sample.value)
         return family

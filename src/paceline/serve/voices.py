@@ -7,7 +7,7 @@ from typing import Protocol
 
 import orjson
 
-from paceline.serve.parser import Content, Delta, Parser, ToolCall
+from paceline.serve.parser import AnswerParser, Content, Delta, ToolCall
 from paceline.serve.prompts import template
 from paceline.serve.protocol import ChatRequest, NamedChoice
 from paceline.serve.server import Server
@@ -51,7 +51,7 @@ class Named:
         return [] if self.id else self.feed("")
 
 
-HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"]*)"\s*,\s*"arguments"\s*:\s*(?=\S)')
+CALL_OPENING = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"]*)"\s*,\s*"arguments"\s*:\s*(?=\S)')
 
 
 class Required:
@@ -66,7 +66,7 @@ class Required:
         self.text += text
         deltas: list[Delta] = []
         if self.sent is None:
-            head = HEAD.match(self.text)
+            head = CALL_OPENING.match(self.text)
             if head is None:
                 return []
             self.sent = head.end()
@@ -100,7 +100,7 @@ class Manner:
     """How the answers of one chat request are read."""
 
     voice: Callable[[str], Voice]
-    """Makes a fresh one, told how the rendered conversation ends."""
+    """Make a fresh one, given how the rendered conversation ends."""
     special: bool = False
     """Markers are special tokens, so the text must show these."""
 
@@ -118,11 +118,11 @@ def manner(body: ChatRequest, server: Server, shaped: bool) -> Manner:
     reasoning = (THINK in source or END_THINK in source) and not shaped
     if not tools and not reasoning:
         return Manner(lambda tail: Plain())
-    Parser.for_model(source, tools, reasoning)
+    AnswerParser.for_model(source, tools, reasoning)
     special = any(marker in server.tokens.special for marker in markers(source, tools, reasoning))
     stops = [t for t in body.stop_token_ids or () if t in range(len(server.text.tokenizer))]  # others are refused later
     ends = [server.tokens.text(token) for token in {*server.llm.llm.engine.session.eos, *stops}] if special else []
-    return Manner(lambda tail: Parser.for_model(source, tools, reasoning, prompt=tail, ends=ends), special)
+    return Manner(lambda tail: AnswerParser.for_model(source, tools, reasoning, prompt=tail, ends=ends), special)
 
 
 def markers(source: str, tools: bool, reasoning: bool) -> list[str]:

@@ -10,9 +10,9 @@ from pydantic_core import PydanticCustomError
 
 from paceline.core.grammar import MOST_DEPTH
 
-LABEL = 512
+MAX_LABEL_CHARS = 512
 """Characters of a name or a label."""
-Label = Annotated[str, StringConstraints(max_length=LABEL)]
+Label = Annotated[str, StringConstraints(max_length=MAX_LABEL_CHARS)]
 
 
 class FailFast(pydantic.FailFast):
@@ -43,7 +43,7 @@ class Wire(BaseModel):
 
 
 def few(most: int) -> BeforeValidator:
-    """At most so many entries of an object, counted before one is looked at."""
+    """Limit the number of entries of an object; they are counted before any is parsed."""
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > most:

@@ -20,9 +20,9 @@ class Figures:
     tbt: list[float] = field(default_factory=list)
     """Between two deliveries to one request, of one token or several."""
     latency: list[float] = field(default_factory=list)
-    """Of those that ended, from arrival to last token."""
+    """Seconds from arrival to the last token, per request that ended."""
     drafters: Counter[str] = field(default_factory=Counter)
-    """Tokens by who drafted in the step that brought them."""
+    """Drafter -> tokens of the steps in which it drafted."""
 
     @property
     def throughput(self) -> float:

@@ -29,7 +29,7 @@ class Setup:
 
     config: EngineConfig
     groups: tuple[str, ...]
-    """K/V groups beside the target's."""
+    """K/V groups other than the target's."""
     entries: dict[str, DrafterFacts]
     times: dict[str, Any]
     """`StepTimes.dump`."""
@@ -67,15 +67,15 @@ class Arrival:
     key: str = ""
     """Among whom `fair` shares."""
     params: dict[str, Any] = field(default_factory=dict)
-    """Those of `DECIDING` that are set."""
+    """Sampling parameters in `DECIDING` that are set."""
     output: list[int] = field(default_factory=list)
-    """Of one that was forked or parked: its output so far."""
+    """Output so far of a request that was forked or parked."""
     parent: int = -1
-    """Of a branch: who waits for it."""
+    """Request that waits for this branch; -1: not a branch."""
     common: int = 0
-    """Of a branch: tokens that it has from its parent."""
+    """Tokens that a branch shares with its parent."""
     eos: tuple[int, ...] = ()
-    """Of a branch: ends of sequence, which a join leaves out."""
+    """End-of-sequence tokens of a branch, which a join leaves out."""
     layout: Layout = ()
     """Where its tokens stand, if branches were joined in it."""
     event: Literal["arrival"] = "arrival"
@@ -127,7 +127,7 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class Abort:
+class Departure:
     """A request leaves between two steps: it was aborted, or parked."""
 
     id: int
@@ -233,7 +233,7 @@ class Step:
     event: Literal["step"] = "step"
 
 
-Event = Setup | Enrolled | Arrival | Abort | Changed | Closed | Joined | Adopted | Step
+Event = Setup | Enrolled | Arrival | Departure | Changed | Closed | Joined | Adopted | Step
 _EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 
 

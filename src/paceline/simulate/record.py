@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cache.blocks import BlockPool
-from paceline.cache.lease import TARGET
 from paceline.cache.policies import policy
 from paceline.core import operations
+from paceline.core.component import TARGET
 from paceline.core.errors import InputError
 from paceline.core.joined import Layout
 from paceline.core.operations import Operation
@@ -20,12 +20,12 @@ from paceline.engine.recorder import Recorder
 from paceline.plan import DrafterFacts
 from paceline.plan.cost import Drafting, Times
 from paceline.simulate.log import (
-    Abort,
     Adopted,
     Arrival,
     Changed,
     Closed,
     Decision,
+    Departure,
     Enrolled,
     Event,
     Joined,
@@ -88,7 +88,7 @@ class LogRecorder(Recorder):
     def __init__(self, sink: Callable[[Event], object]) -> None:
         self.sink = sink
         self._plan: Plan | None = None
-        """Of the step in progress."""
+        """Plan of the step in progress."""
         self._step = Step(0.0, Decision([], [], []))
         self._advanced: list[tuple[int, str, int]] = []
 
@@ -104,7 +104,7 @@ class LogRecorder(Recorder):
         self._end()
         match operation:
             case operations.Abort() | operations.Park():
-                self.sink(Abort(operation.id))
+                self.sink(Departure(operation.id))
             case operations.Extend():
                 self.sink(Changed(operation.id, extend=[*operation.tokens]))
             case operations.Rewind():

@@ -5,12 +5,12 @@ from dataclasses import dataclass, fields
 
 from paceline.core.errors import IntegrityError, PacelineError
 from paceline.simulate.log import (
-    Abort,
     Adopted,
     Arrival,
     Changed,
     Closed,
     Decision,
+    Departure,
     Enrolled,
     Event,
     Joined,
@@ -55,7 +55,7 @@ def _follow(twin: Twin, event: Event) -> str | None:
             twin.table.enrol(event.drafter, event.facts)
         case Arrival():
             twin.arrive(event)
-        case Abort():
+        case Departure():
             twin.abort(twin.requests[event.id])
         case Changed():
             twin.change(event)

@@ -16,13 +16,13 @@ from paceline.plan.cost import Drafting, StepTimes, Times, judged
 from paceline.plan.cut import trim
 from paceline.simulate.log import Event, Outcome, Step
 from paceline.simulate.twin import Twin
-from paceline.simulate.workload import Job, Workload
+from paceline.simulate.workload import Workload, WorkloadJob
 
 
 def simulate(workload: Workload, *, clients: int | None = None, seed: int = 0) -> list[Event]:
     """The decision log of a simulated run; equal arguments give equal logs. The engine starts with the table that the
-    recorded one started with, and learns. `clients`: so many, each with the next job as soon as its last is done; None:
-    jobs come when they came. CapacityError when a request could never fit the cache."""
+    recorded one started with, and learns. `clients`: number of clients, each of which sends its next job as soon as the
+    last is done; None: jobs come when they came. CapacityError when a request could never fit the cache."""
     return Simulator(workload, clients, SimulationNoise(seed)).run()
 
 
@@ -49,12 +49,12 @@ class Simulator:
             self._step(twin)
         return self.events
 
-    def _due(self, job: Job, twin: Twin) -> bool:
+    def _due(self, job: WorkloadJob, twin: Twin) -> bool:
         if self.clients is None:
             return job.at <= self.now
         return len({r.group for r in twin.requests.values()}) < self.clients
 
-    def _submit(self, job: Job, twin: Twin) -> None:
+    def _submit(self, job: WorkloadJob, twin: Twin) -> None:
         at = self.now if self.clients is not None else job.at
         for arrival in job.arrivals:
             arrived = replace(arrival, now=at)
@@ -92,14 +92,14 @@ class Simulator:
         self, plan: Plan, twin: Twin, results: list[Result], advanced: list[tuple[int, str, int]],
         done: tuple[Work, list[Drafting]],
     ) -> Outcome:  # fmt: skip
-        """And how long it took."""
+        """Outcome of the step with the seconds it took."""
         times = seconds(self.workload.times, *done)
         for name, rows in self._catching(plan, advanced, twin).items():
             times.drafts.setdefault(name, self.workload.catching * rows)
         return Outcome(results, advanced, *done, times)
 
     def _drawn(self, item: Item, most: int) -> Result:
-        """Of a run: the next tokens of the recorded output, pass by pass, as many as the draws say."""
+        """Result of a run: the next tokens of the recorded output, pass by pass, as many as the draws accept."""
         speech, before = self.workload.outputs[item.request.id], len(item.request.output)
         ahead = speech.tokens[before : before + 1 + item.reserved(most)]
         rounds, count = list[Round](), 0
@@ -178,7 +178,7 @@ class Simulator:
                 out.append((item.request.id, group, known))
         return out
 
-    def _check(self, twin: Twin, jobs: Sequence[Job]) -> None:
+    def _check(self, twin: Twin, jobs: Sequence[WorkloadJob]) -> None:
         """A request alone, at its longest, must fit the cache, as in the engine."""
         cache = twin.desk.cache
         most = max(cache.blocks_for(len(a.prompt) + a.max_tokens) for job in jobs for a in job.arrivals)

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from paceline.cache.lease import TARGET
 from paceline.cache.txn import Txn
+from paceline.core.component import TARGET
 from paceline.core.plan import Item, Plan
 from paceline.core.request import Request
 from paceline.engine.desk import Desk, lease_of
@@ -25,7 +25,7 @@ class Twin:
             self.table.enrol(drafter, facts)
         self.desk = Desk.of(config, self.table, setup.groups, setup.states)
         self.requests: dict[int, Request] = {}
-        """Those that have not ended."""
+        """Requests that have not ended, by id."""
 
     def arrive(self, arrival: Arrival) -> None:
         self.requests[arrival.id] = request = arrival.request()
@@ -70,7 +70,7 @@ class Twin:
         self.desk.adopted(txn, adopted.tokens)
 
     def decide(self, now: float) -> tuple[Decision, Plan]:
-        """The next step; who is pre-empted in it has lost the lease."""
+        """Plan the next step; a request that is pre-empted in it has lost its lease."""
         admitted = self.desk.admit(now)
         plan = self.desk.plan(now)
         return Decision.of(admitted, plan), plan

@@ -14,7 +14,7 @@ from paceline.core.result import Result
 from paceline.plan import DrafterFacts
 from paceline.plan.belief import DEPTH, Beliefs, Expected, Key, Tally
 from paceline.plan.cost import StepTimes, judged
-from paceline.simulate.log import Abort, Arrival, Enrolled, Event, Given, Outcome, Setup, Step
+from paceline.simulate.log import Arrival, Departure, Enrolled, Event, Given, Outcome, Setup, Step
 from paceline.simulate.replay import replay
 
 
@@ -27,7 +27,7 @@ class Speech:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class WorkloadJob:
     """The samples of one prompt, which arrive together."""
 
     at: float
@@ -36,7 +36,7 @@ class Job:
 
 
 @dataclass(slots=True)
-class Rates:
+class DraftRates:
     """How much of a draft is drawn and kept. `beliefs` count all rounds alike; a size of tree that was never drawn
     has the rates of the nearest one that was, a drafter that was never tried those that the planner begins with."""
 
@@ -61,8 +61,8 @@ class Rates:
                 counts.add(deepest, [int(depth < kept) for depth in range(len(round.offered))], 1.0, 0)
 
     def draw(self, item: Item, noise: SimulationNoise, ahead: int = 0) -> tuple[list[int], int]:
-        """Rows per depth, and how deep the draft is kept, so many tokens on. Of one (request, index) always alike,
-        whatever the load."""
+        """Rows per depth, and how deep the draft is kept, `ahead` tokens further. Always the same for one (request,
+        index), whatever the load."""
         number, index = item.request.id, len(item.request.output) + ahead
         deepest = min(item.nodes, item.depth - ahead, DEPTH)
         expected = self.beliefs.expected(number, self._nearest(item), deepest)
@@ -101,21 +101,21 @@ def _tree(expected: Expected, more: float) -> list[int]:
 class Workload:
     setup: Setup
     """With the drafters that requests named later."""
-    jobs: list[Job]
+    jobs: list[WorkloadJob]
     outputs: dict[int, Speech]
-    rates: Rates
+    rates: DraftRates
     times: StepTimes
     """What steps cost."""
     between: float = 0.0
     """Seconds from the end of one step to the start of the next, while there is work."""
     catching: float = 0.0
-    """Seconds for each row with which a drafter catches up that drafts for nobody in the step."""
+    """Seconds per row for a drafter that only catches up in the step."""
 
     @classmethod
     def of(cls, events: Sequence[Event], *, fit: bool = True) -> "Workload":
-        """From a log. A request that has not ended ends where the log does; who got no token is left out. `times` is
-        the engine's own table as it was at the end, with `fit` scaled to what the log's steps took. InputError when
-        the log does not replay: its times would be another engine's."""
+        """From a log. A request that has not ended ends where the log does; a request without a token is left out.
+        `times` is the engine's own table as it was at the end, with `fit` scaled to what the log's steps took.
+        InputError when the log does not replay: its times would be another engine's."""
         setup = events[0]
         assert isinstance(setup, Setup)
         done = replay(events)
@@ -123,7 +123,7 @@ class Workload:
             raise InputError(f"The log does not replay, so it cannot be simulated: {done.difference}.")
         entries = {**setup.entries, **{e.drafter: e.facts for e in events if isinstance(e, Enrolled)}}
         steps = [e for e in events if isinstance(e, Step)]
-        rates, outputs = Rates(entries), dict[int, Speech]()
+        rates, outputs = DraftRates(entries), dict[int, Speech]()
         for step in steps:
             for given, result in zip(step.decision.items, step.outcome.results if step.outcome else ()):
                 rates.count(given, result)
@@ -131,7 +131,7 @@ class Workload:
                 tokens = [*before.tokens, *result.tokens[: result.emitted]]
                 outputs[given.id] = Speech(tokens, result.finish or "length")
         aborted = {
-            e.id: replace(outputs[e.id], finish="abort") for e in events if isinstance(e, Abort) and e.id in outputs
+            e.id: replace(outputs[e.id], finish="abort") for e in events if isinstance(e, Departure) and e.id in outputs
         }
         outputs = {i: speech for i, speech in {**outputs, **aborted}.items() if speech.tokens}
         jobs = _jobs([e for e in events if isinstance(e, Arrival) and e.id in outputs])
@@ -142,14 +142,14 @@ class Workload:
         return cls(known, jobs, outputs, rates, times, _between(steps), _catching(steps, entries))
 
 
-def _jobs(arrivals: Sequence[Arrival]) -> list[Job]:
+def _jobs(arrivals: Sequence[Arrival]) -> list[WorkloadJob]:
     groups: dict[int, list[Arrival]] = {}
     for arrival in arrivals:
         groups.setdefault(arrival.group, []).append(arrival)
     if not groups:
         raise InputError("The log holds no request that got a token; there is nothing to simulate.")
     start = min(arrival.now for arrival in arrivals)
-    return sorted((Job(each[0].now - start, each) for each in groups.values()), key=lambda job: job.at)
+    return sorted((WorkloadJob(each[0].now - start, each) for each in groups.values()), key=lambda job: job.at)
 
 
 def scale(times: StepTimes, outcomes: Sequence[Outcome]) -> None:
@@ -169,7 +169,7 @@ def scale(times: StepTimes, outcomes: Sequence[Outcome]) -> None:
 
 
 def _ratio(pairs: Iterable[tuple[float, float]]) -> float:
-    """Of the sums of measured and predicted seconds."""
+    """Ratio of the sums of measured and predicted seconds; 1 if either is 0."""
     measured, predicted = (sum(side) for side in zip(*pairs)) if (pairs := list(pairs)) else (0.0, 0.0)
     return measured / predicted if measured > 0.0 and predicted > 0.0 else 1.0
 

@@ -2,7 +2,7 @@
 
 **The contract of a method.** A file in this folder registers one class under the name that `paceline train NAME` has:
 
-    @METHODS.register("medusa", Trains("heads that guess each depth apart"))
+    @TRAINERS.register("medusa", Trains("heads that guess each depth apart"))
     class Medusa(HeadMethod): ...
 
 The loop (`train/loop.py`) makes it once, `Method(target, settings)`, with what the user set (`--set KEY=VALUE`), and
@@ -35,9 +35,9 @@ from typing import TYPE_CHECKING, Any
 from paceline.core.registry import Registry
 
 if TYPE_CHECKING:
-    from paceline.train.loop import Plan, Trained
+    from paceline.train.loop import Trained, TrainingPlan
     from paceline.train.method import Method
-    from paceline.train.target import Target
+    from paceline.train.target import TrainingTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,10 @@ class Trains:
     """It makes a model that drafts for itself, not a drafter for the target."""
 
 
-METHODS: "Registry[Callable[[Target, dict[str, Any]], Method]]" = Registry("trainer", "paceline.train")
+TRAINERS: "Registry[Callable[[TrainingTarget, dict[str, Any]], Method]]" = Registry("trainer", "paceline.train")
 
 
-def train(plan: "Plan") -> "Trained":
+def train(plan: "TrainingPlan") -> "Trained":
     """Train as the plan says, or go on with what was begun in its directory. See `train.loop.Plan`."""
     from paceline.train.loop import train
 

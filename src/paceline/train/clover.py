@@ -9,18 +9,18 @@ from torch import Tensor
 from paceline.core.errors import InputError
 from paceline.draft.clover import Clover
 from paceline.draft.layers import RMSNorm
-from paceline.train import METHODS, Trains
+from paceline.train import TRAINERS, Trains
 from paceline.train.method import HeadMethod
-from paceline.train.target import Target
+from paceline.train.target import TrainingTarget
 
 
-@METHODS.register("clover", Trains("a recurrence over drafted tokens on a state enriched once a round"))
+@TRAINERS.register("clover", Trains("a recurrence over drafted tokens on a state enriched once a round"))
 class TrainClover(HeadMethod):
     head = Clover
     objective = "smooth:10+kl"
     decay = 0.7
 
-    def __init__(self, target: Target, settings: dict[str, Any]) -> None:
+    def __init__(self, target: TrainingTarget, settings: dict[str, Any]) -> None:
         if str(settings.get("version", 2)) not in ("1", "2"):
             raise InputError(f"version is {settings['version']!r}, but Clover has the versions 1 and 2.")
         super().__init__(target, settings)

@@ -17,10 +17,10 @@ from typing import Any
 
 from paceline.bench.prompts import encode, has_template, read_text
 from paceline.core.errors import InputError
-from paceline.train.target import Target
+from paceline.train.target import TrainingTarget
 
 PROMPTS, ANSWERS = ("prompt", "question", "instruction", "turns"), ("completion", "answer", "output", "response")
-BATCH = 32
+GENERATION_BATCH = 32
 """Answers that are generated together."""
 
 
@@ -82,7 +82,7 @@ def role(turn: dict[str, Any]) -> str:
     return {"human": "user", "gpt": "assistant"}.get(said, said)
 
 
-def prompt_ids(target: Target, prompt: list[dict[str, str]] | str) -> list[int]:
+def prompt_ids(target: TrainingTarget, prompt: list[dict[str, str]] | str) -> list[int]:
     """Token ids up to where the answer begins; a lone prompt is a user's message where the target has a template."""
     if isinstance(prompt, str):
         return encode(target.text, prompt) if prompt else []
@@ -91,7 +91,7 @@ def prompt_ids(target: Target, prompt: list[dict[str, str]] | str) -> list[int]:
     return target.text.encode("\n".join(turn["content"] for turn in prompt))
 
 
-def given(target: Target, entries: Sequence[dict[str, Any]], most: int) -> Iterator[Sample]:
+def given(target: TrainingTarget, entries: Sequence[dict[str, Any]], most: int) -> Iterator[Sample]:
     """Lines as they stand: texts, and prompts with their answers; at most `most` tokens each."""
     ends = [token for token in target.text.eos() if isinstance(token, int)][:1]
     for entry in entries:
@@ -110,7 +110,7 @@ def given(target: Target, entries: Sequence[dict[str, Any]], most: int) -> Itera
 
 
 def answered(
-    target: Target, entries: Sequence[dict[str, Any]], most: int, *, limit: int | None = None,
+    target: TrainingTarget, entries: Sequence[dict[str, Any]], most: int, *, limit: int | None = None,
     cache: Path | None = None, answer: int = 160, temperature: float = 0.0, seed: int = 0,
 ) -> list[Sample]:  # fmt: skip
     """The target's own answers, by our engine, to the first `limit` prompts: what a drafter will see when it serves.
@@ -143,18 +143,18 @@ def kept(file: Path | None) -> list[Sample]:
 
 
 def generate(
-    target: Target, prompts: Sequence[list[int]], done: list[Sample], file: Path | None, most: int, answer: int,
+    target: TrainingTarget, prompts: Sequence[list[int]], done: list[Sample], file: Path | None, most: int, answer: int,
     temperature: float, seed: int,
 ) -> None:  # fmt: skip
     """Answer the prompts behind those that are `done`, and add to them and to the file, some at a time: what is killed
-    loses little. With prompt lookup as the drafter: the text is the target's own whoever drafts."""
+    loses little. With prompt lookup as the drafter: the text is the target's own with any drafter."""
     from paceline import LLM, SamplingParams
 
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-    with LLM(target.path, dtype=target.dtype, drafter="ngram", max_requests=BATCH) as llm:
-        for start in range(len(done), len(prompts), BATCH):
-            some = prompts[start : start + BATCH]
+    with LLM(target.path, dtype=target.dtype, drafter="ngram", max_requests=GENERATION_BATCH) as llm:
+        for start in range(len(done), len(prompts), GENERATION_BATCH):
+            some = prompts[start : start + GENERATION_BATCH]
             each = [
                 SamplingParams(
                     temperature=temperature, top_k=0, top_p=1.0, seed=seed + start + i,

@@ -7,11 +7,11 @@ and the target's answers it is sequence-level distillation.
 
 from typing import ClassVar
 
-from paceline.train import METHODS, Trains
+from paceline.train import TRAINERS, Trains
 from paceline.train.student import DraftMethod
 
 
-@METHODS.register("distillspec", Trains("a draft model that learns its target's distribution", drafter="model"))
+@TRAINERS.register("distillspec", Trains("a draft model that learns its target's distribution", drafter="model"))
 class DistillSpec(DraftMethod):
     name = "distillspec"
     preset: ClassVar = {"objective": "kl", "rollout": "mixed"}

@@ -18,28 +18,28 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import InputError
-from paceline.draft.eagle3 import Shape, spread
+from paceline.draft.eagle3 import EagleShape, spread
 from paceline.draft.feature import layer_spec
 from paceline.model.blocks import Rotary
-from paceline.train import METHODS, Trains
+from paceline.train import TRAINERS, Trains
 from paceline.train.data import Sample
-from paceline.train.features import Batch
+from paceline.train.features import FeatureBatch
 from paceline.train.heads import Steps, UnrolledMethod, write_head
 from paceline.train.method import as_kind, commonest
-from paceline.train.target import Target
-from paceline.train.unroll import Attention, Mlp, RMSNorm, look, turns
+from paceline.train.target import TrainingTarget
+from paceline.train.unroll import Mlp, RMSNorm, UnrolledAttention, look, turns
 
-NOISE = 0.1
+EAGLE_NOISE = 0.1
 """Half of the width of EAGLE-1's noise at 512 tokens; the paper scales it by 512 / length."""
-FREE = ("draft_vocab", "depth", "fused", "ffn", "heads", "kv_heads", "head_dim", "norm_before_residual")
-FLAGS = ("fused", "norm_before_residual")
+FREE_OPTIONS = ("draft_vocab", "depth", "fused", "ffn", "heads", "kv_heads", "head_dim", "norm_before_residual")
+EAGLE_FLAGS = ("fused", "norm_before_residual")
 
 
-class Layer(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+class EagleLayer(nn.Module):
+    def __init__(self, shape: EagleShape) -> None:
         super().__init__()
         width, entry = shape.width, (2 if shape.fused else 1) * shape.width
-        self.self_attn = Attention(entry, width, shape.heads, shape.kv_heads, shape.head_dim)
+        self.self_attn = UnrolledAttention(entry, width, shape.heads, shape.kv_heads, shape.head_dim)
         self.mlp, self.post_attention_layernorm = Mlp(width, shape.ffn), RMSNorm(width, shape.eps)
         if shape.fused:
             self.input_layernorm, self.hidden_norm = RMSNorm(width, shape.eps), RMSNorm(width, shape.eps)
@@ -48,11 +48,11 @@ class Layer(nn.Module):
 class EagleModule(nn.Module):
     """The head over whole texts. The names of its weights are those of the checkpoint."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: EagleShape) -> None:
         super().__init__()
         self.shape = shape
         self.fc = nn.Linear(len(shape.taps) * shape.width if shape.fused else 2 * shape.width, shape.width, bias=False)
-        self.layers = nn.ModuleList([Layer(shape)])
+        self.layers = nn.ModuleList([EagleLayer(shape)])
         if shape.fused:
             self.norm = RMSNorm(shape.width, shape.eps)
             self.lm_head = nn.Linear(shape.width, shape.draft_vocab, bias=False)
@@ -63,7 +63,7 @@ class EagleModule(nn.Module):
         """What it puts out at each step. embedded [B, R, H]: of the tokens of rows 1 .. R of a text; feature [B, R, H]:
         fused states of the rows before them. Step s has R - s rows."""
         layer, shape = self.layers[0], self.shape
-        assert isinstance(layer, Layer)
+        assert isinstance(layer, EagleLayer)
         text: tuple[Tensor, Tensor] | None = None
         above: list[tuple[Tensor, Tensor]] = []
         outs: list[Tensor] = []
@@ -90,25 +90,27 @@ class EagleModule(nn.Module):
         return outs
 
 
-@METHODS.register("eagle3", Trains("a decoder layer on the target's features (EAGLE-3; fused=false: EAGLE-1)"))
+@TRAINERS.register("eagle3", Trains("a decoder layer on the target's features (EAGLE-3; fused=false: EAGLE-1)"))
 class TrainEagle(UnrolledMethod):
-    def __init__(self, target: Target, settings: dict[str, Any]) -> None:
+    def __init__(self, target: TrainingTarget, settings: dict[str, Any]) -> None:
         settings = dict(settings)
         spec = target.spec
         fused = as_kind(settings.get("fused", True), bool)
         self.goals(settings, "kl" if fused else "smooth:1+kl:0.1", 0.8)
         self.steps = int(settings.pop("unroll", 0))
         """Steps that are trained; 0: all that it will draft, of EAGLE-1 one."""
-        shape = Shape(
+        shape = EagleShape(
             spec.hidden, spec.heads, spec.kv_heads, spec.head_dim, spec.ffn, spec.vocab, spec.vocab, spec.max_len,
             spread(len(spec.layers)) if fused else ("post_norm",), fused, eps=spec.norm_eps,
         )  # fmt: skip
         given: dict[str, Any] = {}
         for name, value in settings.items():
-            if name not in FREE:
-                raise InputError(f"eagle3 has no setting {name!r}; it has {', '.join((*FREE, 'unroll', 'objective'))}.")
+            if name not in FREE_OPTIONS:
+                raise InputError(
+                    f"eagle3 has no setting {name!r}; it has {', '.join((*FREE_OPTIONS, 'unroll', 'objective'))}."
+                )
             try:
-                given[name] = as_kind(value, bool if name in FLAGS else int)
+                given[name] = as_kind(value, bool if name in EAGLE_FLAGS else int)
             except ValueError:
                 raise InputError(f"{name} is {value!r}, but eagle3 expects a number there.") from None
         shape = replace(shape, **given)
@@ -134,7 +136,7 @@ class TrainEagle(UnrolledMethod):
             self.module.fc.weight.mul_(0.1)
             self.module.fc.weight[:, -width:] += torch.eye(width)
             layer = self.module.layers[0]
-            assert isinstance(layer, Layer)
+            assert isinstance(layer, EagleLayer)
             for part in (layer.self_attn.o_proj, layer.mlp.down_proj):
                 part.weight.mul_(0.0 if self.shape.norm_before_residual else 0.3)
             if self.shape.fused:
@@ -147,7 +149,7 @@ class TrainEagle(UnrolledMethod):
             self.ids = commonest(samples, self.shape.draft_vocab, self.shape.vocab)
             self.start()
 
-    def unroll(self, batch: Batch) -> Steps:
+    def unroll(self, batch: FeatureBatch) -> Steps:
         rows = batch.ids.shape[1] - 2
         embedded = self.target.embed(batch.ids)[:, 1 : 1 + rows]
         states = [batch.hidden[tap][:, :rows] for tap in self.shape.taps]
@@ -158,7 +160,7 @@ class TrainEagle(UnrolledMethod):
         else:
             feature = states[0]
             if training:
-                feature = feature + NOISE * (2 * torch.rand_like(feature) - 1)
+                feature = feature + EAGLE_NOISE * (2 * torch.rand_like(feature) - 1)
         return self.module.unroll(embedded, feature, steps)
 
     def logits(self, out: Tensor) -> Tensor:

@@ -25,11 +25,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.core.errors import InputError, RefusalError
-from paceline.train import METHODS, Trains
-from paceline.train.features import Batch
+from paceline.train import TRAINERS, Trains
+from paceline.train.features import FeatureBatch
 from paceline.train.method import Loss
-from paceline.train.student import DEPTH, DraftMethod, StudentSettings
-from paceline.train.target import Target
+from paceline.train.student import TAU_DEPTH_TOKENS, DraftMethod, StudentSettings
+from paceline.train.target import TrainingTarget
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class ExitSettings(StudentSettings):
     dropout: float = 0.1
     """Chance of the last layer to be left out; that of the first is 0."""
     share: float = 0.5
-    """Of the loss, that of the exits."""
+    """Share of the exits in the loss."""
     rotate: int = 4
     deepest: int = 0
     """Exits are those behind 1 .. `deepest` layers; 0: behind all but the last. A short training has few to spare."""
@@ -47,7 +47,7 @@ class ExitSettings(StudentSettings):
     """Exit whose drafts are simulated on held-out texts; 0: that behind a quarter of the layers."""
 
 
-@METHODS.register(
+@TRAINERS.register(
     "early_exit", Trains("the model itself, trained on to draft with its lower layers", drafter="del", model=True)
 )
 class EarlyExitTraining(DraftMethod):
@@ -56,7 +56,7 @@ class EarlyExitTraining(DraftMethod):
     settings: ExitSettings
     preset: ClassVar[Mapping[str, Any]] = {"objective": "ce"}
 
-    def __init__(self, target: Target, settings: dict[str, Any]) -> None:
+    def __init__(self, target: TrainingTarget, settings: dict[str, Any]) -> None:
         super().__init__(target, {"draft": str(target.path), **settings})
         s = self.settings
         inner: Any = getattr(self.student, "model", None)
@@ -91,7 +91,7 @@ class EarlyExitTraining(DraftMethod):
         return hook
 
     def chances(self) -> list[float]:
-        """Of each layer to be left out."""
+        """Chance of each layer to be left out."""
         last = max(1, self.depth - 1)
         return [self.settings.dropout * math.expm1(layer * math.log(2) / last) for layer in range(self.depth)]
 
@@ -116,7 +116,7 @@ class EarlyExitTraining(DraftMethod):
         made: Tensor = self.student.lm_head(self.student.model.norm(states))
         return made.float()
 
-    def loss(self, batch: Batch, step: int) -> Loss:
+    def loss(self, batch: FeatureBatch, step: int) -> Loss:
         wanted = batch.learn[:, 1:] > 0
         token = batch.ids[:, 1:][wanted]
         self.kept = [torch.rand(len(batch.ids), 1, 1) >= chance for chance in self.chances()]
@@ -135,17 +135,17 @@ class EarlyExitTraining(DraftMethod):
         return Loss(total, right[:1], [float(len(token))])
 
     @torch.no_grad()
-    def ranks(self, batch: Batch) -> Tensor:
-        """[B, T, DEPTH]: of the whole model's likeliest token, at `layer`: its simulated tau is of drafts from there,
-        along the text."""
+    def ranks(self, batch: FeatureBatch) -> Tensor:
+        """[B, T, DEPTH]: of the whole model's most probable token, at `layer`: its simulated tau is of drafts from
+        there, along the text."""
         states = self.states(batch.ids)
         count = batch.ids.shape[1]
         own = self.head(states[-1].flatten(0, 1)).argmax(-1)[:, None]
         logits = self.head(states[self.layer - 1].flatten(0, 1))
         rank = (logits > logits.gather(1, own)).sum(-1).view(-1, count)[:, :-1]
         known = torch.arange(1, count)[None] < batch.length[:, None]
-        rank = F.pad(torch.where(known, rank, -1), (0, DEPTH + 1), value=-1)
-        return torch.stack([rank[:, 1 + depth : 1 + depth + count] for depth in range(DEPTH)], -1)
+        rank = F.pad(torch.where(known, rank, -1), (0, TAU_DEPTH_TOKENS + 1), value=-1)
+        return torch.stack([rank[:, 1 + depth : 1 + depth + count] for depth in range(TAU_DEPTH_TOKENS)], -1)
 
     def save(self, path: Path, facts: Mapping[str, Any]) -> None:
         self.student.config.early_exit = True

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import torch
 
-from paceline.draft.grow import NODES, Chances, best
+from paceline.draft.grow import HEAD_TREE_NODES, RankChances, best
 from paceline.draft.sequoia import Shape
 from paceline.train.data import Sample
 from paceline.train.features import FeatureSource
 from paceline.train.method import Method
 
-TOP = 10
-"""Ranks whose chances are told."""
+TOLD_RANKS = 10
+"""Number of ranks whose chances are reported."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,15 @@ class Scores:
     accuracy: tuple[tuple[float, ...], ...]
     tau: float
     tree: float
-    """The same with trees."""
+    """Tokens per pass, simulated, with trees."""
     rounds: int
 
 
 def evaluate(
     method: Method, source: FeatureSource, names: Sequence[int], shape: Shape | None = None, size: int = 8
 ) -> Scores | None:
-    """Of the texts with these numbers; None for a method that has no ranks. `shape`: of the trees; None: the best one
-    for the accuracies that are found."""
+    """Scores over the texts with these numbers; None for a method without ranks. `shape`: shape of the trees; None: the
+    best one for the accuracies that are found."""
     method.module.eval()
     tables: list[list[list[int]]] = []
     counts: torch.Tensor | None = None
@@ -51,17 +51,17 @@ def evaluate(
             sample = source.samples[name]
             table = row[sample.start - 1 : len(sample.ids)]
             if counts is None:
-                counts = torch.zeros(table.shape[-1], TOP + 1)
+                counts = torch.zeros(table.shape[-1], TOLD_RANKS + 1)
             for depth in range(table.shape[-1]):
                 seen = table[:, depth]
-                counts[depth] += torch.bincount(seen[seen >= 0].clamp(max=TOP), minlength=TOP + 1)
+                counts[depth] += torch.bincount(seen[seen >= 0].clamp(max=TOLD_RANKS), minlength=TOLD_RANKS + 1)
             tables.append(table.tolist())
     method.module.train()
     assert counts is not None
-    rates = counts[:, :TOP] / counts.sum(-1, keepdim=True).clamp(min=1)
+    rates = counts[:, :TOLD_RANKS] / counts.sum(-1, keepdim=True).clamp(min=1)
     accuracy = tuple(tuple(round(x, 4) for x in row) for row in rates.tolist())
     tau, rounds, conditional = walked(tables, chain(rates.shape[0]))
-    tree, _, _ = walked(tables, shape or best(NODES, Chances(accuracy, len(accuracy)).rates))
+    tree, _, _ = walked(tables, shape or best(HEAD_TREE_NODES, RankChances(accuracy, len(accuracy)).rates))
     return Scores(conditional, accuracy, tau, tree, rounds)
 
 
@@ -94,17 +94,17 @@ def walked(tables: Sequence[Sequence[Sequence[int]]], shape: Shape) -> tuple[flo
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """What the engine made of it: tokens a pass of each drafter, over the same prompts; are the texts plain
     decoding's?"""
 
     tau: dict[str, float]
     same: dict[str, bool]
     each: dict[str, list[tuple[int, int]]]
-    """Of each prompt, tokens behind the first and the passes that made them."""
+    """Drafter -> per prompt, the tokens after the first and the passes that made them."""
 
     def interval(self, drafter: str, draws: int = 1000) -> tuple[float, float]:
-        """Of tau, 95 %, by drawing the prompts anew."""
+        """Confidence interval (95 %) of tau, by resampling the prompts."""
         pairs = torch.tensor(self.each[drafter], dtype=torch.float64)
         stream = torch.Generator().manual_seed(0)
         sums = pairs[torch.randint(len(pairs), (draws, len(pairs)), generator=stream)].sum(1)
@@ -115,7 +115,7 @@ class Measured:
 def engine_tau(
     target: str | Path, draft: str | Path | None, samples: Sequence[Sample], drafters: Sequence[str], nodes: int | None,
     answer: int = 160, dtype: str = "bfloat16",
-) -> Measured:  # fmt: skip
+) -> Measurement:  # fmt: skip
     """Greedy answers to the samples' prompts, one request at a time, by each drafter. Tau is over the tokens behind the
     first, which the prompt's pass brings."""
     from paceline import LLM, SamplingParams
@@ -135,4 +135,4 @@ def engine_tau(
             tokens, passes = (sum(column) for column in zip(*each[drafter]))
             tau[drafter] = tokens / max(passes, 1)
             same[drafter] = texts == plain
-    return Measured(tau, same, each)
+    return Measurement(tau, same, each)

@@ -16,17 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import InputError
-from paceline.draft.falcon import LAYERS, MEMORY, NAME, FalconConfig, cell
+from paceline.draft.falcon import FALCON, FALCON_LAYERS, LSTM_ROWS, FalconConfig, cell
 from paceline.draft.feature import layer_spec
 from paceline.model.blocks import Rotary
-from paceline.train import METHODS, Trains
-from paceline.train.features import Batch
+from paceline.train import TRAINERS, Trains
+from paceline.train.features import FeatureBatch
 from paceline.train.heads import Steps, UnrolledMethod, write_head
 from paceline.train.method import Loss, as_kind
-from paceline.train.target import Target
-from paceline.train.unroll import Attention, Mlp, RMSNorm, look, turns
+from paceline.train.target import TrainingTarget
+from paceline.train.unroll import Mlp, RMSNorm, UnrolledAttention, look, turns
 
-NOISE = 0.1
+FALCON_NOISE = 0.1
 """Half of the width of the uniform noise on features."""
 
 
@@ -36,16 +36,16 @@ class FalconModule(nn.Module):
     def __init__(self, config: FalconConfig) -> None:
         super().__init__()
         self.config, width = config, config.width
-        self.lstm = nn.LSTM(2 * width, width, LAYERS, batch_first=True)
-        self.self_attn = Attention(width, width, config.heads, config.kv_heads, config.head_dim)
+        self.lstm = nn.LSTM(2 * width, width, FALCON_LAYERS, batch_first=True)
+        self.self_attn = UnrolledAttention(width, width, config.heads, config.kv_heads, config.head_dim)
         self.mlp, self.post_attention_layernorm = Mlp(width, config.ffn), RMSNorm(width, config.eps)
-        rope = layer_spec(NAME, config).layers[0].attention.rope
+        rope = layer_spec(FALCON, config).layers[0].attention.rope
         self.rotary = Rotary(rope, torch.device("cpu"), torch.float32, config.max_len + 64)
 
     def step(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """z [N, H] and the states [N, LAYERS, H] behind it, from x [N, 2 H]."""
         hs, cs = [], []
-        for i in range(LAYERS):
+        for i in range(FALCON_LAYERS):
             w = {name: getattr(self.lstm, f"{name}_l{i}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")}
             gates = nn.functional.linear(x, w["weight_ih"], w["bias_ih"])
             gates = gates + nn.functional.linear(h[:, i], w["weight_hh"], w["bias_hh"])
@@ -56,13 +56,13 @@ class FalconModule(nn.Module):
 
     def recur(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """z [B, R, H] and the states [B, R, LAYERS, H] behind each row, from x [B, R, 2 H] of rows 0 .. R - 1; the LSTM
-        begins anew at every MEMORY-th."""
+        restarts at every MEMORY-th."""
         count, rows, width = x.shape
-        whole = -(-rows // MEMORY) * MEMORY
-        chunks = torch.cat((x, x.new_zeros(count, whole - rows, width)), 1).view(-1, MEMORY, width)
-        h = c = chunks.new_zeros(len(chunks), LAYERS, width // 2)
+        whole = -(-rows // LSTM_ROWS) * LSTM_ROWS
+        chunks = torch.cat((x, x.new_zeros(count, whole - rows, width)), 1).view(-1, LSTM_ROWS, width)
+        h = c = chunks.new_zeros(len(chunks), FALCON_LAYERS, width // 2)
         made: list[tuple[Tensor, Tensor, Tensor]] = []
-        for i in range(MEMORY):
+        for i in range(LSTM_ROWS):
             z, h, c = self.step(chunks[:, i], h, c)
             made.append((z, h, c))
         z, h, c = (torch.stack(part, 1) for part in zip(*made))
@@ -101,7 +101,7 @@ class FalconModule(nn.Module):
             for j in range(block):
                 place = root + len(above) + 1
                 token = embedded[:, place.clamp(max=embedded.shape[1] - 1)]
-                begins = (place % MEMORY == 0)[None, :, None, None]
+                begins = (place % LSTM_ROWS == 0)[None, :, None, None]
                 hc = [part.masked_fill(begins, 0.0).flatten(0, 1) for part in state]
                 entry = torch.cat((token, outs[len(outs) - block + j]), -1).flatten(0, 1)
                 zj, *after = self.step(entry, *hc)
@@ -114,9 +114,9 @@ class FalconModule(nn.Module):
         return outs[:depth]
 
 
-@METHODS.register("falcon", Trains("blocks of tokens from one pass of a recurrent layer (block=2, glance=0.4)"))
+@TRAINERS.register("falcon", Trains("blocks of tokens from one pass of a recurrent layer (block=2, glance=0.4)"))
 class TrainFalcon(UnrolledMethod):
-    def __init__(self, target: Target, settings: dict[str, Any]) -> None:
+    def __init__(self, target: TrainingTarget, settings: dict[str, Any]) -> None:
         settings = dict(settings)
         self.goals(settings, "smooth:1+kl:0.09+ce:0.01", 1.0)
         spec = target.spec
@@ -142,13 +142,13 @@ class TrainFalcon(UnrolledMethod):
     def depth(self) -> int:
         return self.config.depth
 
-    def entry(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def entry(self, batch: FeatureBatch) -> tuple[Tensor, Tensor]:
         """x [B, T - 1, 2 H] of the rows 0 .. T - 2, and the embeddings [B, T, H] of all tokens."""
         embedded, post = self.target.embed(batch.ids), batch.hidden["post_norm"]
         feature = torch.cat((torch.zeros_like(post[:, :1]), post[:, :-2]), 1)
         return torch.cat((embedded[:, :-1], feature), -1), embedded
 
-    def unroll(self, batch: Batch) -> Steps:
+    def unroll(self, batch: FeatureBatch) -> Steps:
         x, embedded = self.entry(batch)
         outs = self.module.rounds(x, embedded, self.depth)
         return [out[:, : out.shape[1] - depth] for depth, out in enumerate(outs)]
@@ -156,18 +156,18 @@ class TrainFalcon(UnrolledMethod):
     def logits(self, out: Tensor) -> Tensor:
         return self.target.head(out)
 
-    def loss(self, batch: Batch, step: int) -> Loss:
+    def loss(self, batch: FeatureBatch, step: int) -> Loss:
         k = self.config.block
         phase = int(torch.randint(k, ()))
         x, embedded = self.entry(batch)
         width = embedded.shape[-1]
-        x = torch.cat((x[..., :width], x[..., width:] + NOISE * (2 * torch.rand_like(x[..., width:]) - 1)), -1)
+        x = torch.cat((x[..., :width], x[..., width:] + FALCON_NOISE * (2 * torch.rand_like(x[..., width:]) - 1)), -1)
         if share := self.glance * max(0.0, 1 - step / self.glance_steps):
             x = self.glanced(x, embedded, batch, phase, share)
         return self.compared(self.module.blocks(x, phase), batch, phase)
 
     @torch.no_grad()
-    def glanced(self, x: Tensor, embedded: Tensor, batch: Batch, phase: int, share: float) -> Tensor:
+    def glanced(self, x: Tensor, embedded: Tensor, batch: FeatureBatch, phase: int, share: float) -> Tensor:
         """x with the answers in place of `share` times as many first rows of blocks as there are wrong rows."""
         k = self.config.block
         out = self.module.blocks(x, phase)
@@ -183,7 +183,7 @@ class TrainFalcon(UnrolledMethod):
         x[places[:, 0], places[:, 1] + 1] = answered[places[:, 0], places[:, 1]]
         return x
 
-    def compared(self, out: Tensor, batch: Batch, phase: int) -> Loss:
+    def compared(self, out: Tensor, batch: FeatureBatch, phase: int) -> Loss:
         """Row u's output with the target's state of row u - 1 + k; accuracy by the place in the block."""
         k = self.config.block
         rows = out.shape[1] + 1 - k
@@ -210,7 +210,7 @@ class TrainFalcon(UnrolledMethod):
     def save(self, path: Path, facts: Mapping[str, Any]) -> None:
         weights = {name: part.detach() for name, part in self.module.named_parameters()}
         config = {
-            "architectures": ["FalconSpeculator"], "speculators_model_type": NAME, "speculators_version": "0.1.0",
+            "architectures": ["FalconSpeculator"], "speculators_model_type": FALCON, "speculators_version": "0.1.0",
             **self.config.written(),
         }  # fmt: skip
         write_head(path, weights, config, self, facts)

@@ -22,22 +22,22 @@ import torch
 
 from paceline.core.errors import InputError
 from paceline.model.linear import Packing, choose
-from paceline.train import METHODS, Trains
+from paceline.train import TRAINERS, Trains
 from paceline.train.student import DraftMethod
 
-WIDTHS = (128, 192, 256, 320, 384, 512, 640, 768, 1024)
-HEAD = 64
+CANDIDATE_WIDTHS = (128, 192, 256, 320, 384, 512, 640, 768, 1024)
+HEAD_SIZE = 64
 """Numbers in a head of attention."""
 
 
-@METHODS.register("fastdraft", Trains("a small draft model from nothing, for a vocabulary", drafter="model"))
+@TRAINERS.register("fastdraft", Trains("a small draft model from nothing, for a vocabulary", drafter="model"))
 class FastDraft(DraftMethod):
     name = "fastdraft"
     preset: ClassVar = {"objective": "ce", "rollout": "data"}
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedShape:
     """A shape, and seconds of one of its passes over one row, by the parts' measured times."""
 
     layers: int
@@ -48,7 +48,7 @@ class Fitted:
     @property
     def settings(self) -> dict[str, int]:
         """For `--set`."""
-        heads = self.width // HEAD
+        heads = self.width // HEAD_SIZE
         return {
             "layers": self.layers, "hidden": self.width, "heads": heads,
             "kv_heads": heads // 2 if heads % 2 == 0 else heads, "ffn": ffn(self.width),
@@ -85,19 +85,19 @@ def measured(shape: tuple[int, int]) -> float:
 def fit(
     vocab: int, seconds: float, *, most: int = 8, overhead: float = 1e-5,
     cost: Callable[[tuple[int, int]], float] = measured,
-) -> Fitted:  # fmt: skip
+) -> FittedShape:  # fmt: skip
     """The shape with the most parameters whose pass takes at most `seconds`; of equal ones the shallower. `overhead`:
-    seconds of a layer beside its matrices: the price of depth. Raises InputError where nothing
+    seconds of a layer apart from its matrices: the price of depth. Raises InputError where nothing
     fits."""
-    found: Fitted | None = None
-    for width in WIDTHS:
+    found: FittedShape | None = None
+    for width in CANDIDATE_WIDTHS:
         layer, head = weights(width, vocab)
         each, top = sum(map(cost, layer)) + overhead, cost(head)
         depth = min(most, int((seconds - top) / each)) if seconds > top else 0
         if depth < 1:
             continue
         size = depth * sum(a * b for a, b in layer) + head[0] * head[1]
-        made = Fitted(depth, width, top + depth * each, size)
+        made = FittedShape(depth, width, top + depth * each, size)
         if found is None or (made.parameters, -made.layers) > (found.parameters, -found.layers):
             found = made
     if found is None:

@@ -18,13 +18,13 @@ from torch import Tensor
 from paceline.core.errors import InputError
 from paceline.core.rows import RowsBuilder
 from paceline.train.data import Sample
-from paceline.train.target import Target
+from paceline.train.target import TrainingTarget
 
-BLOCK = 16
+FEATURE_BLOCK_ROWS = 16
 
 
 @dataclass(slots=True)
-class Batch:
+class FeatureBatch:
     """See train/__init__.py."""
 
     ids: Tensor
@@ -39,7 +39,7 @@ class FeatureSource:
     """Batches of these texts. `taps`: the states that they bring; `cache`, `limit`: a directory and its bytes."""
 
     def __init__(
-        self, target: Target, samples: Sequence[Sample], taps: Sequence[str], cache: Path | None = None,
+        self, target: TrainingTarget, samples: Sequence[Sample], taps: Sequence[str], cache: Path | None = None,
         limit: int = 2 << 30,
     ) -> None:  # fmt: skip
         missing = [tap for tap in taps if tap not in target.decoder.places]
@@ -47,11 +47,11 @@ class FeatureSource:
             raise InputError(f"The target has no hidden state {missing[0]!r}; use another method or target.")
         self.target, self.samples, self.taps = target, list(samples), tuple(taps)
         longest = max(len(sample.ids) for sample in samples)
-        self.blocks = -(-longest // BLOCK) + 1
-        self.kept = None if cache is None or not taps else Kept(cache, target, self.samples, self.taps, limit)
+        self.blocks = -(-longest // FEATURE_BLOCK_ROWS) + 1
+        self.kept = None if cache is None or not taps else FeatureStore(cache, target, self.samples, self.taps, limit)
 
-    def batch(self, names: Sequence[int]) -> Batch:
-        """Of the texts with these numbers, padded at the end with zeros."""
+    def batch(self, names: Sequence[int]) -> FeatureBatch:
+        """Batch of the texts with these numbers, padded at the end with zeros."""
         samples = [self.samples[name] for name in names]
         length = max(len(sample.ids) for sample in samples)
         ids, learn = torch.zeros(len(samples), length, dtype=torch.int64), torch.zeros(len(samples), length)
@@ -64,7 +64,7 @@ class FeatureSource:
                 for tap, states in self.states(name).items():
                     hidden[tap][row, : len(sample.ids)] = states
         lengths = torch.tensor([len(sample.ids) for sample in samples])
-        return Batch(ids, learn, lengths, hidden, list(names))
+        return FeatureBatch(ids, learn, lengths, hidden, list(names))
 
     def states(self, name: int) -> dict[str, Tensor]:
         """{tap: [T, H]} of one text."""
@@ -78,16 +78,18 @@ class FeatureSource:
 
     @torch.no_grad()
     def computed(self, ids: Sequence[int]) -> dict[str, Tensor]:
-        self.target.reserve(self.blocks, BLOCK)
+        self.target.reserve(self.blocks, FEATURE_BLOCK_ROWS)
         builder = RowsBuilder()
         builder.add(list(ids), list(range(len(ids))), list(range(self.blocks)), 0, want=[len(ids) - 1])
         return self.target.decoder.forward(builder.build(self.target.decoder.device, taps=self.taps)).taps
 
 
-class Kept:
+class FeatureStore:
     """A cache of hidden states on disk."""
 
-    def __init__(self, path: Path, target: Target, samples: Sequence[Sample], taps: Sequence[str], limit: int) -> None:
+    def __init__(
+        self, path: Path, target: TrainingTarget, samples: Sequence[Sample], taps: Sequence[str], limit: int
+    ) -> None:
         path.mkdir(parents=True, exist_ok=True)
         self.taps, width = taps, target.decoder.width
         self.at, rows = list[tuple[int, int]](), 0

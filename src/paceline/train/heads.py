@@ -10,11 +10,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from paceline.draft.head import CONFIG, WEIGHTS, whole
-from paceline.train.features import Batch
+from paceline.draft.companion import CONFIG, WEIGHTS
+from paceline.draft.head import whole
+from paceline.train.features import FeatureBatch
 from paceline.train.method import Loss, Method, placed
 from paceline.train.objective import Objective
-from paceline.train.target import Target
+from paceline.train.target import TrainingTarget
 
 Steps = list[Tensor]
 """What a head puts out at each depth, [B, T - 2 - depth, H]: row t is of the round whose root is token t + 1."""
@@ -23,7 +24,7 @@ Steps = list[Tensor]
 class UnrolledMethod(Method):
     """A method gives `unroll`, `logits`, `depth`, perhaps `known` (a draft vocabulary)."""
 
-    target: Target
+    target: TrainingTarget
     accuracy: tuple[tuple[float, ...], ...] = ()
 
     def goals(self, settings: dict[str, Any], objective: str, decay: float) -> None:
@@ -36,7 +37,7 @@ class UnrolledMethod(Method):
     def depth(self) -> int: ...
 
     @abstractmethod
-    def unroll(self, batch: Batch) -> Steps: ...
+    def unroll(self, batch: FeatureBatch) -> Steps: ...
 
     @abstractmethod
     def logits(self, out: Tensor) -> Tensor:
@@ -46,11 +47,11 @@ class UnrolledMethod(Method):
         """Ids of the draft vocabulary, ascending; None: it is the target's."""
         return None
 
-    def loss(self, batch: Batch, step: int) -> Loss:
+    def loss(self, batch: FeatureBatch, step: int) -> Loss:
         steps, post = self.unroll(batch), batch.hidden["post_norm"]
         return self.losses(steps, post, batch)
 
-    def losses(self, steps: Steps, post: Tensor, batch: Batch) -> Loss:
+    def losses(self, steps: Steps, post: Tensor, batch: FeatureBatch) -> Loss:
         """The objective at every depth against the target's distributions, which are computed once: the distribution
         for a token is the same at whatever depth it is drafted."""
         loss, ids, weight = Loss(torch.zeros(())), self.known(), 0.0
@@ -94,7 +95,7 @@ class UnrolledMethod(Method):
         return loss
 
     @torch.no_grad()
-    def ranks(self, batch: Batch) -> Tensor:
+    def ranks(self, batch: FeatureBatch) -> Tensor:
         ids = self.known()
         out = torch.full((*batch.ids.shape, self.depth), -1, dtype=torch.int64)
         for depth, each in enumerate(self.unroll(batch)):

@@ -4,11 +4,11 @@
 import torch
 
 from paceline.draft.hydra import Hydra
-from paceline.train import METHODS, Trains
+from paceline.train import TRAINERS, Trains
 from paceline.train.method import HeadMethod
 
 
-@METHODS.register("hydra", Trains("heads that see the tokens drafted above them; --set prefix=true: Hydra++"))
+@TRAINERS.register("hydra", Trains("heads that see the tokens drafted above them; --set prefix=true: Hydra++"))
 class TrainHydra(HeadMethod):
     head = Hydra
     objective = "kl"

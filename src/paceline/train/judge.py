@@ -1,12 +1,12 @@
-"""`judge`: the head of the verifier `judge`, from labels that nobody had to write (AutoJudge's procedure for Judge
+"""`judge`: the head of the verifier `judge`, from labels that needed no annotation (AutoJudge's procedure for Judge
 Decoding, Bachmann et al. 2025, arXiv 2501.19309).
 
 The target answers greedily. At the first token that the draft model would have said otherwise, the draft's token is put
 in and the target finishes the answer. If the final answer is the same, the token was *unimportant* (label 1), and the
 text goes on from there; else it was *important* (0), and the target's own token stays. Then the next one to the right.
-A head on the target's state of the row that has read the draft's token learns the label. Beside it two rules without
-training are measured on held-out labels: the token's rank in the target's distribution, and the divergence of the two
-distributions.
+A head on the target's state of the row that has read the draft's token learns the label. In addition to it, two rules
+without training are measured on held-out labels: the token's rank in the target's distribution, and the divergence of
+the two distributions.
 """
 
 import json
@@ -22,16 +22,16 @@ from torch import Tensor
 
 from paceline.core.errors import InputError
 from paceline.draft.correctness import Correctness
-from paceline.train import METHODS, Trains
+from paceline.train import TRAINERS, Trains
 from paceline.train.data import Sample
-from paceline.train.features import Batch, FeatureSource
+from paceline.train.features import FeatureBatch, FeatureSource
 from paceline.train.method import Loss, Method, settled
 from paceline.train.objective import forward_kl
 from paceline.train.student import loaded, write
-from paceline.train.target import Target
+from paceline.train.target import TrainingTarget
 
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-SIZE = 64
+JUDGE_BATCH_LABELS = 64
 """Labels of a batch."""
 
 
@@ -43,10 +43,10 @@ class JudgeSettings:
     rounds: int = 6
     """Swaps in each."""
     weight: float = 2.0
-    """Of important tokens in the loss."""
+    """Weight of important tokens in the loss."""
     threshold: float = 0.5
     decay: float = 0.01
-    """Of the weights (L2)."""
+    """Weight decay (L2)."""
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Label:
     """[H]"""
     good: bool
     rank: int
-    """Of the draft's token in the target's distribution, 0 the likeliest."""
+    """Rank of the draft's token in the target's distribution, 0 the most probable."""
     divergence: float
     """KL(p | q)"""
 
@@ -77,11 +77,11 @@ def auc(scores: Sequence[float], good: Sequence[bool]) -> float:
     return sum((u > d) + 0.5 * (u == d) for u in ups for d in downs) / (len(ups) * len(downs))
 
 
-@METHODS.register("judge", Trains("a head that lets good drafts stand (lossy)", drafter="model"))
+@TRAINERS.register("judge", Trains("a head that lets good drafts stand (lossy)", drafter="model"))
 class JudgeMethod(Method):
     taps = ()  # of batches: a label brings its own state
 
-    def __init__(self, target: Target, settings: dict[str, Any]) -> None:
+    def __init__(self, target: TrainingTarget, settings: dict[str, Any]) -> None:
         self.settings = JudgeSettings(**settled(JudgeSettings, settings, {}, "judge"))
         if not self.settings.draft:
             raise InputError("judge needs the draft model whose tokens it judges; give --set draft=DIRECTORY.")
@@ -151,9 +151,9 @@ class JudgeMethod(Method):
         divergence = float(forward_kl(p.log_softmax(-1), logits[place - 1].log_softmax(-1)))
         return place, token, Label(hidden[place].clone(), False, int((p > p[token]).sum()), divergence)
 
-    def loss(self, batch: Batch, step: int) -> Loss:
+    def loss(self, batch: FeatureBatch, step: int) -> Loss:
         known = self.labels[self.split :]
-        names = torch.randint(len(known), (min(SIZE, len(known)),)).tolist()
+        names = torch.randint(len(known), (min(JUDGE_BATCH_LABELS, len(known)),)).tolist()
         hidden = torch.stack([known[i].hidden for i in names])
         good = torch.tensor([float(known[i].good) for i in names])
         z = self.head.out(hidden)[:, 0]

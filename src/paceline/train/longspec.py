@@ -16,15 +16,15 @@ from torch import Tensor, nn
 
 from paceline.core.errors import InputError
 from paceline.draft.feature import layer_spec
-from paceline.draft.longspec import NAME, LongSpecConfig
+from paceline.draft.longspec import LONGSPEC, LongSpecConfig
 from paceline.model.blocks import Rotary
-from paceline.train import METHODS, Trains
-from paceline.train.features import Batch
+from paceline.train import TRAINERS, Trains
+from paceline.train.features import FeatureBatch
 from paceline.train.heads import Steps, UnrolledMethod, write_head
 from paceline.train.method import as_kind
-from paceline.train.target import Target
+from paceline.train.target import TrainingTarget
 from paceline.train.through import Through, normed
-from paceline.train.unroll import Attention, Mlp, RMSNorm, look, rotated
+from paceline.train.unroll import Mlp, RMSNorm, UnrolledAttention, look, rotated
 
 ANCHOR = 4
 """Rows that keep their positions."""
@@ -41,16 +41,16 @@ class LongSpecModule(nn.Module):
     def __init__(self, c: LongSpecConfig) -> None:
         super().__init__()
         self.config = c
-        self.self_attn, self.cross_attn = Attention(c.width, c.width, c.heads, c.kv_heads, c.head_dim), Cross(c)
+        self.self_attn, self.cross_attn = UnrolledAttention(c.width, c.width, c.heads, c.kv_heads, c.head_dim), Cross(c)
         self.mlp = Mlp(c.width, c.ffn)
         self.input_layernorm, self.cross_layernorm = RMSNorm(c.width, c.eps), RMSNorm(c.width, c.eps)
         self.post_attention_layernorm = RMSNorm(c.width, c.eps)
         self.rotary = Rotary(
-            layer_spec(NAME, c).layers[0].attention.rope, torch.device("cpu"), torch.float32, c.max_len + 64
+            layer_spec(LONGSPEC, c).layers[0].attention.rope, torch.device("cpu"), torch.float32, c.max_len + 64
         )
 
     def unroll(self, embedded: Tensor, position: Tensor, cache: tuple[Tensor, Tensor], depth: int) -> Steps:
-        """Of texts [B, T, H]: at each depth d what rows 1 + d ... T - 2 put out, which see the target's `cache` of the
+        """Outputs at each depth d for texts [B, T, H], rows 1 + d ... T - 2. The rows see the target's `cache` of the
         rows up to d + 1 before them."""
         c, rows = self.config, embedded.shape[1]
         turn = self.rotary(position, int(position.max()) + 1)
@@ -71,9 +71,9 @@ class LongSpecModule(nn.Module):
         return outs
 
 
-@METHODS.register("longspec", Trains("a layer that reads the target's own cache, for long texts"))
+@TRAINERS.register("longspec", Trains("a layer that reads the target's own cache, for long texts"))
 class TrainLongSpec(UnrolledMethod):
-    def __init__(self, target: Target, settings: dict[str, Any]) -> None:
+    def __init__(self, target: TrainingTarget, settings: dict[str, Any]) -> None:
         settings, spec = dict(settings), target.spec
         self.goals(settings, "kl", 0.8)
         free: dict[str, Any] = {"depth": 4, "window": 512, "ffn": spec.ffn, "offset": True}
@@ -109,7 +109,7 @@ class TrainLongSpec(UnrolledMethod):
             position[ANCHOR:] += int(torch.randint(room + 1, ()))
         return position
 
-    def unroll(self, batch: Batch) -> Steps:
+    def unroll(self, batch: FeatureBatch) -> Steps:
         position = self.positions(batch.ids.shape[1])
         with torch.no_grad():
             block, index = self.through.decoder.weights.blocks[-1], len(self.target.spec.layers) - 1
@@ -122,7 +122,7 @@ class TrainLongSpec(UnrolledMethod):
     def save(self, path: Path, facts: Mapping[str, Any]) -> None:
         weights = {name: part.detach() for name, part in self.module.named_parameters()}
         config = {
-            "architectures": ["LongSpecSpeculator"], "speculators_model_type": NAME, "speculators_version": "0.1.0",
+            "architectures": ["LongSpecSpeculator"], "speculators_model_type": LONGSPEC, "speculators_version": "0.1.0",
             **self.config.written(),
         }  # fmt: skip
         write_head(path, weights, config, self, facts)

@@ -20,21 +20,21 @@ from typing import Any
 import torch
 
 from paceline.core.errors import InputError
-from paceline.train import METHODS
+from paceline.train import TRAINERS
 from paceline.train.data import Sample, answered, given, read_lines
 from paceline.train.evaluate import Scores, evaluate
 from paceline.train.features import FeatureSource
 from paceline.train.method import Loss, Method
-from paceline.train.optimizers import NAMES, optimizers
-from paceline.train.target import Target
+from paceline.train.optimizers import OPTIMIZER_NAMES, optimizers
+from paceline.train.target import TrainingTarget
 
 STATE, LOG = "state.pt", "log.csv"
-EVERY = 10
+LOG_STEPS = 10
 """Steps between two lines of the log."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class TrainingPlan:
     """A training. All but `minutes`, `report` and `cache` must be the same when a run goes on."""
 
     method: str
@@ -44,7 +44,7 @@ class Plan:
     minutes: float | None = 10.0
     """Stop after so long; None: after `steps`."""
     steps: int | None = None
-    """Stop after so many; None: after `minutes`."""
+    """Number of steps to stop after; None: stop after `minutes`."""
     settings: dict[str, Any] = field(default_factory=dict)
     """The method's own."""
     answers: bool | None = None
@@ -54,7 +54,7 @@ class Plan:
     answer: int = 160
     """Most tokens of an answer."""
     temperature: float = 0.0
-    """Of these answers."""
+    """Temperature of the target's answers."""
     length: int = 512
     """Most tokens of a text."""
     whole: bool = False
@@ -75,7 +75,7 @@ class Plan:
     held: int = 24
     """Texts that are not trained on, for evaluation."""
     dtype: str = "bfloat16"
-    """Of the target, as it will serve."""
+    """Data type of the target, the one it will serve with."""
     cache: Path | None = None
     """A directory for hidden states and answers; None: answers in `out`, hidden states computed each time."""
     cache_bytes: int = 2 << 30
@@ -88,12 +88,12 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainingProgress:
     step: int
     loss: float
     conditional: tuple[float, ...]
     tau: float
-    """Of a chain by the accuracies of the latest steps: 1 + a0 + a0 a1 + ..."""
+    """Tokens per pass with a chain, from the accuracies of the latest steps: 1 + a0 + a0 a1 + ..."""
     tokens: int
     seconds: float
     share: float
@@ -113,7 +113,7 @@ class Trained:
     """The texts that it was not trained on."""
 
 
-def train(plan: Plan, report: Callable[[Progress], None] = lambda now: None) -> Trained:
+def train(plan: TrainingPlan, report: Callable[[TrainingProgress], None] = lambda now: None) -> Trained:
     """Raises InputError, CheckpointError or RefusalError before anything is trained; InputError naming the batch where
     a loss is not finite."""
     check(plan)
@@ -136,24 +136,24 @@ def train(plan: Plan, report: Callable[[Progress], None] = lambda now: None) -> 
     return Trained(plan.out, run.step, run.tokens, run.seconds, scores, tuple(source.samples[:held]))
 
 
-def opened(plan: Plan, target: Target | None = None) -> "tuple[Run, int]":
+def opened(plan: TrainingPlan, target: TrainingTarget | None = None) -> "tuple[TrainingRun, int]":
     """The run of this plan where it stands, and how many of its texts, the first ones, are held out. `target`: the
     plan's, where it is loaded already."""
-    target = target or Target(plan.target, plan.dtype)
+    target = target or TrainingTarget(plan.target, plan.dtype)
     torch.manual_seed(plan.seed)
-    method = METHODS.get(plan.method)(target, plan.settings)
+    method = TRAINERS.get(plan.method)(target, plan.settings)
     samples = texts(plan, target)
     held = min(plan.held, max(1, len(samples) // 10))
     if plan.whole:
         samples[held:] = [replace(sample, start=1) for sample in samples[held:]]
     method.see(samples[held:])
     source = FeatureSource(target, samples, method.taps, plan.cache, plan.cache_bytes)
-    run = Run(plan, method, source, list(range(held, len(samples))))
+    run = TrainingRun(plan, method, source, list(range(held, len(samples))))
     run.restore()
     return run, held
 
 
-def check(plan: Plan) -> None:
+def check(plan: TrainingPlan) -> None:
     """InputError for what would fail only later."""
     if plan.minutes is None and plan.steps is None:
         raise InputError("Neither minutes nor steps are given, so the training would not end; give one of them.")
@@ -161,19 +161,19 @@ def check(plan: Plan) -> None:
         value = getattr(plan, name)
         if value is not None and not 0 < value < float("inf"):
             raise InputError(f"{name} is {value}, but it must be a positive number.")
-    METHODS.card(plan.method)
-    if plan.optimizer not in NAMES:
-        raise InputError(f"optimizer is {plan.optimizer!r}, but it must be one of {', '.join(NAMES)}.")
+    TRAINERS.card(plan.method)
+    if plan.optimizer not in OPTIMIZER_NAMES:
+        raise InputError(f"optimizer is {plan.optimizer!r}, but it must be one of {', '.join(OPTIMIZER_NAMES)}.")
     if plan.out.exists() and not plan.out.is_dir():
         raise InputError(f"out {plan.out} is a file; give a directory.")
 
 
-def texts(plan: Plan, target: Target) -> list[Sample]:
+def texts(plan: TrainingPlan, target: TrainingTarget) -> list[Sample]:
     """All that is learned from and held out, in an order of the seed."""
     entries = [entry for path in plan.data for entry in read_lines(path)]
     order = torch.randperm(len(entries), generator=torch.Generator().manual_seed(plan.seed)).tolist()
     entries = [entries[i] for i in order]
-    wanted = METHODS.card(plan.method).data == "answers" if plan.answers is None else plan.answers
+    wanted = TRAINERS.card(plan.method).data == "answers" if plan.answers is None else plan.answers
     if wanted:
         samples = answered(
             target, entries, plan.length, limit=plan.prompts, cache=plan.cache or plan.out, answer=plan.answer,
@@ -189,10 +189,10 @@ def texts(plan: Plan, target: Target) -> list[Sample]:
     return samples
 
 
-class Run:
+class TrainingRun:
     """A training under way."""
 
-    def __init__(self, plan: Plan, method: Method, source: FeatureSource, names: Sequence[int]) -> None:
+    def __init__(self, plan: TrainingPlan, method: Method, source: FeatureSource, names: Sequence[int]) -> None:
         self.plan, self.method, self.source, self.names = plan, method, source, names
         self.weights = [weight for weight in method.module.parameters() if weight.requires_grad]
         if not self.weights:
@@ -237,7 +237,7 @@ class Run:
             skip, epoch = max(0, skip - len(batches)), epoch + 1
 
     def rate(self) -> float:
-        """Of the learning rate, in this step."""
+        """Factor of the learning rate in this step."""
         warm = min(1.0, (self.step + 1) / max(1, self.plan.warmup))
         if self.cool is None or self.step < self.cool[0]:
             return warm
@@ -269,7 +269,7 @@ class Run:
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
-    def go(self, report: Callable[[Progress], None]) -> None:
+    def go(self, report: Callable[[TrainingProgress], None]) -> None:
         batches = self.stream()
         self.method.module.train()
         while not self.finished():
@@ -280,7 +280,7 @@ class Run:
             self.step += 1
             self.seconds += time.monotonic() - begun
             self.window.append(loss)
-            if self.step % EVERY == 0:
+            if self.step % LOG_STEPS == 0:
                 now = self.progress()
                 self.write(now)
                 report(now)
@@ -308,13 +308,13 @@ class Run:
                 torch.autograd.backward(loss.total / len(batches))
             total += loss.total.item() / len(batches)
             self.tokens += int(batch.length.sum())
-            self.recent = [*self.recent[1 - 4 * EVERY :], loss]
+            self.recent = [*self.recent[1 - 4 * LOG_STEPS :], loss]
         torch.nn.utils.clip_grad_norm_(self.weights, self.plan.clip)
         for optimizer, _ in self.optimizers:
             optimizer.step()
         return total
 
-    def progress(self) -> Progress:
+    def progress(self) -> TrainingProgress:
         depths = max((len(loss.seen) for loss in self.recent), default=0)
         rates = []
         for depth in range(depths):
@@ -323,11 +323,11 @@ class Run:
         tau = 1 + sum(math.prod(rates[: depth + 1]) for depth in range(depths))
         mean = sum(self.window) / max(1, len(self.window))
         self.window.clear()
-        return Progress(self.step, mean, tuple(rates), tau, self.tokens, self.seconds, min(1.0, self.done()))
+        return TrainingProgress(self.step, mean, tuple(rates), tau, self.tokens, self.seconds, min(1.0, self.done()))
 
     # -- on disk -----------------------------------------------------------------------------------------------------
 
-    def write(self, now: Progress) -> None:
+    def write(self, now: TrainingProgress) -> None:
         file = self.plan.out / LOG
         new = not file.exists()
         with file.open("a", newline="", encoding="utf-8") as handle:
@@ -362,7 +362,7 @@ class Run:
         try:
             state = torch.load(file, weights_only=True)
         except Exception as error:  # a truncated file raises what it likes
-            raise InputError(f"{file} cannot be read ({error}); delete it to begin anew.") from None
+            raise InputError(f"{file} cannot be read ({error}); delete it to start again.") from None
         own, other = self.plan.key(), state["plan"]
         differ = sorted(name for name in {*own, *other} if own.get(name) != other.get(name))
         if differ:

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from paceline.core.errors import InputError
 from paceline.draft.head import Head, whole
-from paceline.draft.layers import Dense, Layer
+from paceline.draft.layers import DenseTexts, DraftLayer
 from paceline.model.blocks import Rotary
 from paceline.train.data import Sample
-from paceline.train.features import Batch
+from paceline.train.features import FeatureBatch
 from paceline.train.objective import Objective
-from paceline.train.target import Target
+from paceline.train.target import TrainingTarget
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class Loss:
 
 
 @dataclass(slots=True)
-class Step:
+class HeadStep:
     """What a head says at one depth, for rows 0 ... R - 1 of every text: out [B, R, H], for its `logits`."""
 
     out: Tensor
@@ -42,15 +42,15 @@ class Method(ABC):
     module: nn.Module
     taps: tuple[str, ...] = ()
     accuracy: tuple[tuple[float, ...], ...] = ()
-    """Of each rank at each depth, which the loop sets before `save`."""
+    """Accuracy of each rank at each depth; the loop sets it before `save`."""
 
     def see(self, samples: Sequence[Sample]) -> None:  # noqa: B027
         """Before anything else: the texts that it will learn from, for what depends on all of them."""
 
     @abstractmethod
-    def loss(self, batch: Batch, step: int) -> Loss: ...
+    def loss(self, batch: FeatureBatch, step: int) -> Loss: ...
 
-    def ranks(self, batch: Batch) -> "Tensor | None":
+    def ranks(self, batch: FeatureBatch) -> "Tensor | None":
         return None
 
     @abstractmethod
@@ -82,7 +82,7 @@ def as_kind(value: Any, kind: type) -> Any:
     return kind(value)
 
 
-def placed(logits: Tensor, batch: Batch, depth: int, rows: int) -> Tensor:
+def placed(logits: Tensor, batch: FeatureBatch, depth: int, rows: int) -> Tensor:
     """[B, rows]: the rank that logits [B * rows, V] of this depth give the true token; -1 where there is none."""
     token = batch.ids[:, 2 + depth :].reshape(-1, 1)
     mine, place = logits.gather(1, token), torch.arange(logits.shape[-1])
@@ -107,7 +107,7 @@ class HeadMethod(Method):
     rows: ClassVar[int] = 2048
     """Most rows of a batch whose distributions are compared: over a large vocabulary they are what costs."""
 
-    def __init__(self, target: Target, settings: dict[str, Any]) -> None:
+    def __init__(self, target: TrainingTarget, settings: dict[str, Any]) -> None:
         settings = dict(settings)
         decay = float(settings.pop("decay", self.decay))
         self.goal = Objective.parse(str(settings.pop("objective", self.objective)), decay)
@@ -117,7 +117,7 @@ class HeadMethod(Method):
             raise InputError(f"depth is {made.depth}, but a head drafts at least one token.")
         self.module: Head = self.head(made)
         self.taps = self.module.taps
-        rope = Layer.rope(made.head_dim or 2, made.theta)
+        rope = DraftLayer.rope(made.head_dim or 2, made.theta)
         self.rotary = Rotary(rope, torch.device("cpu"), torch.float32, made.max_len)
         if made.draft_vocab > made.vocab:
             raise InputError(f"draft_vocab is {made.draft_vocab}, but the target has {made.vocab} tokens.")
@@ -134,7 +134,7 @@ class HeadMethod(Method):
                 output.bias.zero_()
             output.requires_grad_(self.module.config.own_head)
 
-    def config(self, target: Target) -> dict[str, Any]:
+    def config(self, target: TrainingTarget) -> dict[str, Any]:
         """Fields of the head's config that the target decides."""
         spec = target.spec
         return {
@@ -155,7 +155,7 @@ class HeadMethod(Method):
     def depth(self) -> int:
         return self.module.config.depth
 
-    def unroll(self, batch: Batch, wanted: Tensor | None = None) -> list[Step]:
+    def unroll(self, batch: FeatureBatch, wanted: Tensor | None = None) -> list[HeadStep]:
         """What the head says at each depth, the true tokens above. At depth d, rows 0 ... T - 3 - d; with `wanted`
         [B, T], those that draft such a token, zeros elsewhere."""
         hidden = batch.hidden[self.module.taps[0]]
@@ -164,12 +164,12 @@ class HeadMethod(Method):
         following = torch.cat((embedded[:, 1:], embedded.new_zeros(count, 1, width)), 1)
         context = hidden
         if self.module.kv_layers:
-            attend = Dense(count, length, self.rotary)
+            attend = DenseTexts(count, length, self.rotary)
             flat = self.module.enrich(hidden.reshape(-1, width), following.reshape(-1, width), attend)
             context = flat.view(count, length, width)
         text, row = self.rows_of(wanted, count, length)
         state = self.module.begin(context[text, row], embedded[text, row + 1])
-        steps: list[Step] = []
+        steps: list[HeadStep] = []
         for depth in range(min(self.depth, length - 2)):
             rows = length - 2 - depth
             if depth:
@@ -177,7 +177,7 @@ class HeadMethod(Method):
                 text, row = text[left], row[left]
                 state = self.module.extend(state[left], embedded[text, row + 1 + depth], depth - 1)
             out = self.module.draft(state, depth)
-            steps.append(Step(out.new_zeros(count, rows, out.shape[-1]).index_put((text, row), out)))
+            steps.append(HeadStep(out.new_zeros(count, rows, out.shape[-1]).index_put((text, row), out)))
         return steps
 
     def rows_of(self, wanted: Tensor | None, count: int, length: int) -> tuple[Tensor, Tensor]:
@@ -190,7 +190,7 @@ class HeadMethod(Method):
         text, row = keep.nonzero(as_tuple=True)
         return text, row
 
-    def loss(self, batch: Batch, step: int) -> Loss:
+    def loss(self, batch: FeatureBatch, step: int) -> Loss:
         hidden = batch.hidden[self.module.taps[0]]
         states = self.teacher(hidden)
         wanted = self.wanted(batch)
@@ -222,7 +222,7 @@ class HeadMethod(Method):
         loss.total = loss.total / max(weight, 1e-9)
         return loss
 
-    def wanted(self, batch: Batch) -> Tensor:
+    def wanted(self, batch: FeatureBatch) -> Tensor:
         """[B, T]: rows whose distribution is learned, of a token that is to be predicted; a random stretch of `rows` of
         them."""
         wanted = torch.zeros_like(batch.learn, dtype=torch.bool)
@@ -240,7 +240,7 @@ class HeadMethod(Method):
         return hidden
 
     @torch.no_grad()
-    def ranks(self, batch: Batch) -> Tensor:
+    def ranks(self, batch: FeatureBatch) -> Tensor:
         """[B, T, depths]: the rank that the true token has at each depth of a round at each row; -1 where none is."""
         steps, words = self.unroll(batch), self.module.words
         out = torch.full((*batch.ids.shape, self.depth), -1, dtype=torch.int64)

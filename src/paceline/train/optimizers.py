@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-NAMES = ("adamw", "muon")
-OUTPUTS = ("lm_head", "output")
+OPTIMIZER_NAMES = ("adamw", "muon")
+OUTPUT_MATRICES = ("lm_head", "output")
 """Parts of a weight's name that say that it is a matrix onto a vocabulary: a row there is a token's, so it is not
 orthogonalized."""
 FASTER = 20 / 3
@@ -70,7 +70,7 @@ def optimizers(name: str, module: nn.Module, lr: float, weight_decay: float) -> 
         matrices = [
             weight for part, weight in weights.items()
             if weight.ndim == 2 and min(weight.shape) > 1 and id(weight) not in tables
-            and not set(part.split(".")) & set(OUTPUTS)
+            and not set(part.split(".")) & set(OUTPUT_MATRICES)
         ]  # fmt: skip
     chosen = {id(weight) for weight in matrices}
     rest = [weight for weight in weights.values() if id(weight) not in chosen]

@@ -1,6 +1,6 @@
 """Training of `ppd` (draft/ppd.py): the embeddings of m prompt tokens, by what the frozen target says behind them
 (Chen et al. 2024, arXiv 2405.18628, section 3.3). The j-th learns the target's distribution j places on, with a weight
-of 0.8 ** (j - 1). A text is used at many cuts at once: a chain behind a row sees the text up to there, and nobody sees
+of 0.8 ** (j - 1). A text is used at many cuts at once: a chain behind a row sees the text up to there, and no row sees
 it.
 """
 
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from paceline.core.errors import InputError
 from paceline.draft.head import HeadConfig
-from paceline.draft.ppd import NAME
-from paceline.train import METHODS, Trains
-from paceline.train.features import Batch
+from paceline.draft.ppd import PPD
+from paceline.train import TRAINERS, Trains
+from paceline.train.features import FeatureBatch
 from paceline.train.heads import Steps, UnrolledMethod, write_head
 from paceline.train.method import Loss
-from paceline.train.target import Target
+from paceline.train.target import TrainingTarget
 from paceline.train.through import Through
 
 CUTS = 96
@@ -31,9 +31,9 @@ class PromptsModule(nn.Module):
         self.prompts = nn.Embedding(len(first), first.shape[1], _weight=first)
 
 
-@METHODS.register("ppd", Trains("prompt embeddings that the target itself reads (use a learning rate of 0.01)"))
+@TRAINERS.register("ppd", Trains("prompt embeddings that the target itself reads (use a learning rate of 0.01)"))
 class TrainPpd(UnrolledMethod):
-    def __init__(self, target: Target, settings: dict[str, Any]) -> None:
+    def __init__(self, target: TrainingTarget, settings: dict[str, Any]) -> None:
         settings, spec = dict(settings), target.spec
         self.goals(settings, "kl", 0.8)
         depth, self.cuts = int(settings.pop("depth", 3)), int(settings.pop("cuts", CUTS))
@@ -50,8 +50,8 @@ class TrainPpd(UnrolledMethod):
     def depth(self) -> int:
         return self.config.depth
 
-    def unroll(self, batch: Batch) -> Steps:
-        """Of all rows whose next but one token is to be learned; zeros elsewhere."""
+    def unroll(self, batch: FeatureBatch) -> Steps:
+        """Outputs of all rows whose next but one token is to be learned; zeros elsewhere."""
         text, _ = self.through.text(batch.ids)
         rows, cuts = batch.learn[:, 2:].nonzero().unbind(1)
         made = [
@@ -66,7 +66,7 @@ class TrainPpd(UnrolledMethod):
     def logits(self, out: Tensor) -> Tensor:
         return self.target.head(out)
 
-    def loss(self, batch: Batch, step: int) -> Loss:
+    def loss(self, batch: FeatureBatch, step: int) -> Loss:
         text, post = self.through.text(batch.ids)
         learn = batch.learn.bool()
         rows, cuts = learn[:, 1 + self.depth :].nonzero().unbind(1)  # whose whole chain has tokens to learn
@@ -95,7 +95,7 @@ class TrainPpd(UnrolledMethod):
 
     def save(self, path: Path, facts: Mapping[str, Any]) -> None:
         config = {
-            "architectures": ["PpdSpeculator"], "speculators_model_type": NAME, "speculators_version": "0.1.0",
+            "architectures": ["PpdSpeculator"], "speculators_model_type": PPD, "speculators_version": "0.1.0",
             **self.config.written(),
         }  # fmt: skip
         write_head(path, {"prompts.weight": self.module.prompts.weight.detach()}, config, self, facts)

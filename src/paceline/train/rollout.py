@@ -1,7 +1,7 @@
 """`Rollout`: whose texts a draft model learns from, batch by batch.
 
     data     the texts as the loop brings them: as given, or (`answers`) the target's own
-    target   the same; the loop is told to let the target answer
+    target   the same; the loop lets the target answer
     policy   the student's own answers to the same prompts, sampled now (DistillSpec, Zhou et al. 2023, arXiv
              2310.08461, algorithm 1 with lambda = 1)
     mixed    each text is replaced by the student's own with probability `share`
@@ -18,17 +18,17 @@ import torch
 
 from paceline.core.errors import InputError
 from paceline.train.data import Sample
-from paceline.train.features import Batch, FeatureSource
-from paceline.train.target import Target
+from paceline.train.features import FeatureBatch, FeatureSource
+from paceline.train.target import TrainingTarget
 
-KINDS = ("data", "target", "policy", "mixed")
-LONGEST = 96
+ROLLOUT_KINDS = ("data", "target", "policy", "mixed")
+MAX_ROLLOUT_TOKENS = 96
 """Most tokens that the student samples."""
 
 
 @dataclass
 class Rollout:
-    target: Target
+    target: TrainingTarget
     student: Any
     share: float
     """Chance of each text to be the student's own."""
@@ -37,15 +37,15 @@ class Rollout:
     """Texts of each kind, so far."""
 
     @classmethod
-    def of(cls, kind: str, share: float, temperature: float, target: Target, student: Any) -> "Rollout":
+    def of(cls, kind: str, share: float, temperature: float, target: TrainingTarget, student: Any) -> "Rollout":
         """Raises InputError."""
-        if kind not in KINDS:
-            raise InputError(f"rollout is {kind!r}, but it must be one of {', '.join(KINDS)}.")
+        if kind not in ROLLOUT_KINDS:
+            raise InputError(f"rollout is {kind!r}, but it must be one of {', '.join(ROLLOUT_KINDS)}.")
         if not 0 <= share <= 1 or not temperature > 0:
             raise InputError(f"share is {share} and temperature {temperature}; give a share in [0, 1], and above 0.")
         return cls(target, student, {"policy": 1.0, "mixed": share}.get(kind, 0.0), temperature)
 
-    def next(self, batch: Batch, taps: Sequence[str]) -> Batch:
+    def next(self, batch: FeatureBatch, taps: Sequence[str]) -> FeatureBatch:
         """The batch to learn from; hidden states of the student's texts are the target's, computed now."""
         if not self.share:
             self.counts["data"] += len(batch.names)
@@ -67,7 +67,7 @@ class Rollout:
     @torch.no_grad()
     def sampled(self, sample: Sample) -> Sample:
         """The student's answer to a prompt, as long as the text that it replaces at most."""
-        prompt, most = list(sample.ids[: sample.start]), min(LONGEST, len(sample.ids) - sample.start)
+        prompt, most = list(sample.ids[: sample.start]), min(MAX_ROLLOUT_TOKENS, len(sample.ids) - sample.start)
         if most < 3:
             return sample
         self.student.eval()

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from paceline.core.errors import InputError
 from paceline.draft.exits import Exits
-from paceline.train import METHODS, Trains
-from paceline.train.features import Batch
+from paceline.train import TRAINERS, Trains
+from paceline.train.features import FeatureBatch
 from paceline.train.method import Loss
 from paceline.train.student import DraftMethod, StudentSettings
-from paceline.train.target import Target
+from paceline.train.target import TrainingTarget
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,16 @@ class SortedSettings(StudentSettings):
     exits: str = "2,4,6"
     """Layers behind which it may stop, ascending; the last one is all of them."""
     threshold: float = 0.5
-    """Of all exits but the last."""
+    """Threshold of all exits but the last."""
 
 
-@METHODS.register("s2d", Trains("one draft model with several exits, for several targets", drafter="s2d"))
+@TRAINERS.register("s2d", Trains("one draft model with several exits, for several targets", drafter="s2d"))
 class Sorted(DraftMethod):
     name = "s2d"
     settings_type = SortedSettings
     settings: SortedSettings
 
-    def __init__(self, target: Target, settings: dict[str, Any]) -> None:
+    def __init__(self, target: TrainingTarget, settings: dict[str, Any]) -> None:
         super().__init__(target, settings)
         depth = self.student.config.num_hidden_layers
         try:
@@ -56,7 +56,7 @@ class Sorted(DraftMethod):
         made = [head(inner.norm(out.hidden_states[layer])) for layer in self.exits.layers[:-1]]
         return [*made, out.logits]  # the library's last hidden state has passed the norm
 
-    def loss(self, batch: Batch, step: int) -> Loss:
+    def loss(self, batch: FeatureBatch, step: int) -> Loss:
         batch = self.rollout.next(batch, self.taps)
         wanted = batch.learn[:, 1:] > 0
         losses = [self.compared(batch, wanted, logits[:, :-1]) for logits in self.sub(batch.ids)]

@@ -3,7 +3,7 @@
 Of each text X of the target the draft model draws Y_t behind X_<t; the label of Y_t is its chance to be accepted,
 min(1, p(Y_t) / q(Y_t)). The head then reads the draft model's states over a text Z that has X_t with probability
 `keep`, else Y_t, and learns the labels at the latter by weighted binary cross entropy. `temperature` is that of the
-serving: at 0 the draft's likeliest token is drawn, and the label says whether it is the target's, too.
+serving: at 0 the draft's most probable token is drawn, and the label says whether it is the target's, too.
 """
 
 from collections.abc import Mapping
@@ -14,12 +14,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from paceline.draft.acceptance import Acceptance
-from paceline.train import METHODS, Trains
-from paceline.train.features import Batch
+from paceline.draft.acceptance import AcceptanceHead
+from paceline.train import TRAINERS, Trains
+from paceline.train.features import FeatureBatch
 from paceline.train.method import Loss, Method, settled
 from paceline.train.student import loaded, write
-from paceline.train.target import Target
+from paceline.train.target import TrainingTarget
 
 
 @dataclass(frozen=True)
@@ -27,24 +27,25 @@ class HeadSettings:
     draft: str = ""
     blocks: int = 3
     weight: float = 6.0
-    """Of rejections in the loss."""
+    """Weight of rejections in the loss."""
     risk: float = 0.7
     keep: float = 0.15
     temperature: float = 1.0
 
 
 def weighted_bce(logits: Tensor, label: Tensor, weight: float) -> Tensor:
-    """Of class logits [N, 2] and labels [N] in [0, 1]; rejections count `weight` times."""
+    """Weighted binary cross-entropy of class logits [N, 2] and labels [N] in [0, 1]; rejections count `weight`
+    times."""
     log = logits.float().log_softmax(-1)
     total = weight * (1 - label) * log[:, 0] + label * log[:, 1]
     return -total.sum() / (weight * (1 - label) + label).sum().clamp(min=1e-9)
 
 
-@METHODS.register("specdec", Trains("a head that ends a draft model's drafts in time", drafter="specdec"))
+@TRAINERS.register("specdec", Trains("a head that ends a draft model's drafts in time", drafter="specdec"))
 class SpecDec(Method):
     taps = ("post_norm",)
 
-    def __init__(self, target: Target, settings: dict[str, Any]) -> None:
+    def __init__(self, target: TrainingTarget, settings: dict[str, Any]) -> None:
         from paceline.core.errors import InputError
 
         self.settings = HeadSettings(**settled(HeadSettings, settings, {}, "specdec"))
@@ -52,11 +53,11 @@ class SpecDec(Method):
             raise InputError("specdec needs the draft model that its head is for; give --set draft=DIRECTORY.")
         self.target, self.student = target, loaded(target, self.settings.draft)
         self.student.eval().requires_grad_(False)
-        made = Acceptance(cast(Any, self.student.config).hidden_size, self.settings.blocks, self.settings.risk)
+        made = AcceptanceHead(cast(Any, self.student.config).hidden_size, self.settings.blocks, self.settings.risk)
         self.module = self.head = made
 
     @torch.no_grad()
-    def labelled(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    def labelled(self, batch: FeatureBatch) -> tuple[Tensor, Tensor, Tensor]:
         """(states of the draft model [B, T, H] over Z, labels [B, T] of the tokens of Z, which of them are Y)."""
         student: Any = self.student
         t = self.settings.temperature
@@ -77,7 +78,7 @@ class SpecDec(Method):
         hidden = student.model(input_ids=text).last_hidden_state
         return hidden[:, 1:], label, swapped
 
-    def loss(self, batch: Batch, step: int) -> Loss:
+    def loss(self, batch: FeatureBatch, step: int) -> Loss:
         hidden, label, drawn = self.labelled(batch)
         logits = self.head.logits(hidden[drawn])
         hit = ((logits.detach()[:, 1] > logits.detach()[:, 0]) == (label[drawn] > 0.5)).sum()

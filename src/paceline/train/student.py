@@ -13,15 +13,22 @@ from torch import Tensor, nn
 
 from paceline.core.errors import InputError
 from paceline.model.checkpoint import resolve
-from paceline.train.features import Batch
+from paceline.train.features import FeatureBatch
 from paceline.train.method import Loss, Method, settled
 from paceline.train.objective import DIVERGENCES, Objective
 from paceline.train.rollout import Rollout
-from paceline.train.target import Target
+from paceline.train.target import TrainingTarget
 
-TEXTS = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "chat_template.jinja", "added_tokens.json")
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "vocab.*",
+    "merges.txt",
+    "chat_template.jinja",
+    "added_tokens.json",
+)
 """Files of a tokenizer."""
-DEPTH = 8
+TAU_DEPTH_TOKENS = 8
 """Tokens below the root that are looked at for simulated tau."""
 
 
@@ -40,12 +47,12 @@ class StudentSettings:
     rollout: str = "data"
     """See train/rollout.py."""
     share: float = 0.5
-    """Of texts that a mixed rollout replaces by the student's own."""
+    """Share of texts that a mixed rollout replaces by the student's own."""
     temperature: float = 1.0
     """At which the student samples, and at which distributions are compared."""
 
 
-def fresh(target: Target, settings: StudentSettings) -> nn.Module:
+def fresh(target: TrainingTarget, settings: StudentSettings) -> nn.Module:
     """Random weights from torch's generator."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -65,7 +72,7 @@ def fresh(target: Target, settings: StudentSettings) -> nn.Module:
     return made
 
 
-def loaded(target: Target, draft: str) -> nn.Module:
+def loaded(target: TrainingTarget, draft: str) -> nn.Module:
     """In float32. Raises InputError for another vocabulary."""
     from transformers import AutoModelForCausalLM
 
@@ -82,13 +89,13 @@ def loaded(target: Target, draft: str) -> nn.Module:
     return made
 
 
-def write(model: Any, target: Target, path: Path) -> None:
+def write(model: Any, target: TrainingTarget, path: Path) -> None:
     """The draft model's directory: weights in bfloat16, and the target's tokenizer."""
     path.mkdir(parents=True, exist_ok=True)
     kept = {name: part.dtype for name, part in model.named_parameters()}
     model.to(torch.bfloat16).save_pretrained(path)
     model.to(next(iter(kept.values())))
-    for pattern in TEXTS:
+    for pattern in TOKENIZER_FILES:
         for file in target.path.glob(pattern):
             shutil.copyfile(file, path / file.name)
 
@@ -101,7 +108,7 @@ class DraftMethod(Method):
     settings_type: ClassVar[type[StudentSettings]] = StudentSettings
     needs_draft: ClassVar[bool] = False
 
-    def __init__(self, target: Target, settings: dict[str, Any]) -> None:
+    def __init__(self, target: TrainingTarget, settings: dict[str, Any]) -> None:
         self.target = target
         known = settings.keys() - {f.name for f in fields(self.settings_type)}
         if known:
@@ -123,13 +130,13 @@ class DraftMethod(Method):
         made: Tensor = self.student(input_ids=ids).logits
         return made
 
-    def loss(self, batch: Batch, step: int) -> Loss:
+    def loss(self, batch: FeatureBatch, step: int) -> Loss:
         batch = self.rollout.next(batch, self.taps)
         wanted = batch.learn[:, 1:] > 0
         logits = self.logits(batch.ids)[:, :-1]
         return self.compared(batch, wanted, logits)
 
-    def compared(self, batch: Batch, wanted: Tensor, logits: Tensor) -> Loss:
+    def compared(self, batch: FeatureBatch, wanted: Tensor, logits: Tensor) -> Loss:
         """The objective at the wanted rows [B, T - 1] of these logits [B, T - 1, V]."""
         token, teacher = batch.ids[:, 1:][wanted], None
         if self.taps:
@@ -141,26 +148,26 @@ class DraftMethod(Method):
         return Loss(places.mean(), [hit], [float(len(token))])
 
     @torch.no_grad()
-    def ranks(self, batch: Batch) -> Tensor:
+    def ranks(self, batch: FeatureBatch) -> Tensor:
         logits = self.logits(batch.ids)[:, :-1].float()
         own = logits.gather(2, batch.ids[:, 1:, None])
         place = torch.arange(logits.shape[-1])
         ahead = (logits > own) | ((logits == own) & (place < batch.ids[:, 1:, None]))
         rank = ahead.sum(-1)
         known = torch.arange(1, batch.ids.shape[1])[None] < batch.length[:, None]
-        rank = F.pad(torch.where(known, rank, -1), (0, DEPTH + 1), value=-1)
+        rank = F.pad(torch.where(known, rank, -1), (0, TAU_DEPTH_TOKENS + 1), value=-1)
         count = batch.ids.shape[1]
-        return torch.stack([rank[:, 1 + depth : 1 + depth + count] for depth in range(DEPTH)], -1)
+        return torch.stack([rank[:, 1 + depth : 1 + depth + count] for depth in range(TAU_DEPTH_TOKENS)], -1)
 
     def save(self, path: Path, facts: Mapping[str, Any]) -> None:
         write(self.student, self.target, path)
 
 
-def padded(target: Target, samples: Sequence[tuple[Sequence[int], int]]) -> Batch:
+def padded(target: TrainingTarget, samples: Sequence[tuple[Sequence[int], int]]) -> FeatureBatch:
     """A batch without hidden states of (ids, first to predict)."""
     length = max(len(ids) for ids, _ in samples)
     out, learn = torch.zeros(len(samples), length, dtype=torch.int64), torch.zeros(len(samples), length)
     for row, (ids, start) in enumerate(samples):
         out[row, : len(ids)] = torch.tensor(list(ids))
         learn[row, start : len(ids)] = 1
-    return Batch(out, learn, torch.tensor([len(ids) for ids, _ in samples]))
+    return FeatureBatch(out, learn, torch.tensor([len(ids) for ids, _ in samples]))

@@ -21,7 +21,7 @@ SAMPLE = 1 << 20
 """Bytes of each end of a weight file that its fingerprint reads."""
 
 
-class Target:
+class TrainingTarget:
     """A model that drafters are trained for. Frozen."""
 
     def __init__(self, model: str | Path, dtype: str = "bfloat16") -> None:
@@ -35,7 +35,7 @@ class Target:
         self.blocks = 0
 
     def reserve(self, blocks: int, size: int) -> None:
-        """Have a K/V pool of at least so many blocks: sources of several lengths share one decoder."""
+        """Allocate a K/V pool of at least `blocks` blocks: sources of several lengths share one decoder."""
         if blocks > self.blocks:
             self.decoder.allocate(blocks, size)
             self.blocks = blocks
@@ -46,7 +46,7 @@ class Target:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of config and weights: equal for equal files."""
+        """Fingerprint of config and weights: equal for equal files."""
         digest = hashlib.sha256()
         files = (
             [self.path] if self.path.is_file() else [*self.path.glob("config.json"), *self.path.glob("*.safetensors")]
@@ -77,7 +77,7 @@ class Target:
 
     @cached_property
     def norm_weight(self) -> Tensor:
-        """Of the final norm [H], float32."""
+        """Weight [H] of the final norm, float32."""
         weight: Tensor = self.decoder.weights.norm.weight.float()
         return weight / math.sqrt(weight.shape[-1])  # as `model.blocks.Norm` holds it
 

@@ -12,7 +12,7 @@ from paceline.model.blocks import ACTIVATE, Block, FeedForward, Norm, SelfAttent
 from paceline.model.decoder import Decoder
 from paceline.model.load import load_model
 from paceline.model.spec import ModelSpec
-from paceline.train.target import Target
+from paceline.train.target import TrainingTarget
 from paceline.train.unroll import look, rotated
 
 Text = list[tuple[Tensor, Tensor]]
@@ -30,7 +30,7 @@ def passable(spec: ModelSpec) -> bool:
 class Through:
     """`target`'s decoder, frozen. RefusalError where a gradient could not go through its layers."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: TrainingTarget) -> None:
         if not passable(target.spec):
             raise RefusalError(
                 f"{target.name} has layers that nothing can be trained through yet; use a model of the llama, mistral, "
@@ -70,7 +70,7 @@ class Through:
 
     @torch.no_grad()
     def text(self, ids: Tensor) -> tuple[Text, Tensor]:
-        """Of texts [B, T]: keys and values of each layer, and the states [B, T, H] behind the final norm."""
+        """Keys and values of each layer for texts [B, T], and the states [B, T, H] after the final norm."""
         out: Text = []
         x = self.decoder.embed(ids.flatten()).view(*ids.shape, -1)
         for index, block in enumerate(self.decoder.weights.blocks):

@@ -15,7 +15,7 @@ from paceline.draft.layers import RMSNorm
 from paceline.model.blocks import Rotary
 
 
-class Attention(nn.Module):
+class UnrolledAttention(nn.Module):
     """q, k, v read `entry` numbers; names as in checkpoints."""
 
     def __init__(self, entry: int, width: int, heads: int, kv_heads: int, head_dim: int) -> None:
@@ -75,4 +75,4 @@ def look(q: Tensor, text: tuple[Tensor, Tensor], above: Sequence[tuple[Tensor, T
     return out.transpose(1, 2).flatten(2)
 
 
-__all__ = ["Attention", "Mlp", "RMSNorm", "look", "rotated", "turns"]
+__all__ = ["Mlp", "RMSNorm", "UnrolledAttention", "look", "rotated", "turns"]

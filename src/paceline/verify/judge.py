@@ -28,7 +28,7 @@ from paceline.verify import VERIFIERS, Case, Rule
         consent=True,
     ),
 )
-class Judge(Rule):
+class JudgeRule(Rule):
     def __init__(self, components: Mapping[str, Component] | None = None) -> None:
         super().__init__(components)
         self.head = cast(Correctness, self.components["judge"])

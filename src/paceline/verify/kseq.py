@@ -19,7 +19,7 @@ from paceline.core.request import Request
 from paceline.verify import VERIFIERS, Case
 from paceline.verify.walk import Walk, coins, draw
 
-STEPS = 40
+BISECTIONS = 40
 """Bisections: rho to 1e-11."""
 
 
@@ -62,7 +62,7 @@ def best_rho(p: Tensor, q: Tensor, k: int) -> float:
     low, high = 1.0, float(k)
     if k == 1:
         return 1.0
-    for _ in range(STEPS):
+    for _ in range(BISECTIONS):
         rho = (low + high) / 2
         beta = float(torch.minimum(q, p / rho).sum())
         if 1 - (1 - beta) ** k <= rho * beta:

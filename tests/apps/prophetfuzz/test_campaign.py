@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("networkx", reason="the extra apps is not installed")
 
-from apps.common.sandbox import unavailable
-from apps.prophetfuzz.assemble import INPUT, Command, Plan, distinct
-from apps.prophetfuzz.campaign import PLANTED, Budget, Comparison, build, default_plan, fuzz, missing
-from apps.prophetfuzz.show import campaign as page
+from paceline.apps.common.sandbox import unavailable
+from paceline.apps.prophetfuzz.assemble import INPUT, Command, Plan, distinct
+from paceline.apps.prophetfuzz.campaign import PLANTED, Budget, Comparison, build, default_plan, fuzz, missing
+from paceline.apps.prophetfuzz.show import campaign as page
 
 pytestmark = [
     pytest.mark.skipif(bool(unavailable()), reason=f"no sandbox can be made here: {unavailable()}"),

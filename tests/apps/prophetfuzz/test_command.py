@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 pytest.importorskip("networkx", reason="the extra apps is not installed")
 
-from apps.common.sandbox import unavailable
-from apps.prophetfuzz.assemble import Plan
-from apps.prophetfuzz.campaign import PLANTED_PAGE
-from apps.prophetfuzz.command import app
+from paceline.apps.common.sandbox import unavailable
+from paceline.apps.prophetfuzz.assemble import Plan
+from paceline.apps.prophetfuzz.campaign import PLANTED_PAGE
+from paceline.apps.prophetfuzz.command import app
 from tests.apps.scripted import scripted
 
 pytestmark = [

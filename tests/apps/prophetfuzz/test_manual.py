@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from apps.prophetfuzz.campaign import PLANTED_PAGE
-from apps.prophetfuzz.manual import ManualError, find_page, parse, read_page
+from paceline.apps.prophetfuzz.campaign import PLANTED_PAGE
+from paceline.apps.prophetfuzz.manual import ManualError, find_page, parse, read_page
 
 needs_groff = pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
 

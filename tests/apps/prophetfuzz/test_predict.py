@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 pytest.importorskip("networkx", reason="the extra apps is not installed")
 
-from apps.common.client import Client
-from apps.common.sandbox import unavailable
-from apps.prophetfuzz.assemble import INPUT, Plan, assemble, command, distinct, written
-from apps.prophetfuzz.combine import at_random, prediction, ranked
-from apps.prophetfuzz.constraints import Constraints, Relation, extract
-from apps.prophetfuzz.manual import Manual, Option
+from paceline.apps.common.client import Client
+from paceline.apps.common.sandbox import unavailable
+from paceline.apps.prophetfuzz.assemble import INPUT, Plan, assemble, command, distinct, written
+from paceline.apps.prophetfuzz.combine import at_random, prediction, ranked
+from paceline.apps.prophetfuzz.constraints import Constraints, Relation, extract
+from paceline.apps.prophetfuzz.manual import Manual, Option
 from tests.apps.scripted import scripted
 
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from apps.quantagent.bars import Bars, Floats
+from paceline.apps.quantagent.bars import Bars, Floats
 
 
 def bars_from(close: Floats, seed: int = 0, wick: float = 0.3) -> Bars:

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from apps.common.client import Client
-from apps.quantagent.agents import NOTE, Decision, Rules, decide
-from apps.quantagent.bars import Bars
-from apps.quantagent.cases import Case, cases, random_walk
-from apps.quantagent.command import app
-from apps.quantagent.metrics import score
-from apps.quantagent.rules import by_rule
-from apps.quantagent.study import decisions, results
+from paceline.apps.common.client import Client
+from paceline.apps.quantagent.agents import NOTE, Decision, Rules, decide
+from paceline.apps.quantagent.bars import Bars
+from paceline.apps.quantagent.cases import Case, cases, random_walk
+from paceline.apps.quantagent.command import app
+from paceline.apps.quantagent.metrics import score
+from paceline.apps.quantagent.rules import by_rule
+from paceline.apps.quantagent.study import decisions, results
 from tests.apps.scripted import Script, scripted
 
 from .series import walk

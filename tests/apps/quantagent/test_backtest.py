@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from apps.quantagent.backtest import Future, Orders, levels, run
-from apps.quantagent.metrics import ahead_of, coins, interval, score
+from paceline.apps.quantagent.backtest import Future, Orders, levels, run
+from paceline.apps.quantagent.metrics import ahead_of, coins, interval, score
 
 
 def one(side: int, bars: list[tuple[float, float, float, float]], cost: float = 0.0) -> tuple[float, str, int]:
@@ -42,7 +42,7 @@ def test_costs_are_paid_on_both_sides() -> None:
 
 
 def slow(orders: Orders, future: Future, cost: float) -> list[float]:
-    """The same trades, bar by bar."""
+    """Gains of the trades, computed bar by bar."""
     gains = []
     for i, side in enumerate(orders.side):
         if side == 0:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from apps.quantagent.bars import Bars, Floats
-from apps.quantagent.indicators import atr, ema, macd, readings, roc, rsi, sma, stochastic, williams_r
+from paceline.apps.quantagent.bars import Bars, Floats
+from paceline.apps.quantagent.indicators import atr, ema, macd, readings, roc, rsi, sma, stochastic, williams_r
 
 from .series import bars_from, walk
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from apps.quantagent.bars import read_windows
-from apps.quantagent.cases import HORIZON, LOOKBACK, cases
-from apps.quantagent.trend import TOLERANCE, trend
+from paceline.apps.quantagent.bars import read_windows
+from paceline.apps.quantagent.cases import HORIZON, LOOKBACK, cases
+from paceline.apps.quantagent.trend import TOLERANCE, trend
 
 from .test_indicators import ORACLES
 

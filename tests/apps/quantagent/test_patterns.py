@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from apps.quantagent.bars import Bars, Floats
-from apps.quantagent.patterns import CATALOGUE, candle, describe, find, pivots
-from apps.quantagent.picture import data_url, png
-from apps.quantagent.trend import trend
+from paceline.apps.quantagent.bars import Bars, Floats
+from paceline.apps.quantagent.patterns import CATALOGUE, candle, describe, find, pivots
+from paceline.apps.quantagent.picture import data_url, png
+from paceline.apps.quantagent.trend import trend
 
 from .series import bars_from, walk
 

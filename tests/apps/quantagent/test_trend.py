@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from apps.quantagent.trend import TOLERANCE, describe, fit, slope_of, trend
+from paceline.apps.quantagent.trend import TOLERANCE, describe, fit, slope_of, trend
 
 from .series import bars_from, walk
 

@@ -9,14 +9,14 @@ import pytest
 
 pytest.importorskip("libcst", reason="the extra apps is not installed")
 
-from apps.common.client import Client
-from apps.common.sandbox import unavailable
-from apps.selfpico.box import dummies
-from apps.selfpico.cut import SCRIPTS, SEEDED, scripts
-from apps.selfpico.fragment import Ran, Runner
-from apps.selfpico.predict import Guess, Hole, Model, Nothing, Types
-from apps.selfpico.study import Study
-from apps.selfpico.table import SHIPPED, Table
+from paceline.apps.common.client import Client
+from paceline.apps.common.sandbox import unavailable
+from paceline.apps.selfpico.box import dummies
+from paceline.apps.selfpico.cut import SCRIPTS, SEEDED, scripts
+from paceline.apps.selfpico.fragment import Ran, Runner
+from paceline.apps.selfpico.predict import Guess, Hole, Model, Nothing, Types
+from paceline.apps.selfpico.study import Study
+from paceline.apps.selfpico.table import SHIPPED, Table
 from tests.apps.scripted import scripted
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=f"no sandbox can be made here: {unavailable()}")
@@ -168,7 +168,7 @@ def test_seeded_errors_are_found_when_names_have_values() -> None:
 def test_end_to_end_with_the_demo_pair(demo_url: str, tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
-    from apps.selfpico.command import app
+    from paceline.apps.selfpico.command import app
 
     script = tmp_path / "cart.py"
     script.write_text("if ready:\n    print('<b>', size)\nprint('end')\n")

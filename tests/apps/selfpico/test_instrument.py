@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("libcst", reason="the extra apps is not installed")
 
-from apps.selfpico.instrument import FragmentError, instrument, runnable
+from paceline.apps.selfpico.instrument import FragmentError, instrument, runnable
 
 
 def hooks(program: object, log: list[str]) -> dict[str, object]:

@@ -4,16 +4,16 @@ import random
 
 import pytest
 
-from apps.common.sandbox import run, unavailable
-from apps.surge.execute import job
-from apps.surge.extract import trimmed
-from apps.surge.generate import generate
-from apps.surge.generate.draft import Draft
-from apps.surge.generate.make import checked, drafts, templates
-from apps.surge.generate.tree import STYLES, Maker, render
-from apps.surge.items import KINDS, Item
-from apps.surge.scorers import SCORERS
-from apps.surge.toolchains import LANGUAGES, PYTHON
+from paceline.apps.common.sandbox import run, unavailable
+from paceline.apps.surge.execute import job
+from paceline.apps.surge.extract import trimmed
+from paceline.apps.surge.generate import generate
+from paceline.apps.surge.generate.draft import Draft
+from paceline.apps.surge.generate.make import checked, drafts, templates
+from paceline.apps.surge.generate.tree import STYLES, Maker, render
+from paceline.apps.surge.items import KINDS, Item
+from paceline.apps.surge.scorers import SCORERS
+from paceline.apps.surge.toolchains import LANGUAGES, PYTHON
 
 boxed = pytest.mark.skipif(bool(unavailable()), reason=f"no sandbox here: {unavailable()}")
 BY_NAME = {language.name: language for language in LANGUAGES}

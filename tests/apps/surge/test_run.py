@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from apps.common.sandbox import unavailable
-from apps.surge.ask import SYSTEM, Record, prompt
-from apps.surge.command import app
-from apps.surge.items import Item, question, write
-from apps.surge.table import floors, line, summary, unsure
+from paceline.apps.common.sandbox import unavailable
+from paceline.apps.surge.ask import SYSTEM, Record, prompt
+from paceline.apps.surge.command import app
+from paceline.apps.surge.items import Item, question, write
+from paceline.apps.surge.table import floors, line, summary, unsure
 from tests.apps.scripted import scripted
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed (pip install 'paceline[apps]')")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from apps.surge import published
-from apps.surge.extract import answer
-from apps.surge.items import Item, read, write
-from apps.surge.scorers import SCORERS, errors, exact, numbers, ranking, similar, tokens
+from paceline.apps.surge import published
+from paceline.apps.surge.extract import answer
+from paceline.apps.surge.items import Item, read, write
+from paceline.apps.surge.scorers import SCORERS, errors, exact, numbers, ranking, similar, tokens
 
 BROKEN = {"pass": False, "complete": False, "errors": [
     {"severity": "error", "pos": {"line": 3, "column": 4}, "endPos": None, "data": "incompatible types in return"},

@@ -1,4 +1,4 @@
-"""Nothing but one query runs, for so long, for so many rows; and files that are no database."""
+"""Only one query runs, within limits of time and rows; files that are no database are refused."""
 
 import hashlib
 import sqlite3
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("sqlglot", reason="needs paceline[apps]")
-from apps.text2sql.database import Duck, Limits, QueryError, Sqlite, _permit, open_database
-from apps.text2sql.guard import Forbidden, check
+from paceline.apps.text2sql.database import Duck, Limits, QueryError, Sqlite, _permit, open_database
+from paceline.apps.text2sql.guard import Forbidden, check
 
 WRITES = [
     "DELETE FROM singer",
@@ -83,7 +83,7 @@ def test_the_walls_behind_the_parser_hold_alone(
     sqlite_file: Path, duck_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the check switched off, the connections themselves refuse to write, and to reach files."""
-    monkeypatch.setattr("apps.text2sql.database.check", lambda sql, dialect: sql)
+    monkeypatch.setattr("paceline.apps.text2sql.database.check", lambda sql, dialect: sql)
     sqlite_before, duck_before = digest(sqlite_file), digest(duck_file)
     for sql in ("DELETE FROM singer", "ATTACH 'other.db' AS o", "PRAGMA user_version = 3", "CREATE TEMP TABLE x (y)"):
         with pytest.raises(QueryError):

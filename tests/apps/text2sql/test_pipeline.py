@@ -9,15 +9,15 @@ import pytest
 from typer.testing import CliRunner
 
 pytest.importorskip("sqlglot", reason="needs paceline[apps]")
-from apps.common.cli import Asked
-from apps.common.client import Client
-from apps.text2sql.command import _evaluate, app, as_dict, pipeline
-from apps.text2sql.database import Result, open_database
-from apps.text2sql.evaluate import Evaluation, read_questions, same, summary
-from apps.text2sql.pipeline import SINGLE, Plan
-from apps.text2sql.prompts import extract
-from apps.text2sql.retrieve import build, phrases
-from apps.text2sql.schema import read_schema
+from paceline.apps.common.cli import Asked
+from paceline.apps.common.client import Client
+from paceline.apps.text2sql.command import _evaluate, app, as_dict, pipeline
+from paceline.apps.text2sql.database import Result, open_database
+from paceline.apps.text2sql.evaluate import Evaluation, read_questions, same, summary
+from paceline.apps.text2sql.pipeline import SINGLE, Plan
+from paceline.apps.text2sql.prompts import extract
+from paceline.apps.text2sql.retrieve import build, phrases
+from paceline.apps.text2sql.schema import read_schema
 from tests.apps.scripted import scripted
 
 RIGHT = "SELECT name FROM singer WHERE country = 'France'"
@@ -189,7 +189,7 @@ def test_stored_values_near_the_question_are_found(sqlite_file: Path, duck_file:
 async def test_the_page_answers_and_shows_nothing_as_markup(sqlite_file: Path) -> None:
     import httpx2
 
-    from apps.text2sql.page import create
+    from paceline.apps.text2sql.page import create
 
     with scripted(lambda b: "```sql\nSELECT '<script>alert(1)</script>' AS x\n```") as (url, _):
         async with Client(url) as client:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from apps.tsci.clean import DETECT, FILL, HANDLE, clean
+from paceline.apps.tsci.clean import DETECT, FILL, HANDLE, clean
 
 NAN = np.nan
 GAPS = np.array([NAN, 1.0, NAN, NAN, 4.0, 7.0, NAN])

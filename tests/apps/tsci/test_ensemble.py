@@ -3,8 +3,17 @@
 import numpy as np
 import pytest
 
-from apps.tsci.ensemble import by_error, combine, intervals, median, normalised, simple_mean, trimmed_mean, weighted
-from apps.tsci.series import Floats
+from paceline.apps.tsci.ensemble import (
+    by_error,
+    combine,
+    intervals,
+    median,
+    normalised,
+    simple_mean,
+    trimmed_mean,
+    weighted,
+)
+from paceline.apps.tsci.series import Floats
 
 ROWS = np.random.default_rng(0).normal(size=(10, 6))
 

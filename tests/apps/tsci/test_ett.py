@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from apps.common.client import Client
-from apps.tsci.generate import MAKERS
-from apps.tsci.pipeline import Plan
-from apps.tsci.series import Series, calendar_period, read_series
-from apps.tsci.study import OURS, study
+from paceline.apps.common.client import Client
+from paceline.apps.tsci.generate import MAKERS
+from paceline.apps.tsci.pipeline import Plan
+from paceline.apps.tsci.series import Series, calendar_period, read_series
+from paceline.apps.tsci.study import OURS, study
 from tests.apps.scripted import scripted
 
 pytest.importorskip("statsmodels", reason="statsmodels is not installed (pip install 'paceline[apps]')")

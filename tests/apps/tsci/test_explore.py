@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from apps.tsci.explore import explore, find_period
-from apps.tsci.generate import load, random_walk, retail, sensor
+from paceline.apps.tsci.explore import explore, find_period
+from paceline.apps.tsci.generate import load, random_walk, retail, sensor
 
 
 @pytest.mark.parametrize(("make", "period"), [(retail, 24), (load, 24), (sensor, 48)])

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from apps.tsci.models import LIBRARY, Failed, Made, forecast
-from apps.tsci.models.library import Model
-from apps.tsci.series import Floats
-from apps.tsci.validate import Validated, folds, validate
+from paceline.apps.tsci.models import LIBRARY, Failed, Made, forecast
+from paceline.apps.tsci.models.library import Model
+from paceline.apps.tsci.series import Floats
+from paceline.apps.tsci.validate import Validated, folds, validate
 
 pytest.importorskip("statsmodels", reason="statsmodels is not installed (pip install 'paceline[apps]')")
 pytest.importorskip("sklearn", reason="scikit-learn is not installed (pip install 'paceline[apps]')")

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from apps.common.client import Client
-from apps.common.dag import Dag, NodeError
-from apps.tsci import pipeline as module
-from apps.tsci.agents import SAFE
-from apps.tsci.command import app
-from apps.tsci.generate import retail
-from apps.tsci.invented import honest, invented
-from apps.tsci.models import LIBRARY, Failed
-from apps.tsci.pipeline import Forecast, Pipeline, Plan
-from apps.tsci.series import Leak, Window, windows
-from apps.tsci.study import COLUMNS, OURS, scored, study
+from paceline.apps.common.client import Client
+from paceline.apps.common.dag import Dag, NodeError
+from paceline.apps.tsci import pipeline as module
+from paceline.apps.tsci.agents import SAFE
+from paceline.apps.tsci.command import app
+from paceline.apps.tsci.generate import retail
+from paceline.apps.tsci.invented import honest, invented
+from paceline.apps.tsci.models import LIBRARY, Failed
+from paceline.apps.tsci.pipeline import Forecast, Pipeline, Plan
+from paceline.apps.tsci.series import Leak, Window, windows
+from paceline.apps.tsci.study import COLUMNS, OURS, scored, study
 from tests.apps.scripted import Script, scripted
 
 pytest.importorskip("statsmodels", reason="statsmodels is not installed (pip install 'paceline[apps]')")

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from apps.tsci.generate import retail
-from apps.tsci.series import Leak, Sealed, Series, calendar_period, errors, read_series, windows
+from paceline.apps.tsci.generate import retail
+from paceline.apps.tsci.series import Leak, Sealed, Series, calendar_period, errors, read_series, windows
 
 
 def write(tmp_path: Path, text: str) -> Path:

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.bench.load.answer import Answer
-from paceline.bench.load.client import Client, Clock
+from paceline.bench.load.answer import TimedAnswer
+from paceline.bench.load.client import Client, LoadClock
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -123,11 +123,11 @@ def says(response: bytes, close: bool = False) -> Script:
     return script
 
 
-async def ask(server: Scripted, timeout: float = 20.0, **options: Any) -> Answer:
+async def ask(server: Scripted, timeout: float = 20.0, **options: Any) -> TimedAnswer:
     """One request through a client of its own."""
-    clock = Clock()
+    clock = LoadClock()
     client = Client(server.url, clock, **options)
-    answer = Answer(clock())
+    answer = TimedAnswer(clock())
     await client.post("/chat/completions", b"{}", answer, timeout)
     client.close()
     return answer

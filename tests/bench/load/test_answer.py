@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.load.answer import Answer
+from paceline.bench.load.answer import TimedAnswer
 
 
 def chat(**delta: Any) -> bytes:
@@ -15,7 +15,7 @@ def told(tokens: int, **more: Any) -> bytes:
 
 
 def test_times_count_from_the_intended_arrival() -> None:
-    answer = Answer(intended=1.0, fired=1.5, sent=2.0)
+    answer = TimedAnswer(intended=1.0, fired=1.5, sent=2.0)
     for data, now in ((chat(role="assistant", content=""), 2.5), (chat(content="a"), 3.0), (chat(content="bcd"), 4.0),
                       (chat(content="e"), 4.0), (chat(), 4.5), (told(7), 4.6), (b"[DONE]", 5.0)):  # fmt: skip
         answer.event(data, now)
@@ -30,20 +30,20 @@ def test_times_count_from_the_intended_arrival() -> None:
      {"delta": {"tool_calls": [{"index": 0}]}}],
 )  # fmt: skip
 def test_whatever_brings_tokens_is_a_first_token(choice: dict[str, Any]) -> None:
-    answer = Answer(0.0)
+    answer = TimedAnswer(0.0)
     answer.event(json.dumps({"choices": [choice]}).encode(), 1.0)
     assert answer.first == 1.0
 
 
 def test_without_usage_chunks_are_counted() -> None:
-    answer = Answer(0.0)
+    answer = TimedAnswer(0.0)
     for now in (1.0, 2.0):
         answer.event(chat(content="a"), now)
     assert answer.tokens == 2 and answer.usage is None and answer.tpot == 1.0
 
 
 def test_one_token_has_no_tpot_and_none_no_ttft() -> None:
-    answer = Answer(0.0)
+    answer = TimedAnswer(0.0)
     assert answer.ttft is None and answer.tokens == 0 and answer.chunks == 0
     answer.event(chat(content="a"), 1.0)
     answer.event(told(1), 1.0)
@@ -51,7 +51,7 @@ def test_one_token_has_no_tpot_and_none_no_ttft() -> None:
 
 
 def test_usage_tells_of_speculation_and_cache() -> None:
-    answer = Answer(0.0)
+    answer = TimedAnswer(0.0)
     spec = {
         "drafter": "ngram",
         "drafted": 9,
@@ -69,7 +69,7 @@ def test_usage_tells_of_speculation_and_cache() -> None:
 
 
 def test_an_error_event_fails_the_answer_although_done_follows() -> None:
-    answer = Answer(0.0)
+    answer = TimedAnswer(0.0)
     answer.event(b'{"error": {"message": "The engine died.", "code": 500}}', 1.0)
     answer.event(b"[DONE]", 2.0)
     assert not answer.ok and (answer.error, answer.detail) == ("error event", "The engine died.")
@@ -77,17 +77,17 @@ def test_an_error_event_fails_the_answer_although_done_follows() -> None:
 
 @pytest.mark.parametrize("data", [b"{", b"[]", b'"x"', b'{"choices": [3]}', b'{"usage": 7}', b"\xff"])
 def test_malformed_events(data: bytes) -> None:
-    answer = Answer(0.0)
+    answer = TimedAnswer(0.0)
     answer.event(data, 1.0)
     assert answer.error == "malformed event" and answer.ended == 1.0
 
 
 def test_the_first_failure_stands_and_done_is_the_end() -> None:
-    answer = Answer(0.0)
+    answer = TimedAnswer(0.0)
     answer.fail("timeout", "first", 1.0)
     answer.fail("closed", "second", 2.0)
     assert (answer.error, answer.ended) == ("timeout", 1.0)
-    done = Answer(0.0)
+    done = TimedAnswer(0.0)
     done.event(b"[DONE]", 1.0)
     done.fail("closed", "The server closed without the last chunk.", 2.0)
     assert done.ok and done.ended == 1.0

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.bench.load.answer import Answer
-from paceline.bench.load.client import Client, Clock
+from paceline.bench.load.answer import TimedAnswer
+from paceline.bench.load.client import Client, LoadClock
 from paceline.core.errors import InputError
 from tests.bench.load.scripted import DONE, HEAD, HELLO, Asked, ask, chunk, event, framed, hello, says, scripted, whole
 
@@ -36,7 +36,7 @@ def test_bytes_may_come_in_any_pieces(cuts: list[int]) -> None:
             await writer.drain()
             await asyncio.sleep(0)
 
-    async def run() -> Answer:
+    async def run() -> TimedAnswer:
         async with scripted(dribble) as server:
             return await ask(server)
 
@@ -55,10 +55,10 @@ async def test_a_body_without_chunks(end: bytes) -> None:
 
 async def test_connections_are_used_again() -> None:
     async with scripted(hello) as server:
-        clock = Clock()
+        clock = LoadClock()
         client = Client(server.url + "/v1/", clock)
         for _ in range(3):
-            answer = Answer(clock())
+            answer = TimedAnswer(clock())
             await client.post("/completions", b"{}", answer, 20.0)
             assert answer.ok
         assert server.connections == 1 and {a.path for a in server.asked} == {"/v1/completions"}
@@ -69,10 +69,10 @@ async def test_a_connection_that_the_server_ends_is_not() -> None:
     head = HEAD.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
     body = b"".join(framed(e) for e in HELLO) + b"0\r\n\r\n"
     async with scripted(says(head + body, close=True)) as server:
-        clock = Clock()
+        clock = LoadClock()
         client = Client(server.url, clock)
         for _ in range(2):
-            answer = Answer(clock())
+            answer = TimedAnswer(clock())
             await client.post("/completions", b"{}", answer, 20.0)
             assert answer.ok
         assert server.connections == 2
@@ -129,9 +129,9 @@ async def test_timeout_ends_the_connection_and_not_the_next_request() -> None:
             await asyncio.sleep(0.005)
 
     async with scripted(stuck_once) as server:
-        clock = Clock()
+        clock = LoadClock()
         client = Client(server.url, clock, limit=1)
-        first, second = Answer(clock()), Answer(clock())
+        first, second = TimedAnswer(clock()), TimedAnswer(clock())
         await client.post("/completions", b"{}", first, 0.3)
         await asyncio.wait_for(gone.wait(), 20)
         await client.post("/completions", b"{}", second, 20.0)
@@ -147,9 +147,9 @@ async def test_cancelled() -> None:
         await asyncio.sleep(60)
 
     async with scripted(stuck) as server:
-        clock = Clock()
+        clock = LoadClock()
         client = Client(server.url, clock)
-        answer = Answer(clock())
+        answer = TimedAnswer(clock())
         task = asyncio.ensure_future(client.post("/completions", b"{}", answer, 20.0))
         await arrived.wait()
         task.cancel()
@@ -164,9 +164,9 @@ async def test_at_most_so_many_connections() -> None:
         await hello(asked, writer)
 
     async with scripted(slow) as server:
-        clock = Clock()
+        clock = LoadClock()
         client = Client(server.url, clock, limit=3)
-        answers = [Answer(clock()) for _ in range(12)]
+        answers = [TimedAnswer(clock()) for _ in range(12)]
         await asyncio.gather(*(client.post("/completions", b"{}", a, 20.0) for a in answers))
         client.close()
     assert all(a.ok for a in answers) and server.most_open == server.connections == 3
@@ -179,9 +179,9 @@ async def test_three_hundred_at_once() -> None:
         await hello(asked, writer)
 
     async with scripted(all_together) as server:
-        clock = Clock()
+        clock = LoadClock()
         client = Client(server.url, clock)
-        answers = [Answer(clock()) for _ in range(300)]
+        answers = [TimedAnswer(clock()) for _ in range(300)]
         await asyncio.gather(*(client.post("/completions", b"{}", a, 60.0) for a in answers))
         client.close()
     assert all(a.ok for a in answers) and server.most_open == 300
@@ -190,26 +190,28 @@ async def test_three_hundred_at_once() -> None:
 @pytest.mark.parametrize("url", ["", "ftp://x", "http://", "http://x:y", "http://x?y=1"])
 async def test_bad_addresses(url: str) -> None:
     with pytest.raises(InputError, match="url is"):
-        Client(url, Clock())
+        Client(url, LoadClock())
 
 
 async def test_a_key_that_would_break_out_of_its_header() -> None:
     with pytest.raises(InputError, match="API key"):
-        Client("http://x", Clock(), "a\r\nHost: y")
+        Client("http://x", LoadClock(), "a\r\nHost: y")
 
 
 async def test_json() -> None:
     async with scripted(says(plain("200 OK", b'{"data": []}'))) as server:
-        assert await Client(server.url, Clock()).json("/models", 20.0) == {"data": []}
-        assert await Client(server.url, Clock()).json("/completions", 20.0, b"[1]") == {"data": []}
+        assert await Client(server.url, LoadClock()).json("/models", 20.0) == {"data": []}
+        assert await Client(server.url, LoadClock()).json("/completions", 20.0, b"[1]") == {"data": []}
         assert [asked.body for asked in server.asked] == [b"", b"[1]"]
     with pytest.raises(InputError, match="No server answers"):
-        await Client(server.url, Clock()).json("/models", 20.0)
+        await Client(server.url, LoadClock()).json("/models", 20.0)
     async with scripted(says(b"HTTP/1.0 200 OK\r\nContent-Type: application/json\r\n\r\n[]", close=True)) as server:
-        assert await Client(server.url, Clock()).json("/models", 20.0) == [], "a body up to the end of the connection"
+        assert await Client(server.url, LoadClock()).json("/models", 20.0) == [], (
+            "a body up to the end of the connection"
+        )
     async with scripted(says(plain("401 Unauthorized", b'{"error": "no key"}'))) as server:
         with pytest.raises(InputError, match=r"HTTP 401 \(no key\)"):
-            await Client(server.url, Clock()).json("/models", 20.0)
+            await Client(server.url, LoadClock()).json("/models", 20.0)
     async with scripted(says(plain("200 OK", b"hello"))) as server:
         with pytest.raises(InputError, match="not JSON"):
-            await Client(server.url, Clock()).json("/models", 20.0)
+            await Client(server.url, LoadClock()).json("/models", 20.0)

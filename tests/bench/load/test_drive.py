@@ -5,8 +5,8 @@ from array import array
 
 import pytest
 
-from paceline.bench.load.answer import Answer
-from paceline.bench.load.client import Client, Clock
+from paceline.bench.load.answer import TimedAnswer
+from paceline.bench.load.client import Client, LoadClock
 from paceline.bench.load.drive import TICK, closed_loop, open_loop, ticks
 from tests.bench.load.scripted import Asked, hello, scripted
 
@@ -22,14 +22,14 @@ async def stalls(asked: Asked, writer: asyncio.StreamWriter) -> None:
     await hello(asked, writer)
 
 
-async def run(kind: str) -> list[Answer]:
+async def run(kind: str) -> list[TimedAnswer]:
     """20 requests over 0.2 s to a server that serves one at a time and stalls at the first."""
-    answers: list[Answer] = []
+    answers: list[TimedAnswer] = []
     async with scripted(stalls) as server:
-        clock = Clock()
+        clock = LoadClock()
         client = Client(server.url, clock, limit=1)
 
-        async def send(body: bytes, answer: Answer) -> None:
+        async def send(body: bytes, answer: TimedAnswer) -> None:
             await client.post("/completions", body, answer, 20.0)
 
         if kind == "open":
@@ -55,15 +55,15 @@ async def test_a_stall_is_seen_from_the_intended_arrival_alone() -> None:
 
 async def test_the_open_loop_waits_for_nobody_and_is_never_early() -> None:
     release = asyncio.Event()
-    answers: list[Answer] = []
+    answers: list[TimedAnswer] = []
 
-    async def send(body: bytes, answer: Answer) -> None:
+    async def send(body: bytes, answer: TimedAnswer) -> None:
         if len(answers) == len(JOBS):
             release.set()
         await release.wait()
 
     offsets = [0.0, 0.0, *(0.005 * i for i in range(len(JOBS) - 2))]
-    await asyncio.wait_for(open_loop(offsets, JOBS, send, Clock(), answers), 20)
+    await asyncio.wait_for(open_loop(offsets, JOBS, send, LoadClock(), answers), 20)
     assert [a.intended for a in answers] == offsets and [a.prompt for a in answers] == list(range(20))
     assert all(a.fired >= a.intended for a in answers)
 
@@ -71,25 +71,25 @@ async def test_the_open_loop_waits_for_nobody_and_is_never_early() -> None:
 async def test_the_closed_loop_keeps_its_clients() -> None:
     now, most = 0, 0
 
-    async def send(body: bytes, answer: Answer) -> None:
+    async def send(body: bytes, answer: TimedAnswer) -> None:
         nonlocal now, most
         now += 1
         most = max(most, now)
         await asyncio.sleep(0.001)
         now -= 1
 
-    answers: list[Answer] = []
-    await closed_loop(3, JOBS, send, Clock(), answers)
+    answers: list[TimedAnswer] = []
+    await closed_loop(3, JOBS, send, LoadClock(), answers)
     assert most == 3 and len(answers) == 20 and all(a.fired == a.intended for a in answers)
 
 
 async def test_the_closed_loop_ends_by_the_clock() -> None:
-    answers: list[Answer] = []
+    answers: list[TimedAnswer] = []
 
-    async def send(body: bytes, answer: Answer) -> None:
+    async def send(body: bytes, answer: TimedAnswer) -> None:
         await asyncio.sleep(0.02)
 
-    await closed_loop(2, iter(lambda: (0, b""), None), send, Clock(), answers, seconds=0.1)
+    await closed_loop(2, iter(lambda: (0, b""), None), send, LoadClock(), answers, seconds=0.1)
     assert 2 <= len(answers) <= 12
 
 
@@ -97,7 +97,7 @@ async def test_the_closed_loop_ends_by_the_clock() -> None:
 async def test_a_cancelled_loop_ends_its_requests(kind: str) -> None:
     started, ended = 0, 0
 
-    async def send(body: bytes, answer: Answer) -> None:
+    async def send(body: bytes, answer: TimedAnswer) -> None:
         nonlocal started, ended
         started += 1
         try:
@@ -105,9 +105,9 @@ async def test_a_cancelled_loop_ends_its_requests(kind: str) -> None:
         finally:
             ended += 1
 
-    answers: list[Answer] = []
-    loop = (open_loop([0.0] * 5 + [1e6] * 15, JOBS, send, Clock(), answers) if kind == "open"
-            else closed_loop(5, JOBS, send, Clock(), answers))  # fmt: skip
+    answers: list[TimedAnswer] = []
+    loop = (open_loop([0.0] * 5 + [1e6] * 15, JOBS, send, LoadClock(), answers) if kind == "open"
+            else closed_loop(5, JOBS, send, LoadClock(), answers))  # fmt: skip
     task = asyncio.ensure_future(loop)
     while started < 5:
         await asyncio.sleep(0.001)
@@ -118,7 +118,7 @@ async def test_a_cancelled_loop_ends_its_requests(kind: str) -> None:
 
 
 async def test_ticks_see_a_blocked_event_loop() -> None:
-    clock, late = Clock(), array("d")
+    clock, late = LoadClock(), array("d")
     task = asyncio.ensure_future(ticks(clock, late))
     await asyncio.sleep(0)
     end = clock() + 10 * TICK

@@ -3,7 +3,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from paceline.bench.load.plot import Axis, Panel, around, svg
+from paceline.bench.load.plot import Axis, PlotPanel, around, svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -19,14 +19,14 @@ def test_axes() -> None:
 
 def test_a_logarithmic_axis_has_two_ticks_at_least() -> None:
     assert [around(v) for v in (1.0, 3.0, 499.0, 500.0, 0.07)] == [(1, 2), (2, 5), (200, 500), (500, 1000), (0.05, 0.1)]
-    drawn = svg("t", "x", [1.0], [Panel("a", {"b": [500.0]}, log=True)])
+    drawn = svg("t", "x", [1.0], [PlotPanel("a", {"b": [500.0]}, log=True)])
     assert ">200</text>" in drawn and ">1000</text>" in drawn
 
 
 def test_every_finite_value_is_a_point() -> None:
     xs = [1.0, 2.0, math.inf, 4.0]
-    panels = [Panel("TTFT, ms", {"p50": [1.0, None, 3.0, 10.0], "p99": [5.0, 0.0, 9.0, 100.0]}, log=True),
-              Panel("a < b", {"completed": [1.0, 2.0, 3.0, 0.0]})]  # fmt: skip
+    panels = [PlotPanel("TTFT, ms", {"p50": [1.0, None, 3.0, 10.0], "p99": [5.0, 0.0, 9.0, 100.0]}, log=True),
+              PlotPanel("a < b", {"completed": [1.0, 2.0, 3.0, 0.0]})]  # fmt: skip
     root = ElementTree.fromstring(svg("m & n", "requests/s", xs, panels))
     told = [title.text for title in root.iter(f"{SVG}title")]
     assert told == [
@@ -41,4 +41,6 @@ def test_every_finite_value_is_a_point() -> None:
 
 
 def test_nothing_to_draw_is_drawn() -> None:
-    ElementTree.fromstring(svg("t", "x", [math.inf], [Panel("a", {"b": [None]}, log=True), Panel("c", {"d": [0.0]})]))
+    ElementTree.fromstring(
+        svg("t", "x", [math.inf], [PlotPanel("a", {"b": [None]}, log=True), PlotPanel("c", {"d": [0.0]})])
+    )

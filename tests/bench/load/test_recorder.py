@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench.load.answer import Answer
-from paceline.bench.load.client import Client, Clock
-from paceline.bench.load.recorder import Recorder, Tap, address, record
+from paceline.bench.load.answer import TimedAnswer
+from paceline.bench.load.client import Client, LoadClock
+from paceline.bench.load.recorder import LoadRecorder, Tap, address, record
 from paceline.bench.load.workload import read_recording
 from paceline.core.errors import InputError
 from tests.bench.load.scripted import HEAD, Asked, chunk, framed, hello, scripted
@@ -18,11 +18,11 @@ from tests.bench.load.scripted import HEAD, Asked, chunk, framed, hello, scripte
 async def test_completions_are_recorded_and_everything_passes(tmp_path: Path) -> None:
     out = BytesIO()
     async with scripted(hello) as server:
-        recorder = Recorder(("127.0.0.1", server.port), out)
+        recorder = LoadRecorder(("127.0.0.1", server.port), out)
         listening = await recorder.listen("127.0.0.1", 0)
-        clock = Clock()
+        clock = LoadClock()
         client = Client(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", clock, "secret")
-        answers = [Answer(clock()) for _ in range(3)]
+        answers = [TimedAnswer(clock()) for _ in range(3)]
         bodies = [
             b'{"messages": [], "stream": true, "model": "m", "max_tokens": 5}',
             b'{"prompt": "x"}',
@@ -57,10 +57,10 @@ async def test_a_client_that_goes_ends_the_connection_behind() -> None:
             raise
 
     async with scripted(endless) as server:
-        listening = await Recorder(("127.0.0.1", server.port), BytesIO()).listen("127.0.0.1", 0)
-        clock = Clock()
+        listening = await LoadRecorder(("127.0.0.1", server.port), BytesIO()).listen("127.0.0.1", 0)
+        clock = LoadClock()
         client = Client(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", clock)
-        await client.post("/completions", b"{}", Answer(0.0), 0.2)
+        await client.post("/completions", b"{}", TimedAnswer(0.0), 0.2)
         await asyncio.wait_for(gone.wait(), 20)
         listening.close()
 
@@ -68,9 +68,9 @@ async def test_a_client_that_goes_ends_the_connection_behind() -> None:
 async def test_nobody_behind() -> None:
     async with scripted(hello) as server:
         pass
-    listening = await Recorder(("127.0.0.1", server.port), BytesIO()).listen("127.0.0.1", 0)
-    client = Client(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", Clock())
-    answer = Answer(0.0)
+    listening = await LoadRecorder(("127.0.0.1", server.port), BytesIO()).listen("127.0.0.1", 0)
+    client = Client(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", LoadClock())
+    answer = TimedAnswer(0.0)
     await client.post("/completions", b"{}", answer, 20.0)
     assert answer.error == "closed"
     listening.close()
@@ -101,7 +101,7 @@ def test_bad_wishes(tmp_path: Path) -> None:
 
 def test_what_no_server_would_take_is_not_kept() -> None:
     out = BytesIO()
-    recorder = Recorder(("x", 1), out)
+    recorder = LoadRecorder(("x", 1), out)
     for body in (b"{", b"[]", json.dumps({"prompt": "é"}).encode()):
         recorder.keep(5.0, body)
     assert recorder.count == 1 and out.getvalue().decode() == '{"at":0.0,"prompt":"é"}\n'

@@ -6,33 +6,33 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from paceline.bench.load.answer import Answer, Usage
-from paceline.bench.load.report import Cell, Generator, Report, doubts
+from paceline.bench.load.answer import ServerUsage, TimedAnswer
+from paceline.bench.load.report import Generator, LoadCell, LoadReport, doubts
 from paceline.bench.load.stats import Spread, summarize
 
 
-def answers(ttft: float = 0.1) -> list[Answer]:
+def answers(ttft: float = 0.1) -> list[TimedAnswer]:
     return [
-        Answer(float(i), fired=i + 0.001, sent=i + 0.002, first=i + ttft, last=i + 1.0, ended=i + 1.0,
-               gaps=array("d", [1.0 - ttft]), usage=Usage(5, 10), finished=True)
+        TimedAnswer(float(i), fired=i + 0.001, sent=i + 0.002, first=i + ttft, last=i + 1.0, ended=i + 1.0,
+               gaps=array("d", [1.0 - ttft]), usage=ServerUsage(5, 10), finished=True)
         for i in range(4)
     ]  # fmt: skip
 
 
-def cell(own: list[Answer], *late: float, busy: float = 0.1, closed: bool = False, value: float = 2.0) -> Cell:
+def cell(own: list[TimedAnswer], *late: float, busy: float = 0.1, closed: bool = False, value: float = 2.0) -> LoadCell:
     summary = summarize(own, {"ttft": 200.0})
-    return Cell(f"Poisson {value:g}/s", value, closed, summary, Generator.of(own, late or [0.0], busy), own)
+    return LoadCell(f"Poisson {value:g}/s", value, closed, summary, Generator.of(own, late or [0.0], busy), own)
 
 
-def shown(report: Report, width: int = 80) -> str:
+def shown(report: LoadReport, width: int = 80) -> str:
     console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     for table in report.tables():
         console.print(table)
     return console.export_text()
 
 
-def report(*cells: Cell) -> Report:
-    return Report("http://x", "m", "chat", {"ttft": 200.0}, list(cells))
+def report(*cells: LoadCell) -> LoadReport:
+    return LoadReport("http://x", "m", "chat", {"ttft": 200.0}, list(cells))
 
 
 def test_one_load_has_all_percentiles_and_a_sweep_one_line_each() -> None:
@@ -56,8 +56,8 @@ def test_lateness_is_said_where_it_matters() -> None:
 
 def test_other_doubts() -> None:
     assert "95% of a core" in doubts(cell(answers(), busy=0.95))[0]
-    assert "told no usage" in doubts(cell([replace(a, usage=None) for a in answers()]))[0]
-    failed = [*answers(), Answer(0.0, ended=1.0, error="HTTP 429", detail="The queue is full.")]
+    assert "reported no usage" in doubts(cell([replace(a, usage=None) for a in answers()]))[0]
+    failed = [*answers(), TimedAnswer(0.0, ended=1.0, error="HTTP 429", detail="The queue is full.")]
     assert doubts(cell(failed)) == ["1 x HTTP 429: The queue is full."]
 
 
@@ -81,7 +81,7 @@ def test_repeated_prompts_are_said() -> None:
 
 
 def test_json_holds_what_every_figure_can_be_computed_from(tmp_path: Path) -> None:
-    failed = Answer(9.0, ended=9.5, error="timeout", detail="No end.")
+    failed = TimedAnswer(9.0, ended=9.5, error="timeout", detail="No end.")
     own = report(cell([*answers(), failed]), cell(answers(), value=float("inf")))
     own.write(tmp_path / "out.json", {"rate": "2"})
     written = json.loads((tmp_path / "out.json").read_text())

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.load.run import Load, Target, Task, load
-from paceline.bench.load.workload import Line, Wish
+from paceline.bench.load.run import Load, LoadTarget, LoadTask, load
+from paceline.bench.load.workload import LoadWish, RecordedRequest
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.engine.async_llm import AsyncLLM
@@ -19,13 +19,13 @@ PROMPTS = [
 ]
 
 
-def task(*loads: Load, **more: Any) -> Task:
-    wish = Wish("", more.pop("endpoint", "completions"), max_tokens=12, temperature=0.0)
-    return Task(wish, loads, more.pop("prompts", PROMPTS), requests=more.pop("requests", 8), **more)
+def task(*loads: Load, **more: Any) -> LoadTask:
+    wish = LoadWish("", more.pop("endpoint", "completions"), max_tokens=12, temperature=0.0)
+    return LoadTask(wish, loads, more.pop("prompts", PROMPTS), requests=more.pop("requests", 8), **more)
 
 
 def test_counts_are_those_of_the_engine(url: str, served: Any, llm: AsyncLLM) -> None:
-    report = load(Target(url), task(Load(rate=200.0), slo={"e2e": 1e6}, warmup=0))
+    report = load(LoadTarget(url), task(Load(rate=200.0), slo={"e2e": 1e6}, warmup=0))
     (cell,) = report.cells
     own = asyncio.run(llm.generate([p["prompt"] for p in PROMPTS], SamplingParams(temperature=0.0, max_tokens=12)))
     want = {i: (len(out.prompt_token_ids), len(out.token_ids)) for i, out in enumerate(own)}
@@ -45,47 +45,50 @@ def test_a_sweep_and_the_other_end_point(url: str) -> None:
     asked = task(
         Load(rate=100.0), Load(rate=float("inf")), Load(rate=50.0, burstiness=0.5), endpoint="chat", requests=3
     )
-    report = load(Target(url), asked)
+    report = load(LoadTarget(url), asked)
     assert [cell.name for cell in report.cells] == ["Poisson 100/s", "all at once", "gamma 0.5 50/s"]
     assert all(cell.summary.completed == 3 for cell in report.cells)
     assert [a.prompt for cell in report.cells for a in cell.answers] == [0, 1, 2, 3, 0, 1, 2, 3, 0], "warm-up took four"
 
 
 def test_a_closed_loop_is_named(url: str) -> None:
-    (cell,) = load(Target(url), task(Load(clients=2))).cells
+    (cell,) = load(LoadTarget(url), task(Load(clients=2))).cells
     assert cell.closed and cell.name == "closed loop 2" and cell.summary.completed == 8
     assert cell.summary.in_flight_max <= 2
 
 
 def test_a_closed_loop_ends_by_the_clock(url: str) -> None:
-    (cell,) = load(Target(url), task(Load(clients=2), requests=None, seconds=0.3)).cells
+    (cell,) = load(LoadTarget(url), task(Load(clients=2), requests=None, seconds=0.3)).cells
     assert cell.summary.completed == cell.summary.requests >= 2
 
 
 def test_a_recording_keeps_its_times_and_bodies(url: str) -> None:
-    lines = [Line(0.0, {"prompt": "Tom", "max_tokens": 3}), Line(0.2, {"prompt": "Ann", "max_tokens": 5})]
-    cells = load(Target(url), task(Load(speed=1.0), Load(speed=4.0), lines=lines, prompts=[], requests=None)).cells
+    lines = [
+        RecordedRequest(0.0, {"prompt": "Tom", "max_tokens": 3}),
+        RecordedRequest(0.2, {"prompt": "Ann", "max_tokens": 5}),
+    ]
+    cells = load(LoadTarget(url), task(Load(speed=1.0), Load(speed=4.0), lines=lines, prompts=[], requests=None)).cells
     for cell, last in zip(cells, (0.2, 0.05)):
         assert [(a.intended, a.tokens) for a in cell.answers] == [(0.0, 3), (last, 5)]
 
 
 def test_failures_are_counted_by_kind(url: str) -> None:
-    wish = Wish("", "completions", max_tokens=4, extra={"drafter": "ngram"})
+    wish = LoadWish("", "completions", max_tokens=4, extra={"drafter": "ngram"})
     with pytest.raises(InputError, match=r"refuses the warm-up: HTTP 400: .*drafter"):
-        load(Target(url), Task(wish, [Load(rate=100.0)], PROMPTS, requests=3))
-    (cell,) = load(Target(url), Task(wish, [Load(rate=100.0)], PROMPTS, requests=3, warmup=0)).cells
+        load(LoadTarget(url), LoadTask(wish, [Load(rate=100.0)], PROMPTS, requests=3))
+    (cell,) = load(LoadTarget(url), LoadTask(wish, [Load(rate=100.0)], PROMPTS, requests=3, warmup=0)).cells
     assert cell.summary.errors == {"HTTP 400": 3} and cell.summary.completed == 0
     assert "drafter" in cell.summary.examples["HTTP 400"]
 
 
 def test_bad_targets(url: str) -> None:
     with pytest.raises(InputError, match="No server answers"):
-        load(Target("http://127.0.0.1:1"), task(Load(rate=1.0)))
+        load(LoadTarget("http://127.0.0.1:1"), task(Load(rate=1.0)))
     with pytest.raises(InputError, match="HTTP 404"):
-        load(Target(url + "/nowhere"), task(Load(rate=1.0)))
-    wish = Wish("nope", "completions")
+        load(LoadTarget(url + "/nowhere"), task(Load(rate=1.0)))
+    wish = LoadWish("nope", "completions")
     with pytest.raises(InputError, match="nope"):
-        load(Target(url), Task(wish, [Load(rate=1.0)], PROMPTS, requests=1))
+        load(LoadTarget(url), LoadTask(wish, [Load(rate=1.0)], PROMPTS, requests=1))
 
 
 @pytest.mark.parametrize(
@@ -98,11 +101,11 @@ def test_bad_targets(url: str) -> None:
 def test_bad_tasks(changes: dict[str, Any], says: str) -> None:
     fields = {"loads": [Load(rate=1.0)], "prompts": PROMPTS, "requests": 1, **changes}
     with pytest.raises(InputError, match=says):
-        load(Target("http://127.0.0.1:1"), Task(Wish("m"), **fields))
+        load(LoadTarget("http://127.0.0.1:1"), LoadTask(LoadWish("m"), **fields))
 
 
 def test_json_can_be_read_back(url: str, tmp_path: Path) -> None:
-    report = load(Target(url, key="secret"), task(Load(rate=100.0), requests=2))
+    report = load(LoadTarget(url, key="secret"), task(Load(rate=100.0), requests=2))
     report.write(tmp_path / "o.json", {})
     text = (tmp_path / "o.json").read_text()
     assert len(json.loads(text)["cells"][0]["requests"]) == 2 and "secret" not in text

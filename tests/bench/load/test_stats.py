@@ -6,15 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.bench.load.answer import Answer, Usage
+from paceline.bench.load.answer import ServerUsage, TimedAnswer
 from paceline.bench.load.stats import Spread, meets, most_in_flight, parse_slo, summarize
 from paceline.core.errors import InputError
 
 
-def answer(intended: float, first: float, last: float, ended: float, tokens: int, sent: float | None = None) -> Answer:
-    return Answer(
+def answer(
+    intended: float, first: float, last: float, ended: float, tokens: int, sent: float | None = None
+) -> TimedAnswer:
+    return TimedAnswer(
         intended, sent=intended if sent is None else sent, first=first, last=last, ended=ended,
-        gaps=array("d", [last - first]), usage=Usage(10, tokens), finished=True,
+        gaps=array("d", [last - first]), usage=ServerUsage(10, tokens), finished=True,
     )  # fmt: skip
 
 
@@ -38,8 +40,8 @@ def test_summary_of_two_successes_and_two_failures() -> None:
     answers = [
         answer(0.0, 0.1, 1.0, 1.0, 10),
         answer(1.0, 1.5, 3.5, 4.0, 5, sent=1.25),
-        Answer(2.0, sent=2.0, ended=2.1, error="HTTP 429", detail="The queue is full."),
-        Answer(3.0, sent=3.0, ended=3.5, first=3.2, last=3.2, error="closed", detail="The server closed."),
+        TimedAnswer(2.0, sent=2.0, ended=2.1, error="HTTP 429", detail="The queue is full."),
+        TimedAnswer(3.0, sent=3.0, ended=3.5, first=3.2, last=3.2, error="closed", detail="The server closed."),
     ]
     s = summarize(answers, {"ttft": 200.0})
     assert (s.requests, s.completed, s.errors) == (4, 2, {"HTTP 429": 1, "closed": 1})
@@ -56,8 +58,8 @@ def test_summary_of_two_successes_and_two_failures() -> None:
 def test_tau_pools_tokens_over_passes() -> None:
     a, b = answer(0.0, 0.1, 1.0, 1.0, 10), answer(0.0, 0.1, 1.0, 1.0, 2)
     a.usage, b.usage = (
-        Usage(10, 10, 5, passes=2, drafted=8, accepted=6),
-        Usage(10, 2, 0, passes=2, drafted=8, accepted=0),
+        ServerUsage(10, 10, 5, passes=2, drafted=8, accepted=6),
+        ServerUsage(10, 2, 0, passes=2, drafted=8, accepted=0),
     )
     s = summarize([a, b, answer(0.0, 0.1, 1.0, 1.0, 50)])
     assert (s.tau, s.acceptance, s.cached) == (3.0, 6 / 16, 5 / 30), "who tells no passes plays no part"
@@ -67,7 +69,7 @@ def test_tau_pools_tokens_over_passes() -> None:
 def test_nothing_at_all() -> None:
     s = summarize([], {"ttft": 1.0})
     assert (s.requests, s.goodput, s.within, s.ttft, s.tokens_per_chunk) == (0, 0.0, None, None, None)
-    s = summarize([Answer(0.0)])
+    s = summarize([TimedAnswer(0.0)])
     assert s.errors == {"unfinished": 1} and s.in_flight_max == 0
 
 
@@ -76,7 +78,7 @@ def test_goodput_wants_every_bound() -> None:
     assert meets(one, {"ttft": 100.1, "tpot": 100.1, "e2e": 1200.1})
     for name in ("ttft", "tpot", "e2e"):
         assert not meets(one, {"ttft": 1e4, "tpot": 1e4, "e2e": 1e4, name: 99.0})
-    single = replace(one, usage=Usage(10, 1))
+    single = replace(one, usage=ServerUsage(10, 1))
     assert meets(single, {"tpot": 0.1}), "one token has no TPOT"
 
 
@@ -89,4 +91,4 @@ def test_bounds_are_read() -> None:
 
 def test_in_flight_counts_from_arrival_to_end() -> None:
     spans = [(0.0, 2.0), (1.0, 3.0), (2.0, 4.0), (5.0, 6.0)]
-    assert most_in_flight([Answer(a, ended=b) for a, b in spans]) == 2, "an end at 2 makes room at 2"
+    assert most_in_flight([TimedAnswer(a, ended=b) for a, b in spans]) == 2, "an end at 2 makes room at 2"

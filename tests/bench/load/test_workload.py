@@ -4,21 +4,21 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.load.workload import Supply, Wish, from_prompts, read_recording
+from paceline.bench.load.workload import LoadWish, Supply, from_prompts, read_recording
 from paceline.core.errors import InputError
 
-WISH = Wish("m", "chat", max_tokens=9, seed=5)
+WISH = LoadWish("m", "chat", max_tokens=9, seed=5)
 FIXED = {"model": "m", "stream": True, "stream_options": {"include_usage": True}}
 
 
-def body(wish: Wish, own: dict[str, Any], number: int = 0) -> Any:
+def body(wish: LoadWish, own: dict[str, Any], number: int = 0) -> Any:
     return json.loads(wish.body(own, number))
 
 
 def test_a_prompt_becomes_a_message_for_chat_alone() -> None:
     message = [{"role": "user", "content": "hi"}]
     assert body(WISH, {"prompt": "hi"}, 2) == {"messages": message, "max_tokens": 9, "seed": 7, **FIXED}
-    wish = Wish("m", "completions", max_tokens=9, temperature=0.0)
+    wish = LoadWish("m", "completions", max_tokens=9, temperature=0.0)
     assert body(wish, {"prompt": "hi"}) == {"prompt": "hi", "max_tokens": 9, "temperature": 0.0, "seed": 0, **FIXED}
     with pytest.raises(InputError, match="--endpoint chat"):
         wish.body({"messages": message}, 0)
@@ -26,7 +26,7 @@ def test_a_prompt_becomes_a_message_for_chat_alone() -> None:
 
 def test_a_recording_wins_over_flags_and_extra_over_all_but_what_must_be() -> None:
     own = {"messages": [], "max_tokens": 3, "seed": 1, "top_p": 0.5, "model": "theirs", "stream": False}
-    wish = Wish("m", extra={"top_p": 0.9, "speculation": {"drafter": "none"}})
+    wish = LoadWish("m", extra={"top_p": 0.9, "speculation": {"drafter": "none"}})
     made = body(wish, own)
     assert (made["max_tokens"], made["seed"], made["top_p"], made["model"], made["stream"]) == (3, 1, 0.9, "m", True)
     assert made["speculation"] == {"drafter": "none"}

@@ -12,9 +12,9 @@ from paceline import AsyncLLM
 from paceline.cluster.control.controller import Controller
 from paceline.cluster.control.engines import EngineLost, HttpEngine, Reply
 from paceline.cluster.control.router import create, read, tokens
-from paceline.cluster.workflow.log import Event, Recorder, replay
-from paceline.cluster.workflow.policies import Setup
-from paceline.cluster.workflow.tasks import Work
+from paceline.cluster.workflow.log import Event, WorkflowRecorder, replay
+from paceline.cluster.workflow.policies import DispatcherSetup
+from paceline.cluster.workflow.tasks import CallWork
 from paceline.cluster.workflow.tune import Tuner
 from paceline.serve.errors import ApiError
 from paceline.serve.settings import Settings
@@ -50,9 +50,9 @@ class Fragile:
 
 
 def controller(*engines: Fragile, policy: str = "hexgen") -> tuple[Controller, list[Event]]:
-    setup, events = Setup(policy, tuple((e.name, "k", 2) for e in engines), PRIOR), list[Event]()
+    setup, events = DispatcherSetup(policy, tuple((e.name, "k", 2) for e in engines), PRIOR), list[Event]()
     made = Controller(setup.dispatcher(), {engine.name: engine for engine in engines}, used=tokens)
-    made.dispatcher.watchers.append(Recorder(setup, events.append))
+    made.dispatcher.watchers.append(WorkflowRecorder(setup, events.append))
     return made, events
 
 
@@ -65,7 +65,7 @@ async def test_no_call_is_lost_or_answered_twice_when_an_engine_dies(policy: str
         out = []
         for stage in range(3):
             calls = (
-                made.call(f"w{n}", Work(f"s{stage}"), "/x", f"{n}{stage}{k}".encode(), deadline=9.0) for k in (1, 2)
+                made.call(f"w{n}", CallWork(f"s{stage}"), "/x", f"{n}{stage}{k}".encode(), deadline=9.0) for k in (1, 2)
             )
             out += [json.loads(reply.body)["said"] for reply in await asyncio.gather(*calls)]
         made.end(f"w{n}")
@@ -82,7 +82,7 @@ async def test_no_call_is_lost_or_answered_twice_when_an_engine_dies(policy: str
 
 async def test_calls_wait_while_no_engine_is_alive() -> None:
     made, events = controller(Fragile("one", dies_at=1))
-    reply = await asyncio.wait_for(made.call("w", Work("a"), "/x", b"7"), 10)
+    reply = await asyncio.wait_for(made.call("w", CallWork("a"), "/x", b"7"), 10)
     assert json.loads(reply.body)["said"] == 7 and made.answered == {"one": 1}
     assert [event["alive"] for event in events if event["event"] == "turn"] == [False, True]
     await made.close()
@@ -91,7 +91,7 @@ async def test_calls_wait_while_no_engine_is_alive() -> None:
 async def test_closing_cancels_who_waits() -> None:
     one = Fragile("one", dies_at=1)
     made, _ = controller(one)
-    call = asyncio.create_task(made.call("w", Work("a"), "/x", b"7"))
+    call = asyncio.create_task(made.call("w", CallWork("a"), "/x", b"7"))
     await asyncio.sleep(0.05)
     await made.close()
     with pytest.raises(asyncio.CancelledError):
@@ -103,9 +103,9 @@ async def test_alpha_is_tuned_beside_the_calls_and_the_log_still_replays() -> No
     made.tuner = Tuner(made.dispatcher.planner, window=10, every=5)  # type: ignore[arg-type]
     made.dispatcher.planner.alpha = 0.5  # type: ignore[attr-defined]
     events[0]["alpha"] = 0.5
-    made.dispatcher.watchers.append(Recorder(None, made.tuner.sink))
+    made.dispatcher.watchers.append(WorkflowRecorder(None, made.tuner.sink))
     for n in range(12):
-        await made.call(f"w{n}", Work("a"), "/x", b"1", deadline=5.0)
+        await made.call(f"w{n}", CallWork("a"), "/x", b"1", deadline=5.0)
         made.end(f"w{n}")
     await asyncio.gather(*made._tasks)
     assert any(event["event"] == "tune" for event in events)
@@ -134,10 +134,10 @@ async def test_a_router_over_two_real_servers() -> None:
         running(llms[0], Settings(served_model_name=("demo",))) as one,
         running(llms[1], Settings(served_model_name=("demo",))) as two,
     ):
-        setup = Setup("hexgen", ((one, "k", 2), (two, "k", 2), ("http://127.0.0.1:9", "k", 2)), PRIOR)
+        setup = DispatcherSetup("hexgen", ((one, "k", 2), (two, "k", 2), ("http://127.0.0.1:9", "k", 2)), PRIOR)
         urls = [name for name, _, _ in setup.instances]
         made, events = Controller(setup.dispatcher(), {url: HttpEngine(url) for url in urls}), list[Event]()
-        made.dispatcher.watchers.append(Recorder(setup, events.append))
+        made.dispatcher.watchers.append(WorkflowRecorder(setup, events.append))
         transport = httpx2.ASGITransport(create(made))
         async with httpx2.AsyncClient(transport=transport, base_url="http://router", timeout=60) as client:
             body = {"prompt": "Tom has 3", "max_tokens": 5, "temperature": 0, "seed": 1}
@@ -147,7 +147,7 @@ async def test_a_router_over_two_real_servers() -> None:
                 client.post("/v1/completions", json=body),
             )
             texts = {reply.json()["choices"][0]["text"] for reply in replies}
-            assert len(texts) == 1, "whoever answers, the text is the same"
+            assert len(texts) == 1, "the text is the same from every engine"
             bad = await client.post("/v1/completions", json={"prompt": "x", "nonsense": 1})
             assert bad.status_code == 400 and "nonsense" in bad.json()["error"]["message"]
             assert (await client.get("/v1/models")).json()["data"][0]["id"] == "demo"

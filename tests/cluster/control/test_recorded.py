@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from paceline.cluster.workflow.log import Event, jobs, read, replay
-from paceline.cluster.workflow.policies import Setup
+from paceline.cluster.workflow.policies import DispatcherSetup
 from tests.cluster.workflow.scenes import exact
 
 LOG = Path(__file__).parent / "ray.jsonl"
@@ -33,5 +33,5 @@ def test_the_recorded_questions_can_be_simulated_under_any_policy(events: list[E
     work = jobs(events)
     calls = sum(len(stage) for job in work for stage in job.stages)
     assert len(work) == 6 and calls == 24, "six prompts were too long: refused, they used nothing"
-    done = exact(Setup.load({**events[0], "policy": policy}).dispatcher(), work)
+    done = exact(DispatcherSetup.load({**events[0], "policy": policy}).dispatcher(), work)
     assert len(done.finished) == 6

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from paceline.cluster.learn.dispatcher import DispatchNetwork, load, logits, save, solve
-from paceline.cluster.learn.imitate import Plan, clipped, collect, learn, roll, states, trace
+from paceline.cluster.learn.imitate import ImitationPlan, clipped, collect, learn, roll, states, trace
 from paceline.cluster.workflow.jssp.env import Env
 from paceline.cluster.workflow.jssp.problem import Problem, faults, random_problem
 from paceline.cluster.workflow.jssp.rules import drawn
@@ -79,7 +79,7 @@ def test_ppo_raises_the_good_action_and_stops_at_the_clip() -> None:
 
 def test_an_update_follows_the_solver(network: DispatchNetwork) -> None:
     pytest.importorskip("ortools", reason="needs paceline[jssp]")
-    rng, plan = np.random.default_rng(5), Plan(solver_seconds=0.3, epochs=3, most_kl=1.0)
+    rng, plan = np.random.default_rng(5), ImitationPlan(solver_seconds=0.3, epochs=3, most_kl=1.0)
     problems = [random_problem(rng, 6, 4) for _ in range(2)]
     steps, ratio, _ = collect(network, problems, plan, rng)
     assert ratio > 1.0, "draws of an untrained rule are worse than the solver's completions"

@@ -8,17 +8,17 @@ import torch
 
 from paceline.cluster.learn import reinforce
 from paceline.cluster.learn.features import join
-from paceline.cluster.learn.order import Learned, OrderNetwork, entropy, load, save
-from paceline.cluster.learn.scenes import KINDS, Scene, scene
-from paceline.cluster.workflow.dags import Graph
+from paceline.cluster.learn.order import LearnedOrder, OrderNetwork, entropy, load, save
+from paceline.cluster.learn.scenes import SCENE_KINDS, Scene, scene
+from paceline.cluster.workflow.dags import StepGraph
 from paceline.cluster.workflow.heft import Ranks
-from paceline.cluster.workflow.predict import Table
-from paceline.cluster.workflow.simulate import Job
+from paceline.cluster.workflow.predict import SecondsTable
+from paceline.cluster.workflow.simulate import SimulatedJob
 from paceline.core.errors import InputError
 
 
-def snapshots(given: Scene, network: OrderNetwork) -> list[tuple[float, reinforce.Graph, torch.Tensor]]:
-    drawn = reinforce.Drawn(network, given.table, torch.Generator().manual_seed(0))
+def snapshots(given: Scene, network: OrderNetwork) -> list[tuple[float, reinforce.CallGraph, torch.Tensor]]:
+    drawn = reinforce.DrawnOrder(network, given.table, torch.Generator().manual_seed(0))
     given.play(drawn)
     return drawn.seen
 
@@ -42,7 +42,7 @@ def test_joined_graphs_score_as_they_do_alone(network: OrderNetwork) -> None:
 def test_permuting_ready_calls_permutes_their_scores(network: OrderNetwork) -> None:
     seen = snapshots(scene(np.random.default_rng(1), jobs=6, every=8.0), network)
     _, what, _ = max(seen, key=lambda each: len(each[1].ready))
-    turned = reinforce.Graph(
+    turned = reinforce.CallGraph(
         what.features, what.parents, what.children, what.levels, what.workflow, what.decision, what.ready.flip(0),
         what.ranks.flip(0),
     )  # fmt: skip
@@ -50,7 +50,7 @@ def test_permuting_ready_calls_permutes_their_scores(network: OrderNetwork) -> N
 
 
 def test_only_ready_calls_are_ordered_each_once(network: OrderNetwork) -> None:
-    class Checked(Learned):
+    class Checked(LearnedOrder):
         def order(self, ready, instances, now):  # type: ignore[no-untyped-def]
             out = super().order(ready, instances, now)
             assert sorted(t.id for t in out) == sorted(t.id for t in ready)
@@ -64,11 +64,11 @@ def test_only_ready_calls_are_ordered_each_once(network: OrderNetwork) -> None:
 def test_it_goes_by_rank_where_it_is_unsure_or_broken(network: OrderNetwork) -> None:
     given = scene(np.random.default_rng(3), jobs=8)
     heft = given.play(Ranks()).finished
-    flat = Learned(network, given.table, flat=0.0)
+    flat = LearnedOrder(network, given.table, flat=0.0)
     assert given.play(flat).finished == heft and flat.unsure > 0
     with torch.no_grad():
         network.embed.weight.fill_(float("nan"))
-    assert given.play(Learned(network, given.table)).finished == heft
+    assert given.play(LearnedOrder(network, given.table)).finished == heft
 
 
 def test_gradients_are_those_of_finite_differences(network: OrderNetwork) -> None:
@@ -76,7 +76,7 @@ def test_gradients_are_those_of_finite_differences(network: OrderNetwork) -> Non
     seen = snapshots(scene(np.random.default_rng(4), jobs=4, every=10.0), OrderNetwork())[:12]
     graphs = [what for _, what, _ in seen]
     whole = join(graphs)
-    whole = reinforce.Graph(
+    whole = reinforce.CallGraph(
         whole.features.double(), *(getattr(whole, f) for f in whole.__dataclass_fields__ if f != "features")
     )
     weight = network.score[0].weight
@@ -123,20 +123,20 @@ def test_the_first_return_is_the_sum_of_completion_times() -> None:
 def short_and_long() -> Scene:
     """Chains of long calls and single short ones, all at once: HEFT's ranks put the long ones first, which makes every
     short one wait; the mean wants the opposite."""
-    chain = Graph(("long", "long", "long"), ((), (0,), (1,)), ((), (0.0,), (0.0,)))
-    single = Graph(("short",), ((),), ((),))
-    rng, table = np.random.default_rng(0), Table({kind: {"long": 20.0, "short": 4.0} for kind in KINDS})
-    return Scene(table, tuple(Job(0.0, (graph.calls(rng, 0.0),)) for graph in [chain, single, single] * 4))
+    chain = StepGraph(("long", "long", "long"), ((), (0,), (1,)), ((), (0.0,), (0.0,)))
+    single = StepGraph(("short",), ((),), ((),))
+    rng, table = np.random.default_rng(0), SecondsTable({kind: {"long": 20.0, "short": 4.0} for kind in SCENE_KINDS})
+    return Scene(table, tuple(SimulatedJob(0.0, (graph.calls(rng, 0.0),)) for graph in [chain, single, single] * 4))
 
 
 def test_training_improves_the_return_where_heft_is_not_optimal() -> None:
     torch.manual_seed(1)
-    network, plan = OrderNetwork(), reinforce.Plan(episodes=4, seed=1)
+    network, plan = OrderNetwork(), reinforce.ReinforcementPlan(episodes=4, seed=1)
     optimiser = torch.optim.Adam(network.parameters(), lr=2e-2)
     given, generator = short_and_long(), torch.Generator().manual_seed(1)
     ratios = [reinforce.step(network, optimiser, given, plan, generator, bonus=0.0) for _ in range(40)]
     assert np.mean(ratios[-5:]) < np.mean(ratios[:5]) - 0.05
-    assert given.play(Learned(network, given.table)).mean() < given.play(Ranks()).mean()
+    assert given.play(LearnedOrder(network, given.table)).mean() < given.play(Ranks()).mean()
 
 
 def test_weights_are_kept_in_a_file(network: OrderNetwork, tmp_path: Path) -> None:

@@ -2,22 +2,22 @@
 
 import pytest
 
-from paceline.cluster.workflow.baselines import Arrival, Balanced, RoundRobin
+from paceline.cluster.workflow.baselines import ArrivalOrder, Balanced, RoundRobin
 from paceline.cluster.workflow.dispatch import Dispatcher
-from paceline.cluster.workflow.tasks import Instance, Task, Work, Workflow
+from paceline.cluster.workflow.tasks import CallWork, Instance, Task, Workflow
 from paceline.core.errors import InputError
 from tests.cluster.workflow.scenes import pair, table
 
 
 def dispatcher(slots: int = 1) -> Dispatcher:
-    return Dispatcher(pair(slots), RoundRobin(), Arrival(), table())
+    return Dispatcher(pair(slots), RoundRobin(), ArrivalOrder(), table())
 
 
 def test_a_call_waits_for_all_its_predecessors() -> None:
     d, flow = dispatcher(), Workflow("w", 0.0)
     d.submit(flow, 0.0)
-    a, b = Task("a", flow, Work("a")), Task("b", flow, Work("b"))
-    c = Task("c", flow, Work("c"), (a, b))
+    a, b = Task("a", flow, CallWork("a")), Task("b", flow, CallWork("b"))
+    c = Task("c", flow, CallWork("c"), (a, b))
     d.extend(flow, [a, b, c], 0.0)
     assert [s.task.id for s in d.decide(0.0)] == ["a", "b"]
     assert d.finish(a, 1, 1.0) and d.decide(1.0) == []
@@ -27,7 +27,7 @@ def test_a_call_waits_for_all_its_predecessors() -> None:
 def test_a_result_counts_once_and_only_from_the_last_attempt() -> None:
     d, flow = dispatcher(), Workflow("w", 0.0)
     d.submit(flow, 0.0)
-    a = Task("a", flow, Work("a"))
+    a = Task("a", flow, CallWork("a"))
     d.extend(flow, [a], 0.0)
     [first] = d.decide(0.0)
     d.turn(first.instance.name, False, 1.0)
@@ -41,7 +41,7 @@ def test_a_result_counts_once_and_only_from_the_last_attempt() -> None:
 def test_queued_calls_of_a_dead_instance_run_elsewhere_and_nothing_runs_without_instances() -> None:
     d, flow = dispatcher(), Workflow("w", 0.0)
     d.submit(flow, 0.0)
-    d.extend(flow, [Task(f"a{n}", flow, Work("a")) for n in range(4)], 0.0)
+    d.extend(flow, [Task(f"a{n}", flow, CallWork("a")) for n in range(4)], 0.0)
     d.decide(0.0)
     d.turn("f", False, 0.5)
     d.turn("s", False, 0.5)
@@ -51,7 +51,7 @@ def test_queued_calls_of_a_dead_instance_run_elsewhere_and_nothing_runs_without_
 
 
 def test_budgets_of_stages_add_up_to_the_time_left_and_lists_are_not_shared() -> None:
-    typical = (Work("a"), Work("b"), Work("c"))
+    typical = (CallWork("a"), CallWork("b"), CallWork("c"))
     d = dispatcher()
     flows = [Workflow(f"w{n}", 0.0, 30.0, list(typical)) for n in range(2)]
     total = 0.0
@@ -59,7 +59,7 @@ def test_budgets_of_stages_add_up_to_the_time_left_and_lists_are_not_shared() ->
         for flow in flows:
             if not stage:
                 d.submit(flow, 0.0)
-            d.extend(flow, [Task(f"{flow.id}{step}", flow, Work(step))], 0.0)
+            d.extend(flow, [Task(f"{flow.id}{step}", flow, CallWork(step))], 0.0)
         budgets = [d.tasks[f"{flow.id}{step}"].budget for flow in flows]
         assert budgets[0] == budgets[1]
         share = {"a": 1.5, "b": 3.0, "c": 6.0}
@@ -70,7 +70,7 @@ def test_budgets_of_stages_add_up_to_the_time_left_and_lists_are_not_shared() ->
 
 
 def test_expectation_drops_what_is_skipped_and_keeps_what_an_extra_round_does_not_touch() -> None:
-    flow = Workflow("w", 0.0, expected=[Work(s) for s in ("draft", "revise", "revise", "test", "choose")])
+    flow = Workflow("w", 0.0, expected=[CallWork(s) for s in ("draft", "revise", "revise", "test", "choose")])
     flow.expect("draft")
     flow.expect("test")
     assert [w.step for w in flow.expected] == ["choose"], "left-over revisions will not come"
@@ -80,9 +80,11 @@ def test_expectation_drops_what_is_skipped_and_keeps_what_an_extra_round_does_no
 
 def test_room_is_kept_and_the_first_is_not_overtaken() -> None:
     instance = Instance("f", "fast", 4, room=100.0)
-    d, flow = Dispatcher({"f": instance}, Balanced(table()), Arrival(), table()), Workflow("w", 0.0)
+    d, flow = Dispatcher({"f": instance}, Balanced(table()), ArrivalOrder(), table()), Workflow("w", 0.0)
     d.submit(flow, 0.0)
-    d.extend(flow, [Task(n, flow, Work("a", size, 0.0)) for n, size in (("1", 60.0), ("2", 60.0), ("3", 10.0))], 0.0)
+    d.extend(
+        flow, [Task(n, flow, CallWork("a", size, 0.0)) for n, size in (("1", 60.0), ("2", 60.0), ("3", 10.0))], 0.0
+    )
     assert [s.task.id for s in d.decide(0.0)] == ["1"]
     d.finish(d.tasks["1"], 1, 1.0)
     assert [s.task.id for s in d.decide(1.0)] == ["2", "3"]
@@ -91,8 +93,8 @@ def test_room_is_kept_and_the_first_is_not_overtaken() -> None:
 def test_transfers_delay_a_start_elsewhere_alone() -> None:
     d, flow = dispatcher(), Workflow("w", 0.0)
     d.submit(flow, 0.0)
-    a = Task("a", flow, Work("a"))
-    b = Task("b", flow, Work("a"), (a,), (5.0,))
+    a = Task("a", flow, CallWork("a"))
+    b = Task("b", flow, CallWork("a"), (a,), (5.0,))
     d.extend(flow, [a, b], 0.0)
     d.decide(0.0)
     d.finish(a, 1, 1.0)
@@ -107,12 +109,12 @@ def test_what_is_refused() -> None:
     d.submit(flow, 0.0)
     with pytest.raises(InputError, match="exists already"):
         d.submit(Workflow("w", 0.0), 0.0)
-    a = Task("a", flow, Work("a"))
+    a = Task("a", flow, CallWork("a"))
     for tasks, says in (
         ([a, a], "exists already"),
-        ([Task("b", flow, Work("a"), (a,))], "before one of its predecessors"),
-        ([Task("b", flow, Work("a"), pinned="x")], "no instance"),
-        ([a, Task("b", flow, Work("a"), (a,), (1.0, 2.0))], "volumes"),
+        ([Task("b", flow, CallWork("a"), (a,))], "before one of its predecessors"),
+        ([Task("b", flow, CallWork("a"), pinned="x")], "no instance"),
+        ([a, Task("b", flow, CallWork("a"), (a,), (1.0, 2.0))], "volumes"),
     ):
         with pytest.raises(InputError, match=says):
             d.extend(flow, tasks, 0.0)
@@ -122,7 +124,7 @@ def test_what_is_refused() -> None:
 def test_an_ended_workflow_takes_its_open_calls_along() -> None:
     d, flow = dispatcher(), Workflow("w", 0.0)
     d.submit(flow, 0.0)
-    a = Task("a", flow, Work("a"))
+    a = Task("a", flow, CallWork("a"))
     d.extend(flow, [a], 0.0)
     d.decide(0.0)
     d.close(flow, 1.0)

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.cluster.learn.scenes import KINDS, scene
-from paceline.cluster.workflow.dags import Graph, random_graph, random_table, read_job, read_processors
+from paceline.cluster.learn.scenes import SCENE_KINDS, scene
+from paceline.cluster.workflow.dags import StepGraph, random_graph, random_table, read_job, read_processors
 from paceline.cluster.workflow.dispatch import moved
 from paceline.cluster.workflow.heft import Ranks, Span, Timeline, schedule
-from paceline.cluster.workflow.predict import Table
+from paceline.cluster.workflow.predict import SecondsTable
 from paceline.cluster.workflow.tasks import Instance, Task, Workflow
 from paceline.core.errors import InputError
 
@@ -24,16 +24,16 @@ RANKS = [108.0, 77.0, 80.0, 80.0, 69.0, 63.33, 42.67, 35.67, 44.33, 14.67]
 PLACES = ["P3", "P1", "P3", "P2", "P3", "P2", "P3", "P1", "P2", "P2"]
 
 
-def topcuoglu() -> tuple[Graph, list[Instance], Table]:
+def topcuoglu() -> tuple[StepGraph, list[Instance], SecondsTable]:
     after = tuple(tuple(a for a, b in EDGES if b == n) for n in range(10))
     volume = tuple(tuple(float(EDGES[a, n]) for a in parents) for n, parents in enumerate(after))
     steps = tuple(f"task_{n + 1}" for n in range(10))
     kinds = ("P1", "P2", "P3")
     entries = {kind: {step: float(TIMES[n][k]) for n, step in enumerate(steps)} for k, kind in enumerate(kinds)}
-    return Graph(steps, after, volume), [Instance(kind, kind) for kind in kinds], Table(entries)
+    return StepGraph(steps, after, volume), [Instance(kind, kind) for kind in kinds], SecondsTable(entries)
 
 
-def check_golden(graph: Graph, instances: list[Instance], table: Table) -> None:
+def check_golden(graph: StepGraph, instances: list[Instance], table: SecondsTable) -> None:
     tasks = graph.tasks(Workflow("w", 0.0))
     made = schedule(tasks, instances, table)
     assert [round(task.rank, 2) for task in tasks] == RANKS
@@ -55,7 +55,7 @@ def test_schedules_are_feasible_and_ranks_fall_along_edges() -> None:
     rng = np.random.default_rng(0)
     for _ in range(40):
         graph = random_graph(rng, "s", int(rng.integers(2, 30)), 4, 8.0)
-        table, instances = random_table(rng, graph.steps, KINDS), [Instance(kind, kind) for kind in KINDS]
+        table, instances = random_table(rng, graph.steps, SCENE_KINDS), [Instance(kind, kind) for kind in SCENE_KINDS]
         tasks = graph.tasks(Workflow("w", 0.0))
         made = schedule(tasks, instances, table)
         for task in tasks:

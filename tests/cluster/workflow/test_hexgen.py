@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from paceline.cluster.workflow.hexgen import HexGen, Urgency
-from paceline.cluster.workflow.predict import Table
-from paceline.cluster.workflow.simulate import Call, Fault, Job
-from paceline.cluster.workflow.tasks import Instance, Work
+from paceline.cluster.workflow.predict import SecondsTable
+from paceline.cluster.workflow.simulate import Fault, SimulatedCall, SimulatedJob
+from paceline.cluster.workflow.tasks import CallWork, Instance
 from paceline.cluster.workflow.text2sql import base, questions
 from tests.cluster.workflow.scenes import TABLE, exact, pair, play, setup, table, task
 
@@ -31,7 +31,7 @@ def test_the_quickest_instance_gets_it_while_it_is_idle() -> None:
 
 @pytest.mark.parametrize("alpha", [0.0, 0.2, 0.5, 0.9])
 def test_scaling_all_times_changes_nothing(alpha: float) -> None:
-    scaled = Table({kind: {step: 7.0 * s for step, s in row.items()} for kind, row in TABLE.items()})
+    scaled = SecondsTable({kind: {step: 7.0 * s for step, s in row.items()} for kind, row in TABLE.items()})
     rng = np.random.default_rng(1)
     for _ in range(20):
         loads = int(rng.integers(0, 5)), int(rng.integers(0, 5))
@@ -61,12 +61,12 @@ def test_the_hopeless_go_behind_the_feasible_and_the_patient_before_all() -> Non
 def test_nobody_starves_under_a_finite_load() -> None:
     """One relaxed call among a stream of urgent ones that saturates the cluster waits no longer than the patience, and
     what was there before."""
-    urgent = [Job(0.9 * n, ((Call(Work("a"), 0, 0),),), 2.0) for n in range(300)]
-    relaxed = Job(10.0, ((Call(Work("a"), 0, 0),),), 1e9)
+    urgent = [SimulatedJob(0.9 * n, ((SimulatedCall(CallWork("a"), 0, 0),),), 2.0) for n in range(300)]
+    relaxed = SimulatedJob(10.0, ((SimulatedCall(CallWork("a"), 0, 0),),), 1e9)
     waits = {}
     for patience in (20.0, float("inf")):
         made = setup("hexgen").dispatcher()
-        made.instances, made.predictor = {"f": pair()["f"]}, Table({"fast": {"a": 1.0}})
+        made.instances, made.predictor = {"f": pair()["f"]}, SecondsTable({"fast": {"a": 1.0}})
         made.planner, made.queue = HexGen(made.predictor), Urgency(made.predictor, patience)
         waits[patience] = exact(made, [*urgent, relaxed]).finished["w300"]
     assert waits[20.0] < 45.0 < waits[float("inf")]

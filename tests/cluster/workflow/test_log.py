@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from paceline.cluster.workflow.hexgen import HexGen
-from paceline.cluster.workflow.log import Event, Recorder, jobs, read, replay, write
-from paceline.cluster.workflow.policies import NAMES, Setup, policy
-from paceline.cluster.workflow.predict import Table
+from paceline.cluster.workflow.log import Event, WorkflowRecorder, jobs, read, replay, write
+from paceline.cluster.workflow.policies import DISPATCHER_NAMES, DispatcherSetup, policy
+from paceline.cluster.workflow.predict import SecondsTable
 from paceline.cluster.workflow.simulate import Fault
 from paceline.cluster.workflow.text2sql import base, questions
 from paceline.cluster.workflow.tune import GRID, Tuner, best
@@ -19,13 +19,13 @@ from tests.cluster.workflow.scenes import play, setup
 
 def recorded(name: str, seed: int = 0) -> tuple[list[Event], list[float]]:
     made, events = setup(name).dispatcher(), list[Event]()
-    made.watchers.append(Recorder(setup(name), events.append))
+    made.watchers.append(WorkflowRecorder(setup(name), events.append))
     work = questions(25, 0.05, np.random.default_rng(seed), 6.0 * base())
     done = play(made, work, [Fault(200.0, "L40S-1"), Fault(500.0, "L40S-1", True)])
     return events, sorted(done.finished.values())
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "learned"])
+@pytest.mark.parametrize("name", [name for name in DISPATCHER_NAMES if name != "learned"])
 def test_a_log_replays_to_the_same_decisions(name: str, tmp_path: Path) -> None:
     events, _ = recorded(name)
     sink = write(tmp_path / "log.jsonl")
@@ -59,7 +59,7 @@ def test_workloads_come_back_from_the_log() -> None:
 
 def test_the_tuner_takes_the_best_of_its_window_and_the_same_each_time() -> None:
     events, _ = recorded("hexgen", seed=5)
-    planner = HexGen(Table({}))
+    planner = HexGen(SecondsTable({}))
     tuner = Tuner(planner, window=20, every=10)
     for event in events:
         tuner.sink(event)
@@ -82,10 +82,10 @@ def test_files_and_names_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="begins with its setup"):
         replay([])
     with pytest.raises(InputError, match="damaged"):
-        Setup.load({"policy": "hexgen"})
+        DispatcherSetup.load({"policy": "hexgen"})
     with pytest.raises(InputError, match="known are hexgen"):
-        policy("best", Table({}))
+        policy("best", SecondsTable({}))
     with pytest.raises(InputError, match="needs a trained order"):
-        policy("learned", Table({}))
+        policy("learned", SecondsTable({}))
     with pytest.raises(InputError, match="alpha is 2"):
-        policy("hexgen", Table({}), alpha=2.0)
+        policy("hexgen", SecondsTable({}), alpha=2.0)

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from paceline.cluster.workflow.baselines import Arrival, Balanced
+from paceline.cluster.workflow.baselines import ArrivalOrder, Balanced
 from paceline.cluster.workflow.dispatch import Dispatcher
 from paceline.cluster.workflow.models import Batched, Speed
-from paceline.cluster.workflow.predict import Table
-from paceline.cluster.workflow.simulate import Call, Job
-from paceline.cluster.workflow.tasks import Instance, Task, Work, Workflow
+from paceline.cluster.workflow.predict import SecondsTable
+from paceline.cluster.workflow.simulate import SimulatedCall, SimulatedJob
+from paceline.cluster.workflow.tasks import CallWork, Instance, Task, Workflow
 from tests.cluster.workflow.scenes import exact, pair, stages, table
 
 
@@ -16,16 +16,16 @@ def test_one_instance_and_one_stage_wait_as_an_m_d_1_queue_does() -> None:
     rng, rate, jobs, at = np.random.default_rng(0), 0.7, [], 0.0
     for _ in range(8_000):
         at += float(rng.exponential(1 / rate))
-        jobs.append(Job(at, stages(("a", 1))))
-    only = Table({"fast": {"a": 1.0}})
-    made = Dispatcher({"f": Instance("f", "fast")}, Balanced(only), Arrival(), only)
+        jobs.append(SimulatedJob(at, stages(("a", 1))))
+    only = SecondsTable({"fast": {"a": 1.0}})
+    made = Dispatcher({"f": Instance("f", "fast")}, Balanced(only), ArrivalOrder(), only)
     expected = 1.0 + rate / (2 * (1 - rate))
     assert exact(made, jobs).mean() == pytest.approx(expected, rel=0.1)
 
 
 def test_a_stage_begins_when_all_of_the_one_before_ended() -> None:
-    made = Dispatcher(pair(), Balanced(table()), Arrival(), table())
-    done = exact(made, [Job(0.0, stages(("a", 2), ("c", 1)))])
+    made = Dispatcher(pair(), Balanced(table()), ArrivalOrder(), table())
+    done = exact(made, [SimulatedJob(0.0, stages(("a", 2), ("c", 1)))])
     assert done.finished == {"w0": 2.0 + 4.0}, "the two a take 1 and 2 s, then c 4 s"
 
 
@@ -48,8 +48,8 @@ def _batched(speed: Speed, calls: list[tuple[str, float, int, int]]) -> dict[str
         end, id = model.next()
         if waiting and waiting[0][1] <= end:
             id, at, prompt, output = waiting.pop(0)
-            work = Work("s", prompt, output)
-            model.start(Task(id, Workflow("w", 0.0), work), Call(work, prompt, output), at)
+            work = CallWork("s", prompt, output)
+            model.start(Task(id, Workflow("w", 0.0), work), SimulatedCall(work, prompt, output), at)
         else:
             model.end(id, end)
             out[id] = end

@@ -106,7 +106,7 @@ def metadata(config: dict[str, Any], arch: str) -> dict[str, Any]:
 
 
 def vocabulary(checkpoint: Path) -> dict[str, Any]:
-    """Of a byte-level tokenizer.json, if there is one."""
+    """Vocabulary of a byte-level tokenizer.json; empty if there is none."""
     file = checkpoint / "tokenizer.json"
     if not file.exists():
         return {}

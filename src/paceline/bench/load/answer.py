@@ -6,13 +6,13 @@ from typing import Any
 
 import orjson
 
-DONE = b"[DONE]"
-WORDS = ("content", "text", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call")
+DONE_DATA = b"[DONE]"
+TOKEN_FIELDS = ("content", "text", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call")
 """Fields of a choice, or of its delta, that bring tokens."""
 
 
 @dataclass(slots=True)
-class Usage:
+class ServerUsage:
     """What the server counted."""
 
     prompt: int
@@ -24,7 +24,7 @@ class Usage:
     accepted: int = 0
 
     @classmethod
-    def of(cls, usage: dict[str, Any]) -> "Usage":
+    def of(cls, usage: dict[str, Any]) -> "ServerUsage":
         details, spec = usage.get("prompt_tokens_details") or {}, usage.get("speculation") or {}
         return cls(
             int(usage.get("prompt_tokens") or 0),
@@ -37,7 +37,7 @@ class Usage:
 
 
 @dataclass(slots=True)
-class Answer:
+class TimedAnswer:
     """A request and what came back.
 
     `intended` is when the arrival process wanted it; everything the user waits for counts from there, also the time in
@@ -51,16 +51,16 @@ class Answer:
     fired: float = 0.0
     sent: float | None = None
     first: float | None = None
-    """Of the first chunk with tokens; None: no such chunk came."""
+    """Time of the first chunk with tokens, in seconds; None: no such chunk came."""
     last: float | None = None
-    """Of the last one."""
+    """Time of the last chunk with tokens, in seconds."""
     ended: float | None = None
-    """Of the answer, or of the failure."""
+    """Time at which the answer ended or failed, in seconds."""
     gaps: "array[float]" = field(default_factory=lambda: array("d"))
     """Seconds between chunks with tokens."""
-    usage: Usage | None = None
+    usage: ServerUsage | None = None
     finished: bool = False
-    """[DONE] came."""
+    """[DONE_DATA] came."""
     error: str | None = None
     """A short kind, such as "HTTP 429"."""
     detail: str = ""
@@ -75,7 +75,7 @@ class Answer:
 
     @property
     def tokens(self) -> int:
-        """Generated tokens as the server counted them; chunks, where it told no usage."""
+        """Generated tokens as the server counted them; chunks, if it reported no usage."""
         return self.chunks if self.usage is None else self.usage.completion
 
     @property
@@ -100,13 +100,13 @@ class Answer:
         return 0.0 if self.sent is None else self.sent - self.intended
 
     def fail(self, kind: str, detail: str, now: float) -> None:
-        """The first failure stands; after [DONE] nothing is missing."""
+        """The first failure stands; after [DONE_DATA] nothing is missing."""
         if self.error is None and not self.finished:
             self.error, self.detail, self.ended = kind, detail, now
 
     def event(self, data: bytes, now: float) -> None:
         """Take the data of one server-sent event."""
-        if data == DONE:
+        if data == DONE_DATA:
             self.finished, self.ended = True, now
             return
         try:
@@ -115,7 +115,7 @@ class Answer:
                 self.fail("error event", message(error), now)
                 return
             if usage := chunk.get("usage"):
-                self.usage = Usage.of(usage)
+                self.usage = ServerUsage.of(usage)
             new = any(brings_tokens(choice) for choice in chunk.get("choices") or ())
         except (ValueError, AttributeError, TypeError) as error:
             self.fail("malformed event", f"{data[:80]!r}: {error}", now)
@@ -134,7 +134,7 @@ class Answer:
 def brings_tokens(choice: dict[str, Any]) -> bool:
     """Whether a streamed choice holds text (of whatever kind), not only a role or a finish reason."""
     delta = choice.get("delta", choice)
-    return any(delta.get(name) for name in WORDS)
+    return any(delta.get(name) for name in TOKEN_FIELDS)
 
 
 def message(error: Any) -> str:

@@ -13,16 +13,16 @@ from urllib.parse import urlsplit
 import httptools
 import orjson
 
-from paceline.bench.load.answer import Answer, message
+from paceline.bench.load.answer import TimedAnswer, message
 from paceline.bench.load.sse import Events
 from paceline.core.errors import InputError
 
-IDLE = 2.0
+IDLE_CONNECTION_S = 2.0
 """Seconds after which an unused connection is not used again; servers close theirs after 5 or more, and a request
 must not meet that moment."""
 
 
-class Clock:
+class LoadClock:
     """Seconds since it was started."""
 
     def __init__(self) -> None:
@@ -64,10 +64,10 @@ class Whole:
             return self.data[:200].decode("utf-8", "replace")
 
 
-class Stream(Whole):
+class EventFeed(Whole):
     """Feeds an answer from a stream of events; an error's body is kept in one piece."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: TimedAnswer) -> None:
         super().__init__()
         self.answer, self.events, self.kind = answer, Events(), ""
 
@@ -98,7 +98,7 @@ class Stream(Whole):
 class Connection(asyncio.Protocol):
     """One connection, which carries one request at a time."""
 
-    def __init__(self, now: Clock) -> None:
+    def __init__(self, now: LoadClock) -> None:
         self._now = now
         self._read_at = 0.0
         self._parser = httptools.HttpResponseParser(self)
@@ -119,7 +119,7 @@ class Connection(asyncio.Protocol):
     @property
     def reusable(self) -> bool:
         age = self._now() - self.idle_since  # negative after a restart of the clock
-        return self._transport is not None and not self._transport.is_closing() and 0 <= age < IDLE
+        return self._transport is not None and not self._transport.is_closing() and 0 <= age < IDLE_CONNECTION_S
 
     @property
     def peer(self) -> str:
@@ -183,9 +183,9 @@ class Connection(asyncio.Protocol):
 
 class Client:
     """A server's address, and connections to it that are used again. At most `limit` are in use at once (None: no
-    limit); who must wait for one waits in order."""
+    limit); requests without one wait in order."""
 
-    def __init__(self, url: str, now: Clock, key: str | None = None, limit: int | None = None) -> None:
+    def __init__(self, url: str, now: LoadClock, key: str | None = None, limit: int | None = None) -> None:
         parts = urlsplit(url if "//" in url else f"http://{url}")
         try:
             port = parts.port
@@ -205,9 +205,9 @@ class Client:
         self._now, self._idle = now, list[Connection]()
         self._slots = asyncio.Semaphore(limit) if limit is not None else None
 
-    async def post(self, path: str, body: bytes, answer: Answer, timeout: float) -> None:
+    async def post(self, path: str, body: bytes, answer: TimedAnswer, timeout: float) -> None:
         """Send one request and follow its stream. Never raises but when cancelled: the answer holds the failure."""
-        sink = Stream(answer)
+        sink = EventFeed(answer)
         try:
             async with asyncio.timeout(timeout):
                 await self._post(path, body, answer, sink)
@@ -243,7 +243,7 @@ class Client:
         except ValueError:
             raise InputError(f"{self._root}{path} is not JSON; is --url an OpenAI-compatible server?") from None
 
-    async def _post(self, path: str, body: bytes, answer: Answer, sink: Sink) -> None:
+    async def _post(self, path: str, body: bytes, answer: TimedAnswer, sink: Sink) -> None:
         request = self._request(path, body)
 
         def written() -> None:

@@ -1,19 +1,21 @@
-"""Who sends when: the open loop, which waits for nobody, and the closed loop, a baseline."""
+"""Drivers that send the requests: the open loop, which waits for no answer, and the closed loop, a baseline."""
 
 import asyncio
 from array import array
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from paceline.bench.load.answer import Answer
-from paceline.bench.load.client import Clock
+from paceline.bench.load.answer import TimedAnswer
+from paceline.bench.load.client import LoadClock
 
 Job = tuple[int, bytes]
 """(which prompt, body)"""
-Send = Callable[[bytes, Answer], Awaitable[None]]
+Send = Callable[[bytes, TimedAnswer], Awaitable[None]]
 TICK = 0.02
 
 
-async def open_loop(offsets: Sequence[float], jobs: Sequence[Job], send: Send, now: Clock, out: list[Answer]) -> None:
+async def open_loop(
+    offsets: Sequence[float], jobs: Sequence[Job], send: Send, now: LoadClock, out: list[TimedAnswer]
+) -> None:
     """Start each request at its offset, whatever became of those before, and wait for all.
 
     Answers are appended to `out` as their requests start, so that a cancelled run can be reported.
@@ -24,7 +26,7 @@ async def open_loop(offsets: Sequence[float], jobs: Sequence[Job], send: Send, n
             await asyncio.sleep(0)  # also when late: what came must be read
             while (left := at - now()) > 0:  # a timer may fire up to a millisecond early
                 await asyncio.sleep(left)
-            answer = Answer(at, prompt, fired=now())
+            answer = TimedAnswer(at, prompt, fired=now())
             out.append(answer)
             task = asyncio.ensure_future(_run(send, body, answer))
             tasks.add(task)
@@ -35,7 +37,7 @@ async def open_loop(offsets: Sequence[float], jobs: Sequence[Job], send: Send, n
 
 
 async def closed_loop(
-    clients: int, jobs: Iterable[Job], send: Send, now: Clock, out: list[Answer], seconds: float | None = None
+    clients: int, jobs: Iterable[Job], send: Send, now: LoadClock, out: list[TimedAnswer], seconds: float | None = None
 ) -> None:
     """`clients` that each send their next request when the last has ended, and none after `seconds`. A slow server is
     asked less often: what it made others wait is not measured."""
@@ -46,7 +48,7 @@ async def closed_loop(
             if seconds is not None and now() >= seconds:
                 return
             at = now()
-            out.append(Answer(at, prompt, fired=at))
+            out.append(TimedAnswer(at, prompt, fired=at))
             await send(body, out[-1])
 
     tasks = {asyncio.ensure_future(client()) for _ in range(clients)}
@@ -56,7 +58,7 @@ async def closed_loop(
         await end(tasks)
 
 
-async def ticks(now: Clock, late: "array[float]") -> None:
+async def ticks(now: LoadClock, late: "array[float]") -> None:
     """Append, until cancelled, by how many seconds this program's event loop was late for a timer."""
     while True:
         due = now() + TICK
@@ -71,5 +73,5 @@ async def end(tasks: set[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _run(send: Send, body: bytes, answer: Answer) -> None:
+async def _run(send: Send, body: bytes, answer: TimedAnswer) -> None:
     await send(body, answer)

@@ -5,15 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from paceline.bench.svg import COLOURS, STYLE, stroke, text, tick
+from paceline.bench.svg import COLOURS, SVG_STYLE, stroke, text, tick
 
-WIDTH, PANEL = 860, 190
+WIDTH, PANEL_HEIGHT = 860, 190
 LEFT, RIGHT, TOP, GAP, BOTTOM = 64, 130, 56, 36, 56
-LINE = ".line{fill:none;stroke-width:2}"
+LINE_STYLE = ".line{fill:none;stroke-width:2}"
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
+class PlotPanel:
     """Lines {name: one value for each load; None: none}; a logarithmic scale has no room for 0."""
 
     title: str
@@ -51,21 +51,21 @@ class Axis:
         return [m * 10.0**d for d in decades for m in marks if self.low <= m * 10.0**d <= self.high]
 
 
-def svg(title: str, x_label: str, xs: Sequence[float], panels: Sequence[Panel]) -> str:
+def svg(title: str, x_label: str, xs: Sequence[float], panels: Sequence[PlotPanel]) -> str:
     """One panel after another, from top to bottom; an infinite load is left out."""
     keep = [i for i, x in enumerate(xs) if math.isfinite(x)]
-    height = TOP + len(panels) * (PANEL + GAP) - GAP + BOTTOM
+    height = TOP + len(panels) * (PANEL_HEIGHT + GAP) - GAP + BOTTOM
     most = max((xs[i] for i in keep), default=1.0)
     x_axis = Axis(0.0, most * 1.05, LEFT, WIDTH - RIGHT)
     body = [f'<rect class="ground" width="{WIDTH}" height="{height}"/>', text(LEFT, 20, title, "title")]
     for place, panel in enumerate(panels):
-        top = TOP + place * (PANEL + GAP)
+        top = TOP + place * (PANEL_HEIGHT + GAP)
         body += _panel(panel, x_axis, [xs[i] for i in keep], keep, top)
     bottom = height - BOTTOM
     body += [text(x_axis.at(v), bottom + 18, f"{v:g}", anchor="middle") for v in x_axis.ticks()]
     body.append(text((LEFT + WIDTH - RIGHT) / 2, height - 14, x_label, anchor="middle"))
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">'
-    style = f"<title>{escape(title)}</title><style>{STYLE}{LINE}</style>"
+    style = f"<title>{escape(title)}</title><style>{SVG_STYLE}{LINE_STYLE}</style>"
     return "\n".join([head, style, *body, "</svg>", ""])
 
 
@@ -76,17 +76,17 @@ def around(value: float) -> tuple[float, float]:
     return max(mark for mark in marks if mark <= value), min(mark for mark in marks if mark > value)
 
 
-def _panel(panel: Panel, x_axis: Axis, xs: Sequence[float], keep: Sequence[int], top: float) -> list[str]:
+def _panel(panel: PlotPanel, x_axis: Axis, xs: Sequence[float], keep: Sequence[int], top: float) -> list[str]:
     values = panel.values() or [1.0]
     if panel.log:
-        y_axis = Axis(around(min(values) / 1.05)[0], around(max(values) * 1.05)[1], top + PANEL, top, log=True)
+        y_axis = Axis(around(min(values) / 1.05)[0], around(max(values) * 1.05)[1], top + PANEL_HEIGHT, top, log=True)
     else:
-        y_axis = Axis(0.0, max(max(values) * 1.05, 1e-9), top + PANEL, top)
+        y_axis = Axis(0.0, max(max(values) * 1.05, 1e-9), top + PANEL_HEIGHT, top)
     out = [text(LEFT, top - 6, panel.title)]
     for value in y_axis.ticks():
         y = y_axis.at(value)
         out += [stroke("grid", LEFT, y, WIDTH - RIGHT, y), text(LEFT - 8, y + 4, f"{value:g}", anchor="end")]
-    out.append(stroke("axis", LEFT, top + PANEL, WIDTH - RIGHT, top + PANEL))
+    out.append(stroke("axis", LEFT, top + PANEL_HEIGHT, WIDTH - RIGHT, top + PANEL_HEIGHT))
     for place, (name, line) in enumerate(panel.lines.items()):
         own = [(x, v) for x, i in zip(xs, keep) if (v := line[i]) is not None and (v > 0 or not panel.log)]
         points = [(x_axis.at(x), y_axis.at(v)) for x, v in own]

@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 import httptools
 import orjson
 
-from paceline.bench.load.workload import OWN, PATHS
+from paceline.bench.load.workload import API_PATHS, OWN_FIELDS
 from paceline.core.errors import InputError
 
-CHUNK = 1 << 16
+COPY_BYTES = 1 << 16
 
 
 class Tap:
@@ -50,11 +50,11 @@ class Tap:
         self._body += body
 
     def on_message_complete(self) -> None:
-        if self._path.partition(b"?")[0].decode("latin-1").endswith(tuple(PATHS.values())):
+        if self._path.partition(b"?")[0].decode("latin-1").endswith(tuple(API_PATHS.values())):
             self._found(self._began, bytes(self._body))
 
 
-class Recorder:
+class LoadRecorder:
     """Listens, forwards to one server, and writes."""
 
     def __init__(self, behind: tuple[str, int], out: BinaryIO) -> None:
@@ -74,7 +74,7 @@ class Recorder:
         if not isinstance(entry, dict):
             return
         self._zero = began if self._zero is None else self._zero
-        own = {k: v for k, v in entry.items() if k not in OWN}
+        own = {k: v for k, v in entry.items() if k not in OWN_FIELDS}
         self._out.write(orjson.dumps({"at": round(began - self._zero, 6), **own}) + b"\n")
         self._out.flush()
         self.count += 1
@@ -113,7 +113,7 @@ def address(url: str) -> tuple[str, int]:
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tap: Callable[[bytes], None]) -> None:
     """Move bytes until one side ends."""
     try:
-        while data := await reader.read(CHUNK):
+        while data := await reader.read(COPY_BYTES):
             tap(data)
             writer.write(data)
             await writer.drain()
@@ -122,20 +122,20 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tap: 
 
 
 def record(url: str, path: Path, host: str, port: int, ready: Callable[[int], None]) -> int:
-    """Record until Ctrl-C; the number of requests. `ready` is told the port when it listens. Raises InputError where
-    the file exists or the port is taken."""
+    """Record until Ctrl-C; the number of requests. `ready` is called with the port when it listens. Raises InputError
+    where the file exists or the port is taken."""
     behind = address(url)
     try:
         out = path.open("xb")
     except OSError as error:
         raise InputError(f"{path} cannot be created ({error.strerror}); give the name of a new file.") from None
     with out:
-        recorder = Recorder(behind, out)
+        recorder = LoadRecorder(behind, out)
         asyncio.run(_until_interrupted(recorder, host, port, ready))
         return recorder.count
 
 
-async def _until_interrupted(recorder: Recorder, host: str, port: int, ready: Callable[[int], None]) -> None:
+async def _until_interrupted(recorder: LoadRecorder, host: str, port: int, ready: Callable[[int], None]) -> None:
     try:
         server = await recorder.listen(host, port)
     except OSError as error:

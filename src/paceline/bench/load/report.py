@@ -6,20 +6,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.bench.files import host, number, save, save_json, versions
-from paceline.bench.load.answer import Answer
-from paceline.bench.load.plot import Panel, svg
+from paceline.bench.load.answer import TimedAnswer
+from paceline.bench.load.plot import PlotPanel, svg
 from paceline.bench.load.stats import Slo, Spread, Summary
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-LATE = 1.0
+LATE_MS = 1.0
 """Milliseconds: a timer of an event loop is no finer."""
-BUSY = 0.8
+BUSY_CPU_SHARE = 0.8
 DRAIN = 1 / 3
 """Share of a run after its last arrival that distorts rates."""
 QUANTILES = ("mean", "p50", "p90", "p95", "p99", "max")
-METRICS = {
+METRIC_TITLES = {
     "ttft": "TTFT", "tpot": "TPOT", "tbt": "TBT", "e2e": "E2E", "ttft_sent": "TTFT from sending",
     "e2e_sent": "E2E from sending",
 }  # fmt: skip
@@ -37,12 +37,12 @@ class Generator:
     """Share of one core."""
 
     @classmethod
-    def of(cls, answers: Sequence[Answer], stalls: Iterable[float], busy: float) -> "Generator":
+    def of(cls, answers: Sequence[TimedAnswer], stalls: Iterable[float], busy: float) -> "Generator":
         return cls(Spread.of(a.fired - a.intended for a in answers), Spread.of(stalls), busy)
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class LoadCell:
     """One load."""
 
     name: str
@@ -50,17 +50,17 @@ class Cell:
     closed: bool
     summary: Summary
     generator: Generator
-    answers: Sequence[Answer]
+    answers: Sequence[TimedAnswer]
     interrupted: bool = False
 
 
 @dataclass(slots=True)
-class Report:
+class LoadReport:
     url: str
     model: str
     endpoint: str
     slo: Slo | None
-    cells: list[Cell] = field(default_factory=list)
+    cells: list[LoadCell] = field(default_factory=list)
     repeated: int = 0
     """Requests whose prompt had been sent before."""
 
@@ -94,31 +94,32 @@ class Report:
             return "clients (closed loop)"
         return "speed of the recording" if self.cells[0].name.startswith("recorded") else "requests/s offered"
 
-    def _panels(self) -> list[Panel]:
+    def _panels(self) -> list[PlotPanel]:
         def series(metric: str, quantile: str) -> list[float | None]:
             spreads = [getattr(cell.summary, metric) for cell in self.cells]
             return [None if spread is None else getattr(spread, quantile) for spread in spreads]
 
         latency = [
-            Panel(f"{METRICS[m]}, ms", {q: series(m, q) for q in ("p50", "p99")}, log=True) for m in ("ttft", "tpot")
+            PlotPanel(f"{METRIC_TITLES[m]}, ms", {q: series(m, q) for q in ("p50", "p99")}, log=True)
+            for m in ("ttft", "tpot")
         ]
         lines: dict[str, list[float | None]] = {"completed": [c.summary.requests_per_second for c in self.cells]}
         if self.slo:
             lines["goodput"] = [c.summary.goodput for c in self.cells]
-        return [*latency, Panel("requests/s", lines)]
+        return [*latency, PlotPanel("requests/s", lines)]
 
     def tables(self) -> "list[Table]":
         """For a terminal: one line a load, and below it the percentiles where there is one load."""
         return [sweep(self.cells), *([detail(self.cells[0].summary)] if len(self.cells) == 1 else [])]
 
     def notes(self) -> list[str]:
-        """Of each load what the table does not hold."""
+        """Remarks on each load: what the table leaves out."""
         baseline = "closed loop: a baseline. A slow server is asked less often, so the waiting of others is left out."
         found = [baseline] if any(cell.closed for cell in self.cells) else []
         return found + [remark(cell, self.slo) for cell in self.cells]
 
 
-def doubts(cell: Cell) -> list[str]:
+def doubts(cell: LoadCell) -> list[str]:
     """Why the figures of one load may mislead."""
     summary, generator, found = cell.summary, cell.generator, list[str]()
     late = max(
@@ -127,14 +128,14 @@ def doubts(cell: Cell) -> list[str]:
     if late:
         found.append(f"this program itself was up to {late:.1f} ms late (p99), more than a tenth of TTFT, which is in "
                      "the latencies; use an idler machine, or less load.")  # fmt: skip
-    if generator.busy > BUSY:
+    if generator.busy > BUSY_CPU_SHARE:
         found.append(f"this program used {generator.busy:.0%} of a core; it may be what limits the figures.")
     last = max((a.intended for a in cell.answers), default=0.0)
     if not cell.closed and last > 0 and summary.seconds - last > DRAIN * summary.seconds:
         found.append(f"the last {summary.seconds - last:.1f} of {summary.seconds:.1f} s had no arrivals, which lowers "
                      "req/s, tok/s and goodput; send for longer, unless the server is overloaded.")  # fmt: skip
     if not summary.counted:
-        found.append("the server told no usage, so chunks are counted as tokens.")
+        found.append("the server reported no usage, so chunks are counted as tokens.")
     found += [f"{count} x {kind}: {summary.examples.get(kind, '')}" for kind, count in summary.errors.items()]
     return found
 
@@ -144,10 +145,10 @@ def excess(late: Spread | None, ttft: Spread | None) -> float:
     if late is None or ttft is None:
         return 0.0
     pairs = ((late.p50, ttft.p50), (late.p99, ttft.p99))
-    return late.p99 if any(own > max(LATE, 0.1 * whole) for own, whole in pairs) else 0.0
+    return late.p99 if any(own > max(LATE_MS, 0.1 * whole) for own, whole in pairs) else 0.0
 
 
-def remark(cell: Cell, slo: Slo | None) -> str:
+def remark(cell: LoadCell, slo: Slo | None) -> str:
     """What the table of one load leaves out."""
     s = cell.summary
     words = [f"{s.completed} of {s.requests} requests in {s.seconds:.1f} s", f"in flight {s.in_flight:.1f} on average"]
@@ -160,13 +161,13 @@ def remark(cell: Cell, slo: Slo | None) -> str:
     return f"{cell.name}: {', '.join(words)}."
 
 
-COLUMNS = ("load", "req/s", "tok/s", "TTFT p50", "p99", "TPOT p50", "p99", "goodput", "failed")
+LOAD_COLUMNS = ("load", "req/s", "tok/s", "TTFT p50", "p99", "TPOT p50", "p99", "goodput", "failed")
 """Narrow enough for 80 characters."""
 
 
-def sweep(cells: Sequence[Cell]) -> "Table":
+def sweep(cells: Sequence[LoadCell]) -> "Table":
     """One line a load; milliseconds."""
-    table = _table(COLUMNS)
+    table = _table(LOAD_COLUMNS)
     for cell in cells:
         s = cell.summary
         latencies = [
@@ -182,7 +183,7 @@ def sweep(cells: Sequence[Cell]) -> "Table":
 def detail(summary: Summary) -> "Table":
     """All percentiles of one load; milliseconds."""
     table = _table(("ms", *QUANTILES))
-    for name, title in METRICS.items():
+    for name, title in METRIC_TITLES.items():
         spread = getattr(summary, name)
         table.add_row(title, *("-" if spread is None else f"{getattr(spread, q):.2f}" for q in QUANTILES))
     return table
@@ -198,7 +199,7 @@ def _table(columns: Sequence[str]) -> "Table":
     return table
 
 
-def as_json(cell: Cell) -> dict[str, Any]:
+def as_json(cell: LoadCell) -> dict[str, Any]:
     """A load with its requests; times of requests are seconds from its start."""
     value = cell.value if cell.value != float("inf") else None
     return {
@@ -209,9 +210,10 @@ def as_json(cell: Cell) -> dict[str, Any]:
         "summary": asdict(cell.summary),
         "generator": asdict(cell.generator),
         "requests": [
-            {**{f: getattr(a, f) for f in FIELDS}, "tokens": a.tokens, "gaps": a.gaps.tolist()} for a in cell.answers
+            {**{f: getattr(a, f) for f in TIMELINE_FIELDS}, "tokens": a.tokens, "gaps": a.gaps.tolist()}
+            for a in cell.answers
         ],
     }
 
 
-FIELDS = ("prompt", "intended", "fired", "sent", "first", "last", "ended", "error", "detail")
+TIMELINE_FIELDS = ("prompt", "intended", "fired", "sent", "first", "last", "ended", "error", "detail")

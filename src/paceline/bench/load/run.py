@@ -8,18 +8,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.bench.load import arrivals
-from paceline.bench.load.answer import Answer
-from paceline.bench.load.client import Client, Clock
+from paceline.bench.load.answer import TimedAnswer
+from paceline.bench.load.client import Client, LoadClock
 from paceline.bench.load.drive import closed_loop, open_loop, ticks
-from paceline.bench.load.report import Cell, Generator, Report
+from paceline.bench.load.report import Generator, LoadCell, LoadReport
 from paceline.bench.load.stats import Slo, summarize
-from paceline.bench.load.workload import PATHS, Line, Supply, Wish
+from paceline.bench.load.workload import API_PATHS, LoadWish, RecordedRequest, Supply
 from paceline.core.errors import InputError
 from paceline.core.system import allow_many_files
 
 Progress = Callable[[int, int, str], None]
-"""Told (load, loads, what runs)."""
-PROBE = 30.0
+"""Callback with (load, loads, what runs)."""
+PROBE_TIMEOUT_S = 30.0
 """Seconds for the first question to the server."""
 
 
@@ -32,7 +32,7 @@ class Load:
     burstiness: float = 1.0
     """Shape of the gamma distribution of the gaps: 1 Poisson, infinity constant."""
     speed: float | None = None
-    """A recording, played so many times as fast."""
+    """Factor by which a recording is played faster."""
     clients: int | None = None
     """Closed loop."""
 
@@ -52,7 +52,9 @@ class Load:
         law = {1.0: "Poisson", float("inf"): "constant"}.get(self.burstiness, f"gamma {self.burstiness:g}")
         return f"{law} {self.value:g}/s"
 
-    def offsets(self, seed: int, requests: int | None, seconds: float | None, lines: Sequence[Line]) -> list[float]:
+    def offsets(
+        self, seed: int, requests: int | None, seconds: float | None, lines: Sequence[RecordedRequest]
+    ) -> list[float]:
         """The arrivals of an open loop."""
         if self.speed is not None:
             return arrivals.until(arrivals.faster((line.at for line in lines), self.speed), requests, seconds)
@@ -63,7 +65,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class LoadTarget:
     """Where requests go."""
 
     url: str
@@ -71,27 +73,27 @@ class Target:
     timeout: float = 600.0
     """Seconds that one request may take."""
     connections: int | None = None
-    """At most so many at once; who must wait for one waits on the clock."""
+    """Maximum number of connections; the wait for a free one counts as latency."""
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class LoadTask:
     """What is sent, and how often."""
 
-    wish: Wish
+    wish: LoadWish
     """Its `model` is filled in from the server where it is empty."""
     loads: Sequence[Load]
     prompts: Sequence[Mapping[str, Any]] = ()
-    lines: Sequence[Line] = ()
+    lines: Sequence[RecordedRequest] = ()
     """A recording; its bodies stand in for prompts."""
     requests: int | None = 100
-    """Of each load; None: as many as fall into `seconds`."""
+    """Requests per load; None: as many as arrive within `seconds`."""
     seconds: float | None = None
     warmup: int = 4
     slo: Slo | None = None
 
 
-def load(target: Target, task: Task, tell: Progress = lambda done, total, what: None) -> Report:
+def load(target: LoadTarget, task: LoadTask, tell: Progress = lambda done, total, what: None) -> LoadReport:
     """Run every load in order. Ctrl-C ends the run, and what was measured is reported. Raises InputError before
     anything is timed where the server cannot be used."""
     check(task)
@@ -100,7 +102,7 @@ def load(target: Target, task: Task, tell: Progress = lambda done, total, what: 
         return runner.run(_load(target, task, tell))
 
 
-def check(task: Task) -> None:
+def check(task: LoadTask) -> None:
     """Raise InputError for numbers out of range."""
     for name, value in (("requests", task.requests), ("duration", task.seconds)):
         if value is not None and not 0 < value < float("inf"):
@@ -121,13 +123,13 @@ def endless(load: Load, seconds: float | None) -> bool:
     return load.speed is None and (seconds is None or load.rate == float("inf"))
 
 
-async def _load(target: Target, task: Task, tell: Progress) -> Report:
-    clock = Clock()
+async def _load(target: LoadTarget, task: LoadTask, tell: Progress) -> LoadReport:
+    clock = LoadClock()
     client = Client(target.url, clock, target.key, target.connections)
     try:
         wish = replace(task.wish, model=task.wish.model or await _first_model(client))
-        run = Runner(client, clock, target.timeout, replace(task, wish=wish))
-        report = Report(target.url, wish.model, wish.endpoint, task.slo)
+        run = LoadRunner(client, clock, target.timeout, replace(task, wish=wish))
+        report = LoadReport(target.url, wish.model, wish.endpoint, task.slo)
         tell(0, len(task.loads), "warm-up")
         await run.warm_up()
         sent = task.warmup
@@ -145,35 +147,35 @@ async def _load(target: Target, task: Task, tell: Progress) -> Report:
 
 async def _first_model(client: Client) -> str:
     """The one model of a server, or its first."""
-    listed = await client.json("/models", PROBE)
+    listed = await client.json("/models", PROBE_TIMEOUT_S)
     try:
         return str(listed["data"][0]["id"])
     except (KeyError, IndexError, TypeError):
         raise InputError("The server lists no model at /v1/models; give --model NAME.") from None
 
 
-class Runner:
+class LoadRunner:
     """Sends what a task asks for, load by load."""
 
-    def __init__(self, client: Client, clock: Clock, timeout: float, task: Task) -> None:
+    def __init__(self, client: Client, clock: LoadClock, timeout: float, task: LoadTask) -> None:
         self.client, self.clock, self.timeout, self.task = client, clock, timeout, task
-        self.path = PATHS[task.wish.endpoint]
+        self.path = API_PATHS[task.wish.endpoint]
         self.supply = Supply(task.wish, [line.body for line in task.lines] or task.prompts)
 
-    async def send(self, body: bytes, answer: Answer) -> None:
+    async def send(self, body: bytes, answer: TimedAnswer) -> None:
         await self.client.post(self.path, body, answer, self.timeout)
 
     async def warm_up(self) -> None:
         """Requests that are not reported. Raises InputError where all fail: the others would not do better."""
         jobs = self.supply.take(self.task.warmup)
-        answers = [Answer(0.0, prompt) for prompt, _ in jobs]
+        answers = [TimedAnswer(0.0, prompt) for prompt, _ in jobs]
         await asyncio.gather(*(self.send(body, answer) for (_, body), answer in zip(jobs, answers)))
         if answers and not any(a.ok for a in answers):
             raise InputError(f"The server refuses the warm-up: {answers[0].error}: {answers[0].detail}")
 
-    async def run(self, load: Load) -> Cell:
+    async def run(self, load: Load) -> LoadCell:
         """One load: its answers, and how well this program kept time meanwhile."""
-        answers: list[Answer] = []
+        answers: list[TimedAnswer] = []
         late: array[float] = array("d")
         work = self._work(load, answers)
         self.clock.restart()
@@ -182,9 +184,9 @@ class Runner:
         busy = (time.process_time() - cpu) / self.clock()
         generator = Generator.of(answers, late, busy)
         summary = summarize(answers, self.task.slo)
-        return Cell(load.name, load.value, load.clients is not None, summary, generator, answers, interrupted)
+        return LoadCell(load.name, load.value, load.clients is not None, summary, generator, answers, interrupted)
 
-    def _work(self, load: Load, answers: list[Answer]) -> Coroutine[None, None, None]:
+    def _work(self, load: Load, answers: list[TimedAnswer]) -> Coroutine[None, None, None]:
         """What to await; every body is made before the clock starts."""
         task = self.task
         if load.clients is not None:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.bench.load.answer import Answer
+from paceline.bench.load.answer import TimedAnswer
 from paceline.core.errors import InputError
 
-METRICS = ("ttft", "tpot", "e2e")
+SLO_METRICS = ("ttft", "tpot", "e2e")
 """What an SLO can bound."""
 Slo = Mapping[str, float]
 """Metric -> milliseconds."""
@@ -45,7 +45,7 @@ class Summary:
     completed: int
     errors: dict[str, int]
     examples: dict[str, str]
-    """Of each kind of error one detail."""
+    """Error kind -> the details of one example."""
     seconds: float
     """From the start of the run to the end of its last answer."""
     requests_per_second: float
@@ -75,7 +75,7 @@ class Summary:
     in_flight_max: int
 
 
-def summarize(answers: Sequence[Answer], slo: Slo | None = None) -> Summary:
+def summarize(answers: Sequence[TimedAnswer], slo: Slo | None = None) -> Summary:
     good = [a for a in answers if a.ok]
     seconds = max((a.ended for a in answers if a.ended is not None), default=0.0)
     tokens, prompt = sum(a.tokens for a in good), sum(a.usage.prompt for a in good if a.usage)
@@ -112,7 +112,7 @@ def summarize(answers: Sequence[Answer], slo: Slo | None = None) -> Summary:
     )
 
 
-def meets(answer: Answer, slo: Slo) -> bool:
+def meets(answer: TimedAnswer, slo: Slo) -> bool:
     """Whether an answer kept every bound; a figure that it does not have (one token has no TPOT) keeps its bound."""
     own = {"ttft": answer.ttft, "tpot": answer.tpot, "e2e": answer.e2e}
     return all((value := own[name]) is None or value * 1e3 <= bound for name, bound in slo.items())
@@ -127,13 +127,13 @@ def parse_slo(words: str) -> dict[str, float]:
             value = float(bound)
         except ValueError:
             value = 0.0
-        if name not in METRICS or name in found or not 0 < value < float("inf"):
+        if name not in SLO_METRICS or name in found or not 0 < value < float("inf"):
             raise InputError(f"--slo is {words!r}, but it must be a list such as ttft:200,tpot:50,e2e:2000 (ms).")
         found[name] = value
     return found
 
 
-def most_in_flight(answers: Sequence[Answer]) -> int:
+def most_in_flight(answers: Sequence[TimedAnswer]) -> int:
     """The most requests that were between intended arrival and end at one time."""
     steps = [(a.intended, 1) for a in answers if a.ended is not None]
     steps += [(a.ended, -1) for a in answers if a.ended is not None]

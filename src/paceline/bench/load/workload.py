@@ -17,13 +17,13 @@ from paceline.bench.prompts import read_prompts, read_text
 from paceline.core.errors import InputError
 
 Endpoint = Literal["chat", "completions"]
-PATHS: Mapping[Endpoint, str] = {"chat": "/chat/completions", "completions": "/completions"}
-OWN = {"model", "stream", "stream_options"}
+API_PATHS: Mapping[Endpoint, str] = {"chat": "/chat/completions", "completions": "/completions"}
+OWN_FIELDS = {"model", "stream", "stream_options"}
 """What this program must set itself."""
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class RecordedRequest:
     """One request of a recording."""
 
     at: float
@@ -31,7 +31,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class LoadWish:
     """What all requests have in common. `extra` wins over everything else, a recording over max_tokens, temperature
     and seed."""
 
@@ -40,7 +40,7 @@ class Wish:
     max_tokens: int = 128
     temperature: float | None = None
     seed: int = 0
-    """Of the first request; the next has the next."""
+    """Seed of the first request; each further request takes the next integer."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def body(self, own: Mapping[str, Any], number: int) -> bytes:
@@ -48,7 +48,7 @@ class Wish:
         limit = {} if "max_completion_tokens" in own else {"max_tokens": self.max_tokens}
         warmth = {} if self.temperature is None else {"temperature": self.temperature}
         fixed = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}}
-        given = self._shaped({k: v for k, v in own.items() if k not in OWN})
+        given = self._shaped({k: v for k, v in own.items() if k not in OWN_FIELDS})
         return orjson.dumps({**limit, **warmth, "seed": self.seed + number, **given, **self.extra, **fixed})
 
     def _shaped(self, own: dict[str, Any]) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class Supply:
     """Bodies one after another, over and over; a second call goes on where the first ended, so that a sweep does not
     find its own prompts in the server's prefix cache before it must."""
 
-    def __init__(self, wish: Wish, prompts: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, wish: LoadWish, prompts: Sequence[Mapping[str, Any]]) -> None:
         self.bodies = ((i % len(prompts), wish.body(prompts[i % len(prompts)], i)) for i in count())
         self.distinct = len(prompts)
 
@@ -78,15 +78,15 @@ def from_prompts(path: Path, limit: int | None = None) -> list[Mapping[str, Any]
     return [{"prompt": prompt} for prompt in read_prompts(path, limit)]
 
 
-def read_recording(path: Path) -> list[Line]:
+def read_recording(path: Path) -> list[RecordedRequest]:
     """The lines in the order of their arrival, the first at 0. Raises InputError naming the line."""
     lines = sorted(_lines(path), key=lambda line: line.at)
     if not lines:
         raise InputError(f"{path} holds no requests; give one JSON object a line with at and prompt or messages.")
-    return [Line(line.at - lines[0].at, line.body) for line in lines]
+    return [RecordedRequest(line.at - lines[0].at, line.body) for line in lines]
 
 
-def _lines(path: Path) -> Iterator[Line]:
+def _lines(path: Path) -> Iterator[RecordedRequest]:
     for number, text in enumerate(read_text(path).split("\n"), start=1):
         if not text.strip():
             continue
@@ -100,4 +100,4 @@ def _lines(path: Path) -> Iterator[Line]:
         at = entry.pop("at", None)
         if isinstance(at, bool) or not isinstance(at, int | float) or not math.isfinite(at):
             raise InputError(f'{place} has no arrival; expected is "at", in seconds.')
-        yield Line(float(at), entry)
+        yield RecordedRequest(float(at), entry)

@@ -9,18 +9,18 @@ from math import inf
 from time import monotonic
 from typing import Any
 
-from paceline.cluster.control.engines import Engine, EngineLost, Reply
+from paceline.cluster.control.engines import EngineLost, RemoteEngine, Reply
 from paceline.cluster.workflow.dispatch import Dispatcher, Start
 from paceline.cluster.workflow.hexgen import HexGen
 from paceline.cluster.workflow.models import Predicted
-from paceline.cluster.workflow.simulate import Job, Outcome, Simulation
-from paceline.cluster.workflow.tasks import Instance, Task, Work, Workflow
+from paceline.cluster.workflow.simulate import SimulatedJob, SimulatedRun, Simulation
+from paceline.cluster.workflow.tasks import CallWork, Instance, Task, Workflow
 from paceline.cluster.workflow.tune import Tuner, best
 
 log = logging.getLogger("paceline")
-RETRY_S = 0.5
+ENGINE_RETRY_S = 0.5
 """Between two looks at an engine that is down."""
-LINGER_S = 20.0
+WORKFLOW_LINGER_S = 20.0
 """A workflow without a call for so long has ended, unless it says more."""
 
 
@@ -30,7 +30,7 @@ class Controller:
     still bring is dropped. Used from one event loop."""
 
     dispatcher: Dispatcher
-    engines: Mapping[str, Engine]
+    engines: Mapping[str, RemoteEngine]
     used: Callable[[Reply], tuple[float, float] | None] = lambda reply: None
     """Tokens (prompt, output) of a reply."""
     clock: Callable[[], float] = monotonic
@@ -45,7 +45,14 @@ class Controller:
     _numbers: dict[str, int] = field(default_factory=dict)
 
     async def call(
-        self, workflow: str, work: Work, path: str, body: bytes, *, deadline: float = inf, expected: Sequence[Work] = ()
+        self,
+        workflow: str,
+        work: CallWork,
+        path: str,
+        body: bytes,
+        *,
+        deadline: float = inf,
+        expected: Sequence[CallWork] = (),
     ) -> Reply:
         """One call of a workflow; `deadline` in seconds from now is the workflow's. Waits while no engine is alive."""
         now = self.clock()
@@ -75,7 +82,7 @@ class Controller:
             self._spawn(self._tune(self.tuner))
 
     async def close(self) -> None:
-        """Gives up all that runs; who waits is cancelled."""
+        """Give up all that runs, and cancel all waiting calls."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -123,7 +130,7 @@ class Controller:
 
     async def _revive(self, name: str) -> None:
         while not await self.engines[name].alive():
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(ENGINE_RETRY_S)
         log.warning("Engine %s is up.", name)
         self.dispatcher.turn(name, True, self.clock())
         self._soon()
@@ -137,7 +144,7 @@ class Controller:
             if flow is not None and not flow.open and self._touched.get(workflow) == now:
                 self.end(workflow)
 
-        asyncio.get_running_loop().call_later(LINGER_S, look)
+        asyncio.get_running_loop().call_later(WORKFLOW_LINGER_S, look)
 
     async def _tune(self, tuner: Tuner) -> None:
         """In a thread, on copies: decisions go on meanwhile."""
@@ -162,7 +169,7 @@ def deepcopy_idle(dispatcher: Dispatcher) -> Dispatcher:
     return Dispatcher(instances, deepcopy(dispatcher.planner, memo), deepcopy(dispatcher.queue, memo), predictor)
 
 
-def rehearse(like: Dispatcher, alpha: float, jobs: Sequence[Job]) -> Outcome:
+def rehearse(like: Dispatcher, alpha: float, jobs: Sequence[SimulatedJob]) -> SimulatedRun:
     """Simulates jobs under an alpha, on instances that take what was learned."""
     made = deepcopy_idle(like)
     assert isinstance(made.planner, HexGen)

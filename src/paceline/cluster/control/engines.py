@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from paceline.bench.load.client import Client, Clock, Whole
+from paceline.bench.load.client import Client, LoadClock, Whole
 from paceline.core.errors import InputError
 
 
@@ -19,7 +19,7 @@ class Reply:
     body: bytes
 
 
-class Engine(Protocol):
+class RemoteEngine(Protocol):
     """One engine that speaks OpenAI's protocol."""
 
     async def ask(self, path: str, body: bytes | None) -> Reply:
@@ -35,7 +35,7 @@ class HttpEngine:
     """A server at an address."""
 
     def __init__(self, url: str, key: str | None = None, timeout: float = 600.0) -> None:
-        self.url, self._client, self._timeout = url, Client(url, Clock(), key), timeout
+        self.url, self._client, self._timeout = url, Client(url, LoadClock(), key), timeout
 
     async def ask(self, path: str, body: bytes | None) -> Reply:
         sink = Whole()

@@ -7,12 +7,12 @@ from paceline.cluster.control.engines import EngineLost, Reply
 from paceline.core.errors import InputError
 
 
-class Host:
+class ActorHost:
     """What runs in the actor: an engine behind the application that `paceline serve` has, asked without a socket."""
 
     def __init__(self, options: dict[str, Any], name: str, slow: float = 0.0) -> None:
-        """`options` as for `AsyncLLM`; `slow`: each call waits for so many times its own duration afterwards, so that
-        an engine can be made slow on purpose."""
+        """`options` as for `AsyncLLM`; `slow`: factor: each call waits for this multiple of its own duration
+        afterwards, so that an engine can be made slow on purpose."""
         from paceline import AsyncLLM
         from paceline.serve.app import create_app
         from paceline.serve.settings import Settings
@@ -70,7 +70,7 @@ class RayEngine:
 
     def __init__(self, options: dict[str, Any], name: str, slow: float = 0.0, cpus: float = 1.0) -> None:
         ray = _ray()
-        remote = ray.remote(num_cpus=cpus, max_restarts=-1, max_task_retries=0, max_concurrency=64)(Host)
+        remote = ray.remote(num_cpus=cpus, max_restarts=-1, max_task_retries=0, max_concurrency=64)(ActorHost)
         self.actor = remote.remote(options, name, slow)
 
     async def ask(self, path: str, body: bytes | None) -> Reply:

@@ -11,11 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from paceline.cluster.control.controller import Controller
 from paceline.cluster.control.engines import EngineLost, Reply
-from paceline.cluster.workflow.tasks import Work
+from paceline.cluster.workflow.tasks import CallWork
 from paceline.serve.errors import ApiError, error_response, install_errors
 
 log = logging.getLogger("paceline")
-RATE = 0.1
+ROUTER_RATE = 0.1
 """How quickly what a step's calls are expected to have follows what they had."""
 Step = Annotated[str, Field(min_length=1, max_length=64)]
 
@@ -46,7 +46,9 @@ class Router:
         """Raises ApiError."""
         data, hint = read(body)
         given = self.work(hint.step, len(body), data)
-        later = [Work(step, *self._lengths.get(step, (given.tokens_in, given.tokens_out))) for step in hint.expected]
+        later = [
+            CallWork(step, *self._lengths.get(step, (given.tokens_in, given.tokens_out))) for step in hint.expected
+        ]
         deadline = float("inf") if hint.deadline_s is None else hint.deadline_s
         reply = await self.controller.call(
             hint.id, given, path, orjson.dumps(data), deadline=deadline, expected=later
@@ -56,18 +58,18 @@ class Router:
             self.controller.end(hint.id)
         return reply
 
-    def work(self, step: str, size: int, data: Mapping[str, Any]) -> Work:
+    def work(self, step: str, size: int, data: Mapping[str, Any]) -> CallWork:
         """What a call is expected to be: its prompt by its size, its output as those of its step were, or half of what
         it allows."""
         most = data.get("max_completion_tokens") or data.get("max_tokens") or 256
         half = 0.5 * most if isinstance(most, int) else 128.0
         _, output = self._lengths.get(step, (0.0, half))
-        return Work(step, size / 4.0, output)
+        return CallWork(step, size / 4.0, output)
 
     def learn(self, step: str, used: tuple[float, float] | None) -> None:
         if used is not None:
             before = self._lengths.get(step, used)
-            self._lengths[step] = tuple(a + RATE * (b - a) for a, b in zip(before, used))  # type: ignore[assignment]
+            self._lengths[step] = tuple(a + ROUTER_RATE * (b - a) for a, b in zip(before, used))  # type: ignore[assignment]
 
     def state(self, now: float) -> dict[str, Any]:
         """For /stats."""

@@ -9,27 +9,29 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from paceline.cluster.learn.files import loaded
-from paceline.cluster.workflow.jssp.env import WINDOW, Env
+from paceline.cluster.workflow.jssp.env import WINDOW_OPERATIONS, Env
 from paceline.cluster.workflow.jssp.problem import Ints, Problem, Schedule
 
-WIDTH, HIDDEN = 8, 32
+DISPATCH_WIDTH, DISPATCH_HIDDEN = 8, 32
 NO = -1e9
 """Logit of what is not legal."""
 
 
-class Attention(nn.Module):
+class DispatchAttention(nn.Module):
     """One head of attention with a feed-forward part, both residual, normed before."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, WIDTH))
+        self.norm, self.norm2 = nn.LayerNorm(DISPATCH_WIDTH), nn.LayerNorm(DISPATCH_WIDTH)
+        self.qkv, self.out = nn.Linear(DISPATCH_WIDTH, 3 * DISPATCH_WIDTH), nn.Linear(DISPATCH_WIDTH, DISPATCH_WIDTH)
+        self.mlp = nn.Sequential(
+            nn.Linear(DISPATCH_WIDTH, DISPATCH_HIDDEN), nn.ReLU(), nn.Linear(DISPATCH_HIDDEN, DISPATCH_WIDTH)
+        )
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """[..., T, WIDTH]; `mask` [..., T, T] is true where a row may look."""
+        """[..., T, DISPATCH_WIDTH]; `mask` [..., T, T] is true where a row may look."""
         q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
-        weights = q @ k.transpose(-1, -2) / WIDTH**0.5
+        weights = q @ k.transpose(-1, -2) / DISPATCH_WIDTH**0.5
         if mask is not None:
             weights = weights.masked_fill(~mask, NO)
         x = x + self.out(weights.softmax(-1) @ v)
@@ -44,19 +46,23 @@ class DispatchNetwork(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed = nn.Linear(4, WIDTH)
-        self.ends = nn.Parameter(0.1 * torch.randn(2, WIDTH))
+        self.embed = nn.Linear(4, DISPATCH_WIDTH)
+        self.ends = nn.Parameter(0.1 * torch.randn(2, DISPATCH_WIDTH))
         """Before the first operation, behind the last."""
-        self.window, self.rivals = Attention(), Attention()
+        self.window, self.rivals = DispatchAttention(), DispatchAttention()
         self.job, self.idle = _head(), _head()
 
     def forward(self, features: Tensor, numbers: Tensor, machines: Tensor, legal: Tensor) -> Tensor:
-        """Of `Env.observe` and `Env.legal`, for [B, jobs]: float32 [B, jobs + 1]."""
+        """Logits float32 [B, jobs + 1] from `Env.observe` and `Env.legal`; the last column is the choice to idle."""
         batch, jobs = machines.shape
         x = self.embed(features) + _sinusoid(numbers)
         x = torch.where((numbers == -1)[..., None], self.ends[0], x)
         x = torch.where((numbers == -2)[..., None], self.ends[1], x)
-        pooled = self.window(x.view(batch * jobs, WINDOW, WIDTH)).mean(1).view(batch, jobs, WIDTH)
+        pooled = (
+            self.window(x.view(batch * jobs, WINDOW_OPERATIONS, DISPATCH_WIDTH))
+            .mean(1)
+            .view(batch, jobs, DISPATCH_WIDTH)
+        )
         ready = legal[:, :-1]
         rival = (machines[:, :, None] == machines[:, None]) & ready[:, :, None] & ready[:, None]
         mixed = self.rivals(pooled, rival | torch.eye(jobs, dtype=torch.bool))
@@ -65,14 +71,14 @@ class DispatchNetwork(nn.Module):
 
 
 def _head() -> nn.Sequential:
-    last = nn.Linear(HIDDEN, 1)
+    last = nn.Linear(DISPATCH_HIDDEN, 1)
     nn.init.orthogonal_(last.weight, 0.01)
-    return nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.Tanh(), last)
+    return nn.Sequential(nn.Linear(DISPATCH_WIDTH, DISPATCH_HIDDEN), nn.Tanh(), last)
 
 
 def _sinusoid(numbers: Tensor) -> Tensor:
-    """Of place numbers [...], [..., WIDTH]; 0 for those below 0."""
-    rate = 10000.0 ** (-torch.arange(0, WIDTH, 2) / WIDTH)
+    """Sinusoidal embedding [..., DISPATCH_WIDTH] of place numbers [...]; 0 for negative numbers."""
+    rate = 10000.0 ** (-torch.arange(0, DISPATCH_WIDTH, 2) / DISPATCH_WIDTH)
     angle = numbers[..., None] * rate
     waves = torch.cat((angle.sin(), angle.cos()), -1)
     return torch.where((numbers >= 0)[..., None], waves, 0.0)
@@ -88,7 +94,7 @@ def logits(network: DispatchNetwork, env: Env, rows: Ints) -> Tensor:
 def solve(
     network: DispatchNetwork, problem: Problem, copies: int = 32, heats: tuple[float, float] = (0.5, 2.0), seed: int = 0
 ) -> Schedule:
-    """The best of so many schedules, drawn at temperatures spread between `heats`; of one copy, the
+    """The best of `copies` schedules, drawn at temperatures spread between `heats`; of one copy, the
     greedy one. Between two moments an order of all legal actions is drawn at once (Gumbel-max) and followed while it
     stays legal."""
     env, generator = Env([problem] * copies), torch.Generator().manual_seed(seed)

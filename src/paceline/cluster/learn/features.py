@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.cluster.workflow.predict import mean
-from paceline.cluster.workflow.tasks import Instance, Predictor, Task, Workflow
+from paceline.cluster.workflow.tasks import CallPredictor, Instance, Task, Workflow
 
 FEATURES = 8
 """Numbers a call: its mean and least seconds, its rank, what its workflow has left and how long it is there, how long
@@ -16,7 +16,7 @@ the call waited, is it running, the share of busy slots."""
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class CallGraph:
     """The calls of several workflows that have not finished."""
 
     features: Tensor
@@ -36,7 +36,7 @@ class Graph:
     """float32 [R]: their upward ranks, in the unit of `features`."""
 
 
-def graph(ready: Sequence[Task], instances: Sequence[Instance], predictor: Predictor, now: float) -> Graph:
+def graph(ready: Sequence[Task], instances: Sequence[Instance], predictor: CallPredictor, now: float) -> CallGraph:
     """The graph around the ready calls. Times are in units of the mean call's, so that the network does not depend on
     how fast the cluster is."""
     workflows = list(dict.fromkeys(task.workflow for task in ready))
@@ -58,7 +58,7 @@ def graph(ready: Sequence[Task], instances: Sequence[Instance], predictor: Predi
     ]  # fmt: skip
     pairs = [(row[task.id], row[child.id]) for task in tasks for child in task.children]
     index = {id(workflow): number for number, workflow in enumerate(workflows)}
-    return Graph(
+    return CallGraph(
         torch.tensor(features),
         torch.tensor([parent for parent, _ in pairs], dtype=torch.int64),
         torch.tensor([child for _, child in pairs], dtype=torch.int64),
@@ -70,7 +70,7 @@ def graph(ready: Sequence[Task], instances: Sequence[Instance], predictor: Predi
     )
 
 
-def join(graphs: Sequence[Graph]) -> Graph:
+def join(graphs: Sequence[CallGraph]) -> CallGraph:
     """Graphs side by side, for one pass over many decisions."""
     rows = list(accumulate((len(g.features) for g in graphs), initial=0))
     edges = list(accumulate((len(g.parents) for g in graphs), initial=0))
@@ -79,7 +79,7 @@ def join(graphs: Sequence[Graph]) -> Graph:
     levels = [
         torch.cat([g.levels[h] + edges[n] for n, g in enumerate(graphs) if h < len(g.levels)]) for h in range(deepest)
     ]
-    return Graph(
+    return CallGraph(
         torch.cat([g.features for g in graphs]),
         torch.cat([g.parents + rows[n] for n, g in enumerate(graphs)]),
         torch.cat([g.children + rows[n] for n, g in enumerate(graphs)]),
@@ -91,7 +91,7 @@ def join(graphs: Sequence[Graph]) -> Graph:
     )
 
 
-def _later(workflow: Workflow, instances: Sequence[Instance], predictor: Predictor) -> float:
+def _later(workflow: Workflow, instances: Sequence[Instance], predictor: CallPredictor) -> float:
     return sum(mean(predictor, work, instances) for work in workflow.expected)
 
 

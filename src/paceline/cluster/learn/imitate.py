@@ -17,14 +17,14 @@ Seen = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ImitationPlan:
     """How long and how hard to train."""
 
     minutes: float = 15.0
     problems: int = 4
     """An update, of one shape."""
     solver_seconds: float = 1.0
-    """Of CP-SAT for each completion."""
+    """Time limit of CP-SAT for each completion, in seconds."""
     jobs: tuple[int, int] = (8, 20)
     machines: tuple[int, int] = (5, 10)
     """Shapes are drawn between these."""
@@ -37,8 +37,9 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """Of one update: mean makespan of the policy's draws over the solver's completions, and the time used."""
+class ImitationProgress:
+    """Result of one update: mean makespan of the policy's draws divided by that of the solver's completions, and the
+    time used."""
 
     update: int
     ratio: float
@@ -48,7 +49,7 @@ class Progress:
 
 
 @dataclass(slots=True)
-class Steps:
+class LabelledSteps:
     """States with an action and its weight in the loss."""
 
     seen: list[Seen]
@@ -56,13 +57,15 @@ class Steps:
     weights: list[float]
 
 
-def train(plan: Plan, report: Callable[[Progress], None] = lambda progress: None) -> tuple[DispatchNetwork, int]:
-    """A network after so many minutes, and its number of updates. The weights kept are those that did best on held-out
-    random problems (best of 8 draws), among every tenth update's."""
+def train(
+    plan: ImitationPlan, report: Callable[[ImitationProgress], None] = lambda progress: None
+) -> tuple[DispatchNetwork, int]:
+    """A network after `plan.minutes` of training, and its number of updates. The weights kept are those that did best
+    on held-out random problems (best of 8 draws), among every tenth update's."""
     torch.manual_seed(plan.seed)
     network, rng = DispatchNetwork(), np.random.default_rng([plan.seed, 1])
     optimiser = torch.optim.Adam(network.parameters(), lr=plan.rate, eps=1e-5)
-    held = [random_problem(np.random.default_rng([plan.seed, 2, n]), *shape) for n, shape in enumerate(HELD)]
+    held = [random_problem(np.random.default_rng([plan.seed, 2, n]), *shape) for n, shape in enumerate(HELD_OUT_SIZES)]
     best = (_held(network, held), _weights(network))
     begun, update, solving = monotonic(), 0, 0.0
     while (used := monotonic() - begun) < 60.0 * plan.minutes:
@@ -74,14 +77,14 @@ def train(plan: Plan, report: Callable[[Progress], None] = lambda progress: None
         solving += spent
         learn(network, optimiser, steps, plan, rng)
         update += 1
-        report(Progress(update, ratio, monotonic() - begun, solving))
+        report(ImitationProgress(update, ratio, monotonic() - begun, solving))
         if update % 10 == 0 and (now := _held(network, held)) < best[0]:
             best = (now, _weights(network))
     network.load_state_dict(best[1])
     return network, update
 
 
-HELD = ((15, 10), (20, 10), (15, 15), (30, 10), (20, 15), (30, 15))
+HELD_OUT_SIZES = ((15, 10), (20, 10), (15, 15), (30, 10), (20, 15), (30, 15))
 
 
 def _held(network: DispatchNetwork, problems: Sequence[Problem]) -> float:
@@ -93,8 +96,8 @@ def _weights(network: DispatchNetwork) -> dict[str, Tensor]:
 
 
 def collect(
-    network: DispatchNetwork, problems: Sequence[Problem], plan: Plan, rng: np.random.Generator
-) -> tuple[Steps, float, float]:
+    network: DispatchNetwork, problems: Sequence[Problem], plan: ImitationPlan, rng: np.random.Generator
+) -> tuple[LabelledSteps, float, float]:
     """One update's states: draw a schedule for each problem, cut it at one place, let the solver complete it from
     there. Its suffix is weighted by how much it improved, the policy's own by minus that, and what led there by how
     good the completion is among its peers'."""
@@ -153,9 +156,9 @@ def trace(problem: Problem, schedule: Schedule, history: Sequence[int]) -> list[
     return out
 
 
-def states(lines: Sequence[tuple[Problem, Sequence[int], Sequence[float]]]) -> Steps:
+def states(lines: Sequence[tuple[Problem, Sequence[int], Sequence[float]]]) -> LabelledSteps:
     """States along each line's actions, all lines in step; those of weight 0, and without a choice, left out."""
-    env, steps = Env([problem for problem, _, _ in lines]), Steps([], [], [])
+    env, steps = Env([problem for problem, _, _ in lines]), LabelledSteps([], [], [])
     for at in range(max(len(actions) for _, actions, _ in lines)):
         rows = np.array([n for n, (_, actions, _) in enumerate(lines) if at < len(actions)])
         took = np.array([lines[n][1][at] for n in rows])
@@ -171,7 +174,11 @@ def states(lines: Sequence[tuple[Problem, Sequence[int], Sequence[float]]]) -> S
 
 
 def learn(
-    network: DispatchNetwork, optimiser: torch.optim.Optimizer, steps: Steps, plan: Plan, rng: np.random.Generator
+    network: DispatchNetwork,
+    optimiser: torch.optim.Optimizer,
+    steps: LabelledSteps,
+    plan: ImitationPlan,
+    rng: np.random.Generator,
 ) -> None:
     """PPO's clipped objective, until the policy has moved by `most_kl`."""
     seen = [torch.stack(side) for side in zip(*steps.seen)]

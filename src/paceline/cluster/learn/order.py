@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from paceline.cluster.learn.features import FEATURES, Graph, graph
+from paceline.cluster.learn.features import FEATURES, CallGraph, graph
 from paceline.cluster.learn.files import loaded
 from paceline.cluster.workflow.heft import Ranks
-from paceline.cluster.workflow.tasks import Instance, Predictor, Task
+from paceline.cluster.workflow.tasks import CallPredictor, Instance, Task
 
-WIDTH = 6
+EMBEDDING_WIDTH = 6
 """Numbers of an embedding."""
 
 
@@ -26,22 +26,22 @@ class OrderNetwork(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed = nn.Linear(FEATURES, WIDTH)
-        self.f = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LeakyReLU())
-        self.g = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LeakyReLU())
-        self.summary = nn.Sequential(nn.Linear(FEATURES + WIDTH, WIDTH), nn.LeakyReLU())
-        self.all = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LeakyReLU())
-        self.score = nn.Sequential(nn.Linear(FEATURES + 3 * WIDTH, 12), nn.LeakyReLU(), nn.Linear(12, 1))
+        self.embed = nn.Linear(FEATURES, EMBEDDING_WIDTH)
+        self.f = nn.Sequential(nn.Linear(EMBEDDING_WIDTH, EMBEDDING_WIDTH), nn.LeakyReLU())
+        self.g = nn.Sequential(nn.Linear(EMBEDDING_WIDTH, EMBEDDING_WIDTH), nn.LeakyReLU())
+        self.summary = nn.Sequential(nn.Linear(FEATURES + EMBEDDING_WIDTH, EMBEDDING_WIDTH), nn.LeakyReLU())
+        self.all = nn.Sequential(nn.Linear(EMBEDDING_WIDTH, EMBEDDING_WIDTH), nn.LeakyReLU())
+        self.score = nn.Sequential(nn.Linear(FEATURES + 3 * EMBEDDING_WIDTH, 12), nn.LeakyReLU(), nn.Linear(12, 1))
 
-    def forward(self, g: Graph) -> Tensor:
+    def forward(self, g: CallGraph) -> Tensor:
         """float32 [R]."""
         x = nn.functional.leaky_relu(self.embed(g.features))
         for places in g.levels:
             message = self.f(x[g.children[places]])
             x = x + self._up(message, g.parents[places], len(x))
         own = self.summary(torch.cat((g.features, x), 1))
-        y = torch.zeros(len(g.decision), WIDTH).index_add(0, g.workflow, own) / 10.0
-        z = torch.zeros(int(g.decision[-1]) + 1, WIDTH).index_add(0, g.decision, self.all(y)) / 5.0
+        y = torch.zeros(len(g.decision), EMBEDDING_WIDTH).index_add(0, g.workflow, own) / 10.0
+        z = torch.zeros(int(g.decision[-1]) + 1, EMBEDDING_WIDTH).index_add(0, g.decision, self.all(y)) / 5.0
         at = g.ready
         parts = (g.features[at], x[at], y[g.workflow[at]], z[g.decision[g.workflow[at]]])
         out: Tensor = self.score(torch.cat(parts, 1))[:, 0]
@@ -50,17 +50,17 @@ class OrderNetwork(nn.Module):
     def _up(self, message: Tensor, parents: Tensor, rows: int) -> Tensor:
         """g of the sums, in the rows of parents alone."""
         unique, index = torch.unique(parents, return_inverse=True)
-        sums = torch.zeros(len(unique), WIDTH).index_add(0, index, message)
-        return torch.zeros(rows, WIDTH).index_add(0, unique, self.g(sums))
+        sums = torch.zeros(len(unique), EMBEDDING_WIDTH).index_add(0, index, message)
+        return torch.zeros(rows, EMBEDDING_WIDTH).index_add(0, unique, self.g(sums))
 
 
 @dataclass(slots=True)
-class Learned:
+class LearnedOrder:
     """The order of a network's scores. Where it is unsure (its softmax is as flat as `flat` of the flattest, or a score
     is not finite) the calls go by rank."""
 
     network: OrderNetwork
-    predictor: Predictor
+    predictor: CallPredictor
     flat: float = 0.98
     fallback: Ranks | None = None
     unsure: int = 0
@@ -80,7 +80,8 @@ class Learned:
 
 
 def entropy(scores: Tensor) -> Tensor:
-    """Of the softmax of each row [D, R], in nats; entries far below take no part. float32 [D]."""
+    """Entropy of the softmax of each row [D, R], in nats; entries far below the rest contribute nothing. Returns
+    float32 [D]."""
     chances = scores.softmax(1)
     return -(chances * chances.clamp_min(1e-30).log()).sum(1)
 

@@ -9,24 +9,24 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from paceline.cluster.learn.features import Graph, graph, join
-from paceline.cluster.learn.order import Learned, OrderNetwork, entropy
+from paceline.cluster.learn.features import CallGraph, graph, join
+from paceline.cluster.learn.order import LearnedOrder, OrderNetwork, entropy
 from paceline.cluster.learn.scenes import Scene, scene
 from paceline.cluster.workflow.heft import Ranks
-from paceline.cluster.workflow.tasks import Instance, Predictor, Task
+from paceline.cluster.workflow.tasks import CallPredictor, Instance, Task
 
 PAD = -1e9
 """A score that is never drawn; infinity would make gradients undefined."""
 
 
 @dataclass(slots=True)
-class Drawn:
+class DrawnOrder:
     """An order that draws without replacement by the network's softmax (Gumbel-max), and remembers."""
 
     network: OrderNetwork
-    predictor: Predictor
+    predictor: CallPredictor
     generator: torch.Generator
-    seen: list[tuple[float, Graph, Tensor]] = field(default_factory=list)
+    seen: list[tuple[float, CallGraph, Tensor]] = field(default_factory=list)
     """(when, what, the order drawn as places in `ready`)."""
 
     def order(self, ready: Sequence[Task], instances: Sequence[Instance], now: float) -> list[Task]:
@@ -42,7 +42,7 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReinforcementPlan:
     """How long and how hard to train."""
 
     minutes: float = 5.0
@@ -57,17 +57,19 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """Of one update: mean completion over HEFT's on the same scene, and the time used."""
+class ReinforcementProgress:
+    """Result of one update: mean completion time divided by HEFT's on the same scene, and the time used."""
 
     update: int
     ratio: float
     seconds: float
 
 
-def train(plan: Plan, report: Callable[[Progress], None] = lambda progress: None) -> tuple[OrderNetwork, int]:
-    """A network after so many minutes, and its number of updates. The weights kept are those that did best on scenes
-    of its own for validation, among every tenth update's."""
+def train(
+    plan: ReinforcementPlan, report: Callable[[ReinforcementProgress], None] = lambda progress: None
+) -> tuple[OrderNetwork, int]:
+    """A network after `plan.minutes` of training, and its number of updates. The weights kept are those that did best
+    on scenes of its own for validation, among every tenth update's."""
     torch.manual_seed(plan.seed)
     network = OrderNetwork()
     optimiser = torch.optim.Adam(network.parameters(), lr=plan.rate)
@@ -82,7 +84,7 @@ def train(plan: Plan, report: Callable[[Progress], None] = lambda progress: None
         given, bonus = scene(rng, 14, every, noise), plan.entropy * (1.0 - progress)
         ratio = step(network, optimiser, given, plan, generator, bonus=bonus)
         update += 1
-        report(Progress(update, ratio, monotonic() - begun))
+        report(ReinforcementProgress(update, ratio, monotonic() - begun))
         if update % 10 == 0 and (now := validate(network, held, heft)) < best[0]:
             best = (now, {name: weight.clone() for name, weight in network.state_dict().items()})
     network.load_state_dict(best[1])
@@ -91,18 +93,18 @@ def train(plan: Plan, report: Callable[[Progress], None] = lambda progress: None
 
 def validate(network: OrderNetwork, scenes: Sequence[Scene], heft: Sequence[float]) -> float:
     """Mean over scenes of its mean completion over HEFT's."""
-    done = [each.play(Learned(network, each.table)).mean() for each in scenes]
+    done = [each.play(LearnedOrder(network, each.table)).mean() for each in scenes]
     return float(np.mean([a / b for a, b in zip(done, heft)]))
 
 
 def step(
-    network: OrderNetwork, optimiser: torch.optim.Optimizer, given: Scene, plan: Plan, generator: torch.Generator,
-    *, bonus: float,
+    network: OrderNetwork, optimiser: torch.optim.Optimizer, given: Scene, plan: ReinforcementPlan,
+    generator: torch.Generator, *, bonus: float,
 ) -> float:  # fmt: skip
     """One update over episodes of a scene; its mean completion over HEFT's."""
     runs, totals = [], []
     for _ in range(plan.episodes):
-        drawn = Drawn(network, given.table, generator)
+        drawn = DrawnOrder(network, given.table, generator)
         outcome = given.play(drawn)
         runs.append((drawn.seen, returns([now for now, _, _ in drawn.seen], spans(given, outcome.finished))))
         totals.append(outcome.mean())
@@ -120,7 +122,7 @@ def step(
 
 
 def padded(flat: Tensor, orders: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Scores of several decisions as rows [D, R], with `PAD` behind the shorter ones, and their orders beside."""
+    """Scores of several decisions as rows [D, R], with `PAD` after the shorter ones, and their orders."""
     sizes = [len(each) for each in orders]
     scores = pad_sequence(list(torch.split(flat, sizes)), batch_first=True, padding_value=PAD)
     places = torch.arange(scores.shape[1]).repeat(len(orders), 1)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.cluster.workflow.tasks import Instance, Predictor, Task
+from paceline.cluster.workflow.tasks import CallPredictor, Instance, Task
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class RoundRobin:
 class Balanced:
     """The instance with the least predicted backlog."""
 
-    predictor: Predictor
+    predictor: CallPredictor
     replans: bool = False
 
     def assign(self, ready: Sequence[Task], instances: Sequence[Instance], now: float) -> list[tuple[Task, Instance]]:
@@ -38,7 +38,7 @@ class Balanced:
         return out
 
 
-class Arrival:
+class ArrivalOrder:
     """First come, first served, by call."""
 
     def key(self, task: Task, instance: Instance, now: float) -> tuple[float, ...]:

@@ -4,22 +4,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from paceline.cluster.workflow.jssp.problem import Problem, Schedule
-from paceline.cluster.workflow.tasks import Instance, Predictor, Task, Workflow
+from paceline.cluster.workflow.tasks import CallPredictor, Instance, Task, Workflow
 from paceline.core.errors import InputError
 
-UNIT = 1e-3
+TIME_UNIT_S = 1e-3
 """Seconds of a problem's unit of time."""
 Solver = Callable[[Problem], Schedule]
 """A rule, a learned rule or CP-SAT."""
 
 
 @dataclass(slots=True)
-class Batch:
+class BatchPlanner:
     """A planner for chains of pinned calls on instances with one slot. Starts follow the schedule's order on each
-    instance, so a call may wait for one that is not ready yet; it is solved anew when workflows come, or when an
+    instance, so a call may wait for one that is not ready yet; it is solved again when workflows come, or when an
     instance was lost."""
 
-    predictor: Predictor
+    predictor: CallPredictor
     solver: Solver
     replans: bool = True
     order: dict[str, float] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Batch:
         for flow in flows:
             self.order.update((task.id, -1.0) for task in flow.tasks if task.id not in self.order)
         for chain, starts in zip(chains, found.starts):
-            self.order.update((task.id, now + UNIT * start) for task, start in zip(chain, starts))
+            self.order.update((task.id, now + TIME_UNIT_S * start) for task, start in zip(chain, starts))
 
     def _units(self, task: Task, instances: Sequence[Instance]) -> int:
         at = next((each for each in instances if each.name == task.pinned), instances[0])
@@ -68,7 +68,7 @@ class Batch:
 
 
 def _int(seconds: float) -> int:
-    return round(seconds / UNIT)
+    return round(seconds / TIME_UNIT_S)
 
 
 def _chain(flow: Workflow) -> list[Task]:

@@ -5,41 +5,41 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.cluster.workflow.predict import Table
-from paceline.cluster.workflow.simulate import Call
-from paceline.cluster.workflow.tasks import Instance, Task, Work, Workflow
+from paceline.cluster.workflow.predict import SecondsTable
+from paceline.cluster.workflow.simulate import SimulatedCall
+from paceline.cluster.workflow.tasks import CallWork, Instance, Task, Workflow
 from paceline.core.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class StepGraph:
     """Steps in an order in which each stands after its predecessors."""
 
     steps: tuple[str, ...]
     after: tuple[tuple[int, ...], ...]
     volume: tuple[tuple[float, ...], ...]
-    """Seconds of each transfer, beside `after`."""
+    """Seconds of each transfer, one per entry of `after`."""
 
     def tasks(self, workflow: Workflow) -> list[Task]:
         made: list[Task] = []
         for number, step in enumerate(self.steps):
             parents = tuple(made[each] for each in self.after[number])
-            task = Task(f"{workflow.id}.{number}", workflow, Work(step), parents, self.volume[number])
+            task = Task(f"{workflow.id}.{number}", workflow, CallWork(step), parents, self.volume[number])
             for parent in parents:
                 parent.children.append(task)
             made.append(task)
         return made
 
-    def calls(self, rng: np.random.Generator, noise: float) -> tuple[Call, ...]:
+    def calls(self, rng: np.random.Generator, noise: float) -> tuple[SimulatedCall, ...]:
         """One run: seconds vary by Normal(1, noise), but by a tenth of the table at least."""
         luck = np.maximum(0.1, rng.normal(1.0, noise, len(self.steps))) if noise else np.ones(len(self.steps))
         return tuple(
-            Call(Work(step), 0.0, 0.0, self.after[n], self.volume[n], noise=float(luck[n]))
+            SimulatedCall(CallWork(step), 0.0, 0.0, self.after[n], self.volume[n], noise=float(luck[n]))
             for n, step in enumerate(self.steps)
         )
 
 
-def read_job(path: Path) -> Graph:
+def read_job(path: Path) -> StepGraph:
     """A job file of DS3. InputError for a file that is none."""
     names: dict[int, str] = {}
     after: dict[int, list[int]] = {}
@@ -60,12 +60,12 @@ def read_job(path: Path) -> Graph:
         if any(parent >= n for n in count for parent in order[n]):
             raise ValueError("a task stands before its predecessor")
         times = tuple(tuple(volume[parent, n] for parent in order[n]) for n in count)
-        return Graph(tuple(names[n] for n in count), order, times)
+        return StepGraph(tuple(names[n] for n in count), order, times)
     except (OSError, ValueError, KeyError, IndexError) as error:
         raise InputError(f"{path} is not a job file of DS3: {error}.") from error
 
 
-def read_processors(path: Path) -> tuple[list[Instance], Table]:
+def read_processors(path: Path) -> tuple[list[Instance], SecondsTable]:
     """Processors of a resource file of DS3, and each step's seconds on each. InputError for a file that is none."""
     entries: dict[str, dict[str, float]] = {}
     row: dict[str, float] = {}
@@ -81,10 +81,10 @@ def read_processors(path: Path) -> tuple[list[Instance], Table]:
     except (OSError, ValueError, IndexError) as error:
         raise InputError(f"{path} is not a resource file of DS3: {error}.") from error
     found = {name: row for name, row in entries.items() if any(row.values())}
-    return [Instance(name, name) for name in found], Table(found)
+    return [Instance(name, name) for name in found], SecondsTable(found)
 
 
-def random_graph(rng: np.random.Generator, prefix: str, size: int, width: int, transfer: float) -> Graph:
+def random_graph(rng: np.random.Generator, prefix: str, size: int, width: int, transfer: float) -> StepGraph:
     """Layers of up to `width` calls; each call follows one to three of the layer before."""
     layers: list[list[int]] = []
     after: list[tuple[int, ...]] = []
@@ -98,9 +98,9 @@ def random_graph(rng: np.random.Generator, prefix: str, size: int, width: int, t
                 tuple(sorted(int(each) for each in rng.choice(before, count, replace=False))) if before else ()
             )
     volume = tuple(tuple(float(rng.uniform(0.0, 2.0 * transfer)) for _ in parents) for parents in after)
-    return Graph(tuple(f"{prefix}{n}" for n in range(size)), tuple(after), volume)
+    return StepGraph(tuple(f"{prefix}{n}" for n in range(size)), tuple(after), volume)
 
 
-def random_table(rng: np.random.Generator, steps: tuple[str, ...], kinds: tuple[str, ...]) -> Table:
+def random_table(rng: np.random.Generator, steps: tuple[str, ...], kinds: tuple[str, ...]) -> SecondsTable:
     """Seconds from 5 to 21, each step on each kind by itself, as in Topcuoglu's example."""
-    return Table({kind: {step: float(rng.uniform(5.0, 21.0)) for step in steps} for kind in kinds})
+    return SecondsTable({kind: {step: float(rng.uniform(5.0, 21.0)) for step in steps} for kind in kinds})

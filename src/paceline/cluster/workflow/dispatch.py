@@ -7,7 +7,7 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 from paceline.cluster.workflow.predict import mean
-from paceline.cluster.workflow.tasks import Instance, Planner, Predictor, Queue, Task, Work, Workflow
+from paceline.cluster.workflow.tasks import CallPredictor, CallWork, Instance, Queue, Task, Workflow, WorkflowPlanner
 from paceline.core.errors import InputError
 
 
@@ -40,9 +40,9 @@ class Dispatcher:
     """
 
     instances: dict[str, Instance]
-    planner: Planner
+    planner: WorkflowPlanner
     queue: Queue
-    predictor: Predictor
+    predictor: CallPredictor
     watchers: list[Watcher] = field(default_factory=list)
     workflows: dict[str, Workflow] = field(default_factory=dict)
     tasks: dict[str, Task] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Dispatcher:
             watcher.submitted(workflow, now)
 
     def extend(
-        self, workflow: Workflow, tasks: Sequence[Task], now: float, expected: Sequence[Work] | None = None
+        self, workflow: Workflow, tasks: Sequence[Task], now: float, expected: Sequence[CallWork] | None = None
     ) -> None:
         """Further calls of a workflow. A call comes after its predecessors in `tasks`. `expected`: stages expected
         after these, if the program says so; else what was expected before goes on."""
@@ -96,7 +96,7 @@ class Dispatcher:
             del self.tasks[task.id]
 
     def finish(self, task: Task, attempt: int, now: float, used: tuple[float, float] | None = None) -> bool:
-        """An attempt has brought its result, of so many tokens (prompt, output). False: it came too late (its
+        """An attempt has brought its result, with its counts of tokens (prompt, output). False: it came too late (its
         instance was given up or its workflow has ended), and the result must not be used."""
         place = self.instances.get(task.place or "")
         stale = task.attempt != attempt or task.finished is not None or task.id not in self.tasks
@@ -106,7 +106,7 @@ class Dispatcher:
         for watcher in self.watchers:
             watcher.finished(task, now)
         del place.running[task.id]
-        self.predictor.learn(Work(task.work.step, *used) if used else task.work, place, now - (task.started or 0.0))
+        self.predictor.learn(CallWork(task.work.step, *used) if used else task.work, place, now - (task.started or 0.0))
         for child in task.children:
             self._free(child, now)
         return True

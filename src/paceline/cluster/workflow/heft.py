@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from paceline.cluster.workflow.baselines import own
 from paceline.cluster.workflow.dispatch import moved
 from paceline.cluster.workflow.predict import mean
-from paceline.cluster.workflow.tasks import Instance, Predictor, Task
+from paceline.cluster.workflow.tasks import CallPredictor, Instance, Task
 
 
 class Span(NamedTuple):
@@ -40,7 +40,7 @@ class Timeline:
 
 
 class Placed(NamedTuple):
-    """Of one call in a schedule."""
+    """Placement of one call in a schedule."""
 
     instance: Instance
     start: float
@@ -62,7 +62,7 @@ class Ranks:
         return sorted(ready, key=lambda task: (-task.rank, task.id))
 
 
-def rank(tasks: Sequence[Task], instances: Sequence[Instance], predictor: Predictor) -> None:
+def rank(tasks: Sequence[Task], instances: Sequence[Instance], predictor: CallPredictor) -> None:
     """Upward ranks of calls that stand after their predecessors: mean seconds plus the longest way below, transfers
     included."""
     for task in reversed(tasks):
@@ -70,7 +70,7 @@ def rank(tasks: Sequence[Task], instances: Sequence[Instance], predictor: Predic
         task.rank = mean(predictor, task.work, instances) + max(below, default=0.0)
 
 
-def schedule(tasks: Sequence[Task], instances: Sequence[Instance], predictor: Predictor) -> dict[str, Placed]:
+def schedule(tasks: Sequence[Task], instances: Sequence[Instance], predictor: CallPredictor) -> dict[str, Placed]:
     """The whole of HEFT for a graph that is known at once, on idle instances: start and end of each call."""
     rank(tasks, instances, predictor)
     lines = {each.name: [Timeline() for _ in range(each.slots)] for each in instances}
@@ -103,7 +103,7 @@ class EFT:
     a later decision corrects an earlier one. With `Ranks` it is HEFT over the merged graphs."""
 
     ranking: Order
-    predictor: Predictor
+    predictor: CallPredictor
     replans: bool = True
 
     def assign(self, ready: Sequence[Task], instances: Sequence[Instance], now: float) -> list[tuple[Task, Instance]]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import inf
 
 from paceline.cluster.workflow.baselines import own
-from paceline.cluster.workflow.tasks import Instance, Predictor, Task
+from paceline.cluster.workflow.tasks import CallPredictor, Instance, Task
 
 
 @dataclass(slots=True)
@@ -14,7 +14,7 @@ class HexGen:
     instance that is quickest for the call; while it has no backlog, it gets it. `alpha` 1 looks at speed alone, 0 at
     balance alone. Scaling all times leaves the choice as it is."""
 
-    predictor: Predictor
+    predictor: CallPredictor
     alpha: float = 0.3
     replans: bool = False
 
@@ -49,7 +49,7 @@ class Urgency:
     has waited for `patience` seconds goes first, the oldest before the others. `paper`: without both.
     """
 
-    predictor: Predictor
+    predictor: CallPredictor
     patience: float = inf
     paper: bool = False
 

@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cluster.workflow.dispatch import Dispatcher, Start
-from paceline.cluster.workflow.policies import Setup
-from paceline.cluster.workflow.simulate import Call, Job
-from paceline.cluster.workflow.tasks import Instance, Task, Work, Workflow
+from paceline.cluster.workflow.policies import DispatcherSetup
+from paceline.cluster.workflow.simulate import SimulatedCall, SimulatedJob
+from paceline.cluster.workflow.tasks import CallWork, Instance, Task, Workflow
 from paceline.core.errors import InputError
 
 Event = dict[str, Any]
 
 
-class Recorder:
+class WorkflowRecorder:
     """A watcher that gives each event to `sink`, the setup first."""
 
-    def __init__(self, setup: Setup | None, sink: Callable[[Event], None]) -> None:
+    def __init__(self, setup: DispatcherSetup | None, sink: Callable[[Event], None]) -> None:
         self._sink = sink
         if setup is not None:
             sink({"event": "setup", **setup.dump()})
@@ -77,16 +77,16 @@ def read(path: Path) -> Iterator[Event]:
             event = json.loads(line)
             event["event"]
         except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{path}, line {number} is no event of a workflow log; record one anew.") from error
+            raise InputError(f"{path}, line {number} is no event of a workflow log; record the log again.") from error
         yield event
 
 
 def replay(events: Sequence[Mapping[str, Any]], **parts: Any) -> str | None:
     """Do the same decisions follow from the same events? None if they do, else the first difference in words. `parts`
-    as for `Setup.dispatcher`."""
+    as for `DispatcherSetup.dispatcher`."""
     if not events or events[0]["event"] != "setup":
         raise InputError("A workflow log begins with its setup; this one does not.")
-    made = Setup.load(events[0]).dispatcher(**parts)
+    made = DispatcherSetup.load(events[0]).dispatcher(**parts)
     for number, event in enumerate(events[1:], 2):
         if (difference := _apply(made, event)) is not None:
             return f"Line {number}: {difference}"
@@ -96,11 +96,11 @@ def replay(events: Sequence[Mapping[str, Any]], **parts: Any) -> str | None:
 def _apply(to: Dispatcher, event: Mapping[str, Any]) -> str | None:
     now, kind = event["now"], event["event"]
     if kind == "submit":
-        expected = [Work(*each) for each in event["expected"]]
+        expected = [CallWork(*each) for each in event["expected"]]
         to.submit(Workflow(event["id"], now, event["deadline"], expected), now)
     elif kind == "extend":
         workflow = to.workflows[event["id"]]
-        to.extend(workflow, _tasks(event, workflow, to), now, [Work(*each) for each in event["expected"]])
+        to.extend(workflow, _tasks(event, workflow, to), now, [CallWork(*each) for each in event["expected"]])
     elif kind == "close":
         to.close(to.workflows[event["id"]], now)
     elif kind == "finish":
@@ -117,7 +117,7 @@ def _apply(to: Dispatcher, event: Mapping[str, Any]) -> str | None:
 
 def _decide(to: Dispatcher, event: Mapping[str, Any]) -> str | None:
     made: list[Event] = []
-    watcher = Recorder(None, made.append)
+    watcher = WorkflowRecorder(None, made.append)
     to.watchers.append(watcher)
     to.decide(event["now"])
     to.watchers.remove(watcher)
@@ -133,17 +133,17 @@ def _tasks(event: Mapping[str, Any], workflow: Workflow, to: Dispatcher) -> list
     for call in event["tasks"]:
         after = tuple(made.get(id) or to.tasks[id] for id in call["after"])
         made[call["id"]] = Task(
-            call["id"], workflow, Work(*call["work"]), after, tuple(call["volume"]), call["pinned"]
+            call["id"], workflow, CallWork(*call["work"]), after, tuple(call["volume"]), call["pinned"]
         )  # fmt: skip
     return list(made.values())
 
 
-def jobs(events: Sequence[Mapping[str, Any]]) -> list[Job]:
+def jobs(events: Sequence[Mapping[str, Any]]) -> list[SimulatedJob]:
     """The workflows of a log that ended, as they came to be: what a simulation under another policy takes. Calls that
     came while others of their workflow ran are one stage with them."""
     used = {event["id"]: event["used"] for event in events if event["event"] == "finish"}
     arrived, stages, open_ = dict[str, Any](), dict[str, list[list[Any]]](), dict[str, set[str]]()
-    out = list[Job]()
+    out = list[SimulatedJob]()
     for event in events:
         kind, id = event["event"], event.get("id", "")
         if kind == "submit":
@@ -158,18 +158,18 @@ def jobs(events: Sequence[Mapping[str, Any]]) -> list[Job]:
             open_[event["workflow"]].discard(id)
         elif kind == "close" and any(stages[id]):
             start = arrived[id]
-            expected = tuple(Work(*each) for each in start["expected"])
+            expected = tuple(CallWork(*each) for each in start["expected"])
             made = tuple(_stage(calls, used) for calls in stages[id] if calls)
-            out.append(Job(start["now"], made, start["deadline"] - start["now"], expected))
+            out.append(SimulatedJob(start["now"], made, start["deadline"] - start["now"], expected))
     return out
 
 
-def _stage(calls: Sequence[Mapping[str, Any]], used: Mapping[str, Any]) -> tuple[Call, ...]:
+def _stage(calls: Sequence[Mapping[str, Any]], used: Mapping[str, Any]) -> tuple[SimulatedCall, ...]:
     place = {call["id"]: number for number, call in enumerate(calls)}
     out = []
     for call in calls:
         after = tuple(place[id] for id in call["after"] if id in place)
         volume = tuple(v for id, v in zip(call["after"], call["volume"]) if id in place)
         tokens_in, tokens_out = used[call["id"]]
-        out.append(Call(Work(*call["work"]), tokens_in, tokens_out, after, volume, call["pinned"]))
+        out.append(SimulatedCall(CallWork(*call["work"]), tokens_in, tokens_out, after, volume, call["pinned"]))
     return tuple(out)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from math import inf
 
-from paceline.cluster.workflow.simulate import Call
-from paceline.cluster.workflow.tasks import Instance, Predictor, Task, Work
+from paceline.cluster.workflow.simulate import SimulatedCall
+from paceline.cluster.workflow.tasks import CallPredictor, CallWork, Instance, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Speed:
     crowd: float = 0.0
     """Each further call of the batch makes an output token longer by this share."""
 
-    def seconds(self, work: Work) -> float:
+    def seconds(self, work: CallWork) -> float:
         return work.tokens_in * self.prefill + work.tokens_out * self.decode
 
 
@@ -34,7 +34,7 @@ class Batched:
     decodes: dict[str, float] = field(default_factory=dict)
     """Tokens left, by id."""
 
-    def start(self, task: Task, call: Call, now: float) -> None:
+    def start(self, task: Task, call: SimulatedCall, now: float) -> None:
         self._advance(now)
         self.prefills.append((task.id, call.tokens_in * self.speed.prefill, call.tokens_out))
 
@@ -77,12 +77,12 @@ class Batched:
 class Predicted:
     """Calls that take what a predictor says of their true tokens, times their noise, whatever else runs."""
 
-    predictor: Predictor
+    predictor: CallPredictor
     instance: Instance
     ends: dict[str, float] = field(default_factory=dict)
 
-    def start(self, task: Task, call: Call, now: float) -> None:
-        work = Work(call.work.step, call.tokens_in, call.tokens_out)
+    def start(self, task: Task, call: SimulatedCall, now: float) -> None:
+        work = CallWork(call.work.step, call.tokens_in, call.tokens_out)
         self.ends[task.id] = now + self.predictor.seconds(work, self.instance) * call.noise
 
     def next(self) -> tuple[float, str]:

@@ -6,15 +6,15 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 from paceline.cluster.workflow.dispatch import Dispatcher
-from paceline.cluster.workflow.tasks import Instance, Task, Work, Workflow
+from paceline.cluster.workflow.tasks import CallWork, Task, Workflow
 from paceline.core.errors import IntegrityError
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class SimulatedCall:
     """A call as it comes to be; planners see `work` only."""
 
-    work: Work
+    work: CallWork
     tokens_in: float
     tokens_out: float
     after: tuple[int, ...] = ()
@@ -26,21 +26,21 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SimulatedJob:
     """A workflow as it comes to be: each stage is known when the one before has ended. A graph that is known at once
     is one stage."""
 
     arrival: float
-    stages: tuple[tuple[Call, ...], ...]
+    stages: tuple[tuple[SimulatedCall, ...], ...]
     deadline: float = inf
     """Seconds after the arrival."""
-    expected: tuple[Work, ...] = ()
+    expected: tuple[CallWork, ...] = ()
 
 
-class Model(Protocol):
+class InstanceModel(Protocol):
     """How an instance spends time. `now` never goes back."""
 
-    def start(self, task: Task, call: Call, now: float) -> None: ...
+    def start(self, task: Task, call: SimulatedCall, now: float) -> None: ...
 
     def next(self) -> tuple[float, str]:
         """When which call finishes, if nothing else starts; (inf, "") when idle."""
@@ -64,7 +64,7 @@ class Fault(NamedTuple):
 
 
 @dataclass(slots=True)
-class Outcome:
+class SimulatedRun:
     """A simulated run."""
 
     finished: dict[str, float] = field(default_factory=dict)
@@ -92,16 +92,16 @@ class Simulation:
     """Runs jobs to their ends. `tick` is called at each event, before decisions, as a background task would be."""
 
     dispatcher: Dispatcher
-    models: dict[str, Model]
-    jobs: Sequence[Job]
+    models: dict[str, InstanceModel]
+    jobs: Sequence[SimulatedJob]
     faults: Sequence[Fault] = ()
     tick: Callable[[float], None] | None = None
-    outcome: Outcome = field(default_factory=Outcome)
-    _calls: dict[str, Call] = field(default_factory=dict)
+    outcome: SimulatedRun = field(default_factory=SimulatedRun)
+    _calls: dict[str, SimulatedCall] = field(default_factory=dict)
     _stage: dict[str, int] = field(default_factory=dict)
-    _job: dict[str, Job] = field(default_factory=dict)
+    _job: dict[str, SimulatedJob] = field(default_factory=dict)
 
-    def run(self) -> Outcome:
+    def run(self) -> SimulatedRun:
         arrivals = sorted(enumerate(self.jobs), key=lambda pair: pair[1].arrival)[::-1]
         faults = sorted(self.faults)[::-1]
         now = -inf
@@ -127,7 +127,7 @@ class Simulation:
         """When which call finishes next."""
         return min((model.next() for model in self.models.values()), default=(inf, ""))
 
-    def _arrive(self, number: int, job: Job, now: float) -> None:
+    def _arrive(self, number: int, job: SimulatedJob, now: float) -> None:
         workflow = Workflow(f"w{number}", now, now + job.deadline, list(job.expected))
         self._job[workflow.id], self._stage[workflow.id] = job, -1
         self.dispatcher.submit(workflow, now)
@@ -165,9 +165,3 @@ class Simulation:
         if not fault.alive:
             self.models[fault.instance].stop()
         self.dispatcher.turn(fault.instance, fault.alive, now)
-
-
-def instances_of(kinds: Sequence[str], slots: int = 1, room: float = inf) -> dict[str, Instance]:
-    """Instances named by kind and number."""
-    made = [Instance(f"{kind}-{number}", kind, slots, room) for number, kind in enumerate(kinds)]
-    return {each.name: each for each in made}

@@ -6,7 +6,7 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 
-class Work(NamedTuple):
+class CallWork(NamedTuple):
     """What a call is expected to be: its step, as in `revise`, and its tokens."""
 
     step: str
@@ -24,7 +24,7 @@ class Workflow:
     """Seconds."""
     deadline: float = inf
     """Seconds, on the clock of `arrival`."""
-    expected: list[Work] = field(default_factory=list)
+    expected: list[CallWork] = field(default_factory=list)
     """Stages that are expected after those already known. Each workflow has its own list."""
     tasks: list["Task"] = field(default_factory=list)
     closed: bool = False
@@ -51,11 +51,11 @@ class Task:
     id: str
     """Unique among all workflows."""
     workflow: Workflow
-    work: Work
+    work: CallWork
     after: tuple["Task", ...] = ()
     """Calls that must have finished."""
     volume: tuple[float, ...] = ()
-    """For each of `after`: seconds that its result needs to another instance (transfer, or a prefix computed anew)."""
+    """For each of `after`: seconds that its result needs to another instance (transfer, or a prefix computed again)."""
     pinned: str | None = None
     """The only instance that may run it."""
     children: list["Task"] = field(default_factory=list)
@@ -97,14 +97,14 @@ class Instance:
     queue: list[Task] = field(default_factory=list)
     running: dict[str, Task] = field(default_factory=dict)
 
-    def backlog(self, now: float, predictor: "Predictor") -> float:
+    def backlog(self, now: float, predictor: "CallPredictor") -> float:
         """Seconds until it would be idle, by prediction. Worked out from what is there, so what has finished no longer
         counts, whatever was predicted for it."""
         waiting = sum(predictor.seconds(task.work, self) for task in self.queue)
         left = sum(self.left(task, now, predictor) for task in self.running.values())
         return (waiting + left) / self.slots
 
-    def left(self, task: Task, now: float, predictor: "Predictor") -> float:
+    def left(self, task: Task, now: float, predictor: "CallPredictor") -> float:
         """Seconds that a running call still needs, by prediction."""
         return max(0.0, predictor.seconds(task.work, self) - (now - (task.started or 0.0)))
 
@@ -116,17 +116,17 @@ class Instance:
         return not self.running or used + task.work.tokens_in + task.work.tokens_out <= self.room
 
 
-class Predictor(Protocol):
+class CallPredictor(Protocol):
     """How long a call takes on an instance that does nothing else."""
 
-    def seconds(self, work: Work, instance: Instance) -> float: ...
+    def seconds(self, work: CallWork, instance: Instance) -> float: ...
 
-    def learn(self, work: Work, instance: Instance, seconds: float) -> None:
+    def learn(self, work: CallWork, instance: Instance, seconds: float) -> None:
         """A call took so long."""
         ...
 
 
-class Planner(Protocol):
+class WorkflowPlanner(Protocol):
     """Where ready calls go."""
 
     replans: bool
@@ -142,5 +142,5 @@ class Queue(Protocol):
     """In which order an instance starts what is queued."""
 
     def key(self, task: Task, instance: Instance, now: float) -> tuple[float, ...]:
-        """The smallest starts first; worked out anew for each start."""
+        """The smallest starts first; the order is computed again for each start."""
         ...

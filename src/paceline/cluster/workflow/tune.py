@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 from paceline.cluster.workflow.hexgen import HexGen
 from paceline.cluster.workflow.log import Event, jobs
-from paceline.cluster.workflow.simulate import Job, Outcome
+from paceline.cluster.workflow.simulate import SimulatedJob, SimulatedRun
 
 GRID = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
-Try = Callable[[float, Sequence[Job]], Outcome]
+Try = Callable[[float, Sequence[SimulatedJob]], SimulatedRun]
 """Simulates jobs under an alpha."""
 
 
-def best(attempt: Try, work: Sequence[Job], grid: Sequence[float] = GRID) -> float:
+def best(attempt: Try, work: Sequence[SimulatedJob], grid: Sequence[float] = GRID) -> float:
     """The alpha under which most of the workflows are in time; among equals, the one with the least P95, then the
     smallest. The same jobs give the same value."""
     tried = {alpha: attempt(alpha, work) for alpha in grid}
@@ -48,8 +48,8 @@ class Tuner:
         """Have enough workflows ended since the last look?"""
         return self.ended >= self.every
 
-    def take(self) -> list[Job]:
-        """The window's workflows; the count starts anew."""
+    def take(self) -> list[SimulatedJob]:
+        """The window's workflows; the count restarts."""
         self.ended = 0
         made = [job for events in self.recent for job in jobs(events)]
         return sorted(made, key=lambda job: job.arrival)

@@ -25,10 +25,10 @@ COMMON = {
 """Numbers that every architecture must have, and what a config calls them."""
 NORM = {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
 LAYER_NORM = {"attention.layer_norm_epsilon": "layer_norm_eps"}
-WINDOW = {"attention.sliding_window": "sliding_window"}
+WINDOW_KEYS = {"attention.sliding_window": "sliding_window"}
 CAPS = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
-LARGEST = 1e30
-MOST = 1 << 24
+MAX_NUMBER = 1e30
+MAX_SIZE = 1 << 24
 """No size of a model is larger: what is, is damage, and would be taken as memory."""
 
 
@@ -51,9 +51,9 @@ ARCHITECTURES: dict[str, Arch] = {
     "llama": Arch("llama", interleaved=True),
     "qwen2": Arch("qwen2"),
     "qwen3": Arch("qwen3"),
-    "phi3": Arch("phi3", whole=WINDOW),
-    "gemma2": Arch("gemma2", floats={**NORM, **CAPS}, whole=WINDOW, folded=True),
-    "gemma3": Arch("gemma3_text", floats={**NORM, **CAPS}, whole=WINDOW, folded=True),
+    "phi3": Arch("phi3", whole=WINDOW_KEYS),
+    "gemma2": Arch("gemma2", floats={**NORM, **CAPS}, whole=WINDOW_KEYS, folded=True),
+    "gemma3": Arch("gemma3_text", floats={**NORM, **CAPS}, whole=WINDOW_KEYS, folded=True),
     "gemma": Arch("gemma", fixed={"hidden_act": "gelu_pytorch_tanh"}, folded=True),
     "smollm3": Arch("smollm3", interleaved=True),
     "granite": Arch(
@@ -71,8 +71,10 @@ ARCHITECTURES: dict[str, Arch] = {
     "ernie4_5": Arch("ernie4_5", interleaved=True),
     "glm4": Arch("glm4", interleaved=True),
     "olmo2": Arch("olmo2"),
-    "exaone4": Arch("exaone4", whole=WINDOW),
-    "cohere2": Arch("cohere2", interleaved=True, floats={**LAYER_NORM, "logit_scale": "logit_scale"}, whole=WINDOW),
+    "exaone4": Arch("exaone4", whole=WINDOW_KEYS),
+    "cohere2": Arch(
+        "cohere2", interleaved=True, floats={**LAYER_NORM, "logit_scale": "logit_scale"}, whole=WINDOW_KEYS
+    ),
     "starcoder2": Arch(
         "starcoder2",
         floats={"attention.layer_norm_epsilon": "norm_epsilon"},
@@ -92,7 +94,7 @@ def arch_of(header: Header) -> Arch:
     return ARCHITECTURES[name]
 
 
-class Reader:
+class ConfigReader:
     """Numbers by key, checked."""
 
     def __init__(self, header: Header) -> None:
@@ -113,8 +115,10 @@ class Reader:
             value = value.tolist()[0]
         if value is None and default is not None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MOST:
-            raise self.wrong(key, "is missing" if value is None else f"is {str(value)[:40]}, no size from 1 to {MOST}")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_SIZE:
+            raise self.wrong(
+                key, "is missing" if value is None else f"is {str(value)[:40]}, no size from 1 to {MAX_SIZE}"
+            )
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -122,7 +126,7 @@ class Reader:
         value = self.raw(key)
         if value is None and default is not None:
             return default
-        sound = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LARGEST
+        sound = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_NUMBER
         if not sound:
             raise self.wrong(key, "is missing" if value is None else f"is {str(value)[:40]}, no number from 0 on")
         return float(str(np.float32(value)))  # 1e-06, as a config has it, not the float32 nearest to it
@@ -130,7 +134,7 @@ class Reader:
 
 def config_of(header: Header) -> dict[str, Any]:
     """The fields of config.json that this file stands for. Raises CheckpointError naming file and key."""
-    arch, read = arch_of(header), Reader(header)
+    arch, read = arch_of(header), ConfigReader(header)
     if read.raw("expert_count"):
         raise CheckpointError(f"{header.path} is a mixture of experts (MoE), which is not served yet.")
     config: dict[str, Any] = {name: read.whole(key) for key, name in COMMON.items()}
@@ -164,7 +168,7 @@ def config_of(header: Header) -> dict[str, Any]:
     return config | peculiar(header, config)
 
 
-def rope_of(read: Reader, partial: float) -> dict[str, Any]:
+def rope_of(read: ConfigReader, partial: float) -> dict[str, Any]:
     """`rope_parameters`."""
     params: dict[str, Any] = {"rope_theta": read.number("rope.freq_base", 10000.0), "rope_type": "default"}
     if params["rope_theta"] <= 1:
@@ -195,7 +199,7 @@ def rope_of(read: Reader, partial: float) -> dict[str, Any]:
 
 
 def peculiar(header: Header, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What gemma and phi3 do not say in so many words."""
+    """Settings that gemma and phi3 do not state explicitly."""
     kind, params = config["model_type"], config["rope_parameters"]
     if kind in ("gemma2", "gemma3_text"):
         whole = config["num_hidden_layers"] in (46, 62)  # the sizes of 27 B

@@ -17,9 +17,9 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 from paceline.core.errors import CheckpointError
 
-MAGIC, VERSIONS = b"GGUF", (2, 3)
+GGUF_MAGIC, VERSIONS = b"GGUF", (2, 3)
 STRING, ARRAY, BOOL = GGUFValueType.STRING, GGUFValueType.ARRAY, GGUFValueType.BOOL
-NUMBERS = {
+NUMBER_TYPES = {
     GGUFValueType.UINT8: "<u1", GGUFValueType.INT8: "<i1", GGUFValueType.UINT16: "<u2", GGUFValueType.INT16: "<i2",
     GGUFValueType.UINT32: "<u4", GGUFValueType.INT32: "<i4", GGUFValueType.UINT64: "<u8", GGUFValueType.INT64: "<i8",
     GGUFValueType.FLOAT32: "<f4", GGUFValueType.FLOAT64: "<f8", BOOL: "<u1",
@@ -30,7 +30,7 @@ ALIGNMENT = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """One tensor: `shape` as PyTorch counts, outermost first; `offset` and `bytes` in `file`."""
 
     name: str
@@ -47,7 +47,7 @@ class Header:
 
     path: Path
     metadata: dict[str, Any] = field(default_factory=dict)
-    tensors: dict[str, Entry] = field(default_factory=dict)
+    tensors: dict[str, TensorEntry] = field(default_factory=dict)
 
 
 LENGTH = struct.Struct("<Q")
@@ -99,7 +99,7 @@ class Cursor:
         return bool(value) if kind == BOOL else value
 
     def numbers(self, kind: GGUFValueType, count: int, key: str) -> "np.ndarray[Any, Any]":
-        code = np.dtype(NUMBERS[kind])
+        code = np.dtype(NUMBER_TYPES[kind])
         at = self.take(count * code.itemsize, key)
         return np.frombuffer(self.data, code, count, at).copy()
 
@@ -114,7 +114,7 @@ class Cursor:
         return self.strings(count, key)
 
     def strings(self, count: int, key: str) -> list[str]:
-        """So many, as `string` reads one: a vocabulary has 150,000."""
+        """Read `count` strings, as `string` reads one: a vocabulary has 150,000."""
         data, at, end, length, raw = self.data, self.at, self.end, LENGTH.unpack_from, list[bytes]()
         for _ in range(count):
             begin = at + 8
@@ -136,7 +136,7 @@ def read_header(path: Path) -> Header:
     """The header of one file. Raises CheckpointError for whatever is not one, by the place where it went wrong."""
     try:
         with path.open("rb") as file:
-            if file.read(4) != MAGIC:
+            if file.read(4) != GGUF_MAGIC:
                 raise CheckpointError(f"{path} is not a GGUF file (it does not begin with GGUF); check the path.")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return parse(Cursor(path, data))
@@ -162,7 +162,7 @@ def parse(at: Cursor) -> Header:
     for name, found in header.tensors.items():
         if found.offset % alignment or start + found.offset + found.bytes > at.end:
             raise at.damaged(f"tensor {name} lies beyond the end of the file or between its places")
-        header.tensors[name] = Entry(name, found.shape, found.kind, at.path, start + found.offset, found.bytes)
+        header.tensors[name] = TensorEntry(name, found.shape, found.kind, at.path, start + found.offset, found.bytes)
     return header
 
 
@@ -177,7 +177,7 @@ def unique(at: Cursor, into: dict[str, Any], count: int, least: int, what: str, 
         into[name] = read(name)
 
 
-def entry(at: Cursor, name: str) -> Entry:
+def entry(at: Cursor, name: str) -> TensorEntry:
     """A tensor's line, with its offset as it stands there."""
     dims = at.number("I", name)
     if not 1 <= dims <= MAX_DIMS:
@@ -194,4 +194,4 @@ def entry(at: Cursor, name: str) -> Entry:
         ) from None
     if not all(shape) or prod(shape) >= 1 << 63 or shape[-1] % block:
         raise at.damaged(f"tensor {name} has shape {list(shape)}, which {kind.name} cannot have")
-    return Entry(name, shape, kind, at.path, at.number("Q", name), prod(shape) // block * size)
+    return TensorEntry(name, shape, kind, at.path, at.number("Q", name), prod(shape) // block * size)

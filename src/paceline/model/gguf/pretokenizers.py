@@ -9,28 +9,31 @@ from dataclasses import dataclass
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 DIGIT = r"\p{N}"
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-REST = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-THREES = rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{REST}"
-ONES = rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{REST}"
-MARKS = rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{REST}"
+SPACE_PIECES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+THREES = rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{SPACE_PIECES}"
+ONES = rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{SPACE_PIECES}"
+MARKS = (
+    rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{SPACE_PIECES}"
+)
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*%s"
-OTHERS = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{REST}"
-TEKKEN = rf"{CASED % ('', '')}|\p{{N}}|{OTHERS}"
-GPT4O = rf"{CASED % (CONTRACTIONS + '?', CONTRACTIONS + '?')}|\p{{N}}{{1,3}}|{OTHERS}"
-SEED = rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{REST}"
+OTHER_PIECES = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{SPACE_PIECES}"
+TEKKEN = rf"{CASED % ('', '')}|\p{{N}}|{OTHER_PIECES}"
+GPT4O = rf"{CASED % (CONTRACTIONS + '?', CONTRACTIONS + '?')}|\p{{N}}{{1,3}}|{OTHER_PIECES}"
+SEED = rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{SPACE_PIECES}"
 BAILING = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 CJK = "[一-龥\u3040-ゟ\u30a0-ヿ]+"
 DEEPSEEK3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{REST}"
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{SPACE_PIECES}"
 )
-WORDS = " ?[^(\\s|.,!?…。\uff0c、।\u06d4،)]+"
+WORD_PIECES = " ?[^(\\s|.,!?…。\uff0c、।\u06d4،)]+"
 PUNCTUATION = r"[\p{P}\$\+<=>\^~\|`]+"
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class SplitRule:
     """How text is cut, and whether a piece that is a token whole stays one (`ignore_merges`)."""
 
     patterns: Sequence[str]
@@ -39,11 +42,11 @@ class Cut:
     """Text is put into Unicode's form NFC first."""
 
 
-def shared(patterns: Sequence[str], names: str, whole: bool = False, composed: bool = False) -> dict[str, Cut]:
-    return dict.fromkeys(names.split(), Cut(patterns, whole, composed))
+def shared(patterns: Sequence[str], names: str, whole: bool = False, composed: bool = False) -> dict[str, SplitRule]:
+    return dict.fromkeys(names.split(), SplitRule(patterns, whole, composed))
 
 
-PRE_TOKENIZERS: dict[str, Cut] = {
+PRE_TOKENIZERS: dict[str, SplitRule] = {
     **shared([GPT2], "gpt-2 gpt2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de jina-v2-code a.x-4.0 mellum"),
     **shared([GPT2], "modern-bert roberta-bpe exaone4 mpt olmo jais trillion granite-docling"),
     **shared([DIGIT, GPT2], "smollm starcoder refact command-r codeshell exaone minerva-7b"),
@@ -60,6 +63,6 @@ PRE_TOKENIZERS: dict[str, Cut] = {
     **shared(["[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", DIGIT], "deepseek-coder"),
     **shared([PUNCTUATION, GPT2, "[0-9][0-9][0-9]"], "falcon"),
     **shared([PUNCTUATION, GPT2, r"\p{N}+", "[0-9][0-9][0-9]"], "default"),
-    **shared([WORDS], "poro-chat bloom gpt3-finnish"),
-    **shared([WORDS, DIGIT], "viking"),
+    **shared([WORD_PIECES], "poro-chat bloom gpt3-finnish"),
+    **shared([WORD_PIECES, DIGIT], "viking"),
 }

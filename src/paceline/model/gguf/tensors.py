@@ -11,20 +11,20 @@ from torch import Tensor
 
 from paceline.core.errors import CheckpointError
 from paceline.model.gguf.config import arch_of
-from paceline.model.gguf.header import Entry, Header, read_header
-from paceline.model.gguf.types import DECODERS, FLOATS, PACKED, SERVED, WIDEST, decode
+from paceline.model.gguf.header import Header, TensorEntry, read_header
+from paceline.model.gguf.types import DECODERS, FLOAT_KINDS, MAX_WEIGHT_BITS, PACKED, SERVED, decode
 from paceline.model.groups import Groups
 
-SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
-CHUNK = 1 << 22
+SHARD_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+DECODED_WEIGHTS = 1 << 22
 """Weights that are decoded at once: about 40 MB of working memory."""
-BESIDE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+CONFIG_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that go into the config."""
 
 
 def parts_of(path: Path) -> list[Path]:
     """All files of a model that is split, the first one first; else the one."""
-    found = SPLIT.fullmatch(path.name)
+    found = SHARD_NAME.fullmatch(path.name)
     if not found:
         return [path]
     count = int(found[3])
@@ -94,13 +94,13 @@ class GgufTensors:
         self.names = names_of(architecture, self.header.metadata[f"{architecture}.block_count"])
         self.maps = {file: mapped(file) for file in parts_of(path)}
         self.taken: set[str] = set()
-        self.read: list[Entry] = []
+        self.read: list[TensorEntry] = []
 
     @property
-    def place(self) -> dict[str, Entry]:
+    def place(self) -> dict[str, TensorEntry]:
         return self.header.tensors
 
-    def entry(self, name: str, shape: tuple[int, ...]) -> Entry:
+    def entry(self, name: str, shape: tuple[int, ...]) -> TensorEntry:
         stem, dot, end = name.rpartition(".")
         found = self.header.tensors.get(f"{self.names.get(stem, stem)}{dot}{end}")
         if found is None:
@@ -116,7 +116,7 @@ class GgufTensors:
         self.read.append(found)
         return found
 
-    def raw(self, entry: Entry) -> Tensor:
+    def raw(self, entry: TensorEntry) -> Tensor:
         """Its bytes, where the file lies in memory."""
         return torch.frombuffer(self.maps[entry.file], dtype=torch.uint8, count=entry.bytes, offset=entry.offset)
 
@@ -124,13 +124,13 @@ class GgufTensors:
         """The tensor as floats: float32, or `dtype`, rounded once."""
         entry = self.entry(name, shape)
         raw = self.raw(entry)
-        if entry.kind in FLOATS:
-            kind = FLOATS[entry.kind]
+        if entry.kind in FLOAT_KINDS:
+            kind = FLOAT_KINDS[entry.kind]
             aligned = raw if raw.data_ptr() % kind.itemsize == 0 else raw.clone()
             return aligned.view(kind).view(shape).to(dtype or kind)
         out = torch.empty(shape, dtype=dtype or torch.float32)
         rows, lines = out.view(-1, shape[-1]), raw.view(-1, entry.bytes * shape[-1] // out.numel())
-        step = max(1, CHUNK // shape[-1])
+        step = max(1, DECODED_WEIGHTS // shape[-1])
         for into, bytes_ in zip(torch.split(rows, step), torch.split(lines, step)):
             into.copy_(decode(bytes_.reshape(-1), entry.kind, *into.shape).floats())
         return out
@@ -143,10 +143,11 @@ class GgufTensors:
         return decode(self.raw(entry), entry.kind, *shape)
 
     def bits(self, name: str) -> float | None:
-        """Of a weight with its scales where the matrix is packed in groups as it is; None: it is stored as floats."""
+        """Bits per weight, its scales included, if the matrix is kept as packed groups; None: it is stored as
+        floats."""
         stem, dot, end = name.rpartition(".")
         found = self.header.tensors.get(f"{self.names.get(stem, stem)}{dot}{end}")
-        return None if found is None or found.kind not in DECODERS else PACKED.get(found.kind, WIDEST)
+        return None if found is None or found.kind not in DECODERS else PACKED.get(found.kind, MAX_WEIGHT_BITS)
 
     def let_go(self) -> None:
         """Give back the memory of the pages that tensors taken so far were read from."""
@@ -159,12 +160,14 @@ class GgufTensors:
 
     def leftover(self) -> Iterator[str]:
         for name in self.header.tensors:
-            if name not in self.taken and name not in BESIDE:
+            if name not in self.taken and name not in CONFIG_TENSORS:
                 yield name
 
     def widest(self) -> int:
         """Bytes of a number while it is taken: those of a quantised one are decoded to float32, some at a time."""
-        return max((FLOATS[e.kind].itemsize if e.kind in FLOATS else 2 for e in self.place.values()), default=2)
+        return max(
+            (FLOAT_KINDS[e.kind].itemsize if e.kind in FLOAT_KINDS else 2 for e in self.place.values()), default=2
+        )
 
     def paths(self) -> list[Path]:
         return [*self.maps]
@@ -181,6 +184,6 @@ class GgufTensors:
 
 
 def mapped(path: Path) -> mmap.mmap:
-    """Copy on write: nobody writes, and PyTorch asks for memory that could be written."""
+    """Copy on write: nothing writes, but PyTorch asks for writable memory."""
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

@@ -11,16 +11,16 @@ from paceline.model.gguf.pretokenizers import PRE_TOKENIZERS
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
 """`tokenizer.ggml.token_type`."""
-NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+SPECIAL_TOKEN_KEYS = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 """GGUF's names of special tokens, and transformers'."""
-ENDS = ("eos", "eot", "eom")
-TURNS = frozenset(
+END_KEYS = ("eos", "eot", "eom")
+END_TOKENS = frozenset(
     ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>", "[EOT]",
      "[EOS]", "<|eom_id|>", "<|END_OF_TURN_TOKEN|>", "<|endofturn|>", "<turn|>", "<|return|>", "<|end_of_turn|>")
 )  # fmt: skip
 """Control tokens that end a text in every model that has them, whatever the file names as its end."""
-SPACE = "▁"
-SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
+SPACE_MARK = "▁"
+GGUF_SAMPLING_KEYS = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
             "penalty_repeat": "repetition_penalty"}  # fmt: skip
 """`general.sampling.*`, and generation_config.json's names."""
 
@@ -36,7 +36,7 @@ class Vocabulary:
         if len(set(self.tokens)) != size:
             raise self.wrong("tokens", "names one token twice")
         self.types = self.numbers("token_type", NORMAL)
-        self.special = {word: self.id(word) for word in (*NAMES, *ENDS)}
+        self.special = {word: self.id(word) for word in (*SPECIAL_TOKEN_KEYS, *END_KEYS)}
 
     def wrong(self, key: str, what: str) -> CheckpointError:
         return CheckpointError(f"tokenizer.ggml.{key} in {self.path} {what}; convert the model again.")
@@ -74,18 +74,18 @@ class Vocabulary:
     @property
     def ends(self) -> frozenset[int]:
         """Ids that end a text: of the sequence, of a turn, of a message to a tool."""
-        named = {found for word in ENDS if (found := self.special[word]) is not None}
+        named = {found for word in END_KEYS if (found := self.special[word]) is not None}
         control = {at for at, kind in enumerate(self.types) if kind == CONTROL}
-        return frozenset(named | {at for at in control if self.tokens[at] in TURNS})
+        return frozenset(named | {at for at in control if self.tokens[at] in END_TOKENS})
 
 
 def tokenizer_of(header: Header) -> Any:
     """A fast tokenizer of transformers. Raises CheckpointError for a kind or a pre-tokenizer that is not known."""
     words = Vocabulary(header)
-    if words.kind not in MAKERS:
-        raise words.wrong("model", f"is {words.kind[:40]!r}, but {' and '.join(MAKERS)} are known")
+    if words.kind not in TOKENIZER_MAKERS:
+        raise words.wrong("model", f"is {words.kind[:40]!r}, but {' and '.join(TOKENIZER_MAKERS)} are known")
     try:
-        backend, begins = MAKERS[words.kind](words)
+        backend, begins = TOKENIZER_MAKERS[words.kind](words)
     except CheckpointError:
         raise
     except Exception as error:  # what the library raises for merges of tokens that are not there
@@ -95,8 +95,10 @@ def tokenizer_of(header: Header) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     make: Any = PreTrainedTokenizerFast
-    named = {name: words.tokens[at] for word, name in NAMES.items() if (at := words.special[word]) is not None}
-    backend.__deepcopy__ = lambda memo: backend  # it is copied though nobody else has it: a third of a second
+    named = {
+        name: words.tokens[at] for word, name in SPECIAL_TOKEN_KEYS.items() if (at := words.special[word]) is not None
+    }
+    backend.__deepcopy__ = lambda memo: backend  # it is copied although it has one owner: a third of a second
     made = make(tokenizer_object=backend, clean_up_tokenization_spaces=False, **named)
     del backend.__deepcopy__
     made.chat_template = templates(words)
@@ -104,7 +106,7 @@ def tokenizer_of(header: Header) -> Any:
 
 
 def templates(words: Vocabulary) -> Any:
-    """The chat template; with others beside it, all of them by name."""
+    """The chat template; if there are several, all of them by name."""
     key = "tokenizer.chat_template"
     found = {name.removeprefix(key): text for name, text in words.metadata.items() if name.startswith(key + ".")}
     default = words.metadata.get(key)
@@ -139,7 +141,7 @@ def byte_pairs(words: Vocabulary) -> tuple[Any, bool]:
 
 
 def sentence_pieces(words: Vocabulary) -> tuple[Any, bool]:
-    """SentencePiece's pairs (llama 2, mistral, gemma): which merge comes first is told by the scores."""
+    """SentencePiece's pairs (llama 2, mistral, gemma): the scores say which merge comes first."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     vocabulary = {token: i for i, token in enumerate(words.tokens)}
@@ -154,9 +156,9 @@ def sentence_pieces(words: Vocabulary) -> tuple[Any, bool]:
     )
     backend = Tokenizer(model)
     spaced = words.says("add_space_prefix", True)
-    replaced = normalizers.Replace(" ", SPACE)
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), replaced]) if spaced else replaced
-    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    replaced = normalizers.Replace(" ", SPACE_MARK)
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE_MARK), replaced]) if spaced else replaced
+    steps = [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if spaced else steps)
     return backend, True
 
@@ -175,7 +177,7 @@ def merges_of(vocabulary: Mapping[str, int], scores: Sequence[float], types: Seq
     return [merge[3:] for merge in found]
 
 
-MAKERS = {"gpt2": byte_pairs, "llama": sentence_pieces}
+TOKENIZER_MAKERS = {"gpt2": byte_pairs, "llama": sentence_pieces}
 
 
 def add_special(backend: Any, words: Vocabulary) -> None:
@@ -209,5 +211,5 @@ def framed(words: Vocabulary, begins: bool) -> Any:
 
 def defaults_of(header: Header) -> dict[str, Any]:
     """What generation_config.json would say of sampling."""
-    found = {name: header.metadata.get(f"general.sampling.{key}") for key, name in SAMPLING.items()}
+    found = {name: header.metadata.get(f"general.sampling.{key}") for key, name in GGUF_SAMPLING_KEYS.items()}
     return {name: value for name, value in found.items() if isinstance(value, int | float)}

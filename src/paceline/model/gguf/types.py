@@ -12,14 +12,14 @@ from torch import Tensor
 
 from paceline.model.groups import Groups
 
-FLOATS = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16, Kind.F64: torch.float64}
+FLOAT_KINDS = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16, Kind.F64: torch.float64}
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """What the 16 codes of IQ4 stand for."""
-FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Of MXFP4, doubled."""
+FP4_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Values of the MXFP4 codes, doubled."""
 Parts = tuple[Tensor, Tensor, Tensor | None]
-"""Of n blocks: codes int8 [n, groups, size], scale float32 [n, groups], minimum or None. The value is scale * code +
-minimum."""
+"""Content of n blocks: codes int8 [n, groups, size], scale float32 [n, groups], minimum or None. A value is scale *
+code + minimum."""
 
 
 def half(raw: Tensor, at: int) -> Tensor:
@@ -130,7 +130,7 @@ def iq4_xs(raw: Tensor) -> Parts:
 
 def mxfp4(raw: Tensor) -> Parts:
     scale = torch.exp2(raw[:, :1].float() - 128)
-    return grouped(looked_up(nibbles(raw, 1, 16, 16), FP4), 32), scale, None
+    return grouped(looked_up(nibbles(raw, 1, 16, 16), FP4_DOUBLED), 32), scale, None
 
 
 DECODERS: dict[Kind, tuple[Callable[[Tensor], Parts], int]] = {
@@ -150,14 +150,14 @@ DECODERS: dict[Kind, tuple[Callable[[Tensor], Parts], int]] = {
 }
 """How a type is read, and the bits that its codes take as whole numbers in even steps: those of IQ4 and MXFP4 are
 uneven."""
-SERVED = (*FLOATS, *DECODERS)
+SERVED = (*FLOAT_KINDS, *DECODERS)
 PACKED = {
     Kind.Q4_0: 4.75, Kind.Q4_1: 5, Kind.Q4_K: 4.625, Kind.Q8_0: 8.75, Kind.Q5_0: 8.75, Kind.Q5_1: 9, Kind.Q5_K: 8.625,
     Kind.IQ4_NL: 8.75,
 }  # fmt: skip
 """Bits of a weight with its scales where it is packed as it is (`grouped.Form`). The others' groups are of 16, or their
 scales no halves: 8 bits and two floats a group."""
-WIDEST = 10.0
+MAX_WEIGHT_BITS = 10.0
 
 
 def decode(raw: Tensor, kind: Kind, outputs: int, inputs: int) -> Groups:

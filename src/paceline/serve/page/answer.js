@@ -61,7 +61,7 @@ class Coloured {
     return nodes;
   }
 
-  /** Show what there is. Long texts are not formatted: it would be done anew with every piece. */
+  /** Show what there is. Long texts are not formatted: it would be repeated with every piece. */
   draw(formatted) {
     const plain = (from, to) => this.part(from, to);
     const whole = formatted && this.text.length < 60000;
@@ -71,7 +71,7 @@ class Coloured {
   }
 }
 
-/** Text, who wrote it, and its figures, as they grow. */
+/** Text, its sources, and its figures, as they grow. */
 class Answer {
   text = ""; usage = null; finish = null; tokens = 0; passes = 0; first = null; took = 0; clock = () => 0;
 

@@ -88,8 +88,8 @@ function tiles(speed) {
   const rows = [
     ["Running", count(stats.running), `of ${count(stats.max_requests)} at once`],
     ["Waiting", count(stats.waiting), `of ${count(stats.queue_limit)} at most`],
-    ["Tokens a second", rate(speed), `${count(tokens.generated)} so far`],
-    ["Tau", stats.tau.toFixed(2), "tokens a pass, all told"],
+    ["Tokens per second", rate(speed), `${count(tokens.generated)} so far`],
+    ["Tau", stats.tau.toFixed(2), "tokens per pass, overall"],
     ["K/V in use", share(kv.used, kv.blocks), `${count(kv.used)} of ${count(kv.blocks)} blocks`],
     ["Pre-emptions", count(stats.preemptions), "recomputed, not lost"],
     ["Drafter errors", count(stats.drafter_errors), "served without it"],
@@ -154,7 +154,7 @@ function line(points, x, y, kind, filled) {
   });
 }
 
-/** Offered and kept at each depth, and who drafted. */
+/** Offered and kept at each depth, and the drafters. */
 function depths() {
   const {offered, kept, drafters} = counted(), svg = $("c-depth");
   const wide = svg.clientWidth, high = svg.clientHeight - 18, step = Math.min(wide / Math.max(offered.length, 1), 110);

@@ -5,7 +5,7 @@ const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)/, HEADING = /^(#{1,6})\s+(?=\S
 const ITEM = /^(\s*)(?:[-*+]|(\d{1,9})[.)])\s+(?=\S)/, RULE = /^ {0,3}(?:(?:\* *){3,}|(?:- *){3,}|(?:_ *){3,})$/;
 const DIVIDER = /^ *\|?(?: *:?-+:? *\|)+ *(?::?-+:? *)?$/;
 
-/** `plain(from, to)`: nodes of that part of `text`, coloured by who wrote it. */
+/** `plain(from, to)`: nodes of that part of `text`, coloured by source. */
 function markdown(text, plain) {
   const lines = [];
   for (let at = 0; at <= text.length;) {

@@ -2,14 +2,14 @@
 
 /** [name, label, kind, tooltip, more]: what a request may ask for. */
 const FIELDS = [
-  ["temperature", "Temperature", "number", "0 always takes the likeliest token; higher is more varied.", {min: 0, value: .7}],
-  ["max_tokens", "Most tokens", "number", "The answer ends after so many tokens.", {min: 1, step: 1, value: 256}],
-  ["top_p", "Top p", "number", "Keep the likeliest tokens that together reach this probability, in (0, 1].", {min: 1e-6, max: 1}],
-  ["top_k", "Top k", "number", "Keep the k likeliest tokens; 0 keeps all.", {min: 0, step: 1}],
-  ["min_p", "Min p", "number", "Drop tokens below this share of the likeliest one's probability, in [0, 1).", {min: 0, max: .999999}],
-  ["seed", "Seed", "number", "The same seed makes the same text again, whoever drafts.", {min: 0, max: 2 ** 53 - 1, step: 1, hint: "a new one"}],
-  ["max_nodes", "Most nodes", "number", "At most so many drafted tokens a step.", {min: 0, step: 1, hint: "drafter’s"}],
-  ["min_tokens", "Least tokens", "number", "The answer cannot end before so many tokens.", {min: 0, step: 1}, 1],
+  ["temperature", "Temperature", "number", "0 always takes the most probable token; higher is more varied.", {min: 0, value: .7}],
+  ["max_tokens", "Max tokens", "number", "Maximum number of tokens in the answer.", {min: 1, step: 1, value: 256}],
+  ["top_p", "Top p", "number", "Keep the most probable tokens that together reach this probability, in (0, 1].", {min: 1e-6, max: 1}],
+  ["top_k", "Top k", "number", "Keep the k most probable tokens; 0 keeps all.", {min: 0, step: 1}],
+  ["min_p", "Min p", "number", "Drop tokens below this share of the highest probability, in [0, 1).", {min: 0, max: .999999}],
+  ["seed", "Seed", "number", "The same seed gives the same text, with any drafter.", {min: 0, max: 2 ** 53 - 1, step: 1, hint: "a new one"}],
+  ["max_nodes", "Max draft tokens", "number", "Maximum number of drafted tokens per step.", {min: 0, step: 1, hint: "drafter’s"}],
+  ["min_tokens", "Min tokens", "number", "Minimum number of tokens in the answer.", {min: 0, step: 1}, 1],
   ["repetition_penalty", "Repetition penalty", "number", "Above 1: tokens seen in prompt or answer become less likely.", {min: .01}, 1],
   ["presence_penalty", "Presence penalty", "number", "Taken once from the score of tokens seen in the answer, in [-2, 2].", {min: -2, max: 2}, 1],
   ["frequency_penalty", "Frequency penalty", "number", "Taken from the score for each time a token was seen, in [-2, 2].", {min: -2, max: 2}, 1],
@@ -17,7 +17,7 @@ const FIELDS = [
   ["deadline_ms", "Deadline in ms", "number", "When the answer should be complete; needs --order deadline.", {min: 1}, 1],
   ["stops", "Stop texts", "lines", "End before one of these; one a line.", {}, 1],
   ["bad_words", "Bad words", "lines", "Texts that must not be written; one a line.", {}, 1],
-  ["stop_token_ids", "Stop token ids", "ids", "End with one of these ids; separated by commas.", {}, 1],
+  ["stop_token_ids", "Stop token ids", "ids", "End with one of these ids; 
   ["allowed_tokens", "Allowed token ids", "ids", "Nothing but these ids can be drawn; separated by commas.", {}, 1],
   ["logit_bias", "Logit bias", "json", 'Added to scores: {"token id": number}.', {}, 1],
   ["schema", "JSON schema", "json", "The answer is JSON that keeps to this schema.", {}, 1],
@@ -26,8 +26,8 @@ const FIELDS = [
   ["show_special", "Show special tokens", "check", "Tokens such as the end of a turn are written out.", {}, 1],
 ];
 const LIMITS = {
-  max_nodes: "Most nodes must be a whole number, 0 or more", temperature: "Temperature must be 0 or more",
-  max_tokens: "Most tokens must be a whole number, 1 or more", seed: "Seed must be a whole number from 0 to 2^53 - 1",
+  max_nodes: "Max draft tokens must be a whole number, 0 or more", temperature: "Temperature must be 0 or more",
+  max_tokens: "Max tokens must be a whole number, 1 or more", seed: "Seed must be a whole number from 0 to 2^53 - 1",
 };
 
 function layFields() {

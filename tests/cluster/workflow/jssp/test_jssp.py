@@ -10,7 +10,7 @@ import pytest
 from paceline.cluster.workflow.jssp import cp
 from paceline.cluster.workflow.jssp.env import Env
 from paceline.cluster.workflow.jssp.problem import Problem, Schedule, faults, random_problem, read, shifted
-from paceline.cluster.workflow.jssp.rules import RULES, dispatch, drawn
+from paceline.cluster.workflow.jssp.rules import DISPATCHING_RULES, dispatch, drawn
 from paceline.core.errors import InputError
 
 SHARED = Path(os.environ.get("PACELINE_SHARED", "../shared")) / "data" / "jssp" / "benchmark_instances.json"
@@ -57,7 +57,10 @@ def test_rules_and_random_play_are_feasible_on_all_problems() -> None:
     if not SHARED.is_file():
         pytest.skip(f"{SHARED} is not here")
     for problem in read(SHARED).values():
-        made = [*drawn([problem], np.random.default_rng(1)), *(dispatch([problem], rule)[0] for rule in RULES.values())]
+        made = [
+            *drawn([problem], np.random.default_rng(1)),
+            *(dispatch([problem], rule)[0] for rule in DISPATCHING_RULES.values()),
+        ]
         for schedule in made:
             assert faults(problem, schedule) == [] and schedule.makespan(problem) >= (problem.lower or 0)
 
@@ -74,7 +77,7 @@ def test_the_environment_is_the_propagated_model(seed: int) -> None:
         holds=tuple(int(h) for h in rng.integers(0, 60, 3)),
         releases=tuple(int(r) for r in rng.integers(0, 90, 4)),
     )
-    slow, fast, one = cp.Model(problem), Env([problem]), np.zeros(1, int)
+    slow, fast, one = cp.JobShopModel(problem), Env([problem]), np.zeros(1, int)
     while not fast.done[0]:
         legal = set(np.flatnonzero(fast.legal()[0]).tolist())
         assert legal == {each % 5 for each in slow.legal()} and slow.now == fast.now[0]
@@ -91,7 +94,7 @@ def test_propagation_gives_the_bounds_of_brute_force() -> None:
     rng = np.random.default_rng(7)
     for _ in range(8):
         problem = random_problem(rng, 3, 3)
-        model = cp.Model(problem)
+        model = cp.JobShopModel(problem)
         for _ in range(3):
             model.act(int(rng.choice([job for job in model.legal() if job >= 0])))
         frontier, least, now = model.frontier(), dict[int, int](), model.now
@@ -104,7 +107,7 @@ def test_propagation_gives_the_bounds_of_brute_force() -> None:
         assert all(least[job] == start for job, start in frontier.items())
 
 
-def _serial(problem: Problem, model: cp.Model, order: list[int], now: int) -> dict[int, int]:
+def _serial(problem: Problem, model: cp.JobShopModel, order: list[int], now: int) -> dict[int, int]:
     """Start of each job's next operation if the jobs' next operations are placed in this order."""
     free, out = [0] * 3, dict[int, int]()
     done = [now] * 3
@@ -126,7 +129,7 @@ def test_search_over_dispatching_with_no_op_reaches_the_optimum_of_ft06(ft06: Pr
     while not env.done.all():
         rows = np.flatnonzero(~env.done)
         legal = env.legal()[rows]
-        noisy = RULES["MTWR"](env)[rows] - 3.0 * rng.gumbel(size=(len(rows), 6))
+        noisy = DISPATCHING_RULES["MTWR"](env)[rows] - 3.0 * rng.gumbel(size=(len(rows), 6))
         waits = legal[:, -1] & (rng.random(len(rows)) < 0.1)
         env.act(rows, np.where(waits, 6, np.where(legal[:, :-1], noisy, np.inf).argmin(1)))
     assert env.makespans().min() == 55

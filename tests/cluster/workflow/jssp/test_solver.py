@@ -6,7 +6,7 @@ import pytest
 from paceline.cluster.learn.imitate import trace
 from paceline.cluster.workflow.jssp.env import Env
 from paceline.cluster.workflow.jssp.problem import faults, random_problem
-from paceline.cluster.workflow.jssp.rules import RULES, dispatch, drawn
+from paceline.cluster.workflow.jssp.rules import DISPATCHING_RULES, dispatch, drawn
 
 pytest.importorskip("ortools", reason="needs paceline[jssp]")
 from paceline.cluster.workflow.jssp.solver import complete
@@ -16,7 +16,7 @@ def test_a_completion_keeps_its_prefix_is_no_worse_and_can_be_dispatched() -> No
     rng = np.random.default_rng(0)
     for cut in (0, 7, 20):
         problem = random_problem(rng, 6, 5)
-        [own] = dispatch([problem], RULES["MTWR"])
+        [own] = dispatch([problem], DISPATCHING_RULES["MTWR"])
         history = trace(problem, shifted_own := own, [])[:cut]
         env, one = Env([problem]), np.zeros(1, int)
         for action in history:

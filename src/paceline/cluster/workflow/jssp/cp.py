@@ -40,7 +40,8 @@ class NoOverlap:
     intervals: list[Interval] = field(default_factory=list)
 
     def propagate(self) -> bool:
-        """Of each pair: if one cannot go before the other, it goes after."""
+        """Propagate over all pairs: if one operation cannot go before the other, it goes after. Returns whether
+        anything changed."""
         changed = False
         for a in self.intervals:
             for b in self.intervals:
@@ -65,7 +66,7 @@ def _lower(interval: Interval, latest: int) -> bool:
     return True
 
 
-class Model:
+class JobShopModel:
     """The generic model of a problem, propagated to its fixed point after each decision."""
 
     def __init__(self, problem: Problem) -> None:

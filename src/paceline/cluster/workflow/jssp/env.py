@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from paceline.cluster.workflow.jssp.problem import Ints, Problem, Schedule
 from paceline.core.errors import InputError
 
-NEVER = np.int64(1 << 40)
-WINDOW = 5
+NEVER_TIME = np.int64(1 << 40)
+WINDOW_OPERATIONS = 5
 """Operations of a job that a policy sees: the last started one and the next four."""
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float32]
@@ -28,7 +28,7 @@ class Env:
         if any((each.jobs, each.places) != (self.jobs, self.places) for each in problems):
             raise InputError("An environment holds problems of one shape; give each shape its own.")
         count = max(each.count for each in problems)
-        ahead = (self.copies, self.jobs, self.places + WINDOW)
+        ahead = (self.copies, self.jobs, self.places + WINDOW_OPERATIONS)
         self.machine, self.took = np.full(ahead, count), np.zeros(ahead, np.int64)
         self.length, self.next, self.ended, self.hold = np.zeros((4, self.copies, self.jobs), np.int64)
         self.free = np.zeros((self.copies, count + 1), np.int64)
@@ -48,12 +48,12 @@ class Env:
     @property
     def done(self) -> Bools:
         """[copies]"""
-        return np.asarray(self.now >= NEVER)
+        return np.asarray(self.now >= NEVER_TIME)
 
     def legal(self) -> Bools:
         """[copies, jobs + 1]: jobs that can start now, and No-Op where another start time exists."""
         ready = (self.bound == self.now[:, None]) & ~self.done[:, None]
-        later = np.where(self.bound > self.now[:, None], self.bound, NEVER).min(1) < NEVER
+        later = np.where(self.bound > self.now[:, None], self.bound, NEVER_TIME).min(1) < NEVER_TIME
         out: Bools = np.concatenate((ready, (later & ~self.done)[:, None]), 1)
         return out
 
@@ -64,7 +64,7 @@ class Env:
         waits = rows[idle]
         if len(waits):
             now = self.now[waits, None]
-            self.hold[waits] = np.where(self.bound[waits] > now, self.bound[waits], NEVER).min(1)[:, None]
+            self.hold[waits] = np.where(self.bound[waits] > now, self.bound[waits], NEVER_TIME).min(1)[:, None]
         self._refresh(rows)
 
     def _start(self, rows: Ints, jobs: Ints) -> None:
@@ -81,11 +81,11 @@ class Env:
         machine = np.take_along_axis(self.machine[rows], self.next[rows][:, :, None], 2)[:, :, 0]
         free = np.take_along_axis(self.free[rows], machine, 1)
         bound = np.maximum(np.maximum(self.ended[rows], free), self.hold[rows])
-        self.bound[rows] = np.where(self.next[rows] < self.length[rows], bound, NEVER)
+        self.bound[rows] = np.where(self.next[rows] < self.length[rows], bound, NEVER_TIME)
         self.now[rows] = self.bound[rows].min(1)
 
     def schedules(self) -> list[Schedule]:
-        """Of copies that are done."""
+        """Schedules of the copies, all of which are done."""
         return [
             Schedule(tuple(tuple(int(s) for s in row[:n]) for row, n in zip(rows, lengths)))
             for rows, lengths in zip(self.started, self.length)
@@ -96,25 +96,25 @@ class Env:
         return np.asarray(self.ended.max(1))
 
     def observe(self, rows: Ints) -> tuple[Floats, Ints, Ints]:
-        """For copies: features float32 [R, jobs, WINDOW, 4], place numbers int64 [R, jobs, WINDOW] (-1 before the first
-        operation, -2 behind the last), and each job's next machine int64 [R, jobs].
+        """For copies, with W = WINDOW_OPERATIONS: features float32 [R, jobs, W, 4], place numbers int64 [R, jobs, W]
+        (-1 before the first operation, -2 behind the last), and each job's next machine int64 [R, jobs].
 
         Features: started?, seconds from now to its earliest start, duration (both over the problem's mean duration),
         legal? Numbers are relative to the job that is furthest behind.
         """
         first, now = self.next[rows] - 1, self.now[rows]
-        at = first[:, :, None] + np.arange(WINDOW)
+        at = first[:, :, None] + np.arange(WINDOW_OPERATIONS)
         inside = np.maximum(at, 0)
         machine = np.take_along_axis(self.machine[rows], inside, 2)
         took = np.take_along_axis(self.took[rows], inside, 2)
         real = (at >= 0) & (at < self.length[rows][:, :, None])
         out = np.zeros((*at.shape, 4), np.float32)
-        bound = np.minimum(self.bound[rows], NEVER)
+        bound = np.minimum(self.bound[rows], NEVER_TIME)
         start = bound.copy()
         scale = self.scale[rows][:, None]
-        for w in range(1, WINDOW):
+        for w in range(1, WINDOW_OPERATIONS):
             out[:, :, w, 1] = np.where(real[:, :, w], start - now[:, None], 0) / scale
-            if w + 1 < WINDOW:
+            if w + 1 < WINDOW_OPERATIONS:
                 free = np.take_along_axis(self.free[rows], machine[:, :, w + 1], 1)
                 start = np.maximum(start + took[:, :, w], free)
         out[:, :, 0, 0] = real[:, :, 0]
@@ -122,6 +122,6 @@ class Env:
         out[:, :, 0, 1] = np.where(real[:, :, 0], began - now[:, None], 0) / scale
         out[..., 2] = np.where(real, took, 0) / scale[:, :, None]
         out[:, :, 1, 3] = bound == now[:, None]
-        behind = np.where(self.next[rows] < self.length[rows], self.next[rows], NEVER).min(1)
+        behind = np.where(self.next[rows] < self.length[rows], self.next[rows], NEVER_TIME).min(1)
         number = np.where(real, np.maximum(at - behind[:, None, None] + 1, 0), np.where(at < 0, -1, -2))
         return out, number, machine[:, :, 1]

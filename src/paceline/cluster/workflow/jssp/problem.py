@@ -92,8 +92,8 @@ def faults(problem: Problem, schedule: Schedule) -> list[str]:
 def shifted(
     problem: Problem, schedule: Schedule, fixed: Mapping[tuple[int, int], int] | None = None, since: int = 0
 ) -> Schedule:
-    """The same orders on machines, each operation as early as they allow (a semi-active schedule, the least sum of
-    starts); operations in `fixed` stay, all others start no earlier than `since`."""
+    """Semi-active schedule with the same orders on machines: each operation starts as early as they allow (the least
+    sum of starts). Operations in `fixed` stay; all others start no earlier than `since`."""
     fixed = fixed or {}
     order = sorted((start, job, place) for job, row in enumerate(schedule.starts) for place, start in enumerate(row))
     free = list(problem.holds) or [0] * problem.count

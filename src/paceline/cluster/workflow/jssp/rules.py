@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from paceline.cluster.workflow.jssp.env import NEVER, Env
+from paceline.cluster.workflow.jssp.env import NEVER_TIME, Env
 from paceline.cluster.workflow.jssp.problem import Ints, Problem, Schedule
 
 
@@ -25,7 +25,7 @@ def fifo(env: Env) -> Ints:
     return env.ended
 
 
-RULES: dict[str, Callable[[Env], Ints]] = {"SPT": spt, "MTWR": mtwr, "FIFO": fifo}
+DISPATCHING_RULES: dict[str, Callable[[Env], Ints]] = {"SPT": spt, "MTWR": mtwr, "FIFO": fifo}
 
 
 def dispatch(problems: Sequence[Problem], rule: Callable[[Env], Ints]) -> list[Schedule]:
@@ -33,7 +33,7 @@ def dispatch(problems: Sequence[Problem], rule: Callable[[Env], Ints]) -> list[S
     env = Env(problems)
     while not env.done.all():
         rows = np.flatnonzero(~env.done)
-        values = np.where(env.legal()[:, :-1], rule(env), NEVER)
+        values = np.where(env.legal()[:, :-1], rule(env), NEVER_TIME)
         env.act(rows, values[rows].argmin(1))
     return env.schedules()
 

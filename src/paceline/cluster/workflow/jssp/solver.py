@@ -11,9 +11,9 @@ def complete(
     problem: Problem, warm: Schedule, seconds: float, fixed: Mapping[tuple[int, int], int] | None = None,
     since: int = 0, *, seed: int = 0,
 ) -> tuple[Schedule, bool]:  # fmt: skip
-    """The best schedule found from a warm start within so many seconds on one thread, moved as early as its orders
+    """The best schedule found from a warm start within `seconds` on one thread, moved as early as its orders
     allow; it keeps the starts in `fixed`, and starts all else no earlier than `since`. Never worse than `warm`, which
-    must be feasible. And: is it the optimum of that?"""
+    must be feasible. The flag says whether the schedule is the optimum of that problem."""
     cp = _cp()
     model, fixed = cp.CpModel(), fixed or {}
     horizon = warm.makespan(problem)

@@ -1,1 +1,0 @@
-"""QuantAgent: three analysts read price bars, one decision, a back-test beside honest baselines. No advice."""

@@ -1,5 +1,0 @@
-"""`python -m apps.text2sql QUESTION --db FILE`."""
-
-from .command import app
-
-app(prog_name="python -m apps.text2sql")

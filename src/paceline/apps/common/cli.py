@@ -1,0 +1,138 @@
+"""Options that every application has, progress on stderr, results on stdout.
+
+app = typer.Typer(...)
+
+@app.command()
+def run(files: list[Path], url: Url = URL, model: Model = None, ..., json: AsJson = False) -> None:
+    with errors():
+        result = asyncio.run(main(Asked(url, model, ...), files))
+        show(result, json)
+"""
+
+import json as json_
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .client import CallError, Client
+from .tape import Tape, TapeError
+
+URL = "http://127.0.0.1:8000"
+SERVER, OUTPUT = "Server", "Output"
+
+Url = Annotated[str, typer.Option("--url", help="The server, with or without /v1.", rich_help_panel=SERVER)]
+Model = Annotated[
+    str | None,
+    typer.Option("--model", help="Its name for the model. Default: the first listed.", rich_help_panel=SERVER),
+]
+ApiKey = Annotated[
+    str | None, typer.Option("--api-key", help="Bearer token.", envvar="OPENAI_API_KEY", rich_help_panel=SERVER)
+]
+Drafter = Annotated[
+    str | None,
+    typer.Option("--drafter", help="Drafter of a Paceline server; none decodes plainly.", rich_help_panel=SERVER),
+]
+Concurrency = Annotated[int, typer.Option("--concurrency", min=1, help="Requests at once.", rich_help_panel=SERVER)]
+Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds for one request.", rich_help_panel=SERVER)]
+Log = Annotated[
+    Path | None, typer.Option("--log", help="Write every call here, one JSON object a line.", rich_help_panel=OUTPUT)
+]
+Replay = Annotated[
+    Path | None,
+    typer.Option("--replay", help="Answer calls from such a log, without a server.", rich_help_panel=OUTPUT),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Results on stdout as one JSON object.", rich_help_panel=OUTPUT)]
+Out = Annotated[Path, typer.Option("--out", help="Folder of the report; made if need be.", rich_help_panel=OUTPUT)]
+
+
+class UsageError(Exception):
+    """Something that the user gave cannot be used; its text is one sentence that says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The options of the server and of the log, as given."""
+
+    url: str = URL
+    model: str | None = None
+    api_key: str | None = None
+    drafter: str | None = None
+    concurrency: int = 16
+    timeout: float = 600.0
+    log: Path | None = None
+    replay: Path | None = None
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[Client]:
+        """The client that was asked for, with its tape. Raises UsageError, CallError, TapeError."""
+        if self.log is not None and self.replay is not None:
+            raise UsageError("--log and --replay are both given; a replay has nothing new to log, so give one.")
+        tape = Tape.replay(self.replay) if self.replay else Tape.record(self.log) if self.log else None
+        try:
+            async with Client(
+                self.url, self.model, self.api_key, self.drafter, False, self.concurrency, self.timeout, tape
+            ) as client:
+                yield client
+        finally:
+            if tape is not None:
+                tape.close()
+
+
+@contextmanager
+def errors() -> Iterator[None]:
+    """Turn what a user can mend into one sentence on stderr and exit code 2; Ctrl-C into 130."""
+    try:
+        yield
+    except (UsageError, CallError, TapeError) as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(2) from error
+    except ExceptionGroup as group:
+        known = [e for e in flat(group) if isinstance(e, UsageError | CallError | TapeError)]
+        if not known:
+            raise
+        typer.echo(f"Error: {known[0]}", err=True)
+        raise typer.Exit(2) from group
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def flat(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from flat(error)
+        else:
+            yield error
+
+
+class Bar:
+    """A progress bar on stderr, where stderr is a terminal."""
+
+    def __init__(self, label: str, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=console, disable=not sys.stderr.isatty())
+        self._task = self._progress.add_task(label, total=total)
+
+    def __enter__(self) -> "Bar":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def step(self, label: str | None = None) -> None:
+        """One more is done."""
+        self._progress.update(self._task, advance=1, description=label)
+
+
+def show(result: dict[str, Any], as_json: bool, lines: list[str]) -> None:
+    """The result on stdout: as one JSON object, or as the given lines."""
+    typer.echo(json_.dumps(result, ensure_ascii=False, default=str) if as_json else "\n".join(lines))

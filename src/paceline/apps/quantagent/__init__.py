@@ -1,0 +1,1 @@
+"""QuantAgent: three analysts read price bars, one decision, a back-test compared with honest baselines. No advice."""

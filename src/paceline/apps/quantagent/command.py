@@ -1,0 +1,154 @@
+"""`paceline-apps quantagent`: decide on one window of bars, or study many, compared with baselines. No advice."""
+
+import asyncio
+import json as json_
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..common.cli import (
+    URL,
+    ApiKey,
+    AsJson,
+    Asked,
+    Bar,
+    Concurrency,
+    Drafter,
+    Log,
+    Model,
+    Out,
+    Replay,
+    Timeout,
+    Url,
+    UsageError,
+    errors,
+    show,
+)
+from .agents import NOTE, Decision, Rules, decide
+from .bars import Bars, read_windows
+from .cases import HORIZON, LOOKBACK, WALK, Case, cases, random_walk
+from .report import of_study, of_window
+from .study import decisions, results
+
+app = typer.Typer(
+    help=f"Analyse bars of prices, decide, back-test. Both commands ask a server (--url). {NOTE}",
+    no_args_is_help=True,
+    add_completion=False,
+)
+Deadline = Annotated[float | None, typer.Option("--deadline", min=0.1, help="Seconds for one window; later: no trade.")]
+Stop = Annotated[
+    float | None,
+    typer.Option(
+        "--stop", min=1e-5, max=0.5, help="Stop as a share of the price (the paper's is 0.0005); default: by ATR."
+    ),
+]
+Pictures = Annotated[bool, typer.Option("--pictures", help="Show charts to a model that sees pictures.")]
+Lookback = Annotated[int, typer.Option("--lookback", min=34, help="Bars that a decision sees.")]
+
+
+def loaded(path: Path) -> dict[str, Bars]:
+    """Windows of a file. Raises UsageError."""
+    try:
+        return read_windows(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(str(error)) from error
+
+
+@app.command("decide")
+def decide_one(
+    file: Annotated[Path, typer.Argument(help="Bars: CSV with datetime, open, high, low, close; .gz too.")],
+    url: Url = URL,
+    model: Model = None,
+    api_key: ApiKey = None,
+    drafter: Drafter = None,
+    timeout: Timeout = 600.0,
+    window: Annotated[str | None, typer.Option("--window", help="Which, if the file has several.")] = None,
+    lookback: Lookback = LOOKBACK,
+    deadline: Deadline = None,
+    stop: Stop = None,
+    pictures: Pictures = False,
+    out: Out = Path("quantagent"),
+    json: AsJson = False,
+) -> None:
+    """Decide on the end of one window."""
+    with errors():
+        windows = loaded(file)
+        name = window or next(iter(windows))
+        if name not in windows:
+            raise UsageError(f"{file} has no window {name}; it has {', '.join(list(windows)[:8])}.")
+        bars = windows[name].last(lookback)
+        if len(bars) < 34:
+            raise UsageError(f"{file}, window {name} has {len(bars)} bars; 34 or more are needed.")
+        asset = file.name.split(".")[0]
+        rules = Rules(deadline, stop, pictures)
+        made: Decision = asyncio.run(one(Asked(url, model, api_key, drafter, 8, timeout), asset, bars, rules))
+        page = of_window(asset, bars, made).write(out)
+        side = {1: "LONG", -1: "SHORT", 0: "no trade"}[made.side]
+        show(made.row(), json, [f"{side}: {made.why}", NOTE, f"Report: {page}"])
+
+
+async def one(asked: Asked, asset: str, bars: Bars, rules: Rules) -> Decision:
+    async with asked.client() as client:
+        return await decide(client, asset, bars, rules)
+
+
+@app.command()
+def study(
+    files: Annotated[list[Path] | None, typer.Argument(help="One file of windows for each asset.")] = None,
+    url: Url = URL,
+    model: Model = None,
+    api_key: ApiKey = None,
+    drafter: Drafter = None,
+    concurrency: Concurrency = 8,
+    timeout: Timeout = 600.0,
+    count: Annotated[int | None, typer.Option("--count", min=1, help="Windows of each asset; default all.")] = None,
+    walk: Annotated[int, typer.Option("--walk", min=0, help="Windows of a random walk, as an asset of its own.")] = 0,
+    lookback: Lookback = LOOKBACK,
+    horizon: Annotated[int, typer.Option("--horizon", min=1, help="Bars that a trade may last.")] = HORIZON,
+    cost: Annotated[float, typer.Option("--cost", min=0, max=0.1, help="Share of the price paid a side.")] = 0.0002,
+    seed: Annotated[int, typer.Option("--seed", help="Of coins and walks.")] = 0,
+    deadline: Deadline = None,
+    stop: Stop = None,
+    pictures: Pictures = False,
+    out: Out = Path("quantagent"),
+    log: Log = None,
+    replay: Replay = None,
+    json: AsJson = False,
+) -> None:
+    """Decide, trade and score many windows, compared with always-long, coins and a rule without a model."""
+    with errors():
+        rows = gathered(files or [], count, walk, lookback, horizon, seed)
+        asked = Asked(url, model, api_key, drafter, concurrency, timeout, log, replay)
+        result = asyncio.run(studied(asked, rows, Rules(deadline, stop, pictures), cost, seed))
+        page = of_study(result).write(out)
+        (out / "result.json").write_text(json_.dumps(result), encoding="utf-8")
+        lines = [
+            f"{row['asset']:<12} {row['name']:<12} {row['share']:.3f} in {row['low']:.3f} to {row['high']:.3f}"
+            for row in result["scores"]
+        ]
+        show(result, json, [*lines, NOTE, f"Report: {page}"])
+
+
+def gathered(files: list[Path], count: int | None, walk: int, lookback: int, horizon: int, seed: int) -> list[Case]:
+    """All cases. Raises UsageError."""
+    sources = {file.name.split(".")[0]: loaded(file) for file in files}
+    if walk:
+        sources[WALK] = random_walk(walk, lookback + horizon, seed)
+    if not sources:
+        raise UsageError("There is nothing to decide on; give a file of windows, or --walk.")
+    try:
+        return [case for asset, windows in sources.items() for case in cases(asset, windows, count, lookback, horizon)]
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+async def studied(asked: Asked, rows: list[Case], rules: Rules, cost: float, seed: int) -> dict[str, Any]:
+    async with asked.client() as client:
+        began = time.monotonic()
+        with Bar("windows", len(rows)) as bar:
+            made = await decisions(client, rows, rules, max(1, asked.concurrency // 3), bar.step)
+        client.tally.wall = time.monotonic() - began
+        found = results(rows, made, cost, seed)
+        return {"model": client.model, "note": NOTE, **found, "usage": client.tally.as_dict()}

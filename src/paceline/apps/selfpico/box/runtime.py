@@ -1,0 +1,305 @@
+"""The runtime in the sandbox: runs an instrumented fragment and asks for what is missing.
+
+Reads `job.json` (the program, values known already), writes `events.jsonl` as things happen, so that a fragment that
+is stopped leaves what it did: {"event": "line"}, {"event": "value"} for each value put in, {"event": "call"} for a
+call that failed, {"event": "end"} with the error. Questions go to descriptor 3, a JSON object a line; answers come
+back in the same way.
+"""
+
+import __future__
+
+import asyncio
+import builtins
+import importlib.machinery
+import inspect
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import traceback
+from types import CodeType, FrameType, ModuleType
+from typing import Any
+
+from dummies import Dummy, value  # type: ignore[import-not-found]
+
+FILE = "fragment.py"
+PACKAGE = "here"
+BROAD = {"", "Exception", "BaseException"}
+EVALUATE_S = 2
+PASSED_ON = (SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration, StopAsyncIteration, RecursionError)
+MOST_ITEMS = 1000
+
+
+class NoValue(Exception):
+    """Error: no predictor has a value for what is missing."""
+
+
+class Events:
+    """The file of what happened, unbuffered."""
+
+    def __init__(self) -> None:
+        self.fd = os.open("events.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def write(self, event: str, **fields: Any) -> None:
+        os.write(self.fd, (json.dumps({"event": event, **fields}, default=str) + "\n").encode())
+
+
+class Runtime:
+    """The hooks. A key (kind and name) has one value in a run."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.sites, self.imports, self.shift = job["sites"], job["imports"], job["shift"]
+        self.known: dict[str, dict[str, Any]] = job["known"]
+        self.events = Events()
+        self.memo: dict[str, Any] = {}
+        self.env: dict[str, Any] = {"__name__": "values", "Dummy": Dummy}
+        self.lines: set[int] = set()
+        self.talk = os.fdopen(3, "r+b", buffering=0) if job["ask"] else None
+
+    # Hooks
+
+    def name(self, site: int, read: Any, /) -> Any:
+        try:
+            return read()
+        except NameError as error:
+            return self.supply(self.sites[site], error, ("NameError", "UnboundLocalError"))
+
+    def attribute(self, site: int, thing: Any, /) -> Any:
+        where = self.sites[site]
+        name = where["name"]
+        if name.startswith("__") and not name.endswith("__") and where["owner"]:
+            name = f"_{where['owner'].lstrip('_')}{name}"
+        try:
+            return getattr(thing, name)
+        except AttributeError as error:
+            return self.supply(where, error, ("AttributeError",))
+
+    def call(self, site: int, callee: Any, /, *args: Any, **kwargs: Any) -> Any:
+        where = self.sites[site]
+        if callee is Dummy or isinstance(callee, Dummy):
+            return self.supply(where, TypeError("nothing is known of this callable"), (), injected=True)
+        try:
+            return callee(*args, **kwargs)
+        except PASSED_ON:
+            raise
+        except Exception as error:
+            if raised_here(error) or BROAD & set(where["guards"]):
+                raise
+            if type(error).__name__ in where["guards"]:
+                raise
+            line = where["line"]
+            self.events.write(
+                "call", line=line, name=where["name"], error=type(error).__name__, message=str(error)[:300]
+            )
+            return self.supply(where, error, ())
+
+    # Values
+
+    def supply(self, where: dict[str, Any], error: Exception, guarded: tuple[str, ...], injected: bool = False) -> Any:
+        """A value for what is missing; the error itself if the fragment handles it by name, or no predictor has a
+        value."""
+        if set(guarded) & set(where["guards"]):
+            raise error
+        key = f"{where['kind']}:{where['name']}"
+        if key not in self.memo:
+            try:
+                self.memo[key] = self.asked(key, where, error)
+            except NoValue:
+                if injected:
+                    return Dummy()
+                raise error from None
+        return self.memo[key]
+
+    def asked(self, key: str, where: dict[str, Any], error: Exception) -> Any:
+        """Ask until a value can be made. Raises NoValue."""
+        problem, tried = "", 0
+        guess = self.known.get(key)
+        while True:
+            if guess is None:
+                guess = self.question(key, where, error, problem, tried)
+                tried += 1
+            if guess.get("stop"):
+                raise NoValue(key)
+            try:
+                made = self.evaluate(guess)
+            except BaseException as failure:
+                if isinstance(failure, KeyboardInterrupt | SystemExit) and not guess.get("expression"):
+                    raise
+                problem, guess = f"{type(failure).__name__}: {failure}"[:300], None
+                continue
+            self.events.write("value", key=key, line=where["line"], guess=guess, tried=tried, shown=shown(made))
+            return made
+
+    def question(self, key: str, where: dict[str, Any], error: Exception, problem: str, tried: int) -> dict[str, Any]:
+        if self.talk is None:
+            return {"stop": True}
+        asked = {"key": key, "kind": where["kind"], "name": where["name"], "line": where["line"], "problem": problem,
+                 "error": f"{type(error).__name__}: {error}"[:300], "tried": tried}  # fmt: skip
+        self.talk.write(json.dumps(asked).encode() + b"\n")
+        reply: dict[str, Any] = json.loads(self.talk.readline() or b'{"stop": true}')
+        return reply
+
+    def evaluate(self, guess: dict[str, Any]) -> Any:
+        """The value that a guess describes, made within EVALUATE_S seconds."""
+        if "type" in guess:
+            return value(guess["type"])
+        signal.signal(signal.SIGALRM, too_long)
+        signal.alarm(EVALUATE_S)
+        try:
+            scope = dict(self.env)
+            exec(compile(guess.get("code", ""), "values", "exec", dont_inherit=True), scope)
+            made = eval(compile(guess["expression"].strip(), "values", "eval", dont_inherit=True), scope)
+        finally:
+            signal.alarm(0)
+        self.env = scope
+        return made
+
+    # Lines
+
+    def trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename != FILE:
+            return None
+        if event == "line" or event == "call":
+            line = frame.f_lineno - self.shift
+            if event == "line" and line > 0 and line not in self.lines:
+                self.lines.add(line)
+                self.events.write("line", line=line)
+        return self.trace
+
+
+class Modules:
+    """Finds what cannot be imported, where the fragment itself imports it and does not handle that it is absent."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime, self.made = runtime, set[str]()
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        top = name.split(".")[0]
+        if top not in self.made and top != PACKAGE:
+            frame = importer()
+            if frame is None or frame.f_code.co_filename != FILE:
+                return None
+            line = frame.f_lineno - self.runtime.shift
+            guards = set(self.runtime.imports.get(str(line), ()))
+            if guards & {"ImportError", "ModuleNotFoundError", *BROAD} or self.runtime.talk is None:
+                return None
+            self.made.add(top)
+            self.runtime.events.write("module", name=top, line=line)
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
+
+    def create_module(self, spec: Any) -> ModuleType:
+        return Absent(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__dict__["runtime"] = self.runtime
+
+
+class Absent(ModuleType):
+    """A module that is not installed; what it is asked for is missing, and asked for."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []
+
+    def __getattr__(self, name: str) -> Any:
+        frame = importer()
+        if name.startswith("__") or frame is None or frame.f_code.co_filename != FILE:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        line = frame.f_lineno - self.__dict__["runtime"].shift
+        where = {"kind": "name", "name": name, "line": line, "guards": (), "owner": ""}
+        error = ImportError(f"cannot import name {name!r} from {self.__name__!r}, which is not installed")
+        return self.__dict__["runtime"].supply(where, error, ("ImportError",))
+
+
+def importer() -> FrameType | None:
+    """The frame that imports, or asks a module for a name, below the frames of importing itself."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and "importlib" in frame.f_code.co_filename:
+        frame = frame.f_back
+    return frame
+
+
+def raised_here(error: BaseException) -> bool:
+    """The fragment's own code raised it, or what the fragment's own code called."""
+    place = error.__traceback__.tb_next if error.__traceback__ else None
+    return place is not None and place.tb_frame.f_code.co_filename == FILE
+
+
+def too_long(*_: Any) -> None:
+    raise TimeoutError(f"it was not ready within {EVALUATE_S} seconds")
+
+
+def shown(thing: Any) -> str:
+    try:
+        return re.sub(r" at 0x[0-9a-f]+", "", repr(thing))[:120]
+    except Exception as error:
+        return f"<{type(thing).__name__} whose repr fails: {type(error).__name__}>"
+
+
+def last_line(error: BaseException, shift: int) -> int | None:
+    """The last line of the fragment that took part, in the fragment as given."""
+    if isinstance(error, SyntaxError) and error.filename == FILE:
+        return (error.lineno or 0) - shift
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == FILE]
+    return lines[-1] - shift if lines and lines[-1] is not None else None
+
+
+def execute(code: CodeType, names: dict[str, Any], call: bool) -> None:
+    """Run the module; where the fragment became a function, call it to its end."""
+    exec(code, names)
+    if call:
+        result = names["__fragment__"]()
+        if inspect.iscoroutine(result):
+            asyncio.run(result)
+        elif inspect.isasyncgen(result):
+            asyncio.run(exhaust(result))
+        elif inspect.isgenerator(result):
+            for count, _ in enumerate(result):
+                if count >= MOST_ITEMS:
+                    break
+
+
+async def exhaust(items: Any) -> None:
+    async for _ in items:
+        pass
+
+
+def main() -> None:
+    with open("job.json", encoding="utf-8") as file:
+        job = json.load(file)
+    runtime = Runtime(job)
+    hooks = {"_n_": runtime.name, "_a_": runtime.attribute, "_c_": runtime.call}
+    vars(builtins).update(hooks)
+    finder = Modules(runtime)
+    sys.meta_path.append(finder)
+    sys.modules[PACKAGE] = module = Absent(PACKAGE)
+    module.__dict__["runtime"] = runtime
+    flags = __future__.annotations.compiler_flag
+    code = compile(job["source"], FILE, "exec", flags=flags, dont_inherit=True)
+    names = {"__name__": "__main__", "__package__": f"{PACKAGE}.a.b.c", "__builtins__": builtins, "__file__": FILE}
+    for part in ("here.a", "here.a.b", "here.a.b.c"):
+        sys.modules[part] = finder.create_module(importlib.machinery.ModuleSpec(part, None))
+        finder.exec_module(sys.modules[part])
+    sys.argv = [FILE]
+    threading.settrace(runtime.trace)
+    sys.settrace(runtime.trace)
+    error: BaseException | None = None
+    try:
+        execute(code, names, job["call"])
+    except BaseException as raised:
+        error = raised
+    sys.settrace(None)
+    runtime.events.write(
+        "end",
+        error=None if error is None else type(error).__name__,
+        message="" if error is None else str(error)[:300],
+        line=None if error is None else last_line(error, job["shift"]),
+    )
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""`paceline-apps selfpico`: run fragments; compare predictors; record a table."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..common.cli import (
+    URL,
+    ApiKey,
+    AsJson,
+    Asked,
+    Bar,
+    Concurrency,
+    Drafter,
+    Log,
+    Model,
+    Out,
+    Replay,
+    Timeout,
+    Url,
+    UsageError,
+    errors,
+    show,
+)
+from ..common.sandbox import SandboxError, unavailable
+from .cut import SCRIPTS, SEEDED, CutError, Fragment, bodies, scripts
+from .predict import Model as ModelPredictor
+from .predict import Nothing, Predictor, Types
+from .show import report
+from .study import Study
+from .table import SHIPPED, RecordError, Subject, Table, record
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
+PREDICTORS = ("nothing", "table", "selfpico")
+Rounds = Annotated[int, typer.Option(min=1, max=9, help="Runs of a fragment at most, each mending the last.")]
+Predictors = Annotated[str, typer.Option(help=f"Predictors of values: {', '.join(PREDICTORS)}; several with commas.")]
+Width = Annotated[int, typer.Option(min=1, help="Fragments at once.")]
+
+
+@app.command()
+def run(
+    files: Annotated[list[Path], typer.Argument(help="Python fragments; - is stdin.", exists=True, allow_dash=True)],
+    url: Url = URL,
+    model: Model = None,
+    api_key: ApiKey = None,
+    drafter: Drafter = None,
+    concurrency: Concurrency = 16,
+    timeout: Timeout = 600.0,
+    log: Log = None,
+    replay: Replay = None,
+    out: Out = Path("selfpico-report"),
+    json: AsJson = False,
+    predictors: Predictors = "selfpico",
+    rounds: Rounds = 3,
+    width: Width = 8,
+) -> None:
+    """Run fragments of files: what is missing is supplied, what ran and what failed is reported."""
+    with errors():
+        asked = Asked(url, model, api_key, drafter, concurrency, timeout, log, replay)
+        studied(asked, [read(path) for path in files], predictors, rounds, width, out, json)
+
+
+@app.command()
+def study(
+    packages: Annotated[str, typer.Option(help="Packages to cut bodies of functions from, with commas.")] = "",
+    bodies_each: Annotated[int, typer.Option(min=1, help="Bodies of each package.")] = 50,
+    with_scripts: Annotated[int, typer.Option(min=0, help="Number of the 100 scripts to run.")] = 100,
+    with_seeded: Annotated[bool, typer.Option(help="The 20 scripts with a seeded type error.")] = True,
+    seed: Annotated[int, typer.Option(help="Of the choice of bodies.")] = 0,
+    url: Url = URL,
+    model: Model = None,
+    api_key: ApiKey = None,
+    drafter: Drafter = None,
+    concurrency: Concurrency = 16,
+    timeout: Timeout = 600.0,
+    log: Log = None,
+    replay: Replay = None,
+    out: Out = Path("selfpico-study"),
+    json: AsJson = False,
+    predictors: Predictors = "nothing,table,selfpico",
+    rounds: Rounds = 3,
+    width: Width = 8,
+) -> None:
+    """Compare predictors on bodies of functions, on short scripts, and on seeded type errors."""
+    with errors():
+        try:
+            chosen = [f for name in packages.split(",") if name for f in bodies(name, bodies_each, seed)]
+        except CutError as error:
+            raise UsageError(str(error)) from error
+        chosen += scripts(SCRIPTS)[:with_scripts] + (scripts(SEEDED) if with_seeded else [])
+        asked = Asked(url, model, api_key, drafter, concurrency, timeout, log, replay)
+        studied(asked, chosen, predictors, rounds, width, out, json)
+
+
+@app.command(name="record")
+def record_(
+    scripts_: Annotated[list[Path] | None, typer.Argument(metavar="SCRIPTS", help="Programs that run whole.")] = None,
+    modules: Annotated[str, typer.Option(help="Modules of the standard library, run by their own tests.")] = "",
+    out: Annotated[Path, typer.Option(help="The table that is written.")] = Path("table.json"),
+    least: Annotated[int, typer.Option(min=1, help="Leave out words seen less often.")] = 2,
+) -> None:
+    """Make a table of types by running whole programs in the sandbox; no server is asked."""
+    with errors():
+        subjects = [Subject.script(path) for path in scripts_ or []]
+        table, sites = Table(), 0
+        try:
+            subjects += [Subject.tested(name) for name in modules.split(",") if name]
+            for subject in subjects:
+                sites += asyncio.run(record(subject, table))
+        except (RecordError, SandboxError) as error:
+            raise UsageError(str(error)) from error
+        table.write(out, least)
+        typer.echo(f"{sites} sites of {len(subjects)} programs; {out}")
+
+
+def read(path: Path) -> Fragment:
+    try:
+        source = typer.get_text_stream("stdin").read() if str(path) == "-" else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read as UTF-8 text ({error}); give a Python file.") from error
+    return Fragment(str(path), source)
+
+
+def studied(
+    asked: Asked, fragments: list[Fragment], names: str, rounds: int, width: int, out: Path, json: bool
+) -> None:
+    """Run, write the report, say the figures."""
+    wanted = names.split(",")
+    if unknown := [name for name in wanted if name not in PREDICTORS]:
+        raise UsageError(f"There is no predictor {unknown[0]!r}; give some of {', '.join(PREDICTORS)}.")
+    if not fragments:
+        raise UsageError("There is nothing to run; give fragments, packages or scripts.")
+    if why := unavailable():
+        raise UsageError(why)
+    result, facts = asyncio.run(compared(asked, fragments, wanted, rounds, width))
+    page = report("What ran", result.ran[wanted[-1]], facts, result.rows()).write(out)
+    rows = result.rows()
+    answer = {
+        "predictors": rows,
+        "server": facts,
+        "report": str(page),
+        "fragments": [r.as_dict() for r in result.ran[wanted[-1]]],
+    }
+    lines = [
+        f"{row['predictor']:<9} {row['group']:<8} {row['mean_share']:.1%} of a fragment's lines ran, "
+        f"{row['to_the_end']} of {row['fragments']} to the end"
+        + (f", {row['seeded_found']} of {row['seeded']} seeded type errors found" if row["seeded"] else "")
+        for row in rows
+    ]
+    show(answer, json, [*lines, str(page)])
+
+
+async def compared(
+    asked: Asked, fragments: list[Fragment], names: list[str], rounds: int, width: int
+) -> tuple[Study, dict[str, Any]]:
+    result = Study(fragments)
+    with Bar("fragments", len(fragments) * len(names)) as bar:
+        for name in (n for n in names if n != "selfpico"):
+            predictor: Predictor = Nothing() if name == "nothing" else Types(Table.read(SHIPPED).choose, "table")
+            await result.run(predictor, 1, width, bar.step)
+        if "selfpico" not in names:
+            return result, {}
+        async with asked.client() as client:
+            began = time.monotonic()
+            await result.run(ModelPredictor(client), rounds, width, bar.step)
+            client.tally.wall = time.monotonic() - began
+            return result, {"model": client.model, **client.tally.as_dict()}

@@ -1,0 +1,209 @@
+"""`paceline-apps surge`: make items, predict and score them, plot models by size, predict one program."""
+
+import asyncio
+import json as json_
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..common.ask import Settings
+from ..common.cli import (
+    URL,
+    ApiKey,
+    AsJson,
+    Asked,
+    Bar,
+    Concurrency,
+    Drafter,
+    Log,
+    Model,
+    Out,
+    Replay,
+    Timeout,
+    Url,
+    UsageError,
+    errors,
+    flat,
+    show,
+)
+from ..common.sandbox import SandboxError
+from .ask import STYLES, Record, evaluate
+from .items import KINDS, Item, read, write
+from .report import one_model, scaling
+from .table import summary, unsure
+from .tool import Said, output
+
+app = typer.Typer(
+    help="Predict what programs print, and score it by running them. run and predict ask a server (--url).",
+    no_args_is_help=True,
+    add_completion=False,
+)
+Style = Annotated[str, typer.Option("--style", help=f"How it is asked: {', '.join(STYLES)}.")]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer.")]
+Deadline = Annotated[float | None, typer.Option("--deadline", min=0.1, help="Seconds for one prediction.")]
+
+
+def told(work: Any) -> Any:
+    """The result of a coroutine; what a user can mend as a UsageError."""
+    try:
+        return asyncio.run(work)
+    except (ValueError, OSError, SandboxError) as error:
+        raise UsageError(str(error)) from error
+    except ExceptionGroup as group:
+        known = [error for error in flat(group) if isinstance(error, SandboxError)]
+        if not known:
+            raise
+        raise UsageError(str(known[0])) from group
+
+
+@app.command()
+def generate(
+    out: Annotated[Path, typer.Argument(help="The file of items to write, JSON lines.")],
+    count: Annotated[int, typer.Option("--count", min=1, help="Items of each kind.")] = 20,
+    kinds: Annotated[str, typer.Option("--kinds", help="Which, by commas.")] = ",".join(KINDS),
+    seed: Annotated[int, typer.Option("--seed", help="Another seed, other items.")] = 0,
+    json: AsJson = False,
+) -> None:
+    """Make fresh items with the toolchains of this machine; each truth is what two runs printed."""
+    from .generate import generate as make
+
+    names = [name.strip() for name in kinds.split(",") if name.strip()]
+    with errors(), Bar("running", count * len(names)) as bar:
+        items, refused = told(make(names, count, seed, step=bar.step))
+        write(items, out)
+        lines = [f"{len(items)} items in {out}", *(f"{r.kind} {r.number}: {r.why}" for r in refused)]
+        show({"items": len(items), "refused": [vars(r) for r in refused], "file": str(out)}, json, lines)
+
+
+def made(count: int, seed: int) -> list[Item]:
+    """`count` fresh items of each kind."""
+    from .generate import generate as make
+
+    if not count:
+        return []
+    with Bar("running", count * len(KINDS)) as bar:
+        items, _ = told(make(list(KINDS), count, seed, step=bar.step))
+        return list(items)
+
+
+def load(files: list[Path], count: int | None, none: bool = False) -> list[Item]:
+    """The items of files, the first `count` of each kind. Raises UsageError, also for none at all unless `none`."""
+    try:
+        items = [item for file in files for item in read(file)]
+    except (OSError, ValueError) as error:
+        raise UsageError(str(error)) from error
+    kept: list[Item] = []
+    for item in items:
+        if count is None or sum(other.kind == item.kind for other in kept) < count:
+            kept.append(item)
+    if not kept and not none:
+        raise UsageError("There is no item to predict; give files of paceline-apps surge generate, or --fresh 1.")
+    return kept
+
+
+async def score(asked: Asked, items: list[Item], style: str, settings: Settings, size: float | None) -> dict[str, Any]:
+    """All items predicted and scored: the result that is written and shown."""
+    async with asked.client() as client:
+        began = time.monotonic()
+        with Bar("predicting", len(items)) as bar:
+            records: list[Record] = await evaluate(client, items, style, settings, asked.concurrency, bar.step)
+        client.tally.wall = time.monotonic() - began
+        return {
+            "model": client.model,
+            "size": size,
+            "style": style,
+            "summary": summary(records, items),
+            "unsure": unsure(records),
+            "usage": client.tally.as_dict(),
+            "records": [record.row() for record in records],
+        }
+
+
+@app.command()
+def run(
+    files: Annotated[list[Path] | None, typer.Argument(help="Items: files of generate, or the original's.")] = None,
+    fresh: Annotated[int, typer.Option("--fresh", min=0, help="Number of items of each kind to make first.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Of fresh items.")] = 0,
+    url: Url = URL,
+    model: Model = None,
+    api_key: ApiKey = None,
+    drafter: Drafter = None,
+    concurrency: Concurrency = 8,
+    timeout: Timeout = 600.0,
+    style: Style = "zero",
+    count: Annotated[int | None, typer.Option("--count", min=1, help="Items of each kind; default all.")] = None,
+    size: Annotated[float | None, typer.Option("--size", help="The model's parameters in millions, for scale.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="What to call the model in tables.")] = None,
+    max_tokens: MaxTokens = 384,
+    deadline: Deadline = None,
+    out: Out = Path("surge"),
+    log: Log = None,
+    replay: Replay = None,
+    json: AsJson = False,
+) -> None:
+    """Predict and score items; the report and result.json go to --out."""
+    with errors():
+        asked = Asked(url, model, api_key, drafter, concurrency, timeout, log, replay)
+        settings = Settings(max_tokens=max_tokens, deadline_s=deadline, retries=0)
+        result = told(score(asked, [*made(fresh, seed), *load(files or [], count, fresh > 0)], style, settings, size))
+        result["model"] = name or result["model"]
+        page = one_model(result).write(out)
+        (out / "result.json").write_text(json_.dumps(result, ensure_ascii=False), encoding="utf-8")
+        found = result["summary"]
+        lines = [
+            f"{column:<16} {row['score']:.3f}  floor {row['floor']:.3f}" for column, row in found["columns"].items()
+        ]
+        show(result, json, [*lines, f"{'mean':<16} {found['mean']:.3f}  floor {found['floor']:.3f}", f"Report: {page}"])
+
+
+@app.command()
+def scale(
+    results: Annotated[list[Path], typer.Argument(help="result.json of several models, each run with --size.")],
+    out: Out = Path("surge"),
+    json: AsJson = False,
+) -> None:
+    """Plot scores by size of model."""
+    with errors():
+        try:
+            rows = [json_.loads(path.read_text(encoding="utf-8")) for path in results]
+            report = scaling(rows)
+        except (OSError, ValueError, KeyError) as error:
+            raise UsageError(f"{error}") from error
+        page = report.write(out, "scaling")
+        means = {row["model"]: row["summary"]["mean"] for row in rows}
+        show({"means": means}, json, [*(f"{name}: {mean:.3f}" for name, mean in means.items()), f"Report: {page}"])
+
+
+async def predicted(asked: Asked, files: dict[str, str], command: str, sure: float, style: str, s: Settings) -> Said:
+    async with asked.client() as client:
+        return await output(client, files, command, sure, style, s)
+
+
+@app.command()
+def predict(
+    files: Annotated[list[Path], typer.Argument(help="The program's files.")],
+    command: Annotated[str, typer.Option("--command", help="The shell line that runs it, in their folder.")],
+    url: Url = URL,
+    model: Model = None,
+    api_key: ApiKey = None,
+    drafter: Drafter = None,
+    timeout: Timeout = 600.0,
+    style: Style = "cot",
+    threshold: Annotated[float, typer.Option("--threshold", help="Run it below this confidence; 0 never.")] = 0.9,
+    max_tokens: MaxTokens = 512,
+    deadline: Deadline = None,
+    json: AsJson = False,
+) -> None:
+    """Say what a program prints: the model's prediction if it is sure, else what it printed in the sandbox."""
+    with errors():
+        try:
+            texts = {path.name: path.read_text(encoding="utf-8") for path in files}
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(str(error)) from error
+        asked = Asked(url, model, api_key, drafter, 1, timeout)
+        settings = Settings(max_tokens=max_tokens, deadline_s=deadline, retries=0)
+        said: Said = told(predicted(asked, texts, command, threshold, style, settings))
+        typer.echo(f"{said.source}{': ' + said.why if said.why else ''}", err=True)
+        show(said.row(), json, [said.output])

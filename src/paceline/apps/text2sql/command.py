@@ -1,0 +1,199 @@
+"""`python -m paceline.apps.text2sql`: a question, a page, or an evaluation."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import typer
+
+from ..common.cli import (
+    OUTPUT,
+    URL,
+    ApiKey,
+    AsJson,
+    Asked,
+    Bar,
+    Concurrency,
+    Drafter,
+    Log,
+    Model,
+    Replay,
+    Timeout,
+    Url,
+    UsageError,
+    errors,
+    show,
+)
+from ..common.client import Client
+from ..common.report import Report
+from .database import Limits, QueryError, open_database
+from .example import example
+from .pipeline import SINGLE, Answered, Pipeline, Plan, Step
+from .prompts import table
+from .retrieve import build
+from .schema import read_schema
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+PIPE = "Pipeline"
+SHOWN = 100
+"""Rows of a report's table."""
+
+
+def _option(help: str, panel: str = PIPE, **more: Any) -> Any:
+    return typer.Option(help=help, rich_help_panel=panel, **more)
+
+
+@app.command(
+    epilog="Example: python -m paceline.apps.text2sql 'Which singers are from France?' --db concert_singer.sqlite"
+)
+def text2sql(
+    question: Annotated[str | None, typer.Argument(help="What you want to know.")] = None,
+    *,
+    db: Annotated[Path | None, _option("SQLite or DuckDB file; it is opened read-only.")] = None,
+    sample: Annotated[bool, _option("Instead of --db: a small database of singers, made for the occasion.")] = False,
+    page: Annotated[bool, _option("Show a web page instead of answering one question.", "Page")] = False,
+    port: Annotated[int, _option("Of the page, on this machine.", "Page")] = 8080,
+    evaluate: Annotated[
+        Path | None, _option("Measure instead: JSON lines with db_id, question and query.", "Evaluation")
+    ] = None,
+    databases: Annotated[Path | None, _option("Folder of their SQLite files.", "Evaluation")] = None,
+    questions: Annotated[int | None, _option("Number of questions, spread over the file.", "Evaluation", min=1)] = None,
+    minutes: Annotated[float | None, _option("Begin no further question after so long.", "Evaluation", min=0)] = None,
+    at_once: Annotated[int, _option("Questions at once.", "Evaluation", min=1)] = 2,
+    single: Annotated[bool, _option("One candidate, no revision, no tests.")] = False,
+    candidates: Annotated[int, _option("Queries drafted in parallel.", min=1, max=16)] = 3,
+    rounds: Annotated[int, _option("Rounds of revision, at most.", min=0, max=10)] = 2,
+    seconds: Annotated[float, _option("A query runs, at most.", min=0.01)] = 5.0,
+    rows: Annotated[int, _option("Rows of a result, at most.", min=1)] = 1000,
+    deadline: Annotated[
+        float | None, _option("Seconds for a question, sent to a server that plans workflows (paceline route).")
+    ] = None,
+    url: Url = URL,
+    model: Model = None,
+    api_key: ApiKey = None,
+    drafter: Drafter = None,
+    concurrency: Concurrency = 16,
+    timeout: Timeout = 600.0,
+    log: Log = None,
+    replay: Replay = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of a report, if one is wanted.", rich_help_panel=OUTPUT)
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Answer a question about a database: the query, its table, and how it came about.
+
+    Only one SELECT ever runs, on a read-only connection, within the limits of seconds and rows.
+    """
+    with errors():
+        asked = Asked(url, model, api_key, drafter, concurrency, timeout, log, replay)
+        base = SINGLE if single else Plan(candidates, rounds)
+        plan = replace(base, limits=Limits(seconds, rows), deadline_s=deadline)
+        if sum((question is not None, page, evaluate is not None)) != 1:
+            raise UsageError("Give one of QUESTION, --page and --evaluate FILE.")
+        if out is not None and question is None:
+            raise UsageError("--out is the folder of one answer's report; give it with a QUESTION.")
+        if evaluate is not None:
+            if db is not None or sample:
+                raise UsageError("--evaluate takes its databases from --databases; leave --db and --sample out.")
+            if databases is None:
+                raise UsageError("--evaluate needs --databases, the folder of the SQLite files.")
+            result = asyncio.run(_evaluate(asked, plan, evaluate, databases, questions, minutes, at_once))
+            show(result, json, [f"{name}: {value}" for name, value in result.items()])
+            return
+        if (db is None) != sample:
+            raise UsageError("Give one of --db FILE, an SQLite or DuckDB file, and --sample.")
+        with TemporaryDirectory() as folder:
+            file = db or example(Path(folder))
+            if page:
+                from .page import serve
+
+                asyncio.run(serve(asked, plan, file, port))
+                return
+            answered, usage = asyncio.run(_answer(asked, plan, file, question or ""))
+        more = [] if out is None else ["", f"Report: {report(answered, usage).write(out)}"]
+        show(as_dict(answered), json, [*lines(answered), *more])
+        if answered.result is None:
+            raise typer.Exit(1)
+
+
+def pipeline(client: Client, plan: Plan, db: Path) -> Pipeline:
+    """Raises UsageError."""
+    try:
+        database = open_database(db)
+        return Pipeline(client, database, build(database, read_schema(database)), plan)
+    except QueryError as error:
+        raise UsageError(str(error)) from error
+
+
+async def _answer(asked: Asked, plan: Plan, db: Path, question: str) -> tuple[Answered, dict[str, Any]]:
+    """The answer, and what it cost."""
+    if not question.strip():
+        raise UsageError("The question is empty; ask one.")
+    async with asked.client() as client:
+        answered = await pipeline(client, plan, db).answer(question)
+        client.tally.wall = answered.seconds
+        return answered, client.tally.as_dict()
+
+
+async def _evaluate(
+    asked: Asked, plan: Plan, path: Path, folder: Path, most: int | None, minutes: float | None, at_once: int
+) -> dict[str, Any]:
+    from .evaluate import Evaluation, read_questions, summary
+
+    chosen = read_questions(path, most)
+    async with asked.client() as client:
+        began = time.monotonic()
+        with Bar("questions", len(chosen)) as bar:
+            evaluation = Evaluation(client, folder, plan, at_once, minutes)
+            scored = await evaluation.run(chosen, lambda each: bar.step())
+        client.tally.wall = time.monotonic() - began
+        out = summary(scored) | client.tally.as_dict()
+    return {name: round(value, 3) if isinstance(value, float) else value for name, value in out.items()}
+
+
+def as_dict(answered: Answered) -> dict[str, Any]:
+    """For JSON."""
+    result = answered.result
+    rows = result.rows if result else ()
+    return {
+        "question": answered.question,
+        "sql": answered.sql,
+        "columns": list(result.columns) if result else [],
+        "rows": [[v if isinstance(v, int | float | None) else str(v) for v in row] for row in rows],
+        "more": bool(result and result.more),
+        "problem": answered.problem,
+        "seconds": round(answered.seconds, 3),
+        "trace": [stage(step) for step in answered.trace],
+    }
+
+
+def report(answered: Answered, usage: Mapping[str, Any]) -> Report:
+    """The question, the query, its table, the stages and the server's use."""
+    shown = Report(answered.question, answered.problem)
+    shown.code("Query", answered.sql or "(none)")
+    if answered.result is not None:
+        columns = answered.result.columns
+        shown.table("Table", [dict(zip(columns, map(str, row))) for row in answered.result.rows[:SHOWN]])
+    shown.table("Stages", [{**stage(step), "notes": " · ".join(step.notes)[:300]} for step in answered.trace])
+    shown.facts("Server", usage)
+    return shown
+
+
+def stage(s: Step) -> dict[str, Any]:
+    times = {"began": round(s.began, 3), "seconds": round(s.seconds, 3)}
+    return {"stage": s.name, **times, "calls": s.calls, "notes": s.notes}
+
+
+def lines(answered: Answered) -> list[str]:
+    """For a terminal."""
+    head = ["Stages:"]
+    for step in answered.trace:
+        head.append(f"  {step.name:<12} {step.seconds:7.2f} s  {step.calls} calls")
+        head += [f"      {' '.join(note.split())[:200]}" for note in step.notes]
+    shown = table(answered.result) if answered.result else f"No table: {answered.problem}"
+    return [*head, "", answered.sql or "(no query)", "", shown]

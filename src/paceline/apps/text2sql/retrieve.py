@@ -1,0 +1,108 @@
+"""The columns and stored values that a question speaks of: an index of trigrams over a database's texts."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from .database import Database, Limits, QueryError
+from .schema import Column, Schema, name
+
+VALUES = 300
+"""Distinct values a column that are indexed, at most."""
+LONGEST = 80
+"""Characters of an indexed value."""
+EXAMPLES = 3
+"""Values of a column that a prompt shows."""
+NEAR = 0.45
+"""Share of trigrams in common from which a value counts as mentioned."""
+
+
+@dataclass(slots=True)
+class Index:
+    """Index of one database."""
+
+    schema: Schema
+    values: dict[str, list[str]] = field(default_factory=dict)
+    """By column: some of its values."""
+    _grams: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    _texts: list[tuple[str, str, int]] = field(default_factory=list)
+    """(column, value, number of its trigrams)."""
+
+    def add(self, column: str, value: str) -> None:
+        grams = trigrams(value)
+        self.values.setdefault(column, []).append(value)
+        self._texts.append((column, value, len(grams)))
+        for gram in grams:
+            self._grams[gram].append(len(self._texts) - 1)
+
+    def near(self, phrases: Iterable[str], most: int = 12) -> list[tuple[str, str]]:
+        """(column, value) of the values nearest to any of the phrases, the nearest first."""
+        best: dict[int, float] = {}
+        for phrase in phrases:
+            grams, shared = trigrams(phrase), defaultdict[int, int](int)
+            for gram in grams:
+                for number in self._grams.get(gram, ()):
+                    shared[number] += 1
+            for number, count in shared.items():
+                near = count / (len(grams) + self._texts[number][2] - count)
+                if near >= NEAR:
+                    best[number] = max(best.get(number, 0.0), near)
+        ordered = sorted(best, key=lambda number: (-best[number], self._texts[number]))
+        return [self._texts[number][:2] for number in ordered[:most]]
+
+    def columns(self, words: Sequence[str], most: int = 24) -> list[Column]:
+        """Columns whose names are nearest to the words; all columns, if there are no more than `most`."""
+        if len(self.schema.columns) <= most:
+            return list(self.schema.columns)
+        asked = [trigrams(word) for word in words]
+
+        def score(column: Column) -> float:
+            own = [trigrams(part) for part in (*parts(column.name), *parts(column.table))]
+            return sum(max((len(a & b) / len(a | b) for b in own if a | b), default=0.0) for a in asked)
+
+        return sorted(self.schema.columns, key=lambda column: -score(column))[:most]
+
+    def examples(self, found: Iterable[tuple[str, str]], most: int = EXAMPLES) -> dict[str, list[str]]:
+        """Values to show by column: those found first, then some others."""
+        out: dict[str, list[str]] = defaultdict(list)
+        for column, value in found:
+            if len(out[column]) < most:
+                out[column].append(value)
+        for column, values in self.values.items():
+            out[column] += [value for value in values if value not in out[column]][: most - len(out[column])]
+        return dict(out)
+
+
+def build(database: Database, schema: Schema) -> Index:
+    """Reads some values of each column; a column that cannot be read has none."""
+    index = Index(schema)
+    for column in schema.columns:
+        at, table = name(column.name), name(column.table)
+        sql = f"SELECT DISTINCT {at} FROM {table} WHERE {at} IS NOT NULL LIMIT {VALUES}"
+        try:
+            rows = database.run(sql, Limits(2.0, VALUES)).rows
+        except QueryError:
+            continue
+        for (value,) in rows:
+            text = str(value)
+            if 0 < len(text) <= LONGEST:
+                index.add(column.full, text)
+    return index
+
+
+def parts(text: str) -> list[str]:
+    """Words of an identifier."""
+    return [word.lower() for word in re.findall(r"[A-Za-z][a-z]*|\d+", text)]
+
+
+def phrases(question: str) -> list[str]:
+    """What a question may mean as a value: quoted texts, words, and pairs and triples of them."""
+    quoted = [a or b for a, b in re.findall(r"\"([^\"]+)\"|'([^']+)'", question)]
+    words = re.findall(r"[\w.&-]+", question)
+    return quoted + [" ".join(words[i : i + n]) for n in (3, 2, 1) for i in range(len(words) - n + 1)]
+
+
+def trigrams(text: str) -> frozenset[str]:
+    padded = f"  {text.lower()} "
+    return frozenset(padded[i : i + 3] for i in range(len(padded) - 2))

@@ -1,0 +1,190 @@
+"""`paceline-apps tsci`: forecast a column of a CSV file, or study how good such forecasts are."""
+
+import asyncio
+import csv
+import json as json_
+import os
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..common.ask import Settings
+from ..common.cli import (
+    URL,
+    ApiKey,
+    AsJson,
+    Asked,
+    Bar,
+    Concurrency,
+    Drafter,
+    Log,
+    Model,
+    Out,
+    Replay,
+    Timeout,
+    Url,
+    UsageError,
+    errors,
+    show,
+)
+from ..common.dag import Dag, NodeError
+from .agents import summarise
+from .generate import MAKERS
+from .invented import honest
+from .pipeline import Pipeline, Plan
+from .report import as_text, of_forecast, of_study
+from .series import Series, calendar_period, read_series, windows
+from .study import COLUMNS, study
+
+app = typer.Typer(
+    help="Forecast a time series of a CSV file; models are chosen, weighed and reported. Both ask a server (--url).",
+    no_args_is_help=True,
+    add_completion=False,
+)
+Column = Annotated[str | None, typer.Option("--column", help="The column to forecast; default the last.")]
+Horizon = Annotated[int, typer.Option("--horizon", min=1, help="Steps to forecast.")]
+History = Annotated[int, typer.Option("--history", min=20, help="Values that a forecast may use.")]
+Candidates = Annotated[int, typer.Option("--models", min=1, max=20, help="Models that the planner chooses.")]
+Deadline = Annotated[float | None, typer.Option("--deadline", min=0.1, help="Seconds for one call; later: a fallback.")]
+Workers = Annotated[int, typer.Option("--workers", min=1, help="Processes that fit models.")]
+CORES = os.cpu_count() or 1
+
+
+def loaded(file: Path, column: str | None) -> Series:
+    """Raises UsageError."""
+    try:
+        return read_series(file, column)
+    except (OSError, ValueError) as error:
+        raise UsageError(str(error)) from error
+
+
+def planned(horizon: int, candidates: int, deadline: float | None) -> Plan:
+    return Plan(horizon, candidates, settings=Settings(max_tokens=220, deadline_s=deadline))
+
+
+@app.command()
+def forecast(
+    file: Annotated[Path, typer.Argument(help="CSV with a header; rows in order of time.")],
+    url: Url = URL,
+    model: Model = None,
+    api_key: ApiKey = None,
+    drafter: Drafter = None,
+    timeout: Timeout = 600.0,
+    column: Column = None,
+    horizon: Horizon = 24,
+    history: History = 512,
+    models: Candidates = 5,
+    workers: Workers = CORES,
+    deadline: Deadline = None,
+    out: Out = Path("tsci"),
+    log: Log = None,
+    replay: Replay = None,
+    json: AsJson = False,
+) -> None:
+    """Forecast what comes after the file's last row; forecast.csv, the report and result.json go to --out."""
+    with errors():
+        series = loaded(file, column)
+        asked = Asked(url, model, api_key, drafter, 8, timeout, log, replay)
+        row, usage = asyncio.run(ahead(asked, series, history, planned(horizon, models, deadline), workers))
+        page = of_forecast(row, usage).write(out)
+        written(out, row)
+        (out / "result.json").write_text(json_.dumps({**row, "usage": usage}), encoding="utf-8")
+        lines = [f"{value:.6g}" for value in row["values"]]
+        show({**row, "usage": usage}, json, [*lines, f"Report: {page}"])
+
+
+async def ahead(asked: Asked, series: Series, history: int, plan: Plan, workers: int) -> tuple[dict[str, Any], Any]:
+    """The forecast beyond the end, and usage. Raises UsageError where none can be made."""
+    start = max(0, len(series) - history)
+    async with asked.client() as client:
+        began = time.monotonic()
+        async with Dag(workers=workers, width=100) as dag:
+            node = Pipeline(dag, client, plan).start(
+                series.name, start, series.values[start:], calendar_period(series.time)
+            )
+            try:
+                made = await node
+            except NodeError as error:
+                raise UsageError(str(error)) from error
+        client.tally.wall = time.monotonic() - began
+        return {**made.row(), "history": series.values[start:].tolist()}, client.tally.as_dict()
+
+
+def written(out: Path, row: dict[str, Any]) -> None:
+    with (out / "forecast.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["step", "forecast", "low_80", "high_80", "low_95", "high_95"])
+        bands = [row["bands"][level][side] for level in ("80", "95") for side in (0, 1)]
+        for step, values in enumerate(zip(row["values"], *bands, strict=True), start=1):
+            writer.writerow([step, *values])
+
+
+@app.command("study")
+def study_windows(
+    files: Annotated[list[Path] | None, typer.Argument(help="CSV files, one series each.")] = None,
+    url: Url = URL,
+    model: Model = None,
+    api_key: ApiKey = None,
+    drafter: Drafter = None,
+    concurrency: Concurrency = 8,
+    timeout: Timeout = 600.0,
+    made: Annotated[str, typer.Option("--made", help=f"Generated series, by commas: {', '.join(MAKERS)}.")] = "",
+    column: Column = None,
+    horizon: Horizon = 96,
+    history: History = 512,
+    count: Annotated[int, typer.Option("--windows", min=1, help="Windows of each series.")] = 10,
+    models: Candidates = 5,
+    workers: Workers = CORES,
+    deadline: Deadline = None,
+    out: Out = Path("tsci"),
+    log: Log = None,
+    replay: Replay = None,
+    json: AsJson = False,
+) -> None:
+    """Forecast many windows whose future is known but sealed, and score them against seasonal naive."""
+    with errors():
+        series = sources(files or [], column, made)
+        try:
+            total = sum(len(windows(one, history, horizon, count)) for one in series)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        asked = Asked(url, model, api_key, drafter, concurrency, timeout, log, replay)
+        plan = planned(horizon, models, deadline)
+        result = asyncio.run(studied(asked, series, history, count, plan, workers, total))
+        page = result.pop("report").write(out)
+        (out / "result.json").write_text(json_.dumps(result), encoding="utf-8")
+        lines = [
+            f"{row['series']:<16} " + "  ".join(f"{name} {row[name]:.4g}" for name in COLUMNS)
+            for row in result["table"]
+        ]
+        show(result, json, [*lines, f"Report: {page}"])
+
+
+def sources(files: list[Path], column: str | None, made: str) -> list[Series]:
+    """The series of files and makers. Raises UsageError."""
+    names = [name.strip() for name in made.split(",") if name.strip()]
+    unknown = [name for name in names if name not in MAKERS]
+    if unknown:
+        raise UsageError(f"There is no generated series {unknown[0]}; there are {', '.join(MAKERS)}.")
+    found = [*(loaded(file, column) for file in files), *(MAKERS[name]() for name in names)]
+    if not found:
+        raise UsageError("There is nothing to forecast; give a CSV file, or --made.")
+    return found
+
+
+async def studied(
+    asked: Asked, series: list[Series], history: int, count: int, plan: Plan, workers: int, total: int
+) -> dict[str, Any]:
+    """The study's result with its report."""
+    async with asked.client() as client:
+        began = time.monotonic()
+        with Bar("windows", total) as bar:
+            result = await study(client, series, history, count, plan, workers, bar.step)
+        said, told = await summarise(client, as_text(result), plan.settings)
+        client.tally.wall = time.monotonic() - began
+        result = {"model": client.model, **result, "usage": client.tally.as_dict()}
+        summary, left_out = honest(said, [result["table"], result["horizon"], len(result["lost"])])
+        result.update(summary=summary, left_out=left_out)
+        return {**result, "report": of_study(result, summary, left_out, told)}

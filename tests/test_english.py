@@ -1,0 +1,46 @@
+"""Docstrings in plain English: the first word is a noun or a verb of the field, and translated words are absent."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FIRST = re.compile(r"(Of|Those|Who|Whose|The same|And)\b")
+BANNED = re.compile(r"\b(anew|besides?|dear|dearer|dearest|reckon\w*|so many|so much|told|whoever)\b", re.IGNORECASE)
+LATER = ROOT / "src" / "paceline" / "plan"
+"""Folder that is rewritten apart."""
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, text) of every string that stands alone: docstrings, and descriptions of constants and fields."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, " ".join(node.value.value.split())
+
+
+def wrong(tree: ast.Module) -> list[str]:
+    """Line and beginning of each docstring that breaks the rule. Code in backquotes is left out."""
+    found = [(line, text, re.sub(r"`[^`]*`", "", text)) for line, text in docstrings(tree)]
+    return [f"{line}: {text[:70]}" for line, text, prose in found if FIRST.match(text) or BANNED.search(prose)]
+
+
+def offenders(folder: str) -> list[str]:
+    """Offending docstrings of all files below a folder of the repository."""
+    files = [p for p in sorted((ROOT / folder).rglob("*.py")) if LATER not in p.parents]
+    return [f"{path.relative_to(ROOT)}:{each}" for path in files for each in wrong(ast.parse(path.read_text("utf-8")))]
+
+
+@pytest.mark.parametrize("folder", ["src/paceline", "apps"])
+def test_docstrings_are_plain_english(folder: str) -> None:
+    assert offenders(folder) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["Of each row.", "The same for x.", "Computed anew.", "A row beside it.", "At so many."]
+)
+def test_the_rule_finds_what_it_names(text: str) -> None:
+    assert wrong(ast.parse(f"X = 1\n'''{text}'''")) == [f"2: {text}"]
+    assert not wrong(ast.parse("X = 1\n'''Offset of each row; `beside` is a field.'''"))
