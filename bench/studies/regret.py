@@ -182,7 +182,7 @@ class Machine:
 
 @dataclass
 class Text:
-    """One answer: at each place what each drafter offers and how many tokens are kept of it, for as long as it likes."""
+    """One answer: at each place, what each drafter offers and how many tokens of a long draft are kept."""
 
     prompt: int
     tokens: int
@@ -302,7 +302,8 @@ class World:
         machine.rng = random.Random(self.seed + 1)
         arms = ARMS if drafter == "auto" else ()
         jobs = [
-            WorkloadJob(0.0, [Arrival(0.0, i, i, [0] * t.prompt, drafter, arms, "exact", t.tokens, judge_free=True, params={"temperature": t.temperature})])
+            WorkloadJob(0.0, [Arrival(0.0, i, i, [0] * t.prompt, drafter, arms, "exact", t.tokens, judge_free=True,
+                                      params={"temperature": t.temperature})])
             for i, t in enumerate(self.texts)
         ]  # fmt: skip
         outputs = {i: Speech([0] * t.tokens, "length") for i, t in enumerate(self.texts)}
@@ -374,34 +375,38 @@ def judge(world: World, fixed: bool) -> dict[str, Any]:
     return row
 
 
+def mean(values: Sequence[float]) -> float:
+    """Geometric."""
+    return math.exp(statistics.mean(map(math.log, values)))
+
+
+def summary(name: str, rows: Sequence[dict[str, Any]]) -> str:
+    values = sorted(row["auto"] for row in rows)
+    least, one, five, middle = (values[min(len(values) - 1, int(q * len(values)))] for q in (0, 0.01, 0.05, 0.5))
+    text = f"{name}: {len(values)} worlds, over plain: least {least:.3f}, 1 % {one:.3f}, 5 % {five:.3f}"
+    text += f", median {middle:.3f}, mean {mean(values):.3f}; below 0.98 {sum(v < 0.98 for v in values)}"
+    text += f", below 0.95 {sum(v < 0.95 for v in values)}"
+    if with_fixed := [row for row in rows if "fixed" in row]:
+        best = [row["auto"] / max(1.0, *row["fixed"].values()) for row in with_fixed]
+        seen = [row["auto"] / row["hindsight"] for row in with_fixed]
+        text += f"; over the best fixed {mean(best):.3f} (least {min(best):.3f}); over hindsight {mean(seen):.3f}"
+    return text
+
+
 def show(rows: Sequence[dict[str, Any]], beside: Sequence[dict[str, Any]]) -> None:
-    old = {row["name"]: row for row in beside}
-
-    def line(name: str, rows: Sequence[dict[str, Any]]) -> None:
-        values = sorted(row["auto"] for row in rows)
-        at = [values[min(len(values) - 1, int(q * len(values)))] for q in (0, 0.01, 0.05, 0.5)]
-        low = sum(v < 0.98 for v in values), sum(v < 0.95 for v in values)
-        mean = math.exp(statistics.mean(math.log(v) for v in values))
-        text = f"{name}: {len(values)} worlds, over plain: least {at[0]:.3f}, 1 % {at[1]:.3f}, 5 % {at[2]:.3f}, median {at[3]:.3f}, mean {mean:.3f}; below 0.98 {low[0]}, below 0.95 {low[1]}"
-        with_fixed = [row for row in rows if "fixed" in row]
-        if with_fixed:
-            best = [row["auto"] / max(1.0, *row["fixed"].values()) for row in with_fixed]
-            seen = [row["auto"] / row["hindsight"] for row in with_fixed]
-            text += f"; over the best fixed {math.exp(statistics.mean(map(math.log, best))):.3f} (least {min(best):.3f}); over hindsight {math.exp(statistics.mean(map(math.log, seen))):.3f}"
-        print(text + f"; {sum(r['decided'] for r in rows):.0f} s", flush=True)
-
-    line("new" if old else "all", rows)
+    old = {row["name"]: row["auto"] for row in beside}
+    print(summary("new" if old else "all", rows))
     if old:
         same = [row for row in rows if row["name"] in old]
-        line("old", [old[row["name"]] for row in same])
-        ratios = [row["auto"] / old[row["name"]]["auto"] for row in same]
+        print(summary("old", [row for row in beside if row["name"] in {row["name"] for row in same}]))
+        ratios = [row["auto"] / old[row["name"]] for row in same]
         print(
-            f"new over old: mean {math.exp(statistics.mean(map(math.log, ratios))):.4f}, least {min(ratios):.3f}, below 0.99 {sum(r < 0.99 for r in ratios)}"
+            "new over old: mean",
+            f"{mean(ratios):.4f}, least {min(ratios):.3f}, below 0.99:",
+            sum(r < 0.99 for r in ratios),
         )
     for row in sorted(rows, key=lambda row: row["auto"])[:8]:
-        print(
-            f"  {row['auto']:.3f} (old {old[row['name']]['auto'] if row['name'] in old else 0:.3f})  {row['name']}  {row['drafters']}"
-        )
+        print(f"  {row['auto']:.3f} (old {old.get(row['name'], 0):.3f})  {row['name']}  {row['drafters']}")
 
 
 def main() -> None:
@@ -422,9 +427,10 @@ def main() -> None:
         for path in args.paths:
             rows.append(judge(World.recorded(path), True))
             row = rows[-1]
+            each = {k: round(v, 3) for k, v in row["fixed"].items()}
             print(
                 f"{row['name']}: auto {row['auto']:.3f}",
-                {k: round(v, 3) for k, v in row["fixed"].items()},
+                each,
                 f"hindsight {row['hindsight']:.3f}",
                 row["drafters"],
                 flush=True,

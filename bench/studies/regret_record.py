@@ -1,7 +1,7 @@
 """Records loads for the regret study: what each drafter would have brought at every place of every text, and what steps
 took on this machine.
 
-    python bench/studies/regret_record.py NAME --model M --draft D --prompts A.jsonl B.jsonl --out DIR [--loads one,four]
+    python bench/studies/regret_record.py NAME --model M --draft D --prompts A.jsonl B.jsonl --out DIR [--loads one]
 
 Of each load: a decision log of `auto` (DIR/NAME-LOAD.jsonl), and a scenario (DIR/NAME-LOAD.json) that `regret.py`
 runs on a virtual clock. Under `exact` the text of a request does not depend on who drafts, so a run by each drafter by
@@ -131,15 +131,10 @@ def machine(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """What steps took, by a model of its own: a monotone staircase of rows, and a line for each drafter."""
     most = max(o.work.rows for o in outcomes)
     knots = [k for k in KNOTS if k <= most] + [k for k in KNOTS if k > most][:1]
+    each = [(o.work, hats(o.work.rows, knots), o.times.target) for o in outcomes if o.times.target > 0]
     target = fit(
-        [
-            ([hats(w.rows, knots).get(k, 0.0) * w.passes for k in knots] + [w.context * w.passes, w.requests * w.passes],
-             o.times.target)
-            for o in outcomes
-            for w in [o.work]
-            if o.times.target > 0
-        ]
-    )  # fmt: skip
+        [([w.passes * x for x in (*(h.get(k, 0.0) for k in knots), w.context, w.requests)], s) for w, h, s in each]
+    )
     stairs, high = dict[int, float](), 0.0
     for k, weight in zip(knots, target):
         stairs[k] = high = max(high, weight)

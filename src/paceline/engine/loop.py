@@ -167,6 +167,7 @@ class Engine:
         times = self._times(begun, computed)
         self.recorder.ran(results, found, work, parts, times)
         self.desk.policy.learn([*notes, *found], work, parts, times)
+        self.desk.totals.account(self.table.decision.account, plan.why)
         for request in ended:
             self.desk.policy.drop(request)
         return changed

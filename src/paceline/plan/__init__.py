@@ -72,23 +72,28 @@ class StepDecision:
     """Most passes of the target in the step."""
     why: tuple[str, ...] = ()
     """Reasons in words, one for each bet that was taken."""
+    account: tuple[float, float] = (0.0, 0.0)
+    """Seconds that speculation has saved against plain decoding, and seconds of all steps, before this one."""
     gain: dict[str, tuple[float, float]] = field(default_factory=dict)
     """{K/V group: seconds that drafting with it is expected to save for each token of a request, and may save at best}.
     A group that is missing is always kept up."""
     room: float = inf
     """Seconds that reading for groups of uncertain use may still cost in this step."""
+    explorer: int = -1
+    """The request that may read for such a group: one shows what it is good for."""
     answers: dict[tuple[int, str], bool] = field(default_factory=dict)
 
     def reads(self, request: int, group: str, seconds: float, left: int) -> bool:
         """Is reading a text with this group for `seconds` worth it, where `left` tokens may still come? It is if the
-        expected gain pays for it; if only the best one does, as far as there is room. The same question has the same
+        expected gain pays for it; if only the best one does, one request reads, as
+        far as there is room. The same question has the same
         answer throughout a step."""
         if group not in self.gain:
             return True
         if (answer := self.answers.get((request, group))) is None:
             expected, best = (each * min(left, HORIZON) for each in self.gain[group])
             answer = expected >= seconds
-            if not answer and best >= seconds and self.room >= seconds:
+            if not answer and request == self.explorer and best >= seconds and self.room >= seconds:
                 self.room -= seconds
                 answer = True
             self.answers[request, group] = answer

@@ -8,11 +8,11 @@ it. A text counts for less with each round in the mean, so that one long text do
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import inf, sqrt
+from math import inf, log, sqrt
 from typing import Any
 
-OWN_HALF, ALL_HALF = 16.0, 512.0
-"""Half-lives, in passes of the engine, of what is known of one text and of a drafter."""
+OWN_MEMORY, HALF_LIFE = 0.92, 512.0
+"""Weight of a text's past at each new round of it; and the half-life of all counts, in passes of the engine."""
 SPREAD = 6.0
 """Rounds that a drafter's mean counts for in a text's own figures: how alike texts are."""
 WIDE = 2.0
@@ -26,10 +26,13 @@ Z = 1.3
 """Standard deviations from the mean to a bound."""
 CHANGE = 3.5
 """Standard deviations between the latest rounds and all at which a drafter counts as changed."""
-VOTE = 8.0
-"""Rounds of a text after which each counts half in the mean."""
+VOTE, LEAST_VOTE = 8.0, 0.1
+"""Rounds of a text after which each counts half in the mean, and the least that one counts."""
 RECALLED = 24.0
 """Most rounds that what an earlier start has learned counts for."""
+BROKEN = 6.0
+"""Log-likelihood of so many first nodes rejected in a row, were they kept as often as the text's were, at which those
+that were kept before count for nothing."""
 DEPTH = 16
 """Deepest place that is counted."""
 
@@ -41,21 +44,26 @@ Key = tuple[str, int]
 class Tally:
     """Fading counts by depth (index 0: depth 1), in units of the latest pass."""
 
-    half: float
+    memory: float = 1.0
+    """Weight of the past at each new round."""
     tries: list[float] = field(default_factory=lambda: [0.0] * DEPTH)
     hits: list[float] = field(default_factory=lambda: [0.0] * DEPTH)
     at: int = 0
+    missed: int = 0
+    """The latest rounds in which nothing was kept."""
 
     def fade(self, now: int) -> None:
         """Make the counts those of this pass."""
         if now > self.at:
-            by = 0.5 ** ((now - self.at) / self.half)
+            by = 0.5 ** ((now - self.at) / HALF_LIFE)
             self.tries, self.hits = [x * by for x in self.tries], [x * by for x in self.hits]
             self.at = now
 
     def add(self, asked: int, kept: Sequence[int], weight: float, now: int) -> None:
         """A round that asked for `asked` depths; a draft that ended early was not kept there."""
         self.fade(now)
+        if self.memory < 1.0:
+            self.tries, self.hits = [x * self.memory for x in self.tries], [x * self.memory for x in self.hits]
         for d in range(asked):
             hit = d < len(kept) and kept[d] > 0
             self.tries[d] += weight
@@ -90,8 +98,8 @@ class Belief:
     """Of one drafter, or one size of a tree, over all texts."""
 
     prior: float = OTHER
-    mean: Tally = field(default_factory=lambda: Tally(ALL_HALF))
-    late: Tally = field(default_factory=lambda: Tally(OWN_HALF))
+    mean: Tally = field(default_factory=Tally)
+    late: Tally = field(default_factory=lambda: Tally(OWN_MEMORY))
     """The latest rounds alone: are they still like the others?"""
     own: dict[int, Tally] = field(default_factory=dict)
     """{request id: its own counts}"""
@@ -103,10 +111,15 @@ class Belief:
     def observe(self, request: int, asked: int, offered: Sequence[int], kept: Sequence[int], now: int) -> bool:
         """One round. Has the drafter changed?"""
         if request not in self.own:
-            self.own[request], self.rounds[request] = Tally(OWN_HALF, at=now), 0
-        weight = 1.0 / (1.0 + self.rounds[request] / VOTE)
+            self.own[request], self.rounds[request] = Tally(OWN_MEMORY, at=now), 0
+        weight = max(LEAST_VOTE, 1.0 / (1.0 + self.rounds[request] / VOTE))
         self.rounds[request] += 1
-        self.own[request].add(asked, kept, 1.0, now)
+        own = self.own[request]
+        own.add(asked, kept, 1.0, now)
+        own.missed = 0 if any(kept) else own.missed + 1
+        chance = (own.hits[0] + 1.0) / (own.tries[0] + 2.0)
+        if own.missed > 2 and own.missed * -log(1.0 - chance) > BROKEN:
+            own.hits, own.tries[1:] = [0.0] * DEPTH, [0.0] * (DEPTH - 1)
         self.mean.add(asked, kept, weight, now)
         self.late.add(asked, kept, weight, now)
         for d in range(asked):
@@ -114,7 +127,7 @@ class Belief:
             self.offered[d] = 0.95 * self.offered[d] + (offered[d] if d < len(offered) else 0)
         if not self._changed():
             return False
-        self.mean = Tally(ALL_HALF, list(self.late.tries), list(self.late.hits), now)
+        self.mean = Tally(1.0, list(self.late.tries), list(self.late.hits), now)
         return True
 
     def _changed(self) -> bool:
@@ -214,6 +227,6 @@ class Beliefs:
                 raise ValueError(f"{each} are no counts")
             belief = found[key] = Belief(self.priors.get(key[0], OTHER))
             less = 1.0 if max(tries) <= 1.001 * RECALLED else RECALLED / max(tries)
-            belief.mean = Tally(ALL_HALF, [x * less for x in tries], [x * less for x in hits], self.now)
+            belief.mean = Tally(1.0, [x * less for x in tries], [x * less for x in hits], self.now)
             belief.asked, belief.offered = asked, offered
         self.of |= found

@@ -25,6 +25,8 @@ HOLD, YOUNG = 16, 4
 """Steps that a choice holds; and one of a drafter that is known from fewer than YOUNG rounds."""
 MANY = 4
 """From so many requests on, choosing takes longer, and a choice holds twice as long."""
+KEEPS = 1.1
+"""Keeping K/V up is expected to pay only where drafting makes decoding so many times as fast."""
 AGAIN = 32
 """Steps after which it is asked again what keeping K/V up is worth."""
 REST = 256
@@ -130,7 +132,9 @@ class Goodput(LengthPolicy):
     def decide(self, requests: Sequence[Request], room: int, base: Work) -> StepDecision:
         self.governor.patience = self.patience
         free = [r for r in requests if r.arms]
-        decision = StepDecision(gain=self._gain(free), room=self.governor.room())
+        explorer = min((r.id for r in free), default=-1)
+        account = self.governor.saved, self.governor.seconds
+        decision = StepDecision(account=account, gain=self._gain(free), room=self.governor.room(), explorer=explorer)
         if not requests or room <= 0:
             decision.shares = {r.id: Share(NONE if r.arms else r.drafter, 0, 0) for r in requests}
             decision.passes = self._passes(requests, decision, base) if requests else 1
@@ -162,6 +166,7 @@ class Goodput(LengthPolicy):
         open_ = [r for r in requests if not self.governor.stops(r.key)]
         if not open_:
             decision.why = ("plain: speculation has lost more time than it may",)
+            self._reconsider()
             return none
         now = self.held[base.rows > base.requests]
         if not now.fits(open_):
@@ -325,7 +330,7 @@ class Goodput(LengthPolicy):
                 points = self._points(like, drafter, arm.sizes, DEPTH, n, bound)
                 took = [price.of(dict.fromkeys(range(n), (drafter, point))) for point in points]
                 each = min(seconds / (1.0 + point.tokens) for seconds, point in zip(took, points))
-                saved.append((price.of({}) - each) / n)
+                saved.append((price.of({}) / (1.0 if bound else KEEPS) - each) / n)
             best_of = out.get(arm.facts.group, (0.0, 0.0))
             out[arm.facts.group] = max(best_of[0], saved[0]), max(best_of[1], saved[1])
         self._gains[n] = self.step, out

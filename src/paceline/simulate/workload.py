@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from math import inf
 from statistics import median
 
 from paceline.core.errors import InputError
@@ -49,7 +48,7 @@ class DraftRates:
             return
         key = self._key(given.drafter, given.nodes)
         belief = self.beliefs.belief(key)
-        own = belief.own.setdefault(given.id, Tally(inf))
+        own = belief.own.setdefault(given.id, Tally())
         deepest = min(given.nodes, given.depth if result.depth is None else result.depth, DEPTH)
         for _, kept, round in result.heard():
             if self.entries[given.drafter].ahead == "path":  # nothing prepared says nothing of the draft
