@@ -280,8 +280,8 @@ class Goodput(LengthPolicy):
     def _try(
         self, now: HeldChoice, requests: Sequence[Request], base: Work
     ) -> tuple[Choice, dict[str, MinChance], str] | None:
-        """One request's bet on a drafter that is not in the choice: the one that would be best at its upper bound, if
-        that is better than the choice and the governor pays for what it is expected to lose."""
+        """One request's bet on a drafter that is not in the choice: the one that would be best for all at its upper
+        bound, if that is better than the choice and the governor pays for what the try is expected to lose."""
         if not self.governor.tries() or self.step % YOUNG:
             return None
         request = requests[self.step // YOUNG % len(requests)]
@@ -291,16 +291,16 @@ class Goodput(LengthPolicy):
         if not others:
             return None
         price, given_up = self._price(requests, base), held[request.id][1].tokens if request.id in held else 0.0
-        usual, tokens = price.of(held), len(requests) + sum(point.tokens for _, point in held.values()) - given_up
         most, found = now.goodput, None
         for drafter, points in self._all(request, base, 1, others).items():
             for point in points:
-                seconds = price.of({**held, request.id: (drafter, point)})
-                if (tokens + point.tokens) / seconds > most:
-                    most, found = (tokens + point.tokens) / seconds, (drafter, point, seconds)
+                all_ = price.of({r.id: (drafter, point) for r in requests})
+                if len(requests) * (1.0 + point.tokens) / all_ > most:
+                    most, found = len(requests) * (1.0 + point.tokens) / all_, (drafter, point)
         if found is None:
             return None
-        drafter, hoped, seconds = found
+        drafter, hoped = found
+        usual, seconds = price.of(held), price.of({**held, request.id: (drafter, hoped)})
         point = self._points(request, drafter, [hoped.nodes], DEPTH, base.requests)[0]
         more = seconds - usual + given_up / now.goodput
         if not self.governor.tries(more - point.tokens / now.goodput):

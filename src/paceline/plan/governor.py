@@ -58,6 +58,18 @@ def _near(seconds: float, expected: float, count: int) -> float:
 
 
 @dataclass(slots=True)
+class Interval:
+    """Drafted steps between two plain ones. They are booked at the price of a plain step that was known, and once more,
+    at the mean of both prices, when the next plain step says what the price is."""
+
+    lost: float
+    """The account before them."""
+    seconds: float = 0.0
+    passes: dict[tuple[int, bool], float] = field(default_factory=dict)
+    """{(requests, straight): plain passes that their tokens are worth}"""
+
+
+@dataclass(slots=True)
 class Governor:
     times: StepTimes
     patience: float = 0.0
@@ -75,9 +87,8 @@ class Governor:
     """Seconds that tries have lost of late against what was chosen; they leak, too."""
     unchecked: int = 0
     """Passes since the latest plain one."""
-    open: dict[tuple[str, int, bool], float] = field(default_factory=dict)
-    """{(key, requests, straight): plain passes that the steps since then are worth}: booked at the price that was
-    known, and corrected by half when the next plain step says what the price is."""
+    open: dict[str, "Interval"] = field(default_factory=dict)
+    """By key: the drafted steps since then."""
 
     def pass_seconds(self, requests: int, context: float, straight: bool = False) -> float:
         """A plain pass with its part of the step. `straight`: steps may have several passes."""
@@ -122,12 +133,16 @@ class Governor:
 
     def rested(self, work: Work, times: Times) -> None:
         """A step in which nobody was drafted for. Keeping a drafter's K/V up in it is lost."""
-        before = {at: self.pass_seconds(at[1], 0, at[2]) for at in self.open}
+        kinds = {at for each in self.open.values() for at in each.passes}
+        before = {at: self.pass_seconds(at[0], work.context, at[1]) for at in kinds}
         self.plain.setdefault(work.requests, self._plain(work.requests)).learn(work, times)
-        for at, passes in self.open.items():
-            more = 0.5 * passes * (self.pass_seconds(at[1], 0, at[2]) - before[at])
-            self._book(at[0], -more, 0.0)
-            self.saved += more if at[0] == "" else 0.0
+        price = {at: 0.5 * (before[at] + self.pass_seconds(at[0], work.context, at[1])) for at in kinds}
+        for key, each in self.open.items():
+            worth = sum(passes * price[at] for at, passes in each.passes.items())
+            self.lost[key] = each.lost
+            self._book(key, each.seconds - worth, each.seconds)
+            if key == "":
+                self.saved += worth - sum(passes * before[at] for at, passes in each.passes.items())
         self.open.clear()
         self.seconds += times.total
         self.unchecked = 0
@@ -148,10 +163,11 @@ class Governor:
         self.betting = max(-self.credit, self.betting - LOSS * seconds)
         chosen = sum(mine for mine, _ in tokens.values()), sum(got for _, got in tokens.values())
         for key, (mine, got) in {**tokens, "": chosen}.items():
-            took = seconds * mine / n
+            took, at = seconds * mine / n, (n, straight)
+            each = self.open.setdefault(key, Interval(self.lost.get(key, 0.0)))
+            each.seconds += took
+            each.passes[at] = each.passes.get(at, 0.0) + got / n
             self._book(key, took - got * price / n, took)
-            at = key, n, straight
-            self.open[at] = self.open.get(at, 0.0) + got / n
 
     def shared(self, seconds: float, lost: float) -> None:
         """A step that prompts share, whose rows are not speculation's: `lost` is what it is expected to have lost."""
