@@ -45,6 +45,12 @@ MIN_TIMED_STEPS, SLICE_S = 3, 0.25
 """Minimum number of steps per kind, and the seconds after which no more are run: every drafter is measured on a slow
 model, too."""
 
+LEAST_CPU_SHARE = 0.7
+"""CPU seconds of this process for each second of a calibration whose table is kept, at least. One thread is always busy
+then; under a quota or beside other programs it waits."""
+TABLE_AGE_S = 30 * 86_400.0
+"""Seconds after which a kept table is measured again: machines change."""
+
 Sample = tuple[Work, Sequence[Drafting], Times]
 
 
@@ -84,7 +90,7 @@ def calibrated(engine: Engine, facts: dict[str, Any]) -> StepTimes:
     times = measure(engine)
     took, cpu = perf_counter() - started, process_time() - cpu
     log.info("Measured what steps cost in %.1f s: %s", took, path)
-    if cpu >= QUIET * took:
+    if cpu >= LEAST_CPU_SHARE * took:
         keep(path, times)
     else:
         log.warning(
@@ -96,7 +102,7 @@ def calibrated(engine: Engine, facts: dict[str, Any]) -> StepTimes:
 
 def kept(path: Path) -> StepTimes | None:
     """The table of an earlier start; None where there is none, or it is of no use."""
-    if not trusted(path) or time() - path.stat().st_mtime > AGE_S:
+    if not trusted(path) or time() - path.stat().st_mtime > TABLE_AGE_S:
         return None
     try:
         times = StepTimes.load(json.loads(path.read_text(encoding="utf-8")))
