@@ -88,8 +88,7 @@ def change(what: str, place: int, event: Event) -> tuple[int, Event] | None:
             results = [*outcome.results[:i], less, *outcome.results[i + 1 :]]
             return place, replace(event, outcome=replace(outcome, results=results))
     if what == "times" and outcome.parts:
-        drafts = {name: 50 * seconds + 1.0 for name, seconds in outcome.times.drafts.items()}
-        times = replace(outcome.times, target=outcome.times.target * 50, drafts=drafts)
+        times = replace(outcome.times, drafts=dict.fromkeys(outcome.times.drafts, 1e-6), rest=1e-6)
         return place, replace(event, outcome=replace(outcome, times=times))
     if what == "advanced" and outcome.advanced:
         number, group, length = outcome.advanced[0]

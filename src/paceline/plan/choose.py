@@ -98,6 +98,8 @@ class Goodput(LengthPolicy):
     trial: Trial | None = None
     _gains: dict[int, tuple[int, dict[str, tuple[float, float]]]] = field(default_factory=dict)
     """{requests: (step, `StepDecision.gain`)}"""
+    _looked: int = 0
+    """The step that was last asked for a try."""
     _decided: int = -1
     """The step that was decided last."""
     _base: Work = field(default_factory=lambda: Work(1, 1, 0, 0, 1))
@@ -282,8 +284,9 @@ class Goodput(LengthPolicy):
     ) -> tuple[Choice, dict[str, MinChance], str] | None:
         """One request's bet on a drafter that is not in the choice: the one that would be best for all at its upper
         bound, if that is better than the choice and the governor pays for what the try is expected to lose."""
-        if not self.governor.tries() or self.step % YOUNG:
+        if self.step < self._looked + YOUNG or not self.governor.tries():
             return None
+        self._looked = self.step
         request = requests[self.step // YOUNG % len(requests)]
         held = {r.id: pick for r in requests if (pick := now.pick(r))}
         used = {drafter for drafter, _ in held.values()}
