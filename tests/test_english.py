@@ -27,15 +27,11 @@ def wrong(tree: ast.Module) -> list[str]:
     return [f"{line}: {text[:70]}" for line, text, prose in found if FIRST.match(text) or BANNED.search(prose)]
 
 
-def offenders(folder: str) -> list[str]:
-    """Offending docstrings of all files below a folder of the repository."""
-    files = [p for p in sorted((ROOT / folder).rglob("*.py")) if LATER not in p.parents]
-    return [f"{path.relative_to(ROOT)}:{each}" for path in files for each in wrong(ast.parse(path.read_text("utf-8")))]
-
-
-@pytest.mark.parametrize("folder", ["src/paceline", "apps"])
-def test_docstrings_are_plain_english(folder: str) -> None:
-    assert offenders(folder) == []
+def test_docstrings_are_plain_english() -> None:
+    files = [p for p in sorted((ROOT / "src" / "paceline").rglob("*.py")) if LATER not in p.parents]
+    assert len(files) > 300
+    found = [f"{path.relative_to(ROOT)}:{each}" for path in files for each in wrong(ast.parse(path.read_text("utf-8")))]
+    assert found == []
 
 
 @pytest.mark.parametrize(

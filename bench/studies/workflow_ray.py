@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import uvicorn
 
-from paceline.apps.common.client import Client
+from paceline.apps.common.client import AppClient
 from paceline.apps.text2sql.database import Database, open_database
-from paceline.apps.text2sql.evaluate import WIDE, Question, read_questions
-from paceline.apps.text2sql.pipeline import Pipeline, Plan
+from paceline.apps.text2sql.evaluate import SQL_WIDE, SqlQuestion, read_questions
+from paceline.apps.text2sql.pipeline import SqlPipeline, SqlPlan
 from paceline.apps.text2sql.retrieve import Index, build
 from paceline.apps.text2sql.schema import read_schema
 from paceline.cluster.control.controller import Controller
@@ -35,7 +35,7 @@ PRIOR = {"engine": (0.05, 0.5, 10.0)}
 class Runs:
     """Policies over the same two actors."""
 
-    def __init__(self, engines: dict[str, RayEngine], folder: Path, port: int, plan: Plan, out: Path) -> None:
+    def __init__(self, engines: dict[str, RayEngine], folder: Path, port: int, plan: SqlPlan, out: Path) -> None:
         self.engines, self.folder, self.port, self.plan, self.out = engines, folder, port, plan, out
         self.known: dict[str, tuple[Database, Index]] = {}
         self.number = 0
@@ -47,7 +47,7 @@ class Runs:
         return self.known[name]
 
     async def run(
-        self, policy: str, questions: list[Question], every: float, deadline: float, kill: int | None = None
+        self, policy: str, questions: list[SqlQuestion], every: float, deadline: float, kill: int | None = None
     ) -> dict[str, Any]:
         """`kill`: number of answered questions after which the fast engine dies."""
         setup = DispatcherSetup(policy, tuple((name, "engine", 2) for name in self.engines), PRIOR)
@@ -60,12 +60,12 @@ class Runs:
         while not server.started:
             await asyncio.sleep(0.05)
         took: list[float] = []
-        async with Client(f"http://127.0.0.1:{self.port}", concurrency=64) as client:
+        async with AppClient(f"http://127.0.0.1:{self.port}", concurrency=64) as client:
 
-            async def one(number: int, question: Question) -> None:
+            async def one(number: int, question: SqlQuestion) -> None:
                 await asyncio.sleep(every * number)
                 plan = replace(self.plan, deadline_s=deadline)
-                done = await Pipeline(client, *self.database(question.database), plan).answer(question.text)
+                done = await SqlPipeline(client, *self.database(question.database), plan).answer(question.text)
                 took.append(done.seconds)
                 if kill is not None and len(took) == kill:
                     self.engines["quick"].actor.leave.remote()
@@ -118,7 +118,7 @@ async def main() -> None:
     }  # fmt: skip
     for engine in engines.values():
         await engine.actor.ready.remote()
-    plan = Plan(given.candidates, 1, given.whole, given.whole, max_tokens=given.tokens, limits=WIDE)
+    plan = SqlPlan(given.candidates, 1, given.whole, given.whole, max_tokens=given.tokens, limits=SQL_WIDE)
     given.out.mkdir(parents=True, exist_ok=True)
     runs = Runs(engines, given.databases, given.port, plan, given.out)
     questions = read_questions(given.questions, given.count)

@@ -9,8 +9,8 @@ from typing import Any, Literal, TypeVar
 import pytest
 from pydantic import BaseModel
 
-from paceline.apps.common.ask import Answer, Prompt, Settings, ask, sample
-from paceline.apps.common.client import Alternative, CallError, Client, Token
+from paceline.apps.common.ask import AppAnswer, AppSettings, Prompt, ask, sample
+from paceline.apps.common.client import Alternative, AppClient, CallError, Token
 from paceline.apps.common.confidence import expected, over_words
 from paceline.apps.common.forms import Choice, Json, Regex, choice, closed
 from tests.apps.scripted import scripted
@@ -27,9 +27,9 @@ class Step(BaseModel):
     way: Literal["up", "down"]
 
 
-def against(url: str, use: Callable[[Client], Awaitable[T]], **options: Any) -> T:
+def against(url: str, use: Callable[[AppClient], Awaitable[T]], **options: Any) -> T:
     async def go() -> T:
-        async with Client(url, **options) as client:
+        async with AppClient(url, **options) as client:
             return await use(client)
 
     return asyncio.run(go())
@@ -55,9 +55,9 @@ def test_objects_have_no_fields_but_their_own_at_any_depth() -> None:
 
 
 def test_fallbacks_and_failures_are_outcomes_with_their_problem() -> None:
-    async def use(client: Client) -> list[Answer[str]]:
+    async def use(client: AppClient) -> list[AppAnswer[str]]:
         form, prompt = choice("yes", "no"), Prompt("?")
-        failed = await ask(client, form, prompt, Settings(retries=0))
+        failed = await ask(client, form, prompt, AppSettings(retries=0))
         return [
             failed,
             await ask(client, form, prompt, fallback=lambda problem: "no"),
@@ -76,8 +76,8 @@ def test_fallbacks_and_failures_are_outcomes_with_their_problem() -> None:
 
 
 def test_a_deadline_that_is_missed_is_counted() -> None:
-    async def use(client: Client) -> tuple[Answer[str], dict[str, Any]]:
-        answer = await ask(client, choice("a"), Prompt("?"), Settings(deadline_s=0.1))
+    async def use(client: AppClient) -> tuple[AppAnswer[str], dict[str, Any]]:
+        answer = await ask(client, choice("a"), Prompt("?"), AppSettings(deadline_s=0.1))
         return answer, client.tally.as_dict()
 
     gate = threading.Event()
@@ -125,7 +125,7 @@ def test_a_choice_needs_different_words(words: tuple[str, ...]) -> None:
 
 
 def test_the_demo_pair_keeps_to_each_form(demo_url: str) -> None:
-    async def use(client: Client) -> None:
+    async def use(client: AppClient) -> None:
         words = choice("yes", "no", "(maybe) [x.y]")
         answer = await ask(client, words, Prompt("Is 2 more than 1?"))
         assert answer.value is not None and answer.confidence == answer.probabilities[answer.value]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.apps.common.ask import Prompt, ask
-from paceline.apps.common.client import Client
+from paceline.apps.common.client import AppClient
 from paceline.apps.common.dag import Dag, NodeError, gather
 from paceline.apps.common.forms import choice
 from paceline.apps.common.tape import Tape, TapeError
@@ -86,15 +86,15 @@ async def test_gather_keeps_order_and_width() -> None:
 async def test_a_log_replays_without_its_server(tmp_path: Path) -> None:
     log, replies = tmp_path / "log.jsonl", iter(["a", "b"])
 
-    async def use(client: Client) -> list[str | None]:
+    async def use(client: AppClient) -> list[str | None]:
         return [(await ask(client, choice("a", "b"), Prompt("?"))).value for _ in range(2)]
 
     with scripted(lambda body: next(replies)) as (url, _):
         tape = Tape.record(log)
-        async with Client(url, api_key="secret", tape=tape) as client, Dag(tape=tape) as dag:
+        async with AppClient(url, api_key="secret", tape=tape) as client, Dag(tape=tape) as dag:
             first = await dag.node("use", use, client)
         tape.close()
-    async with Client(url, tape=Tape.replay(log)) as client:
+    async with AppClient(url, tape=Tape.replay(log)) as client:
         assert await use(client) == first == ["a", "b"]
         assert client.tally.usage.prompt == 20
         with pytest.raises(TapeError, match="no further reply"):

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import paceline.apps
-from paceline.apps.main import COMMANDS, present
+from paceline.apps.main import APP_COMMANDS, present
 
 ROOT = Path(paceline.apps.__file__).parent
 
@@ -35,12 +35,12 @@ def test_help_needs_no_heavy_parts() -> None:
     assert done.stdout.endswith("set()\n") and all(name in done.stdout for name in present())
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", APP_COMMANDS)
 def test_each_application_has_its_command_and_page(name: str) -> None:
     if name not in present():
         pytest.skip(f"{name} is not here")
     try:
-        app = import_module(f"paceline.apps.{COMMANDS[name][0]}").app
+        app = import_module(f"paceline.apps.{APP_COMMANDS[name][0]}").app
     except ModuleNotFoundError as error:
         pytest.skip(f"{name} needs {error.name}")
     names = [c.name or c.callback.__name__ for c in app.registered_commands]

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from paceline.apps.common.sandbox import Attempt, Job, Limits, Outcome, SandboxError, run, unavailable
+from paceline.apps.common.sandbox import AppLimits, AppOutcome, Attempt, Job, SandboxError, run, unavailable
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=f"no sandbox can be made here: {unavailable()}")
 
 
-def boxed(code: str, **options: Any) -> Outcome:
-    options.setdefault("limits", Limits(wall_s=5))
+def boxed(code: str, **options: Any) -> AppOutcome:
+    options.setdefault("limits", AppLimits(wall_s=5))
     return asyncio.run(run(Job((sys.executable, "-c", code), **options)))
 
 
@@ -36,12 +36,12 @@ def test_a_fork_bomb_is_stopped() -> None:
 
 @pytest.mark.parametrize("code", ["while True: pass", "import time; time.sleep(1000)"])
 def test_an_endless_loop_is_stopped(code: str) -> None:
-    outcome = boxed(code, limits=Limits(wall_s=0.5))
+    outcome = boxed(code, limits=AppLimits(wall_s=0.5))
     assert (outcome.status, outcome.limit) == ("stopped", "time")
 
 
 def test_processor_seconds_are_limited() -> None:
-    assert boxed("while True: pass", limits=Limits(wall_s=30, cpu_s=1)).limit == "cpu"
+    assert boxed("while True: pass", limits=AppLimits(wall_s=30, cpu_s=1)).limit == "cpu"
 
 
 def test_children_that_stay_behind_end_with_the_command() -> None:
@@ -49,7 +49,7 @@ def test_children_that_stay_behind_end_with_the_command() -> None:
         "import os, time\nif os.fork() == 0:\n os.setsid(); os.close(1); os.close(2); time.sleep(1000)\nprint('done')"
     )
     began = time.monotonic()
-    assert boxed(code, limits=Limits(wall_s=60)).text == "done\n"
+    assert boxed(code, limits=AppLimits(wall_s=60)).text == "done\n"
     assert time.monotonic() - began < 30
 
 
@@ -61,13 +61,13 @@ def test_ten_gigabytes_at_once_are_refused_and_reported() -> None:
 
 def test_ten_gigabytes_bit_by_bit_are_stopped() -> None:
     code = "held = []\nwhile len(held) < 10240: held.append(b'x' * (1 << 20))"
-    outcome = boxed(code, limits=Limits(wall_s=20, memory_mb=128))
+    outcome = boxed(code, limits=AppLimits(wall_s=20, memory_mb=128))
     assert (outcome.status, outcome.limit) == ("stopped", "memory") and outcome.peak_mb < 2048
 
 
 def test_memory_of_several_processes_counts_together() -> None:
     code = "import os, time\nfor _ in range(3): os.fork()\nx = b'x' * (40 << 20); time.sleep(10)"
-    assert boxed(code, limits=Limits(wall_s=20, memory_mb=128)).limit == "memory"
+    assert boxed(code, limits=AppLimits(wall_s=20, memory_mb=128)).limit == "memory"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_rights_cannot_be_won_back(what: str) -> None:
 
 
 def test_disk_and_output_are_limited() -> None:
-    limits = Limits(wall_s=20, disk_mb=2, output_kb=10)
+    limits = AppLimits(wall_s=20, disk_mb=2, output_kb=10)
     many = "import itertools\nfor i in itertools.count(): open(f'{i}', 'wb').write(b'x' * 100000)"
     assert boxed(many, limits=limits).limit == "disk"
     assert boxed("f = open('a', 'wb')\nwhile True: f.write(b'x' * 100000)", limits=limits).limit == "disk"
@@ -128,7 +128,7 @@ def test_a_job_may_ask_its_caller_and_the_clock_stands_meanwhile() -> None:
         await asyncio.sleep(0.4)
         return line.upper()
 
-    outcome = boxed(code, talk=talk, limits=Limits(wall_s=0.6))
+    outcome = boxed(code, talk=talk, limits=AppLimits(wall_s=0.6))
     assert (outcome.status, outcome.text) == ("ok", "A\n\nB\n\n"), outcome
     silent = boxed("print(open('/proc/self/fd/3') if __import__('os').path.exists('/proc/self/fd/3') else None)")
     assert silent.text == "None\n"
@@ -138,7 +138,7 @@ def test_a_cancelled_job_leaves_nothing_behind(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
     async def cancel() -> None:
-        job = asyncio.create_task(run(Job(("sleep", "1000"), limits=Limits(wall_s=1000))))
+        job = asyncio.create_task(run(Job(("sleep", "1000"), limits=AppLimits(wall_s=1000))))
         await asyncio.sleep(0.3)
         job.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -53,9 +53,11 @@ def test_half(name: str, tmp_path: Path) -> None:
     assert decoder.packing.native == (decoder.spec.common and library() is not None)
     assert name not in NATIVE or decoder.spec.common
     ours = (feed(decoder, tokens, range(10), BLOCK, [5, 6, 30]) - exact).abs()
-    assert ours.mean() < 1.5 * theirs.mean()
-    jumps = any(isinstance(layer.feed, Experts) for layer in decoder.spec.layers)
-    assert jumps or ours.max() < 3 * theirs.max(), "rounding may give a token another expert, which is no small step"
+    if any(isinstance(layer.feed, Experts) for layer in decoder.spec.layers):
+        # Rounding may give a few tokens another expert, which is no small step: the usual row is compared.
+        assert ours.mean(1).median() < 1.5 * theirs.mean(1).median()
+    else:
+        assert ours.mean() < 1.5 * theirs.mean() and ours.max() < 3 * theirs.max()
 
 
 def test_what_is_not_served_is_named(tmp_path: Path) -> None:

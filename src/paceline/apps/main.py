@@ -1,10 +1,10 @@
-"""`paceline-apps`: one subcommand for each application. An application is a row of COMMANDS and a folder."""
+"""`paceline-apps`: one subcommand for each application. An application is a row of APP_COMMANDS and a folder."""
 
 import sys
 from importlib import import_module
 from importlib.util import find_spec
 
-COMMANDS = {
+APP_COMMANDS = {
     "selfpico": (
         "selfpico.command",
         "Run Python fragments whose names are undefined: values are guessed, errors found.",
@@ -23,7 +23,7 @@ COMMANDS = {
 
 def present() -> dict[str, tuple[str, str]]:
     """The applications that are here."""
-    return {name: row for name, row in COMMANDS.items() if find_spec(f"{__package__}.{row[0].split('.')[0]}")}
+    return {name: row for name, row in APP_COMMANDS.items() if find_spec(f"{__package__}.{row[0].split('.')[0]}")}
 
 
 def usage() -> str:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 pytest.importorskip("networkx", reason="the extra apps is not installed")
 
 from paceline.apps.common.sandbox import unavailable
-from paceline.apps.prophetfuzz.assemble import Plan
+from paceline.apps.prophetfuzz.assemble import FuzzPlan
 from paceline.apps.prophetfuzz.campaign import PLANTED_PAGE
 from paceline.apps.prophetfuzz.command import app
 from tests.apps.scripted import scripted
@@ -47,7 +47,7 @@ def test_predict_with_a_scripted_server(tmp_path: Path) -> None:
         ["-s", "32", "--interlace", "@@"],
         ["--rotate", "--mirror", "@@"],
     ] or [c["args"] for c in answer["commands"]] == [["--interlace", "-s", "32", "@@"], ["--mirror", "--rotate", "@@"]]
-    assert Plan.of(json.loads((tmp_path / "plan.json").read_text())).program == "inkpress"
+    assert FuzzPlan.of(json.loads((tmp_path / "plan.json").read_text())).program == "inkpress"
     assert "--interlace cannot be used with --rotate." in (tmp_path / "prediction.html").read_text()
 
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("networkx", reason="the extra apps is not installed")
 
-from paceline.apps.common.client import Client
+from paceline.apps.common.client import AppClient
 from paceline.apps.common.sandbox import unavailable
-from paceline.apps.prophetfuzz.assemble import INPUT, Plan, assemble, command, distinct, written
+from paceline.apps.prophetfuzz.assemble import INPUT, FuzzPlan, assemble, command, distinct, written
 from paceline.apps.prophetfuzz.combine import at_random, prediction, ranked
 from paceline.apps.prophetfuzz.constraints import Constraints, Relation, extract
 from paceline.apps.prophetfuzz.manual import Manual, Option
@@ -27,9 +27,9 @@ MANUAL = Manual(
 )  # fmt: skip
 
 
-def with_client(script: Callable[[dict[str, Any]], Any], use: Callable[[Client], Awaitable[T]]) -> T:
+def with_client(script: Callable[[dict[str, Any]], Any], use: Callable[[AppClient], Awaitable[T]]) -> T:
     async def go(url: str) -> T:
-        async with Client(url) as client:
+        async with AppClient(url) as client:
             return await use(client)
 
     with scripted(script) as (url, _):
@@ -139,7 +139,10 @@ def test_assembly_reports_what_it_leaves_out() -> None:
     assert [c.args for c in made.commands] == [("--all", "--both", "@@"), ("--all", "-s", "1", "@@")]
     assert made.commands[1].problem == "unusable value of --scale"
     assert list(made.seeds.values()) == [b"[1]"] and made.problems == ()
-    assert Plan.of(json.loads(json.dumps(Plan("tool", made.commands, made.seeds).as_dict()))).commands == made.commands
+    assert (
+        FuzzPlan.of(json.loads(json.dumps(FuzzPlan("tool", made.commands, made.seeds).as_dict()))).commands
+        == made.commands
+    )
 
 
 @pytest.mark.skipif(bool(unavailable()), reason=f"no sandbox can be made here: {unavailable()}")

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from paceline.apps.common.client import Client
-from paceline.apps.quantagent.agents import NOTE, Decision, Rules, decide
+from paceline.apps.common.client import AppClient
+from paceline.apps.quantagent.agents import NOTE, QuantDecision, Rules, decide
 from paceline.apps.quantagent.bars import Bars
-from paceline.apps.quantagent.cases import Case, cases, random_walk
+from paceline.apps.quantagent.cases import QuantCase, cases, random_walk
 from paceline.apps.quantagent.command import app
 from paceline.apps.quantagent.metrics import score
 from paceline.apps.quantagent.rules import by_rule
@@ -47,13 +47,15 @@ def follows(body: dict[str, Any]) -> str:
     return json.dumps({"reason": name, "outlook": "up" if up else "down"})
 
 
-async def made(script: Script, rows: list[Case], rules: Rules = PLAIN) -> tuple[list[Decision], list[dict[str, Any]]]:
+async def made(
+    script: Script, rows: list[QuantCase], rules: Rules = PLAIN
+) -> tuple[list[QuantDecision], list[dict[str, Any]]]:
     with scripted(script) as (url, bodies):
-        async with Client(url) as client:
+        async with AppClient(url) as client:
             return await decisions(client, rows, rules, 4), bodies
 
 
-def rows_of(count: int, drift: float = 0.0) -> list[Case]:
+def rows_of(count: int, drift: float = 0.0) -> list[QuantCase]:
     return cases("x", {str(i): walk(60, seed=i, drift=drift) for i in range(count)}, None, 45, 3)
 
 
@@ -232,5 +234,5 @@ def test_nothing_to_decide_on_is_said() -> None:
 
 async def test_a_window_of_one_asset_is_decided() -> None:
     with scripted(follows) as (url, _):
-        async with Client(url) as client:
+        async with AppClient(url) as client:
             assert (await decide(client, "x", walk(50, drift=1.0), Rules())).side == 1

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from paceline.apps.quantagent.bars import read_windows
-from paceline.apps.quantagent.cases import HORIZON, LOOKBACK, cases
-from paceline.apps.quantagent.trend import TOLERANCE, trend
+from paceline.apps.quantagent.cases import LOOKBACK, QUANT_HORIZON, cases
+from paceline.apps.quantagent.trend import QUANT_TOLERANCE, trend
 
 from .test_indicators import ORACLES
 
@@ -28,10 +28,10 @@ def test_indicators_equal_ta_lib_on_real_windows(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES[:2], ids=lambda path: path.name)
 def test_every_window_is_a_case_and_its_lines_cross_no_bar(path: Path) -> None:
-    found = cases(path.name, read_windows(path), None, LOOKBACK, HORIZON)
+    found = cases(path.name, read_windows(path), None, LOOKBACK, QUANT_HORIZON)
     assert len(found) == 100
     for case in found:
         lines, x = trend(case.past), np.arange(LOOKBACK)
-        unit = TOLERANCE * float(case.past.close[-1])
+        unit = QUANT_TOLERANCE * float(case.past.close[-1])
         assert (lines.support.intercept + lines.support.slope * x <= case.past.low + unit).all()
         assert (lines.resistance.intercept + lines.resistance.slope * x >= case.past.high - unit).all()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.apps.quantagent.bars import Bars, Floats
-from paceline.apps.quantagent.patterns import CATALOGUE, candle, describe, find, pivots
+from paceline.apps.quantagent.patterns import QUANT_CATALOGUE, candle, describe, find, pivots
 from paceline.apps.quantagent.picture import data_url, png
 from paceline.apps.quantagent.trend import trend
 
@@ -53,18 +53,18 @@ SHAPES: dict[str, Bars] = {
 }
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("name", QUANT_CATALOGUE)
 def test_each_rule_finds_its_shape(name: str) -> None:
     assert name in [pattern.name for pattern in find(SHAPES[name])]
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("name", QUANT_CATALOGUE)
 def test_no_rule_fires_on_a_straight_line(name: str) -> None:
     assert name not in [pattern.name for pattern in find(bars_from(np.linspace(100, 140, 40)))]
 
 
 def test_upside_down_leans_the_other_way() -> None:
-    for name, (lean, _) in CATALOGUE.items():
+    for name, (lean, _) in QUANT_CATALOGUE.items():
         bars = SHAPES[name]
         turned = Bars(bars.time, 230 - bars.open, 230 - bars.low, 230 - bars.high, 230 - bars.close)
         leans = {pattern.lean for pattern in find(turned)}

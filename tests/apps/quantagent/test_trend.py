@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline.apps.quantagent.trend import TOLERANCE, describe, fit, slope_of, trend
+from paceline.apps.quantagent.trend import QUANT_TOLERANCE, describe, fit, slope_of, trend
 
 from .series import bars_from, walk
 
@@ -15,11 +15,11 @@ def test_no_value_lies_beyond_and_no_slope_is_tighter(seed: int, above: bool) ->
     line = fit(values, slope_of(values), above)
     x, sign = np.arange(50), 1.0 if above else -1.0
     gap = sign * (line.intercept + line.slope * x - values)
-    assert gap.min() >= -TOLERANCE
+    assert gap.min() >= -QUANT_TOLERANCE
     best = gap @ gap
     for slope in line.slope + np.linspace(-1, 1, 2001):
         other = sign * (values[line.pivot] + slope * (x - line.pivot) - values)
-        assert other.min() < -TOLERANCE or other @ other >= best - 1e-9
+        assert other.min() < -QUANT_TOLERANCE or other @ other >= best - 1e-9
 
 
 def test_constant_and_straight_values() -> None:

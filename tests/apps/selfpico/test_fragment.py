@@ -9,12 +9,12 @@ import pytest
 
 pytest.importorskip("libcst", reason="the extra apps is not installed")
 
-from paceline.apps.common.client import Client
+from paceline.apps.common.client import AppClient
 from paceline.apps.common.sandbox import unavailable
 from paceline.apps.selfpico.box import dummies
-from paceline.apps.selfpico.cut import SCRIPTS, SEEDED, scripts
-from paceline.apps.selfpico.fragment import Ran, Runner
-from paceline.apps.selfpico.predict import Guess, Hole, Model, Nothing, Types
+from paceline.apps.selfpico.cut import PICO_SCRIPTS, SEEDED, scripts
+from paceline.apps.selfpico.fragment import PicoRunner, Ran
+from paceline.apps.selfpico.predict import Guess, Hole, Nothing, PicoModel, Types
 from paceline.apps.selfpico.study import Study
 from paceline.apps.selfpico.table import SHIPPED, Table
 from tests.apps.scripted import scripted
@@ -36,7 +36,7 @@ class Given:
 
 
 def ran(source: str, predictor: Any, rounds: int = 1) -> Ran:
-    result = asyncio.run(Runner(predictor, rounds).run("fragment", source))
+    result = asyncio.run(PicoRunner(predictor, rounds).run("fragment", source))
     assert not result.problem, result.problem
     return result
 
@@ -92,8 +92,8 @@ def test_a_run_is_mended_and_the_rest_stays() -> None:
     ])  # fmt: skip
 
     async def go(url: str) -> Ran:
-        async with Client(url) as client:
-            return await Runner(Model(client), 2).run("f", "b = items\nprint(count + 1, b)\nprint('end')\n")
+        async with AppClient(url) as client:
+            return await PicoRunner(PicoModel(client), 2).run("f", "b = items\nprint(count + 1, b)\nprint('end')\n")
 
     with scripted(lambda body: json.dumps(next(replies))) as (url, bodies):
         result = asyncio.run(go(url))
@@ -102,7 +102,7 @@ def test_a_run_is_mended_and_the_rest_stays() -> None:
     assert "line 2 then raised TypeError" in bodies[-1]["messages"][-1]["content"]
 
 
-@pytest.mark.parametrize("kind", dummies.TYPES)
+@pytest.mark.parametrize("kind", dummies.PICO_TYPES)
 def test_each_type_has_a_value_of_that_type(kind: str) -> None:
     seen = dummies.type_of(dummies.value(kind))
     stand_ins = {"Tensor": "List", "Array": "List", "DataFrame": "Dictionary", "Object": "Callable"}
@@ -154,7 +154,7 @@ def test_the_table_knows_what_names_usually_are() -> None:
 
 
 def test_shipped_scripts_and_seeds() -> None:
-    assert len(scripts(SCRIPTS)) == 100 and all(f.seeded is None for f in scripts(SCRIPTS))
+    assert len(scripts(PICO_SCRIPTS)) == 100 and all(f.seeded is None for f in scripts(PICO_SCRIPTS))
     assert len(scripts(SEEDED)) == 20 and all(f.seeded for f in scripts(SEEDED))
 
 

@@ -10,8 +10,8 @@ from paceline.apps.surge.extract import trimmed
 from paceline.apps.surge.generate import generate
 from paceline.apps.surge.generate.draft import Draft
 from paceline.apps.surge.generate.make import checked, drafts, templates
-from paceline.apps.surge.generate.tree import STYLES, Maker, render
-from paceline.apps.surge.items import KINDS, Item
+from paceline.apps.surge.generate.tree import SURGE_TREE_STYLES, Maker, render
+from paceline.apps.surge.items import KINDS, SurgeItem
 from paceline.apps.surge.scorers import SCORERS
 from paceline.apps.surge.toolchains import LANGUAGES, PYTHON
 
@@ -33,7 +33,7 @@ def test_a_drawn_program_ends_and_prints_small_numbers(seed: int) -> None:
 
 
 @boxed
-@pytest.mark.parametrize("name", [name for name in STYLES if name != "Python"])
+@pytest.mark.parametrize("name", [name for name in SURGE_TREE_STYLES if name != "Python"])
 async def test_a_program_prints_the_same_in_every_language(name: str) -> None:
     if not BY_NAME[name].present:
         pytest.skip(f"{name} is not installed")
@@ -85,7 +85,7 @@ async def test_items_of_all_kinds() -> None:
 )
 async def test_what_cannot_be_predicted_makes_no_item(text: str, why: str) -> None:
     made = await checked("ML", 0, Draft("Python", {"main.py": text}, PYTHON.command, "exact"))
-    assert not isinstance(made, Item)
+    assert not isinstance(made, SurgeItem)
     assert why in made.why
 
 

@@ -8,16 +8,16 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.apps.common.sandbox import unavailable
-from paceline.apps.surge.ask import SYSTEM, Record, prompt
+from paceline.apps.surge.ask import SURGE_SYSTEM, SurgeRecord, prompt
 from paceline.apps.surge.command import app
-from paceline.apps.surge.items import Item, question, write
+from paceline.apps.surge.items import SurgeItem, question, write
 from paceline.apps.surge.table import floors, line, summary, unsure
 from tests.apps.scripted import scripted
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed (pip install 'paceline[apps]')")
 VERDICT = '{"pass": false, "errors": [{"severity": "error", "pos": {"line": 1, "column": 1}, "data": "no"}]}'
 ITEMS = [
-    Item(f"{kind}-{i}", kind, "Python", question({"main.py": f"print({i})"}, "python3 main.py") + f" #{kind}{i}",
+    SurgeItem(f"{kind}-{i}", kind, "Python", question({"main.py": f"print({i})"}, "python3 main.py") + f" #{kind}{i}",
          truth, rule, {"main.py": f"print({i})"}, "python3 main.py")
     for kind, rule, truths in (
         ("ML", "exact", ("0", "1")),
@@ -32,7 +32,7 @@ ITEMS = [
 BY_MARK = {f"#{item.kind}{item.id[-1]}": item for item in ITEMS}
 
 
-def asked(body: dict[str, Any]) -> Item:
+def asked(body: dict[str, Any]) -> SurgeItem:
     text = body["messages"][-1]["content"]
     return next(item for mark, item in BY_MARK.items() if mark in text)
 
@@ -61,7 +61,7 @@ def test_an_oracle_scores_one(items: Path, tmp_path: Path, style: str) -> None:
         found = invoke("run", str(items), "--url", url, "--style", style, "--out", str(tmp_path), "--size", "10")
     assert found["summary"]["mean"] == found["summary"]["published_mean"] == 1.0
     assert found["summary"]["right"] == len(ITEMS)
-    assert all(body["messages"][0]["content"] == SYSTEM for body in bodies)
+    assert all(body["messages"][0]["content"] == SURGE_SYSTEM for body in bodies)
     assert sum("response_format" in body for body in bodies) == 2
     assert "Scores" in (tmp_path / "report.html").read_text()
     assert json.loads((tmp_path / "result.json").read_text())["records"]
@@ -123,8 +123,8 @@ def test_predict_then_run_when_unsure(tmp_path: Path, demo_url: str) -> None:
     assert (kept["source"], kept["output"]) == ("predicted", ran["predicted"])
 
 
-def record(score: float, confidence: float | None, column: str = "ML/Python") -> Record:
-    return Record("x", "ML", column, "exact", "zero", "", "", score, score, confidence, "ok", None, 0.0)
+def record(score: float, confidence: float | None, column: str = "ML/Python") -> SurgeRecord:
+    return SurgeRecord("x", "ML", column, "exact", "zero", "", "", score, score, confidence, "ok", None, 0.0)
 
 
 def test_what_confidence_is_worth() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.apps.surge import published
 from paceline.apps.surge.extract import answer
-from paceline.apps.surge.items import Item, read, write
+from paceline.apps.surge.items import SurgeItem, read, write
 from paceline.apps.surge.scorers import SCORERS, errors, exact, numbers, ranking, similar, tokens
 
 BROKEN = {"pass": False, "complete": False, "errors": [
@@ -149,7 +149,7 @@ def test_extraction(reply: str, wanted: str) -> None:
 
 
 def test_items_come_back(tmp_path: Path) -> None:
-    item = Item("x", "ML", "Python", "q", "1", "exact", {"main.py": "print(1)"}, "python3 main.py")
+    item = SurgeItem("x", "ML", "Python", "q", "1", "exact", {"main.py": "print(1)"}, "python3 main.py")
     write([item], tmp_path / "a" / "items.jsonl")
     assert read(tmp_path / "a" / "items.jsonl") == [item]
     assert item.column == "ML/Python"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("sqlglot", reason="needs paceline[apps]")
-from paceline.apps.text2sql.database import Duck, Limits, QueryError, Sqlite, _permit, open_database
+from paceline.apps.text2sql.database import Duck, QueryError, Sqlite, SqlLimits, _permit, open_database
 from paceline.apps.text2sql.guard import Forbidden, check
 
 WRITES = [
@@ -129,13 +129,13 @@ def test_a_query_without_end_is_stopped(sqlite_file: Path, duck_file: Path) -> N
     for database, sql in ((Sqlite(sqlite_file), endless), (Duck(duck_file), product)):
         began = time.monotonic()
         with pytest.raises(QueryError) as error:
-            database.run(sql, Limits(seconds=0.3))
+            database.run(sql, SqlLimits(seconds=0.3))
         assert error.value.kind == "timeout" and time.monotonic() - began < 30
 
 
 def test_rows_and_values_have_limits(sqlite_file: Path) -> None:
     database = Sqlite(sqlite_file)
-    result = database.run("SELECT a.id FROM singer a, singer b", Limits(rows=4))
+    result = database.run("SELECT a.id FROM singer a, singer b", SqlLimits(rows=4))
     assert len(result.rows) == 4 and result.more
     with pytest.raises(QueryError, match="too big"):
         database.run("SELECT zeroblob(100000000)")

@@ -9,12 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 pytest.importorskip("sqlglot", reason="needs paceline[apps]")
-from paceline.apps.common.cli import Asked
-from paceline.apps.common.client import Client
+from paceline.apps.common.cli import AppAsked
+from paceline.apps.common.client import AppClient
 from paceline.apps.text2sql.command import _evaluate, app, as_dict, pipeline
-from paceline.apps.text2sql.database import Result, open_database
+from paceline.apps.text2sql.database import SqlResult, open_database
 from paceline.apps.text2sql.evaluate import Evaluation, read_questions, same, summary
-from paceline.apps.text2sql.pipeline import SINGLE, Plan
+from paceline.apps.text2sql.pipeline import SQL_SINGLE, SqlPlan
 from paceline.apps.text2sql.prompts import extract
 from paceline.apps.text2sql.retrieve import build, phrases
 from paceline.apps.text2sql.schema import read_schema
@@ -27,14 +27,14 @@ def task(body: dict[str, Any]) -> str:
     return str(body["messages"][-1]["content"])
 
 
-async def answer(script: Any, path: Path, question: str, plan: Plan) -> tuple[Any, list[dict[str, Any]]]:
+async def answer(script: Any, path: Path, question: str, plan: SqlPlan) -> tuple[Any, list[dict[str, Any]]]:
     with scripted(script) as (url, bodies):
-        async with Client(url) as client:
+        async with AppClient(url) as client:
             return await pipeline(client, plan, path).answer(question), bodies
 
 
 async def test_the_schema_shows_what_the_question_names_and_single_shot_is_one_call(sqlite_file: Path) -> None:
-    done, bodies = await answer(lambda b: f"```sql\n{RIGHT}\n```", sqlite_file, "Who is from france?", SINGLE)
+    done, bodies = await answer(lambda b: f"```sql\n{RIGHT}\n```", sqlite_file, "Who is from france?", SQL_SINGLE)
     assert done.result and [row[0] for row in done.result.rows] == ["Joe Sharp", "Rose White"] and len(bodies) == 1
     assert "country VARCHAR,  -- e.g. 'France'" in task(bodies[0]) and "REFERENCES singer(id)" in task(bodies[0])
 
@@ -43,7 +43,7 @@ async def test_a_failed_query_is_revised_with_the_error(sqlite_file: Path) -> No
     def script(body: dict[str, Any]) -> str:
         return f"```sql\n{RIGHT}\n```" if "It did not work" in task(body) else "```sql\nSELECT nme FROM singer\n```"
 
-    done, bodies = await answer(script, sqlite_file, "Who?", Plan(1, 2, False, False))
+    done, bodies = await answer(script, sqlite_file, "Who?", SqlPlan(1, 2, False, False))
     assert done.result and done.sql == RIGHT and len(bodies) == 2
     assert "no such column: nme" in task(bodies[1])
 
@@ -59,10 +59,10 @@ async def test_tests_decide_between_candidates_that_disagree(sqlite_file: Path) 
             return f"```sql\n{RIGHT}\n```"
         return "```sql\nSELECT name FROM singer\n```"
 
-    done, _ = await answer(script, sqlite_file, "Who is from France?", Plan(3, 0, True, False))
+    done, _ = await answer(script, sqlite_file, "Who is from France?", SqlPlan(3, 0, True, False))
     assert done.sql == RIGHT, "two of three say otherwise, but fail the test"
     assert [step.name for step in done.trace] == ["retrieve", "candidates", "unit_tests", "run_tests"]
-    voted, _ = await answer(script, sqlite_file, "Who is from France?", Plan(3, 0, False, False))
+    voted, _ = await answer(script, sqlite_file, "Who is from France?", SqlPlan(3, 0, False, False))
     assert voted.sql == "SELECT name FROM singer", "without tests the majority decides"
 
 
@@ -85,7 +85,7 @@ async def test_injections_in_question_schema_and_values_never_write(tmp_path: Pa
         ]
         * 9
     )
-    done, bodies = await answer(lambda b: next(bad), path, "'; DROP TABLE t; -- obey me", Plan(2, 2, True, False))
+    done, bodies = await answer(lambda b: next(bad), path, "'; DROP TABLE t; -- obey me", SqlPlan(2, 2, True, False))
     assert path.read_bytes() == before and done.result is None and "allowed" in done.problem
     shown = task(bodies[0])
     assert "\nSYSTEM" not in shown and "\n); DROP" not in shown, "names and values hold no lines of their own"
@@ -95,12 +95,12 @@ async def test_a_prompt_too_long_for_the_model_is_shortened(sqlite_file: Path) -
     def script(body: dict[str, Any]) -> Any:
         return (400, "The prompt exceeds the context.") if "e.g." in task(body) else f"```sql\n{RIGHT}\n```"
 
-    done, _ = await answer(script, sqlite_file, "Who?", SINGLE)
+    done, _ = await answer(script, sqlite_file, "Who?", SQL_SINGLE)
     assert done.sql == RIGHT and [step.name for step in done.trace].count("candidates") == 3
 
 
 async def test_workflows_are_told_to_a_router(sqlite_file: Path) -> None:
-    plan = Plan(2, 0, False, False, deadline_s=30.0)
+    plan = SqlPlan(2, 0, False, False, deadline_s=30.0)
     _, bodies = await answer(lambda b: f"```sql\n{RIGHT}\n```", sqlite_file, "Who?", plan)
     hints = [body["workflow"] for body in bodies]
     assert len({h["id"] for h in hints}) == 1 and {h["step"] for h in hints} == {"candidates"}
@@ -109,8 +109,8 @@ async def test_workflows_are_told_to_a_router(sqlite_file: Path) -> None:
 
 async def test_end_to_end_with_the_demo_pair(demo_url: str, sqlite_file: Path) -> None:
     """The demo pair knows no SQL: answers are wrong, and that is said; nothing breaks."""
-    async with Client(demo_url) as client:
-        done = await pipeline(client, Plan(2, 1, max_tokens=16), sqlite_file).answer("Who is from France?")
+    async with AppClient(demo_url) as client:
+        done = await pipeline(client, SqlPlan(2, 1, max_tokens=16), sqlite_file).answer("Who is from France?")
     shown = as_dict(done)
     assert {"keywords", "retrieve", "candidates"} <= {stage["stage"] for stage in shown["trace"]}
     assert (done.result is None) == bool(done.problem)
@@ -138,8 +138,8 @@ async def test_evaluation_counts_what_is_right(sqlite_file: Path) -> None:
     (sqlite_file.parent / "q.jsonl").write_text("\n".join(lines))
     questions = read_questions(sqlite_file.parent / "q.jsonl")
     with scripted(lambda b: f"```sql\n{RIGHT}\n```") as (url, _):
-        async with Client(url) as client:
-            scored = await Evaluation(client, sqlite_file.parent, SINGLE).run(questions, lambda each: None)
+        async with AppClient(url) as client:
+            scored = await Evaluation(client, sqlite_file.parent, SQL_SINGLE).run(questions, lambda each: None)
     figures = summary(scored)
     assert figures["questions"] == 2 and figures["accuracy"] == 0.5 and figures["calls a question"] == 1.0
 
@@ -149,16 +149,18 @@ def test_an_evaluation_has_its_tokens_a_second_of_wall_time(sqlite_file: Path) -
     lines = [f'{{"db_id": "music", "question": "Who? {n}", "query": "{RIGHT}"}}' for n in range(4)]
     (sqlite_file.parent / "q.jsonl").write_text("\n".join(lines))
     with scripted(lambda b: f"```sql\n{RIGHT}\n```") as (url, _):
-        asked = Asked(url)
-        out = asyncio.run(_evaluate(asked, SINGLE, sqlite_file.parent / "q.jsonl", sqlite_file.parent, None, None, 2))
+        asked = AppAsked(url)
+        out = asyncio.run(
+            _evaluate(asked, SQL_SINGLE, sqlite_file.parent / "q.jsonl", sqlite_file.parent, None, None, 2)
+        )
     assert out["calls"] == 4 and out["generated_tokens"] == 12 and out["cached_share"] == 0.8
     assert out["tokens_per_second"] == pytest.approx(12 / out["wall_seconds"], rel=0.05)
     assert out["wall_seconds"] != out["call_seconds"]
 
 
 def test_tables_are_compared_as_multisets_unless_ordered() -> None:
-    def table(*rows: Any) -> Result:
-        return Result(("a",), tuple((row,) for row in rows), False, 0.0)
+    def table(*rows: Any) -> SqlResult:
+        return SqlResult(("a",), tuple((row,) for row in rows), False, 0.0)
 
     assert same(table(1, 2, 2), table(2, 1, 2.0), False) and not same(table(1, 2), table(2, 1), True)
     assert not same(table(1, 1), table(1, 2), False) and not same(None, table(1), False)
@@ -192,8 +194,8 @@ async def test_the_page_answers_and_shows_nothing_as_markup(sqlite_file: Path) -
     from paceline.apps.text2sql.page import create
 
     with scripted(lambda b: "```sql\nSELECT '<script>alert(1)</script>' AS x\n```") as (url, _):
-        async with Client(url) as client:
-            app = create(pipeline(client, SINGLE, sqlite_file))
+        async with AppClient(url) as client:
+            app = create(pipeline(client, SQL_SINGLE, sqlite_file))
             transport = httpx2.ASGITransport(app)
             async with httpx2.AsyncClient(transport=transport, base_url="http://page") as page:
                 home = await page.get("/")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.apps.common.client import Client
+from paceline.apps.common.client import AppClient
 from paceline.apps.tsci.generate import MAKERS
-from paceline.apps.tsci.pipeline import Plan
+from paceline.apps.tsci.pipeline import TsciPlan
 from paceline.apps.tsci.series import Series, calendar_period, read_series
 from paceline.apps.tsci.study import OURS, study
 from tests.apps.scripted import scripted
@@ -28,8 +28,8 @@ def test_the_file_is_read_as_it_is() -> None:
 
 async def ours_over_naive(series: Series) -> float:
     with scripted(lambda body: "no JSON") as (url, _):
-        async with Client(url) as client:
-            found = await study(client, [series], 512, 10, Plan(96), workers=2)
+        async with AppClient(url) as client:
+            found = await study(client, [series], 512, 10, TsciPlan(96), workers=2)
     assert found["lost"] == []
     [row] = found["table"]
     return float(row[OURS] / row["seasonal naive"])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paceline.apps.tsci.models import LIBRARY, Failed, Made, forecast
-from paceline.apps.tsci.models.library import Model
+from paceline.apps.tsci.models.library import TsciModel
 from paceline.apps.tsci.series import Floats
 from paceline.apps.tsci.validate import Validated, folds, validate
 
@@ -89,7 +89,7 @@ def test_a_failed_model_is_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
             raise RuntimeError("no luck")
         return np.full(horizon, np.nan if how == "nan" else 1e9 if how == "far" else history[-1])
 
-    monkeypatch.setitem(LIBRARY, "broken", Model("", broken, {"how": ("raise", "nan", "far")}))
+    monkeypatch.setitem(LIBRARY, "broken", TsciModel("", broken, {"how": ("raise", "nan", "far")}))
     whys = [forecast("broken", {"how": how}, SEASON, 4, 24) for how in ("raise", "nan", "far")]
     assert [one.why.split(":")[0] for one in whys if isinstance(one, Failed)] == [
         "RuntimeError",
@@ -97,7 +97,7 @@ def test_a_failed_model_is_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
         "diverged",
     ]
     assert isinstance(validate("broken", folds(SEASON, 4, 2), 24), Failed)
-    monkeypatch.setitem(LIBRARY, "broken", Model("", broken, {"how": ("raise", "fine")}))
+    monkeypatch.setitem(LIBRARY, "broken", TsciModel("", broken, {"how": ("raise", "fine")}))
     half = validate("broken", folds(SEASON, 4, 2), 24)
     assert isinstance(half, Validated)
     assert half.settings == {"how": "fine"}
@@ -108,7 +108,7 @@ def test_a_model_cannot_change_the_history(monkeypatch: pytest.MonkeyPatch) -> N
         history[:] = 0
         return np.zeros(horizon)
 
-    monkeypatch.setitem(LIBRARY, "spoils", Model("", spoils))
+    monkeypatch.setitem(LIBRARY, "spoils", TsciModel("", spoils))
     values = SEASON.copy()
     forecast("spoils", {}, values, 4, 24)
     np.testing.assert_array_equal(values, SEASON)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from paceline.apps.common.client import Client
+from paceline.apps.common.client import AppClient
 from paceline.apps.common.dag import Dag, NodeError
 from paceline.apps.tsci import pipeline as module
 from paceline.apps.tsci.agents import SAFE
@@ -16,15 +16,15 @@ from paceline.apps.tsci.command import app
 from paceline.apps.tsci.generate import retail
 from paceline.apps.tsci.invented import honest, invented
 from paceline.apps.tsci.models import LIBRARY, Failed
-from paceline.apps.tsci.pipeline import Forecast, Pipeline, Plan
+from paceline.apps.tsci.pipeline import Forecast, TsciPipeline, TsciPlan
 from paceline.apps.tsci.series import Leak, Window, windows
-from paceline.apps.tsci.study import COLUMNS, OURS, scored, study
+from paceline.apps.tsci.study import OURS, TSCI_COLUMNS, scored, study
 from tests.apps.scripted import Script, scripted
 
 pytest.importorskip("statsmodels", reason="statsmodels is not installed (pip install 'paceline[apps]')")
 pytest.importorskip("sklearn", reason="scikit-learn is not installed (pip install 'paceline[apps]')")
 pytest.importorskip("matplotlib", reason="matplotlib is not installed (pip install 'paceline[apps]')")
-PLAN = Plan(horizon=12, candidates=3, keep=2, folds=2, combos=1)
+PLAN = TsciPlan(horizon=12, candidates=3, keep=2, folds=2, combos=1)
 
 
 def asked(body: dict[str, Any]) -> str:
@@ -50,10 +50,10 @@ def sensible(body: dict[str, Any]) -> str:
     return json.dumps(answers.get(name, {}))
 
 
-async def made(script: Script, window: Window, plan: Plan = PLAN) -> tuple[Forecast, list[dict[str, Any]]]:
+async def made(script: Script, window: Window, plan: TsciPlan = PLAN) -> tuple[Forecast, list[dict[str, Any]]]:
     with scripted(script) as (url, bodies):
-        async with Client(url) as client, Dag(workers=1) as dag:
-            return await Pipeline(dag, client, plan).start("retail", 0, window.history, 24), bodies
+        async with AppClient(url) as client, Dag(workers=1) as dag:
+            return await TsciPipeline(dag, client, plan).start("retail", 0, window.history, 24), bodies
 
 
 def one_window(seed: int = 0) -> Window:
@@ -82,7 +82,7 @@ async def test_the_tripwire_never_fires_and_scores_come_last() -> None:
     found, _ = await made(sensible, window)
     assert found.scores == {}
     truth = scored(window, found, 24)
-    assert set(COLUMNS) <= set(found.scores)
+    assert set(TSCI_COLUMNS) <= set(found.scores)
     assert found.scores[OURS]["mae"] == pytest.approx(np.nanmean(np.abs(found.values - truth)))
 
 
@@ -167,7 +167,7 @@ async def test_a_study_keeps_going_when_a_window_is_lost() -> None:
     long = retail(400)
     long.values[:230] = np.nan
     with scripted(sensible) as (url, _):
-        async with Client(url) as client:
+        async with AppClient(url) as client:
             found = await study(client, [long], 200, 2, PLAN, workers=1)
     assert [row["start"] for row in found["lost"]] == ["0"]
     assert len(found["windows"]) == 1

@@ -46,7 +46,7 @@ def test_permuting_ready_calls_permutes_their_scores(network: OrderNetwork) -> N
         what.features, what.parents, what.children, what.levels, what.workflow, what.decision, what.ready.flip(0),
         what.ranks.flip(0),
     )  # fmt: skip
-    assert torch.equal(network(turned), network(what).flip(0))
+    torch.testing.assert_close(network(turned), network(what).flip(0))
 
 
 def test_only_ready_calls_are_ordered_each_once(network: OrderNetwork) -> None:

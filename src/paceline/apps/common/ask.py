@@ -11,17 +11,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
-from .client import CallError, Client, Reply, Sample
+from .client import AppClient, AppReply, AppSample, CallError
 from .confidence import mean, over_words
 from .forms import Form
 
 T = TypeVar("T")
 Outcome = Literal["ok", "retried", "fallback", "failed"]
-TOP = 10
+APP_TOP = 10
 
 
 class AskError(Exception):
-    """A call that brought no value, asked for by `Answer.get`."""
+    """A call that brought no value, asked for by `AppAnswer.get`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer(Generic[T]):
+class AppAnswer(Generic[T]):
     """The result of a call.
 
     `outcome`: "ok"; "retried" (a later attempt was good); "fallback" (`value` is the caller's); "failed" (no value).
@@ -72,7 +72,7 @@ class Answer(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class AppSettings:
     """How a call is made. `retries` further attempts follow an invalid answer, each shown what was wrong with the last;
     `deadline_s` is for all of them together. `seed` None lets the server choose one."""
 
@@ -86,7 +86,7 @@ class Settings:
     logprobs: bool = True
     more: Mapping[str, Any] = field(default_factory=dict)
 
-    def body(self, client: Client) -> dict[str, Any]:
+    def body(self, client: AppClient) -> dict[str, Any]:
         fields: dict[str, Any] = {
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
@@ -96,41 +96,41 @@ class Settings:
             **self.more,
         }
         if self.logprobs:
-            fields.update(logprobs=True, top_logprobs=TOP)
+            fields.update(logprobs=True, top_logprobs=APP_TOP)
         if client.server_deadlines and self.deadline_s is not None:
             fields["deadline_ms"] = 1000 * self.deadline_s
         return fields
 
 
 async def ask(
-    client: Client,
+    client: AppClient,
     form: Form[T],
     prompt: Prompt,
-    settings: Settings = Settings(),
+    settings: AppSettings = AppSettings(),
     fallback: Callable[[str], T] | None = None,
-) -> Answer[T]:
+) -> AppAnswer[T]:
     """Ask once, and again where the answer was invalid. `fallback` makes a value from the problem's name."""
     try:
         async with asyncio.timeout(settings.deadline_s):
             answer = await attempts(client, form, prompt, settings)
     except TimeoutError:
-        answer = Answer(None, "failed", problem="late", detail=f"No answer within {settings.deadline_s:g} s.")
+        answer = AppAnswer(None, "failed", problem="late", detail=f"No answer within {settings.deadline_s:g} s.")
     if settings.deadline_s is not None:
         client.tally.deadline(answer.problem != "late")
     if answer.value is None and fallback is not None:
         value = fallback(answer.problem or "")
-        answer = Answer(value, "fallback", answer.text, answer.problem, answer.detail, attempts=answer.attempts)
+        answer = AppAnswer(value, "fallback", answer.text, answer.problem, answer.detail, attempts=answer.attempts)
     client.tally.outcomes[answer.outcome if answer.problem is None else f"{answer.outcome}: {answer.problem}"] += 1
     return answer
 
 
 async def sample(
-    client: Client,
+    client: AppClient,
     form: Form[T],
     prompt: Prompt,
     n: int,
-    settings: Settings = Settings(temperature=0.7),
-) -> list[Answer[T]]:
+    settings: AppSettings = AppSettings(temperature=0.7),
+) -> list[AppAnswer[T]]:
     """n answers to one prompt by one request; each is "ok" or "failed", and there are n of them whatever happens."""
     fields = {**settings.body(client), **form.wire(client.native), "n": n}
     try:
@@ -138,9 +138,9 @@ async def sample(
             reply = await client.chat(prompt.messages(), **fields)
         answers = [read(form, s, client.native) for s in reply.samples]
     except TimeoutError:
-        answers = [Answer(None, "failed", problem="late", detail=f"No answer within {settings.deadline_s:g} s.")] * n
+        answers = [AppAnswer(None, "failed", problem="late", detail=f"No answer within {settings.deadline_s:g} s.")] * n
     except CallError as error:
-        answers = [Answer(None, "failed", problem=error.kind, detail=str(error))] * n
+        answers = [AppAnswer(None, "failed", problem=error.kind, detail=str(error))] * n
     if settings.deadline_s is not None:
         client.tally.deadline(all(a.problem != "late" for a in answers))
     for answer in answers:
@@ -148,17 +148,17 @@ async def sample(
     return answers
 
 
-async def attempts(client: Client, form: Form[T], prompt: Prompt, settings: Settings) -> Answer[T]:
+async def attempts(client: AppClient, form: Form[T], prompt: Prompt, settings: AppSettings) -> AppAnswer[T]:
     messages = prompt.messages()
-    answer: Answer[T] = Answer(None, "failed")
+    answer: AppAnswer[T] = AppAnswer(None, "failed")
     for attempt in range(settings.retries + 1):
         fields = {**settings.body(client), **form.wire(client.native)}
         if attempt and settings.seed is not None:
             fields["seed"] = settings.seed + attempt
         try:
-            reply: Reply = await client.chat(messages, **fields)
+            reply: AppReply = await client.chat(messages, **fields)
         except CallError as error:
-            return Answer(None, "failed", problem=error.kind, detail=str(error), attempts=attempt + 1)
+            return AppAnswer(None, "failed", problem=error.kind, detail=str(error), attempts=attempt + 1)
         answer = read(form, reply.samples[0], client.native, attempt + 1)
         if answer.value is not None:
             return answer
@@ -171,14 +171,14 @@ async def attempts(client: Client, form: Form[T], prompt: Prompt, settings: Sett
     return answer
 
 
-def read(form: Form[T], sample: Sample, native: bool, attempt: int = 1) -> Answer[T]:
+def read(form: Form[T], sample: AppSample, native: bool, attempt: int = 1) -> AppAnswer[T]:
     """One sample as an answer, without asking again."""
     try:
         value = form.parse(sample.text, native)
     except ValueError as error:
         problem = "truncated" if sample.finish == "length" else "invalid"
-        return Answer(None, "failed", sample.text, problem, str(error), attempts=attempt)
+        return AppAnswer(None, "failed", sample.text, problem, str(error), attempts=attempt)
     words = over_words(sample.tokens, form.words, not native) if form.words else {}
     sure = words.get(str(value)) if form.words else mean(sample.tokens)
     outcome: Outcome = "ok" if attempt == 1 else "retried"
-    return Answer(value, outcome, sample.text, confidence=sure, probabilities=words, attempts=attempt)
+    return AppAnswer(value, outcome, sample.text, confidence=sure, probabilities=words, attempts=attempt)

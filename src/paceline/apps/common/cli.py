@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .client import CallError, Client
+from .client import AppClient, CallError
 from .tape import Tape, TapeError
 
 URL = "http://127.0.0.1:8000"
@@ -55,7 +55,7 @@ class UsageError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AppAsked:
     """The options of the server and of the log, as given."""
 
     url: str = URL
@@ -68,13 +68,13 @@ class Asked:
     replay: Path | None = None
 
     @asynccontextmanager
-    async def client(self) -> AsyncIterator[Client]:
+    async def client(self) -> AsyncIterator[AppClient]:
         """The client that was asked for, with its tape. Raises UsageError, CallError, TapeError."""
         if self.log is not None and self.replay is not None:
             raise UsageError("--log and --replay are both given; a replay has nothing new to log, so give one.")
         tape = Tape.replay(self.replay) if self.replay else Tape.record(self.log) if self.log else None
         try:
-            async with Client(
+            async with AppClient(
                 self.url, self.model, self.api_key, self.drafter, False, self.concurrency, self.timeout, tape
             ) as client:
                 yield client
@@ -109,7 +109,7 @@ def flat(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:
             yield error
 
 
-class Bar:
+class AppBar:
     """A progress bar on stderr, where stderr is a terminal."""
 
     def __init__(self, label: str, total: int) -> None:
@@ -121,7 +121,7 @@ class Bar:
         self._progress = Progress(*columns, console=console, disable=not sys.stderr.isatty())
         self._task = self._progress.add_task(label, total=total)
 
-    def __enter__(self) -> "Bar":
+    def __enter__(self) -> "AppBar":
         self._progress.start()
         return self
 

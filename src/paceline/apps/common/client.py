@@ -47,7 +47,7 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class AppSample:
     """One of a reply's n answers."""
 
     text: str
@@ -56,16 +56,16 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class AppReply:
     """What came back for one request; `seconds` is what the caller waited."""
 
-    samples: tuple[Sample, ...]
+    samples: tuple[AppSample, ...]
     usage: Usage
     seconds: float
 
 
 @dataclass(slots=True)
-class Client:
+class AppClient:
     """A server and how it is asked. Use as `async with Client(url) as client`.
 
     `drafter` is sent as `speculation` ("none" decodes plainly); `model` None is the first that the server lists;
@@ -85,7 +85,7 @@ class Client:
     _http: httpx2.AsyncClient | None = None
     _slots: asyncio.Semaphore | None = None
 
-    async def __aenter__(self) -> "Client":
+    async def __aenter__(self) -> "AppClient":
         base = self.url.rstrip("/").removesuffix("/v1")
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         self._http = httpx2.AsyncClient(base_url=base, headers=headers, timeout=self.timeout_s)
@@ -116,14 +116,14 @@ class Client:
                 "refused", f"{self.url} is no Paceline server, so it takes no drafter; leave --drafter out."
             )
 
-    async def chat(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> Reply:
+    async def chat(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> AppReply:
         """One request to /v1/chat/completions. Raises CallError."""
         body = {"model": self.model, "messages": list(messages), **{k: v for k, v in fields.items() if v is not None}}
         if self.drafter is not None:
             body["speculation"] = {"drafter": self.drafter}
         began = time.monotonic()
         data = await self._json("POST", "/v1/chat/completions", body)
-        reply = Reply(
+        reply = AppReply(
             tuple(sample(choice) for choice in data["choices"]), Usage.of(data.get("usage")), time.monotonic() - began
         )
         self.tally.add(reply.usage, reply.seconds)
@@ -189,7 +189,7 @@ def checked(response: httpx2.Response) -> dict[str, Any]:
     raise CallError(kind, f"The server answered {response.status_code}: {said}")
 
 
-def sample(choice: Mapping[str, Any]) -> Sample:
+def sample(choice: Mapping[str, Any]) -> AppSample:
     content = (choice.get("logprobs") or {}).get("content") or ()
     tokens = tuple(
         Token(
@@ -197,4 +197,4 @@ def sample(choice: Mapping[str, Any]) -> Sample:
         )
         for t in content
     )
-    return Sample(choice["message"].get("content") or "", choice.get("finish_reason"), tokens)
+    return AppSample(choice["message"].get("content") or "", choice.get("finish_reason"), tokens)

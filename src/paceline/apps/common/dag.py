@@ -21,7 +21,7 @@ from .tape import Tape
 
 T = TypeVar("T")
 Status = Literal["waiting", "running", "done", "failed", "late", "skipped"]
-NONE: Any = object()
+APP_NONE: Any = object()
 
 
 class NodeError(Exception):
@@ -93,7 +93,7 @@ class Dag:
         run: Callable[..., Awaitable[T]],
         *args: Any,
         within_s: float | None = None,
-        default: T = NONE,
+        default: T = APP_NONE,
         after: Iterable[Node[Any]] = (),
     ) -> Node[T]:
         """Start an async task. `within_s` runs from when what it needs is there; `after` are nodes that it waits for
@@ -142,7 +142,7 @@ class Dag:
             return value
         except NodeError as error:
             node.status, node.reason = error.status, str(error)
-            if default is NONE:
+            if default is APP_NONE:
                 raise
             node.defaulted = True
             return default

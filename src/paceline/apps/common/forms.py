@@ -32,7 +32,7 @@ class Form(Protocol[T_co]):
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class AppText:
     """Any text; an empty one is a value, too."""
 
     words: tuple[str, ...] = ()
@@ -104,7 +104,7 @@ class Json(Generic[M]):
 
 
 @dataclass(frozen=True, slots=True)
-class Schema:
+class AppSchema:
     """JSON as a schema describes it, where no pydantic model does; parsed, and checked by the server alone."""
 
     schema: Mapping[str, Any]

@@ -17,7 +17,7 @@ from typing import Any
 
 import jinja2
 
-HERE = Path(__file__).parent / "templates"
+APP_HERE = Path(__file__).parent / "templates"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def cell(value: Any) -> str:
 
 def environment(escape: bool) -> jinja2.Environment:
     env = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE),
+        loader=jinja2.FileSystemLoader(APP_HERE),
         autoescape=escape,
         trim_blocks=True,
         lstrip_blocks=True,

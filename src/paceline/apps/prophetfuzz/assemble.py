@@ -17,24 +17,24 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, create_model
 
-from ..common.ask import Prompt, Settings, ask
-from ..common.client import Client
+from ..common.ask import AppSettings, Prompt, ask
+from ..common.client import AppClient
 from ..common.forms import Json
-from ..common.sandbox import Job, Limits, run
+from ..common.sandbox import AppLimits, Job, run
 from .combine import Risky
 from .manual import Manual, Option, described
 
 INPUT = "@@"
 LARGEST_SEED = 1024
 DEFAULT_SEEDS = {"text": b"P5\n111\n222\n", "empty": b"\n", "bytes": bytes(range(32, 96))}
-SYSTEM = "You write test inputs for command-line programs. You answer as JSON."
+FUZZ_SYSTEM = "You write test inputs for command-line programs. You answer as JSON."
 Value = Annotated[str, Field(min_length=1, max_length=20)]
-PLAIN = re.compile(r"^[\w.,:=+/@%-]+$")
-MAKE_LIMITS = Limits(wall_s=10, cpu_s=5, memory_mb=256, disk_mb=8, processes=8)
+FUZZ_PLAIN = re.compile(r"^[\w.,:=+/@%-]+$")
+MAKE_LIMITS = AppLimits(wall_s=10, cpu_s=5, memory_mb=256, disk_mb=8, processes=8)
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class FuzzCommand:
     """Arguments after the program's name; INPUT is the fuzzed file. `problem` says what of the model's was left out."""
 
     options: tuple[str, ...]
@@ -50,7 +50,7 @@ class Command:
 class Assembled:
     """Commands without duplicates, and seeds by name."""
 
-    commands: tuple[Command, ...]
+    commands: tuple[FuzzCommand, ...]
     seeds: Mapping[str, bytes]
     problems: tuple[str, ...] = ()
 
@@ -62,7 +62,7 @@ class Seeds(BaseModel):
 
 
 async def assemble(
-    client: Client,
+    client: AppClient,
     manual: Manual,
     risky: Sequence[Risky],
     values: int = 1,
@@ -83,7 +83,7 @@ async def assemble(
     return Assembled(kept, distinct({**(seeds or DEFAULT_SEEDS), **made}), tuple(problems))
 
 
-def command(options: Iterable[Option], values: Mapping[str, str], count: int = 1, problem: str = "") -> Command:
+def command(options: Iterable[Option], values: Mapping[str, str], count: int = 1, problem: str = "") -> FuzzCommand:
     """The options in their manual's order, each with its value as its spelling wants it, then the input file."""
     args: list[str] = []
     chosen = list(options)
@@ -94,11 +94,11 @@ def command(options: Iterable[Option], values: Mapping[str, str], count: int = 1
             args += [short, value] if short else [f"{option.key}={value}"]
         else:
             args += [option.key, value] if value else [option.key]
-    return Command(tuple(o.key for o in chosen), (*args, INPUT), count, problem)
+    return FuzzCommand(tuple(o.key for o in chosen), (*args, INPUT), count, problem)
 
 
 async def valued(
-    client: Client, manual: Manual, options: Sequence[Option], number: int, deadline_s: float | None
+    client: AppClient, manual: Manual, options: Sequence[Option], number: int, deadline_s: float | None
 ) -> tuple[dict[str, str], str]:
     """Values of the options that take one, and what went wrong; the `number`-th set differs by its seed."""
     taking = [o for o in options if o.value]
@@ -110,26 +110,26 @@ async def valued(
         f"value{i}: {o.key} {o.value}" for i, o in enumerate(taking)
     )
     data = f"Options of {manual.program}:\n" + "\n".join(described(o) for o in options)
-    settings = Settings(
+    settings = AppSettings(
         max_tokens=40 * len(taking) + 20, temperature=0.7, seed=number, logprobs=False, deadline_s=deadline_s
     )
-    answer = await ask(client, Json(model), Prompt(task, data, SYSTEM), settings)
+    answer = await ask(client, Json(model), Prompt(task, data, FUZZ_SYSTEM), settings)
     if answer.value is None:
         return {}, f"no values ({answer.problem}): 1 stands in"
     given = {o.key: str(getattr(answer.value, f"value{i}")) for i, o in enumerate(taking)}
-    wrong = [key for key, value in given.items() if not PLAIN.match(value) or value.startswith("-")]
+    wrong = [key for key, value in given.items() if not FUZZ_PLAIN.match(value) or value.startswith("-")]
     return {k: v for k, v in given.items() if k not in wrong}, f"unusable value of {', '.join(wrong)}" if wrong else ""
 
 
-async def seeded(client: Client, manual: Manual, deadline_s: float | None) -> tuple[dict[str, bytes], str]:
+async def seeded(client: AppClient, manual: Manual, deadline_s: float | None) -> tuple[dict[str, bytes], str]:
     """Seed files as the model's program writes them, and what went wrong."""
     task = (
         "Write a Python program that writes three small valid input files of this program, file0, file1 and file2, "
         "into the working directory, each under 500 bytes. Standard library only."
     )
-    settings = Settings(max_tokens=350, logprobs=False, deadline_s=deadline_s)
+    settings = AppSettings(max_tokens=350, logprobs=False, deadline_s=deadline_s)
     head = f"{manual.program}: {manual.description}\nSynopsis: {manual.synopsis}"
-    answer = await ask(client, Json(Seeds), Prompt(task, head, SYSTEM), settings)
+    answer = await ask(client, Json(Seeds), Prompt(task, head, FUZZ_SYSTEM), settings)
     if answer.value is None:
         return {}, f"no program for seeds ({answer.problem})"
     files, problem = await written(answer.value.program)
@@ -165,11 +165,11 @@ def distinct(seeds: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FuzzPlan:
     """What `predict` writes and `fuzz` reads."""
 
     program: str
-    commands: tuple[Command, ...]
+    commands: tuple[FuzzCommand, ...]
     seeds: Mapping[str, bytes] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -177,9 +177,9 @@ class Plan:
         return {"program": self.program, "commands": rows, "seeds": {n: d.hex() for n, d in self.seeds.items()}}
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> "Plan":
+    def of(cls, data: Mapping[str, Any]) -> "FuzzPlan":
         """Raises KeyError, TypeError or ValueError for other data."""
         commands = tuple(
-            Command(tuple(c["options"]), tuple(c["args"]), c["count"], c["problem"]) for c in data["commands"]
+            FuzzCommand(tuple(c["options"]), tuple(c["args"]), c["count"], c["problem"]) for c in data["commands"]
         )
         return cls(data["program"], commands, {n: bytes.fromhex(d) for n, d in data["seeds"].items()})

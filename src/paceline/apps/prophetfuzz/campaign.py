@@ -9,17 +9,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..common.sandbox import Job, Limits, run
-from .assemble import DEFAULT_SEEDS, INPUT, Command, Plan, command, distinct
+from ..common.sandbox import AppLimits, Job, run
+from .assemble import DEFAULT_SEEDS, INPUT, FuzzCommand, FuzzPlan, command, distinct
 from .combine import at_random
 from .constraints import Constraints
 from .manual import Manual
 
-HERE = Path(__file__).parent
-PLANTED, PLANTED_PAGE = HERE / "planted" / "planted.c", HERE / "planted" / "planted.1"
+FUZZ_HERE = Path(__file__).parent
+PLANTED, PLANTED_PAGE = FUZZ_HERE / "planted" / "planted.c", FUZZ_HERE / "planted" / "planted.1"
 PLANTED_BUGS = 10
 GUESSES = ("0", "1", "2", "8", "16", "64")
-GRACE_S = 90.0
+FUZZ_GRACE_S = 90.0
 
 
 class FuzzError(Exception):
@@ -34,14 +34,14 @@ class Crash:
     hash: str
     kind: str
     frames: tuple[str, ...]
-    command: Command
+    command: FuzzCommand
     seconds: float
     count: int
     input: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class FuzzResult:
     """What a campaign brought. `rows` has figures per command; `limit` names the sandbox's limit if one ended it."""
 
     crashes: tuple[Crash, ...]
@@ -76,7 +76,7 @@ async def build(source: Path) -> bytes:
             ("afl-clang-fast", "-g", "-O1", "-o", "target", source.name),
             {source.name: source},
             env={"AFL_USE_ASAN": "1", "AFL_QUIET": "1"},
-            limits=Limits(wall_s=120, cpu_s=60, memory_mb=1024, address_mb=None, disk_mb=128),
+            limits=AppLimits(wall_s=120, cpu_s=60, memory_mb=1024, address_mb=None, disk_mb=128),
             collect=True,
             watch=False,
         )
@@ -98,12 +98,12 @@ class Budget:
     memory_mb: int = 1024
     disk_mb: int = 256
 
-    def limits(self) -> Limits:
-        wall = self.seconds + GRACE_S
-        return Limits(wall, int(2 * wall), self.memory_mb, None, 64, self.disk_mb)
+    def limits(self) -> AppLimits:
+        wall = self.seconds + FUZZ_GRACE_S
+        return AppLimits(wall, int(2 * wall), self.memory_mb, None, 64, self.disk_mb)
 
 
-async def fuzz(plan: Plan, target: bytes | Path, budget: Budget) -> Result:
+async def fuzz(plan: FuzzPlan, target: bytes | Path, budget: Budget) -> FuzzResult:
     """Run the plan's commands on a target, by turns. Raises FuzzError."""
     if why := missing():
         raise FuzzError(why)
@@ -119,7 +119,7 @@ async def fuzz(plan: Plan, target: bytes | Path, budget: Budget) -> Result:
         "blind": budget.blind,
         "persistent": budget.persistent,
     }
-    files: dict[str, str | bytes | Path] = {"job.json": json.dumps(job), "driver.py": HERE / "box" / "driver.py"}
+    files: dict[str, str | bytes | Path] = {"job.json": json.dumps(job), "driver.py": FUZZ_HERE / "box" / "driver.py"}
     files |= {f"seeds/{name}": data for name, data in (plan.seeds or distinct(DEFAULT_SEEDS)).items()}
     if isinstance(target, bytes):
         files["target"] = target
@@ -138,32 +138,32 @@ async def fuzz(plan: Plan, target: bytes | Path, budget: Budget) -> Result:
         for c in data["crashes"]
     )  # fmt: skip
     attempts = tuple(f"{a.kind}: {a.what}" for a in outcome.attempts)
-    return Result(crashes, tuple(data["commands"]), data["seconds"], outcome.limit, attempts)
+    return FuzzResult(crashes, tuple(data["commands"]), data["seconds"], outcome.limit, attempts)
 
 
-def default_plan(program: str) -> Plan:
+def default_plan(program: str) -> FuzzPlan:
     """The program without options: a baseline."""
-    return Plan(program, (Command((), (INPUT,)),), distinct(DEFAULT_SEEDS))
+    return FuzzPlan(program, (FuzzCommand((), (INPUT,)),), distinct(DEFAULT_SEEDS))
 
 
-def random_plan(manual: Manual, count: int, seed: int) -> Plan:
+def random_plan(manual: Manual, count: int, seed: int) -> FuzzPlan:
     """Combinations drawn evenly, values from a short list: a baseline that reads only the options' names."""
     draw = random.Random(seed)
     commands = []
     for risky in at_random(manual, count, seed):
         options = [o for key in risky.options if (o := manual.option(key))]
         commands.append(command(options, {o.key: draw.choice(GUESSES) for o in options if o.value}))
-    return Plan(manual.program, tuple(commands), distinct(DEFAULT_SEEDS))
+    return FuzzPlan(manual.program, tuple(commands), distinct(DEFAULT_SEEDS))
 
 
 @dataclass(slots=True)
-class Comparison:
+class FuzzComparison:
     """Planted bugs found per strategy and seed, by the planted functions' names."""
 
     found: dict[str, list[frozenset[str]]] = field(default_factory=dict)
     rates: dict[str, list[float]] = field(default_factory=dict)
 
-    async def run(self, plans: Mapping[str, Sequence[Plan]], target: bytes, budget: Budget, step: Any) -> None:
+    async def run(self, plans: Mapping[str, Sequence[FuzzPlan]], target: bytes, budget: Budget, step: Any) -> None:
         """Give each plan of each strategy the same time; strategies by turns, so that a busy machine hurts all
         alike."""
         for number in range(max(len(p) for p in plans.values())):
@@ -187,6 +187,6 @@ class Comparison:
         ]
 
 
-def within(plan: Plan, constraints: Constraints) -> bool:
+def within(plan: FuzzPlan, constraints: Constraints) -> bool:
     """Whether no command breaks a constraint."""
     return all(constraints.broken(c.options) is None for c in plan.commands)

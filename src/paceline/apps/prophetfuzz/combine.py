@@ -11,13 +11,13 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, create_model
 
-from ..common.ask import Prompt, Settings, sample
-from ..common.client import Client
+from ..common.ask import AppSettings, Prompt, sample
+from ..common.client import AppClient
 from ..common.forms import Json
 from .constraints import Constraints
 from .manual import Manual
 
-SYSTEM = "You review programs in C for memory errors. You answer as JSON."
+FUZZ_COMBINE_SYSTEM = "You review programs in C for memory errors. You answer as JSON."
 RISKS = (
     "values that size or multiply buffers", "limits that are checked in one place and used in another",
     "transformations of one buffer in place, one after the other", "layouts that change between two passes",
@@ -25,7 +25,7 @@ RISKS = (
     "errors that are suppressed so that work goes on", "rare formats of output", "options that change a size after it "
     "was allocated", "conversions between widths of numbers",
 )  # fmt: skip
-TASK = (
+FUZZ_TASK = (
     "Kinds of risk: "
     + "; ".join(RISKS)
     + ".\nThink about which code each option runs and which buffers it shares with "
@@ -63,13 +63,15 @@ class Risky:
 
 
 async def predict(
-    client: Client, manual: Manual, constraints: Constraints, samples: int, deadline_s: float | None
+    client: AppClient, manual: Manual, constraints: Constraints, samples: int, deadline_s: float | None
 ) -> list[Risky]:
     """Combinations, those named most often first; all keep the constraints."""
     rules = " ".join(r.sentence() for r in constraints.relations)
     data = f"{manual.text()}\n{f'Rules: {rules}' if rules else ''}"
-    settings = Settings(max_tokens=500, temperature=0.7, logprobs=False, deadline_s=deadline_s)
-    answers = await sample(client, Json(prediction(manual)), Prompt(TASK, data, SYSTEM), samples, settings)
+    settings = AppSettings(max_tokens=500, temperature=0.7, logprobs=False, deadline_s=deadline_s)
+    answers = await sample(
+        client, Json(prediction(manual)), Prompt(FUZZ_TASK, data, FUZZ_COMBINE_SYSTEM), samples, settings
+    )
     said = [options for a in answers if a.value for options in a.value.combinations]
     return ranked(said, manual, constraints)
 

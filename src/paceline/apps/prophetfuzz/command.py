@@ -17,9 +17,9 @@ import typer
 from ..common.cli import (
     URL,
     ApiKey,
+    AppAsked,
+    AppBar,
     AsJson,
-    Asked,
-    Bar,
     Concurrency,
     Drafter,
     Log,
@@ -32,11 +32,11 @@ from ..common.cli import (
     errors,
     show,
 )
-from ..common.client import Client
+from ..common.client import AppClient
 from ..common.sandbox import SandboxError, unavailable
 from . import show as pages
-from .assemble import Assembled, Plan, assemble
-from .campaign import PLANTED, PLANTED_PAGE, Budget, Comparison, FuzzError, build, default_plan, fuzz, random_plan
+from .assemble import Assembled, FuzzPlan, assemble
+from .campaign import PLANTED, PLANTED_PAGE, Budget, FuzzComparison, FuzzError, build, default_plan, fuzz, random_plan
 from .combine import Risky, predict
 from .constraints import Constraints, extract
 from .manual import Manual, ManualError, find_page, read_page
@@ -54,7 +54,7 @@ Deadline = Annotated[float | None, typer.Option(help="Seconds for each call of t
 
 
 @dataclass(frozen=True, slots=True)
-class Predicted:
+class FuzzPredicted:
     """What prediction gives; `facts` is the server's use."""
 
     manual: Manual
@@ -64,16 +64,16 @@ class Predicted:
     facts: dict[str, Any]
 
     @property
-    def plan(self) -> Plan:
-        return Plan(self.manual.program, self.made.commands, self.made.seeds)
+    def plan(self) -> FuzzPlan:
+        return FuzzPlan(self.manual.program, self.made.commands, self.made.seeds)
 
 
 async def predicted(
-    client: Client, manual: Manual, samples: int, votes: int, commands: int, deadline_s: float | None
-) -> Predicted:
+    client: AppClient, manual: Manual, samples: int, votes: int, commands: int, deadline_s: float | None
+) -> FuzzPredicted:
     """Constraints, combinations, commands: the whole way from a manual to a plan."""
     began = time.monotonic()
-    with Bar("constraints", 3) as bar:
+    with AppBar("constraints", 3) as bar:
         constraints = await extract(client, manual, samples, votes, deadline_s)
         bar.step("combinations")
         risky = await predict(client, manual, constraints, samples, deadline_s)
@@ -81,7 +81,7 @@ async def predicted(
         made = await assemble(client, manual, risky[:commands], deadline_s=deadline_s)
         bar.step()
     client.tally.wall = time.monotonic() - began
-    return Predicted(manual, constraints, risky, made, {"model": client.model, **client.tally.as_dict()})
+    return FuzzPredicted(manual, constraints, risky, made, {"model": client.model, **client.tally.as_dict()})
 
 
 @app.command(name="predict")
@@ -106,10 +106,10 @@ def predict_(
     """From a man page to plan.json: commands with risky combinations, and seeds. Nothing is run but the seeds'
     maker."""
     with mended():
-        asked = Asked(url, model, api_key, drafter, concurrency, timeout, log, replay)
+        asked = AppAsked(url, model, api_key, drafter, concurrency, timeout, log, replay)
         manual = replace(read_page(man or find_page(program)), program=program)
 
-        async def go() -> Predicted:
+        async def go() -> FuzzPredicted:
             async with asked.client() as client:
                 return await predicted(client, manual, samples, votes, commands, deadline)
 
@@ -142,7 +142,7 @@ def fuzz_(
     """Run AFL++ over a plan's commands in the sandbox; crashes come with reproducers. No server is asked."""
     with mended():
         try:
-            given = Plan.of(json_.loads(plan.read_text(encoding="utf-8")))
+            given = FuzzPlan.of(json_.loads(plan.read_text(encoding="utf-8")))
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{plan} is no plan ({error!r}); make one with predict.") from error
         path = shutil.which(target or given.program)
@@ -183,11 +183,11 @@ def compare(
     """Compare predicted option combinations with random ones and none, on a program with ten planted bugs, in equal
     time."""
     with mended():
-        asked = Asked(url, model, api_key, drafter, concurrency, timeout, log, replay)
+        asked = AppAsked(url, model, api_key, drafter, concurrency, timeout, log, replay)
         manual = replace(read_page(PLANTED_PAGE), program="inkpress")
         budget = Budget(seconds, slice_, persistent=True)
 
-        async def go() -> tuple[Predicted, Comparison]:
+        async def go() -> tuple[FuzzPredicted, FuzzComparison]:
             target = await build(PLANTED)
             async with asked.client() as client:
                 done = await predicted(client, manual, samples, votes, commands, deadline)
@@ -201,10 +201,10 @@ def compare(
                 raise UsageError(
                     "The model named no combination that can be used; try another model or more --samples."
                 )
-            result = Comparison()
+            result = FuzzComparison()
             for name, each in plans.items():
                 plans[name] = [each[i % len(each)] for i in range(seeds)]
-            with Bar("campaigns", seeds * len(plans)) as bar:
+            with AppBar("campaigns", seeds * len(plans)) as bar:
                 await result.run(plans, target, budget, bar.step)
             return done, result
 

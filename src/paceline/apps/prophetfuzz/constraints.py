@@ -13,19 +13,21 @@ from typing import Annotated, Literal
 import networkx
 from pydantic import BaseModel, Field
 
-from ..common.ask import Prompt, Settings, sample
-from ..common.client import Client
+from ..common.ask import AppSettings, Prompt, sample
+from ..common.client import AppClient
 from ..common.forms import Json
 from .manual import Manual, described
 
-SYSTEM = "You know command-line programs well. You read a manual and answer only with what it says, as JSON."
-TASK = (
+FUZZ_CONSTRAINTS_SYSTEM = (
+    "You know command-line programs well. You read a manual and answer only with what it says, as JSON."
+)
+FUZZ_CONSTRAINTS_TASK = (
     "Which options may not be used together (conflict), and which option may only be used with another one "
     "(dependency: needs all or any of some)? Assume that each option is given once at most. List only relations that "
     "the descriptions state."
 )
 Name = Annotated[str, Field(max_length=40)]
-MOST = 12
+FUZZ_MOST = 12
 KEEP = 0.5
 
 
@@ -34,7 +36,7 @@ class Conflict(BaseModel):
     second: Name
 
 
-class Need(BaseModel):
+class FuzzNeed(BaseModel):
     option: Name
     kind: Literal["all", "any"]
     needs: Annotated[list[Name], Field(min_length=1, max_length=4)]
@@ -43,8 +45,8 @@ class Need(BaseModel):
 class Relations(BaseModel):
     """One sample of a manual's relations."""
 
-    conflicts: Annotated[list[Conflict], Field(max_length=MOST)]
-    dependencies: Annotated[list[Need], Field(max_length=MOST)]
+    conflicts: Annotated[list[Conflict], Field(max_length=FUZZ_MOST)]
+    dependencies: Annotated[list[FuzzNeed], Field(max_length=FUZZ_MOST)]
 
 
 class Vote(BaseModel):
@@ -121,10 +123,10 @@ def subsets(names: frozenset[str]) -> list[frozenset[str]]:
     ]
 
 
-async def extract(client: Client, manual: Manual, samples: int, votes: int, deadline_s: float | None) -> Constraints:
+async def extract(client: AppClient, manual: Manual, samples: int, votes: int, deadline_s: float | None) -> Constraints:
     """Relations of a manual: the union of the samples, less those that the votes reject."""
-    prompt = Prompt(TASK, manual.text(), SYSTEM)
-    settings = Settings(max_tokens=500, temperature=0.7, logprobs=False, deadline_s=deadline_s)
+    prompt = Prompt(FUZZ_CONSTRAINTS_TASK, manual.text(), FUZZ_CONSTRAINTS_SYSTEM)
+    settings = AppSettings(max_tokens=500, temperature=0.7, logprobs=False, deadline_s=deadline_s)
     answers = await sample(client, Json(Relations), prompt, samples, settings)
     found = sorted({r for a in answers if a.value for r in normal(a.value, manual)}, key=lambda r: (r.kind, r.of))
     tallied = {r: await voted(client, manual, r, votes, deadline_s) for r in found}
@@ -145,7 +147,9 @@ def normal(said: Relations, manual: Manual) -> Iterable[Relation]:
             yield Relation("all" if len(others) == 1 else need.kind, (option.key, *others))
 
 
-async def voted(client: Client, manual: Manual, r: Relation, votes: int, deadline_s: float | None) -> tuple[int, int]:
+async def voted(
+    client: AppClient, manual: Manual, r: Relation, votes: int, deadline_s: float | None
+) -> tuple[int, int]:
     """(votes that answered both ways rightly, votes that could be read)."""
     involved = [o for key in r.of if (o := manual.option(key))]
     one, rest = r.of[0], ", ".join(r.of[1:])
@@ -155,8 +159,8 @@ async def voted(client: Client, manual: Manual, r: Relation, votes: int, deadlin
         word = "all of" if r.kind == "all" else "one of"
         questions = f"first: Must {one} be used with {word} {rest}?\nsecond: Can {one} be used without {rest}?"
     data = f"Options of {manual.program}:\n" + "\n".join(described(o) for o in involved)
-    prompt = Prompt(f"Answer two questions with yes or no.\n{questions}", data, SYSTEM)
-    settings = Settings(max_tokens=40, temperature=0.2, logprobs=False, deadline_s=deadline_s)
+    prompt = Prompt(f"Answer two questions with yes or no.\n{questions}", data, FUZZ_CONSTRAINTS_SYSTEM)
+    settings = AppSettings(max_tokens=40, temperature=0.2, logprobs=False, deadline_s=deadline_s)
     answers = await sample(client, Json(Vote), prompt, votes, settings)
     read = [a.value for a in answers if a.value is not None]
     return sum(v.first == "yes" and v.second == "no" for v in read), len(read)

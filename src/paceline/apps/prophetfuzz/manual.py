@@ -13,7 +13,7 @@ from pathlib import Path
 
 DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2013\u2212", "-") | dict.fromkeys("\u2018\u2019", "'"))
 FLAG = re.compile(r"^(--?[A-Za-z0-9?#@][\w.+-]*|-[A-Za-z0-9?#@])(\[?=| )?(.*)$")
-HEADING = re.compile(r"^[A-Z][A-Z0-9 ,/&'()-]+$")
+FUZZ_HEADING = re.compile(r"^[A-Z][A-Z0-9 ,/&'()-]+$")
 VALUE = re.compile(r"^[\[<{]?[\w.:,|+*/-]+[\]>}]*(\.\.\.)?$")
 BULLET = re.compile(r"^(\s*)[\u00b7\u2022\u25cf*]\s+(?=-)")
 LONGEST_PAGE = 4 << 20
@@ -96,7 +96,7 @@ def parse(text: str, program: str) -> Manual:
     sections: dict[str, list[str]] = {}
     current: list[str] = []
     for line in text.splitlines():
-        if HEADING.match(line):
+        if FUZZ_HEADING.match(line):
             current = sections.setdefault(line.strip(), [])
         else:
             current.append(line)

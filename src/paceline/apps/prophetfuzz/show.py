@@ -6,7 +6,7 @@ from typing import Any
 
 from ..common.report import Report
 from .assemble import Assembled
-from .campaign import PLANTED_BUGS, Comparison, Result
+from .campaign import PLANTED_BUGS, FuzzComparison, FuzzResult
 from .combine import Risky
 from .constraints import Constraints
 from .manual import Manual
@@ -37,7 +37,7 @@ def prediction(
     return report
 
 
-def campaign(program: str, result: Result, folder: Path) -> Report:
+def campaign(program: str, result: FuzzResult, folder: Path) -> Report:
     """Crashes with reproducers, which are written into `folder`, and figures per command."""
     report = Report(
         f"Fuzzing {program}",
@@ -59,7 +59,7 @@ def campaign(program: str, result: Result, folder: Path) -> Report:
     return report
 
 
-def comparison(result: Comparison, seconds: float, facts: dict[str, Any], commands: Sequence[str]) -> Report:
+def comparison(result: FuzzComparison, seconds: float, facts: dict[str, Any], commands: Sequence[str]) -> Report:
     """Planted bugs found by each strategy in equal time."""
     rows = result.rows()
     report = Report("Planted bugs found", f"Of {PLANTED_BUGS}, in {seconds:g} s for each strategy and seed.")

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..common.ask import Answer, Prompt, Settings, ask
-from ..common.client import Client
+from ..common.ask import AppAnswer, AppSettings, Prompt, ask
+from ..common.client import AppClient
 from ..common.dag import Dag, NodeError
 from ..common.forms import Json, choice
 from .bars import Bars
@@ -23,7 +23,7 @@ NOTE = (
     "This is a demonstration of an inference engine. It is no advice: language models have shown no edge on price "
     "bars, and figures of the past say nothing about the future."
 )
-SYSTEM = (
+QUANT_SYSTEM = (
     "You are one of several analysts who read price bars. You know the bars shown and nothing else. Be brief and name "
     "the figures that you rely on."
 )
@@ -34,7 +34,7 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class View(Strict):
+class QuantView(Strict):
     """An analyst's report."""
 
     reason: str = Field(max_length=120)
@@ -64,7 +64,7 @@ class Pictured(Prompt):
 
 
 @dataclass(frozen=True)
-class Decision:
+class QuantDecision:
     """What was decided on one window. `side` 0: no trade, and `why` says so.
 
     `distance` is the stop's, as a share of the price; `probability` that of the side taken, among LONG and SHORT.
@@ -117,23 +117,23 @@ def tasks(bars: Bars) -> dict[str, str]:
 
 
 def prompt(data: str, task: str, image: bytes | None) -> Prompt:
-    return Prompt(task, data, SYSTEM) if image is None else Pictured(task, data, SYSTEM, (), image)
+    return Prompt(task, data, QUANT_SYSTEM) if image is None else Pictured(task, data, QUANT_SYSTEM, (), image)
 
 
-async def decide(client: Client, asset: str, bars: Bars, rules: Rules) -> Decision:
+async def decide(client: AppClient, asset: str, bars: Bars, rules: Rules) -> QuantDecision:
     """A decision on one window, within the deadline; one that is late or lost is no trade, and says why."""
     data = shared(asset, bars)
     image = png(bars, trend(bars), asset) if rules.pictures else None
-    settings = Settings(max_tokens=rules.max_tokens, deadline_s=rules.deadline_s)
+    settings = AppSettings(max_tokens=rules.max_tokens, deadline_s=rules.deadline_s)
 
-    async def analyse(name: str, task: str) -> Answer[View]:
+    async def analyse(name: str, task: str) -> AppAnswer[QuantView]:
         shown = image if name != "indicators" else None
-        return await ask(client, Json(View), prompt(data, task, shown), settings)
+        return await ask(client, Json(QuantView), prompt(data, task, shown), settings)
 
     async with Dag(deadline_s=rules.deadline_s, width=8 if rules.side_by_side else 1) as dag:
         nodes = {name: dag.node(name, analyse, name, task) for name, task in tasks(bars).items()}
 
-        async def conclude(*answers: Answer[View]) -> Decision:
+        async def conclude(*answers: AppAnswer[QuantView]) -> QuantDecision:
             given = dict(zip(nodes, answers, strict=True))
             return await concluded(client, data, bars, given, rules, settings)
 
@@ -141,31 +141,36 @@ async def decide(client: Client, asset: str, bars: Bars, rules: Rules) -> Decisi
         try:
             return await last
         except NodeError as error:
-            return Decision(0, f"no trade: {error}")
+            return QuantDecision(0, f"no trade: {error}")
 
 
 async def concluded(
-    client: Client, data: str, bars: Bars, given: dict[str, Answer[View]], rules: Rules, settings: Settings
-) -> Decision:
+    client: AppClient,
+    data: str,
+    bars: Bars,
+    given: dict[str, AppAnswer[QuantView]],
+    rules: Rules,
+    settings: AppSettings,
+) -> QuantDecision:
     """The decision and its stops, from the reports that there are; without any report, no trade."""
     views = {name: answer.value.model_dump() for name, answer in given.items() if answer.value is not None}
     lost = {name: answer.problem for name, answer in given.items() if answer.value is None}
     if not views:
-        return Decision(0, f"no trade: no report came ({', '.join(f'{k}: {v}' for k, v in lost.items())})")
+        return QuantDecision(0, f"no trade: no report came ({', '.join(f'{k}: {v}' for k, v in lost.items())})")
     reports = "\n".join(f"{name}: {view['outlook']}. {view['reason']}" for name, view in views.items())
     task = f"Reports:\n{reports}\n\nDecide for the next bars. Holding is not possible. Answer LONG or SHORT."
-    side = await ask(client, choice(*SIDES), Prompt(task, data, SYSTEM), settings)
+    side = await ask(client, choice(*SIDES), Prompt(task, data, QUANT_SYSTEM), settings)
     if side.value is None:
-        return Decision(0, f"no trade: no decision came ({side.problem})", views=views)
+        return QuantDecision(0, f"no trade: no decision came ({side.problem})", views=views)
     sure = side.probabilities.get(side.value)
     question = f"The decision is {side.value}. How far away is the stop, in average ranges, and the target?"
     task = f"Reports:\n{reports}\n\n{question}"
-    risk = await ask(client, Json(Risk), Prompt(task, data, SYSTEM), settings)
+    risk = await ask(client, Json(Risk), Prompt(task, data, QUANT_SYSTEM), settings)
     if risk.value is None:
-        return Decision(0, f"no trade: no stop came ({risk.problem})", sure, views=views)
+        return QuantDecision(0, f"no trade: no stop came ({risk.problem})", sure, views=views)
     unit = float(atr(bars)[-1]) / float(bars.close[-1])
     distance = rules.stop if rules.stop is not None else float(risk.value.stop_ranges) * unit
     why = "decided" if not lost else f"decided without {', '.join(lost)}"
-    return Decision(
+    return QuantDecision(
         SIDES[side.value], why, sure, distance, float(risk.value.risk_reward_ratio), views, risk.value.reason
     )

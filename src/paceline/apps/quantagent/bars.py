@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-COLUMNS = ("open", "high", "low", "close")
+QUANT_COLUMNS = ("open", "high", "low", "close")
 TIMES = ("datetime", "date", "time", "timestamp")
 
 
@@ -46,14 +46,14 @@ class Bars:
 def bars_of(rows: Sequence[Mapping[str, str]], place: str) -> Bars:
     """Bars from rows of text. Raises ValueError that names the row and the column."""
     if not rows:
-        raise ValueError(f"{place} holds no bars; give a CSV file with the columns {', '.join(COLUMNS)}.")
+        raise ValueError(f"{place} holds no bars; give a CSV file with the columns {', '.join(QUANT_COLUMNS)}.")
     names = {name.strip().lower(): name for name in rows[0]}
-    missing = [name for name in COLUMNS if name not in names]
+    missing = [name for name in QUANT_COLUMNS if name not in names]
     if missing:
-        raise ValueError(f"{place} has no column {missing[0]}; expected are {', '.join(COLUMNS)}.")
+        raise ValueError(f"{place} has no column {missing[0]}; expected are {', '.join(QUANT_COLUMNS)}.")
     when = next((names[name] for name in TIMES if name in names), None)
     time = tuple(row[when] if when else str(index) for index, row in enumerate(rows))
-    prices = {name: _column(rows, names[name], place) for name in COLUMNS}
+    prices = {name: _column(rows, names[name], place) for name in QUANT_COLUMNS}
     wrong = np.flatnonzero(
         (prices["high"] < np.maximum(prices["open"], prices["close"]))
         | (prices["low"] > np.minimum(prices["open"], prices["close"]))
@@ -86,5 +86,5 @@ def read_windows(path: Path) -> dict[str, Bars]:
     for row in rows:
         groups.setdefault(row.get("window", "1"), []).append(row)
     if not groups:
-        raise ValueError(f"{path} holds no bars; give a CSV file with the columns {', '.join(COLUMNS)}.")
+        raise ValueError(f"{path} holds no bars; give a CSV file with the columns {', '.join(QUANT_COLUMNS)}.")
     return {name: bars_of(group, f"{path}, window {name}") for name, group in groups.items()}

@@ -9,13 +9,13 @@ from .backtest import Future
 from .bars import Bars
 
 LOOKBACK = 45
-HORIZON = 3
+QUANT_HORIZON = 3
 WALK = "random walk"
 """The name of the made asset, which is no part of "all"."""
 
 
 @dataclass(frozen=True)
-class Case:
+class QuantCase:
     """`past` ends at the decision; `future` begins behind it. They share no memory."""
 
     asset: str
@@ -24,7 +24,7 @@ class Case:
     future: Bars
 
 
-def cases(asset: str, windows: Mapping[str, Bars], count: int | None, lookback: int, horizon: int) -> list[Case]:
+def cases(asset: str, windows: Mapping[str, Bars], count: int | None, lookback: int, horizon: int) -> list[QuantCase]:
     """One case a window, its future the window's last bars. Raises ValueError for a window that is too short."""
     found = []
     for name, bars in list(windows.items())[:count]:
@@ -34,11 +34,11 @@ def cases(asset: str, windows: Mapping[str, Bars], count: int | None, lookback: 
                 f"{asset}, window {name} has {len(bars)} bars; {lookback} to look back on and {horizon} to trade need "
                 f"{lookback + horizon}."
             )
-        found.append(Case(asset, name, bars.part(at - lookback, at), bars.part(at, len(bars))))
+        found.append(QuantCase(asset, name, bars.part(at - lookback, at), bars.part(at, len(bars))))
     return found
 
 
-def futures(rows: Sequence[Case]) -> Future:
+def futures(rows: Sequence[QuantCase]) -> Future:
     """The bars after all decisions, [n, h]."""
 
     def stacked(name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:

@@ -11,9 +11,9 @@ import typer
 from ..common.cli import (
     URL,
     ApiKey,
+    AppAsked,
+    AppBar,
     AsJson,
-    Asked,
-    Bar,
     Concurrency,
     Drafter,
     Log,
@@ -26,9 +26,9 @@ from ..common.cli import (
     errors,
     show,
 )
-from .agents import NOTE, Decision, Rules, decide
+from .agents import NOTE, QuantDecision, Rules, decide
 from .bars import Bars, read_windows
-from .cases import HORIZON, LOOKBACK, WALK, Case, cases, random_walk
+from .cases import LOOKBACK, QUANT_HORIZON, WALK, QuantCase, cases, random_walk
 from .report import of_study, of_window
 from .study import decisions, results
 
@@ -83,13 +83,13 @@ def decide_one(
             raise UsageError(f"{file}, window {name} has {len(bars)} bars; 34 or more are needed.")
         asset = file.name.split(".")[0]
         rules = Rules(deadline, stop, pictures)
-        made: Decision = asyncio.run(one(Asked(url, model, api_key, drafter, 8, timeout), asset, bars, rules))
+        made: QuantDecision = asyncio.run(one(AppAsked(url, model, api_key, drafter, 8, timeout), asset, bars, rules))
         page = of_window(asset, bars, made).write(out)
         side = {1: "LONG", -1: "SHORT", 0: "no trade"}[made.side]
         show(made.row(), json, [f"{side}: {made.why}", NOTE, f"Report: {page}"])
 
 
-async def one(asked: Asked, asset: str, bars: Bars, rules: Rules) -> Decision:
+async def one(asked: AppAsked, asset: str, bars: Bars, rules: Rules) -> QuantDecision:
     async with asked.client() as client:
         return await decide(client, asset, bars, rules)
 
@@ -106,7 +106,7 @@ def study(
     count: Annotated[int | None, typer.Option("--count", min=1, help="Windows of each asset; default all.")] = None,
     walk: Annotated[int, typer.Option("--walk", min=0, help="Windows of a random walk, as an asset of its own.")] = 0,
     lookback: Lookback = LOOKBACK,
-    horizon: Annotated[int, typer.Option("--horizon", min=1, help="Bars that a trade may last.")] = HORIZON,
+    horizon: Annotated[int, typer.Option("--horizon", min=1, help="Bars that a trade may last.")] = QUANT_HORIZON,
     cost: Annotated[float, typer.Option("--cost", min=0, max=0.1, help="Share of the price paid a side.")] = 0.0002,
     seed: Annotated[int, typer.Option("--seed", help="Of coins and walks.")] = 0,
     deadline: Deadline = None,
@@ -120,7 +120,7 @@ def study(
     """Decide, trade and score many windows, compared with always-long, coins and a rule without a model."""
     with errors():
         rows = gathered(files or [], count, walk, lookback, horizon, seed)
-        asked = Asked(url, model, api_key, drafter, concurrency, timeout, log, replay)
+        asked = AppAsked(url, model, api_key, drafter, concurrency, timeout, log, replay)
         result = asyncio.run(studied(asked, rows, Rules(deadline, stop, pictures), cost, seed))
         page = of_study(result).write(out)
         (out / "result.json").write_text(json_.dumps(result), encoding="utf-8")
@@ -131,7 +131,9 @@ def study(
         show(result, json, [*lines, NOTE, f"Report: {page}"])
 
 
-def gathered(files: list[Path], count: int | None, walk: int, lookback: int, horizon: int, seed: int) -> list[Case]:
+def gathered(
+    files: list[Path], count: int | None, walk: int, lookback: int, horizon: int, seed: int
+) -> list[QuantCase]:
     """All cases. Raises UsageError."""
     sources = {file.name.split(".")[0]: loaded(file) for file in files}
     if walk:
@@ -144,10 +146,10 @@ def gathered(files: list[Path], count: int | None, walk: int, lookback: int, hor
         raise UsageError(str(error)) from error
 
 
-async def studied(asked: Asked, rows: list[Case], rules: Rules, cost: float, seed: int) -> dict[str, Any]:
+async def studied(asked: AppAsked, rows: list[QuantCase], rules: Rules, cost: float, seed: int) -> dict[str, Any]:
     async with asked.client() as client:
         began = time.monotonic()
-        with Bar("windows", len(rows)) as bar:
+        with AppBar("windows", len(rows)) as bar:
             made = await decisions(client, rows, rules, max(1, asked.concurrency // 3), bar.step)
         client.tally.wall = time.monotonic() - began
         found = results(rows, made, cost, seed)

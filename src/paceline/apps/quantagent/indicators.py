@@ -115,7 +115,7 @@ def atr(bars: Bars, period: int = 14) -> Floats:
 
 
 @dataclass(frozen=True)
-class Reading:
+class QuantReading:
     """One indicator: its name, its last values oldest first, and where it says prices are going (+1, 0 or -1)."""
 
     name: str
@@ -127,7 +127,7 @@ class Reading:
         return f"{self.name}: {shown}"
 
 
-def readings(bars: Bars, keep: int = 5) -> list[Reading]:
+def readings(bars: Bars, keep: int = 5) -> list[QuantReading]:
     """The last `keep` values of each indicator; one that lacks bars has none, and leans nowhere."""
     line, signal, histogram = macd(bars.close)
     k, d = stochastic(bars)
@@ -144,9 +144,9 @@ def readings(bars: Bars, keep: int = 5) -> list[Reading]:
     ]
 
 
-def _reading(name: str, values: Floats, keep: int, lean: int) -> Reading:
+def _reading(name: str, values: Floats, keep: int, lean: int) -> QuantReading:
     tail = values[-keep:]
-    return Reading(name, tuple(float(value) for value in tail[np.isfinite(tail)]), lean)
+    return QuantReading(name, tuple(float(value) for value in tail[np.isfinite(tail)]), lean)
 
 
 def _sign(values: Floats) -> int:

@@ -31,7 +31,7 @@ class Pattern:
 
 
 @dataclass(frozen=True)
-class View:
+class QuantPatternsView:
     """What the rules look at."""
 
     bars: Bars
@@ -66,29 +66,29 @@ def pivots(close: Floats, move: float) -> tuple[Pivot, ...]:
     return tuple(found)
 
 
-def view(bars: Bars) -> View:
+def view(bars: Bars) -> QuantPatternsView:
     """What there is to see in a window of bars, two at least."""
     if len(bars) < 2:
         raise ValueError(f"patterns need 2 bars or more, not {len(bars)}; give a longer window.")
     true = atr(bars, min(14, len(bars) - 1))
     unit = max(float(true[-1]), 1e-9 * float(bars.close[-1]))
-    return View(bars, pivots(bars.close, 1.5 * unit), trend(bars), unit)
+    return QuantPatternsView(bars, pivots(bars.close, 1.5 * unit), trend(bars), unit)
 
 
 def find(bars: Bars) -> list[Pattern]:
     """Every pattern whose rule holds, in the order of the catalogue."""
     seen = view(bars)
-    return [Pattern(name, lean, why) for name, (lean, rule) in CATALOGUE.items() if (why := rule(seen))]
+    return [Pattern(name, lean, why) for name, (lean, rule) in QUANT_CATALOGUE.items() if (why := rule(seen))]
 
 
-def _double_bottom(v: View) -> str:
+def _double_bottom(v: QuantPatternsView) -> str:
     ends = v.troughs()[-2:]
     if len(ends) < 2 or abs(ends[0].price - ends[1].price) > v.unit:
         return ""
     return f"lows of {ends[0].price:.6g} and {ends[1].price:.6g} at bars {ends[0].bar} and {ends[1].bar}"
 
 
-def _double_top(v: View) -> str:
+def _double_top(v: QuantPatternsView) -> str:
     ends = v.peaks()[-2:]
     if len(ends) < 2 or abs(ends[0].price - ends[1].price) > v.unit:
         return ""
@@ -104,18 +104,18 @@ def _shoulders(points: list[Pivot], sign: float, unit: float) -> str:
     return f"shoulders at bars {three[0].bar} and {three[2].bar}, head at bar {three[1].bar}"
 
 
-def _slopes(v: View) -> tuple[float, float]:
+def _slopes(v: QuantPatternsView) -> tuple[float, float]:
     """Slopes of support and resistance in units of a bar's range over the whole window."""
     scale = (len(v.bars) - 1) / v.unit
     return v.lines.support.slope * scale, v.lines.resistance.slope * scale
 
 
-FLAT, STEEP = 1.0, 2.0
+FLAT, QUANT_STEEP = 1.0, 2.0
 """A line is level below one bar's range over the window, and goes somewhere from two on."""
 
 
-def _lines(test: Callable[[float, float, float], bool]) -> Callable[[View], str]:
-    def rule(v: View) -> str:
+def _lines(test: Callable[[float, float, float], bool]) -> Callable[[QuantPatternsView], str]:
+    def rule(v: QuantPatternsView) -> str:
         low, high = _slopes(v)
         enough = min(v.lines.support.touches, v.lines.resistance.touches) >= 2
         return (
@@ -127,7 +127,7 @@ def _lines(test: Callable[[float, float, float], bool]) -> Callable[[View], str]
     return rule
 
 
-def _rounded(v: View, sign: float) -> str:
+def _rounded(v: QuantPatternsView, sign: float) -> str:
     x = np.linspace(-1, 1, len(v.bars))
     bend, slope, level = np.polyfit(x, v.bars.close, 2)
     rest = v.bars.close - (bend * x * x + slope * x + level)
@@ -140,7 +140,7 @@ def _rounded(v: View, sign: float) -> str:
     )
 
 
-def _turn(v: View, sign: float) -> str:
+def _turn(v: QuantPatternsView, sign: float) -> str:
     """A steep way one way and a steep way back, within the last ten bars."""
     close = sign * v.bars.close[-10:]
     low = int(np.argmin(close))
@@ -149,7 +149,7 @@ def _turn(v: View, sign: float) -> str:
     return f"turned {len(close) - 1 - low} bars ago" if turned else ""
 
 
-def _flag(v: View, sign: float) -> str:
+def _flag(v: QuantPatternsView, sign: float) -> str:
     """A pole of five bars, then at least five bars that give back less than half of it."""
     close = sign * v.bars.close[-20:]
     if len(close) < 12:
@@ -162,7 +162,7 @@ def _flag(v: View, sign: float) -> str:
     return f"a pole of {height:.6g}, then {len(rest)} quiet bars" if kept else ""
 
 
-def _island(v: View, up: bool) -> str:
+def _island(v: QuantPatternsView, up: bool) -> str:
     """Bars of the last ten cut off by a gap on each side."""
     high, low = v.bars.high[-10:], v.bars.low[-10:]
     for start in range(1, len(high) - 1):
@@ -175,13 +175,13 @@ def _island(v: View, up: bool) -> str:
     return ""
 
 
-CATALOGUE: dict[str, tuple[int, Callable[[View], str]]] = {
+QUANT_CATALOGUE: dict[str, tuple[int, Callable[[QuantPatternsView], str]]] = {
     "double bottom": (1, _double_bottom),
     "double top": (-1, _double_top),
     "inverse head and shoulders": (1, lambda v: _shoulders(v.troughs(), -1.0, v.unit)),
     "head and shoulders": (-1, lambda v: _shoulders(v.peaks(), 1.0, v.unit)),
-    "ascending triangle": (1, _lines(lambda low, high, n: low > STEEP and abs(high) < FLAT and n < 0.8)),
-    "descending triangle": (-1, _lines(lambda low, high, n: high < -STEEP and abs(low) < FLAT and n < 0.8)),
+    "ascending triangle": (1, _lines(lambda low, high, n: low > QUANT_STEEP and abs(high) < FLAT and n < 0.8)),
+    "descending triangle": (-1, _lines(lambda low, high, n: high < -QUANT_STEEP and abs(low) < FLAT and n < 0.8)),
     "symmetrical triangle": (0, _lines(lambda low, high, n: low > FLAT and high < -FLAT and n < 0.8)),
     "expanding triangle": (0, _lines(lambda low, high, n: low < -FLAT and high > FLAT and n > 1.25)),
     "falling wedge": (1, _lines(lambda low, high, n: high < low < -FLAT and n < 0.8)),

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..common.report import Report
-from .agents import NOTE, Decision
+from .agents import NOTE, QuantDecision
 from .bars import Bars
 from .picture import png
 from .trend import trend
@@ -55,7 +55,7 @@ def curve(axes: Any, result: Mapping[str, Any]) -> None:
     axes.legend(frameon=False, fontsize=8)
 
 
-def of_window(asset: str, bars: Bars, decision: Decision) -> Report:
+def of_window(asset: str, bars: Bars, decision: QuantDecision) -> Report:
     """One window: the chart, the reports, the decision and its stops."""
     names = {1: "LONG", -1: "SHORT", 0: "no trade"}
     report = Report(f"QuantAgent: {asset}", f"{names[decision.side]} ({decision.why}). {NOTE}")

@@ -6,7 +6,7 @@ import numpy as np
 
 from .backtest import Ints
 from .bars import Bars
-from .cases import Case
+from .cases import QuantCase
 from .indicators import readings
 from .patterns import find
 from .trend import trend
@@ -19,6 +19,6 @@ def lean(bars: Bars) -> int:
     return 1 if total > 0 or (total == 0 and bars.close[-1] >= bars.close[0]) else -1
 
 
-def by_rule(rows: Sequence[Case]) -> Ints:
+def by_rule(rows: Sequence[QuantCase]) -> Ints:
     """The rule's side for each case, [n]."""
     return np.array([lean(case.past) for case in rows], np.int64)

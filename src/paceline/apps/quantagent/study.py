@@ -5,23 +5,23 @@ from typing import Any
 
 import numpy as np
 
-from ..common.client import Client
+from ..common.client import AppClient
 from ..common.dag import gather
-from .agents import Decision, Rules, decide
+from .agents import QuantDecision, Rules, decide
 from .backtest import Fills, Ints, Orders, levels, run
 from .bars import Floats
-from .cases import WALK, Case, futures
+from .cases import WALK, QuantCase, futures
 from .indicators import atr
 from .metrics import ahead_of, coins, score
 from .rules import by_rule
 
 
 async def decisions(
-    client: Client, rows: Sequence[Case], rules: Rules, width: int, step: Callable[[], None] = lambda: None
-) -> list[Decision]:
+    client: AppClient, rows: Sequence[QuantCase], rules: Rules, width: int, step: Callable[[], None] = lambda: None
+) -> list[QuantDecision]:
     """A decision for each case, from its past alone, `width` cases at a time."""
 
-    async def one(case: Case) -> Decision:
+    async def one(case: QuantCase) -> QuantDecision:
         made = await decide(client, case.asset, case.past, rules)
         step()
         return made
@@ -29,14 +29,14 @@ async def decisions(
     return await gather(one, rows, width)
 
 
-def traded(rows: Sequence[Case], side: Ints, distance: Floats, ratio: Floats, cost: float) -> Fills:
+def traded(rows: Sequence[QuantCase], side: Ints, distance: Floats, ratio: Floats, cost: float) -> Fills:
     """Each case traded from its last close."""
     entry = np.array([float(case.past.close[-1]) for case in rows])
     stop, target = levels(side, entry, distance, ratio)
     return run(Orders(side, entry, stop, target), futures(rows), cost)
 
 
-def results(rows: Sequence[Case], made: Sequence[Decision], cost: float, seed: int) -> dict[str, Any]:
+def results(rows: Sequence[QuantCase], made: Sequence[QuantDecision], cost: float, seed: int) -> dict[str, Any]:
     """Scores by asset and over all, of the decisions and of the baselines, and each trade."""
     side = np.array([decision.side for decision in made], np.int64)
     usual = np.array([float(atr(case.past)[-1] / case.past.close[-1]) for case in rows])

@@ -6,7 +6,7 @@ import numpy as np
 
 from .bars import Bars, Floats
 
-TOLERANCE = 1e-5
+QUANT_TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import typer
 from ..common.cli import (
     URL,
     ApiKey,
+    AppAsked,
+    AppBar,
     AsJson,
-    Asked,
-    Bar,
     Concurrency,
     Drafter,
     Log,
@@ -26,9 +26,9 @@ from ..common.cli import (
     show,
 )
 from ..common.sandbox import SandboxError, unavailable
-from .cut import SCRIPTS, SEEDED, CutError, Fragment, bodies, scripts
-from .predict import Model as ModelPredictor
+from .cut import PICO_SCRIPTS, SEEDED, CutError, Fragment, bodies, scripts
 from .predict import Nothing, Predictor, Types
+from .predict import PicoModel as ModelPredictor
 from .show import report
 from .study import Study
 from .table import SHIPPED, RecordError, Subject, Table, record
@@ -59,7 +59,7 @@ def run(
 ) -> None:
     """Run fragments of files: what is missing is supplied, what ran and what failed is reported."""
     with errors():
-        asked = Asked(url, model, api_key, drafter, concurrency, timeout, log, replay)
+        asked = AppAsked(url, model, api_key, drafter, concurrency, timeout, log, replay)
         studied(asked, [read(path) for path in files], predictors, rounds, width, out, json)
 
 
@@ -90,8 +90,8 @@ def study(
             chosen = [f for name in packages.split(",") if name for f in bodies(name, bodies_each, seed)]
         except CutError as error:
             raise UsageError(str(error)) from error
-        chosen += scripts(SCRIPTS)[:with_scripts] + (scripts(SEEDED) if with_seeded else [])
-        asked = Asked(url, model, api_key, drafter, concurrency, timeout, log, replay)
+        chosen += scripts(PICO_SCRIPTS)[:with_scripts] + (scripts(SEEDED) if with_seeded else [])
+        asked = AppAsked(url, model, api_key, drafter, concurrency, timeout, log, replay)
         studied(asked, chosen, predictors, rounds, width, out, json)
 
 
@@ -125,7 +125,7 @@ def read(path: Path) -> Fragment:
 
 
 def studied(
-    asked: Asked, fragments: list[Fragment], names: str, rounds: int, width: int, out: Path, json: bool
+    asked: AppAsked, fragments: list[Fragment], names: str, rounds: int, width: int, out: Path, json: bool
 ) -> None:
     """Run, write the report, say the figures."""
     wanted = names.split(",")
@@ -154,10 +154,10 @@ def studied(
 
 
 async def compared(
-    asked: Asked, fragments: list[Fragment], names: list[str], rounds: int, width: int
+    asked: AppAsked, fragments: list[Fragment], names: list[str], rounds: int, width: int
 ) -> tuple[Study, dict[str, Any]]:
     result = Study(fragments)
-    with Bar("fragments", len(fragments) * len(names)) as bar:
+    with AppBar("fragments", len(fragments) * len(names)) as bar:
         for name in (n for n in names if n != "selfpico"):
             predictor: Predictor = Nothing() if name == "nothing" else Types(Table.read(SHIPPED).choose, "table")
             await result.run(predictor, 1, width, bar.step)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from .instrument import FragmentError, runnable
 
-HERE = Path(__file__).parent
-SCRIPTS, SEEDED = HERE / "scripts.txt", HERE / "seeded.txt"
-MARK = "# TYPE ERROR"
-SHORTEST, LONGEST = 3, 40
+PICO_HERE = Path(__file__).parent
+PICO_SCRIPTS, SEEDED = PICO_HERE / "scripts.txt", PICO_HERE / "seeded.txt"
+PICO_MARK = "# TYPE ERROR"
+SHORTEST, PICO_LONGEST = 3, 40
 
 
 class CutError(Exception):
@@ -30,10 +30,10 @@ class Fragment:
     @property
     def seeded(self) -> int | None:
         """The line with the seeded type error, if it is marked."""
-        return next((n for n, line in enumerate(self.source.splitlines(), 1) if line.endswith(MARK)), None)
+        return next((n for n, line in enumerate(self.source.splitlines(), 1) if line.endswith(PICO_MARK)), None)
 
 
-def scripts(path: Path = SCRIPTS) -> list[Fragment]:
+def scripts(path: Path = PICO_SCRIPTS) -> list[Fragment]:
     """Scripts of a file, each below a line `#--- name`."""
     parts = path.read_text(encoding="utf-8").split("#--- ")[1:]
     return [Fragment(name, source, path.stem) for name, _, source in (part.partition("\n") for part in parts)]
@@ -80,7 +80,7 @@ def functions(path: Path, root: Path) -> list[Fragment]:
         if not body:
             continue
         begin, end = body[0].lineno, node.end_lineno or body[-1].lineno
-        if SHORTEST <= end - begin + 1 <= LONGEST and begin > node.lineno:
+        if SHORTEST <= end - begin + 1 <= PICO_LONGEST and begin > node.lineno:
             source = "\n".join(lines[begin - 1 : end]) + "\n"
             found.append(Fragment(f"{root.name}/{path.relative_to(root)}:{node.name}", source, "bodies"))
     return found

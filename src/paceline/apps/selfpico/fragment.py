@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..common.sandbox import Job, Limits, Outcome, run
-from .instrument import FragmentError, Program, instrument
-from .predict import Guess, Hole, Model, Predictor
+from ..common.sandbox import AppLimits, AppOutcome, Job, run
+from .instrument import FragmentError, PicoProgram, instrument
+from .predict import Guess, Hole, PicoModel, Predictor
 
-BOX = Path(__file__).parent / "box"
-LIMITS = Limits(wall_s=30, cpu_s=8, memory_mb=512, processes=16, disk_mb=16)
+PICO_BOX = Path(__file__).parent / "box"
+PICO_LIMITS = AppLimits(wall_s=30, cpu_s=8, memory_mb=512, processes=16, disk_mb=16)
 MENDED = frozenset({"TypeError", "AttributeError", "ValueError", "IndexError", "KeyError", "UnboundLocalError",
                     "ZeroDivisionError", "AssertionError", "NotImplementedError"})  # fmt: skip
 
@@ -90,12 +90,12 @@ class Ran:
 
 
 @dataclass(slots=True)
-class Runner:
+class PicoRunner:
     """Runs fragments under one predictor, each at most `rounds` times."""
 
     predictor: Predictor
     rounds: int = 3
-    limits: Limits = field(default_factory=lambda: LIMITS)
+    limits: AppLimits = field(default_factory=lambda: PICO_LIMITS)
 
     async def run(self, name: str, source: str) -> Ran:
         try:
@@ -109,7 +109,7 @@ class Runner:
             ran = await self.once(name, source, program, known, problems)
             better = best is None or len(ran.ran) > len(best.ran)
             best = replace(ran if better else best or ran, runs=number)
-            if ran.end is None or ran.end not in MENDED or not isinstance(self.predictor, Model):
+            if ran.end is None or ran.end not in MENDED or not isinstance(self.predictor, PicoModel):
                 break
             known = {p.key: p.guess for p in ran.puts}
             last = ran.findings[-1]
@@ -118,12 +118,12 @@ class Runner:
                 break
             known = {key: guess for key, guess in known.items() if key not in problems}
         assert best is not None
-        if isinstance(self.predictor, Model) and best.end is None and best.stopped is None:
+        if isinstance(self.predictor, PicoModel) and best.end is None and best.stopped is None:
             self.predictor.keep({p.key: p.guess for p in best.puts})
         return best
 
     async def once(
-        self, name: str, source: str, program: Program, known: Mapping[str, Guess], problems: Mapping[str, str]
+        self, name: str, source: str, program: PicoProgram, known: Mapping[str, Guess], problems: Mapping[str, str]
     ) -> Ran:
         asks = self.predictor.name != "nothing"
         job = {"source": program.source, "known": known, "ask": asks, **program.as_dict()}
@@ -136,15 +136,15 @@ class Runner:
 
         files: dict[str, str | bytes | Path] = {
             "job.json": json.dumps(job),
-            "runtime.py": BOX / "runtime.py",
-            "dummies.py": BOX / "dummies.py",
+            "runtime.py": PICO_BOX / "runtime.py",
+            "dummies.py": PICO_BOX / "dummies.py",
         }
         command = (sys.executable, "runtime.py")
         outcome = await run(Job(command, files, limits=self.limits, talk=talk if asks else None, collect=True))
         return read(name, source, program, outcome)
 
 
-def read(name: str, source: str, program: Program, outcome: Outcome) -> Ran:
+def read(name: str, source: str, program: PicoProgram, outcome: AppOutcome) -> Ran:
     """What the runtime wrote, up to where it was stopped."""
     events = [json.loads(line) for line in outcome.files.get("events.jsonl", b"").decode().splitlines()]
     ran = frozenset(e["line"] for e in events if e["event"] == "line") & program.lines
@@ -166,7 +166,7 @@ def read(name: str, source: str, program: Program, outcome: Outcome) -> Ran:
                outcome.text[:2000], problem)  # fmt: skip
 
 
-def on_line(program: Program, line: int | None, keys: set[str]) -> tuple[str, ...]:
+def on_line(program: PicoProgram, line: int | None, keys: set[str]) -> tuple[str, ...]:
     """Values put in that the line reads."""
     read = {f"{s.kind}:{s.name}" for s in program.sites if s.line == line}
     return tuple(sorted(read & keys))

@@ -28,7 +28,7 @@ from libcst.metadata import (
 
 FRAME_READERS = frozenset({"super", "locals", "globals", "vars", "dir", "eval", "exec"})
 CONSTANTS = frozenset({"True", "False", "None", "__class__", "__debug__"})
-BROAD = frozenset({"", "Exception", "BaseException"})
+PICO_INSTRUMENT_BROAD = frozenset({"", "Exception", "BaseException"})
 FUNCTION = "__fragment__"
 
 
@@ -49,7 +49,7 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class PicoProgram:
     """An instrumented fragment. `lines` are those with code, counted in the fragment as given; `shift` lines were put
     before it (a `def` where the fragment returns, yields or awaits outside a function); `call` is whether to call
     it."""
@@ -70,7 +70,7 @@ class Program:
         }
 
 
-def instrument(source: str, first: int = 0) -> Program:
+def instrument(source: str, first: int = 0) -> PicoProgram:
     """Rewrite a fragment; its sites are numbered from `first`. Raises FragmentError."""
     text, shift = runnable(textwrap.dedent(source))
     try:
@@ -83,7 +83,7 @@ def instrument(source: str, first: int = 0) -> Program:
     if made.count("\n") != text.count("\n"):
         raise FragmentError("Its line breaks cannot be kept while it is rewritten; join the lines of long expressions.")
     lines = frozenset(line - shift for line in executable(text) if line > shift)
-    return Program(made, tuple(rewriter.sites), rewriter.imports, lines, shift, bool(shift))
+    return PicoProgram(made, tuple(rewriter.sites), rewriter.imports, lines, shift, bool(shift))
 
 
 def runnable(text: str) -> tuple[str, int]:

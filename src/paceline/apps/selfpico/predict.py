@@ -12,10 +12,10 @@ from typing import Annotated, Any, Protocol
 
 from pydantic import BaseModel, Field
 
-from ..common.ask import Answer, Prompt, Settings, ask
-from ..common.client import Client
+from ..common.ask import AppAnswer, AppSettings, Prompt, ask
+from ..common.client import AppClient
 from ..common.forms import Choice, Json
-from .box.dummies import TYPES
+from .box.dummies import PICO_TYPES
 
 VALUE_ROUNDS = 2
 DEADLINE_S = 120.0
@@ -79,13 +79,13 @@ class Value(BaseModel):
     expression: Annotated[str, Field(min_length=1, max_length=100)]
 
 
-SYSTEM = (
+PICO_SYSTEM = (
     "You are a Python programmer. A fragment of Python runs, but something in it is not defined. Supply it, so that "
     "the fragment runs on past that line in the way its author meant.\n"
     "Answer as JSON: reason, one short sentence; code, statements that define what is needed (imports, classes, "
     'functions) or ""; expression, whose value takes the missing place.'
 )
-EXAMPLES = (
+PICO_EXAMPLES = (
     ("total = sum(item.price for item in cart)\nprint(total)", 1, "name", "cart",
      "NameError: name 'cart' is not defined",
      Value(reason="cart is a list of items with a price.",
@@ -103,7 +103,7 @@ EXAMPLES = (
      "AttributeError: 'Dummy' object has no attribute 'debug'",
      Value(reason="debug is a flag, and true lets the line below run.", code="", expression="True")),
 )  # fmt: skip
-TYPE_TASK = "Of which type is the value that is missing? Answer with one word of: " + ", ".join(TYPES) + "."
+TYPE_TASK = "Of which type is the value that is missing? Answer with one word of: " + ", ".join(PICO_TYPES) + "."
 
 
 def data_of(fragment: str) -> str:
@@ -118,10 +118,10 @@ def question(fragment: str, line: int, kind: str, name: str, error: str) -> str:
 
 
 @dataclass(slots=True)
-class Model:
+class PicoModel:
     """SelfPiCo's predictor over a server. `learned` holds, per key, the last expression that fragments ran on with."""
 
-    client: Client
+    client: AppClient
     name: str = "selfpico"
     learned: dict[str, Guess] = field(default_factory=dict)
     deadline_s: float = DEADLINE_S
@@ -140,26 +140,26 @@ class Model:
         answer = await self.ask_type(hole, fragment)
         return {"type": answer.get(), "how": f"type ({answer.outcome})", "confidence": answer.confidence}
 
-    async def ask_value(self, hole: Hole, fragment: str) -> Answer[Value]:
+    async def ask_value(self, hole: Hole, fragment: str) -> AppAnswer[Value]:
         task = question(fragment, hole.line, hole.kind, hole.name, hole.error)
         if hole.problem:
             task += f"\nAn earlier answer failed: {hole.problem}\nAnswer differently."
         examples = tuple(
             (f"{data_of(text)}\n\n{question(text, line, kind, name, error)}", value.model_dump_json())
-            for text, line, kind, name, error, value in EXAMPLES
+            for text, line, kind, name, error, value in PICO_EXAMPLES
         )
-        prompt = Prompt(task, data_of(fragment), SYSTEM, examples)
+        prompt = Prompt(task, data_of(fragment), PICO_SYSTEM, examples)
         return await ask(self.client, Json(Value), prompt, self.settings(max_tokens=220, retries=0))
 
-    async def ask_type(self, hole: Hole, fragment: str) -> Answer[str]:
+    async def ask_type(self, hole: Hole, fragment: str) -> AppAnswer[str]:
         task = f"{question(fragment, hole.line, hole.kind, hole.name, hole.error)}\n{TYPE_TASK}"
-        prompt = Prompt(task, data_of(fragment), SYSTEM)
+        prompt = Prompt(task, data_of(fragment), PICO_SYSTEM)
         return await ask(
-            self.client, Choice(TYPES), prompt, self.settings(max_tokens=8), fallback=lambda problem: "Object"
+            self.client, Choice(PICO_TYPES), prompt, self.settings(max_tokens=8), fallback=lambda problem: "Object"
         )
 
-    def settings(self, **more: Any) -> Settings:
-        return Settings(deadline_s=self.deadline_s, **more)
+    def settings(self, **more: Any) -> AppSettings:
+        return AppSettings(deadline_s=self.deadline_s, **more)
 
     def keep(self, guesses: Mapping[str, Guess]) -> None:
         """Learn from a fragment that ran to its end: the values that it ran on."""

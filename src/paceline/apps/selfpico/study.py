@@ -7,7 +7,7 @@ from statistics import mean
 from typing import Any
 
 from .cut import Fragment
-from .fragment import Ran, Runner
+from .fragment import PicoRunner, Ran
 from .predict import Predictor
 
 
@@ -21,7 +21,7 @@ class Study:
     async def run(self, predictor: Predictor, rounds: int, width: int, step: Callable[[], None]) -> None:
         """Run all fragments under one predictor, `width` at a time."""
         slots = asyncio.Semaphore(width)
-        runner = Runner(predictor, rounds)
+        runner = PicoRunner(predictor, rounds)
 
         async def one(fragment: Fragment) -> Ran:
             async with slots:

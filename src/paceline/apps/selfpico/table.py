@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..common.sandbox import Job, Limits, run
-from .box.dummies import TYPES
+from ..common.sandbox import AppLimits, Job, run
+from .box.dummies import PICO_TYPES
 from .instrument import Site, instrument
 from .predict import Hole
 
-BOX = Path(__file__).parent / "box"
+PICO_TABLE_BOX = Path(__file__).parent / "box"
 SHIPPED = Path(__file__).parent / "table.json"
 SMOOTH = 0.5
-RECORD_LIMITS = Limits(wall_s=300, cpu_s=120, memory_mb=1024, processes=64, disk_mb=64)
+RECORD_LIMITS = AppLimits(wall_s=300, cpu_s=120, memory_mb=1024, processes=64, disk_mb=64)
 
 
 class RecordError(Exception):
@@ -52,12 +52,12 @@ class Table:
     @classmethod
     def read(cls, path: Path = SHIPPED) -> "Table":
         data = json.loads(path.read_text(encoding="utf-8"))
-        return cls({word: Counter({TYPES[int(t)]: n for t, n in row.items()}) for word, row in data.items()})
+        return cls({word: Counter({PICO_TYPES[int(t)]: n for t, n in row.items()}) for word, row in data.items()})
 
     def write(self, path: Path, least: int = 1) -> None:
         """Words that were seen at least so often."""
         rows = {
-            word: {TYPES.index(t): n for t, n in sorted(row.items())}
+            word: {PICO_TYPES.index(t): n for t, n in sorted(row.items())}
             for word, row in sorted(self.counts.items())
             if row.total() >= least
         }
@@ -77,11 +77,11 @@ class Table:
     def scores(self, kind: str, name: str, line: str) -> Mapping[str, float]:
         """The log-probability of each type, up to a constant; words never seen say nothing."""
         prior = self.counts.get(f"kind {kind}", Counter())
-        total = prior.total() + SMOOTH * len(TYPES)
-        scores = {t: math.log((prior[t] + SMOOTH) / total) for t in TYPES}
+        total = prior.total() + SMOOTH * len(PICO_TYPES)
+        scores = {t: math.log((prior[t] + SMOOTH) / total) for t in PICO_TYPES}
         for word in words(kind, name, line)[1:]:
             if row := self.counts.get(word):
-                for t in TYPES:
+                for t in PICO_TYPES:
                     base = (prior[t] + SMOOTH) / total
                     scores[t] += math.log((row[t] + base) / (row.total() + 1)) - math.log(base)
         return scores
@@ -111,8 +111,8 @@ class Subject:
 async def record(subject: Subject, table: Table) -> int:
     """Run a program with watching hooks and add what was seen; the number of sites. Raises RecordError."""
     files: dict[str, str | bytes | Path] = {
-        "sitecustomize.py": BOX / "recorder.py",
-        "dummies.py": BOX / "dummies.py",
+        "sitecustomize.py": PICO_TABLE_BOX / "recorder.py",
+        "dummies.py": PICO_TABLE_BOX / "dummies.py",
     }
     sites: list[tuple[Site, str]] = []
     for name, source in subject.modules:

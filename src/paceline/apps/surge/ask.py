@@ -5,26 +5,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..common.ask import Answer, Prompt, Settings, ask
-from ..common.client import Client
+from ..common.ask import AppAnswer, AppSettings, Prompt, ask
+from ..common.client import AppClient
 from ..common.dag import gather
-from ..common.forms import Schema, Text
+from ..common.forms import AppSchema, AppText
 from .extract import answer as extracted
-from .items import Item
+from .items import SurgeItem
 from .published import PUBLISHED
 from .scorers import SCORERS
 
-STYLES = ("zero", "cot", "few")
-SYSTEM = (
+SURGE_STYLES = ("zero", "cot", "few")
+SURGE_SYSTEM = (
     "You are given files and a command. Say exactly what the command prints, standard output and errors together, "
     "including messages of compilers and interpreters. Nothing is run for you."
 )
-TASKS = {
+SURGE_TASKS = {
     "zero": "What exactly does the command print? Answer with its output alone, in a fenced block.",
     "cot": "Think step by step, briefly, under `Thought:`; then the exact output in a fenced block under `Output:`.",
 }
-TASKS["few"] = TASKS["cot"]
-CHECK = (
+SURGE_TASKS["few"] = SURGE_TASKS["cot"]
+SURGE_CHECK = (
     "Does program.py check? Answer with a JSON object: pass (true or false), and errors, each with severity, the "
     "position (line from 1, column) and the checker's message; no errors if it passes."
 )
@@ -57,7 +57,7 @@ def outcome(passes: bool) -> dict[str, Any]:
 
 
 VERDICT: dict[str, Any] = {"anyOf": [outcome(True), outcome(False)]}
-EXAMPLES = (
+SURGE_EXAMPLES = (
     (
         "main.py\n```\nx = 3\nfor i in range(3):\n    x = (x * 2 + i) % 7\nprint(x)\n```\n\nCommand: python3 main.py",
         "Thought: x is 3. i=0: (6+0)%7=6. i=1: (12+1)%7=6. i=2: (12+2)%7=0.\nOutput:\n```\n0\n```",
@@ -76,7 +76,7 @@ EXAMPLES = (
 
 
 @dataclass(frozen=True)
-class Record:
+class SurgeRecord:
     """One prediction and its score; `right` only where the score is 1."""
 
     id: str
@@ -101,33 +101,33 @@ class Record:
         return asdict(self)
 
 
-def prompt(item: Item, style: str) -> Prompt:
+def prompt(item: SurgeItem, style: str) -> Prompt:
     """The system text and examples first, then the program: what calls share comes first."""
     if item.rule == "errors":
-        return Prompt(CHECK, item.question, SYSTEM)
-    return Prompt(TASKS[style], item.question, SYSTEM, EXAMPLES if style == "few" else ())
+        return Prompt(SURGE_CHECK, item.question, SURGE_SYSTEM)
+    return Prompt(SURGE_TASKS[style], item.question, SURGE_SYSTEM, SURGE_EXAMPLES if style == "few" else ())
 
 
-async def predict(client: Client, item: Item, style: str, settings: Settings) -> tuple[str, Answer[Any]]:
+async def predict(client: AppClient, item: SurgeItem, style: str, settings: AppSettings) -> tuple[str, AppAnswer[Any]]:
     """The predicted output, "" where no answer came, and the answer that it stands in."""
-    form: Any = Schema(VERDICT) if item.rule == "errors" else Text()
+    form: Any = AppSchema(VERDICT) if item.rule == "errors" else AppText()
     given = await ask(client, form, prompt(item, style), settings)
     return (given.text if item.rule == "errors" else extracted(given.text)), given
 
 
 async def evaluate(
-    client: Client,
-    items: Sequence[Item],
+    client: AppClient,
+    items: Sequence[SurgeItem],
     style: str,
-    settings: Settings,
+    settings: AppSettings,
     width: int,
     step: Callable[[], None] = lambda: None,
-) -> list[Record]:
+) -> list[SurgeRecord]:
     """Every item predicted and scored, `width` at a time. Raises ValueError for a style that there is not."""
-    if style not in STYLES:
-        raise ValueError(f"There is no style {style}; there are {', '.join(STYLES)}.")
+    if style not in SURGE_STYLES:
+        raise ValueError(f"There is no style {style}; there are {', '.join(SURGE_STYLES)}.")
 
-    async def one(item: Item) -> Record:
+    async def one(item: SurgeItem) -> SurgeRecord:
         began = time.monotonic()
         predicted, given = await predict(client, item, style, settings)
         step()
@@ -136,8 +136,8 @@ async def evaluate(
     return await gather(one, items, width)
 
 
-def record(item: Item, style: str, predicted: str, given: Answer[Any], seconds: float) -> Record:
-    return Record(
+def record(item: SurgeItem, style: str, predicted: str, given: AppAnswer[Any], seconds: float) -> SurgeRecord:
+    return SurgeRecord(
         item.id,
         item.kind,
         item.column,

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from ..common.ask import Settings
+from ..common.ask import AppSettings
 from ..common.cli import (
     URL,
     ApiKey,
+    AppAsked,
+    AppBar,
     AsJson,
-    Asked,
-    Bar,
     Concurrency,
     Drafter,
     Log,
@@ -29,8 +29,8 @@ from ..common.cli import (
     show,
 )
 from ..common.sandbox import SandboxError
-from .ask import STYLES, Record, evaluate
-from .items import KINDS, Item, read, write
+from .ask import SURGE_STYLES, SurgeRecord, evaluate
+from .items import KINDS, SurgeItem, read, write
 from .report import one_model, scaling
 from .table import summary, unsure
 from .tool import Said, output
@@ -40,7 +40,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
-Style = Annotated[str, typer.Option("--style", help=f"How it is asked: {', '.join(STYLES)}.")]
+Style = Annotated[str, typer.Option("--style", help=f"How it is asked: {', '.join(SURGE_STYLES)}.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer.")]
 Deadline = Annotated[float | None, typer.Option("--deadline", min=0.1, help="Seconds for one prediction.")]
 
@@ -70,31 +70,31 @@ def generate(
     from .generate import generate as make
 
     names = [name.strip() for name in kinds.split(",") if name.strip()]
-    with errors(), Bar("running", count * len(names)) as bar:
+    with errors(), AppBar("running", count * len(names)) as bar:
         items, refused = told(make(names, count, seed, step=bar.step))
         write(items, out)
         lines = [f"{len(items)} items in {out}", *(f"{r.kind} {r.number}: {r.why}" for r in refused)]
         show({"items": len(items), "refused": [vars(r) for r in refused], "file": str(out)}, json, lines)
 
 
-def made(count: int, seed: int) -> list[Item]:
+def made(count: int, seed: int) -> list[SurgeItem]:
     """`count` fresh items of each kind."""
     from .generate import generate as make
 
     if not count:
         return []
-    with Bar("running", count * len(KINDS)) as bar:
+    with AppBar("running", count * len(KINDS)) as bar:
         items, _ = told(make(list(KINDS), count, seed, step=bar.step))
         return list(items)
 
 
-def load(files: list[Path], count: int | None, none: bool = False) -> list[Item]:
+def load(files: list[Path], count: int | None, none: bool = False) -> list[SurgeItem]:
     """The items of files, the first `count` of each kind. Raises UsageError, also for none at all unless `none`."""
     try:
         items = [item for file in files for item in read(file)]
     except (OSError, ValueError) as error:
         raise UsageError(str(error)) from error
-    kept: list[Item] = []
+    kept: list[SurgeItem] = []
     for item in items:
         if count is None or sum(other.kind == item.kind for other in kept) < count:
             kept.append(item)
@@ -103,12 +103,14 @@ def load(files: list[Path], count: int | None, none: bool = False) -> list[Item]
     return kept
 
 
-async def score(asked: Asked, items: list[Item], style: str, settings: Settings, size: float | None) -> dict[str, Any]:
+async def score(
+    asked: AppAsked, items: list[SurgeItem], style: str, settings: AppSettings, size: float | None
+) -> dict[str, Any]:
     """All items predicted and scored: the result that is written and shown."""
     async with asked.client() as client:
         began = time.monotonic()
-        with Bar("predicting", len(items)) as bar:
-            records: list[Record] = await evaluate(client, items, style, settings, asked.concurrency, bar.step)
+        with AppBar("predicting", len(items)) as bar:
+            records: list[SurgeRecord] = await evaluate(client, items, style, settings, asked.concurrency, bar.step)
         client.tally.wall = time.monotonic() - began
         return {
             "model": client.model,
@@ -145,8 +147,8 @@ def run(
 ) -> None:
     """Predict and score items; the report and result.json go to --out."""
     with errors():
-        asked = Asked(url, model, api_key, drafter, concurrency, timeout, log, replay)
-        settings = Settings(max_tokens=max_tokens, deadline_s=deadline, retries=0)
+        asked = AppAsked(url, model, api_key, drafter, concurrency, timeout, log, replay)
+        settings = AppSettings(max_tokens=max_tokens, deadline_s=deadline, retries=0)
         result = told(score(asked, [*made(fresh, seed), *load(files or [], count, fresh > 0)], style, settings, size))
         result["model"] = name or result["model"]
         page = one_model(result).write(out)
@@ -176,7 +178,9 @@ def scale(
         show({"means": means}, json, [*(f"{name}: {mean:.3f}" for name, mean in means.items()), f"Report: {page}"])
 
 
-async def predicted(asked: Asked, files: dict[str, str], command: str, sure: float, style: str, s: Settings) -> Said:
+async def predicted(
+    asked: AppAsked, files: dict[str, str], command: str, sure: float, style: str, s: AppSettings
+) -> Said:
     async with asked.client() as client:
         return await output(client, files, command, sure, style, s)
 
@@ -202,8 +206,8 @@ def predict(
             texts = {path.name: path.read_text(encoding="utf-8") for path in files}
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(str(error)) from error
-        asked = Asked(url, model, api_key, drafter, 1, timeout)
-        settings = Settings(max_tokens=max_tokens, deadline_s=deadline, retries=0)
+        asked = AppAsked(url, model, api_key, drafter, 1, timeout)
+        settings = AppSettings(max_tokens=max_tokens, deadline_s=deadline, retries=0)
         said: Said = told(predicted(asked, texts, command, threshold, style, settings))
         typer.echo(f"{said.source}{': ' + said.why if said.why else ''}", err=True)
         show(said.row(), json, [said.output])

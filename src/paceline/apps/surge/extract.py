@@ -2,14 +2,14 @@
 
 import re
 
-HEADING = re.compile(r"^\W{0,4}(?:final\s+)?output\W{0,4}:\*{0,2}[ \t]*", re.IGNORECASE | re.MULTILINE)
+SURGE_HEADING = re.compile(r"^\W{0,4}(?:final\s+)?output\W{0,4}:\*{0,2}[ \t]*", re.IGNORECASE | re.MULTILINE)
 FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:\n?```|\Z)", re.DOTALL)
 INLINE = re.compile(r"\A`([^`\n]+)`[.\s]*\Z")
 
 
 def answer(reply: str) -> str:
     """What stands behind the last heading "Output:", in the first fence there if there is one; else all of it."""
-    headings = list(HEADING.finditer(reply))
+    headings = list(SURGE_HEADING.finditer(reply))
     text = reply[headings[-1].end() :] if headings else reply
     fenced = FENCE.search(text)
     if fenced:

@@ -16,13 +16,13 @@ KINDS = {
     "DR": "one program under compilers, standards and levels",
     "FL": "formal languages: does it check, and where does it not",
 }
-RULES = ("exact", "similar", "numbers", "ranking", "tokens", "errors")
+SURGE_RULES = ("exact", "similar", "numbers", "ranking", "tokens", "errors")
 NUMERIC = ("gd_", "rk_", "qr_", "lu_", "power_method_", "heat_eq_", "euler_", "fft_", "mc_", "matrix_inv")
 BY_NUMBER = dict(enumerate(KINDS, start=1))
 
 
 @dataclass(frozen=True)
-class Item:
+class SurgeItem:
     """`files` by name and `command` (a shell line in their folder) make `truth`; `question` shows both to a model.
 
     An item of the original's files has a question and a truth alone: it cannot be run again.
@@ -50,13 +50,13 @@ def question(files: Mapping[str, str], command: str) -> str:
     return "\n\n".join([*parts, f"Command: {command}"])
 
 
-def write(items: Iterable[Item], path: Path) -> None:
+def write(items: Iterable[SurgeItem], path: Path) -> None:
     """One JSON object a line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(asdict(item)) + "\n" for item in items), encoding="utf-8")
 
 
-def read(path: Path) -> list[Item]:
+def read(path: Path) -> list[SurgeItem]:
     """Items of a file that `write` made, or of one of the original's. Raises ValueError that names the record."""
     text = path.read_text(encoding="utf-8")
     if text.lstrip().startswith("["):
@@ -66,7 +66,7 @@ def read(path: Path) -> list[Item]:
     ]
 
 
-def _item(line: str, place: str) -> Item:
+def _item(line: str, place: str) -> SurgeItem:
     try:
         record = json.loads(line)
     except ValueError as error:
@@ -74,17 +74,17 @@ def _item(line: str, place: str) -> Item:
     if "gt" in record:
         return original(record, place)
     try:
-        item = Item(**record)
+        item = SurgeItem(**record)
     except TypeError as error:
         raise ValueError(f"{place} is no item ({error}).") from None
-    if item.kind not in KINDS or item.rule not in RULES:
+    if item.kind not in KINDS or item.rule not in SURGE_RULES:
         raise ValueError(
-            f"{place} has kind {item.kind} and rule {item.rule}; expected are {', '.join(KINDS)} and {RULES}."
+            f"{place} has kind {item.kind} and rule {item.rule}; expected are {', '.join(KINDS)} and {SURGE_RULES}."
         )
     return item
 
 
-def original(record: Mapping[str, Any], place: str) -> Item:
+def original(record: Mapping[str, Any], place: str) -> SurgeItem:
     """A record of the original's files, its slips put right: a misspelt key, competition tasks filed as small ones."""
     try:
         features = record["custom_features"] or {}
@@ -95,7 +95,7 @@ def original(record: Mapping[str, Any], place: str) -> Item:
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{place} is no record of SURGE ({type(error).__name__}: {error}).") from None
     language = str(features.get("language") or features.get("lang") or "text")
-    return Item(place, kind, language, text, truth, rule_of(kind, features), features=features)
+    return SurgeItem(place, kind, language, text, truth, rule_of(kind, features), features=features)
 
 
 def rule_of(kind: str, features: Mapping[str, Any]) -> str:

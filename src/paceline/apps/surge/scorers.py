@@ -16,7 +16,7 @@ from typing import Any
 
 from .extract import FENCE, trimmed
 
-NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?\b(?:inf|nan)\b", re.IGNORECASE)
+SURGE_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?\b(?:inf|nan)\b", re.IGNORECASE)
 
 
 def exact(answer: str, truth: str) -> float:
@@ -31,7 +31,7 @@ def similar(answer: str, truth: str) -> float:
 
 
 def numbers_in(text: str) -> list[float]:
-    return [float(found) for found in NUMBER.findall(text)]
+    return [float(found) for found in SURGE_NUMBER.findall(text)]
 
 
 def numbers(answer: str, truth: str) -> float:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from .ask import Record
-from .items import Item
+from .ask import SurgeRecord
+from .items import SurgeItem
 from .published import mean_of_columns
 from .scorers import SCORERS
 
@@ -13,17 +13,17 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def columns(records: Sequence[Record]) -> dict[str, list[Record]]:
+def columns(records: Sequence[SurgeRecord]) -> dict[str, list[SurgeRecord]]:
     """Records by column, in the order in which they come."""
-    found: dict[str, list[Record]] = {}
+    found: dict[str, list[SurgeRecord]] = {}
     for record in records:
         found.setdefault(record.column, []).append(record)
     return found
 
 
-def floors(items: Sequence[Item]) -> dict[str, float]:
+def floors(items: Sequence[SurgeItem]) -> dict[str, float]:
     """By column, what the truth of the next item of it scores: what boilerplate in common is worth."""
-    by: dict[str, list[Item]] = {}
+    by: dict[str, list[SurgeItem]] = {}
     for item in items:
         by.setdefault(item.column, []).append(item)
     return {
@@ -36,7 +36,7 @@ def floors(items: Sequence[Item]) -> dict[str, float]:
     }
 
 
-def summary(records: Sequence[Record], items: Sequence[Item]) -> dict[str, Any]:
+def summary(records: Sequence[SurgeRecord], items: Sequence[SurgeItem]) -> dict[str, Any]:
     """Columns with their scores and floors, the mean over all columns, and the mean as published."""
     by, floor = columns(records), floors(items)
     scores = {column: mean([record.score for record in rows]) for column, rows in by.items()}
@@ -64,7 +64,7 @@ def summary(records: Sequence[Record], items: Sequence[Item]) -> dict[str, Any]:
 THRESHOLDS = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99, 1.01)
 
 
-def unsure(records: Sequence[Record]) -> list[dict[str, float]]:
+def unsure(records: Sequence[SurgeRecord]) -> list[dict[str, float]]:
     """Predict, then run when unsure: by threshold of confidence, the share that is run, and how much is right then.
 
     What is run is right, so `right` is 1 - the share of predictions that were kept and wrong.

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..common.ask import Settings
-from ..common.client import Client
+from ..common.ask import AppSettings
+from ..common.client import AppClient
 from ..common.sandbox import run
 from .ask import predict
 from .execute import job
 from .extract import trimmed
-from .items import Item, question
+from .items import SurgeItem, question
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class Said:
 
 
 async def output(
-    client: Client, files: Mapping[str, str], command: str, threshold: float, style: str, settings: Settings
+    client: AppClient, files: Mapping[str, str], command: str, threshold: float, style: str, settings: AppSettings
 ) -> Said:
     """The output of a command over files. Raises SandboxError where it had to be run and no box can be made."""
-    item = Item("asked", "ML", "", question(files, command), "", "exact", files, command)
+    item = SurgeItem("asked", "ML", "", question(files, command), "", "exact", files, command)
     predicted, given = await predict(client, item, style, settings)
     sure = given.confidence
     if given.problem is None and sure is not None and sure >= threshold:

@@ -14,9 +14,9 @@ from ..common.cli import (
     OUTPUT,
     URL,
     ApiKey,
+    AppAsked,
+    AppBar,
     AsJson,
-    Asked,
-    Bar,
     Concurrency,
     Drafter,
     Log,
@@ -28,18 +28,18 @@ from ..common.cli import (
     errors,
     show,
 )
-from ..common.client import Client
+from ..common.client import AppClient
 from ..common.report import Report
-from .database import Limits, QueryError, open_database
+from .database import QueryError, SqlLimits, open_database
 from .example import example
-from .pipeline import SINGLE, Answered, Pipeline, Plan, Step
+from .pipeline import SQL_SINGLE, Answered, SqlPipeline, SqlPlan, SqlStep
 from .prompts import table
 from .retrieve import build
 from .schema import read_schema
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 PIPE = "Pipeline"
-SHOWN = 100
+SQL_SHOWN = 100
 """Rows of a report's table."""
 
 
@@ -90,9 +90,9 @@ def text2sql(
     Only one SELECT ever runs, on a read-only connection, within the limits of seconds and rows.
     """
     with errors():
-        asked = Asked(url, model, api_key, drafter, concurrency, timeout, log, replay)
-        base = SINGLE if single else Plan(candidates, rounds)
-        plan = replace(base, limits=Limits(seconds, rows), deadline_s=deadline)
+        asked = AppAsked(url, model, api_key, drafter, concurrency, timeout, log, replay)
+        base = SQL_SINGLE if single else SqlPlan(candidates, rounds)
+        plan = replace(base, limits=SqlLimits(seconds, rows), deadline_s=deadline)
         if sum((question is not None, page, evaluate is not None)) != 1:
             raise UsageError("Give one of QUESTION, --page and --evaluate FILE.")
         if out is not None and question is None:
@@ -121,16 +121,16 @@ def text2sql(
             raise typer.Exit(1)
 
 
-def pipeline(client: Client, plan: Plan, db: Path) -> Pipeline:
+def pipeline(client: AppClient, plan: SqlPlan, db: Path) -> SqlPipeline:
     """Raises UsageError."""
     try:
         database = open_database(db)
-        return Pipeline(client, database, build(database, read_schema(database)), plan)
+        return SqlPipeline(client, database, build(database, read_schema(database)), plan)
     except QueryError as error:
         raise UsageError(str(error)) from error
 
 
-async def _answer(asked: Asked, plan: Plan, db: Path, question: str) -> tuple[Answered, dict[str, Any]]:
+async def _answer(asked: AppAsked, plan: SqlPlan, db: Path, question: str) -> tuple[Answered, dict[str, Any]]:
     """The answer, and what it cost."""
     if not question.strip():
         raise UsageError("The question is empty; ask one.")
@@ -141,14 +141,14 @@ async def _answer(asked: Asked, plan: Plan, db: Path, question: str) -> tuple[An
 
 
 async def _evaluate(
-    asked: Asked, plan: Plan, path: Path, folder: Path, most: int | None, minutes: float | None, at_once: int
+    asked: AppAsked, plan: SqlPlan, path: Path, folder: Path, most: int | None, minutes: float | None, at_once: int
 ) -> dict[str, Any]:
     from .evaluate import Evaluation, read_questions, summary
 
     chosen = read_questions(path, most)
     async with asked.client() as client:
         began = time.monotonic()
-        with Bar("questions", len(chosen)) as bar:
+        with AppBar("questions", len(chosen)) as bar:
             evaluation = Evaluation(client, folder, plan, at_once, minutes)
             scored = await evaluation.run(chosen, lambda each: bar.step())
         client.tally.wall = time.monotonic() - began
@@ -178,13 +178,13 @@ def report(answered: Answered, usage: Mapping[str, Any]) -> Report:
     shown.code("Query", answered.sql or "(none)")
     if answered.result is not None:
         columns = answered.result.columns
-        shown.table("Table", [dict(zip(columns, map(str, row))) for row in answered.result.rows[:SHOWN]])
+        shown.table("Table", [dict(zip(columns, map(str, row))) for row in answered.result.rows[:SQL_SHOWN]])
     shown.table("Stages", [{**stage(step), "notes": " · ".join(step.notes)[:300]} for step in answered.trace])
     shown.facts("Server", usage)
     return shown
 
 
-def stage(s: Step) -> dict[str, Any]:
+def stage(s: SqlStep) -> dict[str, Any]:
     times = {"began": round(s.began, 3), "seconds": round(s.seconds, 3)}
     return {"stage": s.name, **times, "calls": s.calls, "notes": s.notes}
 

@@ -32,7 +32,7 @@ class QueryError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class SqlResult:
     """A table. `more`: there were more rows than were allowed."""
 
     columns: tuple[str, ...]
@@ -42,7 +42,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SqlLimits:
     """Limits of one query."""
 
     seconds: float = 5.0
@@ -56,7 +56,7 @@ class Database(Protocol):
     @property
     def path(self) -> Path: ...
 
-    def run(self, sql: str, limits: Limits = Limits()) -> Result:
+    def run(self, sql: str, limits: SqlLimits = SqlLimits()) -> SqlResult:
         """A query's table, on a connection of its own, so that threads may share this. Raises QueryError."""
         ...
 
@@ -76,7 +76,7 @@ def open_database(path: Path) -> Database:
 
 
 READS = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE})
-STEPS = 10_000
+SQL_STEPS = 10_000
 """Virtual machine steps between two looks at the clock."""
 
 
@@ -85,11 +85,11 @@ class Sqlite:
     path: Path
     dialect: str = "sqlite"
 
-    def run(self, sql: str, limits: Limits = Limits()) -> Result:
+    def run(self, sql: str, limits: SqlLimits = SqlLimits()) -> SqlResult:
         sql = _checked(sql, self.dialect)
         end = time.monotonic() + limits.seconds
         with self._connect() as connection:
-            connection.set_progress_handler(lambda: time.monotonic() > end, STEPS)
+            connection.set_progress_handler(lambda: time.monotonic() > end, SQL_STEPS)
             connection.set_authorizer(_permit)
             began = time.monotonic()
             try:
@@ -138,7 +138,7 @@ class Duck:
     path: Path
     dialect: str = "duckdb"
 
-    def run(self, sql: str, limits: Limits = Limits()) -> Result:
+    def run(self, sql: str, limits: SqlLimits = SqlLimits()) -> SqlResult:
         import duckdb
 
         sql = _checked(sql, self.dialect)
@@ -178,7 +178,7 @@ def _checked(sql: str, dialect: str) -> str:
         raise QueryError("forbidden", str(error)) from error
 
 
-def _late(limits: Limits) -> QueryError:
+def _late(limits: SqlLimits) -> QueryError:
     return QueryError("timeout", f"The query was stopped after {limits.seconds:g} s.")
 
 
@@ -188,9 +188,9 @@ def _wrong(error: Exception) -> QueryError:
     return QueryError(kind, (text[0] if text else type(error).__name__)[:300])
 
 
-def _result(names: Sequence[str], rows: Sequence[tuple[Any, ...]], limits: Limits, began: float) -> Result:
+def _result(names: Sequence[str], rows: Sequence[tuple[Any, ...]], limits: SqlLimits, began: float) -> SqlResult:
     kept = tuple(tuple(map(_cell, row)) for row in rows[: limits.rows])
-    return Result(tuple(names), kept, len(rows) > limits.rows, time.monotonic() - began)
+    return SqlResult(tuple(names), kept, len(rows) > limits.rows, time.monotonic() - began)
 
 
 def _cell(value: Any) -> Any:

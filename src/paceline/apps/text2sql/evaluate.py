@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from ..common.cli import UsageError
-from ..common.client import Client
-from .database import Database, Limits, QueryError, Result, open_database
-from .pipeline import Answered, Pipeline, Plan
+from ..common.client import AppClient
+from .database import Database, QueryError, SqlLimits, SqlResult, open_database
+from .pipeline import Answered, SqlPipeline, SqlPlan
 from .retrieve import Index, build
 from .schema import read_schema
 
-WIDE = Limits(30.0, 10_000)
+SQL_WIDE = SqlLimits(30.0, 10_000)
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class SqlQuestion:
     database: str
     text: str
     query: str
@@ -30,13 +30,13 @@ class Question:
 class Scored:
     """Score of one question."""
 
-    question: Question
+    question: SqlQuestion
     answered: Answered
     right: bool
     late: bool
 
 
-def read_questions(path: Path, most: int | None = None) -> list[Question]:
+def read_questions(path: Path, most: int | None = None) -> list[SqlQuestion]:
     """Lines with db_id, question and query; of those with a `rows` count of 0, or `empty`, none (every wrong query with
     an empty table would be right). A subset is spread over the whole. Raises UsageError."""
     out = []
@@ -44,7 +44,7 @@ def read_questions(path: Path, most: int | None = None) -> list[Question]:
         for line in path.read_text(encoding="utf-8").splitlines():
             row = json.loads(line)
             if row.get("rows") != 0 and not row.get("empty"):
-                out.append(Question(row["db_id"], row["question"], row["query"]))
+                out.append(SqlQuestion(row["db_id"], row["question"], row["query"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{path} is no file of questions (JSON lines with db_id, question and query): {error}."
@@ -54,7 +54,7 @@ def read_questions(path: Path, most: int | None = None) -> list[Question]:
     return [out[i * len(out) // most] for i in range(most)]
 
 
-def same(result: Result | None, reference: Result, ordered: bool) -> bool:
+def same(result: SqlResult | None, reference: SqlResult, ordered: bool) -> bool:
     """Equal tables: rows as a multiset (in order where the reference orders), columns in their order, whatever their
     names; numbers to six digits."""
     if result is None or result.more or len(result.rows) != len(reference.rows):
@@ -75,17 +75,17 @@ def _plain(value: Any) -> Any:
 class Evaluation:
     """Questions over databases in a folder, a given number at once, until `minutes` have passed."""
 
-    client: Client
+    client: AppClient
     folder: Path
-    plan: Plan
+    plan: SqlPlan
     concurrency: int = 2
     minutes: float | None = None
 
-    async def run(self, questions: Sequence[Question], on_end: Callable[[Scored], None]) -> list[Scored]:
+    async def run(self, questions: Sequence[SqlQuestion], on_end: Callable[[Scored], None]) -> list[Scored]:
         open_databases = {name: self._open(name) for name in dict.fromkeys(q.database for q in questions)}
         gate, began = asyncio.Semaphore(self.concurrency), time.monotonic()
 
-        async def one(question: Question) -> Scored | None:
+        async def one(question: SqlQuestion) -> Scored | None:
             async with gate:
                 if self.minutes is not None and time.monotonic() - began > 60 * self.minutes:
                     return None
@@ -103,11 +103,11 @@ class Evaluation:
         except QueryError as error:
             raise UsageError(str(error)) from error
 
-    async def _one(self, question: Question, database: Database, index: Index) -> Scored:
-        plan = replace(self.plan, limits=WIDE)
-        answered = await Pipeline(self.client, database, index, plan).answer(question.text)
+    async def _one(self, question: SqlQuestion, database: Database, index: Index) -> Scored:
+        plan = replace(self.plan, limits=SQL_WIDE)
+        answered = await SqlPipeline(self.client, database, index, plan).answer(question.text)
         try:
-            reference = await asyncio.to_thread(database.run, question.query, WIDE)
+            reference = await asyncio.to_thread(database.run, question.query, SQL_WIDE)
             right = same(answered.result, reference, "order by" in question.query.lower())
         except QueryError:
             right = False

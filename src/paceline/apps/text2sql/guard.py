@@ -4,7 +4,7 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-LONGEST = 20_000
+SQL_LONGEST = 20_000
 """Characters of a query."""
 WRITES = (
     exp.Insert, exp.Update, exp.Delete, exp.Merge, exp.Create, exp.Drop, exp.Alter, exp.TruncateTable, exp.Command,
@@ -29,8 +29,8 @@ def check(sql: str, dialect: str) -> str:
     text = sql.strip().rstrip(";").strip()
     if not text:
         raise Forbidden("There is no query; write one SELECT statement.")
-    if len(text) > LONGEST:
-        raise Forbidden(f"The query has {len(text)} characters and {LONGEST} are allowed; write a shorter one.")
+    if len(text) > SQL_LONGEST:
+        raise Forbidden(f"The query has {len(text)} characters and {SQL_LONGEST} are allowed; write a shorter one.")
     if "\0" in text:
         raise Forbidden("The query holds a NUL character; leave it out.")
     try:
@@ -51,11 +51,13 @@ def _only_reads(root: exp.Expr) -> None:
             raise Forbidden(f"{node.key.upper()} is not allowed inside a query; only SELECT is.")
         if isinstance(node, exp.Func) and _name(node) in REACHES:
             raise Forbidden(f"Function {_name(node)} reaches beyond the database; leave it out.")
-        if isinstance(node, exp.Table) and (any(c in node.name for c in "/\\*") or node.name.lower().endswith(FILES)):
+        if isinstance(node, exp.Table) and (
+            any(c in node.name for c in "/\\*") or node.name.lower().endswith(SQL_FILES)
+        ):
             raise Forbidden(f"Table {node.name!r} looks like a file; name a table of the database.")
 
 
-FILES = (".csv", ".tsv", ".parquet", ".json", ".jsonl", ".ndjson", ".txt", ".db", ".sqlite", ".duckdb")
+SQL_FILES = (".csv", ".tsv", ".parquet", ".json", ".jsonl", ".ndjson", ".txt", ".db", ".sqlite", ".duckdb")
 
 
 def _name(node: exp.Func) -> str:

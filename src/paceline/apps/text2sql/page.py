@@ -8,17 +8,17 @@ from fastapi import FastAPI
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, StringConstraints
 
-from ..common.cli import Asked
-from .pipeline import Pipeline, Plan
+from ..common.cli import AppAsked
+from .pipeline import SqlPipeline, SqlPlan
 
 HTML = Path(__file__).parent / "templates" / "page.html"
 
 
-class Question(BaseModel):
+class SqlPageQuestion(BaseModel):
     question: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000)]
 
 
-def create(pipeline: Pipeline) -> FastAPI:
+def create(pipeline: SqlPipeline) -> FastAPI:
     """The application. Everything from the database or the model reaches the page as text, never as markup."""
     from .command import as_dict
 
@@ -34,13 +34,13 @@ def create(pipeline: Pipeline) -> FastAPI:
         return {"database": pipeline.database.path.name, "schema": pipeline.index.schema.show({})}
 
     @app.post("/ask")
-    async def ask(body: Question) -> dict[str, Any]:
+    async def ask(body: SqlPageQuestion) -> dict[str, Any]:
         return as_dict(await pipeline.answer(body.question))
 
     return app
 
 
-async def serve(asked: Asked, plan: Plan, db: Path, port: int) -> None:
+async def serve(asked: AppAsked, plan: SqlPlan, db: Path, port: int) -> None:
     """Until it is interrupted; on this machine only."""
     from .command import pipeline
 

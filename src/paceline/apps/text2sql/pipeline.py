@@ -10,19 +10,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from ..common.ask import Answer, Prompt, Settings, ask
-from ..common.client import Client
-from ..common.forms import Choice, Form, Json, Text
+from ..common.ask import AppAnswer, AppSettings, Prompt, ask
+from ..common.client import AppClient
+from ..common.forms import AppText, Choice, Form, Json
 from . import prompts
-from .database import Database, Limits, QueryError, Result
+from .database import Database, QueryError, SqlLimits, SqlResult
 from .retrieve import Index, phrases
 
 T = TypeVar("T")
-LIMITS = Limits()
+SQL_LIMITS = SqlLimits()
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SqlPlan:
     """How much is done for a question. One candidate, no revision and no tests is single-shot."""
 
     candidates: int = 3
@@ -33,16 +33,16 @@ class Plan:
     heat: float = 0.7
     """Temperature of candidates after the first."""
     max_tokens: int = 300
-    limits: Limits = LIMITS
+    limits: SqlLimits = SQL_LIMITS
     deadline_s: float | None = None
     """Deadline of the whole question, in seconds; sent to the server if it plans workflows (`paceline route`)."""
 
 
-SINGLE = Plan(1, 0, False, False)
+SQL_SINGLE = SqlPlan(1, 0, False, False)
 
 
 @dataclass(slots=True)
-class Step:
+class SqlStep:
     """One stage, for the trace: seconds since the question, and what came of it."""
 
     name: str
@@ -55,7 +55,7 @@ class Step:
 @dataclass(slots=True)
 class Candidate:
     sql: str
-    result: Result | None = None
+    result: SqlResult | None = None
     problem: str = ""
     revised: int = 0
     passed: float = 0.0
@@ -72,21 +72,21 @@ class Answered:
 
     question: str
     sql: str
-    result: Result | None
+    result: SqlResult | None
     problem: str
-    trace: list[Step]
+    trace: list[SqlStep]
     candidates: list[Candidate]
     seconds: float = 0.0
 
 
 @dataclass(slots=True)
-class Pipeline:
+class SqlPipeline:
     """One database, asked through one client."""
 
-    client: Client
+    client: AppClient
     database: Database
     index: Index
-    plan: Plan = Plan()
+    plan: SqlPlan = SqlPlan()
 
     async def answer(self, question: str) -> Answered:
         run = Run(self, question)
@@ -100,17 +100,17 @@ class Pipeline:
 class Run:
     """One question on its way."""
 
-    def __init__(self, pipeline: Pipeline, question: str) -> None:
+    def __init__(self, pipeline: SqlPipeline, question: str) -> None:
         self.p, self.question = pipeline, question
         self.id, self.began = uuid.uuid4().hex[:12], time.monotonic()
-        self.trace: list[Step] = []
+        self.trace: list[SqlStep] = []
         self.candidates: list[Candidate] = []
         self.schema = ""
         self.best = Candidate("", problem="No candidate was drafted.")
 
     async def all(self) -> None:
         words, columns = await self.keywords()
-        for columns_shown, examples in SIZES:
+        for columns_shown, examples in SQL_SIZES:
             self.retrieve(words, columns, columns_shown, examples)
             await self.draft()
             if not any("context" in each.problem for each in self.candidates):
@@ -145,7 +145,7 @@ class Run:
             async def one(number: int) -> Candidate:
                 prompt = prompts.candidate(self.p.database.dialect, self.schema, self.question, number)
                 heat = self.p.plan.heat if number else 0.0
-                answer = await self.ask(step, Text(), prompt, self.p.plan.max_tokens, heat, number)
+                answer = await self.ask(step, AppText(), prompt, self.p.plan.max_tokens, heat, number)
                 return await self.tried(answer)
 
             self.candidates = await together(one(n) for n in range(self.p.plan.candidates))
@@ -162,7 +162,9 @@ class Run:
                 old = self.candidates[at]
                 problem = old.problem or "it returns no rows, though the question expects some."
                 prompt = prompts.revise(self.p.database.dialect, self.schema, self.question, old.sql, problem)
-                answer = await self.ask(step, Text(), prompt, self.p.plan.max_tokens, 0.0 if number == 0 else 0.5, at)
+                answer = await self.ask(
+                    step, AppText(), prompt, self.p.plan.max_tokens, 0.0 if number == 0 else 0.5, at
+                )
                 new = await self.tried(answer)
                 new.revised = old.revised + 1
                 return new if new.result is not None or old.result is None else old
@@ -200,7 +202,7 @@ class Run:
             step.notes += tests or [f"none: {answer.detail}"]
         with self.step("run_tests") as step:
 
-            async def one(option: tuple[str, Result], test: str) -> float:
+            async def one(option: tuple[str, SqlResult], test: str) -> float:
                 prompt = prompts.run_test(dialect, self.schema, self.question, option, test)
                 answer = await self.ask(step, Choice(("yes", "no")), prompt, 4)
                 return answer.probabilities.get("yes", float(answer.value == "yes"))
@@ -212,7 +214,7 @@ class Run:
                     each.passed = round(sum(own) / len(own), 2) if own else 0.0
                 step.notes.append(f"{outline(group[0])}: {group[0].passed}")
 
-    async def tried(self, answer: Answer[str]) -> Candidate:
+    async def tried(self, answer: AppAnswer[str]) -> Candidate:
         """An answer's query, run."""
         if answer.value is None:
             return Candidate("", problem=f"The server gave no answer ({answer.problem}): {answer.detail}")
@@ -223,8 +225,8 @@ class Run:
             return Candidate(sql, problem=str(error))
 
     async def ask(
-        self, step: Step, form: Form[T], prompt: Prompt, tokens: int, heat: float = 0.0, seed: int = 0
-    ) -> Answer[T]:
+        self, step: SqlStep, form: Form[T], prompt: Prompt, tokens: int, heat: float = 0.0, seed: int = 0
+    ) -> AppAnswer[T]:
         step.calls += 1
         more: dict[str, Any] = {}
         left = None
@@ -234,12 +236,14 @@ class Run:
             more["workflow"] = {"id": self.id, "step": step.name, "deadline_s": left, "expected": expected}
         return await ask(
             self.p.client, form, prompt,
-            Settings(max_tokens=tokens, temperature=heat, seed=seed, retries=0, logprobs=bool(form.words), more=more),
+            AppSettings(
+                max_tokens=tokens, temperature=heat, seed=seed, retries=0, logprobs=bool(form.words), more=more,
+            ),
         )  # fmt: skip
 
     @contextmanager
-    def step(self, name: str) -> Iterator[Step]:
-        step = Step(name, time.monotonic() - self.began)
+    def step(self, name: str) -> Iterator[SqlStep]:
+        step = SqlStep(name, time.monotonic() - self.began)
         self.trace.append(step)
         try:
             yield step
@@ -247,7 +251,7 @@ class Run:
             step.seconds = time.monotonic() - self.began - step.began
 
 
-SIZES = ((24, 3), (10, 1), (5, 0))
+SQL_SIZES = ((24, 3), (10, 1), (5, 0))
 """Columns and example values a column that a prompt shows; the next where the model's context is too short for one."""
 EXPECTED = ["keywords", "candidates", "revise", "unit_tests", "run_tests"]
 """Stages with calls of a typical question."""

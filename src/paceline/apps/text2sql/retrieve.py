@@ -5,14 +5,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from .database import Database, Limits, QueryError
-from .schema import Column, Schema, name
+from .database import Database, QueryError, SqlLimits
+from .schema import Column, SqlSchema, name
 
 VALUES = 300
 """Distinct values a column that are indexed, at most."""
-LONGEST = 80
+SQL_RETRIEVE_LONGEST = 80
 """Characters of an indexed value."""
-EXAMPLES = 3
+SQL_EXAMPLES = 3
 """Values of a column that a prompt shows."""
 NEAR = 0.45
 """Share of trigrams in common from which a value counts as mentioned."""
@@ -22,7 +22,7 @@ NEAR = 0.45
 class Index:
     """Index of one database."""
 
-    schema: Schema
+    schema: SqlSchema
     values: dict[str, list[str]] = field(default_factory=dict)
     """By column: some of its values."""
     _grams: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -63,7 +63,7 @@ class Index:
 
         return sorted(self.schema.columns, key=lambda column: -score(column))[:most]
 
-    def examples(self, found: Iterable[tuple[str, str]], most: int = EXAMPLES) -> dict[str, list[str]]:
+    def examples(self, found: Iterable[tuple[str, str]], most: int = SQL_EXAMPLES) -> dict[str, list[str]]:
         """Values to show by column: those found first, then some others."""
         out: dict[str, list[str]] = defaultdict(list)
         for column, value in found:
@@ -74,19 +74,19 @@ class Index:
         return dict(out)
 
 
-def build(database: Database, schema: Schema) -> Index:
+def build(database: Database, schema: SqlSchema) -> Index:
     """Reads some values of each column; a column that cannot be read has none."""
     index = Index(schema)
     for column in schema.columns:
         at, table = name(column.name), name(column.table)
         sql = f"SELECT DISTINCT {at} FROM {table} WHERE {at} IS NOT NULL LIMIT {VALUES}"
         try:
-            rows = database.run(sql, Limits(2.0, VALUES)).rows
+            rows = database.run(sql, SqlLimits(2.0, VALUES)).rows
         except QueryError:
             continue
         for (value,) in rows:
             text = str(value)
-            if 0 < len(text) <= LONGEST:
+            if 0 < len(text) <= SQL_RETRIEVE_LONGEST:
                 index.add(column.full, text)
     return index
 

@@ -4,10 +4,10 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from .database import Database, Limits, Sqlite
+from .database import Database, Sqlite, SqlLimits
 
-WIDE = Limits(seconds=10.0, rows=5000)
-SHOWN = 40
+SQL_SCHEMA_WIDE = SqlLimits(seconds=10.0, rows=5000)
+SQL_SCHEMA_SHOWN = 40
 """Characters of a stored value in a prompt."""
 
 
@@ -26,7 +26,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Schema:
+class SqlSchema:
     columns: tuple[Column, ...]
 
     @property
@@ -53,7 +53,11 @@ class Schema:
         key = " PRIMARY KEY" if column.key else ""
         refers = f" REFERENCES {name(column.refers[0])}({name(column.refers[1])})" if column.refers else ""
         bare = re.match(r"(?i)int|real|num|dec|float|double|bigint|small", column.type) is not None
-        shown = f"  -- e.g. {', '.join(flat(v)[:SHOWN] if bare else literal(v) for v in values)}" if values else ""
+        shown = (
+            f"  -- e.g. {', '.join(flat(v)[:SQL_SCHEMA_SHOWN] if bare else literal(v) for v in values)}"
+            if values
+            else ""
+        )
         return f"  {name(column.name)} {name(column.type or 'TEXT')}{key}{refers},{shown}"
 
 
@@ -63,7 +67,7 @@ def name(text: str) -> str:
 
 
 def literal(text: str) -> str:
-    return "'" + flat(text)[:SHOWN].replace("'", "''") + "'"
+    return "'" + flat(text)[:SQL_SCHEMA_SHOWN].replace("'", "''") + "'"
 
 
 def flat(text: str) -> str:
@@ -71,9 +75,9 @@ def flat(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-def read_schema(database: Database) -> Schema:
+def read_schema(database: Database) -> SqlSchema:
     """Raises QueryError."""
-    return Schema(tuple(_sqlite(database) if isinstance(database, Sqlite) else _duck(database)))
+    return SqlSchema(tuple(_sqlite(database) if isinstance(database, Sqlite) else _duck(database)))
 
 
 def _sqlite(database: Sqlite) -> list[Column]:
@@ -92,11 +96,11 @@ def _sqlite(database: Sqlite) -> list[Column]:
 def _duck(database: Database) -> list[Column]:
     rows = database.run(
         "SELECT table_name, column_name, data_type FROM information_schema.columns "
-        "WHERE table_schema = 'main' ORDER BY table_name, ordinal_position", WIDE,
+        "WHERE table_schema = 'main' ORDER BY table_name, ordinal_position", SQL_SCHEMA_WIDE,
     ).rows  # fmt: skip
     keys = database.run(
         "SELECT table_name, constraint_type, constraint_column_names, referenced_table, referenced_column_names "
-        "FROM duckdb_constraints()", WIDE,
+        "FROM duckdb_constraints()", SQL_SCHEMA_WIDE,
     ).rows  # fmt: skip
     primary = {(t, c) for t, kind, names, _, _ in keys if kind == "PRIMARY KEY" for c in names}
     foreign = {(t, c): (to, at) for t, kind, own, to, ats in keys if kind == "FOREIGN KEY" for c, at in zip(own, ats)}

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..common.ask import Answer, Prompt, Settings, ask
-from ..common.client import Client
-from ..common.forms import Schema
+from ..common.ask import AppAnswer, AppSettings, Prompt, ask
+from ..common.client import AppClient
+from ..common.forms import AppSchema
 from .clean import DETECT, FILL, HANDLE
-from .explore import Facts
+from .explore import TsciFacts
 from .models import LIBRARY
 from .series import Floats
 
-SYSTEM = (
+TSCI_SYSTEM = (
     "You are a careful forecaster of time series. You choose among tools and explain briefly; you compute nothing "
     "yourself."
 )
@@ -50,17 +50,17 @@ class Told:
         return asdict(self)
 
 
-def told(agent: str, given: Answer[Any], reason: str = "", changed: Sequence[str] = ()) -> Told:
+def told(agent: str, given: AppAnswer[Any], reason: str = "", changed: Sequence[str] = ()) -> Told:
     return Told(agent, given.outcome, given.problem, reason, tuple(changed))
 
 
-def said(given: Answer[Any]) -> dict[str, Any]:
+def said(given: AppAnswer[Any]) -> dict[str, Any]:
     """The object that an answer is; an empty one where a server sent JSON of another kind."""
     found = given.get()
     return found if isinstance(found, dict) else {}
 
 
-def shown(name: str, facts: Facts, values: Floats, newest: int = 24) -> str:
+def shown(name: str, facts: TsciFacts, values: Floats, newest: int = 24) -> str:
     """The window as every agent sees it: facts, and the newest values."""
     return (
         f"Series {name}: {facts.count} values, {facts.missing} missing, mean {facts.mean:.4g}, standard deviation "
@@ -73,9 +73,9 @@ def shown(name: str, facts: Facts, values: Floats, newest: int = 24) -> str:
     )
 
 
-def thing(properties: Mapping[str, Any]) -> Schema:
+def thing(properties: Mapping[str, Any]) -> AppSchema:
     """An object with exactly these properties."""
-    return Schema(
+    return AppSchema(
         {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
     )
 
@@ -84,7 +84,7 @@ def text(longest: int) -> dict[str, Any]:
     return {"type": "string", "maxLength": longest}
 
 
-async def curate(client: Client, data: str, seasons: Sequence[int], settings: Settings) -> tuple[Curation, Told]:
+async def curate(client: AppClient, data: str, seasons: Sequence[int], settings: AppSettings) -> tuple[Curation, Told]:
     """The strategies for gaps and outliers, and which of the possible seasons to use."""
     form = thing(
         {
@@ -100,7 +100,7 @@ async def curate(client: Client, data: str, seasons: Sequence[int], settings: Se
         f"the season's length ({', '.join(map(str, seasons))}; 1 is none)."
     )
     usual = {"fill": "interpolate", "detect": "none", "handle": "interpolate", "season": str(seasons[0]), "reason": ""}
-    given = await ask(client, form, Prompt(task, data, SYSTEM), settings, lambda problem: usual)
+    given = await ask(client, form, Prompt(task, data, TSCI_SYSTEM), settings, lambda problem: usual)
     value = said(given)
     keys = ("fill", "detect", "handle", "season")
     changed = [key for key in keys if not _member(key, value, seasons)]
@@ -120,7 +120,7 @@ def _member(key: str, value: Mapping[str, Any], seasons: Sequence[int]) -> bool:
     return value.get(key) in known[key]
 
 
-async def plan(client: Client, data: str, count: int, settings: Settings) -> tuple[list[str], Told]:
+async def plan(client: AppClient, data: str, count: int, settings: AppSettings) -> tuple[list[str], Told]:
     """`count` models to try, without repeats, the safe one among them."""
     library = "\n".join(f"{name}: {model.about}" for name, model in LIBRARY.items())
     form = thing(
@@ -130,7 +130,9 @@ async def plan(client: Client, data: str, count: int, settings: Settings) -> tup
         }
     )
     task = f"Models:\n{library}\n\nChoose {count} different ones to validate on this series, the most promising first."
-    given = await ask(client, form, Prompt(task, data, SYSTEM), settings, lambda problem: {"models": [], "reason": ""})
+    given = await ask(
+        client, form, Prompt(task, data, TSCI_SYSTEM), settings, lambda problem: {"models": [], "reason": ""}
+    )
     named = said(given).get("models")
     listed = [str(name) for name in named] if isinstance(named, list) else []
     known = list(dict.fromkeys(name for name in listed if name in LIBRARY))[:count]
@@ -140,17 +142,17 @@ async def plan(client: Client, data: str, count: int, settings: Settings) -> tup
     return models, told("planner", given, str(said(given).get("reason", "")), changed)
 
 
-async def analyse(client: Client, data: str, settings: Settings) -> tuple[str, Told]:
+async def analyse(client: AppClient, data: str, settings: AppSettings) -> tuple[str, Told]:
     """Two sentences on what the series looks like, written while models are fitted."""
     form = thing({"trend": text(100), "season": text(100), "risk": text(100)})
     task = "Describe trend, season, and what could make a forecast fail, a short sentence each."
-    given = await ask(client, form, Prompt(task, data, SYSTEM), settings, lambda problem: {})
+    given = await ask(client, form, Prompt(task, data, TSCI_SYSTEM), settings, lambda problem: {})
     found = said(given)
     return " ".join(str(found[key]) for key in ("trend", "season", "risk") if found.get(key)), told("analyst", given)
 
 
 async def weigh(
-    client: Client, data: str, errors: Mapping[str, float], settings: Settings
+    client: AppClient, data: str, errors: Mapping[str, float], settings: AppSettings
 ) -> tuple[dict[str, float] | None, Told]:
     """Points from 0 to 10 for each validated model; None where none came."""
     form = thing({name: {"type": "integer", "minimum": 0, "maximum": 10} for name in errors})
@@ -158,7 +160,7 @@ async def weigh(
     task = (
         f"Mean absolute errors in validation (less is better):\n{listed}\n\nGive each model 0 to 10 points of weight."
     )
-    given = await ask(client, form, Prompt(task, data, SYSTEM), settings, lambda problem: {})
+    given = await ask(client, form, Prompt(task, data, TSCI_SYSTEM), settings, lambda problem: {})
     found = said(given)
     points = {name: found.get(name) for name in errors}
     if given.problem is not None or not all(isinstance(point, int) and point >= 0 for point in points.values()):
@@ -166,10 +168,10 @@ async def weigh(
     return {name: float(point or 0) for name, point in points.items()}, told("forecaster", given)
 
 
-async def summarise(client: Client, data: str, settings: Settings) -> tuple[str, Told]:
+async def summarise(client: AppClient, data: str, settings: AppSettings) -> tuple[str, Told]:
     """The reporter's summary of all results."""
     form = thing({"summary": text(500), "limits": text(300)})
     task = "Write an executive summary of these results, and their limits. Use only figures that stand above."
-    given = await ask(client, form, Prompt(task, data, SYSTEM), settings, lambda problem: {})
+    given = await ask(client, form, Prompt(task, data, TSCI_SYSTEM), settings, lambda problem: {})
     found = said(given)
     return " ".join(str(found[key]) for key in ("summary", "limits") if found.get(key)), told("reporter", given)

@@ -10,13 +10,13 @@ from typing import Annotated, Any
 
 import typer
 
-from ..common.ask import Settings
+from ..common.ask import AppSettings
 from ..common.cli import (
     URL,
     ApiKey,
+    AppAsked,
+    AppBar,
     AsJson,
-    Asked,
-    Bar,
     Concurrency,
     Drafter,
     Log,
@@ -33,10 +33,10 @@ from ..common.dag import Dag, NodeError
 from .agents import summarise
 from .generate import MAKERS
 from .invented import honest
-from .pipeline import Pipeline, Plan
+from .pipeline import TsciPipeline, TsciPlan
 from .report import as_text, of_forecast, of_study
 from .series import Series, calendar_period, read_series, windows
-from .study import COLUMNS, study
+from .study import TSCI_COLUMNS, study
 
 app = typer.Typer(
     help="Forecast a time series of a CSV file; models are chosen, weighed and reported. Both ask a server (--url).",
@@ -60,8 +60,8 @@ def loaded(file: Path, column: str | None) -> Series:
         raise UsageError(str(error)) from error
 
 
-def planned(horizon: int, candidates: int, deadline: float | None) -> Plan:
-    return Plan(horizon, candidates, settings=Settings(max_tokens=220, deadline_s=deadline))
+def planned(horizon: int, candidates: int, deadline: float | None) -> TsciPlan:
+    return TsciPlan(horizon, candidates, settings=AppSettings(max_tokens=220, deadline_s=deadline))
 
 
 @app.command()
@@ -86,7 +86,7 @@ def forecast(
     """Forecast what comes after the file's last row; forecast.csv, the report and result.json go to --out."""
     with errors():
         series = loaded(file, column)
-        asked = Asked(url, model, api_key, drafter, 8, timeout, log, replay)
+        asked = AppAsked(url, model, api_key, drafter, 8, timeout, log, replay)
         row, usage = asyncio.run(ahead(asked, series, history, planned(horizon, models, deadline), workers))
         page = of_forecast(row, usage).write(out)
         written(out, row)
@@ -95,13 +95,15 @@ def forecast(
         show({**row, "usage": usage}, json, [*lines, f"Report: {page}"])
 
 
-async def ahead(asked: Asked, series: Series, history: int, plan: Plan, workers: int) -> tuple[dict[str, Any], Any]:
+async def ahead(
+    asked: AppAsked, series: Series, history: int, plan: TsciPlan, workers: int
+) -> tuple[dict[str, Any], Any]:
     """The forecast beyond the end, and usage. Raises UsageError where none can be made."""
     start = max(0, len(series) - history)
     async with asked.client() as client:
         began = time.monotonic()
         async with Dag(workers=workers, width=100) as dag:
-            node = Pipeline(dag, client, plan).start(
+            node = TsciPipeline(dag, client, plan).start(
                 series.name, start, series.values[start:], calendar_period(series.time)
             )
             try:
@@ -150,13 +152,13 @@ def study_windows(
             total = sum(len(windows(one, history, horizon, count)) for one in series)
         except ValueError as error:
             raise UsageError(str(error)) from error
-        asked = Asked(url, model, api_key, drafter, concurrency, timeout, log, replay)
+        asked = AppAsked(url, model, api_key, drafter, concurrency, timeout, log, replay)
         plan = planned(horizon, models, deadline)
         result = asyncio.run(studied(asked, series, history, count, plan, workers, total))
         page = result.pop("report").write(out)
         (out / "result.json").write_text(json_.dumps(result), encoding="utf-8")
         lines = [
-            f"{row['series']:<16} " + "  ".join(f"{name} {row[name]:.4g}" for name in COLUMNS)
+            f"{row['series']:<16} " + "  ".join(f"{name} {row[name]:.4g}" for name in TSCI_COLUMNS)
             for row in result["table"]
         ]
         show(result, json, [*lines, f"Report: {page}"])
@@ -175,12 +177,12 @@ def sources(files: list[Path], column: str | None, made: str) -> list[Series]:
 
 
 async def studied(
-    asked: Asked, series: list[Series], history: int, count: int, plan: Plan, workers: int, total: int
+    asked: AppAsked, series: list[Series], history: int, count: int, plan: TsciPlan, workers: int, total: int
 ) -> dict[str, Any]:
     """The study's result with its report."""
     async with asked.client() as client:
         began = time.monotonic()
-        with Bar("windows", total) as bar:
+        with AppBar("windows", total) as bar:
             result = await study(client, series, history, count, plan, workers, bar.step)
         said, told = await summarise(client, as_text(result), plan.settings)
         client.tally.wall = time.monotonic() - began

@@ -11,7 +11,7 @@ from .series import Floats
 
 
 @dataclass(frozen=True)
-class Facts:
+class TsciFacts:
     count: int
     missing: int
     mean: float
@@ -35,12 +35,12 @@ class Facts:
         return asdict(self)
 
 
-def explore(values: Floats, longest: int = 200) -> Facts:
+def explore(values: Floats, longest: int = 200) -> TsciFacts:
     """Facts of one series, gaps bridged by straight lines for what needs all values."""
     full = interpolate(values)
     period = find_period(full, longest)
     spread = float(full.std())
-    return Facts(
+    return TsciFacts(
         len(values),
         int(np.sum(~np.isfinite(values))),
         float(full.mean()),

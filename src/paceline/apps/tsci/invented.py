@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
+TSCI_NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 SENTENCE = re.compile(r"(?<=[.!?])\s+")
-SMALL = 3
+TSCI_SMALL = 3
 """Whole numbers up to this one are words ("two models"), not results."""
 
 
@@ -18,7 +18,7 @@ def values(result: Any) -> Iterator[float]:
     if isinstance(result, int | float):
         yield float(result)
     elif isinstance(result, str):
-        yield from (float(found) for found in NUMBER.findall(result))
+        yield from (float(found) for found in TSCI_NUMBER.findall(result))
     elif isinstance(result, Mapping):
         for key, value in result.items():
             yield from values(key)
@@ -31,7 +31,7 @@ def values(result: Any) -> Iterator[float]:
 def known(number: str, results: list[float]) -> bool:
     """Whether a result rounds to this number, as a number or as a percentage."""
     value = float(number)
-    if value == int(value) and abs(value) <= SMALL:
+    if value == int(value) and abs(value) <= TSCI_SMALL:
         return True
     decimals = len(number.partition(".")[2]) if "e" not in number.lower() else 12
     step = 10.0**-decimals
@@ -51,7 +51,7 @@ def _rounds(found: float, value: float, step: float, digits: int) -> bool:
 def invented(text: str, result: Any) -> list[str]:
     """The numbers of a text that no result rounds to."""
     results = list(values(result))
-    return [number for number in NUMBER.findall(text) if not known(number, results)]
+    return [number for number in TSCI_NUMBER.findall(text) if not known(number, results)]
 
 
 def honest(text: str, result: Any) -> tuple[str, list[str]]:

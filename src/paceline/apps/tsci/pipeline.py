@@ -12,20 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from ..common.ask import Settings
-from ..common.client import Client
+from ..common.ask import AppSettings
+from ..common.client import AppClient
 from ..common.dag import Dag, Node
 from .agents import Curation, Told, analyse, curate, plan, shown, weigh
 from .clean import clean
 from .ensemble import by_error, combine, intervals, normalised, ways
-from .explore import Facts, explore
+from .explore import TsciFacts, explore
 from .models import Failed, Made, forecast
 from .series import Floats
 from .validate import Fold, Validated, folds, validate
 
 
 @dataclass(frozen=True)
-class Plan:
+class TsciPlan:
     """How a window is forecast."""
 
     horizon: int
@@ -33,7 +33,7 @@ class Plan:
     keep: int = 3
     folds: int = 3
     combos: int = 4
-    settings: Settings = field(default_factory=lambda: Settings(max_tokens=220))
+    settings: AppSettings = field(default_factory=lambda: AppSettings(max_tokens=220))
     fit_s: float = 300.0
     """Seconds for the validation of one model; a slower one is left out, and the result says so."""
 
@@ -44,7 +44,7 @@ class Forecast:
 
     series: str
     start: int
-    facts: Facts
+    facts: TsciFacts
     curation: Curation
     outliers: int
     members: dict[str, dict[str, Any]]
@@ -86,7 +86,7 @@ def refitted(found: Validated, history: Floats, horizon: int, period: int) -> Ma
         return forecast(found.name, found.settings, history, horizon, period)
 
 
-def seasons(facts: Facts, calendar: int) -> list[int]:
+def seasons(facts: TsciFacts, calendar: int) -> list[int]:
     """Possible seasons: what the calendar suggests, what was found, none."""
     return list(
         dict.fromkeys([*([calendar] if calendar > 1 else []), *([facts.period] if facts.period > 1 else []), 1])
@@ -94,12 +94,12 @@ def seasons(facts: Facts, calendar: int) -> list[int]:
 
 
 @dataclass
-class Pipeline:
+class TsciPipeline:
     """Forecasts windows on one graph, which may be shared by many."""
 
     dag: Dag
-    client: Client
-    plan: Plan
+    client: AppClient
+    plan: TsciPlan
 
     def start(self, name: str, start: int, history: Floats, calendar: int) -> Node[Forecast]:
         """The forecast of one window, under way. The history is all that it gets."""

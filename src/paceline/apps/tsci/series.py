@@ -137,7 +137,7 @@ def _check(values: Floats, time: tuple[str, ...], place: str) -> None:
         raise ValueError(f"{place}: the times are not in order; sort the rows by time.")
 
 
-STEPS = {900: 96, 1800: 48, 3600: 24, 86400: 7}
+TSCI_SERIES_STEPS = {900: 96, 1800: 48, 3600: 24, 86400: 7}
 """Seconds between values, and the season that people's days and weeks give them."""
 
 
@@ -148,4 +148,4 @@ def calendar_period(time: tuple[str, ...]) -> int:
     except ValueError:
         return 1
     seconds = int((second - first) / np.timedelta64(1, "s"))
-    return STEPS.get(seconds, 12 if 28 * 86400 <= seconds <= 31 * 86400 else 1)
+    return TSCI_SERIES_STEPS.get(seconds, 12 if 28 * 86400 <= seconds <= 31 * 86400 else 1)

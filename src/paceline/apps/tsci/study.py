@@ -5,15 +5,15 @@ from typing import Any
 
 import numpy as np
 
-from ..common.client import Client
+from ..common.client import AppClient
 from ..common.dag import Dag, NodeError, gather
 from .clean import interpolate
 from .models.simple import seasonal_naive
-from .pipeline import Forecast, Pipeline, Plan
+from .pipeline import Forecast, TsciPipeline, TsciPlan
 from .series import Floats, Series, Window, calendar_period, windows
 
 OURS = "TimeSeriesScientist"
-COLUMNS = ("seasonal naive", "best single", "mean", OURS)
+TSCI_COLUMNS = ("seasonal naive", "best single", "mean", OURS)
 
 
 def scored(window: Window, made: Forecast, calendar: int) -> Floats:
@@ -25,11 +25,11 @@ def scored(window: Window, made: Forecast, calendar: int) -> Floats:
 
 
 async def study(
-    client: Client,
+    client: AppClient,
     series: Sequence[Series],
     history: int,
     count: int,
-    plan: Plan,
+    plan: TsciPlan,
     workers: int = 2,
     step: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
@@ -39,7 +39,7 @@ async def study(
     lost: list[dict[str, str]] = []
     todo = [(one, window) for one in series for window in windows(one, history, plan.horizon, count)]
     async with Dag(workers=workers, width=1000) as dag:
-        pipeline = Pipeline(dag, client, plan)
+        pipeline = TsciPipeline(dag, client, plan)
 
         async def forecast(task: tuple[Series, Window]) -> Forecast | NodeError:
             one, window = task
@@ -65,7 +65,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for name in dict.fromkeys(row["series"] for row in rows):
         here = [row for row in rows if row["series"] == name]
-        mae = {column: float(np.mean([row["scores"][column]["mae"] for row in here])) for column in COLUMNS}
+        mae = {column: float(np.mean([row["scores"][column]["mae"] for row in here])) for column in TSCI_COLUMNS}
         won = sum(row["scores"][OURS]["mae"] < row["scores"]["seasonal naive"]["mae"] for row in here)
         found.append(
             {

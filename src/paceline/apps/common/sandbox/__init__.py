@@ -17,6 +17,6 @@ What holds the command (Linux 5.14 or newer; x86-64 and arm64), all of it set up
 Where namespaces are forbidden, `run` raises SandboxError and nothing is run: there is no weaker way in its place.
 """
 
-from .box import Attempt, Job, Limits, Outcome, SandboxError, run, unavailable
+from .box import AppLimits, AppOutcome, Attempt, Job, SandboxError, run, unavailable
 
-__all__ = ["Attempt", "Job", "Limits", "Outcome", "SandboxError", "run", "unavailable"]
+__all__ = ["AppLimits", "AppOutcome", "Attempt", "Job", "SandboxError", "run", "unavailable"]

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from . import kernel
 
-SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives", "/etc/ld.so.cache",
+APP_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives", "/etc/ld.so.cache",
           "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/localtime",
           "/etc/java-17-openjdk", "/etc/ssl/openssl.cnf")  # fmt: skip
 """What every job may read, where it exists."""
@@ -28,7 +28,7 @@ START = (
     "import sys; sys.path.append(sys.argv.pop(1)); "
     "from paceline.apps.common.sandbox.jail import main; main(sys.argv[1])"
 )
-GRACE_S = 10.0
+APP_GRACE_S = 10.0
 UNLIMITED = sys.maxsize
 FIRST_UID = 1 << 20
 Limit = Literal["time", "cpu", "memory", "processes", "disk", "output"]
@@ -39,7 +39,7 @@ class SandboxError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class AppLimits:
     """What a job may use. `memory_mb` is resident memory of all its processes together; `address_mb` address space of
     each (None: none set, as sanitizers need; default four times the memory, at least 1 GiB); `cpu_s` processor seconds
     of each; `processes` counts threads, too; `disk_mb` is for all its files."""
@@ -72,7 +72,7 @@ class Job:
     `files`: name in its working directory /box: text, bytes, or a file or folder of the host that is copied.
     `read`: further files and folders of the host that it may read, at their own places; this Python's are always there.
     `talk`: answers lines that the job writes to descriptor 3, where it reads the answer; while it is asked, the wall
-    clock stands. `collect`: bring back the files of /box, as `Outcome.files`; `keep`: copy them to this folder instead.
+    clock stands. `collect`: bring back the files of /box, as `AppOutcome.files`; `keep`: copy them to this folder.
     `watch`: report attempts; without it they are refused all the same, and calls that change files cost less.
     """
 
@@ -81,7 +81,7 @@ class Job:
     stdin: bytes = b""
     env: Mapping[str, str] = field(default_factory=dict)
     read: tuple[Path, ...] = ()
-    limits: Limits = Limits()
+    limits: AppLimits = AppLimits()
     talk: Callable[[str], Awaitable[str]] | None = None
     collect: bool = False
     keep: Path | None = None
@@ -97,7 +97,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class AppOutcome:
     """How a job ended. `limit` is set exactly when `status` is "stopped"; `seconds` by the wall, the caller's thinking
     included; `peak_mb` resident, as sampled; `watched` is whether attempts could be seen."""
 
@@ -124,9 +124,9 @@ class Outcome:
         return self.stderr.decode("utf-8", "replace")
 
 
-async def run(job: Job) -> Outcome:
+async def run(job: Job) -> AppOutcome:
     """Run a job to its end. Raises SandboxError where no box can be made, or there is no such command or file."""
-    if sys.platform != "linux" or kernel.MACHINE not in kernel.NUMBERS:
+    if sys.platform != "linux" or kernel.MACHINE not in kernel.APP_NUMBERS:
         raise SandboxError(f"The sandbox needs Linux on x86-64 or arm64, not {sys.platform} on {kernel.MACHINE}.")
     base = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="box-"))
     try:
@@ -135,7 +135,7 @@ async def run(job: Job) -> Outcome:
         await asyncio.to_thread(shutil.rmtree, base, ignore_errors=True)
 
 
-async def supervised(job: Job, base: Path) -> Outcome:
+async def supervised(job: Job, base: Path) -> AppOutcome:
     control_read, control = os.pipe()
     near, far = socket.socketpair() if job.talk else (None, None)
     await asyncio.to_thread(prepare, job, base, control_read, far)
@@ -163,7 +163,7 @@ async def supervised(job: Job, base: Path) -> Outcome:
         if near:
             near.close()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), GRACE_S)
+            await asyncio.wait_for(process.wait(), APP_GRACE_S)
         if process.returncode is None:
             process.kill()
     return await asyncio.to_thread(outcome, job, base, out.result(), err.result())
@@ -194,7 +194,7 @@ def prepare(job: Job, base: Path, control: int, far: socket.socket | None) -> No
     if missing:
         raise SandboxError(f"{missing[0]} is to be read in the box, but does not exist.")
     python = {sys.prefix, sys.base_prefix, sys.exec_prefix}
-    read = [*(p for p in SYSTEM if os.path.lexists(p)), *python, *(str(p.absolute()) for p in job.read)]
+    read = [*(p for p in APP_SYSTEM if os.path.lexists(p)), *python, *(str(p.absolute()) for p in job.read)]
     spec = {
         "command": list(job.command),
         "env": dict(job.env),
@@ -240,7 +240,7 @@ async def converse(job: Job, near: socket.socket, control: int) -> None:
         writer.close()
 
 
-def outcome(job: Job, base: Path, out: bytes, err: bytes) -> Outcome:
+def outcome(job: Job, base: Path, out: bytes, err: bytes) -> AppOutcome:
     """What the supervisor reported, as the caller sees it. Raises SandboxError."""
     try:
         report: dict[str, Any] = json.loads((base / "report.json").read_text())
@@ -260,7 +260,7 @@ def outcome(job: Job, base: Path, out: bytes, err: bytes) -> Outcome:
     status: Literal["ok", "failed", "crashed", "stopped"] = (
         "stopped" if limit else "ok" if code == 0 else "crashed" if code is not None and code < 0 else "failed"
     )
-    return Outcome(
+    return AppOutcome(
         status,
         code if code is not None and code >= 0 else None,
         -code if code is not None and code < 0 else None,

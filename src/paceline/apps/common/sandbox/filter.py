@@ -10,7 +10,7 @@ import os
 import struct
 from collections.abc import Sequence
 
-from .kernel import LIBC, MACHINE, NUMBERS, checked
+from .kernel import APP_NUMBERS, LIBC, MACHINE, checked
 
 ALLOW, NOTIFY, KILL = 0x7FFF0000, 0x7FC00000, 0x80000000
 NEW_LISTENER, SET_MODE_FILTER = 8, 1
@@ -20,7 +20,7 @@ CLONE_NEW = 0x7E020000 | 0x80
 """Every namespace flag of clone."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-COMMON = {"clone3": 435, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428,
+APP_COMMON = {"clone3": 435, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428,
           "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "mount_setattr": 442}  # fmt: skip
 CALLS: dict[str, dict[str, int]] = {
     "x86_64": {
@@ -60,7 +60,7 @@ Line = tuple[int, int, int, int]
 
 def numbers() -> dict[str, int]:
     """Calls of this machine by name."""
-    return {**COMMON, **CALLS[MACHINE]}
+    return {**APP_COMMON, **CALLS[MACHINE]}
 
 
 def refuse(code: int) -> int:
@@ -129,6 +129,6 @@ def install(lines: Sequence[Line], listen: bool) -> int | None:
 
     given = Program(len(lines), ctypes.cast(buffer, ctypes.c_void_p))
     flags = ctypes.c_ulong(NEW_LISTENER if listen else 0)
-    call = ctypes.c_long(NUMBERS[MACHINE]["seccomp"])
+    call = ctypes.c_long(APP_NUMBERS[MACHINE]["seccomp"])
     made = LIBC.syscall(call, ctypes.c_ulong(SET_MODE_FILTER), flags, ctypes.byref(given))
     return checked(made, "seccomp") if listen else (checked(made, "seccomp"), None)[1]

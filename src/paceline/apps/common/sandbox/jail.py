@@ -18,7 +18,7 @@ from typing import Any
 
 from . import kernel
 from .inside import first
-from .watch import Watch
+from .watch import AppWatch
 
 TICK_MS = 40
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -41,7 +41,7 @@ class Jail:
     def __init__(self, base: Path, spec: dict[str, Any]) -> None:
         self.base, self.spec, self.limits = base, spec, spec["limits"]
         self.root, self.disk = base / "root", base / "disk"
-        self.watch: Watch | None = None
+        self.watch: AppWatch | None = None
         self.stop: str | None = None
         self.ended: int | None = None
         self.error: str | None = None
@@ -149,7 +149,7 @@ class Jail:
                 elif number == mine.fileno():
                     poll.unregister(number)
                     if told := socket.recv_fds(mine, 1, 1)[1]:
-                        self.watch = Watch(told[0], tuple(self.spec["read"]))
+                        self.watch = AppWatch(told[0], tuple(self.spec["read"]))
                         poll.register(told[0], select.POLLIN)
                 elif event & select.POLLIN and self.watch is not None:
                     self.watch.answer()

@@ -6,7 +6,7 @@ import platform
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 MACHINE = platform.machine()
-NUMBERS = {"x86_64": {"pivot_root": 155, "seccomp": 317}, "aarch64": {"pivot_root": 41, "seccomp": 277}}
+APP_NUMBERS = {"x86_64": {"pivot_root": 155, "seccomp": 317}, "aarch64": {"pivot_root": 41, "seccomp": 277}}
 MOUNT_SETATTR = 442
 
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
@@ -48,7 +48,7 @@ def bind_read_only(source: str, target: str) -> None:
 def pivot_root(to: str) -> None:
     """Make `to` the root and let go of the old one."""
     os.chdir(to)
-    checked(LIBC.syscall(NUMBERS[MACHINE]["pivot_root"], b".", b"."), "pivot_root")
+    checked(LIBC.syscall(APP_NUMBERS[MACHINE]["pivot_root"], b".", b"."), "pivot_root")
     checked(LIBC.umount2(b".", DETACH), "umount2")
     os.chdir("/")
 

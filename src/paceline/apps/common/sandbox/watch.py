@@ -13,16 +13,16 @@ RECEIVE, SEND = 0xC0502100, 0xC0182101
 CONTINUE = 1
 NOTICE = struct.Struct("=QIIiIQ6Q")
 ANSWER = struct.Struct("=QqiI")
-FAMILIES = {2: "AF_INET", 10: "AF_INET6", 17: "AF_PACKET", 40: "AF_VSOCK"}
+APP_FAMILIES = {2: "AF_INET", 10: "AF_INET6", 17: "AF_PACKET", 40: "AF_VSOCK"}
 MINE = ("/box", "/tmp", "/dev", "/proc/self", "/proc/thread-self")
-MOST = 50
-LONGEST = 4096
+APP_MOST = 50
+APP_LONGEST = 4096
 
 
 @dataclass(slots=True)
-class Watch:
-    """Notes of what one job tried, each once, at most MOST. `fd` is the filter's descriptor; `shown` are paths of the
-    host, which are outside wherever they lie."""
+class AppWatch:
+    """Notes of what one job tried, each once, at most APP_MOST. `fd` is the filter's descriptor; `shown` are paths of
+    the host, which are outside wherever they lie."""
 
     fd: int
     shown: tuple[str, ...] = ()
@@ -44,8 +44,8 @@ class Watch:
         """The error that the call gets, or that it goes on."""
         if name == "socket":
             family = args[0] & 0xFFFFFFFF
-            if family in FAMILIES:
-                self.note("network", FAMILIES[family])
+            if family in APP_FAMILIES:
+                self.note("network", APP_FAMILIES[family])
             return errno.EACCES, 0
         if name == "mmap":
             self.note("memory", f"{args[1] / 2**30:.1f} GiB at once")
@@ -60,7 +60,7 @@ class Watch:
             self.note("write", where)
 
     def note(self, kind: str, what: str) -> None:
-        if (kind, what) not in self.attempts and len(self.attempts) < MOST:
+        if (kind, what) not in self.attempts and len(self.attempts) < APP_MOST:
             self.attempts.append((kind, what))
 
 
@@ -74,8 +74,8 @@ def place(pid: int, directory: int | None, address: int) -> str:
         with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
             memory.seek(address)
             text = b""
-            while b"\0" not in text and len(text) < LONGEST:
-                text += memory.read(min(LONGEST, 4096 - (address + len(text)) % 4096)) or b"\0"
+            while b"\0" not in text and len(text) < APP_LONGEST:
+                text += memory.read(min(APP_LONGEST, 4096 - (address + len(text)) % 4096)) or b"\0"
         path = os.fsdecode(text.split(b"\0")[0])
         if path.startswith("/"):
             return posixpath.normpath(path)

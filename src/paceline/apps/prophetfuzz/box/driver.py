@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-QUIET = {
+FUZZ_QUIET = {
     "AFL_NO_UI": "1", "AFL_SKIP_CPUFREQ": "1", "AFL_NO_AFFINITY": "1", "AFL_AUTORESUME": "1", "AFL_FAST_CAL": "1",
     "AFL_I_DONT_CARE_ABOUT_MISSING_CRASHES": "1", "AFL_FORKSRV_INIT_TMOUT": "30000",
 }  # fmt: skip
@@ -32,7 +32,7 @@ REPLAY_S, LATE_S = 10.0, 20.0
 MOST_OUTPUT = 1 << 16
 
 
-class Command:
+class FuzzDriverCommand:
     """One command and what its slices brought."""
 
     def __init__(self, number: int, args: list[str]) -> None:
@@ -50,7 +50,7 @@ class Command:
 class Campaign:
     def __init__(self, job: dict[str, Any]) -> None:
         self.job = job
-        self.commands = [Command(i, args) for i, args in enumerate(job["commands"])]
+        self.commands = [FuzzDriverCommand(i, args) for i, args in enumerate(job["commands"])]
         self.began = time.monotonic()
         self.crashes: dict[str, dict[str, Any]] = {}
         self.replayed: dict[tuple[int, str], None] = {}
@@ -73,14 +73,14 @@ class Campaign:
             self.write()
         self.write()
 
-    def next(self) -> Command | None:
+    def next(self) -> FuzzDriverCommand | None:
         left = [c for c in self.commands if c.state in ("new", "runs")]
         total = sum(c.slices for c in left)
         if total % 4 == 3:
             return min(left, key=lambda c: c.slices, default=None)
         return min(left, key=lambda c: (c.slices > 0, -c.gain / (1 + c.slices), c.slices), default=None)
 
-    def slice(self, command: Command) -> None:
+    def slice(self, command: FuzzDriverCommand) -> None:
         if command.state == "new":
             self.seed(command)
         seconds = max(1, round(min(self.job["slice"], self.job["seconds"] - self.now())))
@@ -90,7 +90,7 @@ class Campaign:
         given = ["-i", f"in/{command.number}", "-o", str(out), "-V", str(seconds), "-s", str(self.job["seed"])]
         given += ["-m", "none", "-t", "2000+", *(["-n"] if blind else [])]
         args = ["afl-fuzz", *given, "--", *self.line(command)]
-        _, said = bounded(args, QUIET, seconds + LATE_S)
+        _, said = bounded(args, FUZZ_QUIET, seconds + LATE_S)
         command.seconds += time.monotonic() - began
         command.slices += 1
         stats = plotted(home / "plot_data") if blind else statistics(home / "fuzzer_stats")
@@ -103,12 +103,12 @@ class Campaign:
         command.edges = max(edges, before)
         command.gain = command.edges - before + 5 * self.triage(command, home / "crashes")
 
-    def line(self, command: Command, file: str | None = None) -> list[str]:
+    def line(self, command: FuzzDriverCommand, file: str | None = None) -> list[str]:
         """The target and its arguments: for AFL++ (the input is - where the target is persistent), or with a file."""
         given = file or ("-" if self.job["persistent"] else "@@")
         return [self.job["target"], *(given if arg == "@@" else arg for arg in command.args)]
 
-    def seed(self, command: Command) -> None:
+    def seed(self, command: FuzzDriverCommand) -> None:
         """Seeds that do not crash under the command go in; those that do are found already."""
         folder = Path("in", str(command.number))
         folder.mkdir(parents=True, exist_ok=True)
@@ -118,7 +118,7 @@ class Campaign:
         if not any(folder.iterdir()):
             (folder / "spare").write_bytes(SPARE)
 
-    def triage(self, command: Command, folder: Path) -> int:
+    def triage(self, command: FuzzDriverCommand, folder: Path) -> int:
         """Replay new crashing inputs; how many were of a new kind."""
         new = [p for p in sorted(folder.glob("id*")) if str(p) not in command.seen] if folder.is_dir() else []
         command.seen.update(map(str, new))
@@ -127,7 +127,7 @@ class Campaign:
             self.crashed(command, path)
         return len(self.crashes) - before
 
-    def crashed(self, command: Command, path: Path) -> bool:
+    def crashed(self, command: FuzzDriverCommand, path: Path) -> bool:
         """Whether the target crashes on the file; the first of each stack is kept."""
         code, said = bounded(self.line(command, str(path.resolve())), REPLAY, REPLAY_S)
         if code is None or (code >= 0 and code != CRASHED):

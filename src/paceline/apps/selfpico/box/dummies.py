@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-TYPES = ("None", "Boolean", "Integer", "Float", "String", "List", "Tuple", "Set", "Dictionary", "Tensor", "Array",
+PICO_TYPES = ("None", "Boolean", "Integer", "Float", "String", "List", "Tuple", "Set", "Dictionary", "Tensor", "Array",
          "DataFrame", "Callable", "Resource", "Object")  # fmt: skip
 
 

@@ -13,13 +13,13 @@ sys.path.insert(0, "/box")
 from dummies import type_of  # type: ignore[import-not-found]
 
 SEEN: Counter[tuple[int, str]] = Counter()
-MOST = 20
+PICO_MOST = 20
 
 
 def note(site: int, value: Any) -> Any:
-    """Count the type; a site that is passed often counts MOST times at most."""
+    """Count the type; a site that is passed often counts PICO_MOST times at most."""
     key = (site, type_of(value))
-    if SEEN[key] < MOST:
+    if SEEN[key] < PICO_MOST:
         SEEN[key] += 1
     return value
 

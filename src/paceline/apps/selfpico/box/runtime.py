@@ -24,9 +24,9 @@ from typing import Any
 
 from dummies import Dummy, value  # type: ignore[import-not-found]
 
-FILE = "fragment.py"
+PICO_FILE = "fragment.py"
 PACKAGE = "here"
-BROAD = {"", "Exception", "BaseException"}
+PICO_BROAD = {"", "Exception", "BaseException"}
 EVALUATE_S = 2
 PASSED_ON = (SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration, StopAsyncIteration, RecursionError)
 MOST_ITEMS = 1000
@@ -36,7 +36,7 @@ class NoValue(Exception):
     """Error: no predictor has a value for what is missing."""
 
 
-class Events:
+class PicoEvents:
     """The file of what happened, unbuffered."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Runtime:
     def __init__(self, job: dict[str, Any]) -> None:
         self.sites, self.imports, self.shift = job["sites"], job["imports"], job["shift"]
         self.known: dict[str, dict[str, Any]] = job["known"]
-        self.events = Events()
+        self.events = PicoEvents()
         self.memo: dict[str, Any] = {}
         self.env: dict[str, Any] = {"__name__": "values", "Dummy": Dummy}
         self.lines: set[int] = set()
@@ -85,7 +85,7 @@ class Runtime:
         except PASSED_ON:
             raise
         except Exception as error:
-            if raised_here(error) or BROAD & set(where["guards"]):
+            if raised_here(error) or PICO_BROAD & set(where["guards"]):
                 raise
             if type(error).__name__ in where["guards"]:
                 raise
@@ -159,7 +159,7 @@ class Runtime:
     # Lines
 
     def trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        if frame.f_code.co_filename != FILE:
+        if frame.f_code.co_filename != PICO_FILE:
             return None
         if event == "line" or event == "call":
             line = frame.f_lineno - self.shift
@@ -179,11 +179,11 @@ class Modules:
         top = name.split(".")[0]
         if top not in self.made and top != PACKAGE:
             frame = importer()
-            if frame is None or frame.f_code.co_filename != FILE:
+            if frame is None or frame.f_code.co_filename != PICO_FILE:
                 return None
             line = frame.f_lineno - self.runtime.shift
             guards = set(self.runtime.imports.get(str(line), ()))
-            if guards & {"ImportError", "ModuleNotFoundError", *BROAD} or self.runtime.talk is None:
+            if guards & {"ImportError", "ModuleNotFoundError", *PICO_BROAD} or self.runtime.talk is None:
                 return None
             self.made.add(top)
             self.runtime.events.write("module", name=top, line=line)
@@ -205,7 +205,7 @@ class Absent(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         frame = importer()
-        if name.startswith("__") or frame is None or frame.f_code.co_filename != FILE:
+        if name.startswith("__") or frame is None or frame.f_code.co_filename != PICO_FILE:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         line = frame.f_lineno - self.__dict__["runtime"].shift
         where = {"kind": "name", "name": name, "line": line, "guards": (), "owner": ""}
@@ -224,7 +224,7 @@ def importer() -> FrameType | None:
 def raised_here(error: BaseException) -> bool:
     """The fragment's own code raised it, or what the fragment's own code called."""
     place = error.__traceback__.tb_next if error.__traceback__ else None
-    return place is not None and place.tb_frame.f_code.co_filename == FILE
+    return place is not None and place.tb_frame.f_code.co_filename == PICO_FILE
 
 
 def too_long(*_: Any) -> None:
@@ -240,9 +240,9 @@ def shown(thing: Any) -> str:
 
 def last_line(error: BaseException, shift: int) -> int | None:
     """The last line of the fragment that took part, in the fragment as given."""
-    if isinstance(error, SyntaxError) and error.filename == FILE:
+    if isinstance(error, SyntaxError) and error.filename == PICO_FILE:
         return (error.lineno or 0) - shift
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == FILE]
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == PICO_FILE]
     return lines[-1] - shift if lines and lines[-1] is not None else None
 
 
@@ -277,12 +277,12 @@ def main() -> None:
     sys.modules[PACKAGE] = module = Absent(PACKAGE)
     module.__dict__["runtime"] = runtime
     flags = __future__.annotations.compiler_flag
-    code = compile(job["source"], FILE, "exec", flags=flags, dont_inherit=True)
-    names = {"__name__": "__main__", "__package__": f"{PACKAGE}.a.b.c", "__builtins__": builtins, "__file__": FILE}
+    code = compile(job["source"], PICO_FILE, "exec", flags=flags, dont_inherit=True)
+    names = {"__name__": "__main__", "__package__": f"{PACKAGE}.a.b.c", "__builtins__": builtins, "__file__": PICO_FILE}
     for part in ("here.a", "here.a.b", "here.a.b.c"):
         sys.modules[part] = finder.create_module(importlib.machinery.ModuleSpec(part, None))
         finder.exec_module(sys.modules[part])
-    sys.argv = [FILE]
+    sys.argv = [PICO_FILE]
     threading.settrace(runtime.trace)
     sys.settrace(runtime.trace)
     error: BaseException | None = None

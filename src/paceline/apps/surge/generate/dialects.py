@@ -9,14 +9,14 @@ from ..toolchains import Language, found
 from .draft import Draft, Template, numbers
 
 STANDARDS = ("c++03", "c++11", "c++14", "c++17")
-LEVELS = ("O0", "O1", "O2", "O3", "Os")
+SURGE_LEVELS = ("O0", "O1", "O2", "O3", "Os")
 COMPILERS = {name: Language(f"C++ ({name})", "main.cpp", "", (name,)) for name in ("g++", "clang++")}
-QUIET = {"g++": "-fno-diagnostics-show-caret", "clang++": "-fno-caret-diagnostics"}
+SURGE_QUIET = {"g++": "-fno-diagnostics-show-caret", "clang++": "-fno-caret-diagnostics"}
 
 
 def under(compiler: str, draw: random.Random, text: str, matters: str) -> Draft:
-    standard, level = draw.choice(STANDARDS), draw.choice(LEVELS)
-    command = f"{compiler} -std={standard} -{level} {QUIET[compiler]} -fmax-errors=3 main.cpp -o main && ./main"
+    standard, level = draw.choice(STANDARDS), draw.choice(SURGE_LEVELS)
+    command = f"{compiler} -std={standard} -{level} {SURGE_QUIET[compiler]} -fmax-errors=3 main.cpp -o main && ./main"
     if compiler == "clang++":
         command = command.replace("-fmax-errors=3", "-ferror-limit=3")
     features = {"compiler": compiler, "standard": standard, "level": level, "matters": matters}

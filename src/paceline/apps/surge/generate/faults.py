@@ -202,7 +202,7 @@ def identity(draw: random.Random) -> Draft:
     )
 
 
-FAULTS: list[tuple[Language, Template]] = [
+SURGE_FAULTS: list[tuple[Language, Template]] = [
     *((PYTHON, make) for make in (index, undefined, wrong_type, shared_default, missing_colon, off_by_one)),
     *((CPP, make) for make in (semicolon, undeclared, assigns, truncates, constant, out_of_vector)),
     *((JAVA, make) for make in (null, array, divide, untyped, identity)),

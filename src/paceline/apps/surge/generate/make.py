@@ -8,18 +8,18 @@ from ...common.dag import gather
 from ...common.sandbox import run
 from ..execute import job
 from ..extract import trimmed
-from ..items import KINDS, Item, question
+from ..items import KINDS, SurgeItem, question
 from ..scorers import verdict
 from ..toolchains import Language, found
 from .dialects import dialects
 from .draft import Draft, Template
-from .faults import FAULTS
-from .proofs import CHECK, formal
+from .faults import SURGE_FAULTS
+from .proofs import SURGE_PROOFS_CHECK, formal
 from .repositories import REPOSITORIES
-from .science import LONG, SCIENCE
-from .small import COMPETITION, MANY
+from .science import SCIENCE, SURGE_LONG
+from .small import COMPETITION, SURGE_MANY
 
-LONGEST = 1500
+SURGE_LONGEST = 1500
 """Characters of the longest truth that is kept."""
 
 
@@ -35,12 +35,12 @@ class Refused:
 def templates(kind: str) -> list[Template]:
     """The templates of a kind whose languages are here, in turn over the languages."""
     rows: dict[str, Sequence[tuple[Language, Template]]] = {
-        "ML": MANY,
+        "ML": SURGE_MANY,
         "CL": COMPETITION,
         "RL": REPOSITORIES,
         "SC": SCIENCE,
-        "TC": LONG,
-        "BG": FAULTS,
+        "TC": SURGE_LONG,
+        "BG": SURGE_FAULTS,
         "DR": dialects(),
         "FL": formal(),
     }
@@ -60,7 +60,7 @@ def drafts(kind: str, count: int, seed: int) -> list[Draft]:
     return [makers[i % len(makers)](random.Random(f"{seed} {kind} {i}")) for i in range(count)] if makers else []
 
 
-async def checked(kind: str, number: int, draft: Draft) -> Item | Refused:
+async def checked(kind: str, number: int, draft: Draft) -> SurgeItem | Refused:
     """The item of a draft, its truth from two runs that must agree."""
     outcomes = [await run(job(draft.files, draft.command)) for _ in range(2)]
     stopped = next((outcome for outcome in outcomes if outcome.status == "stopped"), None)
@@ -69,11 +69,11 @@ async def checked(kind: str, number: int, draft: Draft) -> Item | Refused:
     truth, again = (trimmed(outcome.text) for outcome in outcomes)
     if truth != again:
         return Refused(kind, number, "prints something else each time")
-    if not truth or len(truth) > LONGEST:
-        return Refused(kind, number, f"prints {len(truth)} characters; 1 to {LONGEST} are wanted")
+    if not truth or len(truth) > SURGE_LONGEST:
+        return Refused(kind, number, f"prints {len(truth)} characters; 1 to {SURGE_LONGEST} are wanted")
     if draft.rule == "errors" and verdict(truth) is None:
         return Refused(kind, number, f"its checker failed: {truth.splitlines()[-1]}")
-    return Item(
+    return SurgeItem(
         f"{kind}-{number:03}",
         kind,
         draft.language,
@@ -88,7 +88,7 @@ async def checked(kind: str, number: int, draft: Draft) -> Item | Refused:
 
 def shown(draft: Draft) -> dict[str, str]:
     """The files that a model sees: not the checker of formal items, which only prints the verdict."""
-    return {name: text for name, text in draft.files.items() if name != CHECK and text}
+    return {name: text for name, text in draft.files.items() if name != SURGE_PROOFS_CHECK and text}
 
 
 def command_of(draft: Draft) -> str:
@@ -99,19 +99,19 @@ def command_of(draft: Draft) -> str:
 
 async def generate(
     kinds: Sequence[str], count: int, seed: int, width: int = 2, step: Callable[[], None] = lambda: None
-) -> tuple[list[Item], list[Refused]]:
+) -> tuple[list[SurgeItem], list[Refused]]:
     """`count` items of each kind, and the drafts that made none. `step` is called after each."""
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
         raise ValueError(f"There is no kind {unknown[0]}; there are {', '.join(KINDS)}.")
     todo = [(kind, i, draft) for kind in kinds for i, draft in enumerate(drafts(kind, count, seed))]
 
-    async def one(row: tuple[str, int, Draft]) -> Item | Refused:
+    async def one(row: tuple[str, int, Draft]) -> SurgeItem | Refused:
         made = await checked(*row)
         step()
         return made
 
     made = await gather(one, todo, width)
     lacking = [Refused(kind, 0, "has no language that this machine can run") for kind in kinds if not templates(kind)]
-    items = [item for item in made if isinstance(item, Item)]
+    items = [item for item in made if isinstance(item, SurgeItem)]
     return items, [*lacking, *(item for item in made if isinstance(item, Refused))]

@@ -10,8 +10,8 @@ import random
 from ..toolchains import PYTHON, Language, checker
 from .draft import Draft, Template
 
-CHECK = "check.py"
-HEAD = """from collections.abc import Callable
+SURGE_PROOFS_CHECK = "check.py"
+SURGE_HEAD = """from collections.abc import Callable
 from typing import TypeVar
 
 A = TypeVar("A")
@@ -37,7 +37,7 @@ PROOFS = {
         ["return x[0]", "return f(x)", "return x.first"],
     ),
 }
-LINES = [
+SURGE_LINES = [
     ("x = [1, 2, 3]", "x = [1, 2, 3"),
     ("if True:\n    y = 2", "if True\n    y = 2"),
     ("def f(a, b=1):\n    return a", "def f(a=1, b):\n    return a"),
@@ -59,7 +59,7 @@ except SyntaxError as error:
     errors.append({"severity": "error", "pos": {"line": error.lineno, "column": error.offset}, "data": error.msg})
 print(json.dumps({"pass": not errors, "errors": errors}))
 '''
-TYPES = '''"""Checks program.py by mypy; prints a verdict as JSON."""
+SURGE_TYPES = '''"""Checks program.py by mypy; prints a verdict as JSON."""
 
 import json
 import subprocess
@@ -80,21 +80,21 @@ print(json.dumps({"pass": not errors, "errors": errors}))
 
 def syntax(draw: random.Random) -> Draft:
     """Four lines of which none or one does not parse."""
-    picked = draw.sample(LINES, 4)
+    picked = draw.sample(SURGE_LINES, 4)
     broken = draw.randrange(4) if draw.random() < 0.6 else -1
     text = "\n".join(pair[index == broken] for index, pair in enumerate(picked)) + "\n"
-    files = {"program.py": text, CHECK: PARSER}
+    files = {"program.py": text, SURGE_PROOFS_CHECK: PARSER}
     return Draft("Python", files, "python3 check.py", "errors", {"checker": "parser"})
 
 
 def proof(draw: random.Random) -> Draft:
     """Two propositions with programs, each of which may prove it or not."""
-    text = HEAD
+    text = SURGE_HEAD
     for number, name in enumerate(draw.sample(sorted(PROOFS), 2)):
         statement, bodies = PROOFS[name]
         body = bodies[0] if draw.random() < 0.7 else draw.choice(bodies[1:])
         text += f"\ndef theorem_{number}{statement}:  # {name}\n    {body}\n\n"
-    files = {"program.py": text.rstrip() + "\n", CHECK: TYPES}
+    files = {"program.py": text.rstrip() + "\n", SURGE_PROOFS_CHECK: SURGE_TYPES}
     return Draft("Python", files, "{python} check.py", "errors", {"checker": "mypy"})
 
 

@@ -253,6 +253,6 @@ print(len(found), found[-1], sum(found) % 1000)
 """
 
 
-LONG: list[tuple[Language, Template]] = [
+SURGE_LONG: list[tuple[Language, Template]] = [
     (PYTHON, template) for template in (sort, travel, search, cycle, estimate, invert, primes)
 ]

@@ -18,7 +18,7 @@ def in_language(language: Language) -> Template:
     return make
 
 
-MANY: list[tuple[Language, Template]] = [(language, in_language(language)) for language in LANGUAGES]
+SURGE_MANY: list[tuple[Language, Template]] = [(language, in_language(language)) for language in LANGUAGES]
 
 
 def _letters(draw: random.Random, count: int, alphabet: str) -> str:

@@ -8,12 +8,12 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-MOST = 997
+SURGE_MOST = 997
 
 
 @dataclass(frozen=True)
 class Set:
-    """name = (terms) % MOST; the first time it declares the name."""
+    """name = (terms) % SURGE_MOST; the first time it declares the name."""
 
     name: str
     value: str
@@ -55,7 +55,8 @@ class Maker:
     def value(self) -> str:
         pool = [*self.names, *self.loops, str(self.draw.randint(1, 9))]
         a, b = self.draw.choice(pool), self.draw.choice(pool)
-        return f"({a} * {self.draw.randint(2, 7)} + {b} + {self.draw.randint(0, 30)}) % {self.draw.randint(11, MOST)}"
+        times, plus, modulus = (self.draw.randint(*ends) for ends in ((2, 7), (0, 30), (11, SURGE_MOST)))
+        return f"({a} * {times} + {b} + {plus}) % {modulus}"
 
     def test(self) -> str:
         by = self.draw.randint(2, 5)
@@ -112,7 +113,7 @@ def _brace(head: Sequence[str], tail: Sequence[str], indent: int, **rest: object
 
 
 INT = {"declare": "int {} = {};", "loop": "for (int {0} = 0; {0} < {1}; {0}++) {{"}
-STYLES: dict[str, Style] = {
+SURGE_TREE_STYLES: dict[str, Style] = {
     "Python": Style([], [], 0, "{} = {}", "{} = {}", "for {0} in range({1}):", "if {}:", "else:", "",
                     lambda names: f"print({', '.join(names)})"),
     "C": _brace(["#include <stdio.h>", "", "int main(void) {"], ["    return 0;", "}"], 1, show=_printf, **INT),
@@ -129,8 +130,8 @@ STYLES: dict[str, Style] = {
 
 
 def render(nodes: Sequence[Node], language: str) -> str:
-    """The program's text in a language of STYLES."""
-    style = STYLES[language]
+    """The program's text in a language of SURGE_TREE_STYLES."""
+    style = SURGE_TREE_STYLES[language]
     lines = [*style.head, *_lines(nodes, style, style.indent), *style.tail]
     return "\n".join(lines) + "\n"
 

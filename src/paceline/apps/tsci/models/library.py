@@ -18,7 +18,7 @@ Forecaster = Callable[..., Floats]
 
 
 @dataclass(frozen=True)
-class Model:
+class TsciModel:
     """One entry: what it is (the planner reads it), its function, and values to try of each setting."""
 
     about: str
@@ -48,38 +48,40 @@ class Failed:
     why: str
 
 
-LIBRARY: dict[str, Model] = {
-    "naive": Model("repeats the last value; hard to beat on random walks", simple.naive),
-    "seasonal_naive": Model("repeats the last season", simple.seasonal_naive),
-    "seasonal_mean": Model("the mean of the last seasons", simple.seasonal_mean, {"seasons": (3, 7)}),
-    "drift": Model("the line through first and last value", simple.drift),
-    "moving_average": Model("the mean of the last values", simple.moving_average, {"width": (10, 24, 96)}),
-    "croston": Model(
+LIBRARY: dict[str, TsciModel] = {
+    "naive": TsciModel("repeats the last value; hard to beat on random walks", simple.naive),
+    "seasonal_naive": TsciModel("repeats the last season", simple.seasonal_naive),
+    "seasonal_mean": TsciModel("the mean of the last seasons", simple.seasonal_mean, {"seasons": (3, 7)}),
+    "drift": TsciModel("the line through first and last value", simple.drift),
+    "moving_average": TsciModel("the mean of the last values", simple.moving_average, {"width": (10, 24, 96)}),
+    "croston": TsciModel(
         "intermittent demand: size and interval of non-zero values", simple.croston, {"alpha": (0.1, 0.3)}
     ),
-    "ets": Model("exponential smoothing, damped trend", statistical.ets, {"damped": (True, False)}),
-    "holt_winters": Model("exponential smoothing with trend and season", statistical.holt_winters),
-    "theta": Model("the Theta method on the deseasonalised series", statistical.theta),
-    "arima": Model(
+    "ets": TsciModel("exponential smoothing, damped trend", statistical.ets, {"damped": (True, False)}),
+    "holt_winters": TsciModel("exponential smoothing with trend and season", statistical.holt_winters),
+    "theta": TsciModel("the Theta method on the deseasonalised series", statistical.theta),
+    "arima": TsciModel(
         "autoregression and moving average", statistical.arima, {"order": ((1, 0, 0), (2, 0, 1), (1, 1, 1), (2, 1, 2))}
     ),
-    "stl_arima": Model(
+    "stl_arima": TsciModel(
         "STL takes the season out, ARIMA does the rest", statistical.stl_arima, {"order": ((1, 0, 0), (1, 1, 1))}
     ),
-    "stl_ets": Model("STL takes the season out, exponential smoothing does the rest", statistical.stl_ets),
-    "linear": Model("least squares on lags", lagged.linear, {"lags": (24, 48)}),
-    "polynomial": Model("ridge on lags and their squares", lagged.polynomial, {"lags": (12, 5)}),
-    "ridge": Model("ridge regression on lags", lagged.ridge, {"alpha": (1.0, 30.0), "lags": (24, 48)}),
-    "lasso": Model("sparse regression on lags", lagged.lasso, {"alpha": (0.003, 0.03), "lags": (48,)}),
-    "elastic_net": Model("sparse and ridge together", lagged.elastic_net, {"alpha": (0.003, 0.03), "lags": (48,)}),
-    "svr": Model("support vector regression on lags", lagged.svr, {"c": (1.0, 10.0), "lags": (24,)}),
-    "random_forest": Model("trees on lags; cannot extrapolate", lagged.random_forest, {"lags": (24,)}),
-    "gradient_boosting": Model("boosted trees on lags; cannot extrapolate", lagged.gradient_boosting, {"lags": (24,)}),
-    "mlp": Model("a small neural network on lags", lagged.mlp, {"lags": (24,)}),
-    "n_linear": Model(
+    "stl_ets": TsciModel("STL takes the season out, exponential smoothing does the rest", statistical.stl_ets),
+    "linear": TsciModel("least squares on lags", lagged.linear, {"lags": (24, 48)}),
+    "polynomial": TsciModel("ridge on lags and their squares", lagged.polynomial, {"lags": (12, 5)}),
+    "ridge": TsciModel("ridge regression on lags", lagged.ridge, {"alpha": (1.0, 30.0), "lags": (24, 48)}),
+    "lasso": TsciModel("sparse regression on lags", lagged.lasso, {"alpha": (0.003, 0.03), "lags": (48,)}),
+    "elastic_net": TsciModel("sparse and ridge together", lagged.elastic_net, {"alpha": (0.003, 0.03), "lags": (48,)}),
+    "svr": TsciModel("support vector regression on lags", lagged.svr, {"c": (1.0, 10.0), "lags": (24,)}),
+    "random_forest": TsciModel("trees on lags; cannot extrapolate", lagged.random_forest, {"lags": (24,)}),
+    "gradient_boosting": TsciModel(
+        "boosted trees on lags; cannot extrapolate", lagged.gradient_boosting, {"lags": (24,)}
+    ),
+    "mlp": TsciModel("a small neural network on lags", lagged.mlp, {"lags": (24,)}),
+    "n_linear": TsciModel(
         "one linear layer from the last values to the whole horizon", neural.n_linear, {"lags": (48, 96)}
     ),
-    "lstm": Model("a small recurrent network", neural.lstm, {"lags": (48,)}),
+    "lstm": TsciModel("a small recurrent network", neural.lstm, {"lags": (48,)}),
 }
 """Prophet and TBATS are left out: the one needs dates it then fits a calendar to, the other is not maintained."""
 

@@ -11,8 +11,8 @@ from ..series import Floats
 if TYPE_CHECKING:
     from torch import nn
 
-STEPS = 150
-RATE = 5e-3
+TSCI_STEPS = 150
+TSCI_RATE = 5e-3
 
 
 def n_linear(history: Floats, horizon: int, period: int, lags: int) -> Floats:
@@ -55,8 +55,8 @@ def _direct(make: "Callable[[], nn.Module]", history: Floats, horizon: int, lags
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = make()
-        optimiser = torch.optim.AdamW(net.parameters(), lr=RATE, weight_decay=0.01)
-        for _ in range(STEPS):
+        optimiser = torch.optim.AdamW(net.parameters(), lr=TSCI_RATE, weight_decay=0.01)
+        for _ in range(TSCI_STEPS):
             batch = data[torch.randint(len(data), (64,))]
             loss = torch.nn.functional.smooth_l1_loss(net(batch[:, :lags]), batch[:, lags:])
             optimiser.zero_grad()

@@ -4,12 +4,12 @@ import numpy as np
 
 from ..series import Floats
 
-TWICE = "the history holds no two seasons"
+TSCI_TWICE = "the history holds no two seasons"
 
 
 def _seasons(history: Floats, period: int) -> None:
     if period < 2 or len(history) < 2 * period + 1:
-        raise ValueError(f"{TWICE} of {period}; choose a model without season.")
+        raise ValueError(f"{TSCI_TWICE} of {period}; choose a model without season.")
 
 
 def ets(history: Floats, horizon: int, period: int, damped: bool) -> Floats:
