@@ -65,7 +65,14 @@ def test_other_schedules_repeat(schedule: str) -> None:
     assert replay(pressed(schedule=schedule)).difference is None
 
 
-@pytest.mark.parametrize("what", ["accepted", "times", "advanced", "arrival"])
+def test_times_reach_the_account() -> None:
+    events = pressed()
+    where, changed = next(found for i, event in enumerate(events) if (found := change("times", i, event)) is not None)
+    one, two = replay(events), replay([*events[:where], changed, *events[where + 1 :]])
+    assert one.twin.table.decision.account != two.twin.table.decision.account
+
+
+@pytest.mark.parametrize("what", ["accepted", "advanced", "arrival"])
 def test_one_changed_line_is_noticed(what: str) -> None:
     events = pressed()
     where, changed = next(found for i, event in enumerate(events) if (found := change(what, i, event)) is not None)

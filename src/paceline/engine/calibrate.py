@@ -47,7 +47,7 @@ model, too."""
 
 LEAST_CPU_SHARE = 0.7
 """CPU seconds of this process for each second of a calibration whose table is kept, at least. One thread is always busy
-then; under a quota or beside other programs it waits."""
+then; under a quota, or while other programs run, it waits."""
 TABLE_AGE_S = 30 * 86_400.0
 """Seconds after which a kept table is measured again: machines change."""
 
@@ -55,7 +55,7 @@ Sample = tuple[Work, Sequence[Drafting], Times]
 
 
 class AsTold(LengthPolicy):
-    """A policy that shares as it is told, and keeps what it is taught."""
+    """Policy that shares as instructed, and keeps the samples that it observes."""
 
     def __init__(self) -> None:
         self.drafter, self.nodes, self.several = PLAIN_DRAFTER, 0, 1

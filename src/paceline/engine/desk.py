@@ -64,7 +64,7 @@ class Desk:
 
     @property
     def policy(self) -> LengthPolicy:
-        """Who decides who drafts how much."""
+        """Policy that decides which drafter drafts how many tokens."""
         return self.table.policy
 
     @property

@@ -1,4 +1,4 @@
-"""Who may draft, as decisions see it: sizes, limits and K/V groups, without the drafters themselves."""
+"""Drafters that may draft, as decisions see them: sizes, limits and K/V groups, without the drafters themselves."""
 
 from collections.abc import Sequence
 from dataclasses import replace

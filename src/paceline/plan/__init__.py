@@ -1,4 +1,4 @@
-"""Who gets which rows. Pure decisions: no tensors, no clock (D8)."""
+"""Shares of rows. Pure decisions: no tensors, no clock (D8)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ HORIZON = 256
 
 
 class Share(NamedTuple):
-    """Who drafts for one request in this step, and how much: see `Item`."""
+    """Drafter and nodes of one request in this step: see `Item`."""
 
     drafter: str
     nodes: int
@@ -54,7 +54,7 @@ class DrafterFacts:
     """How often it has raised."""
 
     def further(self, nodes: int, depth: int) -> int:
-        """Rows that it drafts while a pass runs with so many nodes of it, of a text that goes on for `depth` more."""
+        """Rows that it drafts while a pass runs with `nodes` of it, of a text that goes on for `depth` more."""
         if not nodes or not self.ahead or depth < 2:
             return 0
         return min(nodes + 1, depth) if self.ahead == "path" else max(0, MAX_CANDIDATES - nodes)
@@ -101,7 +101,7 @@ class StepDecision:
 
 
 class LengthPolicy:
-    """Who drafts how much. May depend on anything known before the draft is drawn, and on nothing else (D2). This one
+    """Policy that decides which drafter drafts how many nodes. It may depend on anything known before the draft is drawn, and on nothing else (D2). This one
     lets nobody draft."""
 
     def enrol(self, drafter: str, facts: DrafterFacts) -> None:

@@ -31,7 +31,7 @@ class Point(NamedTuple):
     tokens: float
     rows: float
     law: Expected | None = None
-    """Of a draft at least so deep."""
+    """Expected figures of a draft at least as deep."""
 
 
 NOTHING = Point(0, 0, 0.0, 0.0)
@@ -45,7 +45,7 @@ Points = Mapping[int, Mapping[str, Sequence[Point]]]
 
 
 class Price:
-    """Seconds of a step that is `base` and so many rows more, less what the rows of prompts cost in any case: beside
+    """Seconds of a step that is `base` and some rows more, less what the rows of prompts cost in any case: beside
     them, who bring no tokens, drafts would seem cheap. Where one of `runs` drafts for all who draft, a step may have
     as many passes as `patience` allows, and each its part is counted. Made for one decision: it remembers."""
 
@@ -85,7 +85,7 @@ class Price:
         return self.drafted(sum(point.rows for point in points), parts_of(choice), share)
 
     def drafted(self, rows: float, parts: Sequence[Drafting], share: float = 1.0) -> float:
-        """With so many rows that these draft, in a share of the steps."""
+        """Seconds with `rows` that these draft, in a share of the steps."""
         of_draft, of_rest, requests = self.times.of_draft, self.times.of_rest, self.base.requests
         if self.patience and len(parts) < 2 and all(part.drafter in self.runs for part in parts):
             alone = self.rows(rows, share) - of_rest(requests, rows)
@@ -215,7 +215,7 @@ def slope(a: Point, b: Point) -> float:
 
 
 def prepared(kept: Sequence[float], nodes: int) -> float:
-    """Share of passes that find a draft of so many nodes prepared, which a `path` was during the pass before. Of two
+    """Share of passes that find a draft of `nodes` prepared, which a `path` was during the pass before. Of two
     states (PEARL, arXiv 2408.11850): with a draft, all of it and the token behind it must be kept for the next one;
     without, one token."""
     first, whole = kept[0], kept[min(nodes, len(kept) - 1)]

@@ -47,7 +47,7 @@ class Arm:
         return (self.like or self.drafter, 0 if self.facts.chain else size)
 
     def sizes_for(self, request: Request, depth: int, count: int, window: int) -> list[int]:
-        """Those that one of `count` requests could be given; `window`: nodes of a path that a pass has time for."""
+        """Sizes that one of `count` requests could be given; `window`: nodes of a path that a pass has time for."""
         wish = request.params.max_nodes
         if self.path and wish is None:
             most = min(depth, self.sizes[-1], window)

@@ -31,7 +31,7 @@ VOTE, LEAST_VOTE = 8.0, 0.1
 RECALLED = 24.0
 """Most rounds that what an earlier start has learned counts for."""
 BROKEN = 6.0
-"""Log-likelihood of so many first nodes rejected in a row, were they kept as often as the text's were, at which those
+"""Log-likelihood of a number of first nodes rejected in a row, were they kept as often as the text's were, at which those
 that were kept before count for nothing."""
 DEPTH = 16
 """Deepest place that is counted."""
@@ -81,7 +81,7 @@ class Expected:
     rows: list[float]
 
     def beside(self, part: "Expected") -> "Expected":
-        """Of a draft that has this other one in it, which is at least as deep: it brings at least as much."""
+        """Figures of a draft that has this other one in it, which is at least as deep: it brings at least as much."""
         return Expected(self.chance, [max(mine, other) for mine, other in zip(self.kept, part.kept)], self.rows)
 
     def per_row(self) -> tuple[float, ...]:
@@ -95,7 +95,7 @@ class Expected:
 
 @dataclass(slots=True)
 class Belief:
-    """Of one drafter, or one size of a tree, over all texts."""
+    """Acceptance of one drafter, or of one size of a tree, over all texts."""
 
     prior: float = OTHER
     mean: Tally = field(default_factory=Tally)
@@ -177,7 +177,7 @@ class Belief:
 
 @dataclass(slots=True)
 class Beliefs:
-    """Of all drafters. `now` counts passes."""
+    """Beliefs about all drafters. `now` counts passes."""
 
     of: dict[Key, Belief] = field(default_factory=dict)
     priors: dict[str, float] = field(default_factory=dict)

@@ -19,7 +19,7 @@ class Bet:
     what: Literal["draft", "try", "keep"]
     drafter: str
     nodes: int
-    """Of one request, on average."""
+    """Nodes of one request, on average."""
     requests: int
     cost: float
     """Seconds of the step, or of reading."""

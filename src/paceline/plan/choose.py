@@ -24,15 +24,15 @@ from paceline.plan.governor import Governor, fitting
 HOLD, YOUNG = 16, 4
 """Steps that a choice holds; and one of a drafter that is known from fewer than YOUNG rounds."""
 MANY = 4
-"""From so many requests on, choosing takes longer, and a choice holds twice as long."""
+"""From this number of requests on, choosing takes longer, and a choice holds twice as long."""
 KEEPS = 1.1
-"""Keeping K/V up is expected to pay only where drafting makes decoding so many times as fast."""
+"""Keeping K/V up is expected to pay only where drafting makes decoding this many times as fast."""
 AGAIN = 32
 """Steps after which it is asked again what keeping K/V up is worth."""
 REST = 256
 """Steps that a drafter rests after each failure, times its failures so far."""
 SELDOM, KNOWN = 4, 300
-"""From KNOWN steps on the table learns from every so many: learning takes time, too."""
+"""From KNOWN steps on the table learns from one step in SELDOM: learning takes time, too."""
 NONE = "none"
 
 
@@ -314,7 +314,7 @@ class Goodput(LengthPolicy):
         return {request.id: choice[request.id]}, price.worth(choice, now.goodput), bet.why
 
     def _gain(self, requests: Sequence[Request]) -> dict[str, tuple[float, float]]:
-        """For each K/V group, the seconds that its best drafter saves for each token of one of so many requests, as
+        """For each K/V group, the seconds that its best drafter saves for each token of one of these requests, as
         expected and at its upper bound."""
         n = len(requests)
         found = self._gains.get(n)

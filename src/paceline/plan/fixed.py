@@ -67,7 +67,7 @@ class FixedLength(LengthPolicy):
         return max(0, min(nodes, MAX_CANDIDATES))
 
     def worth(self, base: Work, drafter: str) -> MinChance | None:
-        """What a node has to bring beside these requests: its row's price in the tokens of a usual step, and that of a
+        """What a node has to bring next to these requests: its row's price in the tokens of a usual step, and that of a
         pass of the draft model."""
         n, row, level = base.requests, self.row(base), self.level(base, drafter)
         if not row and not level:
@@ -93,7 +93,7 @@ class FixedLength(LengthPolicy):
 
 
 def chains(facts: dict[str, DrafterFacts], group: str | None) -> list[str]:
-    """Who drafts chains with this K/V group: a node of theirs is a pass of the group's model."""
+    """Drafters of chains with this K/V group: a node of theirs is a pass of the group's model."""
     return [name for name, it in facts.items() if group is not None and it.group == group and it.chain and not it.ahead]
 
 

@@ -15,7 +15,7 @@ from paceline.plan.cost import StepTimes, Times
 LOSS = 0.01
 """Share of the time that may be lost to speculation in the long run."""
 CREDIT_S, CREDIT_STEPS = 1.0, 8
-"""What may be lost beyond that: the lesser of so many seconds and so many plain steps of one request."""
+"""What may be lost beyond that: the lesser of this many seconds and this many plain steps of one request."""
 CHECK = 96
 """Passes without a plain step after which one measures what that takes; a third as many while nothing is saved."""
 RATE = 0.1
@@ -30,7 +30,7 @@ def fitting(patience: float, seconds: float) -> int:
 
 
 @dataclass(slots=True)
-class Plain:
+class PlainStep:
     """A plain step of some requests, in seconds: a pass of the target, everything else in a step of one pass, and that
     in a step of several."""
 
@@ -58,7 +58,7 @@ def _near(seconds: float, expected: float, count: int) -> float:
 
 
 @dataclass(slots=True)
-class Interval:
+class Unchecked:
     """Drafted steps between two plain ones. They are booked at the price of a plain step that was known, and once more,
     at the mean of both prices, when the next plain step says what the price is."""
 
@@ -78,8 +78,8 @@ class Governor:
     """Seconds that speculation has saved since the start; below 0: lost."""
     seconds: float = 0.0
     """Seconds of all steps."""
-    plain: dict[int, Plain] = field(default_factory=dict)
-    """{requests: what a plain step of so many takes}"""
+    plain: dict[int, PlainStep] = field(default_factory=dict)
+    """{requests: what a plain step of that many takes}"""
     lost: dict[str, float] = field(default_factory=dict)
     """Seconds lost of late, by key of the requests; "" is all together. They leak by LOSS of the time, so that the loss
     of every stretch of time is bounded, and what was saved long ago pays for nothing now."""
@@ -87,7 +87,7 @@ class Governor:
     """Seconds that tries have lost of late against what was chosen; they leak, too."""
     unchecked: int = 0
     """Passes since the latest plain one."""
-    open: dict[str, "Interval"] = field(default_factory=dict)
+    open: dict[str, "Unchecked"] = field(default_factory=dict)
     """By key: the drafted steps since then."""
 
     def pass_seconds(self, requests: int, context: float, straight: bool = False) -> float:
@@ -98,13 +98,13 @@ class Governor:
         passes = fitting(self.patience, target) if straight else 1
         return target + (plain.rest if passes == 1 else plain.several / passes)
 
-    def _plain(self, requests: int) -> Plain:
+    def _plain(self, requests: int) -> PlainStep:
         """As measured with as many requests; else as the table says, corrected by what was measured with the nearest
         number."""
         if (known := self.plain.get(requests)) is not None:
             return known
         times, work = self.times, Work(requests, requests, 0, 0, requests)
-        made = Plain(times.of_target(work), 0, times.of_rest(requests, 0), times.of_rest(requests, 0, 2))
+        made = PlainStep(times.of_target(work), 0, times.of_rest(requests, 0), times.of_rest(requests, 0, 2))
         if self.plain:
             near = min(self.plain, key=lambda n: abs(n - requests))
             other = self.plain[near]
@@ -164,7 +164,7 @@ class Governor:
         chosen = sum(mine for mine, _ in tokens.values()), sum(got for _, got in tokens.values())
         for key, (mine, got) in {**tokens, "": chosen}.items():
             took, at = seconds * mine / n, (n, straight)
-            each = self.open.setdefault(key, Interval(self.lost.get(key, 0.0)))
+            each = self.open.setdefault(key, Unchecked(self.lost.get(key, 0.0)))
             each.seconds += took
             each.passes[at] = each.passes.get(at, 0.0) + got / n
             self._book(key, took - got * price / n, took)
@@ -176,9 +176,9 @@ class Governor:
         self._book("", lost, seconds)
 
     def tries(self, loss: float = 0.0) -> bool:
-        """May a try that is expected to lose so many seconds against the choice be made?"""
+        """May a try that is expected to lose `loss` seconds against the choice be made?"""
         return self.betting + max(0.0, loss) <= self.credit and max(0.0, loss) <= self.room()
 
     def tried(self, lost: float) -> None:
-        """A try has lost so many seconds; below 0: it has won."""
+        """A try has lost `lost` seconds; below 0: it has won."""
         self.betting = max(-self.credit, self.betting + lost)

@@ -34,7 +34,7 @@ class Setup:
     times: dict[str, Any]
     """`StepTimes.dump`."""
     states: tuple[str, ...] = ()
-    """Of all groups, those that keep a state of each text."""
+    """Groups that keep a state of each text."""
     learned: dict[str, Any] | None = None
     """`LengthPolicy.state`: what was known of drafters before."""
     version: Literal[3] = 3
