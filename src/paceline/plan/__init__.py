@@ -101,8 +101,8 @@ class StepDecision:
 
 
 class LengthPolicy:
-    """Policy that decides which drafter drafts how many nodes. It may depend on anything known before the draft is drawn, and on nothing else (D2). This one
-    lets nobody draft."""
+    """Policy that decides which drafter drafts how many nodes. It may depend on anything known before the draft is
+    drawn, and on nothing else (D2). This one lets nobody draft."""
 
     def enrol(self, drafter: str, facts: DrafterFacts) -> None:
         """Make a drafter known, or what has changed of it."""

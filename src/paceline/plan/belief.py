@@ -31,8 +31,8 @@ VOTE, LEAST_VOTE = 8.0, 0.1
 RECALLED = 24.0
 """Most rounds that what an earlier start has learned counts for."""
 BROKEN = 6.0
-"""Log-likelihood of a number of first nodes rejected in a row, were they kept as often as the text's were, at which those
-that were kept before count for nothing."""
+"""Log-likelihood of a row of rejected first nodes, were they kept as often as the text's were, at which what was kept
+before counts for nothing."""
 DEPTH = 16
 """Deepest place that is counted."""
 

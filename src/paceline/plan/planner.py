@@ -88,8 +88,8 @@ class Planner:
         return Plan(kept, preempt, decision.panels, passes, decision.why)
 
     def _passes(self, items: Sequence[Item], most: int, room: Room) -> int:
-        """Passes of the target in this step: no more than anybody has tokens left, or the cache has room for; one where a
-        drafter is only to look on."""
+        """Passes of the target in this step: no more than any request has tokens left, or the cache has room for; one
+        where a drafter is only to look on."""
         if not all(item.request.judge_free and (item.nodes or item.drafter == NONE) for item in items):
             return 1
         most = min([most, *(item.request.left for item in items)])
