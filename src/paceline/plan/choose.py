@@ -137,6 +137,8 @@ class Goodput(LengthPolicy):
         explorer = min((r.id for r in free), default=-1)
         account = self.governor.saved, self.governor.seconds
         decision = StepDecision(account=account, gain=self._gain(free), room=self.governor.room(), explorer=explorer)
+        if self.governor.stops():  # nor is K/V kept up
+            decision.gain = dict.fromkeys(decision.gain, (0.0, 0.0))
         if not requests or room <= 0:
             decision.shares = {r.id: Share(NONE if r.arms else r.drafter, 0, 0) for r in requests}
             decision.passes = self._passes(requests, decision, base) if requests else 1
@@ -322,7 +324,7 @@ class Goodput(LengthPolicy):
             return found[1] if found else {}
         out: dict[str, tuple[float, float]] = {}
         base = Work.of([(1, len(requests[0].tokens), 1)] * n)
-        price = Price(self.times, base)
+        price = self._price(requests, base)
         for drafter in sorted({name for arms in {r.arms for r in requests} for name in arms if name in self.arms}):
             arm = self.arms[drafter]
             if arm.facts.group is None:
