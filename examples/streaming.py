@@ -2,13 +2,15 @@
 
 import asyncio
 
+from small import small
+
 from paceline import AsyncLLM, SamplingParams
 
 MESSAGES = [{"role": "user", "content": "Tom has 3 boxes with 12 pencils each. How many pencils has he?"}]
 
 
 async def main() -> None:
-    async with AsyncLLM() as llm:
+    async with small(AsyncLLM) as llm:
         async for chunk in llm.stream(MESSAGES, SamplingParams(temperature=0.7, seed=1, max_tokens=60)):
             for text, drafter in chunk.pieces:
                 print(f"[{text}]" if drafter else text, end="", flush=True)

@@ -2,8 +2,11 @@
 
 import json
 
-from paceline import LLM, Grammar, SamplingParams
+from small import small
 
+from paceline import Grammar, SamplingParams
+
+TASK = "Write as JSON which item is ordered and how many: I would like 12 pencils, please."
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -14,8 +17,8 @@ SCHEMA = {
     "additionalProperties": False,
 }
 
-with LLM() as llm:
+with small() as llm:
     params = SamplingParams(temperature=0, max_tokens=80, grammar=Grammar("json_schema", json.dumps(SCHEMA)))
-    [answer] = llm.chat([{"role": "user", "content": "Tom has 3 apples and buys 4 more."}], params)
+    [answer] = llm.chat([{"role": "user", "content": TASK}], params)
     order = json.loads(answer.text)
     print(order["count"], order["item"])

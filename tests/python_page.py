@@ -7,10 +7,10 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import paceline
-from paceline.engine.build import Options
+from paceline.engine.options import Options
 
 PAGE = Path(__file__).parents[1] / "docs" / "python.md"
 HEAD = """# Python
@@ -55,7 +55,7 @@ def section(cls: Any) -> Iterator[str]:
     if is_dataclass(cls):
         yield "| field | default | |\n|---|---|---|"
         docs = field_docs(cls)
-        for field in fields(cls):
+        for field in sorted(fields(cls), key=lambda field: field.kw_only):
             default = "" if field.default is MISSING else f"`{field.default!r}`"
             if field.default_factory is not MISSING:
                 default = f"`{field.default_factory()!r}`"
@@ -84,6 +84,9 @@ def wrapped(name: str, signature: str) -> str:
 
 def field_docs(cls: Any) -> dict[str, str]:
     """{field: the text that follows it in the class}."""
+    if issubclass(cls, Options):
+        hints = get_type_hints(cls, include_extras=True)
+        return {name: get_args(hint)[-1].text for name, hint in hints.items()}
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     assert isinstance(tree, ast.ClassDef)
     found = {}

@@ -18,8 +18,9 @@ from paceline.cli.answer import Screen, ShownAnswer, answer
 from paceline.cli.chat import ChatSession, history_file, joined
 from paceline.cli.partner import Local
 from paceline.core.params import SamplingParams
-from paceline.engine.build import Options, memory_of
+from paceline.engine.build import memory_of
 from paceline.engine.llm import LLM
+from paceline.engine.options import Options
 from paceline.plan.memory import BudgetShape
 from paceline.verify import Case
 from paceline.verify.exact import Exact

@@ -9,16 +9,16 @@ import weakref
 from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 import pytest
 
 import paceline
 from paceline import LLM, AsyncLLM, InputError, PacelineError, SamplingParams
 from paceline.engine import llm as home
-from paceline.engine.build import Options
-from paceline.engine.options import EngineOptions
+from paceline.engine.options import EngineOptions, Options
 from paceline.serve.settings import Settings
+from tests.patience import PATIENCE_S
 from tests.python_page import PAGE, page, undocumented
 from tests.serve.conftest import running
 
@@ -41,7 +41,7 @@ def test_the_names_that_tab_finds() -> None:
 def test_options_are_those_of_the_engine() -> None:
     own = {f.name for f in fields(Options)} - {"model", "draft", "drafter"}
     assert get_type_hints(EngineOptions).keys() == own
-    hints = get_type_hints(Options, localns={"UserFn": Any})
+    hints = get_type_hints(Options)
     assert {name: hints[name] for name in own} == get_type_hints(EngineOptions)
     for face in (LLM, AsyncLLM):
         shown = inspect.signature(face).parameters
@@ -102,7 +102,7 @@ def test_closed_is_closed_and_the_memory_is_free(capfd: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize("name", ["batch", "streaming", "structured", "own_drafter"])
 def test_examples(name: str) -> None:
-    done = subprocess.run([sys.executable, EXAMPLES / f"{name}.py"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, EXAMPLES / f"{name}.py"], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
     assert "the same text: False" not in done.stdout
 
@@ -112,7 +112,7 @@ def test_the_example_of_tools() -> None:
     try:
         with running(llm, Settings()) as url:
             command = [sys.executable, EXAMPLES / "tools.py", f"{url}/v1"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     finally:
         llm.close()
     assert done.returncode == 0, done.stderr

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from paceline.cli import app
 from paceline.engine.build import DEMO
+from tests.patience import PATIENCE_S
 from tests.serve.process import spawned
 
 ROOT = Path(__file__).parents[1]
@@ -63,5 +64,5 @@ def test_the_python_of_the_readme() -> None:
     first, second = (str(DEMO / name) for name in ("target", "draft"))
     code = code.replace('"path/or/hub-id"', repr(first), 1).replace('"path/or/hub-id"', repr(second), 1)
     code = code.replace("max_tokens=200", "max_tokens=20")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0 and "tokens per pass of the model" in done.stdout, done.stderr

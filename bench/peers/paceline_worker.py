@@ -6,7 +6,7 @@ from typing import Any
 from protocol import Generate, Ids, serve
 
 from paceline import LLM, SamplingParams, __version__
-from paceline.engine.build import Options
+from paceline.engine.options import Options
 
 DRAFTER = {"plain": "none", "draft": "model", "lookup": "ngram", "both": "suffix+topk", "auto": "auto"}
 QUANTIZE = {"bf16": "none", "8-bit": "int8", "4-bit": "int4"}

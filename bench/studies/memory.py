@@ -30,7 +30,8 @@ from paceline.bench.svg import (
     tick,
 )
 from paceline.core.errors import InputError
-from paceline.engine.build import Options, memory_of
+from paceline.engine.build import memory_of
+from paceline.engine.options import Options
 from paceline.plan.memory import BudgetShape, MemoryModel
 
 SIZES = (0, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 16, 32, 64)

@@ -181,42 +181,35 @@ class Record:
 
     right: Tensor
     """[E, N] 1.0 where it is the target's token"""
-    sure: Tensor
-    """[E, N] its probability"""
 
 
 def recorded(texts: Texts, number: int, layers: Sequence[int], whole: int) -> Record:
     out = texts.whole(number, tuple(f"input:{layer}" for layer in layers))
     start, text = texts.prompts[number] - 1, texts.tokens[number]
-    right, sure = list[Tensor](), list[Tensor]()
+    right = list[Tensor]()
     for layer in layers:
         states = out.taps[f"input:{layer}"][start : len(text) - 1]
         with torch.inference_mode():
-            p, token = spans.head(texts.llm.engine.model, states, whole).softmax(-1).max(-1)
+            token = spans.head(texts.llm.engine.model, states, whole).argmax(-1)
         right.append((token == torch.tensor(text[start + 1 :])).to(torch.float64))
-        sure.append(p.to(torch.float64))
-    return Record(torch.stack(right), torch.stack(sure))
+    return Record(torch.stack(right))
 
 
-Rule = Callable[[Shadows], tuple[int, int, float]]
-"""The exit (its number), the longest draft and the probability behind which it ends, by what was seen."""
+Rule = Callable[[Shadows], tuple[int, int]]
+"""The exit (its number) and the length of the draft, by what was seen."""
 
 
 def replayed(record: Record, layers: Sequence[int], whole: int, rule: Rule) -> tuple[int, int]:
     """Tokens and layers of a text under a rule. Behind a wrong token a draft goes on as behind the right one."""
     shadows, at, ran, count = Shadows.none(len(layers)), 0, 0, record.right.shape[1]
     while at < count:
-        exit, most, floor = rule(shadows)
-        length = 0
-        while length < min(most, count - at - 1):
-            length += 1
-            if record.sure[exit, at + length - 1] < floor:
-                break
+        exit, most = rule(shadows)
+        length = min(most, count - at - 1)
         drafted = record.right[exit, at : at + length]
         kept = int(drafted.cumprod(0).sum())
         ran += whole + length * layers[exit]
         new = slice(at, at + kept + 1)
-        shadows.add(record.right[:, new], record.sure[:, new])
+        shadows.add(record.right[:, new])
         at += kept + 1
     return count, ran
 
@@ -226,20 +219,15 @@ def per_layer(records: Sequence[Record], layers: Sequence[int], whole: int, rule
     return whole * sum(tokens for tokens, _ in pairs) / sum(ran for _, ran in pairs)
 
 
-def whole_rule(layers: Sequence[int], whole: int, by_confidence: bool = False) -> Rule:
-    def rule(shadows: Shadows) -> tuple[int, int, float]:
-        exit, length = best(shadows.alpha(), layers, whole)
-        tau = shadows.tau(exit) if length and by_confidence else None
-        return (exit, length, 0.0) if tau is None else (exit, LONGEST, tau)
-
-    return rule
+def whole_rule(layers: Sequence[int], whole: int) -> Rule:
+    return lambda shadows: best(shadows.alpha(), layers, whole)
 
 
 def without_length(layers: Sequence[int], whole: int, length: int) -> Rule:
     """The exit is chosen, every draft is of one length."""
 
-    def rule(shadows: Shadows) -> tuple[int, int, float]:
-        return best(shadows.alpha(), layers, whole)[0], length, 0.0
+    def rule(shadows: Shadows) -> tuple[int, int]:
+        return best(shadows.alpha(), layers, whole)[0], length
 
     return rule
 
@@ -247,14 +235,14 @@ def without_length(layers: Sequence[int], whole: int, length: int) -> Rule:
 def without_layer(layers: Sequence[int], whole: int, exit: int) -> Rule:
     """The exit is fixed, the length is chosen."""
 
-    def rule(shadows: Shadows) -> tuple[int, int, float]:
-        return exit, best(shadows.alpha()[exit : exit + 1], layers[exit : exit + 1], whole)[1], 0.0
+    def rule(shadows: Shadows) -> tuple[int, int]:
+        return exit, best(shadows.alpha()[exit : exit + 1], layers[exit : exit + 1], whole)[1]
 
     return rule
 
 
 def fixed(exit: int, length: int) -> Rule:
-    return lambda shadows: (exit, length, 0.0)
+    return lambda shadows: (exit, length)
 
 
 def exit_study(args: argparse.Namespace) -> None:
@@ -273,7 +261,6 @@ def exit_study(args: argparse.Namespace) -> None:
         print(f"best fixed pair: {top[1]} tokens at layer {top[0]}, tokens per {whole} layers: {pairs[top]:.3f}")
         for name, rule in (
             ("del", whole_rule(layers, whole)),
-            ("del, ended by tau", whole_rule(layers, whole, by_confidence=True)),
             ("without length (4)", without_length(layers, whole, 4)),
             (f"without layer ({layers[middle]})", without_layer(layers, whole, middle)),
         ):

@@ -101,5 +101,5 @@ async def test_a_log_replays_without_its_server(tmp_path: Path) -> None:
             await ask(client, choice("a"), Prompt("something else"))
     assert [json.loads(line)["event"] for line in log.read_text().splitlines()] == ["call", "call", "call", "node"]
     assert "secret" not in log.read_text()
-    with pytest.raises(TapeError, match="no log of calls"):
+    with pytest.raises(TapeError, match="not a log of calls"):
         Tape.replay(tmp_path / "absent")

@@ -160,3 +160,38 @@ def test_a_cancelled_job_leaves_nothing_behind(tmp_path: Path, monkeypatch: pyte
 def test_what_cannot_be_run_is_one_sentence(job: Job, message: str) -> None:
     with pytest.raises(SandboxError, match=message):
         asyncio.run(run(job))
+
+
+async def test_sparse_files_count_whole_and_links_once() -> None:
+    made = "\n".join([
+        "import os",
+        "for i in range(4):",
+        "    with open(f'f{i}', 'wb') as f: f.truncate(60 << 20)",
+        "open('small', 'w').write('x')",
+        "os.link('small', 'again')",
+    ])  # fmt: skip
+    outcome = await run(Job(("python3", "-c", made), limits=AppLimits(disk_mb=64, wall_s=20), collect=True))
+    assert sum(map(len, outcome.files.values())) <= 64 << 20
+    assert (outcome.status, outcome.limit) == ("stopped", "disk")
+    assert outcome.files["small"] == outcome.files["again"] == b"x"
+
+
+async def test_folders_that_lie_deep_end_the_copy_and_nothing_else() -> None:
+    made = "import os\nfor i in range(300):\n    os.mkdir('d'); os.chdir('d')\nopen('f', 'w').write('x')"
+    outcome = await run(Job(("python3", "-c", made), limits=AppLimits(wall_s=20), collect=True))
+    assert outcome.limit == "disk" and not outcome.files
+
+
+@pytest.mark.parametrize("call", ["os.memfd_create('x')", "fcntl.fcntl(os.pipe()[1], 1031, 1 << 20)", "shmget()"])
+async def test_memory_that_no_process_and_no_file_holds_is_refused(call: str) -> None:
+    made = "\n".join([
+        "import ctypes, fcntl, os",
+        "def shmget():",
+        "    if ctypes.CDLL(None, use_errno=True).shmget(0, 1 << 20, 896) < 0: raise OSError(ctypes.get_errno(), '')",
+        "try:",
+        f"    {call}",
+        "except OSError as error:",
+        "    print(error.errno)",
+    ])  # fmt: skip
+    outcome = await run(Job(("python3", "-c", made)))
+    assert outcome.text.strip() in ("1", "38"), outcome.errors

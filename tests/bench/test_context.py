@@ -12,7 +12,7 @@ GREEDY = SamplingParams(temperature=0.0, seed=0).resolve({})
 def machine(max_len: int, blocks: int) -> Engine:
     model = Toy(table(0))
     model.max_len = max_len
-    return Engine(model, EngineConfig(blocks, 16, max_requests=1, row_budget=512))
+    return Engine(model, EngineConfig(blocks, max_requests=1, row_budget=512))
 
 
 def test_steps_behind_both_texts_are_timed() -> None:

@@ -56,7 +56,7 @@ def test_times_and_tokens_of_a_batch() -> None:
 
 def test_decoding_begins_when_the_last_request_has_a_token() -> None:
     """With 4 rows a step a prompt of 9 tokens needs more passes than its neighbour."""
-    machine = Engine(Toy(table(0)), EngineConfig(64, 4, max_requests=2, row_budget=4, prefix_cache=False))
+    machine = Engine(Toy(table(0)), EngineConfig(64, block_size=4, max_requests=2, row_budget=4, prefix_cache=False))
     run = BenchRun()
     wish = SamplingParams(max_tokens=6, temperature=0.0, seed=0).resolve({})
     time_batch(machine, [[1, 2], [1, 2, 3] * 3], [wish, wish], run)

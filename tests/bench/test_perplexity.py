@@ -15,8 +15,9 @@ from paceline.bench import perplexity as module
 from paceline.bench.perplexity import Perplexity, ScoredText, perplexity, read_items, tokens_of
 from paceline.cli import app
 from paceline.core.errors import InputError, RefusalError
-from paceline.engine.build import Options, build
+from paceline.engine.build import build
 from paceline.engine.loop import Engine
+from paceline.engine.options import Options
 from paceline.engine.text import Text
 from paceline.native.build import library
 from tests.tiny import CORPUS, tiny_checkpoint
@@ -191,7 +192,7 @@ def test_answers_of_the_lines(texts: Path, tmp_path: Path) -> None:
     path = tmp_path / "odd.jsonl"
     path.write_text('\n{"prompt": "a", "answer": null}\n\n{"question": "b", "answer": 4}', encoding="utf-8")
     assert read_items(path, 1) == [ScoredText("a", None)]
-    with pytest.raises(InputError, match="line 4 has an answer that is no text"):
+    with pytest.raises(InputError, match="line 4 has an answer that is not a text"):
         read_items(path, 2)
     with pytest.raises(InputError, match="num_prompts is -1"):
         read_items(path, -1)

@@ -24,9 +24,10 @@ from paceline.bench.profile import (
 from paceline.bench.svg import Chart, tick
 from paceline.core.errors import InputError, RefusalError
 from paceline.core.params import SamplingParams
-from paceline.engine.build import Options, build
+from paceline.engine.build import build
 from paceline.engine.config import EngineConfig
 from paceline.engine.loop import Engine
+from paceline.engine.options import Options
 from paceline.model import blocks
 from paceline.model.native import NativeDecoder
 from paceline.native.build import library
@@ -93,7 +94,9 @@ def test_the_steps_have_the_rows_that_they_are_said_to_have() -> None:
     model, seen = Toy(table(0)), list[int]()
     forward = model.forward
     model.forward = lambda rows: seen.append(len(rows.token)) or forward(rows)  # type: ignore[method-assign,func-returns-value]
-    machine = Engine(model, EngineConfig(64, 4, max_requests=1, row_budget=64, drafter="user"), callable=chain)
+    machine = Engine(
+        model, EngineConfig(64, block_size=4, max_requests=1, row_budget=64, drafter="user"), callable=chain
+    )
     context, steps = measure(machine, GREEDY.resolve({}), rows=(1, 2, 5), rounds=2)
     assert context == 64 - 8 - 5 and [it.rows for it in steps] == [1, 2, 5]
     assert sorted(n for n in seen if n in (1, 2, 5)).count(5) == 3, "the warm-up and two rounds"
@@ -159,7 +162,9 @@ def test_the_clock_charges_the_innermost_call_also_after_an_error(monkeypatch: p
 
 def test_native_seconds_are_taken_from_the_dispatch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock ticks at each change: planning, forward, planning, end. The pass says 6 x 1/8 of its one second."""
-    machine = Engine(Toy(table(0)), EngineConfig(64, 4, max_requests=1, row_budget=64, drafter="user"), callable=chain)
+    machine = Engine(
+        Toy(table(0)), EngineConfig(64, block_size=4, max_requests=1, row_budget=64, drafter="user"), callable=chain
+    )
     wish = replace(GREEDY.resolve({}), drafter="user", max_nodes=0, max_tokens=9)
     (request,) = machine.submit([1, 2, 3], wish)
     machine.step()

@@ -7,7 +7,7 @@ import pytest
 from paceline.bench.run import Bench, bench
 from paceline.core.errors import InputError, RefusalError
 from paceline.draft import DRAFTERS
-from paceline.engine.build import Options
+from paceline.engine.options import Options
 from paceline.verify import Case
 from paceline.verify.exact import Exact
 

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.bench.run import Bench, bench
 from paceline.core.errors import InputError
-from paceline.engine.build import Options
+from paceline.engine.options import Options
 
 
 def rows(target: Path, questions: Path, chance: float, **changes: Any) -> dict[str, Any]:

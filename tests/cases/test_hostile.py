@@ -44,6 +44,7 @@ from paceline.serve.protocol import ChatRequest, CompletionRequest
 from paceline.serve.run import bind
 from paceline.serve.settings import Settings
 from tests.model.test_load import edit_config
+from tests.patience import PATIENCE_S
 from tests.serve.conftest import DEMO, running
 from tests.serve.http import post
 from tests.serve.process import SERVE, spawned, threaded
@@ -150,7 +151,7 @@ def test_case_B2_health_is_red_while_no_step_is_made() -> None:
         assert go_on.wait(60)
         return real()
 
-    with running(llm, Settings(stall_timeout=0.2)) as url, httpx2.Client(base_url=url, timeout=60) as client:
+    with running(llm, Settings(stall_timeout=0.2)) as url, httpx2.Client(base_url=url, timeout=PATIENCE_S) as client:
         assert client.get("/health").status_code == 200
         llm.llm.engine.step = stuck  # type: ignore[method-assign]
         task = threading.Thread(target=post, args=(url + COMPLETIONS, {"prompt": "a", "max_tokens": 2}))
@@ -441,7 +442,7 @@ async def test_case_B5_no_work_for_who_finds_no_place_or_has_gone(
     with running(engine, Settings(queue_limit=0, request_timeout=0.5)) as url:
         monkeypatch.setattr(text, "encode", slow)
         body = {"prompt": [f"p{i}" for i in range(9)], "max_tokens": 1}
-        async with httpx2.AsyncClient(base_url=url, timeout=60) as client:
+        async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
             assert (await client.post(COMPLETIONS, json=body)).status_code == 408
             go_on.set()
             await asyncio.sleep(0.3)
@@ -480,7 +481,7 @@ def test_case_B7(engine: AsyncLLM, caplog: pytest.LogCaptureFixture) -> None:
             with suppress(OSError):
                 half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX: ")
         for _ in range(3):
-            assert httpx2.get(f"{url}/health", timeout=20).status_code == 200
+            assert httpx2.get(f"{url}/health", timeout=PATIENCE_S).status_code == 200
         for half in halves:
             half.settimeout(20)
             try:
@@ -524,11 +525,11 @@ def test_case_B7_under_few_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 1024)), hard))
     with spawned("-c", code, PACELINE_HEAD_TIMEOUT="30") as (url, child):
         port = int(url.rsplit(":", 1)[1])
-        halves = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(190)]
+        halves = [socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) for _ in range(190)]
         for half in halves:
             with suppress(OSError):
                 half.sendall(b"GET /v1/")
-        assert httpx2.get(f"{url}/health", timeout=30).status_code == 200 and child.poll() is None
+        assert httpx2.get(f"{url}/health", timeout=PATIENCE_S).status_code == 200 and child.poll() is None
         for half in halves:
             half.close()
 
@@ -541,7 +542,7 @@ def test_case_B12() -> None:
         bind("127.0.0.1", port)
     done = subprocess.run(
         [sys.executable, "-m", "paceline", "serve", "--port", str(port), "--model", "/nowhere"],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     first.close()
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and str(port) in done.stderr
@@ -613,7 +614,7 @@ def test_case_B9_over_http(engine: AsyncLLM, caplog: pytest.LogCaptureFixture) -
         httpx2.get(f"{url}/a%0d%0a12:00:00%20INFO%20forged" + "x" * 5000)
         for names in ("suffix+ngram", "ngram|suffix", "suffix|ngram", "lookahead+ngram", "stand|ngram"):
             wish = {"prompt": "a", "max_tokens": 3, "ignore_eos": True, "speculation": {"drafter": names}}
-            assert httpx2.post(url + COMPLETIONS, json=wish, timeout=60).status_code == 200
+            assert httpx2.post(url + COMPLETIONS, json=wish, timeout=PATIENCE_S).status_code == 200
         metrics = httpx2.get(f"{url}/metrics").text
     for it in caplog.records:
         line = HumanFormatter().format(it)

@@ -19,8 +19,7 @@ from paceline import LLM, AsyncLLM, SamplingParams
 from paceline.cli import app
 from paceline.cli.info import count, size
 from paceline.cli.options import EngineArgs
-from paceline.engine.build import Options
-from paceline.engine.options import EngineOptions
+from paceline.engine.options import EngineOptions, Options
 from paceline.serve.protocol import HARMLESS, UNSUPPORTED
 from paceline.serve.settings import Settings
 from tests.serve.conftest import running

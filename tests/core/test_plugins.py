@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 PAGE = Path(__file__).parents[2] / "docs" / "add-a-drafter.md"
 REPEAT = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)[0]
 POLICIES = """
@@ -55,7 +57,7 @@ def points(path: Path, **groups: str) -> None:
 
 def run(path: Path, code: str) -> "subprocess.CompletedProcess[str]":
     code = f"import sys; sys.path.insert(0, {str(path)!r})\n{code}"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def test_an_installed_package_adds_a_drafter_and_policies(package: Path) -> None:

@@ -161,7 +161,7 @@ def test_a_choice_of_ones_own(pair: tuple[Path, Path]) -> None:
     llm = LLM(*pair, "model|topk", dtype="float32", blocks=600)
     assert llm.generate(PROMPT, GREEDY, progress=False)[0].token_ids == plain.token_ids
     assert set(llm.engine.desk.totals.drafters) <= {"none", "model", "topk"} and llm.engine.table.times.seen > 0
-    with pytest.raises(InputError, match="is no choice"):
+    with pytest.raises(InputError, match="is not valid"):
         LLM(*pair, "model|none", dtype="float32", blocks=600)
     with pytest.raises(RefusalError, match="needs a draft model"):
         LLM(pair[0], drafter="ngram|model", dtype="float32", blocks=600)

@@ -16,6 +16,7 @@ from paceline.engine import drafters
 from paceline.engine.prune import prune
 from paceline.sample.grammar import Structure
 from paceline.verify import VERIFIERS
+from tests.sampling import sampled
 
 PERSON: dict[str, Any] = {
     "type": "object",
@@ -79,7 +80,7 @@ def test_no_drafter_changes_the_text(llm: LLM, plain: Any, drafter: str, verifie
     assert llm.engine.drafters.errors == []
 
 
-@pytest.mark.parametrize(("drafter", "verifier"), LAW)
+@pytest.mark.parametrize(("drafter", "verifier"), sampled(LAW, lambda cell: cell[0], lambda cell: cell[1]))
 def test_every_answer_is_valid_under_rules_that_look_at_q(llm: LLM, plain: Any, drafter: str, verifier: str) -> None:
     got = answers(llm, replace(PARAMS, temperature=1.0, n=2, drafter=drafter, verifier=verifier, max_nodes=8))
     assert all(map(valid, got))
@@ -89,16 +90,16 @@ def test_every_answer_is_valid_under_rules_that_look_at_q(llm: LLM, plain: Any, 
 
 
 def test_many_seeds(llm: LLM) -> None:
-    """Two dozen seeds in one batch, half of them hot; samples of one prompt differ."""
+    """A dozen seeds in one batch, half of them hot; samples of one prompt differ."""
     wishes = [
         replace(
             PARAMS, temperature=(1.0, 1.6)[seed % 2], seed=seed, drafter=("topk", "model", "ngram", "none")[seed % 4]
         )
-        for seed in range(24)
+        for seed in range(12)
     ]
-    outputs = llm.generate([PROMPT] * 24, wishes, progress=False)
+    outputs = llm.generate([PROMPT] * 12, wishes, progress=False)
     assert all(valid(output.outputs[0]) for output in outputs)
-    assert len({output.text for output in outputs}) > 12
+    assert len({output.text for output in outputs}) > 6
 
 
 def test_other_kinds(llm: LLM) -> None:
@@ -111,7 +112,9 @@ def test_other_kinds(llm: LLM) -> None:
         (Grammar("json_object"), lambda text: isinstance(json.loads(text), dict)),
     ):
         for t in (0.0, 1.0):
-            params = replace(PARAMS, grammar=grammar, temperature=t, logit_bias={1: 4.0}, n=1 if t == 0 else 2)
+            params = replace(
+                PARAMS, grammar=grammar, temperature=t, logit_bias={1: 4.0}, max_tokens=100, n=1 if t == 0 else 2
+            )
             ended = [a for a in answers(llm, params) if a.finish_reason == "stop"]
             assert all(holds(a.text) for a in ended) and (ended or grammar.kind == "json_object")
 

@@ -20,8 +20,8 @@ LONG = {
     "logprobs": "log-probabilities", "stop ids": "stop tokens",
 }  # fmt: skip
 LEAST = 200
-"""Least number of generated requests a cell."""
-EACH = -(-LEAST // len(FEATURES))
+"""Generated requests of a feature in a cell of the full run."""
+EACH = 4
 """Requests of every feature in a cell of the default run."""
 
 WORDS = {"text": "text", "distribution": "distribution", "none": "lossy"}

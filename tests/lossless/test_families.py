@@ -15,7 +15,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("families")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+OFTEN = ("llama", "gemma2", "phi3")
+"""Families of every run: the plain one, the one with the most of its own, and the one of fused matrices."""
+
+
+@pytest.mark.parametrize("family", [pytest.param(f, marks=() if f in OFTEN else pytest.mark.full) for f in FAMILIES])
 def test_speculation_is_invisible(family: str, root: Path) -> None:
     target = tiny_checkpoint(root / family, family, seed=1)
     draft = tiny_checkpoint(root / f"{family}-draft", "llama", seed=2, layers=1)

@@ -1,15 +1,22 @@
 """The lossless matrix: for every legal cell the text equals plain decoding with the same seed."""
 
 import random
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from paceline.core.params import SamplingParams
 from paceline.core.registry import refusal
 from paceline.draft import DRAFTERS
+from paceline.schedule.policies import ORDERS, SCHEDULES
 from paceline.verify import VERIFIERS
-from tests.lossless.cases import FEATURES, HAVE, Setting, check, settings_st, wish_st
+from tests.lossless.cases import FEATURES, HAVE, Setting, Wish, check, settings_st, wish_st
+from tests.sampling import pairwise
+from tests.toy import VOCAB
 
 CELLS = [
     (d, v)
@@ -20,9 +27,45 @@ CELLS = [
 FAST = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
 
 
+AXES: dict[str, Sequence[Any]] = {
+    "feature": list(FEATURES), "model_seed": range(6), "sharpness": [0.5, 2.0, 4.0], "draft_noise": [0.0, 0.3, 1.0],
+    "blocks": [1, 6, 40], "block_size": [1, 2, 3, 8], "max_requests": [1, 2, 5], "row_budget": [1, 5, 9, 33],
+    "nodes": [1, 2, 3, 5, 8, 12], "prefix_cache": [True, False], "schedule": SCHEDULES, "order": list(ORDERS),
+    "group_size": [None, 1, 2], "patience_ms": [0.0, 1e9], "n": [1, 3], "ignore_eos": [True, False],
+}  # fmt: skip
+"""Of the engine, and of the requests."""
+
+
+@cache
+def design() -> list[dict[str, Any]]:
+    """Rows that hold each pair of values of two axes, the cell among them: every drafter meets every feature and every
+    setting, every feature every setting, and so on."""
+    return pairwise({"cell": CELLS, **AXES}, seed=0)
+
+
+def wish(rng: random.Random, drafter: str, verifier: str, feature: str, n: int, ignore_eos: bool) -> Wish:
+    params: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "n": n, "ignore_eos": ignore_eos, **FEATURES[feature]}
+    params |= {"seed": rng.getrandbits(64), "drafter": drafter, "verifier": verifier}
+    params["max_tokens"] = rng.randint(max(1, params.get("min_tokens", 0)), 24)
+    prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))]
+    return Wish(prompt, SamplingParams(**params).resolve({}))
+
+
+@pytest.mark.parametrize(("drafter", "verifier"), CELLS)
+def test_cells(drafter: str, verifier: str) -> None:
+    """One drafter and one rule: its rows of the design, two requests each."""
+    rng = random.Random(drafter)
+    for row in (dict(row) for row in design() if row["cell"] == (drafter, verifier)):
+        del row["cell"]
+        feature, nodes, n, ignore_eos = (row.pop(name) for name in ("feature", "nodes", "n", "ignore_eos"))
+        setting = Setting(**row, nodes={drafter: nodes} if drafter != "none" else {}, clock=rng.getrandbits(16))
+        check(setting, [wish(rng, drafter, verifier, feature, n, ignore_eos) for _ in range(2)])
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(("drafter", "verifier"), CELLS)
 @pytest.mark.parametrize("feature", FEATURES)
-def test_cell(drafter: str, verifier: str, feature: str) -> None:
+def test_cell_full(drafter: str, verifier: str, feature: str) -> None:
     """One drafter, one rule, one feature: batches, prompts, seeds, block sizes and budgets drawn."""
 
     @settings(max_examples=8, **FAST)

@@ -29,7 +29,7 @@ KINDS = [frozenset({"target"}), frozenset({"draft"}), frozenset({"target", "draf
 def test_cell(drafter: str) -> None:
     """One drafter, any feature: pre-emption, shared prefixes, several samples, forgetful drafters."""
 
-    @settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=5, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(
         settings_st,
         st.lists(wish_st(list(FEATURES), [drafter]), min_size=1, max_size=4),

@@ -37,8 +37,8 @@ models.
 |---|---|---|---|---|
 """
 SAFETENSORS = """- **Safetensors** in {dtypes}. Checkpoints that are quantised already, by `quant_method`: {methods}.
-Groups of 4 and 8 bits are kept as they are; GPTQ's order of activations is undone; FP8 and
-MXFP4 become the model's dtype. What cannot be kept is refused by name."""
+Groups of 4 and 8 bits are kept as they are, MXFP4 by its table; GPTQ's order of activations is
+undone; FP8 becomes the model's dtype. What cannot be kept is refused by name."""
 GGUF = """- **GGUF** of versions 2 and 3, in one file or split; tensors of the types {types}. Tokenizer, chat template,
 special tokens, what ends a text and sampling defaults come from the file. A byte-pair tokenizer names how it cuts
 words; known are {cuts}."""
@@ -47,8 +47,9 @@ FORMATS = """
 
 {formats}
 - **What is quantised already keeps its own bits** where the native decoder computes the model and the dtype is
-  bfloat16: types of 4 bits stay as they are, those of 5 to 8 bits lie in 8-bit groups of 32 (2 and 3 bits, Q6_K and
-  the uneven IQ4, too), the few matrices that are stored as floats are rounded to 8 bits, and activations are in 8 bits.
+  bfloat16: types of 4 to 8 bits lie in memory in as many bits as in the file or up to 3 % more, IQ4 and MXFP4 by
+  their tables; Q3_K takes 4.6 bits, Q2_K is rounded to 8.5, the few matrices that are stored as floats to 8.5, and
+  activations are in 8 bits. `paceline info` prints what a pass reads beside what the file holds.
   `--quantize none` widens all to the dtype, `--quantize int8` quantizes again; `paceline info` says what is done.
 - Packed weights of models above 64 MB are kept under `$PACELINE_CACHE/packed` (default `~/.cache/paceline/packed`)
   for a quick start the next time: `--no-weights-cache` leaves that out, `paceline pack` does it beforehand, `paceline

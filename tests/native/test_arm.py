@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from paceline.model import packed
-from paceline.model.grouped import pack_bytes, pack_int4
+from paceline.model.rounding import pack_bytes, pack_int4
 from paceline.native.build import NEON, Unit, library
 from paceline.native.structs import CModel
 from tests.model.units import compiled

@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 
 from paceline import LLM, SamplingParams
 from paceline.core.errors import CapacityError, InputError
-from paceline.engine.build import DEMO, Options, memory_of, parse_bytes
+from paceline.engine.build import DEMO, memory_of, parse_bytes
+from paceline.engine.options import Options
 from paceline.model.footprint import Footprint
 from paceline.plan.memory import BudgetShape, MemoryModel
+from tests.patience import PATIENCE_S
 from tests.plan.test_planner import planner, request, room
 from tests.tiny import tiny_checkpoint
 
@@ -120,7 +122,7 @@ def stated(message: str) -> int:
 def measured(seed: int, count: int = 12, **options: Any) -> dict[str, Any]:
     """What a process of its own took (tests/plan/peak.py)."""
     command = [sys.executable, "-m", "tests.plan.peak", json.dumps(options), str(seed), str(count)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=280)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr[-2000:]
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
@@ -152,14 +154,14 @@ def keeps(result: dict[str, Any], budget: int) -> None:
 
 
 @LINUX
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_budget_is_exceeded(seed: int) -> None:
     held(seed)
 
 
 @LINUX
 @pytest.mark.full
-@pytest.mark.parametrize("seed", range(5, 205))
+@pytest.mark.parametrize("seed", range(2, 202))
 def test_no_budget_of_two_hundred_is_exceeded(seed: int) -> None:
     held(seed)
 
@@ -169,8 +171,8 @@ def test_no_budget_is_exceeded_where_logits_are_most_of_it(tmp_path: Path) -> No
     sizes: dict[str, Any] = {"vocab": 50_000, "hidden": 16, "layers": 1}
     pair = [tiny_checkpoint(tmp_path / name, seed=i, **sizes) for i, name in enumerate(("target", "draft"))]
     options = {"model": str(pair[0]), "draft": str(pair[1]), "drafter": "model", "threads": 1}
-    for budget in 120 << 20, 300 << 20:
-        keeps(measured(budget >> 20, memory=budget, **options), budget)
+    budget = 120 << 20
+    keeps(measured(budget >> 20, memory=budget, **options), budget)
 
 
 @LINUX

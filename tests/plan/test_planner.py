@@ -94,7 +94,7 @@ def test_nodes_are_shared_when_many_run() -> None:
 
     assert [policy.nodes(r, many(running)) for running in (1, 2, 3, 6, 12, 40)] == [5, 5, 3, 1, 0, 0]
     wish = Request(0, [0], SamplingParams(max_nodes=2), 0, drafter="ngram", max_tokens=9)
-    assert policy.nodes(wish, many(40)) == 2
+    assert [policy.nodes(wish, many(n)) for n in (1, 4, 40)] == [2, 2, 0], "others would wait for more"
 
 
 def test_rows_that_cost_have_to_bring_something() -> None:

@@ -55,7 +55,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no text in it"):
         build(tmp_path / "empty", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    with pytest.raises(InputError, match="no folder"):
+    with pytest.raises(InputError, match="not a folder"):
         build(tmp_path / "none", tmp_path / "out")
     with pytest.raises(InputError, match="holds no index"):
         build(texts, texts)

@@ -10,6 +10,7 @@ from openai import BadRequestError, OpenAI
 from paceline import LLM, AsyncLLM, SamplingParams
 from paceline.retrieve import PassageIndex, Retrieval, build, generate
 from paceline.serve.settings import Settings
+from tests.patience import PATIENCE_S
 from tests.retrieve.scenes import folder
 from tests.serve.conftest import running
 from tests.serve.http import send
@@ -41,11 +42,11 @@ def url(engine: AsyncLLM, words: PassageIndex) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def client(url: str) -> OpenAI:
-    return OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+    return OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
 
 
 def metric(url: str, name: str) -> float:
-    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=PATIENCE_S) as answer:
         lines = answer.read().decode().splitlines()
     return float(next((line.split()[-1] for line in lines if line.startswith(f"{name} ")), 0))
 

@@ -18,6 +18,7 @@ from paceline.engine.build import DEMO as DEMO_PAIR
 from paceline.serve.app import create_app
 from paceline.serve.server import ServedHost
 from paceline.serve.settings import Settings
+from tests.patience import PATIENCE_S
 
 DEMO: dict[str, Any] = {"dtype": "float32", "blocks": 600}
 
@@ -54,7 +55,7 @@ def url(engine: AsyncLLM) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def client(url: str) -> OpenAI:
-    return OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+    return OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
 
 
 @pytest.fixture(scope="session")
@@ -95,7 +96,7 @@ def tools_engine(tools_model: Path) -> Iterator[AsyncLLM]:
 @pytest.fixture(scope="session")
 def tools_client(tools_engine: AsyncLLM) -> Iterator[OpenAI]:
     with running(tools_engine, Settings(served_model_name=("tools",))) as address:
-        yield OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=60)
+        yield OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
 
 
 @pytest.fixture(scope="session")

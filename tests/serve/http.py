@@ -5,6 +5,8 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+from tests.patience import PATIENCE_S
+
 
 def send(url: str, data: bytes | None = None, content_type: str | None = "application/json") -> tuple[int, Any]:
     """(status, parsed body) of a GET, or of a POST of `data`."""
@@ -12,7 +14,7 @@ def send(url: str, data: bytes | None = None, content_type: str | None = "applic
     if content_type is None and data is not None:
         headers["Content-Type"] = ""
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=60) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=PATIENCE_S) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
@@ -27,7 +29,7 @@ def events(url: str, body: dict[str, Any]) -> list[Any]:
     request = urllib.request.Request(
         url, json.dumps({**body, "stream": True}).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
         assert answer.headers["Content-Type"].startswith("text/event-stream")
         *parts, done, rest = answer.read().split(b"\n\n")
     assert (done, rest) == (b"data: [DONE]", b"")

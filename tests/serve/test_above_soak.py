@@ -23,6 +23,7 @@ from paceline.retrieve import build
 from paceline.serve.above import runner_of
 from paceline.serve.retrieval import THREADS
 from paceline.serve.settings import Settings
+from tests.patience import PATIENCE_S
 from tests.retrieve.scenes import folder
 from tests.serve.conftest import running
 
@@ -97,7 +98,7 @@ async def crowd(url: str, seconds: float, seed: int) -> Counter[str]:
 
     async def serve(number: int) -> None:
         rng = random.Random(seed + number)
-        async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
             while asyncio.get_running_loop().time() < until:
                 counts[await visit(client, rng)] += 1
 
@@ -107,7 +108,7 @@ async def crowd(url: str, seconds: float, seed: int) -> Counter[str]:
 
 async def each(url: str) -> int:
     """Every policy once, with nobody else; how many gave an answer. One with a deadline may have no text by then."""
-    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
         answers = [
             await client.chat.completions.create(
                 model="two", messages=[{"role": "user", "content": ASK[0]}], max_tokens=30, extra_body=extra

@@ -33,7 +33,7 @@ def test_what_can_never_enter_is_no_matter_of_patience() -> None:
 
 def test_retry_after_follows_the_pace() -> None:
     gate = Gate(4, 0)
-    gate.inside = 4
+    gate.budget.take("", 4)
     gate._leavings.extend(monotonic() - 10 + i for i in range(11))  # one a second
     assert 2 <= gate.retry_after(3) <= 4
     assert gate.retry_after(4) > gate.retry_after(1)

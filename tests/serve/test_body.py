@@ -6,10 +6,10 @@ from tests.serve.http import send
 
 RAW: list[tuple[bytes, str]] = [
     (b"{", "not JSON"),
-    (b"", "no JSON object"),
-    (b"null", "no JSON object"),
-    (b"[]", "no JSON object"),
-    (b'"text"', "no JSON object"),
+    (b"", "not a JSON object"),
+    (b"null", "not a JSON object"),
+    (b"[]", "not a JSON object"),
+    (b'"text"', "not a JSON object"),
     (b"\xff\xfe{}", "UTF-8"),
     (b'{"prompt": "\xe9"}', "UTF-8"),
     (b'{"prompt": "\\ud800"}', "surrogate"),

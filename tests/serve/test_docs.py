@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.serve.api_page import refused, table
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +27,10 @@ def test_curl_snippets(page: Path, url: str) -> None:
         pytest.skip("curl is not installed")
     [snippet] = blocks(page, "sh")
     done = subprocess.run(
-        ["bash", "-c", snippet.replace("http://localhost:8000", url)], capture_output=True, timeout=60, check=True
+        ["bash", "-c", snippet.replace("http://localhost:8000", url)],
+        capture_output=True,
+        timeout=PATIENCE_S,
+        check=True,
     )
     assert json.loads(done.stdout)["choices"][0]["finish_reason"] in ("stop", "length")
 
@@ -35,7 +39,7 @@ def test_curl_snippets(page: Path, url: str) -> None:
 def test_python_snippets(page: Path, url: str) -> None:
     [snippet] = blocks(page, "python")
     code = snippet.replace("http://localhost:8000", url)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, text=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=PATIENCE_S, text=True)
     assert done.returncode == 0, done.stderr
     assert "tokens per pass of the model" in done.stdout
 

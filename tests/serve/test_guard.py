@@ -13,6 +13,7 @@ import pytest
 from paceline import AsyncLLM
 from paceline.serve.guard import request_id
 from paceline.serve.settings import Settings
+from tests.patience import PATIENCE_S
 from tests.serve.conftest import running
 
 LONG = {
@@ -32,7 +33,7 @@ def strict(engine: AsyncLLM) -> Iterator[httpx2.Client]:
         api_keys=("sk-one", "sk-two"), max_body_bytes=10_000, max_prompt_tokens=20, max_output_tokens=30,
         request_timeout=30, cors_origins=("https://app.example",),
     )  # fmt: skip
-    with running(engine, settings) as url, httpx2.Client(base_url=url, timeout=60) as client:
+    with running(engine, settings) as url, httpx2.Client(base_url=url, timeout=PATIENCE_S) as client:
         client.headers["Authorization"] = "Bearer sk-two"
         yield client
 
@@ -123,7 +124,10 @@ def test_cors(strict: httpx2.Client) -> None:
 
 
 def test_a_request_that_takes_too_long(engine: AsyncLLM) -> None:
-    with running(engine, Settings(request_timeout=0.3)) as url, httpx2.Client(base_url=url, timeout=60) as client:
+    with (
+        running(engine, Settings(request_timeout=0.3)) as url,
+        httpx2.Client(base_url=url, timeout=PATIENCE_S) as client,
+    ):
         response = client.post("/v1/completions", json=LONG)
         assert response.status_code == 408 and error(response)["code"] == "timeout"
         assert idle(engine)
@@ -145,7 +149,9 @@ async def test_a_full_queue(engine: AsyncLLM) -> None:
     """The engine runs 64 at once and 2 may wait: of 90 samples at once some are told to come later, none is lost."""
     places = engine.llm.engine.config.max_requests + 2
     with running(engine, Settings(queue_limit=2)) as url:
-        async with httpx2.AsyncClient(base_url=url, timeout=120, limits=httpx2.Limits(max_connections=200)) as client:
+        async with httpx2.AsyncClient(
+            base_url=url, timeout=PATIENCE_S, limits=httpx2.Limits(max_connections=200)
+        ) as client:
             wish = {**SHORT, "max_tokens": 60, "ignore_eos": True}
             responses = await asyncio.gather(*(client.post("/v1/completions", json=wish) for _ in range(90)))
             codes = [r.status_code for r in responses]

@@ -14,6 +14,7 @@ import pytest
 from paceline import AsyncLLM
 from paceline.serve import logs
 from paceline.serve.settings import Settings
+from tests.patience import PATIENCE_S
 from tests.serve.conftest import running
 
 SECRET = "Tom has 3 zebras."
@@ -29,7 +30,7 @@ def logged(
     before = [(one.handlers, one.propagate, one.level) for one in loggers]
     stream = stream or io.StringIO()
     try:
-        with running(engine, settings) as url, httpx2.Client(base_url=url, timeout=60) as client:
+        with running(engine, settings) as url, httpx2.Client(base_url=url, timeout=PATIENCE_S) as client:
             logs.configure(settings, stream)
             yield client, stream
     finally:

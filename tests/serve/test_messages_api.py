@@ -9,6 +9,7 @@ from anthropic import Anthropic, AuthenticationError, BadRequestError
 
 from paceline import LLM, AsyncLLM, SamplingParams
 from paceline.serve.settings import Settings
+from tests.patience import PATIENCE_S
 from tests.serve.conftest import running
 from tests.serve.http import post
 
@@ -27,13 +28,13 @@ ADD: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def claude(url: str) -> Anthropic:
-    return Anthropic(base_url=url, api_key="none", max_retries=0, timeout=60)
+    return Anthropic(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
 def agent(tools_engine: AsyncLLM) -> Iterator[Anthropic]:
     with running(tools_engine, Settings(served_model_name=("claude-opus-4-5", "tools"))) as address:
-        yield Anthropic(base_url=address, api_key="none", max_retries=0, timeout=60)
+        yield Anthropic(base_url=address, api_key="none", max_retries=0, timeout=PATIENCE_S)
 
 
 def test_a_message_is_the_answer_of_the_engine(claude: Anthropic, llm: LLM) -> None:
@@ -152,7 +153,7 @@ def test_keys_come_as_anthropic_sends_them(engine: AsyncLLM) -> None:
         ({"output_config": {"format": {"type": "xml"}}}, "output_config"),
         ({"output_config": {"colour": 1}}, "colour"),
         ({"tool_choice": {"type": "tool"}}, "needs a name"),
-        ({"n": 2}, "n is of another"),
+        ({"n": 2}, "n belongs to another"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"mcp_servers": []}, "Unknown parameter"),

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from paceline import AsyncLLM
 from paceline.serve.settings import Settings
+from tests.patience import PATIENCE_S
 from tests.serve.conftest import DEMO, running
 
 WISH = {"prompt": "Tom has 3 apples and buys 4 more.", "max_tokens": 40, "seed": 1, "ignore_eos": True}
@@ -19,7 +20,7 @@ Values = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 def fresh() -> Iterator[httpx2.Client]:
     """A server whose engine has done nothing yet."""
     llm = AsyncLLM(**DEMO)
-    with running(llm, Settings(queue_limit=5)) as url, httpx2.Client(base_url=url, timeout=60) as client:
+    with running(llm, Settings(queue_limit=5)) as url, httpx2.Client(base_url=url, timeout=PATIENCE_S) as client:
         yield client
     llm.close()
 

@@ -17,6 +17,7 @@ from paceline import LLM, SamplingParams
 from paceline.cli import app
 from paceline.engine.build import DEMO
 from paceline.model.pull import have
+from tests.patience import PATIENCE_S
 from tests.serve.http import post, send
 from tests.serve.process import spawned
 
@@ -62,7 +63,7 @@ def alone(models: dict[str, dict[str, Any]]) -> dict[tuple[str, str], str]:
 def slowly(url: str, wish: dict[str, Any]) -> str:
     """The text of a stream that is read byte by byte."""
     at = urlsplit(url)
-    connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=60)
+    connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=PATIENCE_S)
     body = json.dumps({**wish, "stream": True})
     connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
     answer, read = connection.getresponse(), b""
@@ -114,7 +115,7 @@ def test_sixty_requests_from_four_clients(url: str) -> None:
 
 def text_of(url: str) -> str:
     at = urlsplit(url)
-    connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=60)
+    connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=PATIENCE_S)
     connection.request("GET", at.path)
     return connection.getresponse().read().decode()
 

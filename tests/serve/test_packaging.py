@@ -20,6 +20,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.patience import PATIENCE_S
 from tests.serve.http import send
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +37,9 @@ MODULES = {"pyyaml": "yaml", "huggingface-hub": "huggingface_hub", "prompt-toolk
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the sdist, and the wheel that was made from it."""
     out = tmp_path_factory.mktemp("dist")
-    subprocess.run([sys.executable, "-m", "build", "--no-isolation", "--outdir", out, ROOT], check=True, timeout=300)
+    subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", out, ROOT], check=True, timeout=PATIENCE_S
+    )
     return out
 
 
@@ -57,7 +60,7 @@ def test_the_wheel_works_in_an_empty_environment(built: Path, tmp_path: Path) ->
     def run(*command: str) -> str:
         done = subprocess.run(
             [tmp_path / "env/bin" / command[0], *command[1:]], env=env, cwd=tmp_path, capture_output=True, text=True,
-            timeout=300,
+            timeout=PATIENCE_S,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -206,6 +209,6 @@ def test_every_page_is_in_the_site_and_no_link_is_broken() -> None:
 @pytest.mark.full
 def test_the_site_is_built_by_one_command(tmp_path: Path) -> None:
     pytest.importorskip("zensical", reason="zensical is not installed: the docs extra")
-    subprocess.run([sys.executable, "-m", "zensical", "build", "--clean"], cwd=ROOT, check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "zensical", "build", "--clean"], cwd=ROOT, check=True, timeout=PATIENCE_S)
     text = (ROOT / "site/python/index.html").read_text(encoding="utf-8")
     assert "SamplingParams" in text and not re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="?(?:https?:)?//', text)

@@ -17,6 +17,7 @@ from paceline.reason.runner import BASE, SMALL, Runner
 from paceline.serve.above import runner_of
 from paceline.serve.responses import Chat
 from paceline.serve.settings import Settings
+from tests.patience import PATIENCE_S
 from tests.serve.conftest import running
 from tests.serve.http import post, send
 
@@ -39,7 +40,7 @@ def address(both: AsyncLLM) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def two(address: str) -> OpenAI:
-    return OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=120)
+    return OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
 
 
 def ask(client: OpenAI, wish: dict[str, Any], **more: Any) -> Any:
@@ -166,7 +167,7 @@ async def visit(url: str, rng: random.Random) -> str:
         body["reasoning"] = wish
     patience = rng.choice([0.02, 0.1, 0.5, 1.5, 60])
     try:
-        async with asyncio.timeout(patience), httpx2.AsyncClient(base_url=url, timeout=60) as client:
+        async with asyncio.timeout(patience), httpx2.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
             answer = await client.post("/v1/chat/completions", json=body)
             return str(answer.status_code)
     except TimeoutError:

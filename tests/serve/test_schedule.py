@@ -8,6 +8,7 @@ import pytest
 from paceline import AsyncLLM
 from paceline.core.request import Request
 from paceline.serve.settings import Settings
+from tests.patience import PATIENCE_S
 from tests.serve.conftest import DEMO, running
 
 BODY = {"prompt": "Tom has 3 apples.", "max_tokens": 2}
@@ -32,7 +33,7 @@ def asked(llm: AsyncLLM, client: httpx2.Client, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_wishes_reach_the_engine(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    with running(llm, Settings()) as url, httpx2.Client(base_url=url, timeout=60) as client:
+    with running(llm, Settings()) as url, httpx2.Client(base_url=url, timeout=PATIENCE_S) as client:
         request = asked(llm, client, monkeypatch, deadline_ms=1500, user="ann")
         assert (request.params.deadline_ms, request.key) == (1500, "ann")
         assert request.admitted is not None and 0 < request.arrival <= request.admitted
@@ -40,7 +41,10 @@ def test_wishes_reach_the_engine(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch)
 
 def test_where_there_are_api_keys_they_tell_users_apart(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody gets a larger share by giving many names."""
-    with running(llm, Settings(api_keys=("one", "two"))) as url, httpx2.Client(base_url=url, timeout=60) as client:
+    with (
+        running(llm, Settings(api_keys=("one", "two"))) as url,
+        httpx2.Client(base_url=url, timeout=PATIENCE_S) as client,
+    ):
         keys = []
         for key, user in (("one", "ann"), ("one", "bob"), ("two", "ann")):
             client.headers["Authorization"] = f"Bearer {key}"
@@ -57,6 +61,6 @@ def test_where_there_are_api_keys_they_tell_users_apart(llm: AsyncLLM, monkeypat
     ],
 )
 def test_what_is_wrong_or_would_be_ignored_is_refused(llm: AsyncLLM, wrong: dict, words: str) -> None:
-    with running(llm, Settings()) as url, httpx2.Client(base_url=url, timeout=60) as client:
+    with running(llm, Settings()) as url, httpx2.Client(base_url=url, timeout=PATIENCE_S) as client:
         answer = client.post("/v1/completions", json={**BODY, **wrong})
         assert answer.status_code == 400 and words in answer.json()["error"]["message"]

@@ -12,6 +12,7 @@ from paceline import AsyncLLM
 from paceline.core.request import Request
 from paceline.serve.errors import ApiError
 from paceline.serve.sse import DONE_EVENT, EventStream, event
+from tests.patience import PATIENCE_S
 from tests.serve.http import post
 
 LONG = {"prompt": "Tom has", "max_tokens": 900, "ignore_eos": True, "seed": 1}
@@ -36,7 +37,7 @@ def wire(url: str, body: dict[str, object]) -> socket.socket:
     """A connection on which `body` has been sent."""
     host, port = url.removeprefix("http://").split(":")
     data = json.dumps(body).encode()
-    connection = socket.create_connection((host, int(port)), timeout=30)
+    connection = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
     connection.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
     return connection

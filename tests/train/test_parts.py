@@ -67,7 +67,7 @@ def test_terms_are_weighed_and_named() -> None:
     both = Objective.parse("ce:0.5+smooth:2").places(teacher=a, logits=b, token=token, hidden=h, out=h + 2)
     ce = -b.float().log_softmax(-1)[:, 0]
     assert torch.allclose(both, 0.5 * ce + 2 * 1.5, atol=1e-5)
-    for text, message in (("kl+huber", "'huber' is not known"), ("kl:much", "no weight")):
+    for text, message in (("kl+huber", "'huber' is not known"), ("kl:much", "not a weight")):
         with pytest.raises(InputError, match=message):
             Objective.parse(text)
 

@@ -20,8 +20,9 @@ from paceline.bench.prompts import encode, read_prompts, read_text
 from paceline.bench.report import machine
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
-from paceline.engine.build import Options, build, paths
+from paceline.engine.build import build, paths
 from paceline.engine.loop import Engine
+from paceline.engine.options import Options
 from paceline.engine.text import Text
 from paceline.model.linear import STORED
 
@@ -146,5 +147,5 @@ def read_items(path: Path, limit: int) -> list[ScoredText]:
 def answer(entry: dict[str, Any], place: str) -> str | None:
     found = next((entry[name] for name in ANSWER_FIELDS if name in entry), None)
     if found is not None and (not isinstance(found, str) or not found):
-        raise InputError(f"{place} has an answer that is no text; give a string that is not empty, or leave it out.")
+        raise InputError(f"{place} has an answer that is not a text; give a string that is not empty, or leave it out.")
     return found

@@ -26,8 +26,9 @@ from paceline.bench.svg import Chart
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
-from paceline.engine.build import Options, build
+from paceline.engine.build import build
 from paceline.engine.loop import Engine
+from paceline.engine.options import Options
 from paceline.model import blocks
 from paceline.model.decoder import Decoder
 from paceline.model.native import NativeDecoder

@@ -17,8 +17,9 @@ from paceline.core.errors import InputError, RefusalError
 from paceline.core.params import SamplingParams
 from paceline.core.registry import refusal
 from paceline.draft import DRAFTERS
-from paceline.engine.build import Options, build
+from paceline.engine.build import build
 from paceline.engine.loop import Engine
+from paceline.engine.options import Options
 from paceline.verify import VERIFIERS
 
 Progress = Callable[[int, int, str], None]

@@ -8,7 +8,7 @@ import typer
 
 from paceline.cli import load, train
 from paceline.cli.options import EngineArgs, SamplingArgs, command, option
-from paceline.cli.route import RouteArgs
+from paceline.cli.route import RouteArgs, Shell
 from paceline.cli.serve import ServingArgs, check_environment
 from paceline.cli.simulate import ChangeArgs
 from paceline.serve.settings import Settings
@@ -51,7 +51,7 @@ def generate(
     prompt_file: Annotated[Path | None, option("Read the prompt from a UTF-8 text file.", "Input and output")] = None,
     chat: Annotated[
         bool | None,
-        option("Send the prompt through the chat template. Default: where the model has one.", "Input and output",
+        option("Send the prompt through the chat template. Default: if the model has one.", "Input and output",
                "--chat/--no-chat"),
     ] = None,
     stats: Annotated[bool, option("Figures at the end, on stderr.", "Input and output", "--stats/--no-stats")] = True,
@@ -138,6 +138,9 @@ def bench(
     profile: Annotated[
         bool, option("Time one step by part, for 1 to 64 rows; needs no prompts.", "Benchmark", "--profile")
     ] = False,
+    kernels: Annotated[
+        bool, option("Time the kernels of quantised weights instead: cycles and GB/s.", "Benchmark", "--kernels")
+    ] = False,
     plot: Annotated[Path | None, option("Draw the profile to this SVG file.", "Benchmark")] = None,
     perplexity: Annotated[
         bool, option("Measure the quality instead: perplexity, also without --quantize.", "Benchmark", "--perplexity")
@@ -164,6 +167,9 @@ def bench(
 
     --profile shows the milliseconds of each part of a step, at the first of the temperatures.
 
+    --kernels needs no model: it times the products of every quantised type with 1 to 16 rows, in the caches in cycles,
+    and from memory.
+
     --perplexity measures nothing else. It is that of the reference answers, given their prompts, where the lines have
     answer (GSM8K) or canonical_solution (HumanEval), else that of the prompts; with --quantize also that of the model
     without it, for comparison. Texts are cut at the context.
@@ -172,10 +178,13 @@ def bench(
     with a draft model and with prompt lookup, in bf16 and 8-bit. ratio there is Paceline over the tool, in that row's
     setting; same counts the answers equal to Paceline's plain ones.
     """
-    from paceline.cli.bench import alone, bench, check, compare, needed, quality, unused
+    from paceline.cli.bench import alone, bench, check, compare, needed, quality, time_kernels, unused
 
     if context.invoked_subcommand is not None:
         unused(context, context.invoked_subcommand)
+        return
+    if kernels:
+        time_kernels(context, json)
         return
     if perplexity:
         alone(context)
@@ -352,7 +361,7 @@ def route(
     engines: Annotated[list[str], typer.Argument(metavar="URL...", help="Addresses of the engines' servers.")],
     *,
     args: RouteArgs,
-    host: Annotated[str, option("Listen on this address.", "HTTP", show_default=True)] = "127.0.0.1",
+    shell: Shell,  # type: ignore[valid-type]
     port: Annotated[int, option("Listen on this port.", "HTTP", show_default=True)] = 8100,
 ) -> None:
     """Put one address in front of several servers, and plan the calls of workflows with deadlines over them.
@@ -362,7 +371,7 @@ def route(
     """
     from paceline.cli.route import route
 
-    route(engines, args, host, port)
+    route(engines, args, shell, port)
 
 
 def main() -> None:

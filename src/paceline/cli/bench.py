@@ -149,6 +149,25 @@ def quality(engine: EngineArgs, prompts: Path | None, num_prompts: int, json: Pa
         found.write(json, options)
 
 
+def time_kernels(context: typer.Context, json: Path | None) -> None:
+    """`--kernels`: time them, print it, and write it to `json`."""
+    for name in given(context):
+        if name not in ("kernels", "json", "threads"):
+            raise InputError(f"--kernels is a measurement of its own; leave out --{name.replace('_', '-')}.")
+    import torch
+    from rich.console import Console
+
+    from paceline.bench.kernels import measure_kernels
+
+    if context.params.get("threads") is not None:
+        torch.set_num_threads(context.params["threads"])
+    found = measure_kernels()
+    Console(width=160).print(found.table())
+    typer.echo(found.summary())
+    if json is not None:
+        found.write(json)
+
+
 @contextmanager
 def progress() -> Iterator[Callable[[int, int, str], None]]:
     """Progress bar on stderr, if that is a terminal; called with (done, total, what)."""

@@ -22,7 +22,7 @@ OF_REQUESTS = ("model", "drafter", "verifier", "nodes")
 
 HELP = (
     "/reset starts over, /system TEXT sets the system prompt, /set NAME VALUE a sampling parameter, /drafter NAME the "
-    "drafts; /stats shows figures; /save FILE and /load FILE keep the conversation; /exit or Ctrl-D ends. A line that "
+    "drafter; /stats shows figures; /save FILE and /load FILE keep the conversation; /exit or Ctrl-D ends. A line that "
     'ends with \\ goes on in the next; """ begins and ends several lines.'
 )
 MULTILINE_QUOTE = '"""'
@@ -37,7 +37,7 @@ def chat(
     partner: Partner = load(engine) if url is None else reach(url, engine, key)
     if url is not None:
         params = replace(
-            params, drafter=engine.drafter, verifier=None if engine.verifier == "exact" else engine.verifier
+            params, drafter=name_of(engine.drafter), verifier=None if engine.verifier == "exact" else engine.verifier
         )
     session = ChatSession(partner, params, Screen(color), system)
     ask = joined(prompter())
@@ -68,7 +68,12 @@ def reach(url: str, engine: EngineArgs, key: str | None) -> Remote:
     given = [f.name for f in fields(engine) if getattr(engine, f.name) != f.default and f.name not in OF_REQUESTS]
     if given:
         raise InputError(f"{given[0]} shapes an engine, but {url} has its own; leave it out, or url.")
-    return Remote(url, engine.model, key)
+    return Remote(url, name_of(engine.model), key)
+
+
+def name_of(value: object) -> str | None:
+    """A flag's text."""
+    return None if value is None else str(value)
 
 
 def joined(ask: Callable[[], str]) -> Callable[[], str]:
@@ -224,7 +229,7 @@ class ChatSession:
         except OSError as error:
             raise InputError(f"{path} cannot be read ({error}).") from None
         except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{path} is no conversation that /save wrote ({error}).") from None
+            raise InputError(f"{path} is not a conversation that /save wrote ({error}).") from None
         self.messages = messages
         self.system = next((m["content"] for m in messages if m["role"] == "system"), None)
         note(f"{len(messages)} messages; {self.partner.name} goes on from there.")

@@ -93,7 +93,7 @@ def unfit(path: Path, facts: "HeadFacts", width: int, vocab: int) -> str | None:
     return None
 
 
-def room_of(memory: str | None) -> int:
+def room_of(memory: str | int | None) -> int:
     """Bytes that may be used: as asked for, else what is free."""
     if memory is not None:
         from paceline.engine.build import parse_bytes
@@ -126,12 +126,23 @@ def describe(facts: "Facts", text: Any, engine: EngineArgs) -> dict[str, Any]:
         "dtype": engine.dtype,
         "weights_in": weights_in(packing, engine),
         "weight_bytes": measure(facts.path, spec, packing).weights,
+        "read_by_a_pass": read_by_a_pass(facts, packing),
         "kv_bytes_per_token": facts.kv_bytes_per_token,
         "kv_bytes_full_context": facts.kv_bytes_per_token * spec.max_len,
         "linear_layers": packing.describe(),
         "chat_template": bool(text.tokenizer.chat_template),
         "generation_defaults": {k: v for k, v in text.defaults.items() if k in SAMPLING_KEYS},
     }
+
+
+def read_by_a_pass(facts: "Facts", packing: "Packing") -> dict[str, int] | None:
+    """Bytes of the linear layers and the head in a quantised file and in memory, where they keep their own bits."""
+    from paceline.model.checkpoint import open_tensors
+    from paceline.model.linear import STORED
+    from paceline.model.stored import hot_bytes
+
+    found = hot_bytes(open_tensors(facts.path), facts.spec) if packing.name == STORED else None
+    return None if found is None else {"file": found[0], "memory": found[1]}
 
 
 def weights_in(packing: "Packing", engine: EngineArgs) -> str:
@@ -178,6 +189,13 @@ def sheet(columns: list[dict[str, Any]]) -> "Table":
     return table
 
 
+def read_line(it: dict[str, int] | None) -> str:
+    """Bytes in memory, and their ratio to those in the file."""
+    if it is None:
+        return "all weights"
+    return f"{size(it['memory'])}, {it['memory'] / it['file']:.3f} of the file's {size(it['file'])}"
+
+
 def lines(it: dict[str, Any]) -> dict[str, str]:
     """What `describe` says, for people."""
     sizes = f"{it['layers']} x {it['hidden']}, heads {it['heads']}/{it['kv_heads']} x {it['head_dim']}, ffn {it['ffn']}"
@@ -191,6 +209,7 @@ def lines(it: dict[str, Any]) -> dict[str, str]:
         "context": f"{it['context']:,} tokens{f', windows of {windows}' if windows else ''}",
         "file": f"{size(it['file_bytes'])}, {', '.join(it['stored_as'])}",
         "weights": f"{size(it['weight_bytes'])}, {it['weights_in']}",
+        "read by a pass": read_line(it["read_by_a_pass"]),
         "K/V cache": f"{size(it['kv_bytes_per_token'])} a token, {size(it['kv_bytes_full_context'])} full",
         "computed by": it["linear_layers"].split(",")[0],
         "template": "yes" if it["chat_template"] else "no",

@@ -32,9 +32,7 @@ class ServerArgs:
     api_key: Annotated[
         str | None, option("Sent as a bearer token.", "Server", envvar="OPENAI_API_KEY", show_envvar=True)
     ] = None
-    endpoint: Annotated[Literal["chat", "completions"], option("Which end point.", "Server", show_default=True)] = (
-        "chat"
-    )
+    endpoint: Annotated[Literal["chat", "completions"], option("Endpoint.", "Server", show_default=True)] = "chat"
     timeout: Annotated[float, option("Seconds that one request may take.", "Server", show_default=True)] = 600.0
     max_connections: Annotated[
         int | None,

@@ -165,7 +165,7 @@ class Remote:
 
     def drafters(self, name: str = "") -> str:
         if name and not self.ours:
-            raise RefusalError("drafter cannot be chosen: this is no Paceline server.")
+            raise RefusalError("drafter cannot be chosen: this is not a Paceline server.")
         return f"{name or self.default} (of {', '.join(self.known) or 'unknown'})"
 
 

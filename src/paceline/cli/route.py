@@ -1,14 +1,15 @@
 """`paceline route`: plan the calls of workflows over several servers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from paceline.cli.options import option
 from paceline.core.errors import InputError
+from paceline.serve.settings import Settings
 
 if TYPE_CHECKING:
     from paceline.cluster.workflow.policies import MakeOrder
@@ -31,13 +32,26 @@ class RouteArgs:
     order: Annotated[Path | None, _route("Weights for planner learned, from paceline train workflow-order.")] = None
     tune: Annotated[int, _route("Number of workflows after which alpha is tuned; 0: never.", show_default=True)] = 50
     log: Annotated[Path | None, _route("Write what came and what was decided, one JSON object a line.")] = None
-    api_key: Annotated[str | None, _route("Bearer token of the engines.")] = None
+    engine_key: Annotated[str | None, _route("Bearer token of the engines.")] = None
+    most_losses: Annotated[int, _route("Engines that one call may lose before it is given up.", show_default=True)] = 3
 
 
-def route(urls: Sequence[str], args: RouteArgs, host: str, port: int) -> None:
-    """The command."""
-    import uvicorn
+NOT_ROUTED = {
+    "served_model_name", "models", "index", "index_encoder", "pooling", "decision_log", "max_prompt_tokens",
+    "max_output_tokens", "max_choices", "response_store_bytes", "max_nodes", "log_prompts", "stall_timeout", "port",
+}  # fmt: skip
+"""Settings of a server that are the engines' own here."""
+_SHARED = [
+    (f.name, get_type_hints(Settings, include_extras=True)[f.name], field(default=f.default))
+    for f in fields(Settings)
+    if f.name not in NOT_ROUTED
+]
+Shell = make_dataclass("Shell", _SHARED, frozen=True, slots=True)
+"""The server's settings of keys, hosts, bodies, connections and logs, which a router has too."""
 
+
+def route(urls: Sequence[str], args: RouteArgs, shell: Any, port: int) -> None:
+    """The command; `shell` is a `Shell`."""
     from paceline.cluster.control.controller import Controller
     from paceline.cluster.control.engines import HttpEngine
     from paceline.cluster.control.router import create
@@ -45,7 +59,13 @@ def route(urls: Sequence[str], args: RouteArgs, host: str, port: int) -> None:
     from paceline.cluster.workflow.log import WorkflowRecorder, write
     from paceline.cluster.workflow.policies import DispatcherSetup
     from paceline.cluster.workflow.tune import Tuner
+    from paceline.serve import logs
+    from paceline.serve.run import bind, serve_app
 
+    settings = Settings(port=port, **{f.name: _whole(getattr(shell, f.name)) for f in fields(shell)})
+    settings.keys()
+    if args.most_losses < 1:
+        raise InputError(f"most_losses is {args.most_losses}, but a call may lose at least 1 engine.")
     if args.slots < 1 or args.tune < 0 or not args.patience > 0:
         raise InputError("slots must be at least 1, tune at least 0 and patience a positive number.")
     if len(set(urls)) < len(urls):
@@ -54,7 +74,8 @@ def route(urls: Sequence[str], args: RouteArgs, host: str, port: int) -> None:
     prior = dict.fromkeys(urls, (0.05, 0.5, 20.0))
     setup = DispatcherSetup(args.planner, instances, prior, args.alpha, args.patience)
     dispatcher = setup.dispatcher(None if args.order is None else _order(args.order))
-    controller = Controller(dispatcher, {url: HttpEngine(url, args.api_key) for url in urls})
+    controller = Controller(dispatcher, {url: HttpEngine(url, args.engine_key) for url in urls})
+    controller.most_losses = args.most_losses
     if args.tune and isinstance(dispatcher.planner, HexGen):
         controller.tuner = Tuner(dispatcher.planner, every=args.tune)
         dispatcher.watchers.append(WorkflowRecorder(setup, controller.tuner.sink))
@@ -63,8 +84,18 @@ def route(urls: Sequence[str], args: RouteArgs, host: str, port: int) -> None:
             dispatcher.watchers.append(WorkflowRecorder(setup, write(args.log)))
         except OSError as error:
             raise InputError(f"log {args.log} cannot be written ({error.strerror}); give another.") from error
-    typer.echo(f"Routing to {len(urls)} engines at http://{host}:{port}/v1")
-    uvicorn.run(create(controller), host=host, port=port, log_level="warning")
+    logs.configure(settings)
+    sock = bind(settings.host, settings.port)
+    app = create(controller, settings)
+
+    def announce(address: str) -> None:
+        typer.echo(f"Routing to {len(urls)} engines at {address}/v1")
+
+    raise typer.Exit(serve_app(app, settings, sock, announce))
+
+
+def _whole(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _order(path: Path) -> "MakeOrder":

@@ -4,15 +4,17 @@ import difflib
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from socket import socket
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
-from paceline.cli.options import EngineArgs, fail, option
+from paceline.cli.options import EngineArgs, fail
 from paceline.core.errors import InputError
+from paceline.core.help import Help
+from paceline.engine.options import PANEL_NAME
 from paceline.serve.settings import ENV_PREFIX, Settings, layered, load, read_toml
 
 LAST_STEP_S = 10.0
@@ -23,51 +25,22 @@ LAST_STEP_S = 10.0
 class ServingArgs(EngineArgs):
     """What shapes an engine that serves many."""
 
+    serves: ClassVar[bool] = True
     small: Annotated[
-        str | None,
-        option("A second, small model that writes with the model, for requests with reasoning.", "Model and engine"),
+        str | None, Help("A second, small model that writes with the model, for requests with reasoning.", PANEL_NAME)
     ] = None
-    max_requests: Annotated[int, option("Samples decoded at once.", "Model and engine", show_default=True)] = 64
-    prefix_cache: Annotated[
-        bool, option("Keep the K/V of texts that may begin another.", "Model and engine", show_default=True)
-    ] = True
-    eviction: Annotated[
-        str,
-        option(
-            "Which of them to forget when room is needed: lru, det, mark0, mark_predict or shadow.",
-            "Model and engine",
-            show_default=True,
-        ),
-    ] = "lru"
-    schedule: Annotated[
-        str,
-        option(
-            "How prompts and decodes share the steps: chunked, or for comparison prefill_first or decode_first.",
-            "Model and engine",
-            show_default=True,
-        ),
-    ] = "chunked"
     order: Annotated[
         str,
-        option(
-            "Order of requests: fcfs, priority, deadline, or fair between API keys, else users.",
-            "Model and engine",
-            show_default=True,
-        ),
-    ] = "fcfs"
-    tbt_target_ms: Annotated[
-        float | None,
-        option("Maximum time between two steps of a decoding request; limits the rows of a step.", "Model and engine"),
-    ] = None
-    group_size: Annotated[
-        int | None,
-        option("Most samples that decode in a step, of equal shape where possible. Default: all.", "Model and engine"),
-    ] = None
+        Help("Order in which requests are served: fcfs, priority, deadline, fair between API keys, else users, or "
+             "auto: fair where there are several keys, else fcfs.", PANEL_NAME, commands=False),
+    ] = "auto"  # fmt: skip
 
 
 def serve(context: typer.Context, model: str | None, engine: ServingArgs, server: Settings, path: Path | None) -> None:
     """Load, listen, serve; the arguments are the command's. Ends with the server's exit code."""
     args, settings = gather(given(context), model, engine, server, path)
+    if args.order == "auto":
+        args = replace(args, order="fair" if len(settings.keys()) > 1 else "fcfs")
     settings.keys()
     from paceline.serve.run import bind
 
@@ -163,7 +136,7 @@ def check_environment(environ: Mapping[str, str]) -> None:
         if name.startswith(ENV_PREFIX) and name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"; {near[0]} is meant?" if near else f"; known are those of paceline serve --help and {known[-7]}."
-            fail(f"The environment has {name}, which is no setting{hint} Unset or rename it.")
+            fail(f"The environment has {name}, which is not a setting{hint} Unset or rename it.")
 
 
 def names(cls: type) -> set[str]:

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from paceline.cli.options import command, option
 from paceline.core.errors import InputError
+from paceline.engine.options import Dtype
 
 TRAINING = "Training"
 Minutes = Annotated[float, option("Train for so long.", TRAINING, show_default=True)]
@@ -132,7 +133,7 @@ def drafter(
     optimizer: Annotated[str, option("adamw, or muon: for matrices alone.", TRAINING, show_default=True)] = "adamw",
     lr: Annotated[float, option("Learning rate; Muon's is 20/3 of it.", TRAINING, show_default=True)] = 1e-3,
     seed: Seed = 0,
-    dtype: Annotated[str, option("Of the target, as it will serve.", TRAINING, show_default=True)] = "bfloat16",
+    dtype: Annotated[Dtype, option("Of the target, as it will serve.", TRAINING, show_default=True)] = "bfloat16",
     cache: Annotated[Path | None, option("Keep answers and hidden states in this directory.", TRAINING)] = None,
     cache_size: Annotated[str, option("Most bytes of hidden states there.", TRAINING, show_default=True)] = "2G",
 ) -> None:  # fmt: skip

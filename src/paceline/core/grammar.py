@@ -8,6 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from paceline.core.errors import InputError
+from paceline.core.trial import TRIALS
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits
@@ -101,11 +102,8 @@ def limits() -> "LLParserLimits":
 
 
 def fault(source: str) -> str:
-    """llguidance's complaint about a grammar; empty if it has none."""
-    from llguidance import LLMatcher
-
-    failed, messages = LLMatcher.validate_grammar_with_warnings(source, limits=limits())
-    return messages[0] if failed else ""
+    """llguidance's complaint about a grammar, found in a child process; empty if it has none."""
+    return TRIALS.fault(source, LIMITS)
 
 
 def brief(message: str) -> str:

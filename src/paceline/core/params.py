@@ -85,6 +85,8 @@ class SamplingParams:
     """When the answer should be complete, counted from its arrival. Needs an engine with order="deadline"."""
     user: str = ""
     """User that the request belongs to: order="fair" shares between users. The text does not depend on it."""
+    tenant: str = ""
+    """Requests of different tenants share no cached prefix, and drafters learn from each tenant's texts apart."""
 
     def __post_init__(self) -> None:
         def check(ok: bool, name: str, want: str) -> None:
@@ -129,7 +131,8 @@ class SamplingParams:
         check(bounded, "priority", f"a whole number in [-{MOST_PRIORITY}, {MOST_PRIORITY}]")
         if self.deadline_ms is not None:
             check(0 < number("deadline_ms") < float("inf"), "deadline_ms", "None or a positive number of milliseconds")
-        check(isinstance(self.user, str), "user", "a text")
+        for name in ("user", "tenant"):
+            check(isinstance(getattr(self, name), str), name, "a text")
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
             raise InputError(f"grammar is of type {type(self.grammar).__name__}, but it must be a Grammar or None.")
         if self.grammar is not None and self.ignore_eos:

@@ -54,6 +54,9 @@ class Offers:
     exit: float = 0.0
     """Share of the target's layers after which it reads what they make of the text (`View.exits`), before it drafts for
     the outcomes of the pass; 0: it does not."""
+    learns: bool = False
+    """Does it draft from what it has read of other requests' texts? Each tenant then has one of its own. Such a drafter
+    drafts in no run of several passes."""
     auto: tuple[str, ...] = ()
     """Names by which `auto` tries it, where the engine has what they need: its own, or merged with others."""
     auto_needs: frozenset[Need] = frozenset()

@@ -107,6 +107,8 @@ class Request:
     """When it was submitted, by the engine's clock."""
     key: str = ""
     """Among whom `fair` shares: see `SamplingParams.user`."""
+    extra_key: str = ""
+    """Requests share K/V only under the same one: an adapter, or a salt for each tenant."""
     output: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)

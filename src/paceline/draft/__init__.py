@@ -20,11 +20,10 @@ from paceline.core.proposer import Proposer
 from paceline.core.registry import Need, Registry
 from paceline.core.request import Request
 from paceline.core.result import Result
+from paceline.core.user import UserFn
 from paceline.sample.sampler import Sampler
 
 S = TypeVar("S")
-Proposal = Sequence[int] | Sequence[tuple[int, int]]
-UserFn = Callable[[list[int], int], Proposal]
 NEED_DRAFT = Need(DRAFT, "a draft model (give draft=PATH)")
 NEED_PROGRAM = Need(f"{TARGET}:program", "a target that can run some of its layers (by Paceline's own decoder)")
 NEED_EXIT = Need(f"{TARGET}:exit", "a target that was trained to end early")
@@ -87,6 +86,8 @@ class Host:
     writes there is read by no other component."""
     remember: int = 1 << 28
     """Bytes for what drafters remember of all requests together, shared out evenly to those that do."""
+    share: float = 1.0
+    """Part of the engine's memory and time for learning that is this host's: less where each tenant has its own."""
 
     @property
     def lent(self) -> int:

@@ -12,7 +12,7 @@ def card(name: str) -> Offers:
     """The card of a choice. InputError when its parts cannot be chosen from."""
     arms = tuple(name.split("|"))
     if len(set(arms)) < len(arms) or "none" in arms or "auto" in arms:
-        raise InputError(f"Drafter {name!r} is no choice: name each drafter once, and neither 'none' nor 'auto'.")
+        raise InputError(f"Drafter {name!r} is not valid: name each drafter once, and neither 'none' nor 'auto'.")
     parts = [DRAFTERS.card(arm) for arm in arms]
     return Offers(
         summary="the best of " + ", ".join(arms),

@@ -62,8 +62,15 @@ class ForeignModel(Rowless):
         if self.online:
             if cast(Any, self.model).spec.logit_softcap is not None:
                 raise RefusalError("online is given, but the draft model caps its logits, so its head has no adapter.")
-            self.adapter = Adapter(cast(Embeds, self.model).head, self.model.width)
-            learn(self.adapter, self.online)
+            self.adapter = self.learner()
+
+    def learner(self, share: float = 1.0) -> Adapter | None:
+        """A new adapter and its thread, which works `share` of the time that `online` allows; None: nothing learns."""
+        if not self.online:
+            return None
+        adapter = Adapter(cast(Embeds, self.model).head, self.model.width)
+        learn(adapter, self.online * share)
+        return adapter
 
     def describe(self) -> str:
         return f"{cast(Any, self.model).describe()}, of another vocabulary"
@@ -146,13 +153,14 @@ class ForeignDraft:
 @DRAFTERS.register(
     "crossvocab",
     Offers("a small model of another vocabulary", frozenset({Law.POINT}), shape="chain", nodes=5,
-           needs=frozenset({NEED_FOREIGN})),
+           needs=frozenset({NEED_FOREIGN}), learns=True),
 )  # fmt: skip
 class CrossVocab:
     def __init__(self, host: Host) -> None:
         self.foreign = cast(ForeignModel, host.components[FOREIGN])
         self.chunk = host.chunk
         self.translation = Translation(self.foreign.own, self.foreign.target)
+        self.adapter = self.foreign.adapter if host.share == 1.0 else self.foreign.learner(host.share)
 
     def draft(self, asks: Sequence[Ask], view: View) -> Forest:
         forest, cache = Forest(), self.foreign.cache
@@ -178,9 +186,9 @@ class CrossVocab:
         ahead = ask.item.chain
         if not ids or len(ids) + ahead > foreign.max_len:
             return None
-        if foreign.adapter is not None:
-            self._teach(foreign.adapter, view.slot(ask.request, Spelling), ids)
-        lease = foreign.cache.open(ids)
+        if self.adapter is not None:
+            self._teach(self.adapter, view.slot(ask.request, Spelling), ids)
+        lease = foreign.cache.open(ids, extra_key=ask.request.extra_key)
         try:
             return ForeignDraft(ask, ids, foreign.cache.begin(lease, len(ids) - lease.length, ahead))
         except CapacityError:
@@ -199,7 +207,7 @@ class CrossVocab:
 
     def _write(self, writing: Sequence[ForeignDraft]) -> None:
         """Greedy continuations, all requests' next tokens in one pass, texts in passes of at most `chunk` rows."""
-        active, adapter = list(writing), self.foreign.adapter
+        active, adapter = list(writing), self.adapter
         while active:
             builder, ends, left, parts = (
                 RowsBuilder(),
@@ -229,7 +237,7 @@ class CrossVocab:
         self, builder: RowsBuilder, parts: Sequence[tuple[ForeignDraft, int]], ends: Sequence[ForeignDraft]
     ) -> Tensor:
         """[ends, V], of a pass over these parts; with an adapter, of its states."""
-        model, adapter = self.foreign.model, self.foreign.adapter
+        model, adapter = self.foreign.model, self.adapter
         if adapter is None:
             return model.forward(builder.build(model.device)).logits
         hidden = model.forward(builder.build(model.device, taps=("post_norm",))).taps["post_norm"]

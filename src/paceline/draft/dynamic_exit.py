@@ -6,8 +6,8 @@ With L layers, alpha the share of right shadow tokens at exit l, and drafts of g
     TPL(l, g) = (1 - alpha^(g+1)) / (1 - alpha) / (L + g l)        tokens per layer.
 
 The best pair is taken. The paper lets a draft go on beyond g, up to the first token of less probability than tau, the
-mean of what right and wrong shadow tokens had (`by_confidence`). On the models measured here g itself brings more
-tokens per layer (docs/self-speculation.md).
+mean of what right and wrong shadow tokens had. On the models measured here g itself brings more tokens per layer
+(docs/self-speculation.md).
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,20 +54,16 @@ class Shadows:
     right: Tensor
     """[E] how many were what the target drew"""
     wrong: Tensor
-    sure: Tensor
-    """[E] sum of the probabilities of the right ones"""
-    unsure: Tensor
     rounds: int = 0
 
     @classmethod
     def none(cls, exits: int) -> "Shadows":
-        right, wrong, sure, unsure = torch.zeros(4, exits, dtype=torch.float64)
-        return cls(right, wrong, sure, unsure)
+        right, wrong = torch.zeros(2, exits, dtype=torch.float64)
+        return cls(right, wrong)
 
-    def add(self, right: Tensor, probability: Tensor) -> None:
-        """One round: [E, N] of the shadow tokens, 1 where right (or the chance of it), and their probabilities."""
-        new = right.sum(1), (1 - right).sum(1), (right * probability).sum(1), ((1 - right) * probability).sum(1)
-        for mine, more in zip((self.right, self.wrong, self.sure, self.unsure), new):
+    def add(self, right: Tensor) -> None:
+        """One round: [E, N] of the shadow tokens, 1 where right (or the chance of it)."""
+        for mine, more in zip((self.right, self.wrong), (right.sum(1), (1 - right).sum(1))):
             mine.mul_(EXIT_ROUND_DECAY).add_(more)
         self.rounds += 1
 
@@ -75,18 +71,11 @@ class Shadows:
         """What a new request takes over."""
         seen = float((self.right + self.wrong).max()) if len(self.right) else 0.0
         scale = min(1.0, INHERIT / seen) if seen else 1.0
-        return Shadows(self.right * scale, self.wrong * scale, self.sure * scale, self.unsure * scale)
+        return Shadows(self.right * scale, self.wrong * scale)
 
     def alpha(self) -> list[float]:
         """Share of right ones of each exit, with EXIT_DOUBT wrong ones more; 0 where none was seen."""
         return (self.right / (self.right + self.wrong + EXIT_DOUBT)).tolist()
-
-    def tau(self, exit: int) -> float | None:
-        """None: no right one, or no wrong one, was seen."""
-        right, wrong = float(self.right[exit]), float(self.wrong[exit])
-        if right <= 0 or wrong <= 0:
-            return None
-        return (float(self.sure[exit]) / right + float(self.unsure[exit]) / wrong) / 2
 
 
 def best(alpha: Sequence[float], exits: Sequence[int], layers: int, most: int = MAX_EXIT_DRAFT) -> tuple[int, int]:
@@ -122,9 +111,6 @@ class ExitMemory:
     ),
 )
 class DynamicExit(EarlyExit):
-    by_confidence = False
-    """Does tau end a draft, in place of g?"""
-
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self.target = host.embeds(TARGET)
@@ -141,18 +127,14 @@ class DynamicExit(EarlyExit):
         memory.drafts = length > 0
         if not length:
             return nothing
-        tau = shadows.tau(exit) if self.by_confidence else None
-        most, floor = (length, 0.0) if tau is None else (MAX_EXIT_DRAFT, tau)
         # the price of a node is the planner's for a fixed length; here TPL decides
         free = ask._replace(item=ask.item._replace(min_chance=None))
-        return Leaving(free, ask.txn.base, layer=self.exits[exit], most=most, floor=floor)
+        return Leaving(free, ask.txn.base, layer=self.exits[exit], most=length)
 
     def chances(
         self, drawing: Sequence[Growing], scores: Tensor, drawn: Sequence[int], hidden: Tensor | None
     ) -> list[float]:
-        for g, p in zip(drawing, probabilities(scores, drawn, [g.ask.law for g in drawing])):
-            if isinstance(g, Leaving):
-                g.last = p
+        """No draft ends early: its length is g."""
         return [1.0] * len(drawing)
 
     def learn(self, view: View) -> None:
@@ -173,7 +155,7 @@ class DynamicExit(EarlyExit):
             else:
                 continue
             for shadows in (memory.shadows, self.common):
-                shadows.add(*found)
+                shadows.add(found)
 
     def _best(self, shadows: Shadows, most: int) -> tuple[int, int]:
         return best(shadows.alpha(), self.exits, self.layers, most)
@@ -186,16 +168,15 @@ class DynamicExit(EarlyExit):
     def _memory(self, ask: Ask, view: View) -> ExitMemory:
         return view.slot(ask.request, lambda: ExitMemory(self.common.part()))
 
-    def _of_prompt(self, hidden: Mapping[str, Tensor], taps: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def _of_prompt(self, hidden: Mapping[str, Tensor], taps: Sequence[str]) -> Tensor:
         """The most probable token of each exit against the target's own, at the last rows of a prompt."""
         states = [hidden[tap][-PROMPT:] for tap in (*taps, "post_norm")]
         count, width = states[0].shape
         logits = spans.head(self.model, torch.cat(states[:-1]).view(-1, width), self.layers)
         mine = logits.view(len(taps), count, -1)
-        right = (mine.argmax(-1) == self.target.head(states[-1]).argmax(-1)).to(torch.float64)
-        return right, mine.softmax(-1).amax(-1).to(torch.float64)
+        return (mine.argmax(-1) == self.target.head(states[-1]).argmax(-1)).to(torch.float64)
 
-    def _of_round(self, ask: Ask, view: View, tokens: list[int], states: Tensor) -> tuple[Tensor, Tensor]:
+    def _of_round(self, ask: Ask, view: View, tokens: list[int], states: Tensor) -> Tensor:
         """What each exit would have drawn at the rows [E, N, H] against what the target did. All of them stand in the
         text, so none is conditioned on a wrong draft."""
         exits, count, width = states.shape
@@ -204,18 +185,8 @@ class DynamicExit(EarlyExit):
         if ask.law is Law.SAMPLED and not ask.request.params.greedy:
             q, p = self.sampler.probs(refs, scores), view.scores(ask.place).exp() if view.scores else None
             assert p is not None
-            both = torch.minimum(q.view(exits, count, -1), p.to(q.dtype)).sum(-1)
-            return both.to(torch.float64), q.amax(-1).view(exits, count).to(torch.float64)
+            return torch.minimum(q.view(exits, count, -1), p.to(q.dtype)).sum(-1).to(torch.float64)
         keys = [ask.request.target_noise.key(ask.request.index(i)) for _ in range(exits) for i in range(count)]
         drawn = self.sampler.draw(refs, scores, keys)
         right = torch.tensor([token == own for token, own in zip(drawn, tokens * exits)], dtype=torch.float64)
-        sure = torch.tensor(probabilities(scores, drawn, [ask.law] * len(drawn)), dtype=torch.float64)
-        return right.view(exits, count), sure.view(exits, count)
-
-
-def probabilities(scores: Tensor, drawn: Sequence[int], laws: Sequence[Law]) -> list[float]:
-    """Probability of each drawn token; under a rule that looks at q, of the most probable token, so that the length of
-    a draft does not depend on a draw."""
-    p = scores.softmax(-1)
-    own = p.gather(1, torch.tensor(drawn, device=p.device).clamp(min=0)[:, None])[:, 0]
-    return [a if law is Law.SAMPLED else b for a, b, law in zip(p.amax(-1).tolist(), own.tolist(), laws)]
+        return right.view(exits, count)

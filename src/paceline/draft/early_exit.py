@@ -34,20 +34,12 @@ class Leaving(Growing):
     layer: int = 0
     most: int = 64
     """Tokens, by the drafter's own choice."""
-    floor: float = 0.0
-    """The draft ends behind a token of less probability."""
-    last: float = 1.0
-    """Probability of the latest token."""
     hidden: list[Tensor] = field(default_factory=list)
     taps: dict[str, list[Tensor]] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
         return min(self.most, self.ask.item.chain)
-
-    @property
-    def live(self) -> bool:
-        return self.last >= self.floor and self.goes_on
 
     @property
     def below(self) -> list[str]:

@@ -60,6 +60,7 @@ def card(name: str) -> Offers:
         needs=frozenset().union(*(it.needs for it in parts.values())),
         group=next((parts[part].group for part in grouped), None),
         stops_early=all(it.stops_early for it in parts.values()),
+        learns=any(it.learns for it in parts.values()),
         runs=runs(it.runs for it in parts.values()),
         parts=tuple(order),
         always_asked=order[0] if parts[order[0]].shape == "chain" else None,

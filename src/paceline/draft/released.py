@@ -51,7 +51,7 @@ def adapted(path: Path, config: Mapping[str, Any], method: str) -> dict[str, Any
     weights = renamed(read(file_of(path, method)), method)
     blocks = "blocks.0.linear.weight" if method == "medusa" else "depths.0.straight.weight"
     if blocks not in weights:
-        raise CheckpointError(f"{path} holds no weight {blocks} of a {method} head; it is of another layout.")
+        raise CheckpointError(f"{path} holds no weight {blocks} of a {method} head; it has another layout.")
     width, own = len(weights[blocks]), weights.get("output.0.weight")
     vocab = len(own) if own is not None else config.get("vocab_size")
     if vocab is None:

@@ -63,6 +63,7 @@ Places = Sequence[tuple[Growth, Slot, dict[int, float]]]
         shape="tree",
         nodes=15,
         stops_early=True,
+        learns=True,
     ),
 )
 class Stand:
@@ -156,11 +157,12 @@ class Stand:
 @DRAFTERS.register(
     "stand_greedy",
     Offers(
-        summary="a tree of the likeliest tokens by the target's own distributions, kept by n-gram",
+        summary="a tree of the most probable tokens by the target's own distributions, kept by n-gram",
         laws=frozenset({Law.POINT}),
         shape="tree",
         nodes=15,
         stops_early=True,
+        learns=True,
     ),
 )
 class StandGreedy(Stand):

@@ -86,7 +86,7 @@ class SuffixMemory:
 @DRAFTERS.register(
     "suffix",
     Offers(summary="suffix automata of the text and of past outputs", laws=frozenset({Law.POINT}), shape="tree",
-           nodes=15, stops_early=True),
+           nodes=15, stops_early=True, learns=True),
 )  # fmt: skip
 class SuffixDrafter:
     def __init__(self, host: Host) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from paceline.core.errors import InputError
 from paceline.core.forest import ROOT, Forest, Law
 from paceline.core.registry import Offers
-from paceline.draft import DRAFTERS, NEED_FUNCTION, Ask, Host, Proposal, View
+from paceline.core.user import Proposal
+from paceline.draft import DRAFTERS, NEED_FUNCTION, Ask, Host, View
 
 
 @DRAFTERS.register(

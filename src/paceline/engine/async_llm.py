@@ -21,10 +21,12 @@ from paceline.engine.embed import Embedding
 from paceline.engine.llm import LLM, Prompt, as_batch, as_conversations, params_each
 from paceline.engine.options import EngineOptions, shown
 from paceline.engine.outputs import Chunk, Follower, RequestOutput, output
+from paceline.engine.pulse import Pulse
 from paceline.engine.totals import Snapshot
+from paceline.engine.turns import Turns
 
 if TYPE_CHECKING:
-    from paceline.draft import UserFn
+    from paceline.core.user import UserFn
     from paceline.engine.text import Message
 
 T = TypeVar("T")
@@ -142,12 +144,12 @@ class AsyncLLM:
         self._due = 0.0
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._live: list[Subscription] = []
+        self._turns = Turns()
         self.beside: list[Beside] = []
         """For the engine's thread."""
         self._death: BaseException | None = None
         self._closed = False
-        self._beat: float | None = None
-        """When the engine thread began what it is at; None while it waits for work."""
+        self._pulse = Pulse()
         built: Future[None] = Future()
         make = partial(LLM, model, draft, drafter, **options)
         self._thread = threading.Thread(target=self._run, args=(make, built), name="paceline-engine", daemon=True)
@@ -172,9 +174,10 @@ class AsyncLLM:
         return self._thread.is_alive()
 
     def stuck(self) -> float:
-        """Seconds that the engine thread has been at one step, or at one operation between two; 0 while idle."""
-        beat = self._beat
-        return 0.0 if beat is None or not self.alive else monotonic() - beat
+        """Seconds for which the engine thread has been at one step (or one operation between two) without a sign of
+        life: its processor seconds in this step, or those since it last had a processor. A thread that others keep from
+        running makes its way, if slowly, and is not stuck. 0 while idle."""
+        return self._pulse.stuck(self._thread.ident) if self.alive else 0.0
 
     async def generate(
         self,
@@ -287,14 +290,15 @@ class AsyncLLM:
                 except CapacityError:  # others hold the cache: they end, or are pre-empted for one another
                     await asyncio.sleep(0.02)
                     continue
-                while not await self.call(job.step):
+                while not await self.call(job.step, whose=str(getattr(DOOR.get(), "owner", ""))):
                     pass
         finally:
             self._inbox.put(job.end)
         return [vector.tolist() for vector in job.vectors]
 
-    async def call(self, work: Callable[[], T]) -> T:
-        """What `work` returns, run on the engine's thread between two steps. RuntimeError when the engine is closed or
+    async def call(self, work: Callable[[], T], whose: str | None = None) -> T:
+        """What `work` returns, run on the engine's thread between two steps. `whose`: it takes long, so it waits for a
+        turn among those of all clients; there is one turn between two steps. RuntimeError when the engine is closed or
         dead."""
         if self._closed:
             raise RuntimeError("The engine is closed.")
@@ -311,7 +315,7 @@ class AsyncLLM:
             else:
                 _post(loop, _done, future, result)
 
-        self._inbox.put(run)
+        self._inbox.put(run if whose is None else lambda: self._turns.add(whose, run))
         if self._death is not None:
             self._turn_away()
         return await future
@@ -327,6 +331,8 @@ class AsyncLLM:
             operation = self._inbox.get()
             if operation is not None:
                 operation()
+        while self._turns:
+            self._turns.take()
 
     def attach(self, make: Callable[[LLM], B]) -> B:
         """What `make` makes, on the engine's thread: from now on it gets a step after each of the engine's. Raises what
@@ -349,7 +355,7 @@ class AsyncLLM:
 
     @property
     def _busy(self) -> bool:
-        return self.llm.engine.busy or any(each.busy for each in self.beside)
+        return self.llm.engine.busy or bool(self._turns) or any(each.busy for each in self.beside)
 
     def _abort(self, subscription: Subscription) -> None:
         for request in subscription.requests:
@@ -364,9 +370,10 @@ class AsyncLLM:
         """Take what arrived, make a step, send the news."""
         try:
             while self._drain():
-                self._beat = monotonic()
+                self._pulse.beat()
                 if self.llm.engine.busy:
                     self.llm.engine.step()
+                self._turns.take()
                 for each in self.beside:
                     if each.busy:
                         each.step()
@@ -395,9 +402,10 @@ class AsyncLLM:
     def _drain(self) -> bool:
         """Run what is in the inbox (waiting for it when idle); False when it must close."""
         while not self._busy or not self._inbox.empty():
-            self._beat = self._beat if self._busy else None
+            if not self._busy:
+                self._pulse.rest()
             operation = self._inbox.get()
-            self._beat = monotonic()
+            self._pulse.beat()
             if operation is None:
                 return False
             operation()

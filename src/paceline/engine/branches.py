@@ -31,7 +31,7 @@ class BranchFamily:
             if number in self.live:
                 raise InputError(f"Branch {number} of request {self.parent.id} has not ended; step until it has.")
             if number not in self.done:
-                raise InputError(f"{number} is no branch of request {self.parent.id}, or was aborted.")
+                raise InputError(f"{number} is not a branch of request {self.parent.id}, or was aborted.")
         return [self.done[number] for number in numbers]
 
 

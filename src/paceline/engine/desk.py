@@ -110,7 +110,8 @@ class Desk:
             lease = self.cache.fork(lease_of(family.parent))
             self.cache.rewind(lease, min(lease.length, len(request.tokens) - 1))  # one that was closed lacks its end
             return lease
-        return self.cache.open(matchable(request), self._groups(request), layout=request.layout)
+        tokens, groups = matchable(request), self._groups(request)
+        return self.cache.open(tokens, groups, request.extra_key, request.layout)
 
     def _must_wait(self, request: Request) -> bool:
         """A later sample waits until the first of its group has computed their prompt, and then shares it."""

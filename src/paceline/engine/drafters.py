@@ -33,6 +33,10 @@ from paceline.verify import VERIFIERS
 
 log = logging.getLogger("paceline")
 AUTO, PLAIN_DRAFTER = "auto", "none"
+TENANT = "\n"
+"""Between a drafter's name and the tenant that it is kept for."""
+MOST_TENANTS = 8
+"""Tenants whose drafters are kept; those drafted for longest ago forget."""
 MOST_DRAFTERS = 256
 """Drafters and combinations of them that an engine keeps; clients name the latter."""
 
@@ -152,8 +156,22 @@ class DrafterPool:
     def drafter(self, name: str) -> Drafter:
         """Made when it is first asked."""
         if name not in self.drafters:
-            self.drafters[name] = DRAFTERS.get(name)(self.host)
+            own, host = kind(name), self.host
+            if own != name:
+                host = replace(host, remember=host.remember // MOST_TENANTS, share=1 / MOST_TENANTS)
+                like = [known for known in self.drafters if known != own and kind(known) == own]
+                for known in like[: len(like) + 1 - MOST_TENANTS]:
+                    del self.drafters[known]
+                    self.slots.pop(known, None)
+            self.drafters[name] = DRAFTERS.get(own)(host)
+        elif TENANT in name:
+            self.drafters[name] = self.drafters.pop(name)  # the latest stands last
         return self.drafters[name]
+
+    def whose(self, name: str, request: Request) -> str:
+        """The name under which this drafter is kept for the request's tenant."""
+        tenant = request.extra_key
+        return f"{name}{TENANT}{tenant}" if tenant and self.cards[name].learns else name
 
     def restart(self) -> None:
         """Forget everything that the drafters have learned."""
@@ -192,7 +210,7 @@ class DrafterPool:
         forest = join(given, [*parts.values()], left, deep)
         entries = entered(plan, forest, [*parts.values()])
         drafts = Drafts(asks, forest, [*parts], drafted, depths, run, proposer, plan.drafter, entries, forests)
-        drafts.exit = max((self.cards[name].exit for name in self._ahead(drafts)), default=0.0)
+        drafts.exit = max((self.cards[kind(name)].exit for name in self._ahead(drafts)), default=0.0)
         return drafts
 
     def _drafted_by(self, name: str, asks: Sequence[Ask]) -> Forest:
@@ -206,7 +224,7 @@ class DrafterPool:
 
     def _ahead(self, drafts: Drafts) -> dict[str, list[Ask]]:
         """Drafters that draft while the pass runs -> the requests that they draft for."""
-        able = [name for name in drafts.asks if name in drafts.forests and self.cards[name].ahead]
+        able = [name for name in drafts.asks if name in drafts.forests and self.cards[kind(name)].ahead]
         found = {name: [ask for ask in drafts.asks[name] if ask.item.further] for name in able}
         return {name: asks for name, asks in found.items() if asks}
 
@@ -273,7 +291,9 @@ class DrafterPool:
             accepts, kept = VERIFIERS.card(item.verifier), set[str | None]()
             if item.drafter != PLAIN_DRAFTER:
                 card = self.cards[item.drafter]
-                asks.setdefault(item.drafter, []).append(Ask(place, item, law_for(card, accepts), txn))
+                asks.setdefault(self.whose(item.drafter, item.request), []).append(
+                    Ask(place, item, law_for(card, accepts), txn)
+                )
                 kept.add(card.group)
             for keeper in item.request.arms:
                 card = self.cards[keeper]
@@ -283,7 +303,7 @@ class DrafterPool:
                 late = item.behind(txn.base, txn.lease.frontier[card.group])
                 if late and not self.table.waits(item.request, card.group):
                     ask = Ask(place, item._replace(nodes=0), law_for(card, accepts), txn)
-                    asks.setdefault(keeper, []).append(ask)
+                    asks.setdefault(self.whose(keeper, item.request), []).append(ask)
         return asks
 
     def _proposer(self, plan: Plan, asks: dict[str, list[Ask]]) -> tuple[bool, Proposer | None]:
@@ -310,8 +330,8 @@ class DrafterPool:
 
     def _view(self, name: str, asks: Sequence[Ask]) -> View:
         view = View(self.slots.setdefault(name, {}), asks, name, self._advance)
-        if self.table.entries[name].taps:
-            view.held = {a.place: self.hidden.of(a.request.id, a.txn, self.cards[name].group) for a in asks}
+        if self.table.entries[kind(name)].taps:
+            view.held = {a.place: self.hidden.of(a.request.id, a.txn, self.cards[kind(name)].group) for a in asks}
         return view
 
     def _advance(self, ask: Ask, group: str, length: int) -> None:
@@ -321,20 +341,26 @@ class DrafterPool:
 
     def book(self, name: str, seconds: float) -> None:
         """Count seconds of this step as the drafter's."""
-        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+        self.seconds[kind(name)] = self.seconds.get(kind(name), 0.0) + seconds
 
     def _disown(self, name: str, asks: Sequence[Ask], error: Exception) -> None:
         """A drafter that fails costs its requests their speed, never their text: they go on plainly."""
-        log.warning("Drafter %r failed (%r); its %d requests go on without it.", name, error, len(asks))
+        own = kind(name)
+        log.warning("Drafter %r failed (%r); its %d requests continue without it.", own, error, len(asks))
         self.errors = [*self.errors[-15:], error]
-        self.failed[name] = self.failed.get(name, 0) + 1
-        self.table.failed(name)
-        self.recorder.failed(name, [ask.request for ask in asks])
+        self.failed[own] = self.failed.get(own, 0) + 1
+        self.table.failed(own)
+        self.recorder.failed(own, [ask.request for ask in asks])
         for ask in asks:
             if not ask.request.arms:
                 ask.request.drafter = PLAIN_DRAFTER
             self.slots.get(name, {}).pop(ask.request.id, None)
             self.windows.forget(ask.request.id, (name,))
+
+
+def kind(name: str) -> str:
+    """The drafter that is kept under this name."""
+    return name.partition(TENANT)[0]
 
 
 def entered(plan: Plan, forest: Forest, parts: Sequence[Forest]) -> list[Entry | None]:

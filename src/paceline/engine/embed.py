@@ -1,6 +1,7 @@
 """Vectors of texts from the served decoder's last hidden states: passes of their own between the engine's steps."""
 
 from collections.abc import Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 Pooling = Literal["mean", "last"]
 POOLINGS: tuple[str, ...] = get_args(Pooling)
 TAP = "post_norm"
+PASS_S, LEAST_ROWS = 0.02, 16
+"""While others decode, a pass has as many rows as are expected to take so many seconds, and at least so many."""
 
 
 class Embedding:
@@ -34,6 +37,8 @@ class Embedding:
             check(engine, ids)
         self.engine, self.texts, self.pooling = engine, texts, pooling
         self.lease: Lease | None = None
+        self._rate: float | None = None
+        """Rows a second of the latest pass."""
         self.vectors: list[Tensor] = []
         """[H] float32 of unit length, of the texts that are done."""
 
@@ -55,17 +60,24 @@ class Embedding:
 
     def step(self) -> bool:
         """One pass over the text that was begun; True when that text is done."""
-        ids, engine = self.texts[len(self.vectors)], self.engine
-        end = min(len(ids), self.at + engine.config.row_budget)
+        ids, engine, started = self.texts[len(self.vectors)], self.engine, perf_counter()
+        end = min(len(ids), self.at + self._most())
         builder = RowsBuilder()
         builder.add(list(ids[self.at : end]), self.txn.slots[self.at : end], self.txn.table, self.at, want=[])
         hidden = engine.model.forward(builder.build(engine.model.device, (TAP,))).taps[TAP].float().cpu()
         self.sum = hidden[-1] if self.pooling == "last" else self.sum + hidden.sum(0)
-        self.at = end
+        self._rate, self.at = (end - self.at) / max(1e-9, perf_counter() - started), end
         if end == len(ids):
             self.vectors.append(torch.nn.functional.normalize(self.sum, dim=0))
             self.end()
         return end == len(ids)
+
+    def _most(self) -> int:
+        """Rows of the next pass."""
+        most = self.engine.config.row_budget
+        if not self.engine.busy:
+            return most
+        return min(most, LEAST_ROWS if self._rate is None else max(LEAST_ROWS, int(PASS_S * self._rate)))
 
     def end(self) -> None:
         """Give the cache's blocks back, also where a text was not finished. Harmless when repeated."""

@@ -12,8 +12,8 @@ from paceline.native.store import home, trusted, write
 from paceline.plan.belief import Beliefs
 
 if TYPE_CHECKING:
-    from paceline.engine.build import Options
     from paceline.engine.loop import Engine
+    from paceline.engine.options import Options
 
 log = logging.getLogger("paceline")
 

@@ -8,13 +8,13 @@ from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.engine import learned
-from paceline.engine.build import Options, build
+from paceline.engine.build import build
 from paceline.engine.embed import Embedding
-from paceline.engine.options import EngineOptions, shown
+from paceline.engine.options import EngineOptions, Options, shown
 from paceline.engine.outputs import Chunk, Follower, RequestOutput, output
 
 if TYPE_CHECKING:
-    from paceline.draft import UserFn
+    from paceline.core.user import UserFn
     from paceline.engine.loop import Engine
     from paceline.engine.text import Message, Text
 

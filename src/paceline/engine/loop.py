@@ -13,7 +13,8 @@ from paceline.core.params import SamplingParams
 from paceline.core.plan import Note, Plan
 from paceline.core.request import Request
 from paceline.core.result import Result
-from paceline.draft import SCRATCH, Host, UserFn
+from paceline.core.user import UserFn
+from paceline.draft import SCRATCH, Host
 from paceline.engine.components import check_component, keep, move, reading, stateful
 from paceline.engine.compute import Compute, Computed
 from paceline.engine.config import EngineConfig, Timer

@@ -31,7 +31,7 @@ class Operations:
     def apply(self, operation: Any, now: float) -> Any:
         """The requests that it made, or of `Park` bytes. InputError, and nothing has changed, for one that names an
         unknown or ended request, or cannot be done."""
-        raise InputError(f"{operation!r} is no operation of core/operations.py.")
+        raise InputError(f"{operation!r} is not an operation of core/operations.py.")
 
     @apply.register
     def _submit(self, operation: Submit, now: float) -> list[Request]:
@@ -112,7 +112,7 @@ class Operations:
     def _close(self, operation: Close, now: float) -> None:
         request = self._changeable(operation.id)
         if self.desk.branches.of(request) is None:
-            raise InputError(f"Request {request.id} is no branch that is to be joined; abort it to end it.")
+            raise InputError(f"Request {request.id} is not a branch to be joined; abort it to end it.")
         self.drafters.recorder.operated(operation)
         self.desk.close(request)
         if request.finish is not None:
@@ -128,7 +128,7 @@ class Operations:
         branches = family.named(operation.branches)
         self.session.check_tokens(operation.tokens)
         if not operation.tokens:
-            raise InputError("A join has at least one token behind the branches: the text goes on from it.")
+            raise InputError("A join has at least one token after the branches: the text continues from it.")
         layout = joined(branches[0].common, [(len(branch.tokens), branch.layout) for branch in branches])
         size = sum(len(branch.tokens) - branch.common for branch in branches)
         output = len(request.output) + size + len(operation.tokens)

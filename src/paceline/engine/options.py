@@ -1,26 +1,173 @@
-"""The keyword arguments of `LLM` and `AsyncLLM`, for type checkers and for TAB: the fields of `Options`."""
+"""Every option of an engine, once: the signature of `LLM`, flags, PACELINE_* names, TOML keys and docs/python.md
+come from it. Nothing here imports torch."""
 
+from dataclasses import dataclass
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TypedDict
+from typing import Annotated, Literal, TypedDict
 
-from paceline.engine.build import Options
+from paceline.core.help import Help
+from paceline.core.user import UserFn
+
+PANEL_NAME = "Model and engine"
+Dtype = Literal["float32", "bfloat16", "float16"]
+Quantize = Literal["int8", "int4", "none"]
+KvDtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
+
+
+def _any(text: str, flag: str | None = None) -> Help:
+    return Help(text, PANEL_NAME, flag)
+
+
+def _serving(text: str) -> Help:
+    """An option whose flag only `paceline serve` has: elsewhere its default is right."""
+    return Help(text, PANEL_NAME, commands=False)
+
+
+KeepLearned = Annotated[
+    bool,
+    _any("Keep what the planner learns of drafters on disk, under $PACELINE_CACHE, and begin with what was kept. The "
+         "commands that serve and answer do."),
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOptions:
+    """How an engine forms its steps and keeps texts: options that its planner, scheduler and cache read themselves."""
+
+    verifier: Annotated[
+        str,
+        _any("Verifier that judges drafts by default: exact keeps the text of a seed; chain, rrs and kseq keep the "
+             "distribution."),
+    ] = "exact"  # fmt: skip
+    block_size: Annotated[int, _serving("Tokens of a block of the K/V cache.")] = 16
+    max_requests: Annotated[int, _serving("Most samples that are decoded at once; the others wait.")] = 64
+    row_budget: Annotated[int, _serving("Most rows (tokens of prompts and drafts) of one pass.")] = 512
+    prefix_cache: Annotated[bool, _serving("Keep the K/V of texts that may begin another.")] = True
+    eviction: Annotated[
+        str,
+        _serving("Which cached prefix to forget when room is needed: lru, det, mark0, mark_predict or shadow."),
+    ] = "lru"
+    overlap: Annotated[
+        str,
+        _any("How drafters may work while the target verifies: none, shared (all cores for both), T+D (threads of "
+             "target and draft, as 3+1) or stream (on a GPU)."),
+    ] = "none"  # fmt: skip
+    length: Annotated[
+        str,
+        _serving("Policy that decides which drafter drafts how many tokens: goodput, or fixed for comparison."),
+    ] = "goodput"
+    schedule: Annotated[
+        str,
+        _serving("How prompts and decodes share the steps: chunked, or for comparison prefill_first or decode_first."),
+    ] = "chunked"
+    order: Annotated[
+        str,
+        _serving("Order in which requests are served: fcfs, priority, deadline, or fair between API keys, else users."),
+    ] = "fcfs"
+    tbt_target_ms: Annotated[
+        float | None,
+        _serving("Maximum time between two steps of a decoding request, for chunked. Default: row_budget alone limits "
+                 "a step."),
+    ] = None  # fmt: skip
+    group_size: Annotated[
+        int | None,
+        _serving("Most requests that decode in a step, of equal row counts and lengths where possible (EXSPEC). "
+                 "Default: all."),
+    ] = None  # fmt: skip
+    check: Annotated[bool, _serving("Verify the cache's book-keeping after every step (slow).")] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Options(StepOptions):
+    """Everything that shapes an engine; the same words on the command line."""
+
+    model: Annotated[
+        str | Path | None,
+        _any("Directory in Hugging Face layout, GGUF file, hub id (owner/name, owner/name:FILE.gguf), or a name that "
+             "paceline list shows. Default: the bundled demo pair."),
+    ] = None  # fmt: skip
+    draft: Annotated[
+        str | Path | None,
+        _any("A small model of the same vocabulary that drafts, or the directory of a head that was trained for the "
+             "model."),
+    ] = None  # fmt: skip
+    drafter: Annotated[
+        str | UserFn | None,
+        _any("Drafter: none, ngram, model, ...; in Python also a function, the `user` drafter. Default: auto, which "
+             "chooses for each request and step."),
+    ] = None  # fmt: skip
+    nodes: Annotated[
+        int | None,
+        _any("Drafted tokens a step. Default: the drafter's own number, less when many requests run."),
+    ] = None
+    dtype: Annotated[Dtype, _any("Data type of weights and K/V cache.")] = "bfloat16"
+    quantize: Annotated[
+        Quantize | None,
+        _any("int8: the linear layers of model and draft in int8 (W8A8); int4: in 4 bits by groups of 32, head and "
+             "embedding in 6, activations in 8. The text is then the quantised model's own. Default: a checkpoint that "
+             "is quantised already keeps its own bits; none widens them to dtype."),
+    ] = None  # fmt: skip
+    draft_quantize: Annotated[
+        Quantize | None,
+        _any("Quantization of the draft alone, with the values of quantize; it changes only the speed, never the "
+             "output. Default: as quantize."),
+    ] = None  # fmt: skip
+    kv_dtype: Annotated[
+        KvDtype | None,
+        _any("int8: keys and values in 8 bits, which leaves room for 1.88 times the tokens. Default: as dtype."),
+    ] = None
+    device: Annotated[str, _any("cpu, cuda, cuda:1, ...")] = "cpu"
+    threads: Annotated[
+        int | None, _any("CPU threads, for the whole process. Default: as many as torch finds cores.")
+    ] = None
+    max_model_len: Annotated[
+        int | None, _any("Longest prompt plus output, in tokens. Default: what the model was trained for.")
+    ] = None
+    chat_template: Annotated[
+        Path | str | None, _any("A file with a Jinja template for conversations. Default: the checkpoint's own.")
+    ] = None
+    memory: Annotated[
+        str | int | None,
+        _any("Bytes for everything above the bare process: weights, K/V cache, draft, logits and scratch, such as 2G "
+             "or 512M. Where it is short, row_budget, max_requests and nodes shrink. Default: what weights and scratch "
+             "take, and a K/V cache of up to a quarter of the free memory, no more than max_requests full contexts can "
+             "use."),
+    ] = None  # fmt: skip
+    blocks: Annotated[int | None, _any("Blocks of the K/V cache. Default: as many as memory leaves room for.")] = None
+    weights_cache: Annotated[
+        bool,
+        _any("Keep packed weights of large models on disk, under $PACELINE_CACHE, for the next start."),
+    ] = True
+    late_weights: Annotated[
+        bool,
+        _serving("Where packed weights are kept, begin before they lie in memory; the first passes are slower, and the "
+                 "first token is there sooner."),
+    ] = False  # fmt: skip
+    keep_learned: KeepLearned = False
+    online: Annotated[
+        float,
+        _any("Share of a core with which a draft model of another vocabulary (drafter crossvocab) learns from the "
+             "verified text in the background; 0: it does not."),
+    ] = 0.0  # fmt: skip
+    revision: Annotated[str | None, _any("Branch, tag or commit of the model on the hub.")] = None
+    token: Annotated[str | None, _any("Access token of the hub. Default: the saved login.")] = None
 
 
 class EngineOptions(TypedDict, total=False):
-    """Fields of `Options` other than model, draft and drafter; it says what each is and the default."""
+    """Fields of `Options` other than model, draft and drafter, for type checkers; `Options` says what each is."""
 
     verifier: str
     nodes: int | None
-    dtype: str
-    quantize: str | None
-    draft_quantize: str | None
-    kv_dtype: str | None
+    dtype: Dtype
+    quantize: Quantize | None
+    draft_quantize: Quantize | None
+    kv_dtype: KvDtype | None
     device: str
     threads: int | None
     max_model_len: int | None
-    chat_template: str | Path | None
-    memory: int | str | None
+    chat_template: Path | str | None
+    memory: str | int | None
     blocks: int | None
     block_size: int
     max_requests: int
@@ -44,6 +191,6 @@ class EngineOptions(TypedDict, total=False):
 
 def shown() -> Signature:
     """The signature of `LLM`, as `help` and TAB show it: every option with its default."""
-    first, *rest = signature(Options).parameters.values()
-    return Signature([first, *(p.replace(kind=Parameter.KEYWORD_ONLY) if p.name in EngineOptions.__annotations__ else p
-                               for p in rest)])  # fmt: skip
+    parameters = signature(Options).parameters.values()
+    return Signature([p.replace(kind=Parameter.KEYWORD_ONLY) if p.name in EngineOptions.__annotations__ else p
+                      for p in parameters])  # fmt: skip

@@ -60,7 +60,7 @@ def pack(
 def unpack(packed: bytes, components: Mapping[str, Component]) -> ParkedRequest:
     """InputError for bytes that are no parked request, or one of another model or version."""
     if packed[:7] != PARKED_MAGIC[:7]:
-        raise InputError("These bytes are no parked request; give what `Park` returned.")
+        raise InputError("These bytes are not a parked request; give what `Park` returned.")
     if packed[:8] != PARKED_MAGIC:
         raise InputError(f"The parked request has format {packed[7]}, but this version reads {PARKED_MAGIC[7]}.")
     end = 16 + int.from_bytes(packed[8:16], "little")

@@ -62,6 +62,7 @@ class Session:
                 max_tokens=min(room, params.max_tokens or room),
                 arrival=now,
                 key=params.user,
+                extra_key=params.tenant,
             )
             for sample in range(params.n)
         ]

@@ -115,7 +115,7 @@ def read_template(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"chat_template {path} cannot be read ({error}); give a file with a template.") from None
     except Exception as error:
-        raise InputError(f"chat_template {path} is no Jinja template ({error}); mend it.") from None
+        raise InputError(f"chat_template {path} is not a Jinja template ({error}); mend it.") from None
     return source
 
 

@@ -128,6 +128,8 @@ class SelfAttention:
     qkv: Linear
     head_norm: Norm | None
     out: Linear
+    value: Linear | None = None
+    """Matrix of the values alone, for the native decoder, where it is quantised in another way than q's and k's."""
 
     def __call__(self, x: Tensor, turn: Turn, attend: Attend) -> Tensor:
         spec = self.spec

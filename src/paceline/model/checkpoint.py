@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from paceline.model import checks, gguf, pages
 from paceline.model.catalogue import CATALOGUE
 from paceline.model.families import family_of, read_spec
 from paceline.model.groups import Groups
+from paceline.model.opened import once
 from paceline.model.pull import pull
 from paceline.model.quantised import SIDE_MEMBERS, QuantisedLayer, scheme_of
 from paceline.model.spec import ModelSpec
@@ -65,6 +67,11 @@ def from_hub(model: str | Path, revision: str | None = None, token: str | None =
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file as the caller's own object. Raises CheckpointError."""
+    return deepcopy(once(path, lambda: parsed(path)))
+
+
+def parsed(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -85,10 +92,10 @@ def read_config(path: Path, max_len: int | None = None) -> ModelSpec:
     raw = read_json(path / "config.json")
     checks.check_raw(raw)
     family_of(raw)
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING
 
     try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        config = CONFIG_MAPPING[raw["model_type"]].from_dict(raw)
     except Exception as error:  # validation raises many types, none of them ours to tell apart
         reason = " ".join(str(error).split())
         raise CheckpointError(
@@ -257,7 +264,7 @@ class Tensors:
 
 def open_tensors(path: Path) -> "Tensors | gguf.GgufTensors":
     """The weights of a checkpoint, whatever its format."""
-    return gguf.GgufTensors(path) if path.suffix == ".gguf" else Tensors(path)
+    return once(path, lambda: gguf.GgufTensors(path) if path.suffix == ".gguf" else Tensors(path))
 
 
 DTYPES = {

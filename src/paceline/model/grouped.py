@@ -1,7 +1,9 @@
-"""Weights of 4 or 8 bits in groups of 32 along the input, as native/grouped.h reads them: weight = scale * code + low.
+"""Weights of 4, 5, 6 or 8 bits in groups of 32 along the input, as native/grouped.h reads them: weight = scale * code +
+low, or scale * table[code].
 
-Scales and lows lie in the smallest of four forms that keeps them exactly, so what another tool has quantised stays what
-it was (`ScaleForm`). Activations are rounded to int8 by row. `twin` is the slow twin of the native product.
+Scales and lows lie in the smallest of the forms that keeps them exactly, so what another tool has quantised stays what
+it was, in about the bits that it had (`ScaleForm`). Activations are rounded to int8 by row. `twin` is the slow twin of
+the native product.
 """
 
 from enum import IntEnum
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from paceline.core.errors import CheckpointError
 from paceline.model import pages
-from paceline.model.groups import GROUP
+from paceline.model.groups import GROUP, TABLES, Groups, regrouped
 from paceline.model.packed import BLOCK_OUTPUTS, Packed, address
 from paceline.native.structs import CLinear
 
@@ -20,31 +22,51 @@ RECORD = 8
 """Groups of a record."""
 MAX_SUPER_FACTOR = 63
 """Largest integer by which `SUPER` multiplies, in files of other tools (Q4_K: 6 bits)."""
+TABLE_ZERO = 128
+"""Added to what a table holds, so that no code is below 0."""
 
 
 class ScaleForm(IntEnum):
-    """What scale and low of a group are made of, by their bits for each weight (native/grouped.h)."""
+    """What scale and low of a group are made of, by their bits for each weight (native/grouped.h). Z is the middle of
+    the codes, 128 with a table."""
 
     ZEROS = 1
-    """0.75. A half h and a byte z: h, -h z. Q4_0, GPTQ, AWQ."""
+    """0.75. A half h and a byte z: h, -h z. GPTQ, AWQ."""
     PAIRS = 2
-    """1. Halves h, k: h, k. Q4_1."""
+    """1. Halves h, k: h, k. Q4_1, Q5_1."""
     SUPER = 3
-    """0.625. Halves h, k of 8 groups, bytes a, b of one: h a, k b. Q4_K."""
+    """0.625. Halves h, k of 8 groups, bytes a, b of one: h a, k b. Q4_K, Q5_K."""
     FLOATS = 4
     """2. Two floats: whatever else there is."""
+    HALF = 5
+    """0.5. A half h: h, -h Z. Q4_0, Q5_0, Q8_0, IQ4_NL, compressed-tensors."""
+    EXPONENT = 6
+    """0.25. A byte e: 2^(e - 128), -Z times that. MXFP4."""
+    SIXTEENS = 7
+    """0.5625. A half h of 8 groups, a signed byte a of each 16 inputs: h a, -h a Z. Q6_K, Q3_K."""
+    SIGNED = 8
+    """0.3125. A half h of 8 groups, a signed byte a of one: h a, -h a Z. IQ4_XS."""
 
 
-def head_bytes(form: ScaleForm, groups: int) -> int:
-    """Bytes that the scales and minimums of a record of `groups` groups take."""
-    whole = {ScaleForm.PAIRS: 128 * groups, ScaleForm.SUPER: 128 + 64 * groups, ScaleForm.FLOATS: 256 * groups}
-    return whole.get(form, -(-96 * groups // 64) * 64)
+WHOLE_SCALES = (ScaleForm.SUPER, ScaleForm.SIXTEENS, ScaleForm.SIGNED)
+"""Forms whose groups' scales are whole numbers: a record is added up in whole numbers."""
 
 
-def block_bytes(inputs: int, bits: int, form: ScaleForm) -> int:
+def head_bytes(form: ScaleForm, groups: int, spread: int = 0) -> int:
+    """Bytes that the scales and minimums of a record of `groups` groups take; 2^spread groups share theirs."""
+    scales = -(-groups >> spread) if spread else groups
+    sizes = {
+        ScaleForm.ZEROS: 96 * scales, ScaleForm.PAIRS: 128 * scales, ScaleForm.SUPER: 128 + 64 * groups,
+        ScaleForm.FLOATS: 256 * scales, ScaleForm.HALF: 64 * scales, ScaleForm.EXPONENT: 32 * scales,
+        ScaleForm.SIXTEENS: 64 + 64 * groups, ScaleForm.SIGNED: 64 + 32 * groups,
+    }  # fmt: skip
+    return -(-sizes[form] // 64) * 64
+
+
+def block_bytes(inputs: int, bits: int, form: ScaleForm, spread: int = 0) -> int:
     groups = -(-inputs // GROUP)
     full, rest = divmod(groups, RECORD)
-    heads = full * head_bytes(form, RECORD) + (head_bytes(form, rest) if rest else 0)
+    heads = full * head_bytes(form, RECORD, spread) + (head_bytes(form, rest, spread) if rest else 0)
     return heads + groups * bits * 128
 
 
@@ -62,52 +84,127 @@ def size_of(outputs: int, inputs: int, bits: float) -> int:
 # -- packing ----------------------------------------------------------------------------------------------------------
 
 
-def pack_groups(codes: Tensor, scale: Tensor, low: Tensor, bias: Tensor | None = None, bits: int = 4) -> Packed:
-    """A matrix that is quantised already, kept exactly: weight = scale * code + low.
+def pack_stored(groups: Groups, bias: Tensor | None = None) -> Packed:
+    """A matrix that is quantised already, kept exactly, but for groups of 16 with a minimum (Q2_K), which are rounded
+    to 8 bits. Raises CheckpointError where its scales are not finite."""
+    if groups.size % GROUP and (groups.minimum is not None or sixteens(groups.scale) is None):
+        groups = regrouped(groups)
+    if groups.table:
+        return pack_groups(
+            groups.codes.view(torch.uint8), groups.scale, -TABLE_ZERO * groups.scale, bias, 4, groups.size, groups.table
+        )
+    codes, scale, low = groups.even()
+    return pack_groups(codes, scale, low, bias, groups.bits, groups.size)
 
-    codes: uint8 [out, in], below 2^bits (4 or 8); scale, low: float32 [out, ceil(in / 32)]; of larger groups repeat
-    them. Raises CheckpointError where they are not finite.
+
+def pack_groups(
+    codes: Tensor, scale: Tensor, low: Tensor, bias: Tensor | None = None, bits: int = 4, size: int = GROUP,
+    table: int = 0,
+) -> Packed:  # fmt: skip
+    """A matrix that is quantised already: weight = scale * code + low.
+
+    codes: uint8 [out, in], below 2^bits (4, 5, 6 or 8); scale, low: float32 [out, ceil(in / size)]; size: inputs of a
+    group, 16 or a multiple of 32. table: codes of 4 bits stand for `groups.TABLES[table]`, plus 128. Raises
+    CheckpointError where scales are not finite.
     """
     scale, low = scale.float(), low.float()
     if not (scale.isfinite().all() and low.isfinite().all()):
         raise CheckpointError("scales of a quantised tensor are not finite; download the checkpoint again.")
-    form, parts = smallest(scale, low)
-    return lay(codes, form, parts, bias, bits)
+    zero = TABLE_ZERO if table else 1 << (bits - 1)
+    even = bool((low == -zero * scale).all())
+    if size < GROUP:
+        found = sixteens(scale) if even and bits in (4, 6) else None
+        assert found is not None, "groups of 16 are packed where their scales are whole and there is no minimum"
+        return lay(codes, ScaleForm.SIXTEENS, found, bias, bits)
+    spread, times = shared(size, codes.shape[1])
+    if times > 1:
+        scale, low = (x.repeat_interleave(times, 1)[:, : -(-codes.shape[1] // (GROUP << spread))] for x in (scale, low))
+    form, parts, power = smallest(scale, low, bits, table, spread, even)
+    if bits == 6:
+        bits = 8
+    return lay(codes, form, parts, bias, bits, table, spread, power)
 
 
-def smallest(scale: Tensor, low: Tensor) -> tuple[ScaleForm, tuple[Tensor, ...]]:
-    """The smallest form that holds them exactly, and its parts, each [out, groups] (or records)."""
-    scaled = halved(scale)
-    if scaled:
+def shared(size: int, inputs: int) -> tuple[int, int]:
+    """(spread, times): groups of `size` as 2^spread groups of 32 that share a scale, each repeated `times` times."""
+    groups = size // GROUP
+    if groups in (1, 2, 4, 8):
+        return groups.bit_length() - 1, 1
+    if size >= inputs:
+        return 3, -(-groups // 8)
+    return (3, groups // 8) if groups % 8 == 0 else (0, groups)
+
+
+Parts = tuple[Tensor, ...]
+
+
+def smallest(
+    scale: Tensor, low: Tensor, bits: int, table: int, spread: int, even: bool
+) -> tuple[ScaleForm, Parts, int]:
+    """The smallest form that holds them exactly, its parts, each [out, groups] (or records), and the power of two that
+    its halves are times. `even`: low is -Z scale."""
+    if even and bool((exponents(scale) >= 0).all()):
+        return ScaleForm.EXPONENT, (exponents(scale),), 0
+    power = halved(scale)
+    if even:
+        if table and not spread and power is None and (signed := factored(scale, RECORD, True)) is not None:
+            return ScaleForm.SIGNED, signed, 0
+        if power is not None:
+            return ScaleForm.HALF, (scale * 2.0**-power,), power
+    if power is not None and not table:
         zero = torch.where(scale == 0, 0, (-low / scale).round())
         if bool(((zero >= 0) & (zero <= 255) & (-scale * zero == low)).all()):
-            return ScaleForm.ZEROS, (scale, zero)
-    elif (high := factored(scale)) is not None and (deep := factored(low)) is not None:
-        return ScaleForm.SUPER, (high[0], deep[0], high[1], deep[1])
-    if scaled and halved(low):
-        return ScaleForm.PAIRS, (scale, low)
-    return ScaleForm.FLOATS, (scale, low)
+            return ScaleForm.ZEROS, (scale * 2.0**-power, zero), power
+    elif bits in (4, 5) and not table and not spread:
+        high, deep = factored(scale, RECORD), factored(low, RECORD)
+        if high is not None and deep is not None:
+            return ScaleForm.SUPER, (high[0], deep[0], high[1], deep[1]), 0
+    power = halved(torch.cat((scale, low), 1))
+    if power is not None:
+        return ScaleForm.PAIRS, (scale * 2.0**-power, low * 2.0**-power), power
+    return ScaleForm.FLOATS, (scale, low), 0
 
 
-def halved(x: Tensor) -> bool:
-    """Whether float16 holds all of it."""
-    return bool((x.half().float() == x).all())
+def sixteens(scale: Tensor) -> Parts | None:
+    """The parts of `SIXTEENS`, or None."""
+    return factored(scale, 2 * RECORD, True)
 
 
-def factored(x: Tensor) -> tuple[Tensor, Tensor] | None:
-    """x [out, groups] as halves [out, records] times whole numbers up to 63 [out, groups], or None: a record's largest
-    is some whole number of the half."""
+def halved(x: Tensor) -> int | None:
+    """The power of two times which float16 holds all of it; None: there is none. 0 where it can be."""
+    top = float(x.abs().max()) if x.numel() else 0.0
+    for power in (0, torch.frexp(torch.tensor(top))[1].item() - 15):
+        if -120 < power < 120 and bool(((x * 2.0**-power).half().float() == x * 2.0**-power).all()):
+            return int(power)
+    return None
+
+
+def exponents(x: Tensor) -> Tensor:
+    """e of 2^(e - 128), for 0 (and what is below the least normal number) 0; -1 where x is none of these."""
+    mantissa, power = torch.frexp(x)
+    e = power + 127
+    fits = (mantissa == 0.5) & (e > 2) & (e < 255)
+    return torch.where(fits, e, torch.where((x >= 0) & (x < 2.0**-126), 0, -1)).float()
+
+
+def factored(x: Tensor, each: int, signed: bool = False) -> tuple[Tensor, Tensor] | None:
+    """x [out, groups] as halves [out, records] times whole numbers [out, groups], up to 63, or -128 to 127 where they
+    are `signed`; None: it is not. The largest of a record's `each` is some whole number of the half."""
     out, groups = x.shape
-    wide = records(x)
+    wide = records(x, each)
     top = wide.gather(2, wide.abs().argmax(2, keepdim=True)).squeeze(2).reshape(-1)
-    flat, half = wide.reshape(-1, RECORD), torch.zeros_like(top)
+    flat, half = wide.reshape(-1, each), torch.zeros_like(top)
     open_ = top.nonzero().squeeze(1)
-    for whole in range(MAX_SUPER_FACTOR, 0, -1):
+    least, most = (-128, 127) if signed else (0, MAX_SUPER_FACTOR)
+    wholes = (
+        [-128, *(n for size in range(127, 0, -1) for n in (size, -size))] if signed else range(MAX_SUPER_FACTOR, 0, -1)
+    )
+    for whole in wholes:
         if not len(open_):
             break
         guess = top[open_] / whole
         times = flat[open_] / guess[:, None]
-        fits = ((times == times.round()) & (times >= 0)).all(1) & (guess.half().float() == guess)
+        fits = ((times == times.round()) & (times >= least) & (times <= most)).all(1) & (guess.half().float() == guess)
         half[open_[fits]] = guess[fits]
         open_ = open_[~fits]
     if len(open_):
@@ -116,196 +213,213 @@ def factored(x: Tensor) -> tuple[Tensor, Tensor] | None:
     return half.view(out, -1), times.view(out, -1)[:, :groups]
 
 
-def records(x: Tensor) -> Tensor:
-    """[out, groups] -> [out, records, 8], with zeros behind the end."""
-    return torch.nn.functional.pad(x, (0, -x.shape[1] % RECORD)).view(len(x), -1, RECORD)
+def records(x: Tensor, each: int = RECORD) -> Tensor:
+    """[out, groups] -> [out, records, each], with zeros behind the end."""
+    return torch.nn.functional.pad(x, (0, -x.shape[1] % each)).view(len(x), -1, each)
 
 
-def lay(codes: Tensor, form: ScaleForm, parts: tuple[Tensor, ...], bias: Tensor | None, bits: int) -> Packed:
+def lay(
+    codes: Tensor, form: ScaleForm, parts: Parts, bias: Tensor | None, bits: int, table: int = 0, spread: int = 0,
+    power: int = 0,
+) -> Packed:  # fmt: skip
     """Codes [out, in] and the parts of their scales in memory, record by record."""
     outputs, inputs = codes.shape
     missing = -outputs % BLOCK_OUTPUTS
     codes = torch.nn.functional.pad(codes, (0, -inputs % GROUP, 0, missing))
     blocks, groups = len(codes) // BLOCK_OUTPUTS, codes.shape[1] // GROUP
     parts = tuple(torch.nn.functional.pad(part, (0, 0, 0, missing)).view(blocks, BLOCK_OUTPUTS, -1) for part in parts)
-    fours = codes.view(blocks, 2, 16, groups, 8, 4)
-    memory = pages.take(blocks * block_bytes(inputs, bits, form)).view(blocks, -1)
+    quads = codes.view(blocks, 2, 16, groups, 8, 4)
+    memory = pages.take(blocks * block_bytes(inputs, bits, form, spread)).view(blocks, -1)
     at = 0
     for first in range(0, groups, RECORD):
         count = min(RECORD, groups - first)
-        of = fours[:, :, :, first : first + count].permute(0, 1, 3, 4, 2, 5)
-        if bits == 4:
-            of = of[:, :, :, 0::2] | of[:, :, :, 1::2] << 4
-        head = torch.cat([plane.reshape(blocks, -1) for plane in heads(form, parts, first, count)], 1)
+        lines = in_lines(quads[:, :, :, first : first + count].permute(0, 1, 3, 4, 2, 5), bits)
+        head = torch.cat([plane.reshape(blocks, -1) for plane in heads(form, parts, first, count, spread)], 1)
         memory[:, at : at + head.shape[1]] = head
-        at += head_bytes(form, count)
-        memory[:, at : at + count * bits * 128].view(of.shape).copy_(of)
+        at += head_bytes(form, count, spread)
+        memory[:, at : at + count * bits * 128].view(lines.shape).copy_(lines)
         at += count * bits * 128
     bias = None if bias is None else torch.nn.functional.pad(bias.float(), (0, missing))
-    c = CLinear(address(memory), None, None, address(bias), inputs, outputs, form, bits)
+    c = CLinear(address(memory), None, None, address(bias), inputs, outputs, form, bits, table, spread, power)
     return Packed(memory, bias, None, None, c)
 
 
-def heads(form: ScaleForm, parts: tuple[Tensor, ...], first: int, count: int) -> list[Tensor]:
+def in_lines(quads: Tensor, bits: int) -> Tensor:
+    """Codes [.., quad, output, 4] as lines [.., line, output, 4]: grouped.h says how."""
+    if bits == 8:
+        return quads
+    low = quads & 15
+    lines = [low[:, :, :, 0::2] | low[:, :, :, 1::2] << 4]
+    if bits > 4:
+        each = bits - 4
+        high = (quads >> 4).view(*quads.shape[:3], each, 8 // each, *quads.shape[4:])
+        shifts = torch.arange(0, 8, each, dtype=torch.uint8).view(-1, 1, 1)
+        lines.append((high << shifts).sum(4, dtype=torch.uint8))
+    return torch.cat(lines, 3)
+
+
+def of_lines(lines: Tensor, bits: int) -> Tensor:
+    """What `in_lines` was given."""
+    if bits == 8:
+        return lines
+    low = lines[:, :, :, :4]
+    quads = torch.stack((low & 15, low >> 4), 4).flatten(3, 4)
+    if bits > 4:
+        each = bits - 4
+        shifts = torch.arange(0, 8, each, dtype=torch.uint8).view(-1, 1, 1)
+        quads = quads | ((lines[:, :, :, 4:, None] >> shifts & (1 << each) - 1) << 4).flatten(3, 4)
+    return quads
+
+
+def heads(form: ScaleForm, parts: Parts, first: int, count: int, spread: int) -> list[Tensor]:
     """The head of a record, bytes [blocks, ...] in their order."""
+    record, scales = first // RECORD, (first >> spread, (first >> spread) + (-(-count >> spread) if spread else count))
 
-    def of(part: Tensor, begin: int, end: int, dtype: torch.dtype) -> Tensor:
-        return part[:, :, begin:end].transpose(1, 2).to(dtype).contiguous().view(torch.uint8)
+    def of(part: Tensor, span: tuple[int, int], dtype: torch.dtype) -> Tensor:
+        return part[:, :, span[0] : span[1]].transpose(1, 2).to(dtype).contiguous().view(torch.uint8)
 
+    once, whole = (record, record + 1), (first, first + count)
     kinds = {
-        ScaleForm.ZEROS: (torch.half, torch.uint8),
-        ScaleForm.PAIRS: (torch.half, torch.half),
-        ScaleForm.SUPER: (torch.half, torch.half, torch.uint8, torch.uint8),
-        ScaleForm.FLOATS: (torch.float, torch.float),
+        ScaleForm.ZEROS: ((scales, torch.half), (scales, torch.uint8)),
+        ScaleForm.PAIRS: ((scales, torch.half), (scales, torch.half)),
+        ScaleForm.SUPER: ((once, torch.half), (once, torch.half), (whole, torch.uint8), (whole, torch.uint8)),
+        ScaleForm.FLOATS: ((scales, torch.float), (scales, torch.float)),
+        ScaleForm.HALF: ((scales, torch.half),),
+        ScaleForm.EXPONENT: ((scales, torch.uint8),),
+        ScaleForm.SIXTEENS: ((once, torch.half), ((2 * first, 2 * (first + count)), torch.int8)),
+        ScaleForm.SIGNED: ((once, torch.half), (whole, torch.int8)),
     }[form]
-    record, whole = first // RECORD, (first, first + count)
-    spans = [(record, record + 1)] * 2 + [whole] * 2 if form == ScaleForm.SUPER else [whole] * 2
-    return [of(part, *span, kind) for part, span, kind in zip(parts, spans, kinds)]
+    return [of(part, span, kind) for part, (span, kind) in zip(parts, kinds, strict=True)]
 
 
 def unpack(packed: Packed) -> tuple[Tensor, Tensor, Tensor]:
-    """(codes, scale, low) as `pack_groups` takes them, from memory."""
+    """(codes, scale, low) as `pack_groups` takes them, from memory, of each 32 inputs, or 16."""
+    codes, parts = parts_of(packed)
+    scale, low = floats_of(packed, parts)
+    return codes, scale, low
+
+
+def parts_of(packed: Packed) -> tuple[Tensor, list[Tensor]]:
+    """Codes [out, in] and the parts that `lay` was given, float32: what native/grouped.h reads."""
     c, blocks = packed.c, len(packed.weight)
     groups, form = -(-c.inputs // GROUP), ScaleForm(c.form)
-    codes, scale, low = [], [], []
+    codes, found = [], list[list[Tensor]]()
     at = 0
     for first in range(0, groups, RECORD):
         count = min(RECORD, groups - first)
-        high, deep = of_head(form, packed.weight[:, at : at + head_bytes(form, count)], count)
-        at += head_bytes(form, count)
+        found.append(of_head(form, packed.weight[:, at : at + head_bytes(form, count, c.spread)], count, c.spread))
+        at += head_bytes(form, count, c.spread)
         lines = packed.weight[:, at : at + count * c.bits * 128].view(blocks, 2, count, c.bits, 16, 4)
-        if c.bits == 4:
-            lines = torch.stack((lines & 15, lines >> 4), 4).view(blocks, 2, count, 8, 16, 4)
         at += count * c.bits * 128
-        codes.append(lines.permute(0, 1, 4, 2, 3, 5).reshape(blocks * BLOCK_OUTPUTS, -1))
-        scale.append(high.transpose(1, 2).reshape(blocks * BLOCK_OUTPUTS, -1))
-        low.append(deep.transpose(1, 2).reshape(blocks * BLOCK_OUTPUTS, -1))
-    whole, high, deep = (torch.cat(found, 1)[: c.outputs] for found in (codes, scale, low))
-    return whole[:, : c.inputs], high, deep
+        codes.append(of_lines(lines, c.bits).permute(0, 1, 4, 2, 3, 5).reshape(blocks * BLOCK_OUTPUTS, -1))
+    parts = [
+        torch.cat(part, 1).transpose(1, 2).reshape(blocks * BLOCK_OUTPUTS, -1)[: c.outputs] for part in zip(*found)
+    ]
+    return torch.cat(codes, 1)[: c.outputs, : c.inputs], parts
+
+
+def floats_of(packed: Packed, parts: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Scale and low [out, groups]: what native/grouped.h does in `decode`."""
+    c, form = packed.c, ScaleForm(packed.c.form)
+    groups = -(-c.inputs // GROUP)
+    zero, by = float(TABLE_ZERO if c.table else 1 << (c.bits - 1)), 2.0**c.power
+
+    def each(part: Tensor, times: int) -> Tensor:
+        return part.repeat_interleave(times, 1)[:, : groups * (2 if form == ScaleForm.SIXTEENS else 1)]
+
+    if form == ScaleForm.SUPER:
+        return each(parts[0], RECORD) * parts[2], each(parts[1], RECORD) * parts[3]
+    if form in (ScaleForm.SIXTEENS, ScaleForm.SIGNED):
+        scale = each(parts[0], 2 * RECORD if form == ScaleForm.SIXTEENS else RECORD) * parts[1]
+        return scale, -zero * scale
+    scale = parts[0] * by
+    if form == ScaleForm.EXPONENT:
+        scale = torch.where(parts[0] == 0, 0, torch.exp2(parts[0] - 128))
+    low = -zero * scale
+    if form == ScaleForm.ZEROS:
+        low = parts[1] * -scale
+    elif form in (ScaleForm.PAIRS, ScaleForm.FLOATS):
+        low = parts[1] * by
+    return each(scale, 1 << c.spread), each(low, 1 << c.spread)
+
+
+def of_head(form: ScaleForm, head: Tensor, count: int, spread: int) -> list[Tensor]:
+    """The parts [blocks, groups, 32] of a record's head, float32."""
+    scales = -(-count >> spread) if spread else count
+    kinds = {
+        ScaleForm.ZEROS: ((scales, torch.half), (scales, torch.uint8)),
+        ScaleForm.PAIRS: ((scales, torch.half), (scales, torch.half)),
+        ScaleForm.SUPER: ((1, torch.half), (1, torch.half), (count, torch.uint8), (count, torch.uint8)),
+        ScaleForm.FLOATS: ((scales, torch.float), (scales, torch.float)),
+        ScaleForm.HALF: ((scales, torch.half),),
+        ScaleForm.EXPONENT: ((scales, torch.uint8),),
+        ScaleForm.SIXTEENS: ((1, torch.half), (2 * count, torch.int8)),
+        ScaleForm.SIGNED: ((1, torch.half), (count, torch.int8)),
+    }[form]
+    at, parts = 0, []
+    for number, kind in kinds:
+        taken = head[:, at : at + number * BLOCK_OUTPUTS * kind.itemsize].contiguous().view(kind)
+        parts.append(taken.view(len(head), number, BLOCK_OUTPUTS).float())
+        at += number * BLOCK_OUTPUTS * kind.itemsize
+    return parts
+
+
+def meaning(packed: Packed, codes: Tensor) -> Tensor:
+    """What codes are multiplied as, double."""
+    if packed.c.table:
+        return torch.tensor(TABLES[packed.c.table]).double()[codes.int()] + TABLE_ZERO
+    return codes.double()
 
 
 def looked_up(packed: Packed, outputs: Tensor) -> Tensor:
     """The weights [T, in] of some outputs [T], float32: of an embedding."""
     c = packed.c
-    every = CLinear(None, None, None, None, c.inputs, len(outputs) * BLOCK_OUTPUTS, c.form, c.bits)
+    every = CLinear(
+        None, None, None, None, c.inputs, len(outputs) * BLOCK_OUTPUTS, c.form, c.bits, c.table, c.spread, c.power
+    )
     codes, scale, low = unpack(Packed(packed.weight[outputs // BLOCK_OUTPUTS], None, None, None, every))
     which = torch.arange(len(outputs)) * BLOCK_OUTPUTS + outputs % BLOCK_OUTPUTS
-    scale, low = (x[which].double().repeat_interleave(GROUP, 1)[:, : c.inputs] for x in (scale, low))
-    return (codes[which] * scale + low).float()
-
-
-def of_head(form: ScaleForm, head: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Scale and low [blocks, groups, 32] of a record's head: what native/grouped.h does in `decode`."""
-
-    def part(first: int, groups: int, dtype: torch.dtype) -> Tensor:
-        each = BLOCK_OUTPUTS * dtype.itemsize
-        taken = head[:, first : first + groups * each].contiguous().view(dtype)
-        return taken.view(len(head), groups, BLOCK_OUTPUTS).float()
-
-    if form == ScaleForm.ZEROS:
-        scale = part(0, count, torch.half)
-        return scale, part(64 * count, count, torch.uint8) * -scale
-    if form == ScaleForm.PAIRS:
-        return part(0, count, torch.half), part(64 * count, count, torch.half)
-    if form == ScaleForm.SUPER:
-        return (
-            part(0, 1, torch.half) * part(128, count, torch.uint8),
-            part(64, 1, torch.half) * part(128 + 32 * count, count, torch.uint8),
-        )
-    return part(0, count, torch.float), part(128 * count, count, torch.float)
+    each = 16 if c.form == ScaleForm.SIXTEENS else GROUP
+    scale, low = (x[which].double().repeat_interleave(each, 1)[:, : c.inputs] for x in (scale, low))
+    return (meaning(packed, codes[which]) * scale + low).float()
 
 
 def twin(packed: Packed, x: Tensor) -> Tensor:
-    """[T, in] -> [T, out], float32: group by group, each step rounded as a fused multiplication and addition is."""
-    codes, scale, low = unpack(packed)
+    """[T, in] -> [T, out], float32: group by group, or record by record where scales are whole, each step rounded as a
+    fused multiplication and addition is."""
+    c, form = packed.c, ScaleForm(packed.c.form)
+    codes, parts = parts_of(packed)
     x = torch.nn.functional.pad(x.float(), (0, -x.shape[1] % GROUP))
-    codes = torch.nn.functional.pad(codes, (0, -codes.shape[1] % GROUP)).double()
+    w = torch.nn.functional.pad(meaning(packed, codes), (0, -codes.shape[1] % GROUP))
     by = x.abs().amax(1) / 127
     whole = (x * torch.where(by > 0, 1 / by, 0)[:, None]).round().double()
     total = torch.zeros(len(x), len(codes))
-    for g in range(scale.shape[1]):
-        some = slice(g * GROUP, g * GROUP + GROUP)
-        total = (total + whole[:, some] @ codes[:, some].T * scale[:, g]).float()
-        total = (total + whole[:, some].sum(1, keepdim=True) * low[:, g].double()).float()
+
+    def add(to: Tensor, number: Tensor, times: Tensor) -> Tensor:
+        return (to + number * times.double()).float()
+
+    if form in WHOLE_SCALES:
+        each = 16 if form == ScaleForm.SIXTEENS else GROUP
+        zero = TABLE_ZERO if c.table else 1 << (c.bits - 1)
+        a = parts[2] if form == ScaleForm.SUPER else parts[1]
+        b = parts[3] if form == ScaleForm.SUPER else a
+        for first in range(0, x.shape[1], GROUP * RECORD):
+            high, deep = torch.zeros(2, len(x), len(codes), dtype=torch.double)
+            for at in range(first, min(first + GROUP * RECORD, x.shape[1]), each):
+                some, group = slice(at, at + each), at // each
+                high += whole[:, some] @ w[:, some].T * a[:, group].double()
+                deep += whole[:, some].sum(1, keepdim=True) * b[:, group].double()
+            record = first // (GROUP * RECORD)
+            if form == ScaleForm.SUPER:
+                total = add(total, high.float().double(), parts[0][:, record])
+                total = add(total, deep.float().double(), parts[1][:, record])
+            else:
+                total = add(total, (high - zero * deep).float().double(), parts[0][:, record])
+    else:
+        scale, low = floats_of(packed, parts)
+        for g in range(scale.shape[1]):
+            some = slice(g * GROUP, g * GROUP + GROUP)
+            total = add(total, whole[:, some] @ w[:, some].T, scale[:, g])
+            total = add(total, whole[:, some].sum(1, keepdim=True), low[:, g])
     bias = 0 if packed.bias is None else packed.bias[: len(codes)].double()
     return (total * by[:, None].double() + bias).float()
-
-
-# -- rounding ---------------------------------------------------------------------------------------------------------
-
-SHRUNK = (1.0, 0.93, 0.86, 0.79)
-"""Parts of a group's range that are tried for its scale."""
-GROUPED_ROUNDING_OUTPUTS = 64
-"""Outputs that are rounded at once: what is computed of them stays in the caches."""
-
-
-def pack_int4(weight: Tensor, bias: Tensor | None) -> Packed:
-    """Round to nearest, in 4.625 bits a weight."""
-    found = [round4(rows.float()) for rows in torch.split(weight, GROUPED_ROUNDING_OUTPUTS)]
-    codes, *parts = (torch.cat([one[i] for one in found]) for i in range(5))
-    return lay(codes, ScaleForm.SUPER, tuple(parts), bias, 4)
-
-
-def round4(weight: Tensor) -> tuple[Tensor, ...]:
-    """Codes [out, in] and the four parts of `SUPER` of weights [out, in]. Large weights count more: their product with
-    an activation does."""
-    outputs, inputs = weight.shape
-    w = torch.nn.functional.pad(weight, (0, -inputs % GROUP)).view(outputs, -1, GROUP)
-    worth = w.abs() + w.square().mean(2, keepdim=True).sqrt()
-    high, deep = w.amax(2, keepdim=True).clamp_(min=0), w.amin(2, keepdim=True).clamp_(max=0)
-    best, scale, low = torch.full_like(high, float("inf")), torch.zeros_like(high), torch.zeros_like(high)
-    for part in SHRUNK:
-        by, from_ = fitted(w, worth, (high - deep) * (part / 15), deep * part)
-        wrong = (worth * (nearest(w, by, from_) * by + from_ - w).square()).sum(2, keepdim=True)
-        better = wrong < best
-        best, scale, low = (torch.where(better, a, b) for a, b in ((wrong, best), (by, scale), (from_, low)))
-    (half, a), (deep_half, b) = (wholes(each.squeeze(2)) for each in (scale, low))
-    kept = [
-        (records(n) * h[:, :, None]).view(outputs, -1)[:, : n.shape[1], None] for h, n in ((half, a), (deep_half, b))
-    ]
-    codes = nearest(w, *kept).to(torch.uint8).view(outputs, -1)[:, :inputs]
-    return codes, half, deep_half, a, b
-
-
-def nearest(w: Tensor, scale: Tensor, low: Tensor) -> Tensor:
-    return ((w - low) * torch.where(scale > 0, 1 / scale, 0)).round_().clamp_(0, 15)
-
-
-def fitted(w: Tensor, worth: Tensor, scale: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale and low (at most 0) with the least squares for the codes that these two give."""
-    codes = nearest(w, scale, low)
-
-    def total(x: Tensor) -> Tensor:
-        return (worth * x).sum(2, keepdim=True)
-
-    ones, c, cc, x, xc = worth.sum(2, keepdim=True), total(codes), total(codes * codes), total(w), total(w * codes)
-    room = ones * cc - c * c
-    by, from_ = (ones * xc - c * x) / room, (cc * x - c * xc) / room
-    by, from_ = torch.where(from_ > 0, xc / cc, by), from_.clamp(max=0)
-    good = by.isfinite() & from_.isfinite() & (by > 0)
-    return torch.where(good, by, scale), torch.where(good, from_, low)
-
-
-def wholes(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [out, groups], of one sign, as a half for each record times whole numbers up to 255."""
-    wide = records(x)
-    top = wide.gather(2, wide.abs().argmax(2, keepdim=True)).squeeze(2)
-    half = (top / 254.5).half().float()
-    times = torch.where(half[:, :, None] == 0, 0, wide / half[:, :, None]).round_().clamp_(0, 255)
-    return half, times.view(len(x), -1)[:, : x.shape[1]]
-
-
-def pack_bytes(weight: Tensor, bias: Tensor | None) -> Packed:
-    """Round to nearest in 8.75 bits a weight, for embeddings and heads: each group by its largest weight."""
-    found = [round8(rows.float()) for rows in torch.split(weight, GROUPED_ROUNDING_OUTPUTS)]
-    codes, scale, zero = (torch.cat([one[i] for one in found]) for i in range(3))
-    return lay(codes, ScaleForm.ZEROS, (scale, zero), bias, 8)
-
-
-def round8(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes [out, in] and the parts of `ZEROS`."""
-    outputs, inputs = weight.shape
-    w = torch.nn.functional.pad(weight, (0, -inputs % GROUP)).view(outputs, -1, GROUP)
-    scale = (w.abs().amax(2) / 127).half().float()
-    codes = (w * torch.where(scale > 0, 1 / scale, 0)[:, :, None]).round_().clamp_(-128, 127).add_(128)
-    return codes.to(torch.uint8).view(outputs, -1)[:, :inputs], scale, torch.where(scale > 0, 128.0, 0.0)

@@ -6,8 +6,8 @@ converts them at every call. Which packing is chosen depends on what the machine
     dtype             machine                        packing   activations
     bfloat16          AVX2 or NEON and a compiler    native    float32, the whole decoder is one native call
     quantize int8     the same                       native    the same, rounded to int8 by row
-    quantize int4     the same                       native    the same; head and embedding in 8 bits
-    stored in groups  the same                       native    the same; each matrix in its own 4 or 8 bits
+    quantize int4     the same                       native    the same; head and embedding in 6 bits
+    stored in groups  the same                       native    the same; each matrix in its own 4 to 8 bits
     float32           oneDNN                         mkldnn    float32
     bfloat16/float16  computes it natively           mkldnn    as the weights
     bfloat16/float16  other CPUs with FBGEMM         fbgemm    float32, weights held in float16
@@ -26,7 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.core.errors import RefusalError
-from paceline.model import grouped
+from paceline.model import grouped, rounding
+from paceline.model.groups import Groups
 from paceline.model.packed import pack_bfloat16, pack_int8, size
 from paceline.native.build import Unit, library, unit
 
@@ -64,9 +65,8 @@ class Packing:
     """"int8": keys and values in 8 bits, each 32 numbers of a head with a scale; None: as `dtype`."""
     native: bool = False
     """Whether `pack` gives `packed.Packed`, for the decoder that is one native call."""
-    groups: Callable[[Tensor, Tensor, Tensor, Tensor | None, int], Linear] | None = None
-    """Packs what is quantised already as it is: codes uint8 [out, in], scale and minimum float32 [out, in / 32], bias,
-    bits of a code (4 or 8)."""
+    groups: Callable[[Groups, Tensor | None], Linear] | None = None
+    """Packs what is quantised already as it is, with its bias."""
 
     def describe(self) -> str:
         kv = "" if self.kv is None else f", K/V {self.kv}"
@@ -116,7 +116,7 @@ def available(dtype: torch.dtype, device: torch.device) -> Iterator[Packing]:
 
 def quantised(method: str, dtype: torch.dtype, device: torch.device) -> Packing:
     """int8: weights and activations in int8 (W8A8, activations by row), K/V in bfloat16. int4: weights in 4 bits by
-    groups (W4A8), head and embedding in 8. RefusalError where that cannot run: another precision would be another
+    groups (W4A8), head and embedding in 6. RefusalError where that cannot run: another precision would be another
     model."""
     if method not in ("int8", "int4"):
         raise RefusalError(f"quantize is {method!r}, which is not known; use int8, int4 or none.")
@@ -139,13 +139,13 @@ def quantised(method: str, dtype: torch.dtype, device: torch.device) -> Packing:
 
 def in_groups(dtype: torch.dtype) -> Packing:
     """The packing of `quantize int4`."""
-    fine = partial(grouped.size, bits=8, form=grouped.ScaleForm.ZEROS)
+    fine = partial(grouped.size, bits=6, form=grouped.ScaleForm.SIXTEENS)
     coarse = partial(grouped.size, bits=4, form=grouped.ScaleForm.SUPER)
     row = {Unit.SHORT: 0.2, Unit.DOT: 0.2}.get(unit(), 0.06)
-    head = Packing("native int8", dtype, torch.float32, grouped.pack_bytes, fine, 8, 8, native=True)
+    head = Packing("native int6", dtype, torch.float32, rounding.pack_sixes, fine, 8, 8, native=True)
     return Packing(
-        "native int4", dtype, torch.float32, grouped.pack_int4, coarse, 8, 8, row, head=head, native=True,
-        groups=grouped.pack_groups,
+        "native int4", dtype, torch.float32, rounding.pack_int4, coarse, 8, 8, row, head=head, native=True,
+        groups=grouped.pack_stored,
     )  # fmt: skip
 
 
@@ -155,7 +155,9 @@ def as_stored(bits: float, dtype: torch.dtype, device: torch.device) -> Packing 
     if device.type != "cpu" or dtype is not torch.bfloat16 or library() is None:
         return None
     own = partial(grouped.size_of, bits=bits)
-    packing = replace(in_groups(dtype), name=STORED, pack=grouped.pack_bytes, size=own)
+    fine = partial(grouped.size, bits=8, form=grouped.ScaleForm.HALF)
+    head = Packing("native int8", dtype, torch.float32, rounding.pack_bytes, fine, 8, 8, native=True)
+    packing = replace(in_groups(dtype), name=STORED, pack=rounding.pack_bytes, size=own, head=head)
     return packing if works(packing, 0.3) else None
 
 

@@ -24,6 +24,7 @@ from paceline.model.groups import stack
 from paceline.model.linear import Linear, Packing, as_stored, available, choose, plain, quantised
 from paceline.model.malloc import exact
 from paceline.model.native import NativeDecoder
+from paceline.model.opened import let_go
 from paceline.model.packed import Packed, by_head, halves, interleave
 from paceline.model.progress import tracked
 from paceline.model.spec import Attention, Experts, ModelSpec, ShortConv
@@ -67,6 +68,7 @@ def load_model(
     packing = packing_of(path, spec, dtype, quantize, device, fast, kv_dtype)
     with exact():
         weights, spec, mapped = read(path, spec, packing, target, vocabulary, cache, late)
+    let_go(path)
     if packing.native:
         return NativeDecoder(spec, weights, packing, late=mapped)
     return Decoder(spec, weights, packing, quickest(target, packing.dtype) if fast else Reference)
@@ -262,24 +264,36 @@ class Loader:
         if form is None:
             embedding: Any = keep.tensor(names.embedding, lambda: table(names.embedding))
         else:
-            embedding = keep.linear(names.embedding, lambda: form.pack(table(names.embedding), None))
+            embedding = keep.linear(names.embedding, lambda: self.by_token(names.embedding, form))
         blocks = []
         for index in tracked(range(len(spec.layers)), "Loading"):
             blocks.append(self.block(index))
             self.tensors.let_go()
         norm = self.norm(names.norm, spec.hidden)
 
+        own = not spec.tied or f"{names.head}.weight" in self.tensors.place
+
         def head() -> Linear:
+            if form is not None and not (spec.tied and own):
+                return self.by_token(names.embedding if spec.tied else names.head, form, self.closed())
             rows = table(names.embedding) if form is not None and spec.tied else embedding
             return (form or self.packing).pack(self.head(rows), self.closed())
 
-        own = not spec.tied or f"{names.head}.weight" in self.tensors.place
         if form is not None and not own and self.known is None:
             last = self.counted(embedding, 0)  # one copy serves both
         else:
             last = self.counted(keep.linear(names.head, head), spec.vocab * spec.hidden)
         self.tensors.let_go()
         return Weights(embedding, blocks, norm, last, self.bytes)
+
+    def by_token(self, name: str, form: Packing, bias: Tensor | None = None) -> Linear:
+        """Embedding or head with one row for each id: as the file has it where it is quantised, else as `form` rounds
+        it."""
+        if self.packing.groups is not None:
+            groups = self.tensors.groups(f"{name}.weight", (self.spec.vocab, self.spec.hidden))
+            if groups is not None and self.spec.hidden % 32 == 0:
+                return self.packing.groups(groups.rows(self.fit), bias)
+        return form.pack(self.table(name), bias)
 
     def table(self, name: str) -> Tensor:
         """One row for each id."""
@@ -341,18 +355,29 @@ class Loader:
         spec, names = self.spec, self.names
         q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
 
+        apart = self.packing.groups is not None and self.values_apart(at)
+
         def heads(qkv: Tensor) -> Tensor:
             if self.interleaved:
                 qkv = halves(qkv, spec.heads + spec.kv_heads, spec.head_dim, 2 * len(form.rope.inverse))
-            return by_head(qkv, spec.heads, spec.kv_heads) if self.packing.native else qkv
+            return by_head(qkv, spec.heads, spec.kv_heads, not apart) if self.packing.native else qkv
 
+        first, outs = names.qkv[: 3 - apart], (q, kv, kv)[: 3 - apart]
         return SelfAttention(
             spec,
             number,
-            qkv=self.linear(at, names.qkv, (q, kv, kv), spec.hidden, spec.qkv_bias, heads),
+            qkv=self.linear(at, first, outs, spec.hidden, spec.qkv_bias, heads),
             head_norm=self.head_norm(at) if spec.qk_norm else None,
             out=self.linear(at, (names.out,), (spec.hidden,), q, spec.out_bias),
+            value=self.linear(at, names.qkv[2:], (kv,), spec.hidden, spec.qkv_bias) if apart else None,
         )
+
+    def values_apart(self, at: str) -> bool:
+        """Whether the file has the values' matrix in another kind than that of the queries."""
+        if len(self.names.qkv) < 3:
+            return False
+        q, k, v = (self.tensors.bits(f"{at}{name}.weight") for name in self.names.qkv)
+        return None not in (q, k, v) and q == k != v
 
     def convolution(self, at: str, number: int, form: ShortConv) -> GatedConv:
         names, hidden = self.names, self.spec.hidden
@@ -408,8 +433,7 @@ class Loader:
             if self.packing.groups is not None:
                 found = [self.tensors.groups(f"{at}{n}.weight", (out, width)) for n, out in zip(names, sizes)]
                 if (groups := stack(found)) is not None:
-                    codes, scale, minimum = (groups if order is None else groups.rows(order)).even()
-                    return self.packing.groups(codes, scale, minimum, offset, groups.bits)
+                    return self.packing.groups(groups if order is None else groups.rows(order), offset)
             matrix = torch.cat([self.take(f"{at}{n}.weight", out, width) for n, out in zip(names, sizes)])
             return self.packing.pack(matrix if order is None else order(matrix), offset)
 

@@ -30,6 +30,7 @@ from paceline.native.build import Unit, library, unit
 from paceline.native.structs import (
     MOST_NODES,
     CLayer,
+    CLinear,
     CModel,
     CNorm,
     CPass,
@@ -81,7 +82,16 @@ class NativeDecoder(Decoder):
     def matrices(self) -> list[list[Packed]]:
         """Packed matrices of each layer, then the ones outside the layers."""
         weights: Any = self.weights
-        layers = [[it.mixer.qkv, it.mixer.out, it.ffn.gate_up, it.ffn.down] for it in weights.blocks]
+        layers = [
+            [
+                it.mixer.qkv,
+                *([] if it.mixer.value is None else [it.mixer.value]),
+                it.mixer.out,
+                it.ffn.gate_up,
+                it.ffn.down,
+            ]
+            for it in weights.blocks
+        ]
         apart = {id(it): it for it in (weights.head, weights.embedding) if isinstance(it, Packed)}
         return [*layers, [*apart.values()]]
 
@@ -113,7 +123,8 @@ class NativeDecoder(Decoder):
         mixer = self.spec.layers[index].attention
 
         return CLayer(
-            qkv=block.mixer.qkv.c, out=block.mixer.out.c, gate_up=block.ffn.gate_up.c, down=block.ffn.down.c,
+            qkv=block.mixer.qkv.c, value=CLinear() if block.mixer.value is None else block.mixer.value.c,
+            out=block.mixer.out.c, gate_up=block.ffn.gate_up.c, down=block.ffn.down.c,
             attention_norm=norm_of(block.attention_norm), ffn_norm=norm_of(block.ffn_norm),
             attention_post=norm_of(block.attention_post_norm), ffn_post=norm_of(block.ffn_post_norm),
             head_norm=norm_of(block.mixer.head_norm).weight, rotated=2 * len(mixer.rope.inverse),

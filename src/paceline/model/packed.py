@@ -114,11 +114,12 @@ def interleave(gate_up: Tensor) -> Tensor:
     return pairs.view(2, -1, 16, pairs.shape[-1]).transpose(0, 1).reshape(-1, *gate_up.shape[1:])
 
 
-def by_head(qkv: Tensor, heads: int, kv_heads: int) -> Tensor:
-    """Rows [queries, keys, values] -> the queries, the key and the value of each kv head."""
-    lines = qkv.view(heads + 2 * kv_heads, -1, *qkv.shape[1:])
-    parts = torch.split(lines, [heads, kv_heads, kv_heads])
-    return torch.cat([part.view(kv_heads, -1, *lines.shape[1:]) for part in parts], 1).reshape(qkv.shape)
+def by_head(qkv: Tensor, heads: int, kv_heads: int, values: bool = True) -> Tensor:
+    """Rows [queries, keys], or [queries, keys, values] -> the queries and the key of each kv head, then the values."""
+    each = len(qkv) // (heads + 2 * kv_heads) if values else len(qkv) // (heads + kv_heads)
+    queries, keys, rest = torch.split(qkv, [heads * each, kv_heads * each, values * kv_heads * each])
+    turned = torch.cat([part.view(kv_heads, -1, each, *qkv.shape[1:]) for part in (queries, keys)], 1)
+    return torch.cat((turned.reshape(-1, *qkv.shape[1:]), rest))
 
 
 def halves(qkv: Tensor, turned: int, head_dim: int, rotated: int) -> Tensor:

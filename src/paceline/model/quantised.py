@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import CheckpointError
-from paceline.model.groups import Groups
+from paceline.model.groups import FP4, Groups
 
 Config = Mapping[str, Any]
 SIDE_MEMBERS = ("input_scale", "output_scale", "k_scale", "v_scale", "q_scale", "input_zero_point", "weight_g_idx",
@@ -19,10 +19,10 @@ SIDE_MEMBERS = ("input_scale", "output_scale", "k_scale", "v_scale", "q_scale", 
 """Members that say nothing of the weights, or that are read along with them."""
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where the n-th of eight outputs lies in a word of AWQ."""
-HALVES, FLOATS = 0.75, 2.0
-"""Bits of a weight's scales in memory: a half and a byte, or two floats, for each 32 (`grouped.Form`)."""
+HALVES, FLOATS, MXFP4 = 24, 64, 4.25
+"""Bits of a group's scales in memory: a half and a byte, or two floats; bits per weight of MXFP4
+(`grouped.ScaleForm`)."""
 AS_FLOATS = "weights in FP8 are served in the model's dtype"
-FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def scheme_of(config: Config) -> Scheme | None:
     if not settings:
         return None
     if not isinstance(settings, Mapping):
-        raise CheckpointError("config.json: quantization_config is no object; download the checkpoint again.")
+        raise CheckpointError("config.json: quantization_config is not an object; download the checkpoint again.")
     method = settings.get("quant_method")
     if method not in QUANTISERS:
         raise CheckpointError(
@@ -110,6 +110,11 @@ def ordered(groups: Groups, index: Tensor | None, name: str) -> Groups | Tensor:
     return wide if groups.minimum is None else wide.add_(groups.minimum[:, of])
 
 
+def span(size: int) -> int:
+    """Inputs that share a scale in memory, for groups of `size` in the file (below 1: the whole row)."""
+    return 256 if size < 1 else next((n for n in (256, 128, 64) if size % n == 0), 32)
+
+
 def gptq(settings: Config) -> Scheme:
     bits, size = number(settings, "bits", (4, 8)), int(settings.get("group_size", -1))
     older = settings.get("checkpoint_format", "gptq") == "gptq"  # its zeros are stored less one
@@ -125,7 +130,7 @@ def gptq(settings: Config) -> Scheme:
         index = layer.take("g_idx", (inputs,)) if layer.has("g_idx") else None
         return ordered(of_zeros(codes, scale, zero, bits), index, layer.name)
 
-    return Scheme("qweight", read, bits=None if settings.get("desc_act") else bits + HALVES)
+    return Scheme("qweight", read, bits=None if settings.get("desc_act") else bits + HALVES / span(size))
 
 
 def awq(settings: Config) -> Scheme:
@@ -146,7 +151,7 @@ def awq(settings: Config) -> Scheme:
         zero = columns(layer.take("qzeros", (groups, outputs // 8)))
         return of_zeros(codes, layer.take("scales", (groups, outputs)).t(), zero.int(), 4)
 
-    return Scheme("qweight", read, bits=4 + HALVES)
+    return Scheme("qweight", read, bits=4 + HALVES / span(size))
 
 
 def fp8(settings: Config) -> Scheme:
@@ -185,15 +190,17 @@ def compressed(settings: Config) -> Scheme:
     form = next((str(group["format"]) for group in groups.values() if group.get("format")), settings.get("format"))
     if form == "pack-quantized":
         bits = number(kind, "num_bits", (4, 8))
-        return Scheme("weight_packed", packed_numbers(bits), bits=bits + FLOATS)
+        return Scheme(
+            "weight_packed", packed_numbers(bits), bits=bits + FLOATS / span(int(kind.get("group_size") or -1))
+        )
     if form in ("int-quantized", "naive-quantized") and kind.get("type") == "int":
         number(kind, "num_bits", (8,))
-        return Scheme("weight", whole_bytes, bits=8 + FLOATS)
+        return Scheme("weight", whole_bytes, bits=8 + FLOATS / span(int(kind.get("group_size") or -1)))
     if form in ("float-quantized", "naive-quantized") and kind.get("type") == "float":
         number(kind, "num_bits", (8,))
         return Scheme("weight", floating(kind.get("block_structure")), AS_FLOATS)
     if form == "mxfp4-pack-quantized":
-        return Scheme("weight_packed", mxfp4)
+        return Scheme("weight_packed", mxfp4, bits=MXFP4)
     raise CheckpointError(
         f"this checkpoint is quantised with compressed-tensors in the format {str(form)[:40]}, which is not served; "
         "served are pack-quantized, int-quantized, float-quantized and mxfp4-pack-quantized."
@@ -239,13 +246,12 @@ def whole_bytes(layer: QuantisedLayer) -> Groups | Tensor:
     return Groups(codes, scale.contiguous(), None, 8)
 
 
-def mxfp4(layer: QuantisedLayer) -> Tensor:
+def mxfp4(layer: QuantisedLayer) -> Groups:
     outputs, inputs = layer.shape
     words = layer.take("weight_packed", (outputs, inputs // 2)).view(torch.uint8)
     exponent = layer.take("weight_scale", (outputs, inputs // 32)).view(torch.uint8)
     codes = torch.stack((words & 15, words >> 4), 2).flatten(1)
-    wide = torch.tensor(FP4_VALUES)[codes.int()].view(outputs, -1, 32)
-    return wide.mul_(torch.exp2(exponent.float() - 127)[:, :, None]).view(outputs, inputs)
+    return Groups(codes.view(torch.int8), torch.exp2(exponent.float() - 128), None, 4, FP4)
 
 
 QUANTISERS: dict[str, Callable[[Config], Scheme]] = {

@@ -30,7 +30,7 @@ from paceline.model.spec import ModelSpec
 from paceline.native.store import home
 
 log = logging.getLogger("paceline")
-MAGIC, LAYOUT = b"PACELINE", 1
+MAGIC, LAYOUT = b"PACELINE", 2
 """LAYOUT changes with whatever changes the bytes of a part or of this file."""
 MIN_STORED_BYTES = 64 << 20
 """Bytes of weights from which on packing is worth a file."""

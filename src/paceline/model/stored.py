@@ -8,8 +8,8 @@ from paceline.model.footprint import layer_matrices
 from paceline.model.gguf import GgufTensors
 from paceline.model.spec import ModelSpec
 
-ROUNDED = 8.75
-"""Bits of a weight that was stored as a float and is rounded in groups (`grouped.pack_bytes`)."""
+ROUNDED = 8.5
+"""Bits of a weight that was stored as a float and is rounded in groups (`rounding.pack_bytes`)."""
 FUSED_FLOAT_BITS = 2
 """Bits that two floats for each 32 weights take: of matrices that are fused and not of one kind."""
 
@@ -24,14 +24,40 @@ def stored_bits(tensors: Tensors | GgufTensors, spec: ModelSpec) -> float | None
     return sum(count * (ROUNDED if bits is None else bits) for count, bits in found) / whole
 
 
+def hot_bytes(tensors: Tensors | GgufTensors, spec: ModelSpec) -> tuple[int, int] | None:
+    """Bytes of all linear layers and the head, which a pass reads: in the file, and packed as they are stored. None:
+    not all of a GGUF file's matrices are in groups."""
+    if not isinstance(tensors, GgufTensors):
+        return None
+    names = FAMILIES[spec.family].names
+    head = names.embedding if spec.tied else names.head
+    found = [f"{head}.weight"]
+    for index in range(len(spec.layers)):
+        at = names.layer.format(index)
+        found += [f"{at}{name}.weight" for name in (*names.qkv, names.out, *names.gate_up, names.down)]
+    file = [tensors.file_bits(name) for name in found]
+    kept = list(matrices(tensors, spec))
+    last = tensors.bits(found[0])
+    if None in file or last is None or any(bits is None for _, bits in kept):
+        return None
+    numbers = [*kept, (spec.vocab * spec.hidden, last)]
+    return sum(it for it in file if it is not None) // 8, int(sum(n * (bits or 0) for n, bits in numbers) / 8)
+
+
 def matrices(tensors: Tensors | GgufTensors, spec: ModelSpec) -> Iterator[tuple[int, float | None]]:
     """Weights of each fused matrix, and the bits of one; None: stored as floats."""
     names = FAMILIES[spec.family].names
     for index, layer in enumerate(spec.layers):
         at = names.layer.format(index)
         parts = names.qkv, (names.out,), names.gate_up, (names.down,)
-        for (outputs, inputs), fused in zip(layer_matrices(spec, layer), parts):
-            yield outputs * inputs, together([tensors.bits(f"{at}{name}.weight") for name in fused])
+        for number, ((outputs, inputs), fused) in enumerate(zip(layer_matrices(spec, layer), parts)):
+            kinds = [tensors.bits(f"{at}{name}.weight") for name in fused]
+            if number == 0 and len(kinds) == 3 and None not in kinds and kinds[0] == kinds[1] != kinds[2]:
+                values = spec.kv_heads * spec.head_dim  # these lie apart (load.py)
+                yield (outputs - values) * inputs, kinds[0]
+                yield values * inputs, kinds[2]
+                continue
+            yield outputs * inputs, together(kinds)
 
 
 def together(bits: list[float | None]) -> float | None:
@@ -40,4 +66,4 @@ def together(bits: list[float | None]) -> float | None:
     known = [each for each in bits if each is not None]
     if len(known) < len(bits):
         return None
-    return known[0] if len({*known}) == 1 else max(int(each) // 4 * 4 for each in known) + FUSED_FLOAT_BITS
+    return known[0] if len({*known}) == 1 else max(8 if each > 6 else int(each) for each in known) + FUSED_FLOAT_BITS

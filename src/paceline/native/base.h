@@ -34,6 +34,7 @@ struct Linear {  // int8: `scale` of each output, `sums` of its weights. In grou
   const int32_t* sums;
   const float* bias;
   i64 in, out, form, bits;
+  i64 table, spread, power;  // in groups: 1, 2: codes are looked up; 2^spread groups share a scale; halves are times 2^power
 };
 
 struct Norm {  // weight times sqrt(n), see Norm in model/blocks.py; null: the numbers as they are. bias: or null
@@ -41,7 +42,8 @@ struct Norm {  // weight times sqrt(n), see Norm in model/blocks.py; null: the n
 };
 
 struct Layer {
-  Linear qkv, out, gate_up, down;  // qkv: of each kv head its queries, key and value; gate_up: 16 gates, their 16 ups, .., or ups alone
+  Linear qkv, value;  // of each kv head its queries and key, then the values of all, unless these are apart in `value`
+  Linear out, gate_up, down;  // gate_up: 16 gates, their 16 ups, .., or ups alone
   Norm attention_norm, ffn_norm, attention_post, ffn_post;
   const float* head_norm;  // times sqrt(n), see Norm
   const float* turn;     // [position][cos, sin][rotated], the sines' first half negated, see Rotary

@@ -14,7 +14,8 @@ from pathlib import Path
 from time import perf_counter
 from warnings import warn
 
-from paceline.native.store import home, trusted
+from paceline.native.store import home, sealed
+from paceline.native.store import seal as seal_file
 from paceline.native.structs import declare
 
 SOURCE = Path(__file__).with_name("decoder.cpp")
@@ -61,6 +62,11 @@ def cpu() -> dict[str, str]:
     return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
 
 
+def wishes() -> list[str]:
+    """The words of PACELINE_NATIVE, separated by commas: 0, avx2, asan."""
+    return os.environ.get("PACELINE_NATIVE", "").split(",")
+
+
 def abilities() -> frozenset[str]:
     """The instruction sets of this CPU, by their names in /proc/cpuinfo."""
     return frozenset(cpu().get("flags", cpu().get("Features", "")).split())
@@ -69,9 +75,9 @@ def abilities() -> frozenset[str]:
 def machine_flags() -> tuple[str, ...] | None:
     """The compiler's flags for the most that this CPU has, or, where PACELINE_NATIVE is avx2, for no more than that;
     None where nothing is written for it."""
-    if platform.system() != "Linux" or os.environ.get("PACELINE_NATIVE") == "0":
+    if platform.system() != "Linux" or "0" in wishes():
         return None
-    if abilities() >= NEEDED and os.environ.get("PACELINE_NATIVE") != "avx2":
+    if abilities() >= NEEDED and "avx2" not in wishes():
         return WIDE
     if abilities() >= LESS:
         return (*NARROW, *(("-mavxvnni",) if "avx_vnni" in abilities() else ()))
@@ -135,12 +141,12 @@ def built(machine: tuple[str, ...] = WIDE, first: Path | None = None) -> Path:
     if compiler is None:
         raise OSError("There is neither g++ nor clang++.")
     before = [] if first is None else [first]
-    sanitize = ASAN if os.environ.get("PACELINE_NATIVE") == "asan" else ()
+    sanitize = ASAN if "asan" in wishes() else ()
     flags = (*COMPILER_FLAGS, *machine, *(CLANG if "clang" in Path(compiler).name else ()), *sanitize)
     text = b"".join(path.read_bytes() for path in (*before, SOURCE, *sorted(SOURCE.parent.glob("*.h"))))
     seal = hashlib.sha256(text + repr((compiler, flags, runtime)).encode()).hexdigest()[:16]
     target = home() / f"decoder-{seal}.so"
-    if not trusted(target):
+    if not sealed(target):
         started = perf_counter()
         with tempfile.TemporaryDirectory(dir=target.parent) as work:
             made = Path(work) / target.name
@@ -149,6 +155,7 @@ def built(machine: tuple[str, ...] = WIDE, first: Path | None = None) -> Path:
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=1800)
             made.chmod(0o755)  # whatever the umask is
             made.replace(target)
+            seal_file(target)
         log.info("Built the native decoder in %.1f s: %s", perf_counter() - started, target)
     return target
 

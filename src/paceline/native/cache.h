@@ -123,11 +123,11 @@ struct Cache : Rows {
 
   // q and k of each row, normed over all their heads together: model/blocks.py, WholeNorm
   void norm_heads(const Layer& l) const {
-    const i64 n = m.head_dim, each_kv = (group() + 2) * n;
+    const i64 n = m.head_dim, each_kv = (group() + 1) * n, width = (m.heads + 2 * m.kv_heads) * n;
     i64 first, last;
     share(p.rows, first, last);
     for (i64 row = first; row < last; row++) {
-      float* line = b.wide + row * m.kv_heads * each_kv;
+      float* line = b.wide + row * width;
       auto part = [&](i64 from, i64 count, const float* weight) {  // `count` heads from `from` on, of each kv head
         __m512 sum = set(0);
         for (i64 head = 0; head < m.kv_heads; head++)
@@ -161,7 +161,7 @@ struct Cache : Rows {
       for (; first < last && first / p.rows == head && p.slot[first % p.rows] / 16 == at; first++) {
         stir();
         const i64 row = first % p.rows, lane = p.slot[row] % 16;
-        float* line = b.wide + row * width + head * (group() + 2) * n;
+        float* line = b.wide + row * width + head * (group() + 1) * n;
         for (i64 g = 0; g < group(); g++) {
           float* q = line + g * n;
           if (l.head_norm && !m.joint) norm(q, l.head_norm + (head * group() + g) * n, n, q);
@@ -170,16 +170,16 @@ struct Cache : Rows {
           if (m.fused()) memset(to, 0, dims() * 4), memcpy(to, q, n * 4);
           else narrow(q, (bf16*)to);
         }
-        float* k = line + group() * n;
+        float *k = line + group() * n, *v = b.wide + row * width + (m.heads + m.kv_heads + head) * n;
         if (l.head_norm && !m.joint) norm(k, l.head_norm + (m.heads + head) * n, n, k);
         turn(k, l, p.position[row]);
         if (m.bytes) {
           write(k, lane, false, bytes(false, layer, head, at));
-          write(k + n, lane, true, bytes(true, layer, head, at));
+          write(v, lane, true, bytes(true, layer, head, at));
           continue;
         }
         narrow(k, turned + lane * dims());
-        narrow(k + n, plain + lane * dims());
+        narrow(v, plain + lane * dims());
         lanes |= 1 << lane;
       }
       if (m.bytes) continue;

@@ -41,7 +41,9 @@ struct Worker : Attention {
     norm_rows(x, l.attention_norm, rows, nullptr, nullptr);
     done(NORM);
     expect(index);
-    store(l.qkv, b.normed, rows, b.wide, l.qkv.out);
+    const i64 all_heads = (m.heads + 2 * m.kv_heads) * m.head_dim;
+    store(l.qkv, b.normed, rows, b.wide, all_heads);
+    if (l.value.weight) store(l.value, b.normed, rows, b.wide + l.qkv.out, all_heads);
     done(LINEAR);
     if (m.joint && l.head_norm) {
       norm_heads(l);
@@ -158,6 +160,7 @@ static void lay_out(Arena& arena, const Model& m, const Pass& p, Buffers& b) {
     a.scale = (float*)arena.take(rows * 4);
     a.groups = m.grouped() ? up(width, GROUP) / GROUP : 0;
     a.sums = (float*)arena.take(rows * a.groups * 4);
+    a.wholes = (int16_t*)arena.take(m.grouped() ? rows * wholes_each(a.groups) * 2 : 0);
     return a;
   };
   arena.used = 0;
@@ -293,6 +296,8 @@ static void multiply(const Model& m, const float* x, i64 rows, float* y) {
 }
 
 extern "C" void paceline_linear(const Model* m, const float* x, i64 rows, float* y) { multiply(*m, x, rows, y); }
+
+#include "measure.h"
 
 // Embeddings [tokens][hidden]
 static void embed(const Model& m, const std::vector<i64>& tokens, float* to) {

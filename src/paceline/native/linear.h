@@ -9,6 +9,8 @@ struct Activations {  // rows of bfloat16, float32, or int8 with a scale each; c
   i64 stride;  // bytes
   float* sums;  // [rows][groups]: of the numbers of each group, where weights lie in groups
   i64 groups;
+  int16_t* wholes;  // the same, and those of each half group: RowSums
+  RowSums of(i64 row) const { return RowSums{sums, wholes, groups, wholes_each(groups)}.of(row); }
 };
 
 // Of attention: queries [first, last) of a segment under one kv head, over some spans. Where other spans of theirs are
@@ -135,7 +137,7 @@ struct Linears : Thread {
           const uint8_t *w = l.weight + block * size, *x = a.data + row * a.stride;
           const i64 count = std::min<i64>(rows - row, 32);
           if (m.grouped()) {
-            block_grouped(l, w, x, a.stride, a.sums + row * a.groups, a.groups, count, sums, m.tiles() ? &tiles : nullptr);
+            block_grouped(l, w, x, a.stride, a.of(row), up(l.in, GROUP) / GROUP, count, sums, m.tiles() ? &tiles : nullptr);
             finish(block, row, count, sums);
             continue;
           }
@@ -153,13 +155,15 @@ struct Linears : Thread {
         }
   }
 
+  // y [rows][width]: the first columns
   void store(const Linear& l, const Activations& a, i64 rows, float* y, i64 width, float cap = 0, float scale = 1) {
+    const i64 outputs = l.out;
     linear(l, a, rows, [=](i64 row, i64 column, __m512 y0, __m512 y1) {
       if (scale != 1) y0 = _mm512_mul_ps(y0, set(scale)), y1 = _mm512_mul_ps(y1, set(scale));
       if (cap > 0) y0 = capped(y0, cap), y1 = capped(y1, cap);
       float* to = y + row * width + column;
-      _mm512_mask_storeu_ps(to, below(width - column), y0);
-      _mm512_mask_storeu_ps(to + 16, below(width - column - 16), y1);
+      put(to, y0, below(outputs - column));
+      put(to + 16, y1, below(outputs - column - 16));
     });
   }
 

@@ -47,12 +47,16 @@ struct F {
 struct I {
   Words p[PARTS];
   I() = default;
-  I(const F& x) { memcpy(p, x.p, 64); }
+  I(const F& x) {
+    for (int i = 0; i < PARTS; i++) p[i] = (Words)x.p[i];
+  }
   int32_t& operator[](int i) { return ((int32_t*)p)[i]; }
   int32_t operator[](int i) const { return ((const int32_t*)p)[i]; }
 };
 
-inline F::F(const I& x) { memcpy(p, x.p, 64); }
+inline F::F(const I& x) {
+  for (int i = 0; i < PARTS; i++) p[i] = (Floats)x.p[i];
+}
 
 // f(vector of each argument) of every part
 #define EVERY _Pragma("GCC unroll 4") for (int i = 0; i < PARTS; i++)
@@ -103,10 +107,18 @@ static inline I whole(const F& x) {  // to the nearest
 
 // -- memory and masks -------------------------------------------------------------------------------------------------
 
+// Vector by vector: of a memcpy of 64 bytes GCC makes moves of 16 to the stack, and the load of 32 that follows waits for them
+typedef Words Loose __attribute__((aligned(1), may_alias));
 template <class T>
-static inline T load(const void* at) { T y; memcpy(y.p, at, 64); return y; }
+static inline T load(const void* at) {
+  T y;
+  for (int i = 0; i < PARTS; i++) y.p[i] = (decltype(y.p[i] + y.p[i]))*(const Loose*)((const char*)at + i * VECTOR);
+  return y;
+}
 template <class T>
-static inline void store(void* at, const T& x) { memcpy(at, x.p, 64); }
+static inline void store(void* at, const T& x) {
+  for (int i = 0; i < PARTS; i++) *(Loose*)((char*)at + i * VECTOR) = (Words)x.p[i];
+}
 
 template <class T>
 static inline T load(T y, __mmask16 k, const void* at) {
@@ -116,6 +128,10 @@ static inline T load(T y, __mmask16 k, const void* at) {
   return y;
 }
 static inline void store(void* at, int bytes, uint32_t k, const void* x) {  // numbers of `bytes` bytes
+  if (k == 0xffff) {
+    memcpy(at, x, 16 * bytes);
+    return;
+  }
   for (int i = 0; k; i++, k >>= 1)
     if (k & 1) memcpy((char*)at + i * bytes, (const char*)x + i * bytes, bytes);
 }
@@ -154,16 +170,17 @@ static inline __mmask16 compare(const F& a, const F& b) {
   return compare(a, b, [](Floats x, Floats y) -> Words { return HOW == 3 ? (x != x) | (y != y) : HOW == 0 ? x == y : HOW == 18 ? x <= y : x > y; });
 }
 template <class G>
-static inline float reduce(const F& a, G g) {  // in the order of AVX-512's
-  float y[16];
+static inline float reduce(const F& a, G g) {  // in the order of AVX-512's: number i with i + 8, then i + 4, i + 2, i + 1
+  typedef float Four __attribute__((vector_size(16)));
+  Four y[4];
   memcpy(y, a.p, 64);
-  for (int n = 8; n; n /= 2)
-    for (int i = 0; i < n; i++) y[i] = g(y[i], y[i + n]);
-  return y[0];
+  const Four z = g(g(y[0], y[2]), g(y[1], y[3]));
+  auto one = [&](float x, float y) { return g(Four{} + x, Four{} + y)[0]; };
+  return one(one(z[0], z[2]), one(z[1], z[3]));
 }
-static inline float sum(const F& a) { return reduce(a, [](float x, float y) { return x + y; }); }
-static inline float largest(const F& a) { return reduce(a, [](float x, float y) { return x > y ? x : y; }); }
-static inline float smallest(const F& a) { return reduce(a, [](float x, float y) { return x < y ? x : y; }); }
+static inline float sum(const F& a) { return reduce(a, [](auto x, auto y) { return x + y; }); }
+static inline float largest(const F& a) { return reduce(a, [](auto x, auto y) { return x > y ? x : y; }); }
+static inline float smallest(const F& a) { return reduce(a, [](auto x, auto y) { return x < y ? x : y; }); }
 static inline int sum(const I& a) {
   Words y = a.p[0];
   for (int i = 1; i < PARTS; i++) y += a.p[i];
@@ -213,7 +230,14 @@ struct Bytes16 { int8_t at[16]; int8_t& operator[](int i) { return at[i]; } };
 template <class V, class T>
 static inline V as(const T& x) { V y; static_assert(sizeof x == sizeof y, ""); memcpy(&y, &x, sizeof y); return y; }
 
-static inline __m256i narrowed(const F& x) { return as<__m256i>(numbers<Shorts16>(halved(x))); }
+static inline __m256i narrowed(const F& x) {
+#ifdef __aarch64__
+  return as<__m256i>(numbers<Shorts16>(halved(x)));
+#else
+  const I y = halved(x);
+  return _mm256_permute4x64_epi64(_mm256_packus_epi32((__m256i)y.p[0], (__m256i)y.p[1]), 0xd8);
+#endif
+}
 static inline I pairs(const F& high, const F& low) {
   I y;
   ((__m256i*)&y)[0] = narrowed(low), ((__m256i*)&y)[1] = narrowed(high);
@@ -233,11 +257,29 @@ inline I words<uint8_t>(const void* x) {
   y.p[0] = (Words)_mm256_cvtepu8_epi32(of), y.p[1] = (Words)_mm256_cvtepu8_epi32(_mm_unpackhi_epi64(of, of));
   return y;
 }
+template <>
+inline I words<int8_t>(const void* x) {
+  const __m128i of = _mm_loadu_si128((const __m128i*)x);
+  I y;
+  y.p[0] = (Words)_mm256_cvtepi8_epi32(of), y.p[1] = (Words)_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(of, of));
+  return y;
+}
+template <>
+inline I words<uint16_t>(const void* x) {
+  I y;
+  for (int i = 0; i < 2; i++) y.p[i] = (Words)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)x + i));
+  return y;
+}
 #endif
 static inline __m128i saturated(const I& x) {
+#ifdef __aarch64__
   Bytes16 y;
   for (int i = 0; i < 16; i++) y[i] = x[i] < -128 ? -128 : x[i] > 127 ? 127 : x[i];
   return as<__m128i>(y);
+#else
+  const __m256i shorts = _mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)x.p[0], (__m256i)x.p[1]), 0xd8);
+  return _mm_packs_epi16(_mm256_castsi256_si128(shorts), _mm256_extracti128_si256(shorts, 1));
+#endif
 }
 static inline F of_halves(const __m256i& x) {  // float16
   F y;

@@ -60,11 +60,20 @@ struct Rows : Linears {
       const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(k, x + i), inverse));
       _mm_mask_storeu_epi8(to + i, k, _mm_xor_si128(_mm512_cvtsepi32_epi8(q), offset));
     });
-    if (!m.grouped()) return;
+    if (m.grouped()) sum_groups((const int8_t*)to, a, row);
+  }
+
+  // Sums of the numbers of each group and half group of a row
+  void sum_groups(const int8_t* x, const Activations& a, i64 row) const {
+    int16_t* of_groups = a.wholes + row * wholes_each(a.groups);
+    int16_t* of_halves = of_groups + up(a.groups, 2);
     for (i64 g = 0; g < a.groups; g++) {
-      auto part = [&](i64 i) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(to + g * GROUP + i))); };
-      a.sums[row * a.groups + g] = _mm512_reduce_add_epi32(_mm512_add_epi32(part(0), part(16)));
+      int16_t part[2];
+      for (int i = 0; i < 2; i++) of_halves[2 * g + i] = part[i] = sum_of_16(x + g * GROUP + i * 16);
+      of_groups[g] = part[0] + part[1];
+      a.sums[row * a.groups + g] = of_groups[g];
     }
+    if (a.groups % 2) of_groups[a.groups] = 0;
   }
 
   void norm_rows(const float* x, const Norm& how, i64 rows, const i64* which, float* copy) {

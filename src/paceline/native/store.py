@@ -1,6 +1,7 @@
 """The cache directory: what is kept from one start to the next. Only what this user (or root) wrote is read, and nobody
 else may be able to write there: a loaded library runs, regardless of its author."""
 
+import hashlib
 import logging
 import os
 import stat
@@ -22,7 +23,7 @@ def home() -> Path:
 def usable(wanted: Path) -> Path:
     try:
         wanted.mkdir(parents=True, exist_ok=True, mode=0o700)
-        reason = distrust(wanted)
+        reason = distrust(wanted) or exposed(wanted)
     except OSError as error:
         reason = f"it cannot be made ({error.strerror})"
     if reason is None:
@@ -46,8 +47,22 @@ def distrust(path: Path) -> str | None:
     found = path.stat()
     if found.st_uid not in (os.geteuid(), 0):
         return "it belongs to another user"
-    alone = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX  # what is there stays its owner's
-    return "everybody may write to it" if found.st_mode & stat.S_IWOTH and not alone else None
+    if stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX:
+        return None  # what is there stays its owner's, and each file's owner is looked at
+    if found.st_mode & stat.S_IWOTH:
+        return "everybody may write to it"
+    return "its group may write to it" if found.st_mode & stat.S_IWGRP else None
+
+
+def exposed(path: Path) -> str | None:
+    """Why others could put something else in the place of this directory; None: they could not."""
+    for above in path.resolve().parents if hasattr(os, "geteuid") else ():
+        found = above.stat()
+        if found.st_uid not in (os.geteuid(), 0):
+            return f"{above} belongs to another user"
+        if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:  # else what is there stays its owner's
+            return f"everybody may write to {above}"
+    return None
 
 
 def trusted(path: Path) -> bool:
@@ -58,6 +73,32 @@ def trusted(path: Path) -> bool:
     if reason is not None:
         log.warning("%s is not used, because %s; it is created again.", path, reason)
     return reason is None
+
+
+def seal(path: Path) -> None:
+    """Write a file's digest beside it. Raises OSError."""
+    write(_beside(path), digest(path.read_bytes()))
+
+
+def sealed(path: Path) -> bool:
+    """Is such a file there, may it be used, and is it what `seal` saw? One that is not is warned about."""
+    try:
+        if not trusted(path) or not trusted(_beside(path)):
+            return False
+        if _beside(path).read_text(encoding="utf-8") == digest(path.read_bytes()):
+            return True
+    except (OSError, UnicodeDecodeError):
+        pass
+    log.warning("%s is not used, because it is not what was kept; it is created again.", path)
+    return False
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
 
 
 def write(path: Path, text: str) -> None:

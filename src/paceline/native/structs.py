@@ -19,7 +19,10 @@ def doubles(*names: str) -> list[tuple[str, type]]:
 
 
 class CLinear(Structure):
-    _fields_ = [*pointers("weight", "scale", "sums", "bias"), *integers("inputs", "outputs", "form", "bits")]
+    _fields_ = [
+        *pointers("weight", "scale", "sums", "bias"),
+        *integers("inputs", "outputs", "form", "bits", "table", "spread", "power"),
+    ]
 
 
 class CNorm(Structure):
@@ -28,7 +31,7 @@ class CNorm(Structure):
 
 class CLayer(Structure):
     _fields_ = [
-        *((name, CLinear) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, CLinear) for name in ("qkv", "value", "out", "gate_up", "down")),
         *((name, CNorm) for name in ("attention_norm", "ffn_norm", "attention_post", "ffn_post")),
         *pointers("head_norm", "turn"),
         *integers("rotated", "window"),
@@ -186,6 +189,8 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.paceline_move.restype = None
     library.paceline_linear.argtypes = [POINTER(CModel), c_void_p, c_int64, c_void_p]
     library.paceline_linear.restype = None
+    library.paceline_ticks.argtypes = [POINTER(CModel), c_int64, c_int64]
+    library.paceline_ticks.restype = c_double
     library.paceline_winners.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p]
     library.paceline_winners.restype = None
     library.paceline_race.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p]

@@ -7,6 +7,7 @@ clock and no chance: equal inputs make equal decisions.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,6 +34,8 @@ REST = 256
 """Steps that a drafter rests after each failure, times its failures so far."""
 SELDOM, KNOWN = 4, 300
 """From KNOWN steps on the table learns from one step in SELDOM: learning takes time, too."""
+MOST_TENANTS = 256
+"""Tenants whose beliefs are kept."""
 NONE = "none"
 
 
@@ -86,6 +89,10 @@ class Goodput(LengthPolicy):
     """Seconds that a step of more than one pass may take."""
     arms: dict[str, Arm] = field(default_factory=dict)
     beliefs: Beliefs = field(default_factory=Beliefs)
+    apart: dict[str, Beliefs] = field(default_factory=dict)
+    """Those of each tenant, who learns nothing of the others."""
+    tenants: dict[int, str] = field(default_factory=dict)
+    """{request: its tenant}, of those that have one."""
     governor: Governor = field(init=False)
     held: dict[bool, HeldChoice] = field(default_factory=lambda: {True: HeldChoice(), False: HeldChoice()})
     """The choice for steps that prompts share, and that for others."""
@@ -133,6 +140,8 @@ class Goodput(LengthPolicy):
 
     def decide(self, requests: Sequence[Request], room: int, base: Work) -> StepDecision:
         self.governor.patience = self.patience
+        for request in requests:
+            self._enter(request)
         free = [r for r in requests if r.arms]
         explorer = min((r.id for r in free), default=-1)
         account = self.governor.saved, self.governor.seconds
@@ -277,7 +286,7 @@ class Goodput(LengthPolicy):
         arm = self.arms[drafter]
         part = self.arms.get(arm.facts.always_asked or "")
         key = None if part is None else part.key(0)
-        return arm.points(self.beliefs, request.id, sizes, limit, count, bound=bound, part=key)
+        return arm.points(self._known(request.id), request.id, sizes, limit, count, bound=bound, part=key)
 
     # -- bets on what is not chosen ------------------------------------------------------------------------------------
 
@@ -351,7 +360,8 @@ class Goodput(LengthPolicy):
 
     def learn(self, notes: Sequence[Note], work: Work, parts: Sequence[Drafting], times: Times) -> None:
         before, self.step = self.step, self.step + work.passes
-        self.beliefs.now = self.step
+        for each in (self.beliefs, *self.apart.values()):
+            each.now = self.step
         self.held[self._base.rows > self._base.requests].left -= work.passes - 1
         self._account(before, notes, work, parts, times)
         if self.trial is not None:
@@ -360,14 +370,14 @@ class Goodput(LengthPolicy):
             self.governor.tried(work.passes * self.trial.more - kept / self.trial.goodput)
         if self.times.seen < KNOWN or self.step // SELDOM > before // SELDOM or self.trial:
             self.times.observe(work, parts, times)
-        changes = self.beliefs.changes
+        changes = self._changes()
         for note in notes:
             arm, depth = self.arms.get(note.drafter), min(note.nodes, note.depth, DEPTH)
             if arm is not None and arm.path:  # nothing prepared says nothing of the draft
                 depth = min(depth, len(note.offered))
             if arm is not None and depth:
-                self.beliefs.observe(note.request, arm.key(note.nodes), depth, note.offered, note.kept)
-        if self.beliefs.changes > changes:
+                self._known(note.request).observe(note.request, arm.key(note.nodes), depth, note.offered, note.kept)
+        if self._changes() > changes:
             self._reconsider()
 
     def _account(self, before: int, notes: Sequence[Note], work: Work, parts: Sequence[Drafting], times: Times) -> None:
@@ -394,8 +404,25 @@ class Goodput(LengthPolicy):
                     got[key] = requests + 1, all_ + count
             self.governor.drafted(work, times.total, got, sum(tokens.values()), self._straight)
 
+    def _changes(self) -> int:
+        return sum(each.changes for each in (self.beliefs, *self.apart.values()))
+
+    def _enter(self, request: Request) -> None:
+        """A tenant begins with what the engine knew at its start."""
+        if (tenant := request.extra_key) and request.id not in self.tenants:
+            self.tenants[request.id] = tenant
+            if tenant not in self.apart:
+                if len(self.apart) >= MOST_TENANTS:
+                    busy = set(self.tenants.values())
+                    del self.apart[next(each for each in self.apart if each not in busy)]
+                self.apart[tenant] = Beliefs(deepcopy(self.beliefs.of), self.beliefs.priors, self.step)
+
+    def _known(self, request: int) -> Beliefs:
+        return self.apart[self.tenants[request]] if request in self.tenants else self.beliefs
+
     def drop(self, request: Request) -> None:
-        self.beliefs.drop(request.id)
+        self._known(request.id).drop(request.id)
+        self.tenants.pop(request.id, None)
 
     def state(self) -> dict[str, Any] | None:
         return {"beliefs": self.beliefs.dump()}

@@ -1,7 +1,7 @@
 """`Ensemble`: two models over one text, in one process, on one thread, within one byte budget."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -9,8 +9,9 @@ from paceline.core.errors import CapacityError, InputError, RefusalError
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.engine.async_llm import AsyncLLM
-from paceline.engine.build import Options, build, memory_of, parse_bytes, paths
+from paceline.engine.build import build, memory_of, parse_bytes, paths
 from paceline.engine.llm import LLM
+from paceline.engine.options import Options
 from paceline.engine.outputs import Follower
 from paceline.reason.judge import DraftJudge, ids
 from paceline.reason.mentor import Mentor, MentorWishes
@@ -49,7 +50,7 @@ class Ensemble:
 
     def __init__(self, model: str | Path | None = None, *, small: str | Path, **options: Any) -> None:
         base, other = split(Options(model, **options), small)
-        self.llm = LLM(**{name: getattr(base, name) for name in base.__slots__})
+        self.llm = LLM(**{f.name: getattr(base, f.name) for f in fields(base)})
         try:
             self.runner = join(self.llm, other, stepped=False)
         except BaseException:
@@ -166,7 +167,7 @@ def load(small: str | Path | None = None, **options: Any) -> AsyncLLM:
     if small is None:
         return AsyncLLM(**options)
     base, other = split(Options(**options), small)
-    llm = AsyncLLM(**{name: getattr(base, name) for name in base.__slots__})
+    llm = AsyncLLM(**{f.name: getattr(base, f.name) for f in fields(base)})
     try:
         llm.attach(lambda mine: join(mine, other))
     except BaseException:

@@ -129,7 +129,7 @@ class Runner:
             wait([run.awaited for run in self.runs.values() if run.awaited], NAP_S, "FIRST_COMPLETED")
 
     def abort(self, request: Request) -> None:
-        """End an answer where it stands; nothing for a request that is none of its transcripts."""
+        """End an answer where it stands; nothing for a request that is not one of its transcripts."""
         run = self.runs.get(request.id)
         if run is not None and run.stage.transcript.request is request:
             self._end(run, "abort")

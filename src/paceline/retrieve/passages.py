@@ -27,7 +27,7 @@ def read(folder: Path, words: int = 100) -> list[Passage]:
     if words < 1:
         raise InputError(f"words is {words}, but a passage has at least 1.")
     if not folder.is_dir():
-        raise InputError(f"{folder} is no folder; give one with texts ({', '.join(SUFFIXES)}).")
+        raise InputError(f"{folder} is not a folder; give one with texts ({', '.join(SUFFIXES)}).")
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
     made = [passage for path in files for passage in _of_file(path, path.relative_to(folder).as_posix(), words)]
     if not made:

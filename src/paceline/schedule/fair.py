@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from paceline.core.request import Request
 
 PROMPT_TOKEN, OUTPUT_TOKEN = 1.0, 2.0
-"""What a computed token costs its key; one found in the prefix cache costs nothing."""
+"""What a computed token costs its key; one found in the prefix cache costs nothing. A drafted row that was not
+kept costs what a row of a prompt does."""
 
 
 class Fair:
@@ -85,4 +86,5 @@ def cost(request: Request) -> float:
     if request.admitted is None:
         return 0.0
     prompt = len(request.prompt) - request.stats.cached
-    return PROMPT_TOKEN * prompt + OUTPUT_TOKEN * len(request.output)
+    lost = request.stats.drafted - request.stats.accepted
+    return PROMPT_TOKEN * (prompt + lost) + OUTPUT_TOKEN * len(request.output)

@@ -20,6 +20,33 @@ from paceline.serve.errors import ApiError
 MOST_WAIT_S = 60
 
 
+class Budget:
+    """A sum that clients share. `parted`: one of them may hold no more than what all together leave free: alone a half,
+    beside another one a third. So whoever comes next finds room. For one thread."""
+
+    def __init__(self, most: int, parted: bool = True) -> None:
+        self.most, self.parted, self.size = most, parted, 0
+        self.held: dict[str, int] = {}
+
+    def fits(self, owner: str, size: int) -> bool:
+        own = self.held.get(owner, 0) if self.parted else 0
+        return own + size <= self.most - self.size
+
+    def take(self, owner: str, size: int) -> bool:
+        """Take so much more, if it fits."""
+        if not self.fits(owner, size):
+            return False
+        self.size += size
+        self.held[owner] = self.held.get(owner, 0) + size
+        return True
+
+    def give(self, owner: str, size: int) -> None:
+        self.size -= size
+        self.held[owner] = self.held.get(owner, 0) - size
+        if self.held[owner] <= 0:
+            del self.held[owner]
+
+
 class Gate:
     """Counts the samples in the engine and refuses what goes beyond. `places` is how many may be there at once: those
     that run and those that wait. For the event loop alone."""
@@ -31,16 +58,33 @@ class Gate:
         max_prompt: int | None = None,
         max_output: int | None = None,
         seen: Callable[[Trip], None] = lambda trip: None,
+        *,
+        max_nodes: int | None = None,
+        parted: bool = False,
     ) -> None:
+        """`parted`: clients have a share of the places each."""
         self.places = running + queue_limit
-        self.inside = 0
+        self.budget = Budget(self.places, parted)
+        self.max_nodes = max_nodes
         self.max_prompt, self.max_output, self.seen = max_prompt, max_output, seen
         self._leavings: deque[float] = deque(maxlen=64)
 
-    def check(self, count: int) -> None:
+    @property
+    def inside(self) -> int:
+        return self.budget.size
+
+    def check(self, count: int, owner: str = "") -> None:
         """Raise what `admit` would raise now for `count` samples."""
         if count > self.places:
             raise InputError(f"n makes {count} samples in all, but this server holds {self.places}; ask for fewer.")
+        if self.inside + count <= self.places and not self.budget.fits(owner, count):
+            wait, mine = self.retry_after(count), self.budget.held.get(owner, 0)
+            raise ApiError(
+                429,
+                f"Your requests hold {mine} of {self.places} places, which is your share; try again in {wait} s.",
+                code="queue_full",
+                headers={"Retry-After": str(wait)},
+            )
         if self.inside + count > self.places:
             wait = self.retry_after(count)
             raise ApiError(
@@ -50,16 +94,21 @@ class Gate:
                 headers={"Retry-After": str(wait)},
             )
 
-    def admit(self, batch: Wishes) -> Wishes:
+    def admit(self, batch: Wishes, owner: str = "") -> Wishes:
         """Take places for all samples of `batch`, cut to the output limit where they name none. Raises InputError for
         what can never enter, ApiError 429 for what cannot now."""
         batch = [(ids, self._limited(ids, params)) for ids, params in batch]
         count = sum(params.n for _, params in batch)
-        self.check(count)
-        self.inside += count
+        self.check(count, owner)
+        self.budget.take(owner, count)
         return batch
 
     def _limited(self, ids: Sequence[int], params: SamplingParams) -> SamplingParams:
+        if self.max_nodes is not None and (params.max_nodes or 0) > self.max_nodes:
+            raise InputError(
+                f"max_nodes is {params.max_nodes}, but this server drafts at most {self.max_nodes} tokens a step; "
+                "lower it."
+            )
         if self.max_prompt is not None and len(ids) > self.max_prompt:
             raise InputError(
                 f"prompt has {len(ids)} tokens, but this server takes at most {self.max_prompt}; shorten it."
@@ -78,9 +127,9 @@ class Gate:
             )
         return params
 
-    def left(self, count: int) -> None:
+    def left(self, count: int, owner: str = "") -> None:
         """Give places back."""
-        self.inside -= count
+        self.budget.give(owner, count)
         self._leavings.extend([monotonic()] * min(count, 64))
 
     def retry_after(self, count: int) -> int:
@@ -109,38 +158,35 @@ class ApiKeys:
 
 
 class BodyShare:
-    """What one request holds of a `Bodies`."""
+    """What one request holds of the bytes of all bodies."""
 
-    def __init__(self, bodies: "Bodies") -> None:
-        self.bodies, self.size = bodies, 0
+    def __init__(self, bodies: "Bodies", owner: str) -> None:
+        self.bodies, self.owner, self.size = bodies, owner, 0
 
     def add(self, size: int) -> None:
         """Reserve more bytes. Raises ApiError 429 if there is no room."""
-        if self.bodies.size + size > self.bodies.most:
+        if not self.bodies.take(self.owner, size):
             raise ApiError(
                 429,
-                f"The bodies of other requests take all room ({self.bodies.most} bytes); try again in 2 s.",
+                f"The bodies of requests take all room, or your share of it ({self.bodies.most} bytes in all); try "
+                "again in 2 s.",
                 code="host_busy",
                 headers={"Retry-After": "2"},
             )
-        self.bodies.size += size
         self.size += size
 
 
-class Bodies:
+class Bodies(Budget):
     """Bytes of the bodies that are held, of all requests together."""
 
-    def __init__(self, most: int) -> None:
-        self.most, self.size = most, 0
-
     @contextmanager
-    def share(self) -> Iterator[BodyShare]:
+    def share(self, owner: str = "") -> Iterator[BodyShare]:
         """A request's part, given back at its end."""
-        share = BodyShare(self)
+        share = BodyShare(self, owner)
         try:
             yield share
         finally:
-            self.size -= share.size
+            self.give(owner, share.size)
 
 
 class Hosts:
@@ -165,6 +211,20 @@ class Hosts:
                 "NAME, or with keys.",
                 code="host_not_allowed",
             )
+
+
+def address_of(scope: Scope) -> str:
+    """Whose connection it is, where there are no keys: an IPv4 address, or the 64 bits of an IPv6 network."""
+    client = scope.get("client")
+    if not client:
+        return ""
+    try:
+        address = ip_address(client[0])
+    except ValueError:
+        return str(client[0])
+    if address.version == 6 and (mapped := address.ipv4_mapped) is not None:
+        address = mapped
+    return str(address) if address.version == 4 else ":".join(address.exploded.split(":")[:4])
 
 
 def is_loopback(name: str) -> bool:

@@ -5,12 +5,23 @@ from importlib.metadata import version
 from fastapi import FastAPI
 
 from paceline.engine.async_llm import AsyncLLM
-from paceline.serve import api_docs, chat, completions, embeddings, message_api, models, playground, response_api
+from paceline.serve import (
+    api_docs,
+    chat,
+    completions,
+    embeddings,
+    message_api,
+    models,
+    ollama_api,
+    playground,
+    response_api,
+)
 from paceline.serve.errors import install_errors
 from paceline.serve.operation import install
 from paceline.serve.server import ServedHost, Server
 from paceline.serve.settings import Settings
 from paceline.serve.store import Store
+from paceline.serve.wire import leniency
 
 
 def create_app(llm: AsyncLLM | ServedHost, settings: Settings | None = None) -> FastAPI:
@@ -20,8 +31,9 @@ def create_app(llm: AsyncLLM | ServedHost, settings: Settings | None = None) -> 
     app = FastAPI(title="Paceline", version=version("paceline"), docs_url=None, redoc_url=None)
     app.state.host = host
     app.state.responses = Store(settings.response_store_bytes)
+    leniency.on = settings.unknown_parameters == "warn"
     install_errors(app)
-    for module in (completions, chat, response_api, message_api, embeddings, models, playground, api_docs):
+    for module in (completions, chat, response_api, message_api, embeddings, models, playground, api_docs, ollama_api):
         app.include_router(module.router)
     install(app, host, settings)
     return app

@@ -13,7 +13,6 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 
 from paceline.serve.errors import ApiError, brief, invalid
-from paceline.serve.pools import TRIM
 from paceline.serve.sse import unless_gone
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 LEAST_PARTS = 1024
 SMALL_BODY_BYTES = 1 << 16
 """Bytes up to which a body is read at once."""
-NO_OBJECT = "The body is no JSON object; send one, with Content-Type: application/json."
+NO_OBJECT = "The body is not a JSON object; send one, with Content-Type: application/json."
 
 
 class JsonRequest(Request):
@@ -106,11 +105,7 @@ class JsonRoute(APIRoute):
                 check_type(request.headers.get("content-type", ""))
             else:
                 raise ApiError(400, NO_OBJECT)
-            try:
-                answer = await unless_gone(own.receive, answered(own, raw))
-            finally:
-                if own.size > TRIM:
-                    own.app.state.host.pools.tidy()
+            answer = await unless_gone(own.receive, answered(own, raw))
             return Response(status_code=499) if answer is None else answer
 
         async def answered(own: JsonRequest, raw: bytes) -> Response:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from paceline.core.params import SamplingParams
 from paceline.core.request import SpecStats
 from paceline.engine.door import DoorTicket, Trip, Wishes
 from paceline.engine.totals import summed
@@ -30,12 +31,18 @@ class HttpCall:
     status: int | None = None
     key: str = ""
     """Which API key it came with, for order fair; empty where anyone may call."""
+    owner: str = ""
+    """Who shares room with others: the key, else the client's address."""
+    tenant: str = ""
+    """Whose texts its samples may share; empty: everybody's."""
     gone: bool = False
     """The client left before the answer was complete."""
     trips: list[Trip] = field(default_factory=list)
     """The samples that have ended."""
     open: int = 0
     """Samples in the engine."""
+    complete: float | None = None
+    """When the last of its samples ended; None: some are in the engine, or none has been."""
     decode: Callable[[list[int]], str] | None = None
     """Token ids to text, of the model that it was for."""
     ends: list[Callable[[], None]] = field(default_factory=list)
@@ -56,17 +63,26 @@ class HttpCall:
             self.reason = reason
             self.clock.reschedule(asyncio.get_running_loop().time())
 
+    def check_places(self, count: int) -> None:
+        """Raise what `admit` would for so many samples, as things stand."""
+        self.gate.check(count, self.owner)
+
     def admit(self, batch: Wishes) -> tuple[Wishes, DoorTicket]:
-        batch = self.gate.admit(batch)
+        batch = self.gate.admit(batch, self.owner)
         if self.key:
-            batch = [(ids, replace(params, user=self.key)) for ids, params in batch]
+            batch = [(ids, replace(params, user=self.key, tenant=self._salted(params))) for ids, params in batch]
         count = sum(params.n for _, params in batch)
-        self.open += count
+        self.open, self.complete = self.open + count, None
         return batch, CallBatch(self, count)
 
+    def _salted(self, params: SamplingParams) -> str:
+        """The tenant, and within it the request's own salt."""
+        return "/".join(filter(None, (self.tenant, params.tenant)))
+
     def left(self, count: int) -> None:
-        self.gate.left(count)
+        self.gate.left(count, self.owner)
         self.open -= count
+        self.complete = None if self.open else monotonic()
         self._settle()
 
     def finished(self) -> None:

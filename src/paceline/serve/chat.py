@@ -17,11 +17,13 @@ from paceline.serve.errors import ApiError
 from paceline.serve.generation import Generation
 from paceline.serve.parser import Content, Delta, Reasoning, ToolCall
 from paceline.serve.prompts import render, template, template_args
-from paceline.serve.protocol import UNSUPPORTED, ChatRequest
+from paceline.serve.protocol import ChatRequest, Tool
 from paceline.serve.responses import ERRORS, STREAM_FORM, Chat
 from paceline.serve.server import Here, Server
 from paceline.serve.sse import event, respond
 from paceline.serve.structure import chat_grammar, tool_choice
+from paceline.serve.syntax import syntax_of
+from paceline.serve.triggered import FALLBACK_MARK
 from paceline.serve.voices import Voice, manner
 from paceline.serve.wishes import sampling_params, seeds
 
@@ -42,11 +44,13 @@ async def chat(body: ChatRequest, request: Request, host: Here) -> Response:
 async def begin(body: ChatRequest, server: Server, bulk: int) -> tuple[Generation, list["ChoiceReader"]]:
     """The answer to a conversation in the making, and the reader of each choice. `bulk`: bytes of the request."""
     shaped = bool(body.response_format or body.grammar or body.tools)
-    params = await server.ready(lambda: wishes(body), bulk, shaped)
-    args, how = variables(body, server), manner(body, server, params.grammar is not None)
+    source = tool_template(body, server)
+    params = await server.ready(lambda: wishes(body, source), bulk, shaped)
+    answered = params.grammar is not None and tool_choice(body) != "auto"
+    args, how = variables(body, server), manner(body, server, answered, source)
     if how.special:
         params = replace(params, skip_special_tokens=False)
-    ids = await render(server, body.messages, args)
+    ids = await render(server, body.messages, args, bare_tools(body, server))
     tail = server.text.decode(ids[-8:])
     policy = await policy_of(body, server, args)
     if policy is None:
@@ -56,15 +60,27 @@ async def begin(body: ChatRequest, server: Server, bulk: int) -> tuple[Generatio
     return generation, [ChoiceReader(how.voice(tail)) for _ in generation.requests]
 
 
-def wishes(body: ChatRequest) -> SamplingParams:
-    """The body's parameters with its one grammar."""
+def tool_template(body: ChatRequest, server: Server) -> str:
+    """The chat template by whose signs calls are read: the model's, or where that shows no tools, the fall-back's."""
+    source = template(server.text)
+    return source if tool_choice(body) == "none" or "tools" in source else source + FALLBACK_MARK
+
+
+def bare_tools(body: ChatRequest, server: Server) -> "Sequence[Tool]":
+    """Tools that the model's template would not show, which the system message describes then."""
+    wanted = tool_choice(body) != "none" and "tools" not in template(server.text)
+    return body.tools or () if wanted else ()
+
+
+def wishes(body: ChatRequest, source: str = "") -> SamplingParams:
+    """The body's parameters with its one grammar. `source`: the chat template by whose signs calls are read."""
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if None is not body.max_tokens != limit:
         raise ApiError(400, "max_tokens and max_completion_tokens differ; give one.", param="max_tokens")
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs is given without logprobs; set logprobs to true.", param="top_logprobs")
     top = (body.top_logprobs or 0) if body.logprobs else None
-    grammar = chat_grammar(body)
+    grammar = chat_grammar(body, syntax_of(source))
     return sampling_params(body, max_tokens=limit, logprobs=top, seed=seeds(body, 1)[0], grammar=grammar)
 
 
@@ -72,18 +88,14 @@ def variables(body: ChatRequest, server: Server) -> dict[str, Any]:
     """Values that the chat template reads in addition to the messages. Raises ApiError for tools that it would not
     show."""
     args = {**template_args(server.text, body.chat_template_kwargs), **opening(body)}
-    if body.reasoning_effort is not None:
-        if "reasoning_effort" not in template(server.text):
-            message = f"reasoning_effort is not supported: {UNSUPPORTED['reasoning_effort']}."
-            raise ApiError(400, message, param="reasoning_effort")
+    if body.reasoning_effort is not None and "reasoning_effort" in template(server.text):
         args = {**args, "reasoning_effort": body.reasoning_effort}
+    elif body.reasoning_effort is not None and "enable_thinking" in template(server.text):
+        args = {"enable_thinking": body.reasoning_effort != "none", **args}
     if tool_choice(body) == "none":
         return args
     if "tools" not in template(server.text):
-        message = (
-            "tools cannot be served: this model's chat template has no place for them; describe them in a message."
-        )
-        raise ApiError(400, message, param="tools")
+        return args
     assert body.tools is not None
     return {**args, "tools": [tool.model_dump(exclude_none=True) for tool in body.tools]}
 
@@ -97,7 +109,7 @@ def opening(body: ChatRequest) -> dict[str, Any]:
         message = "add_generation_prompt and continue_final_message exclude each other; give one."
         raise ApiError(400, message, param="continue_final_message")
     if last.role != "assistant" or not last.content or last.tool_calls:
-        message = "continue_final_message needs a last message of role assistant with a text that is to go on."
+        message = "continue_final_message needs a last message of role assistant with a text to continue."
         raise ApiError(400, message, param="continue_final_message")
     return {"add_generation_prompt": False, "continue_final_message": True}
 
@@ -120,7 +132,8 @@ class ChoiceReader:
         """`finish_reason`."""
         if done is None:
             return None
-        return "tool_calls" if self.called and done.finish_reason == "stop" else done.finish_reason
+        whole = not getattr(self.voice, "cut", False)
+        return "tool_calls" if self.called and whole and done.finish_reason == "stop" else done.finish_reason
 
 
 @dataclass

@@ -65,7 +65,7 @@ def protocol(settings: Settings) -> type[asyncio.Protocol]:
             if self.transport.is_closing():
                 return
             fresh = self._waiting and not self._bytes
-            super().data_received(data)
+            super().data_received(plain_head(data) if fresh else data)
             waiting = self.cycle is None or self.cycle.response_complete
             if not waiting:
                 self._late.cancel()
@@ -91,6 +91,26 @@ def protocol(settings: Settings) -> type[asyncio.Protocol]:
             ends.count(reason)
 
     return Bounded
+
+
+def plain_head(data: bytes) -> bytes:
+    """A request that offers another protocol, as one of HTTP/1.1 without the offer: a server may ignore it (RFC 9110,
+    section 7.8), and the body is then read as of any request."""
+    head, gap, body = data.partition(b"\r\n\r\n")
+    if not gap or b"upgrade" not in head.lower():
+        return data
+    lines = [line for line in head.split(b"\r\n") if not line.lower().startswith((b"upgrade:", b"http2-settings:"))]
+    kept = []
+    for line in lines:
+        name, _, value = line.partition(b":")
+        if name.strip().lower() == b"connection":
+            words = [word.strip() for word in value.split(b",")]
+            words = [word for word in words if word.lower() not in (b"upgrade", b"http2-settings")]
+            if not words:
+                continue
+            line = name + b": " + b", ".join(words)
+        kept.append(line)
+    return b"\r\n".join(kept) + gap + body
 
 
 class Ends:

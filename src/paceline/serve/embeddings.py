@@ -1,7 +1,7 @@
 """POST /v1/embeddings: vectors of texts from the served decoder, pooled as the server or the request says."""
 
 import base64
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
@@ -16,15 +16,17 @@ from paceline.serve.prompts import as_prompts, encode
 from paceline.serve.responses import ERRORS
 from paceline.serve.server import Here, Server
 from paceline.serve.sse import json_unless_gone
-from paceline.serve.wire import FailFast, Ids, Label, Wire
+from paceline.serve.wire import Ids, Label, Wire
 
 router = APIRouter(route_class=JsonRoute)
+DEFAULT_POOLING = "mean"
+"""What makes a vector of a text where nobody says it; answers tell it in a header."""
 MAX_TEXTS = 2048
 """Texts of one request, as OpenAI has it."""
 
 
 class EmbeddingRequest(Wire):
-    input: str | Annotated[list[str], FailFast()] | Ids | Annotated[list[Ids], FailFast()] = Field(
+    input: str | list[str] | Ids | list[Ids] = Field(
         description=f"a text, a list of texts, a list of token ids, or a list of such lists; {MAX_TEXTS} texts at most"
     )
     model: Label | None = Field(None, description="the name of the served model")
@@ -57,17 +59,13 @@ async def embeddings(body: EmbeddingRequest, request: Request, host: Here) -> Re
     """One vector of unit length for each text."""
     server = await host.of(body.model)
     server.check_places(1)
-    pooling = body.pooling or server.settings.pooling
-    if pooling is None:
-        message = (
-            "pooling is not given, and this model is a decoder, trained to write: for vectors of its hidden states "
-            'give pooling "mean" or "last", or start the server with --pooling.'
-        )
-        raise ApiError(400, message, param="pooling")
+    pooling = body.pooling or server.settings.pooling or DEFAULT_POOLING
     size = server.llm.llm.engine.model.spec.hidden  # type: ignore[attr-defined]
     if body.dimensions not in (None, size):
         raise ApiError(400, f"dimensions is {body.dimensions}, but the vectors have {size}.", param="dimensions")
-    return await json_unless_gone(request, answer(body, server, pooling))
+    response = await json_unless_gone(request, answer(body, server, pooling))
+    response.headers["x-paceline-pooling"] = pooling
+    return response
 
 
 async def answer(body: EmbeddingRequest, server: Server, pooling: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ ANTHROPIC = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 408: "timeout_error",
     413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
 }  # fmt: skip
-MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+MESSAGES, RESPONSES, OLLAMA = "/v1/messages", "/v1/responses", "/api/"
 
 
 class ApiError(Exception):
@@ -56,6 +56,8 @@ def error_response(error: ApiError, path: str = "") -> Response:
 
 
 def written_for(error: ApiError, path: str) -> dict[str, Any]:
+    if path.startswith(OLLAMA):
+        return {"error": error.message}
     if not path.startswith(MESSAGES):
         return error_body(error.status, error.message, error.param, error.code)
     kind = ANTHROPIC.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
@@ -65,6 +67,8 @@ def written_for(error: ApiError, path: str) -> dict[str, Any]:
 def last_event(error: ApiError, path: str) -> bytes:
     """What a stream that has begun ends with, in the form of the API that `path` belongs to."""
     body = written_for(error, path)
+    if path.startswith(OLLAMA):
+        return orjson.dumps(body) + b"\n"
     if path.startswith(MESSAGES):
         return b"event: error\ndata: " + orjson.dumps(body) + b"\n\n"
     if path.startswith(RESPONSES):
@@ -109,7 +113,7 @@ def refused(fault: Mapping[str, Any]) -> ApiError:
         sentence = str(fault["ctx"]["error"])
         return ApiError(400, sentence, param=written(place) or sentence.split(" ", 1)[0])
     if not place and kind != "unknown_parameter":
-        return ApiError(400, "The body is no JSON object; send one, with Content-Type: application/json.")
+        return ApiError(400, "The body is not a JSON object; send one, with Content-Type: application/json.")
     if kind == "unknown_parameter":
         name = ".".join(filter(None, (written(place), fault["ctx"]["name"][:200])))
         return ApiError(400, f"Unknown parameter {brief(name)}; remove it.", param=name, code="unknown_parameter")

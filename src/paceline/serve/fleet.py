@@ -10,8 +10,9 @@ from typing import Any
 
 from paceline.core.errors import CapacityError, InputError, PacelineError
 from paceline.engine.async_llm import AsyncLLM
-from paceline.engine.build import Options, parse_bytes, paths, shape_of
+from paceline.engine.build import parse_bytes, paths, shape_of
 from paceline.engine.door import DOOR
+from paceline.engine.options import Options
 from paceline.engine.totals import Snapshot, Totals, summed
 from paceline.model.pull import have
 from paceline.reason.ensemble import load
@@ -27,6 +28,13 @@ UNLOADED_CONTEXT_TOKENS = 1 << 20
 """Tokens of the longest context of a model that is not loaded yet."""
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
 """How long a model that could not be loaded is left alone: the time doubles with each failure, up to the last."""
+ROOM_S, TURN_S = 30.0, 5.0
+"""How long a model that is to be loaded waits for room in all, and for the calls of one model to end. Then that one
+goes on, and the choice is made again."""
+SILENT_S = 2.0
+"""How long a client may take to read an answer that is complete, where its model is in the way of another."""
+LOAD_S, CLOSE_S = 900.0, 30.0
+"""How long a load may take, and the end of an engine, before nobody waits for it any more."""
 NO_LOAD = Snapshot(0, 0, 1, 0, 0, Totals())
 
 
@@ -43,6 +51,8 @@ class Member:
     gate: Gate | None = None
     users: int = 0
     """Calls that use it or wait for it; while there are any it stays."""
+    calls: set[HttpCall] = field(default_factory=set)
+    """Those of them that have got it."""
     used: float = 0.0
     """When the last of them ended."""
     loading: "asyncio.Task[None] | None" = None
@@ -86,7 +96,7 @@ class Fleet:
         unloaded; 0: never. Raises InputError."""
         if not models:
             raise InputError("models is empty; name at least one.")
-        self.settings, self.idle_s, self.pools = settings, idle_s, Pools(settings.queue_limit)
+        self.settings, self.idle_s, self.pools = settings, idle_s, Pools(settings.queue_limit, settings.parted)
         self.budget = None if memory is None else parse_bytes(memory)
         share = None if self.budget is None else self.budget // len(models)
         self.members: dict[str, Member] = {}
@@ -184,12 +194,14 @@ class Fleet:
         call = DOOR.get()
         assert isinstance(call, HttpCall), "a fleet serves calls that came through the guard"
         call.decode = server.text.decode
-        call.ends.append(lambda: self._leave(member))
+        member.calls.add(call)
+        call.ends += [lambda: member.calls.discard(call), lambda: self._leave(member)]
         if member.gate is None:
             wish = self.settings
             member.gate = Gate(
-                server.max_requests, wish.queue_limit, wish.max_prompt_tokens, wish.max_output_tokens, call.gate.seen
-            )
+                server.max_requests, wish.queue_limit, wish.max_prompt_tokens, wish.max_output_tokens, call.gate.seen,
+                max_nodes=wish.max_nodes, parted=call.gate.budget.parted,
+            )  # fmt: skip
         call.gate = member.gate
 
     # -- loading and unloading -------------------------------------------------------------------------------------
@@ -234,10 +246,12 @@ class Fleet:
             async with self._turn:
                 await self._make_room(member)
                 log.info("Loading %s.", member.name)
-                member.server = await asyncio.to_thread(self._made, member)
+                member.server = await self._in_time(asyncio.ensure_future(asyncio.to_thread(self._made, member)))
                 member.loads += 1
                 member.failures, member.failed = 0, ""
                 self._rested(member)
+        except ApiError:
+            raise
         except Exception as error:  # of whatever kind: it must not hurt the other models
             if not isinstance(error, PacelineError):
                 log.exception("Loading %s failed.", member.name)
@@ -249,6 +263,20 @@ class Fleet:
         finally:
             member.loading = None
 
+    @staticmethod
+    async def _in_time(making: "asyncio.Task[Server]") -> Server:
+        """What a load brings. One that comes too late is ended when it is there."""
+        done, _ = await asyncio.wait((making,), timeout=LOAD_S)
+        if done:
+            return making.result()
+
+        def end(late: "asyncio.Task[Server]") -> None:
+            if not late.cancelled() and late.exception() is None:
+                late.result().llm.close(CLOSE_S)
+
+        making.add_done_callback(end)
+        raise CapacityError(f"it took longer than {LOAD_S:.0f} s")
+
     def _made(self, member: Member) -> Server:
         """An engine and the server around it; what was begun is ended where the rest fails. In a thread."""
         llm = load(**member.options)
@@ -259,28 +287,55 @@ class Fleet:
             raise
 
     async def _make_room(self, member: Member) -> None:
-        """Unload others, the one used longest ago first, once they are unused."""
-        if self.budget is None:
-            return
-        while sum(m.bytes for m in self.members.values() if m.server is not None) + member.bytes > self.budget:
+        """Unload others, the one used longest ago first, once nobody uses them. ApiError 503 where they stay in use."""
+        end = monotonic() + ROOM_S
+        while self.budget is not None and self._loaded_bytes() + member.bytes > self.budget:
             loaded = [m for m in self.members.values() if m.server is not None]
             victim = min(loaded, key=lambda m: (m.users > 0, m.used))
-            await self._unload(victim)
+            if not await self._unload(victim):
+                if monotonic() > end:
+                    message = f"Model {member.name!r} has no room: the others are in use. Try again in {TURN_S:.0f} s."
+                    retry = {"Retry-After": f"{TURN_S:.0f}"}
+                    raise ApiError(503, message, param="model", code="model_busy", headers=retry)
+                await self._some_rest(loaded)
 
-    async def _unload(self, member: Member) -> None:
-        """Called when its last call has ended. New requests wait until it is gone, and ask again."""
-        member.gone = asyncio.Event()
+    def _loaded_bytes(self) -> int:
+        return sum(m.bytes for m in self.members.values() if m.server is not None)
+
+    @staticmethod
+    async def _some_rest(loaded: Sequence[Member]) -> None:
+        """Until nobody uses one of them; for a turn at most, in which those who had to wait are served."""
+        end = monotonic() + TURN_S
+        while all(m.users for m in loaded) and monotonic() < end:
+            await asyncio.sleep(0.02)
+
+    @staticmethod
+    def _hurry(member: Member) -> None:
+        """End the calls whose samples are complete and whose clients do not read them."""
+        for call in [*member.calls]:
+            if call.complete is not None and monotonic() - call.complete > SILENT_S:
+                message = "The answer was not read in time, and its model had to make room for another; ask again."
+                call.stop(ApiError(503, message, code="model_unloaded", headers={"Retry-After": "1"}))
+
+    async def _unload(self, member: Member) -> bool:
+        """When its last call has ended; False where that does not come in time. Newcomers wait until it is decided, and
+        ask anew."""
+        member.gone, end = asyncio.Event(), monotonic() + TURN_S
         try:
             while member.users:
+                if monotonic() > end:
+                    return False
+                self._hurry(member)
                 await asyncio.sleep(0.005)
             server, member.server, member.gate = member.server, None, None
             assert server is not None
             log.info("Unloading %s.", member.name)
-            await asyncio.to_thread(server.llm.close)
+            await asyncio.to_thread(server.llm.close, CLOSE_S)
             member.retired = added(member.retired, server.llm.snapshot.totals)
             member.unloads += 1
             del server
-            await asyncio.to_thread(give_back, 2)
+            await asyncio.to_thread(give_back)
+            return True
         finally:
             member.gone.set()
             member.gone = None

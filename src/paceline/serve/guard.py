@@ -1,6 +1,7 @@
 """The ASGI layer around all routes: keys, drain, bodies, time limit, request ids."""
 
 import asyncio
+import math
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -9,15 +10,18 @@ from uuid import uuid4
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.engine.door import DOOR
-from paceline.serve.admission import BodyShare, read_body
+from paceline.serve.admission import BodyShare, address_of, read_body
 from paceline.serve.calls import HttpCall
 from paceline.serve.errors import ApiError, as_api_error, error_response, last_event
+from paceline.serve.pools import TRIM
 
 if TYPE_CHECKING:
     from paceline.serve.operation import Operation
 
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 PROBES = ("/health", "/ready", "/metrics")
+GRACE_S = 5.0
+"""Seconds that a body has before its rate is looked at."""
 LAST_WORD_S = 2.0
 """Seconds that a rejected client may take to read the reason."""
 
@@ -60,25 +64,42 @@ class Guard:
         self._check_key(scope, call)
         if scope["method"] == "POST":
             self.operation.check_open()
-        with self.operation.bodies.share() as share:
-            body = await self._body(scope, receive, share)
-            if body is not None:
-                await self.app(scope, replay(body, receive, call, wire), wire)
+        with self.operation.bodies.share(call.owner) as share:
+            try:
+                body = await self._body(scope, receive, share)
+                if body is not None:
+                    await self.app(scope, replay(body, receive, call, wire), wire)
+            finally:
+                if share.size > TRIM and self.operation.tidy is not None:
+                    self.operation.tidy()
 
     async def _body(self, scope: Scope, receive: Receive, share: "BodyShare") -> bytes | None:
-        settings = self.operation.settings
-        limit = settings.body_timeout or None
+        settings, loop = self.operation.settings, asyncio.get_running_loop()
+        began, rate = loop.time(), settings.min_body_rate
+        latest = began + (settings.body_timeout or math.inf)
+
+        def due() -> float | None:
+            """When the next bytes must be there."""
+            when = min(latest, began + GRACE_S + share.size / rate) if rate else latest
+            return None if when == math.inf else when
+
+        def take(size: int) -> None:
+            share.add(size)
+            clock.reschedule(due())
+
         try:
-            async with asyncio.timeout(limit) as clock:
-                return await read_body(scope, receive, settings.max_body_bytes, share.add)
+            async with asyncio.timeout_at(due()) as clock:
+                return await read_body(scope, receive, settings.max_body_bytes, take)
         except TimeoutError:
             if not clock.expired():
                 raise
-            message = f"The body was not complete within {limit:g} s; send it again." if limit else ""
-            raise ApiError(408, message, code="timeout") from None
+            late = loop.time() >= latest
+            want = f"complete within {settings.body_timeout:g} s" if late else f"sent at {rate} bytes a second"
+            raise ApiError(408, f"The body was not {want}; send it again.", code="timeout") from None
 
     def _check_key(self, scope: Scope, call: HttpCall) -> None:
         keys, path = self.operation.keys, scope["path"]
+        call.owner = address_of(scope)
         if not keys or path == "/" or (path in PROBES and self.operation.settings.open_probes):
             return
         given = header(scope, b"authorization") or f"Bearer {header(scope, b'x-api-key')}"
@@ -86,7 +107,8 @@ class Guard:
         if which is None:
             message = "The API key is missing or wrong; send the header Authorization: Bearer KEY, or X-Api-Key: KEY."
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-        call.key = f"key {which}"
+        call.key = call.owner = f"key {which}"
+        call.tenant = call.key if self.operation.apart else ""
 
 
 class GuardedWire:

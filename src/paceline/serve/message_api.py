@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from paceline.engine.outputs import Chunk
 from paceline.serve.body import JsonRoute, size
-from paceline.serve.chat import ChoiceReader, begin, variables
+from paceline.serve.chat import ChoiceReader, bare_tools, begin, variables
 from paceline.serve.errors import MESSAGES
 from paceline.serve.generation import Generation
 from paceline.serve.message_wire import CountRequest, MessagesRequest, as_chat
@@ -78,7 +78,7 @@ async def count_tokens(body: CountRequest, request: Request, host: Here) -> Resp
     """How many tokens a conversation has, tools and template included."""
     server = await host.of(body.model)
     chat = await server.pools.texts.run(lambda: as_chat(body, template(server.text)), size(request))
-    ids = await render(server, chat.messages, variables(chat, server))
+    ids = await render(server, chat.messages, variables(chat, server), bare_tools(chat, server))
     return json_response({"input_tokens": len(ids)})
 
 

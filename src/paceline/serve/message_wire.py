@@ -1,6 +1,6 @@
 """Requests of POST /v1/messages (Anthropic's API), and what they are as chat requests."""
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import orjson
 from pydantic import Field
@@ -8,7 +8,7 @@ from pydantic import Field
 from paceline.serve.errors import ApiError
 from paceline.serve.protocol import NO_MEDIA, ChatRequest, Sampling
 from paceline.serve.response_wire import validated
-from paceline.serve.wire import FailFast, Label, Shallow, Wire
+from paceline.serve.wire import Label, Loose, Shallow, Wire
 
 Block = Shallow
 THINKING = Literal["enabled", "adaptive", "disabled"]
@@ -18,12 +18,12 @@ class TextBlock(Wire):
     type: Literal["text"]
     text: str
     cache_control: Shallow | None = None
-    citations: list[Any] | None = None
+    citations: list[Loose] | None = None
 
 
 class MessageTurn(Wire):
     role: Literal["user", "assistant", "system"]
-    content: str | Annotated[list[Block], FailFast()] = Field(description="a text or a list of blocks")
+    content: str | list[Block] = Field(description="a text or a list of blocks")
 
 
 class Thinking(Wire):
@@ -52,7 +52,7 @@ class CountRequest(Wire):
     """What a prompt is made of."""
 
     model: Label | None = Field(None, description="the name of the served model")
-    messages: Annotated[list[MessageTurn], FailFast()] = Field(
+    messages: list[MessageTurn] = Field(
         min_length=1, description='a list of {"role": ..., "content": ...}, at least one'
     )
     system: str | list[TextBlock] | None = Field(None, description="a text or a list of text blocks")
@@ -83,15 +83,18 @@ class MessagesRequest(Sampling, CountRequest):
 def as_chat(body: CountRequest, template: str) -> ChatRequest:
     """Chat request for the body of a messages or count request. `template`: the model's chat template. Raises ApiError
     for fields that are not supported."""
-    if (body.context_management or {}).get("edits"):
-        message = "context_management has edits, but nothing is taken out of prompts here; leave them out."
+    if any(not keeps_all(edit) for edit in (body.context_management or {}).get("edits") or ()):
+        message = (
+            "context_management has edits, but nothing is taken out of prompts here; leave out all but clear_thinking "
+            "with keep all."
+        )
         raise ApiError(400, message, param="context_management")
     wish: dict[str, Any] = {}
     if isinstance(body, MessagesRequest):
         given = {name: getattr(body, name) for name in Sampling.model_fields if name in body.model_fields_set}
         for name in ("model", "stream_options", "n"):
             if name != "model" and given.pop(name, None) not in (None, 1):
-                raise ApiError(400, f"{name} is of another end point; leave it out.", param=name)
+                raise ApiError(400, f"{name} belongs to another endpoint; leave it out.", param=name)
         given.pop("model", None)
         wish = {name: value.model_dump() if isinstance(value, Wire) else value for name, value in given.items()}
         wish |= {"stop": body.stop_sequences or None, "include_stop": bool(body.stop_sequences)}
@@ -112,6 +115,11 @@ def as_chat(body: CountRequest, template: str) -> ChatRequest:
             **choice(body.tool_choice),
         }
     )
+
+
+def keeps_all(edit: Any) -> bool:
+    """An edit that takes nothing out of the prompt."""
+    return isinstance(edit, dict) and str(edit.get("type")).startswith("clear_thinking") and edit.get("keep") == "all"
 
 
 def tool(given: dict[str, Any], place: int) -> dict[str, Any]:

@@ -19,7 +19,9 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 METRIC_PATHS = (
     "/", "/docs", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages",
-    "/v1/messages/count_tokens", "/v1/embeddings", "/v1/models", "/tokenize", "/detokenize", "/health", "/ready",
+    "/v1/messages/count_tokens",
+    "/api/chat", "/api/generate", "/api/embed", "/api/tags",
+    "/v1/embeddings", "/v1/models", "/tokenize", "/detokenize", "/health", "/ready",
     "/version", "/metrics", "/stats", "/stats/history",
 )  # fmt: skip
 """Values of the label `path`; every other path is `other`, so that no client can make time series."""

@@ -16,13 +16,13 @@ from paceline.serve.sse import json_response
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.get("/v1/models", responses={200: {"model": Models}})
+@router.api_route("/v1/models", methods=["GET", "HEAD"], responses={200: {"model": Models}})
 async def models(host: Here) -> Response:
     """The served models."""
     return json_response({"object": "list", "data": host.cards()})
 
 
-@router.get("/v1/models/{name:path}", responses={200: {"model": ModelShape}, **ERRORS})
+@router.api_route("/v1/models/{name:path}", methods=["GET", "HEAD"], responses={200: {"model": ModelShape}, **ERRORS})
 async def model(name: str, host: Here) -> Response:
     """One model by name."""
     cards = {card["id"]: card for card in host.cards()}
@@ -74,13 +74,13 @@ async def detokenize(body: DetokenizeRequest, host: Here) -> Response:
     return await server.pools.texts.run(work, len(body.tokens))
 
 
-@router.get("/version", responses={200: {"model": Version}})
+@router.api_route("/version", methods=["GET", "HEAD"], responses={200: {"model": Version}})
 async def paceline_version() -> Response:
     """Version of Paceline."""
     return json_response({"version": version("paceline")})
 
 
-@router.get("/health", responses={200: {"model": Health}, **ERRORS})
+@router.api_route("/health", methods=["GET", "HEAD"], responses={200: {"model": Health}, **ERRORS})
 async def health(host: Here) -> Response:
     """Green while the engine threads live, and step where they have work."""
     if not host.alive:

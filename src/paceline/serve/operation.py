@@ -52,7 +52,11 @@ class Operation:
             settings.max_prompt_tokens,
             settings.max_output_tokens,
             self.metrics.seen,
+            max_nodes=settings.max_nodes,
+            parted=settings.parted,
         )
+        self.apart = len(settings.keys()) > 1 and not settings.shared_cache
+        """Do keys share no prefixes and nothing that drafters have learned?"""
         self.hosts = Hosts(settings.host, bool(self.keys), settings.allowed_hosts)
         self.bodies = Bodies(BODIES * settings.max_body_bytes)
         self.born = monotonic()
@@ -89,6 +93,7 @@ class Operation:
         return [{"prompt": decode(trip.request.prompt), "answer": trip.request.text} for trip in call.trips]
 
     def stats(self) -> dict[str, Any]:
+        self.host.stuck()  # it is looked at every few seconds, as the history of these readings is
         return stats(self.host, self.settings, monotonic() - self.born)
 
     # -- the whole -----------------------------------------------------------------------------------------------
@@ -154,6 +159,7 @@ def install(app: FastAPI, host: ServedHost, settings: Settings) -> Operation:
     """Put the guard, the probes and the warm-up around `app`. InputError for keys that cannot be read."""
     operation = app.state.operation = Operation(host, settings)
     operation.tidy = host.pools.tidy
+    host.pools.busy = lambda: bool(host.snapshot.running or host.snapshot.waiting)
     if settings.otel_endpoint is not None:
         operation.tracer = Tracer(exporter(settings.otel_endpoint), host.model)
     app.include_router(router)

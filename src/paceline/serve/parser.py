@@ -82,6 +82,11 @@ class AnswerParser:
         opened = opens_reasoning(chat_template) if prompt is None else prompt.rstrip().endswith(THINK)
         return cls(syntax, reasoning=reasoning, opened=opened, ends=ends)
 
+    @property
+    def cut(self) -> bool:
+        """A call was passed on and has not ended: the answer was cut inside it."""
+        return self._read == self._calling and self._sent
+
     def feed(self, text: str) -> list[Delta]:
         """The parts that this piece of text completes, perhaps none."""
         for char in text:

@@ -12,10 +12,13 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import Any, TypeVar
 
 from paceline.core.errors import PacelineError
+from paceline.engine.door import DOOR
+from paceline.serve.admission import Budget
 from paceline.serve.errors import ApiError
 
 T = TypeVar("T")
@@ -23,20 +26,23 @@ SMALL_PIECE_BYTES = 16_384
 """Bytes or characters up to which a piece of work is small: one thread does nothing else."""
 TRIM = 1 << 18
 """Size from which on the memory that a piece took is given back to the system."""
-TIDY_S = 0.5
+TIDY_S = 3.0
+"""Seconds between two times at which memory is given back, at least; and while requests are served it waits."""
+MOST_PUT_OFF = 20
+"""How often it waits: then memory goes back without a search for garbage."""
 BUSY_S = 2
-Piece = tuple[int, int, Callable[[], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop]
+Piece = tuple[int, int, str, Callable[[], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop]
 
 
 class WorkerPool:
     """Two threads, one for small pieces alone. At most `most` pieces wait; the next is rejected and may retry later."""
 
-    def __init__(self, name: str, most: int = 256, large: int = 16) -> None:
-        """`large`: how many of them may be large ones."""
-        self.name, self.most, self.large = name, most, large
+    def __init__(self, name: str, most: int = 256, large: int = 16, parted: bool = False) -> None:
+        """`large`: how many of them may be large ones; `parted`: clients have a share of both each."""
+        self.name, self.most = name, most
         self._pieces: list[Piece] = []
-        self._sizes = 0
-        """Large ones, waiting and at work."""
+        self._waiting, self._large = Budget(most, parted), Budget(large, parted)
+        """The latter: waiting and at work."""
         self._order = count()
         self._changed = threading.Condition()
         self._threads = 0
@@ -52,17 +58,18 @@ class WorkerPool:
         For the event loop."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        large = size > SMALL_PIECE_BYTES
+        large, owner = int(size > SMALL_PIECE_BYTES), owner_now()
         with self._changed:
-            if len(self._pieces) >= self.most or (large and self._sizes >= self.large):
+            if not self._waiting.fits(owner, 1) or not self._large.fits(owner, large):
                 raise ApiError(
                     429,
                     f"Too many requests wait for the server's {self.name}; try again in {BUSY_S} s.",
                     code="host_busy",
                     headers={"Retry-After": str(BUSY_S)},
                 )
-            self._sizes += large
-            heapq.heappush(self._pieces, (size, next(self._order), work, future, loop))
+            self._waiting.take(owner, 1)
+            self._large.take(owner, large)
+            heapq.heappush(self._pieces, (size, next(self._order), owner, work, future, loop))
             self._start()
             self._changed.notify_all()
         return future
@@ -85,21 +92,26 @@ class WorkerPool:
                 self._changed.wait_for(lambda: self._closed or there_is())
                 if self._closed:
                     return
-                size, _, work, future, loop = heapq.heappop(self._pieces)
+                size, _, owner, work, future, loop = heapq.heappop(self._pieces)
+                self._waiting.give(owner, 1)
+            ended = partial(self._ended, owner, size)
             if future.cancelled():
-                self._ended(size)
+                ended()
             else:
-                self._do(work, future, loop, size)
+                self._do(work, future, loop, ended)
             del work, future
-            if size > TRIM:
-                give_back()
 
-    def _ended(self, size: int) -> None:
-        with self._changed:
-            self._sizes -= size > SMALL_PIECE_BYTES
+    def _ended(self, owner: str, size: int) -> None:
+        if size > SMALL_PIECE_BYTES:
+            with self._changed:
+                self._large.give(owner, 1)
 
     def _do(
-        self, work: Callable[[], Any], future: "asyncio.Future[Any]", loop: asyncio.AbstractEventLoop, size: int
+        self,
+        work: Callable[[], Any],
+        future: "asyncio.Future[Any]",
+        loop: asyncio.AbstractEventLoop,
+        ended: Callable[[], None],
     ) -> None:
         value, error = None, None
         try:
@@ -108,7 +120,7 @@ class WorkerPool:
             error = fault if isinstance(fault, Exception) else RuntimeError(str(fault))
             if isinstance(error, PacelineError | ApiError):  # sent to the client: its frames would hold what they held
                 error.__traceback__ = error.__context__ = None
-        self._ended(size)  # before its answer, which may bring the next
+        ended()  # before its answer, which may bring the next
         with suppress(RuntimeError):  # the loop is closed: no caller waits
             loop.call_soon_threadsafe(_settle, future, value, error)
         del value, error
@@ -120,9 +132,16 @@ class WorkerPool:
             self._changed.notify_all()
 
 
-def give_back(generation: int = 2) -> None:
-    """Return freed memory to the system, where its C library can: else a large request leaves its mark for ever."""
-    gc.collect(generation)
+def owner_now() -> str:
+    """Who made the request that is being served."""
+    return str(getattr(DOOR.get(), "owner", ""))
+
+
+def give_back(search: bool = True) -> None:
+    """Return freed memory to the system, where its C library can: else a large request leaves its mark for ever.
+    `search` for garbage before, which stops all threads for a while."""
+    if search:
+        gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
@@ -140,25 +159,33 @@ def _settle(future: "asyncio.Future[Any]", value: Any, error: Exception | None) 
 class Pools:
     """The pools of one server, by what they do: none waits for another's work."""
 
-    def __init__(self, crowd: int = 0) -> None:
-        """`crowd`: requests that may wait for the engine; as many small pieces may wait here, and never under 256."""
+    def __init__(self, crowd: int = 0, parted: bool = False) -> None:
+        """`crowd`: requests that may wait for the engine; as many small pieces may wait here, and never under 256.
+        `parted`: clients have a share each."""
         most = max(256, crowd)
-        self.bodies = WorkerPool("bodies", most)
-        self.texts = WorkerPool("tokenizer", most)
-        self.grammars = WorkerPool("grammars", 64)
-        self.answers = WorkerPool("long answers", 64)
-        self._tidying = False
+        self.bodies = WorkerPool("bodies", most, parted=parted)
+        self.texts = WorkerPool("tokenizer", most, parted=parted)
+        self.grammars = WorkerPool("grammars", 64, parted=parted)
+        self.answers = WorkerPool("long answers", 64, parted=parted)
+        self.busy: Callable[[], bool] = lambda: False
+        """Are requests served?"""
+        self._tidying, self._put_off = False, 0
 
     def tidy(self) -> None:
         """Give memory back to the system, soon and not too often; for the event loop."""
         if not self._tidying:
-            self._tidying = True
+            self._tidying, self._put_off = True, 0
             asyncio.get_running_loop().call_later(TIDY_S, self._tidy)
 
     def _tidy(self) -> None:
+        idle = not self.busy()
+        if not idle and self._put_off < MOST_PUT_OFF:
+            self._put_off += 1
+            asyncio.get_running_loop().call_later(TIDY_S, self._tidy)
+            return
         self._tidying = False
         with suppress(ApiError):
-            self.answers.post(give_back)
+            self.answers.post(partial(give_back, idle))
 
     def close(self) -> None:
         for pool in (self.bodies, self.texts, self.grammars, self.answers):

@@ -14,9 +14,10 @@ import orjson
 from paceline.core.errors import InputError
 from paceline.engine.text import Text
 from paceline.serve.errors import ApiError
-from paceline.serve.protocol import Message, PriorToolCall
+from paceline.serve.protocol import Message, PriorToolCall, Tool
 from paceline.serve.syntax import Syntax, short_ids, syntax_of
 from paceline.serve.tokens import Tokens
+from paceline.serve.triggered import without_tools
 
 if TYPE_CHECKING:
     from paceline.serve.server import Server
@@ -97,14 +98,16 @@ async def encode(server: "Server", prompts: Sequence[Prompt]) -> list[list[int]]
         raise
 
 
-async def render(server: "Server", messages: Sequence[Message], args: Mapping[str, Any]) -> list[int]:
+async def render(
+    server: "Server", messages: Sequence[Message], args: Mapping[str, Any], bare: "Sequence[Tool]" = ()
+) -> list[int]:
     """Token ids of a conversation by the chat template, up to where the answer begins."""
     text, source = server.text, template(server.text)
     developer, short = "developer" if "developer" in source else "system", short_ids(source)
 
     def work() -> list[int]:
         plain_ = [plain(m, developer, syntax_of(source), short) for m in messages]
-        rendered = text.render(plain_, **args)
+        rendered = text.render(without_tools(plain_, bare) if bare else plain_, **args)
         check_length(rendered, server.most_characters, "messages")
         return list(text.tokenizer.encode(rendered, add_special_tokens=False))
 
@@ -186,7 +189,10 @@ def template_args(text: Text, given: Mapping[str, Any] | None) -> dict[str, Any]
     """`chat_template_kwargs`: variables of the template, none that steers how it is applied."""
     if not given:
         return {}
-    taken = {*inspect.signature(text.tokenizer.apply_chat_template).parameters, "messages"}
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    steps = (text.tokenizer.apply_chat_template, render_jinja_template, text.render)
+    taken = {"self", *(name for step in steps for name in inspect.signature(step).parameters)}
     for name in given:
         if name in taken:
             message = f"chat_template_kwargs has {name!r}, which is not the template's to read; remove it."

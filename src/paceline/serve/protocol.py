@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from paceline.serve.reasoning_wire import ReasoningWish
 from paceline.serve.retrieval_wire import RetrievalWish
-from paceline.serve.wire import FailFast, Ids, Label, Shallow, Wire, few
+from paceline.serve.wire import Ids, Label, Shallow, Wire
 
 NO_MEDIA = "only text is served"
 UNSUPPORTED = {
@@ -27,8 +27,8 @@ UNSUPPORTED = {
     "images": NO_MEDIA,
     "functions": "give tools",
     "function_call": "give tool_choice",
-    "prediction": "predicted output is found by the drafters themselves",
-    "reasoning_effort": "give chat_template_kwargs with what the model's chat template reads",
+    "prediction": "it must be an object; predicted output is found by the drafters themselves",
+    "cache_prompt": "prefixes are always shared",
     "verbosity": "ask for it in the prompt",
     "web_search_options": "the server searches nothing",
     "service_tier": "give priority",
@@ -55,6 +55,9 @@ HARMLESS: dict[str, Callable[[Any], bool]] = {
     "images": either([]),
     "functions": either([]),
     "service_tier": either("auto", "default"),
+    "prediction": lambda value: isinstance(value, dict),
+    "cache_prompt": either(True),
+    "web_search_options": either({}),
     "store": either(False),
     "verbosity": either("medium"),
     "metadata": lambda value: isinstance(value, dict),
@@ -62,6 +65,18 @@ HARMLESS: dict[str, Callable[[Any], bool]] = {
     "safety_identifier": lambda value: isinstance(value, str),
 }
 """Checks for ignored parameters: each is accepted only with a value that changes nothing."""
+
+
+OTHER_NAMES = {"repeat_penalty": "repetition_penalty", "n_predict": "max_tokens"}
+"""Names that llama-server and Ollama have for parameters of this server."""
+
+
+def renamed(data: dict[str, Any]) -> dict[str, Any]:
+    """A body with our names for the parameters of other servers, and without a seed of -1, which asks for any."""
+    made = {OTHER_NAMES.get(name, name) if OTHER_NAMES.get(name) not in data else name: v for name, v in data.items()}
+    if type(made.get("seed")) is int and made["seed"] == -1:
+        del made["seed"]
+    return made
 
 
 class Speculation(Wire):
@@ -100,14 +115,14 @@ class Sampling(Wire):
     repetition_penalty: float | None = Field(None, gt=0, description="above 0")
     presence_penalty: float | None = Field(None, ge=-2, le=2, description="in [-2, 2]")
     frequency_penalty: float | None = Field(None, ge=-2, le=2, description="in [-2, 2]")
-    logit_bias: Annotated[dict[str, float], few(1024)] | None = Field(
+    logit_bias: Annotated[dict[str, float], Field(max_length=1024)] | None = Field(
         None, description="{token id: number}, 1024 at most"
     )
     allowed_tokens: Ids | None = Field(None, min_length=1, description="a list of token ids, not empty")
-    bad_words: Annotated[list[str | Ids], FailFast()] | None = Field(
+    bad_words: list[str | Ids] | None = Field(
         None, max_length=256, description="a list of texts or of lists of token ids, 256 at most"
     )
-    stop: str | Annotated[list[str], FailFast(), Field(max_length=16)] | None = Field(
+    stop: str | Annotated[list[str], Field(max_length=16)] | None = Field(
         None, description="a text or a list of texts, 16 at most"
     )
     stop_token_ids: Ids | None = Field(None, max_length=256, description="a list of token ids, 256 at most")
@@ -129,6 +144,9 @@ class Sampling(Wire):
         None, gt=0, description="a positive number of milliseconds from the arrival; needs order deadline"
     )
     user: Label | None = Field(None, description="a text (a label; the answer does not depend on it)")
+    cache_salt: Label | None = Field(
+        None, description="a text; cached prefixes are shared among requests of one salt alone"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -136,6 +154,7 @@ class Sampling(Wire):
         """Name what other servers have and this one has not; given as null it is let go."""
         if not isinstance(data, dict):
             return data
+        data = renamed(data)
         for name in data.keys() & UNSUPPORTED.keys() - cls.model_fields.keys():
             if data[name] is not None and not (name in HARMLESS and HARMLESS[name](data[name])):
                 raise ValueError(f"{name} is not supported: {UNSUPPORTED[name]}.")
@@ -157,7 +176,7 @@ class Sampling(Wire):
 
 
 class CompletionRequest(Sampling):
-    prompt: str | Annotated[list[str], FailFast()] | Ids | Annotated[list[Ids], FailFast()] = Field(
+    prompt: str | list[str] | Ids | list[Ids] = Field(
         description="a text, a list of texts, a list of token ids, or a list of such lists"
     )
     echo: bool | None = Field(None, description="true or false")
@@ -169,9 +188,11 @@ class MessagePart(Wire):
 
     type: Literal["text"]
     text: str
+    cache_control: Shallow | None = None
+    """Anthropic's mark of a prefix: prefixes are shared by themselves."""
 
 
-Parts = Annotated[list[MessagePart], FailFast()]
+Parts = list[MessagePart]
 
 
 class CalledFunction(Wire):
@@ -191,15 +212,21 @@ class PriorToolCall(Wire):
 
 class Message(Wire):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[MessagePart], FailFast()] | None = Field(
+    content: str | list[MessagePart] | None = Field(
         None, description='a text or a list of {"type": "text", "text": ...}'
     )
     name: str | None = None
     reasoning_content: str | None = None
-    tool_calls: Annotated[list[PriorToolCall], FailFast()] | None = None
+    tool_calls: list[PriorToolCall] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
-    annotations: Annotated[list[Shallow], FailFast()] | None = None
+    reasoning: str | None = None
+    """What other servers call reasoning_content."""
+    reasoning_details: list[Shallow] | None = None
+    thinking_blocks: list[Shallow] | None = None
+    provider_specific_fields: Shallow | None = None
+    cache_control: Shallow | None = None
+    annotations: list[Shallow] | None = None
     """Other servers' notes on an answer: nothing reads them."""
 
     @field_validator("content", mode="before")
@@ -212,6 +239,8 @@ class Message(Wire):
 
     @model_validator(mode="after")
     def _has_content(self) -> "Message":
+        if self.reasoning is not None and self.reasoning_content is None:
+            self.reasoning_content = self.reasoning
         if self.tool_calls is not None and self.role != "assistant":
             raise ValueError(f"A message of role {self.role} has tool_calls, but only an assistant calls tools.")
         if self.content is None and not self.tool_calls and self.refusal is None and self.reasoning_content is None:
@@ -219,11 +248,11 @@ class Message(Wire):
         return self
 
 
-Messages = Annotated[list[Message], FailFast()]
+Messages = list[Message]
 
 
 class Function(Wire):
-    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
+    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")
     description: str | None = None
     parameters: Shallow | None = None
     strict: bool | None = None
@@ -263,18 +292,18 @@ class ChatRequest(Sampling):
     response_format: ResponseFormat | None = Field(
         None, description='{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": ...}'
     )
-    tools: Annotated[list[Tool], FailFast()] | None = Field(
+    tools: list[Tool] | None = Field(
         None, max_length=128, description='a list of {"type": "function", "function": ...}, 128 at most'
     )
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = Field(
         None, description='"none", "auto", "required" or {"type": "function", "function": {"name": NAME}}'
     )
     parallel_tool_calls: bool | None = Field(None, description="true or false")
-    reasoning_effort: Label | None = Field(None, description="a text, where the model's chat template reads it")
+    reasoning_effort: Label | None = Field(None, description="a text, if the model's chat template reads it")
     chat_template_kwargs: Shallow | None = Field(None, description="variables of the model's chat template")
     add_generation_prompt: bool | None = Field(None, description="true (the default) or false")
     continue_final_message: bool | None = Field(
-        None, description="true: go on with the last message, of role assistant; or false"
+        None, description="true: continue the last message, of role assistant; or false"
     )
     reasoning: ReasoningWish | None = Field(None, description='{"policy": "steps", "mentor" or "parallel", ...}')
     retrieval: RetrievalWish | None = Field(None, description='{"every": 4, "stride": null, ...}, all optional')

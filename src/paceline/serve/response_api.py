@@ -20,8 +20,9 @@ from paceline.serve.errors import ApiError, as_api_error
 from paceline.serve.generation import Generation
 from paceline.serve.parser import Reasoning
 from paceline.serve.prompts import template
+from paceline.serve.protocol import ChatRequest
 from paceline.serve.response_output import Output
-from paceline.serve.response_wire import Item, ResponsesRequest, as_chat, as_items
+from paceline.serve.response_wire import Item, ResponsesRequest, as_chat, as_items, left_out
 from paceline.serve.responses import ERRORS, STREAM_FORM
 from paceline.serve.server import Here, Server
 from paceline.serve.sse import json_response, named, respond
@@ -46,13 +47,20 @@ class ResponseShape(BaseModel):
 async def responses(body: ResponsesRequest, request: Request, host: Here) -> Response:
     """Answer a turn of a conversation; `previous_response_id` goes on with one that was stored."""
     server, store, owner = await host.of(body.model), of_app(request), caller()
-    given = as_items(body.input)
-    before: list[Item] = []
+    earlier = b"[]"
     if body.previous_response_id is not None:
-        before = orjson.loads(found(store, body.previous_response_id, owner).items)
+        earlier = found(store, body.previous_response_id, owner).items
     server.check_places(1)
-    bulk = size(request)
-    chat = await server.pools.texts.run(lambda: as_chat(body, [*before, *given], template(server.text)), bulk)
+    bulk, most = size(request) + len(earlier), server.settings.max_body_bytes
+    if bulk > most:
+        message = f"The conversation has {bulk} bytes with this turn, but at most {most} are kept; begin a new one."
+        raise ApiError(400, message, param="previous_response_id")
+
+    def read() -> tuple[list[Item], list[Item], ChatRequest]:
+        before, given = orjson.loads(earlier), as_items(body.input)
+        return before, given, as_chat(body, [*before, *given], template(server.text))
+
+    before, given, chat = await server.pools.texts.run(read, bulk)
     generation, (reader,) = await begin(chat, server, bulk)
     answer = ResponseAnswer(body, server, generation, reader, bool(chat.logprobs))
 
@@ -74,7 +82,8 @@ async def stored(id: str, request: Request) -> Response:
 @router.get("/v1/responses/{id}/input_items", responses=ERRORS)
 async def input_items(id: str, request: Request) -> Response:
     """What a stored answer was the answer to, without earlier turns."""
-    return json_response({"object": "list", "data": orjson.loads(found(of_app(request), id, caller()).given)})
+    data = b'{"object":"list","data":' + found(of_app(request), id, caller()).given + b"}"
+    return Response(data, media_type="application/json")
 
 
 @router.delete("/v1/responses/{id}", responses=ERRORS)
@@ -206,7 +215,7 @@ class ResponseAnswer:
             "tools": tools,
             "top_logprobs": body.top_logprobs or 0,
             "truncation": "disabled",
-            "metadata": body.metadata or {},
+            "metadata": {**(body.metadata or {}), **({"tools_left_out": kinds} if (kinds := left_out(body)) else {})},
             **{name: getattr(body, name) for name in ECHOED},
             "usage": self.usage() if ended else None,
         }

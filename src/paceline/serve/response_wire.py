@@ -1,13 +1,13 @@
 """Requests of POST /v1/responses, and what they are as chat requests: one engine, one set of rules behind both."""
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import Field, ValidationError
 
 from paceline.serve.errors import ApiError
 from paceline.serve.protocol import NO_MEDIA, ChatRequest, Sampling
-from paceline.serve.wire import FailFast, Shallow, Wire
+from paceline.serve.wire import MAX_LABEL_CHARS, Shallow, Wire
 
 ROLES = ("system", "developer", "user", "assistant")
 TEXT_PART_TYPES = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
@@ -42,9 +42,7 @@ class EffortWish(Wire):
 class ResponsesRequest(Sampling):
     """OpenAI's parameters, and those of this server's other end points that shape the text."""
 
-    input: str | Annotated[list[Item], FailFast()] = Field(
-        description="a text or a list of items, at least one", min_length=1
-    )
+    input: str | list[Item] = Field(description="a text or a list of items, at least one", min_length=1)
     instructions: str | None = Field(None, description="a text: the system message of this turn")
     previous_response_id: str | None = Field(None, description="the id of an answer that was stored")
     store: bool | None = Field(None, description="true (the default): keep the answer for previous_response_id")
@@ -90,9 +88,9 @@ def as_chat(body: ResponsesRequest, items: list[Item], template: str) -> ChatReq
         **{name: value.model_dump() if isinstance(value, Wire) else value for name, value in given.items()},
         "stream": bool(body.stream),
         "max_tokens": body.max_output_tokens,
-        "messages": messages(items, body.instructions),
-        "tools": [tool(each, i) for i, each in enumerate(body.tools or ())] or None,
-        "tool_choice": choice(body.tool_choice),
+        "messages": one_system(messages(items, body.instructions)),
+        "tools": [tool(each) for each in body.tools or () if each.get("type") == "function"] or None,
+        "tool_choice": choice(body.tool_choice) if functions(body) else None,
         "parallel_tool_calls": body.parallel_tool_calls,
         "response_format": None if body.text is None else form(body.text),
         "chat_template_kwargs": {**thinking(body.reasoning, template), **(body.chat_template_kwargs or {})} or None,
@@ -119,7 +117,7 @@ def check(body: ResponsesRequest) -> None:
     if body.truncation == "auto":
         raise ApiError(400, "truncation is 'auto', but nothing is dropped here; use 'disabled'.", param="truncation")
     if body.max_tokens is not None:
-        raise ApiError(400, "max_tokens is of another end point; give max_output_tokens.", param="max_tokens")
+        raise ApiError(400, "max_tokens belongs to another endpoint; give max_output_tokens.", param="max_tokens")
     if body.n not in (None, 1):
         raise ApiError(400, f"n is {body.n}, but a response is one answer; leave it out.", param="n")
     if body.stream_options is not None and body.stream_options.include_obfuscation:
@@ -131,11 +129,38 @@ def check(body: ResponsesRequest) -> None:
             raise ApiError(400, message, param="include")
 
 
-def tool(given: dict[str, Any], place: int) -> dict[str, Any]:
+def functions(body: ResponsesRequest) -> bool:
+    """Whether any tool is a function. Raises ApiError for a choice of one that is none."""
+    kinds = [str(each.get("type"))[:40] for each in body.tools or ()]
+    wish = body.tool_choice
+    if isinstance(wish, dict) and wish.get("type") != "function":
+        message = f"tool_choice names a tool of type {str(wish.get('type'))[:40]!r}, but only functions are served."
+        raise ApiError(400, message, param="tool_choice")
+    if wish == "required" and kinds and "function" not in kinds:
+        message = f"tool_choice is required, but the tools are of type {kinds[0]!r}, and only functions are served."
+        raise ApiError(400, message, param="tool_choice")
+    return "function" in kinds or (wish not in (None, "auto", "none") and not kinds)
+
+
+def left_out(body: ResponsesRequest) -> str:
+    """Kinds of the tools that are not served and that the model is not shown."""
+    kinds = dict.fromkeys(str(each.get("type"))[:40] for each in body.tools or () if each.get("type") != "function")
+    return ", ".join(kinds)
+
+
+def one_system(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with those of the system at the beginning made one: most chat templates take one."""
+    count = next((at for at, each in enumerate(found) if each["role"] not in ("system", "developer")), len(found))
+    if count < 2:
+        return found
+    return [
+        {"role": found[0]["role"], "content": "\n\n".join(each["content"] for each in found[:count])},
+        *found[count:],
+    ]
+
+
+def tool(given: dict[str, Any]) -> dict[str, Any]:
     """A function as the chat API writes it."""
-    if given.get("type") != "function":
-        message = f"tools[{place}] is of type {str(given.get('type'))[:40]!r}, but only functions are served."
-        raise ApiError(400, message, param=f"tools[{place}]")
     return {"type": "function", "function": {name: value for name, value in given.items() if name != "type"}}
 
 
@@ -171,8 +196,39 @@ def thinking(wish: EffortWish | None, template: str) -> dict[str, Any]:
 # -- items -----------------------------------------------------------------------------------------------------------
 
 
+READ: dict[str, tuple[str, ...]] = {
+    "message": ("role", "content"),
+    "reasoning": ("content", "summary"),
+    "function_call": ("name", "arguments", "call_id"),
+    "function_call_output": ("call_id", "output"),
+}
+"""Fields that are read of an item of each type, beside its type, id and status."""
+
+
 def as_items(given: str | list[Item]) -> list[Item]:
-    return [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given
+    """The input as items, with the fields alone that are read: others are not kept."""
+    return [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else [*map(known, given)]
+
+
+def known(item: Item) -> Item:
+    kind = item.get("type") or "message"
+    names = READ.get(kind, ()) if isinstance(kind, str) else ()
+    labels = {name: label for name in ("id", "status") if isinstance(label := item.get(name), str)}
+    made = {"type": kind, **{name: label for name, label in labels.items() if len(label) <= MAX_LABEL_CHARS}}
+    made |= {name: parts(item[name]) for name in names if item.get(name) is not None}
+    if kind == "reasoning" and made.get("content"):
+        made.pop("summary", None)  # nobody reads it beside the content
+    return made
+
+
+def parts(content: Any) -> Any:
+    """A content, of whose parts the fields are left that are read."""
+    if not isinstance(content, list):
+        return content
+    return [
+        {name: part[name] for name in ("type", "text", "refusal") if name in part} if isinstance(part, dict) else part
+        for part in content
+    ]
 
 
 def messages(items: list[Item], instructions: str | None) -> list[dict[str, Any]]:

@@ -1,7 +1,9 @@
 """A server process: uvicorn around the application, drained on SIGTERM, ended by the engine's death."""
 
 import asyncio
+import gc
 import logging
+import os
 import socket
 import ssl
 from collections.abc import Callable
@@ -45,6 +47,8 @@ class Process(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        gc.collect()
+        gc.freeze()  # models and libraries stay: no search for garbage looks at them again
         self.announce()
 
     async def on_tick(self, counter: int) -> bool:
@@ -90,6 +94,7 @@ def config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         http=protocol(settings),
         log_config=None,
         access_log=False,
+        proxy_headers="FORWARDED_ALLOW_IPS" in os.environ,  # else anybody on this machine could call himself another
         server_header=False,
         timeout_graceful_shutdown=CONNECTION_LINGER_S,
         ssl_certfile=settings.tls_cert,
@@ -105,7 +110,11 @@ def config(app: FastAPI, settings: Settings) -> uvicorn.Config:
 def run(llm: AsyncLLM | ServedHost, settings: Settings, sock: socket.socket, announce: Callable[[str], None]) -> int:
     """Serve until stopped. Returns the exit code. `announce` is called with the address once requests are taken."""
     allow_many_files()
-    app = create_app(llm, settings)
+    return serve_app(create_app(llm, settings), settings, sock, announce)
+
+
+def serve_app(app: FastAPI, settings: Settings, sock: socket.socket, announce: Callable[[str], None]) -> int:
+    """The same for an application that `operation.install` has been given."""
     process = Process(config(app, settings), app.state.operation, lambda: announce(address(sock, settings)))
     process.run([sock])
     app.state.host.pools.close()

@@ -92,7 +92,7 @@ class Server:
         self.text: Text = llm.llm.text
         self.text.encode("")  # settles the tokenizer's own state: from now on it is only read, by several threads
         self.tokens = Tokens(self.text.tokenizer)
-        self.pools = pools or Pools(settings.queue_limit)
+        self.pools = pools or Pools(settings.queue_limit, settings.parted)
         self.most_characters = longest(self.text, self.tokens, settings.max_prompt_tokens or self.max_len)
 
     @property
@@ -168,7 +168,7 @@ class Server:
         """Raise ApiError 429 before anything is done for a request that would find no place in the engine."""
         door = DOOR.get()
         if isinstance(door, HttpCall):
-            door.gate.check(count)
+            door.check_places(count)
 
     async def ready(self, make: Callable[[], SamplingParams], size: int, shaped: bool) -> SamplingParams:
         """What `make` makes, in a pool, with its grammar compiled and its bad words spelt: neither the loop nor the
@@ -178,7 +178,7 @@ class Server:
         def work() -> tuple[SamplingParams, object]:
             params = make()
             if params.allowed_tokens is not None and len(params.allowed_tokens) > sampler.vocab_size:
-                raise InputError(f"allowed_tokens has {len(params.allowed_tokens)} ids, more than there are tokens.")
+                raise InputError(f"allowed_tokens has {len(params.allowed_tokens)} ids, more than the vocabulary has.")
             for word in params.bad_words:
                 if isinstance(word, str):
                     check_length(word, self.most_characters, "bad_words")

@@ -14,20 +14,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from paceline.core.errors import InputError
+from paceline.core.files import text_of
+from paceline.core.help import Help
 
 T = TypeVar("T")
 ENV_PREFIX = "PACELINE_"
+UNIONS = (Union, types.UnionType)
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
-
-
-@dataclass(frozen=True, slots=True)
-class Help:
-    """What a setting does, in one sentence, and under which heading it is listed."""
-
-    text: str
-    panel: str
-    flag: str | None = None
-    """Name of the flag where it is not the field's, as for a list that is given value by value."""
 
 
 def _http(text: str, flag: str | None = None) -> Help:
@@ -83,20 +76,24 @@ class Settings:
     ] = ()
     tls_cert: Annotated[Path | None, _http("PEM file of the certificate chain; switches to HTTPS.")] = None
     tls_key: Annotated[Path | None, _http("PEM file of the certificate's private key.")] = None
-    queue_limit: Annotated[int, _limit("Samples that may wait beyond the running ones; more are answered 429.")] = 256
+    queue_limit: Annotated[int, _limit("Samples that may wait beyond the running ones; further ones get 429.")] = 256
     request_timeout: Annotated[float, _limit("Seconds until an unfinished request is ended; 0 for never.")] = 600.0
-    max_body_bytes: Annotated[int, _limit("Largest request body; more is answered 413.")] = 4 * 2**20
+    max_body_bytes: Annotated[int, _limit("Largest request body; a larger one gets 413.")] = 4 * 2**20
     max_prompt_tokens: Annotated[int | None, _limit("Longest prompt. Default: what the context holds.")] = None
     max_output_tokens: Annotated[
         int | None, _limit("Most tokens of one sample; asking for more is an error. Default: what the context holds.")
     ] = None
     max_choices: Annotated[int, _limit("Most samples that one request may ask for, over all its prompts.")] = 128
+    unknown_parameters: Annotated[
+        Literal["refuse", "warn"],
+        _http("What happens to parameters that no end point knows: 400, or a line in the log and no effect."),
+    ] = "refuse"
     response_store_bytes: Annotated[
         int, _limit("Memory for answers of /v1/responses that previous_response_id may name; the oldest go first.")
     ] = 64 * 2**20
     pooling: Annotated[
         Literal["mean", "last"] | None,
-        _http("How /v1/embeddings makes one vector of a text's hidden states. Default: as each request says."),
+        _http("How /v1/embeddings makes one vector of a text's hidden states. Default: as a request says, else mean."),
     ] = None
     max_connections: Annotated[
         int, _limit("Most connections; 0 for as many as open files allow. At the limit one without a request goes.")
@@ -105,6 +102,14 @@ class Settings:
     body_timeout: Annotated[float, _limit("Seconds that a request has for its body; 0 for request_timeout alone.")] = (
         60.0
     )
+    min_body_rate: Annotated[
+        int, _limit("Bytes a second at which a body must come, but for its first 5 s; 0 for any rate.")
+    ] = 4096
+    max_nodes: Annotated[int, _limit("Most drafted tokens a step that a request may ask for.")] = 32
+    shared_cache: Annotated[
+        bool,
+        _limit("Let several API keys share cached prefixes and what drafters have learned of their texts."),
+    ] = False
     stall_timeout: Annotated[
         float, _limit("Seconds without a step of an engine that has work until /health is red; 0 for never.")
     ] = 60.0
@@ -142,6 +147,8 @@ class Settings:
             ("max_connections", 0),
             ("head_timeout", 0.01),
             ("body_timeout", 0),
+            ("min_body_rate", 0),
+            ("max_nodes", 0),
             ("stall_timeout", 0),
         ):
             check(getattr(self, name) >= least, name, f"at least {least}")
@@ -156,11 +163,17 @@ class Settings:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InputError("tls_cert and tls_key belong together; give both or neither.")
 
+    @property
+    def parted(self) -> bool:
+        """Are there several clients, who must not take one another's room: keys, or addresses?"""
+        loopback = self.host in ("localhost", "::1") or self.host.startswith("127.")
+        return len(self.api_keys) > 1 or self.api_key_file is not None or not loopback
+
     def keys(self) -> tuple[str, ...]:
         """The keys given and those of the file. InputError when the file cannot be read or holds none."""
         if self.api_key_file is None:
             return self.api_keys
-        lines = (line.split("#")[0].strip() for line in _read(self.api_key_file, "api_key_file").splitlines())
+        lines = (line.split("#")[0].strip() for line in text_of(self.api_key_file, "api_key_file").splitlines())
         found = tuple(line for line in lines if line)
         if not found:
             raise InputError(f"api_key_file {self.api_key_file} holds no key; write one a line, or leave it out.")
@@ -228,15 +241,15 @@ def _whole(value: Any, kind: Any) -> Any:
 
 def parse(text: str, kind: Any, where: str) -> Any:
     """A value of `kind` from text; lists are separated by commas."""
-    if _plain(kind) is bool:
+    if plain(kind) is bool:
         if text.lower() not in TRUE + FALSE:
             raise InputError(f"{where} is {text!r}, but it must be true or false.")
         return text.lower() in TRUE
     if get_origin(kind) is tuple:
         return typed([part.strip() for part in text.split(",") if part.strip()], kind, where)
-    if _plain(kind) in (int, float):
+    if plain(kind) in (int, float):
         try:
-            return _plain(kind)(text)
+            return plain(kind)(text)
         except ValueError:
             raise InputError(f"{where} is {text!r}, but it must be {_words(kind)}.") from None
     return typed(text, kind, where)
@@ -244,47 +257,51 @@ def parse(text: str, kind: Any, where: str) -> Any:
 
 def typed(value: Any, kind: Any, where: str) -> Any:
     """`value`, as TOML has it, as `kind`; InputError when it is of another type."""
-    plain = _plain(kind)
-    ok: bool
-    if get_origin(plain) is Literal:
-        ok = value in get_args(plain)
-    elif get_origin(plain) is tuple:
-        ok = isinstance(value, list) and all(isinstance(v, str) for v in value)
-        value = tuple(value) if ok else value
-    elif plain is Path:
-        ok = isinstance(value, str)
-        value = Path(value) if ok else value
-    elif plain is float:
-        ok = isinstance(value, int | float) and not isinstance(value, bool)
-        value = float(value) if ok else value
-    else:
-        ok = isinstance(value, plain) and (plain is bool or not isinstance(value, bool))
-    if not ok:
-        raise InputError(f"{where} is {value!r}, but it must be {_words(kind)}.")
-    return value
+    for one in get_args(kind) if get_origin(kind) in UNIONS else (kind,):
+        if (made := fitted(value, one)) is not None:
+            return made
+    raise InputError(f"{where} is {value!r}, but it must be {_words(kind)}.")
 
 
-def _plain(kind: Any) -> Any:
-    """`T` of `T | None`."""
-    if get_origin(kind) in (Union, types.UnionType):
+def fitted(value: Any, kind: Any) -> Any:
+    """`value` as this one kind; None: it is of another."""
+    if get_origin(kind) is Literal:
+        return value if value in get_args(kind) else None
+    if get_origin(kind) is tuple:
+        return tuple(value) if isinstance(value, list) and all(isinstance(v, str) for v in value) else None
+    if kind is Path:
+        return Path(value) if isinstance(value, str) else None
+    if kind is float:
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    ok = kind in (bool, int, str) and isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    return value if ok else None
+
+
+def plain(kind: Any) -> Any:
+    """`T` of `T | None`, and of several the first."""
+    if get_origin(kind) in UNIONS:
         return next(a for a in get_args(kind) if a is not type(None))
     return kind
 
 
 def _words(kind: Any) -> str:
-    plain = _plain(kind)
-    if get_origin(plain) is Literal:
-        return "one of " + ", ".join(get_args(plain))
-    if get_origin(plain) is tuple:
+    one = plain(kind)
+    if get_origin(one) is Literal:
+        return "one of " + ", ".join(get_args(one))
+    if get_origin(one) is tuple:
         return "a list of texts"
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path"}[plain]
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path"}[one]
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a settings file. InputError when it cannot be read or is no TOML."""
     try:
-        return tomllib.loads(_read(path, "config"))
-    except tomllib.TOMLDecodeError as error:
+        return tomllib.loads(text_of(path, "config"))
+    except RecursionError:
+        raise InputError(f"The settings file {path} is nested too deeply; make it flatter.") from None
+    except InputError:
+        raise
+    except ValueError as error:  # also numbers of too many digits
         if "twice" in str(error) or "overwrite" in str(error):
             raise InputError(f"The settings file {path} says a thing twice ({error}); say it once.") from None
         raise InputError(f"The settings file {path} is not TOML ({error}).") from None
@@ -299,13 +316,6 @@ def load(cls: type[T], flags: Mapping[str, Any], path: Path | None, others: tupl
     if unknown:
         raise InputError(f"Unknown setting {unknown[0]!r} in {path}; known are {', '.join(sorted(known))}.")
     return layered(cls, flags, os.environ, table)
-
-
-def _read(path: Path, name: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{name} {path} cannot be read ({error}).") from None
 
 
 def table() -> str:

@@ -1,4 +1,4 @@
-"""Answers that a later request may name: bounded in bytes, the ones used longest ago go first."""
+"""Answers that a later request may name: bounded in bytes; of the client that holds most, those used longest ago go."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -34,6 +34,8 @@ class Store:
         """`limit`: bytes; 0 keeps nothing."""
         self.limit, self.size = limit, 0
         self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._owned: dict[str, int] = {}
+        """Bytes of each owner."""
 
     def put(self, id: str, owner: str, response: Any, items: Any, given: Any) -> None:
         """Keep an answer, unless it alone is larger than the limit."""
@@ -42,8 +44,10 @@ class Store:
             return
         self._kept[id] = kept
         self.size += kept.size
-        while self.size > self.limit:
-            self.size -= self._kept.popitem(last=False)[1].size
+        self._owned[owner] = self._owned.get(owner, 0) + kept.size
+        while self.size > self.limit:  # of whoever holds most, so that nobody pushes out another's
+            largest = max(self._owned, key=self._owned.__getitem__)
+            self._drop(next(each for each, it in self._kept.items() if it.owner == largest))
 
     def get(self, id: str, owner: str) -> StoredResponse | None:
         kept = self._kept.get(id)
@@ -56,8 +60,15 @@ class Store:
         kept = self.get(id, owner)
         if kept is None:
             return False
-        self.size -= self._kept.pop(id).size
+        self._drop(id)
         return True
+
+    def _drop(self, id: str) -> None:
+        kept = self._kept.pop(id)
+        self.size -= kept.size
+        self._owned[kept.owner] -= kept.size
+        if not self._owned[kept.owner]:
+            del self._owned[kept.owner]
 
     def __len__(self) -> int:
         return len(self._kept)

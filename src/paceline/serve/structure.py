@@ -6,8 +6,10 @@ from typing import Any, Literal
 import orjson
 
 from paceline.core.grammar import Grammar
+from paceline.serve import triggered as triggered_
 from paceline.serve.errors import ApiError
 from paceline.serve.protocol import ChatRequest, NamedChoice, Sampling, Tool
+from paceline.serve.syntax import Syntax
 
 Choice = Literal["none", "auto", "required"]
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -19,7 +21,7 @@ def given_grammar(body: Sampling) -> Grammar | None:
     return None if body.grammar is None else Grammar(body.grammar.kind, body.grammar.text)
 
 
-def chat_grammar(body: ChatRequest) -> Grammar | None:
+def chat_grammar(body: ChatRequest, syntax: Syntax | None = None) -> Grammar | None:
     """The one grammar of a chat request. Raises ApiError for two that exclude each other, and for what could be broken:
     a strict tool, or at most one call, where the model itself chooses."""
     choice, given = tool_choice(body), body.response_format
@@ -29,14 +31,30 @@ def chat_grammar(body: ChatRequest) -> Grammar | None:
         "tool_choice": forced(body),
     }
     wanted = [name for name, grammar in sources.items() if grammar is not None]
+    if choice == "auto" and wanted in ([], ["response_format"]):
+        return of_choice(body, syntax)
     if wanted and choice == "auto":
         wanted.append("tools")
     if len(wanted) > 1:
         message = f"{wanted[0]} and {wanted[1]} both shape the whole answer; give one, or tool_choice none."
         raise ApiError(400, message, param=wanted[0])
-    if choice == "auto":
-        check_free(body)
     return sources[wanted[0]] if wanted else None
+
+
+def of_choice(body: ChatRequest, syntax: Syntax | None) -> Grammar | None:
+    """The grammar of an answer in which the model itself chooses whether to call: none where nothing is to be kept.
+    Raises ApiError where the calls of the model are of no syntax that is known."""
+    tools, wish = body.tools or [], body.response_format
+    answer = None
+    if wish is not None and of_format(body) is not None:
+        answer = wish.json_schema.schema_ if wish.json_schema is not None else triggered_.ANY_OBJECT
+    strict = any(tool.function.strict for tool in tools)
+    if answer is None and not strict and body.parallel_tool_calls is not False:
+        return None
+    if syntax is None:
+        message = "tools cannot be kept to a form: this model's calls are of no syntax that is known."
+        raise ApiError(400, message, param="tools")
+    return triggered_.triggered(syntax, tools, body.parallel_tool_calls is not False, answer)
 
 
 def tool_choice(body: ChatRequest) -> Choice | NamedChoice:
@@ -52,15 +70,6 @@ def tool_choice(body: ChatRequest) -> Choice | NamedChoice:
         message = f"tool_choice names {choice.function.name[:64]!r}, but tools has {', '.join(names)}."
         raise ApiError(400, message, param="tool_choice")
     return choice
-
-
-def check_free(body: ChatRequest) -> None:
-    """What a model that may answer as it likes cannot be held to."""
-    need = "set tool_choice to required or name a function, so that it can be enforced."
-    if any(tool.function.strict for tool in body.tools or ()):
-        raise ApiError(400, f"tools has a strict function with tool_choice auto; {need}", param="tools")
-    if body.parallel_tool_calls is False:
-        raise ApiError(400, f"parallel_tool_calls is false with tool_choice auto; {need}", param="parallel_tool_calls")
 
 
 def of_format(body: ChatRequest) -> Grammar | None:

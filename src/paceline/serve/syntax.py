@@ -40,7 +40,7 @@ THINK, END_THINK = "<think>", "</think>"
 
 
 def syntax_of(template: str) -> Syntax | None:
-    """The syntax of the calls that a model with this chat template writes, None where it is none of the table's."""
+    """The syntax of the calls that a model with this chat template writes, None where it is not one of the table's."""
     for syntax in SYNTAXES:
         if any(sign in template for sign in syntax.signs) and not (syntax.unless and syntax.unless in template):
             return syntax

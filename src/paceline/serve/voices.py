@@ -8,7 +8,6 @@ from typing import Protocol
 import orjson
 
 from paceline.serve.parser import AnswerParser, Content, Delta, ToolCall
-from paceline.serve.prompts import template
 from paceline.serve.protocol import ChatRequest, NamedChoice
 from paceline.serve.server import Server
 from paceline.serve.structure import tool_choice
@@ -105,16 +104,16 @@ class Manner:
     """Markers are special tokens, so the text must show these."""
 
 
-def manner(body: ChatRequest, server: Server, shaped: bool) -> Manner:
+def manner(body: ChatRequest, server: Server, shaped: bool, source: str) -> Manner:
     """`shaped`: a grammar prescribes the whole answer. Raises RefusalError for tools of a model whose calls would not
     be understood."""
-    choice, new_id = tool_choice(body), ids(template(server.text))
+    choice, new_id = tool_choice(body), ids(source)
     if isinstance(choice, NamedChoice):
         name = choice.function.name
         return Manner(lambda tail: Named(name, new_id))
     if choice == "required":
         return Manner(lambda tail: Required(new_id))
-    source, tools = template(server.text), choice == "auto"
+    tools = choice == "auto"
     reasoning = (THINK in source or END_THINK in source) and not shaped
     if not tools and not reasoning:
         return Manner(lambda tail: Plain())

@@ -1,32 +1,75 @@
 """What all bodies have in common: null is the same as not given, nothing unknown is let through, and a body that is
 wrong fails at its first fault, however many it has."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+import logging
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, TypeVar
 
-import pydantic
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, StringConstraints, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BaseModel, ConfigDict, GetCoreSchemaHandler, StringConstraints, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from paceline.core.grammar import MOST_DEPTH
 
+T = TypeVar("T")
+log = logging.getLogger("paceline")
+MOST_TOLD = 256
+"""Names of unknown parameters that are told of."""
 MAX_LABEL_CHARS = 512
 """Characters of a name or a label."""
+ENTRIES = 1024
+"""Entries of an object whose values are checked, where its field does not say."""
 Label = Annotated[str, StringConstraints(max_length=MAX_LABEL_CHARS)]
+Ids = list[int]
+SEQUENCES = ("list", "tuple", "set", "frozenset", "generator")
+NO_SCHEMA = ("metadata", "serialization", "default", "expected")
 
 
-class FailFast(pydantic.FailFast):
-    """A list that ends at its first fault. (pydantic's own is not hashable, which `|` wants of it.)"""
+def bounded(schema: Any) -> Any:
+    """The core schema whose lists end at their first fault and whose objects have a most of entries, counted before
+    one is looked at. Objects of any values have no entries that could fail."""
+    if isinstance(schema, list | tuple):
+        return type(schema)(bounded(each) for each in schema)
+    if not isinstance(schema, dict):
+        return schema
+    kind = schema.get("type")
+    if not isinstance(kind, str):  # schemas by the names of fields, which may be any
+        return {name: bounded(each) for name, each in schema.items()}
+    made = {key: value if key in NO_SCHEMA else bounded(value) for key, value in schema.items()}
+    if kind in SEQUENCES:
+        made["fail_fast"] = True
+    if kind == "dict" and made.get("values_schema", ANY)["type"] != "any" and "counted" not in marks(made):
+        most = made.get("max_length", ENTRIES)
+        inner = {**made, "metadata": {**made.get("metadata", {}), "counted": True}}
+        return core_schema.no_info_before_validator_function(few(most), inner)
+    return made
 
-    def __hash__(self) -> int:
-        return hash(self.fail_fast)
+
+ANY: dict[str, Any] = {"type": "any"}
 
 
-Ids = Annotated[list[int], FailFast()]
+def marks(schema: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = schema.get("metadata") or {}
+    return found
+
+
+def few(most: int) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > most:
+            raise PydanticCustomError("too_many", "too many")
+        return value
+
+    return check
 
 
 class Wire(BaseModel):
+    """A body, or an object within one. `bounded` is applied to the schema of every model."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        made: CoreSchema = bounded(handler(source))
+        return made
 
     @model_validator(mode="before")
     @classmethod
@@ -36,33 +79,47 @@ class Wire(BaseModel):
             return data
         names = {field.alias or name for name, field in cls.model_fields.items()}
         given = {name: value for name, value in data.items() if value is not None}
-        for name in given:
-            if name not in names:
-                raise PydanticCustomError("unknown_parameter", "unknown", {"name": str(name)})
+        unknown = [name for name in given if name not in names]
+        if unknown and not leniency.on:
+            raise PydanticCustomError("unknown_parameter", "unknown", {"name": str(unknown[0])})
+        for name in unknown:
+            leniency.let_go(str(name), given.pop(name))
         return given
 
 
-def few(most: int) -> BeforeValidator:
-    """Limit the number of entries of an object; they are counted before any is parsed."""
+class Leniency:
+    """How unknown names in bodies are met: refused, or with `on` let go, and told once each in the log."""
 
-    def check(value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > most:
-            raise PydanticCustomError("too_many", "too many")
-        return value
+    def __init__(self) -> None:
+        self.on = False
+        self._told: set[str] = set()
 
-    return BeforeValidator(check)
+    def let_go(self, name: str, value: Any) -> None:
+        if name not in self._told and len(self._told) < MOST_TOLD:
+            self._told.add(name)
+            log.warning("A request has the unknown parameter %r, which is ignored (told once).", name[:60])
 
 
-def check_depth(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    left: list[tuple[Any, int]] = [(value, 1)]
+leniency = Leniency()
+"""Of this process: `--unknown-parameters warn` switches it on."""
+
+
+def check_depth(value: T) -> T:
+    """`value`, unless it is nested too deeply to be written again."""
+    left: list[Iterator[Any]] = [iter((value,))]
     while left:
-        part, depth = left.pop()
-        if depth > MOST_DEPTH:
-            raise PydanticCustomError("too_deep", "too deep")
-        inner = part.values() if isinstance(part, dict) else part
-        left += [(each, depth + 1) for each in inner if isinstance(each, dict | list)]
+        for part in left[-1]:
+            if isinstance(part, dict | list):
+                if len(left) > MOST_DEPTH:
+                    raise PydanticCustomError("too_deep", "too deep")
+                left.append(iter(part.values() if isinstance(part, dict) else part))
+                break
+        else:
+            left.pop()
     return value
 
 
+Loose = Annotated[Any, AfterValidator(check_depth)]
+"""Any JSON value that is not nested too deeply to be written again."""
 Shallow = Annotated[dict[str, Any], AfterValidator(check_depth)]
 """Any JSON object that is not nested too deeply to be written again."""

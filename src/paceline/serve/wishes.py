@@ -23,6 +23,8 @@ def sampling_params(body: Sampling, **more: Any) -> SamplingParams:
         values["logit_bias"] = {token_id(key): bias for key, bias in body.logit_bias.items()}
         if len(values["logit_bias"]) < len(body.logit_bias):
             raise InputError("logit_bias has one token id in two spellings; give each once.")
+    if body.cache_salt:
+        values["tenant"] = body.cache_salt
     if body.top_k == -1:
         values["top_k"] = 0
     if body.speculation is not None:

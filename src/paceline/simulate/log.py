@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from paceline.core.errors import InputError
+from paceline.core.files import lines_of
 from paceline.core.joined import Layout
 from paceline.core.params import SamplingParams
 from paceline.core.plan import MinChance, Note, Plan, Work
@@ -244,17 +245,11 @@ def dump(event: Event) -> bytes:
 
 def read(path: Path) -> Iterator[Event]:
     """The events of a log. InputError where a line is none."""
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                event = _parse(line, f"line {number} of {path}")
-                if (number == 1) != isinstance(event, Setup):
-                    raise InputError(
-                        f"Line {number} of {path} is a {event.event}; a log has one setup, its first line."
-                    )
-                yield event
-    except OSError as error:
-        raise InputError(f"The decision log {path} cannot be read ({error.strerror}).") from None
+    for number, line in enumerate(lines_of(path, "The decision log"), 1):
+        event = _parse(line, f"line {number} of {path}")
+        if (number == 1) != isinstance(event, Setup):
+            raise InputError(f"Line {number} of {path} is a {event.event}; a log has one setup, its first line.")
+        yield event
 
 
 def _parse(line: bytes, where: str) -> Event:
@@ -264,6 +259,6 @@ def _parse(line: bytes, where: str) -> Event:
         first = error.errors()[0]
         at = ".".join(map(str, first["loc"]))
         raise InputError(
-            f"{where} is no event of a decision log of this version ({at}: {first['msg']}); "
+            f"{where} is not an event of a decision log of this version ({at}: {first['msg']}); "
             "record one with `paceline serve --decision-log FILE`."
         ) from None

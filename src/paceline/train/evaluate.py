@@ -13,6 +13,7 @@ import torch
 
 from paceline.draft.grow import HEAD_TREE_NODES, RankChances, best
 from paceline.draft.sequoia import Shape
+from paceline.engine.options import Dtype
 from paceline.train.data import Sample
 from paceline.train.features import FeatureSource
 from paceline.train.method import Method
@@ -114,7 +115,7 @@ class Measurement:
 
 def engine_tau(
     target: str | Path, draft: str | Path | None, samples: Sequence[Sample], drafters: Sequence[str], nodes: int | None,
-    answer: int = 160, dtype: str = "bfloat16",
+    answer: int = 160, dtype: Dtype = "bfloat16",
 ) -> Measurement:  # fmt: skip
     """Greedy answers to the samples' prompts, one request at a time, by each drafter. Tau is over the tokens behind the
     first, which the prompt's pass brings."""

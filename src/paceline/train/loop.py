@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from paceline.core.errors import InputError
+from paceline.engine.options import Dtype
 from paceline.train import TRAINERS
 from paceline.train.data import Sample, answered, given, read_lines
 from paceline.train.evaluate import Scores, evaluate
@@ -74,7 +75,7 @@ class TrainingPlan:
     seed: int = 0
     held: int = 24
     """Texts that are not trained on, for evaluation."""
-    dtype: str = "bfloat16"
+    dtype: Dtype = "bfloat16"
     """Data type of the target, the one it will serve with."""
     cache: Path | None = None
     """A directory for hidden states and answers; None: answers in `out`, hidden states computed each time."""

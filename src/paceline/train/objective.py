@@ -68,7 +68,7 @@ class Objective:
             try:
                 terms[name] = float(weight or 1.0)
             except ValueError:
-                raise InputError(f"objective {text!r}: {weight!r} is no weight; write {name}:0.5.") from None
+                raise InputError(f"objective {text!r}: {weight!r} is not a weight; write {name}:0.5.") from None
             if name not in TERMS:
                 raise InputError(f"objective {text!r}: {name!r} is not known; known are {', '.join(TERMS)}.")
         return cls(terms, decay)

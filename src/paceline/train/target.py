@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import RefusalError
+from paceline.engine.options import Dtype
 from paceline.engine.text import Text
 from paceline.model.checkpoint import open_tensors, resolve
 from paceline.model.decoder import Decoder
@@ -24,9 +25,10 @@ SAMPLE = 1 << 20
 class TrainingTarget:
     """A model that drafters are trained for. Frozen."""
 
-    def __init__(self, model: str | Path, dtype: str = "bfloat16") -> None:
+    def __init__(self, model: str | Path, dtype: Dtype = "bfloat16") -> None:
         """`dtype`: of its decoder. Raises CheckpointError."""
-        self.name, self.path, self.dtype = str(model), resolve(model), dtype
+        self.name, self.path = str(model), resolve(model)
+        self.dtype: Dtype = dtype
         self.text = Text(self.path)
         self.decoder: Decoder = load_model(self.path, dtype=dtype)
         if "post_norm" not in self.decoder.places:

@@ -19,7 +19,7 @@ from paceline.verify import VERIFIERS, Case, Rule
 @VERIFIERS.register(
     "judge",
     Accepts(
-        summary="lossy: drafted tokens stand where a trained head finds them good enough",
+        summary="lossy: drafted tokens are kept if a trained head finds them good enough",
         laws=(Law.SHARED_NOISE, Law.POINT, Law.SAMPLED),
         shape="chain",
         guarantee="none",

@@ -16,7 +16,7 @@ EPSILON, DELTA = 0.09, 0.3
 @VERIFIERS.register(
     "typical",
     Accepts(
-        summary="lossy: drafted tokens stand where the model finds them typical",
+        summary="lossy: drafted tokens are kept if the model finds them typical",
         laws=(Law.POINT, Law.WITHOUT_REPLACEMENT, Law.SAMPLED),
         shape="tree",
         guarantee="none",

@@ -72,7 +72,7 @@ def test_predict_with_the_demo_pair(demo_url: str, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["predict", "no-such-program-here"], "no man page"),
-        (["fuzz", str(PLANTED_PAGE)], "is no plan"),
+        (["fuzz", str(PLANTED_PAGE)], "is not a plan"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(arguments: list[str], message: str) -> None:

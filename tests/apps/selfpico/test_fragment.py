@@ -191,3 +191,21 @@ def test_end_to_end_with_the_demo_pair(demo_url: str, tmp_path: Path) -> None:
     assert "&lt;b&gt;" in page and "<b>" not in page and 'class="ran"' in page
     again = CliRunner().invoke(app, [*arguments[:-2], "--replay", str(tmp_path / "log"), "--url", "http://127.0.0.1:9"])
     assert json.loads(again.stdout)["fragments"] == answer["fragments"]
+
+
+@pytest.mark.parametrize(
+    ("source", "keys", "lines"),
+    [
+        ("x = y\nz = x + 1\nprint(3)\nprint(z)", {"name:y"}, {1, 2, 4}),
+        ("for a in b:\n    c.append(a)\nprint(c)\nprint(1)", {"name:b"}, {1, 2, 3}),
+        ("def f(p):\n    return p + 1\nf(1)\nf(q)", {"name:q"}, {2, 3, 4}),
+        ("with open(p) as h:\n    t = h.read()\nn = len(t)\nm = 2", {"name:p"}, {1, 2, 3}),
+        ("o.v = u\nprint(o.v)\nprint(k)", {"name:u"}, {1, 2}),
+        ("if flag:\n    n = 3\nprint(n + 'a')", {"name:flag"}, {1}),
+        ("d = {}\nd[w] = 1\nprint(d)", {"name:w"}, {2, 3}),
+    ],
+)
+def test_put_in_values_are_followed(source: str, keys: set[str], lines: set[int]) -> None:
+    from paceline.apps.selfpico.taint import tainted
+
+    assert tainted(source, 0, keys, set()) == lines

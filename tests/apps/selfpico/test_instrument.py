@@ -165,7 +165,7 @@ def test_what_needs_a_function_gets_one(source: str, head: str) -> None:
 
 
 def test_what_is_no_python_is_refused() -> None:
-    with pytest.raises(FragmentError, match="no Python"):
+    with pytest.raises(FragmentError, match="not valid Python"):
         instrument("if x:\nreturn")
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("sqlglot", reason="needs paceline[apps]")
-from paceline.apps.text2sql.database import Duck, QueryError, Sqlite, SqlLimits, _permit, open_database
+from paceline.apps.text2sql.child import permit
+from paceline.apps.text2sql.database import Duck, QueryError, Sqlite, SqlLimits, open_database
 from paceline.apps.text2sql.guard import Forbidden, check
 
 WRITES = [
@@ -100,15 +101,15 @@ def test_the_walls_behind_the_parser_hold_alone(
 
 
 def test_the_authoriser_permits_reading_alone() -> None:
-    assert _permit(sqlite3.SQLITE_SELECT, None, None) == sqlite3.SQLITE_OK
-    assert _permit(sqlite3.SQLITE_FUNCTION, None, "load_extension") == sqlite3.SQLITE_DENY
+    assert permit(sqlite3.SQLITE_SELECT, None, None) == sqlite3.SQLITE_OK
+    assert permit(sqlite3.SQLITE_FUNCTION, None, "load_extension") == sqlite3.SQLITE_DENY
     for action in (
         sqlite3.SQLITE_INSERT,
         sqlite3.SQLITE_PRAGMA,
         sqlite3.SQLITE_ATTACH,
         sqlite3.SQLITE_CREATE_TEMP_TABLE,
     ):
-        assert _permit(action, None, None) == sqlite3.SQLITE_DENY
+        assert permit(action, None, None) == sqlite3.SQLITE_DENY
 
 
 def test_queries_of_all_shapes_do_run(sqlite_file: Path, duck_file: Path) -> None:
@@ -152,10 +153,61 @@ def test_what_is_no_database(tmp_path: Path) -> None:
 
 def test_the_check_says_what_was_wrong() -> None:
     for sql, says in (
-        ("DROP TABLE x", "DROP is no query"),
+        ("DROP TABLE x", "DROP is not a query"),
         ("SELECT 1; SELECT 2", "2 statements"),
         (" ; ", "no query"),
         ("x" * 30_000, "30000"),
     ):
         with pytest.raises(Forbidden, match=says):
             check(sql, "sqlite")
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "duckdb"])
+def test_names_that_are_keywords_are_quoted(tmp_path: Path, kind: str) -> None:
+    """Every name that the schema shows can be written into a query as it is shown."""
+    from paceline.apps.text2sql.keywords import KEYWORDS
+    from paceline.apps.text2sql.schema import name, read_schema
+
+    words = sorted(KEYWORDS)
+    columns = ", ".join(f'"{word}" INTEGER' for word in words)
+    path = tmp_path / f"k.{kind}"
+    if kind == "sqlite":
+        with sqlite3.connect(path) as made:
+            made.execute(f'CREATE TABLE "order" ({columns})')
+    else:
+        made_ = pytest.importorskip("duckdb").connect(str(path))
+        made_.execute(f'CREATE TABLE "order" ({columns})')
+        reserved = {
+            row[0]
+            for row in made_.execute(
+                "SELECT keyword_name FROM duckdb_keywords() WHERE keyword_category = 'reserved'"
+            ).fetchall()
+        }
+        made_.close()
+        assert reserved <= KEYWORDS, sorted(reserved - KEYWORDS)
+    database = open_database(path)
+    shown = read_schema(database).show({})
+    assert 'CREATE TABLE "order"' in shown and '  "group" INTEGER' in shown
+    database.run(f"SELECT {', '.join(name(word) for word in words)} FROM {name('order')}")
+
+
+def test_native_code_cannot_go_around_the_time_limit(sqlite_file: Path) -> None:
+    sql = "SELECT instr(hex(zeroblob(499999)), hex(zeroblob(200000)) || '1')"
+    with pytest.raises(QueryError) as error:
+        open_database(sqlite_file).run(sql, SqlLimits(seconds=0.5))
+    assert error.value.kind == "timeout"
+
+
+def test_bytes_are_bounded(sqlite_file: Path, duck_file: Path) -> None:
+    large = "SELECT repeat('x', 20000000) FROM range(200)"
+    with pytest.raises(QueryError) as error:
+        open_database(duck_file).run(large, SqlLimits(seconds=20))
+    assert error.value.kind == "memory"
+    many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 900) SELECT hex(zeroblob(900)) FROM n"
+    told = open_database(sqlite_file).run(many, SqlLimits(bytes=100_000))
+    assert told.more and 40 < len(told.rows) < 60
+
+
+def test_values_come_as_they_were(duck_file: Path) -> None:
+    told = open_database(duck_file).run("SELECT 1.50::DECIMAL(5, 2), NULL, true, [1, 2], DATE '2024-05-01', 'é', 1e3")
+    assert [str(value) for value in told.rows[0]] == ["1.50", "None", "True", "[1, 2]", "2024-05-01", "é", "1000.0"]

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.apps.common.client import AppClient
+from paceline.apps.common.client import Client
 from paceline.apps.tsci.generate import MAKERS
-from paceline.apps.tsci.pipeline import TsciPlan
-from paceline.apps.tsci.series import Series, calendar_period, read_series
+from paceline.apps.tsci.pipeline import Plan
+from paceline.apps.tsci.series import Series, read_series
 from paceline.apps.tsci.study import OURS, study
 from tests.apps.scripted import scripted
 
@@ -23,13 +23,13 @@ here = pytest.mark.skipif(not ETT.is_file(), reason="no data/timeseries/ETTh1.cs
 def test_the_file_is_read_as_it_is() -> None:
     series = read_series(ETT, "OT")
     assert len(series) == 17420
-    assert calendar_period(series.time) == 24
+    assert series.period == 24
 
 
 async def ours_over_naive(series: Series) -> float:
     with scripted(lambda body: "no JSON") as (url, _):
-        async with AppClient(url) as client:
-            found = await study(client, [series], 512, 10, TsciPlan(96), workers=2)
+        async with Client(url) as client:
+            found = await study(client, [series], 512, 10, Plan(96), workers=2)
     assert found["lost"] == []
     [row] = found["table"]
     return float(row[OURS] / row["seasonal naive"])

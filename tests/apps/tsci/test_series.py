@@ -1,12 +1,15 @@
 """Series and windows: what a CSV may hold, and the seal over the future."""
 
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from paceline.apps.tsci.explore import explore
 from paceline.apps.tsci.generate import retail
-from paceline.apps.tsci.series import Leak, Sealed, Series, calendar_period, errors, read_series, windows
+from paceline.apps.tsci.pipeline import seasons
+from paceline.apps.tsci.series import Leak, Sealed, Series, errors, read_series, windows
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -32,11 +35,10 @@ def test_a_column_with_gaps(tmp_path: Path) -> None:
     [
         ("", None, "holds no rows"),
         (rows(*range(12)), "c", "no column c; its columns are date, a, b"),
-        (rows(1, "x", *range(12)), "a", "row 3: 'x' is no number"),
-        (rows(1, "inf", *range(12)), "a", "row 3: 'inf' is no number"),
+        (rows(1, "x", *range(12)), "a", "row 3: 'x' is not a number"),
+        (rows(1, "inf", *range(12)), "a", "row 3: 'inf' is not a number"),
         (rows(1, 2, 3), "a", "10 or more"),
         ("date,a\n" + "2020-01-01,1\n" * 12, "a", "comes twice"),
-        ("date,a\n" + "".join(f"2020-01-{31 - i},1\n" for i in range(12)), "a", "not in order"),
     ],
 )
 def test_bad_files_are_refused_by_name(tmp_path: Path, text: str, column: str | None, said: str) -> None:
@@ -76,17 +78,83 @@ def test_missing_truth_is_not_scored() -> None:
         Sealed(np.array([np.nan])).score({"x": np.array([1.0])})
 
 
+def dated(*times: str) -> str:
+    return "date,a\n" + "".join(f"{time},{number}\n" for number, time in enumerate(times))
+
+
+def days(form: str, count: int = 20, step: int = 1, first: str = "2023-12-11", skip: bool = False) -> list[str]:
+    found, day = [], datetime.fromisoformat(first)
+    while len(found) < count:
+        if not skip or day.weekday() < 5:
+            found.append(day.strftime(form))
+        day += timedelta(days=step)
+    return found
+
+
 @pytest.mark.parametrize(
-    ("first", "second", "period"),
+    ("times", "period"),
     [
-        ("2016-07-01 00:00:00", "2016-07-01 01:00:00", 24),
-        ("2016-07-01 00:00:00", "2016-07-01 00:15:00", 96),
-        ("2016-07-01", "2016-07-02", 7),
-        ("2016-07-01", "2016-08-01", 12),
-        ("2016-07-01", "2016-07-04", 1),
-        ("0", "1", 1),
-        ("monday", "tuesday", 1),
+        ([f"2016-07-01 {hour:02}:00:00" for hour in range(20)], 24),
+        ([f"2016-07-01 {minute // 60:02}:{minute % 60:02}" for minute in range(0, 300, 15)], 96),
+        (days("%Y-%m-%d"), 7),
+        (days("%d/%m/%Y"), 7),
+        (days("%m/%d/%Y"), 7),
+        (days("%d.%m.%y"), 7),
+        (days("%Y%m%d"), 7),
+        (days("%d %b %Y"), 7),
+        (days("%Y-%m-%d", skip=True), 5),
+        ([f"{2000 + month // 12}-{month % 12 + 1:02}-01" for month in range(20)], 12),
+        ([f"{2000 + month // 12}-{month % 12 + 1:02}" for month in range(20)], 12),
+        ([f"{2000 + quarter // 4}Q{quarter % 4 + 1}" for quarter in range(20)], 4),
+        ([f"2016-07-01T00:{minute:02}:00Z" for minute in range(20)], 1),
+        ([str(number) for number in range(20)], 1),
     ],
 )
-def test_the_calendar_suggests_a_season(first: str, second: str, period: int) -> None:
-    assert calendar_period((first, second)) == period
+def test_times_are_read_put_in_order_and_suggest_a_season(tmp_path: Path, times: list[str], period: int) -> None:
+    forward = read_series(write(tmp_path, dated(*times)), "a")
+    assert forward.period == period and not forward.notes
+    backward = read_series(write(tmp_path, "date,a\n" + "".join(dated(*times).splitlines(True)[:0:-1])), "a")
+    assert backward.values.tolist() == forward.values.tolist() == list(range(20))
+    assert "put in order" in backward.notes[0]
+
+
+def test_newest_first_by_slashes_ends_with_the_newest(tmp_path: Path) -> None:
+    """The kind that read as a falling series: the forecast began where the series had begun."""
+    times = days("%d/%m/%Y", 30)
+    text = "date,a\n" + "".join(f"{time},{100 + at}\n" for at, time in reversed(list(enumerate(times))))
+    assert read_series(write(tmp_path, text)).values[-1] == 129
+
+
+def test_a_gap_is_a_missing_value_and_named(tmp_path: Path) -> None:
+    times = days("%Y-%m-%d", 20)
+    series = read_series(write(tmp_path, dated(*times[:5], *times[7:])), "a")
+    assert np.flatnonzero(np.isnan(series.values)).tolist() == [5, 6] and len(series) == 20
+    assert "2 times are missing" in series.notes[0] and times[4] in series.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [
+        ([f"0{1 + at % 9}/0{1 + at * at % 7}/20{10 + at}" for at in range(11)],
+         "may begin with the day or with the month"),
+        ([*days("%d/%m/%Y", 9, first="2023-01-13"), "13/13/2023"], "neither"),
+        ([*days("%Y-%m-%d", 10), "soon"], "row 12: 'soon' is no time"),
+        ([*days("%Y-%m-%d", 10), "2023-12-13"], "2023-12-13 comes twice"),
+        ([*days("%Y-%m-%d", 10), "2023-12-13T00:00:00"], "comes twice"),
+        ([*days("%Y-%m-%dT00:00:00+01:00", 10), "2024-12-13"], "time zone"),
+        ([*days("%Y-%m-%d", 10), "2924-12-13"], "times lack"),
+    ],
+)  # fmt: skip
+def test_times_that_cannot_be_used_are_refused(tmp_path: Path, times: list[str], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        read_series(write(tmp_path, dated(*times)), "a")
+
+
+def test_labels_are_no_times(tmp_path: Path) -> None:
+    text = "shop,a\n" + "".join(f"shop {number % 3},{number}\n" for number in range(12))
+    assert read_series(write(tmp_path, text)).values.tolist() == list(range(12))
+
+
+def test_a_found_season_goes_before_the_calendars() -> None:
+    facts = explore(np.tile([1.0, 5.0, 9.0, 2.0, 3.0], 40) + 0.01 * np.arange(200))
+    assert facts.period == 5 and seasons(facts, 7) == [5, 7, 1]

@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.bench.load.conftest import Counted
+from tests.patience import PATIENCE_S
 from tests.test_cli import failure, run
 
 FEW = ["--warmup", "0", "--requests", "3", "--max-tokens", "6", "--temperature", "0"]
@@ -112,7 +113,7 @@ def test_ctrl_c_reports_what_was_measured(url: str, served: Counted, prompts: st
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, err
     assert "Poisson 10/s" in out and "TTFT" in out and "Traceback" not in err
 
@@ -128,7 +129,7 @@ def test_a_recording_is_made_and_replayed(url: str, prompts: str, tmp_path: Path
         through = ["bench", "serve", "--url", f"http://127.0.0.1:{port}", "--prompts", prompts, "--rate", "100", *FEW]
         assert run(*through).exit_code == 0
         process.send_signal(signal.SIGINT)
-        assert "3 requests recorded" in process.communicate(timeout=60)[1]
+        assert "3 requests recorded" in process.communicate(timeout=PATIENCE_S)[1]
     assert process.returncode == 0
     result = run("bench", "serve", "--url", url, "--recorded", str(made), "--speed", "1,2", "--warmup", "0")
     assert result.exit_code == 0 and "recorded x1" in result.stdout and "3 of 3 requests" in result.stdout

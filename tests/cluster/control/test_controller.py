@@ -18,6 +18,7 @@ from paceline.cluster.workflow.tasks import CallWork
 from paceline.cluster.workflow.tune import Tuner
 from paceline.serve.errors import ApiError
 from paceline.serve.settings import Settings
+from tests.patience import PATIENCE_S
 from tests.serve.conftest import DEMO, running
 
 httpx2 = pytest.importorskip("httpx2", reason="needs paceline[test]")
@@ -118,8 +119,7 @@ def test_hints_are_taken_out_of_the_request_and_checked() -> None:
     assert data == {"prompt": "x"} and hint.deadline_s == 3 and not hint.last
     assert read(b'{"prompt": "x"}')[1].last
     for body, says in (
-        (b"[]", "no JSON object"),
-        (b'{"stream": true}', "stream and a router"),
+        (b"[]", "not a JSON object"),
         (b'{"workflow": {"id": ""}}', "workflow.id"),
         (b'{"workflow": {"id": "a", "more": 1}}', "workflow.more"),
         (b'{"workflow": 3}', "workflow"),
@@ -139,7 +139,7 @@ async def test_a_router_over_two_real_servers() -> None:
         made, events = Controller(setup.dispatcher(), {url: HttpEngine(url) for url in urls}), list[Event]()
         made.dispatcher.watchers.append(WorkflowRecorder(setup, events.append))
         transport = httpx2.ASGITransport(create(made))
-        async with httpx2.AsyncClient(transport=transport, base_url="http://router", timeout=60) as client:
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost", timeout=PATIENCE_S) as client:
             body = {"prompt": "Tom has 3", "max_tokens": 5, "temperature": 0, "seed": 1}
             hints = [{"id": f"q{n // 2}", "step": "draft", "deadline_s": 60.0, "expected": ["check"]} for n in range(8)]
             replies = await asyncio.gather(
@@ -169,3 +169,65 @@ def test_lengths_of_a_step_are_learned() -> None:
         router.learn("a", (100.0, 20.0))
     assert router.work("a", 400, {"max_tokens": 100}).tokens_out == pytest.approx(20.0)
     assert np.isfinite(router.state(0.0)["instances"]["one"]["backlog_s"])
+
+
+async def test_an_engine_that_breaks_off_is_asked_a_bounded_number_of_times() -> None:
+    class Breaks(Fragile):
+        asked = 0
+
+        async def ask(self, path: str, body: bytes | None) -> Reply:
+            self.asked += 1
+            raise EngineLost("it closed")
+
+        async def alive(self) -> bool:
+            return True
+
+    engines = [Breaks("one"), Breaks("two")]
+    made, _ = controller(*engines)
+    made.most_losses = 3
+    for _ in range(2):
+        with pytest.raises(EngineLost):
+            await asyncio.wait_for(made.call("w", CallWork("s", 1, 1), "/completions", b"{}"), 20)
+    assert sum(engine.asked for engine in engines) <= 6
+    await made.close()
+
+
+async def test_a_call_that_nobody_waits_for_is_ended() -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    class Slow(Fragile):
+        async def ask(self, path: str, body: bytes | None) -> Reply:
+            begun.set()
+            try:
+                await asyncio.sleep(60)
+            finally:
+                ended.set()
+            return Reply(200, b"{}")
+
+    made, _ = controller(Slow("one"))
+    call = asyncio.ensure_future(made.call("w", CallWork("s", 1, 1), "/completions", b"{}"))
+    await begun.wait()
+    call.cancel()
+    await asyncio.wait_for(ended.wait(), 5)
+    assert not made._waiting and not made.dispatcher.instances["one"].running
+    await made.close()
+
+
+async def test_a_router_has_the_servers_guard() -> None:
+    made, _ = controller(Fragile("one"))
+    app = create(made, Settings(api_keys=("secret",), max_body_bytes=1000))
+    async with httpx2.AsyncClient(
+        transport=httpx2.ASGITransport(app), base_url="http://localhost", timeout=20
+    ) as client:
+        body, key = b'{"prompt": "x"}', {"Authorization": "Bearer secret"}
+        json_ = {"Content-Type": "application/json"}
+        assert (await client.post("/v1/completions", content=body, headers=json_)).status_code == 401
+        plain = {**key, "Content-Type": "text/plain"}
+        assert (await client.post("/v1/completions", content=body, headers=plain)).status_code == 400
+        assert (await client.post("/v1/completions", content=b"x" * 2000, headers=key | json_)).status_code == 413
+        deep = b'{"prompt": ' + b"[" * 300 + b"]" * 300 + b"}"
+        assert (await client.post("/v1/completions", content=deep, headers=key | json_)).status_code == 400
+    open_ = create(made, Settings())
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(open_), base_url="http://evil.example") as client:
+        assert (await client.get("/v1/models")).status_code == 403
+    await made.close()

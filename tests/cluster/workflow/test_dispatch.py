@@ -113,7 +113,7 @@ def test_what_is_refused() -> None:
     for tasks, says in (
         ([a, a], "exists already"),
         ([Task("b", flow, CallWork("a"), (a,))], "before one of its predecessors"),
-        ([Task("b", flow, CallWork("a"), pinned="x")], "no instance"),
+        ([Task("b", flow, CallWork("a"), pinned="x")], "not an instance"),
         ([a, Task("b", flow, CallWork("a"), (a,), (1.0, 2.0))], "volumes"),
     ):
         with pytest.raises(InputError, match=says):

@@ -13,6 +13,7 @@ from paceline.engine.text import Text
 from paceline.model.checkpoint import read_config
 from paceline.model.linear import STORED
 from paceline.model.load import form, inspect, load_model, measure, packing_of
+from paceline.model.native import NativeDecoder
 from tests.model.gguf.files import PROMPT, write_gguf
 from tests.model.test_footprint import held
 from tests.oracle.cases import BLOCK, BLOCKS, CASES, LENGTH, Oracle, text, write
@@ -139,9 +140,10 @@ def test_kinds_are_the_dequantised_checkpoint(kind: Kind, quantize: str | None, 
 OWN: dict[str, tuple[Kind, dict[str, Kind], set[int] | None]] = {
     "Q4_0": (Kind.Q4_0, {}, {4}),
     "Q4_1": (Kind.Q4_1, {}, {4}),
-    "Q5_0": (Kind.Q5_0, {}, {8}),
+    "Q5_0": (Kind.Q5_0, {}, {5}),
     "Q8_0": (Kind.Q8_0, {}, {8}),
-    "fused with a wider one": (Kind.Q4_1, {"attn_v": Kind.Q8_0}, {4, 8}),
+    "values of their own": (Kind.Q4_1, {"attn_v": Kind.Q8_0}, {4, 8}),
+    "fused with a wider one": (Kind.Q4_1, {"ffn_up": Kind.Q8_0}, {4, 8}),
     "one matrix in floats": (Kind.Q4_0, {"attn_output": Kind.F16}, {4, 8}),
     "most in floats": (Kind.Q4_0, {"ffn": Kind.F16}, None),
     "BF16": (Kind.BF16, {}, None),
@@ -167,11 +169,8 @@ def test_a_file_keeps_its_own_bits(name: str, tmp_path: Path) -> None:
         return
     assert not torch.equal(*outs)
     assert float((outs[0] - outs[1]).norm() / outs[1].norm()) < 0.03  # activations are in 8 bits
-    blocks: Any = own.weights.blocks
-    layers = [
-        layer for block in blocks for layer in (block.mixer.qkv, block.mixer.out, block.ffn.gate_up, block.ffn.down)
-    ]
-    assert {layer.c.bits for layer in layers} == bits
+    assert isinstance(own, NativeDecoder)
+    assert {layer.c.bits for layers in own.matrices()[:-1] for layer in layers} == bits
     spec = read_config(file)
     foretold = measure(file, spec, packing_of(file, spec, "bfloat16", None, "cpu")).weights
     assert held(own.weights) <= foretold <= 1.15 * held(own.weights)

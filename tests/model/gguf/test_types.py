@@ -8,7 +8,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
 
 from paceline.model.gguf.types import DECODERS, decode
-from paceline.model.groups import stack
+from paceline.model.groups import regrouped, stack
 from tests.model.gguf.files import random_blocks
 
 HALVES = {Kind.Q2_K: (80, 82), Kind.Q3_K: (108,), Kind.Q6_K: (208,)} | dict.fromkeys(
@@ -32,7 +32,7 @@ def test_equals_the_package(kind: Kind) -> None:
     groups = decode(torch.from_numpy(raw.reshape(-1)), kind, *SHAPE)
     assert torch.equal(groups.floats(), expected) and len(expected.unique()) > 100
     codes, scale, minimum = groups.even()
-    assert codes.dtype == torch.uint8 and int(codes.max()) < 1 << groups.bits
+    assert codes.dtype == torch.uint8 and int(codes.max()) < 1 << groups.plain().bits
     wide = codes.view(SHAPE[0], -1, groups.size).double() * scale[:, :, None] + minimum[:, :, None]
     assert torch.equal(wide.view(SHAPE).float(), expected)
 
@@ -59,10 +59,12 @@ def test_rows_stack_and_split() -> None:
 
 
 def test_groups_of_16_are_rounded_to_8_bits() -> None:
-    """Q6_K in groups of 32: within half a step of the largest of each 32."""
+    """Q6_K beside another kind, in groups of 32: within half a step of the largest of each 32."""
     groups = decode(torch.from_numpy(blocks(Kind.Q6_K).reshape(-1)), Kind.Q6_K, *SHAPE)
-    rounded = stack([groups])
-    assert rounded is not None and (rounded.size, rounded.bits, groups.size) == (32, 8, 16)
+    alone, mixed, rounded = stack([groups]), stack([groups, groups.split(8)]), regrouped(groups)
+    assert alone is not None and (alone.size, alone.bits) == (16, 6) and torch.equal(alone.floats(), groups.floats())
+    assert mixed is not None and (mixed.size, mixed.bits) == (32, 8)
+    assert (rounded.size, rounded.bits, groups.size) == (32, 8, 16)
     exact = groups.floats().view(SHAPE[0], -1, 32)
     wrong = (rounded.floats().view(exact.shape) - exact).abs().amax(2)
-    assert bool((wrong <= exact.abs().amax(2) / 127 / 2 * 1.001).all()) and float(wrong.max()) > 0
+    assert bool((wrong <= exact.abs().amax(2) / 127 / 2 * 1.02).all()) and float(wrong.max()) > 0

@@ -115,6 +115,9 @@ async def ask(
             answer = await attempts(client, form, prompt, settings)
     except TimeoutError:
         answer = AppAnswer(None, "failed", problem="late", detail=f"No answer within {settings.deadline_s:g} s.")
+    except asyncio.CancelledError:
+        client.tally.outcomes["failed: cancelled"] += 1
+        raise
     if settings.deadline_s is not None:
         client.tally.deadline(answer.problem != "late")
     if answer.value is None and fallback is not None:
@@ -136,11 +139,17 @@ async def sample(
     try:
         async with asyncio.timeout(settings.deadline_s):
             reply = await client.chat(prompt.messages(), **fields)
-        answers = [read(form, s, client.native) for s in reply.samples]
+        lost: AppAnswer[T] = AppAnswer(
+            None, "failed", problem="server", detail="The server gave fewer samples than asked for."
+        )
+        answers = [*(read(form, s, client.native) for s in reply.samples), *[lost] * n][:n]
     except TimeoutError:
         answers = [AppAnswer(None, "failed", problem="late", detail=f"No answer within {settings.deadline_s:g} s.")] * n
     except CallError as error:
         answers = [AppAnswer(None, "failed", problem=error.kind, detail=str(error))] * n
+    except asyncio.CancelledError:
+        client.tally.outcomes["failed: cancelled"] += n
+        raise
     if settings.deadline_s is not None:
         client.tally.deadline(all(a.problem != "late" for a in answers))
     for answer in answers:
@@ -162,7 +171,7 @@ async def attempts(client: AppClient, form: Form[T], prompt: Prompt, settings: A
         answer = read(form, reply.samples[0], client.native, attempt + 1)
         if answer.value is not None:
             return answer
-        again = f"That was no valid answer: {answer.detail}. Answer again."
+        again = f"That was not a valid answer: {answer.detail}. Answer again."
         messages = [
             *prompt.messages(),
             {"role": "assistant", "content": answer.text},

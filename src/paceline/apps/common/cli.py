@@ -11,7 +11,7 @@ def run(files: list[Path], url: Url = URL, model: Model = None, ..., json: AsJso
 
 import json as json_
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ import typer
 
 from .client import AppClient, CallError
 from .tape import Tape, TapeError
+from .usage import mostly_stand_ins, told
 
 URL = "http://127.0.0.1:8000"
 SERVER, OUTPUT = "Server", "Output"
@@ -133,6 +134,18 @@ class AppBar:
         self._progress.update(self._task, advance=1, description=label)
 
 
-def show(result: dict[str, Any], as_json: bool, lines: list[str]) -> None:
-    """The result on stdout: as one JSON object, or as the given lines."""
-    typer.echo(json_.dumps(result, ensure_ascii=False, default=str) if as_json else "\n".join(lines))
+def show(result: dict[str, Any], as_json: bool, lines: list[str], usage: Mapping[str, Any] | None = None) -> None:
+    """The result on stdout: as one JSON object, or as the given lines. `usage`: of the answers that it is made from,
+    which is said; where more than half of them were not the model's, the program ends with exit code 1."""
+    if usage is None:
+        typer.echo(json_.dumps(result, ensure_ascii=False, default=str) if as_json else "\n".join(lines))
+        return
+    said = told(usage)
+    counts = {name: usage.get(name, 0) for name in ("answers", "answers_of_the_model")}
+    whole = {**result, **counts}
+    typer.echo(json_.dumps(whole, ensure_ascii=False, default=str) if as_json else "\n".join([*lines, said]))
+    if mostly_stand_ins(usage):
+        typer.echo(
+            f"Error: {said} The rest are stand-ins, so this result is not the model's; see the report.", err=True
+        )
+        raise typer.Exit(1)

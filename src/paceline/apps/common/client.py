@@ -106,6 +106,10 @@ class AppClient:
     async def _meet(self) -> None:
         """Find the model's name and whose server this is. Raises CallError."""
         models = (await self._json("GET", "/v1/models", {})).get("data") or []
+        if not isinstance(models, list) or not all(
+            isinstance(m, dict) and isinstance(m.get("id"), str) for m in models
+        ):
+            raise CallError("server", f"{self.url} sent no list of models; is it a server of OpenAI's protocol?")
         if not models and self.model is None:
             raise CallError("server", f"{self.url} lists no model; give --model.")
         card = next((m for m in models if m.get("id") == self.model), models[0] if models else {})
@@ -113,7 +117,7 @@ class AppClient:
         self.native = card.get("owned_by") == "paceline"
         if not self.native and self.drafter is not None:
             raise CallError(
-                "refused", f"{self.url} is no Paceline server, so it takes no drafter; leave --drafter out."
+                "refused", f"{self.url} is not a Paceline server, so it takes no drafter; leave --drafter out."
             )
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> AppReply:
@@ -123,9 +127,14 @@ class AppClient:
             body["speculation"] = {"drafter": self.drafter}
         began = time.monotonic()
         data = await self._json("POST", "/v1/chat/completions", body)
-        reply = AppReply(
-            tuple(sample(choice) for choice in data["choices"]), Usage.of(data.get("usage")), time.monotonic() - began
-        )
+        try:
+            samples = tuple(sample(choice) for choice in data["choices"])
+            usage = Usage.of(data.get("usage"))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise CallError("server", f"{self.url} sent no chat completion ({error!r} in its answer).") from error
+        if not samples:
+            raise CallError("server", f"{self.url} sent a chat completion without a choice.")
+        reply = AppReply(samples, usage, time.monotonic() - began)
         self.tally.add(reply.usage, reply.seconds)
         return reply
 
@@ -187,6 +196,24 @@ def checked(response: httpx2.Response) -> dict[str, Any]:
     said = error.get("message") if isinstance(error, dict) else response.text[:200]
     kind = "late" if response.status_code == 408 else "refused" if response.status_code < 500 else "server"
     raise CallError(kind, f"The server answered {response.status_code}: {said}")
+
+
+@dataclass(slots=True)
+class Nobody(AppClient):
+    """The client of a run without a model: each request fails at once, so that stand-ins show what they are worth."""
+
+    url: str = "nobody"
+
+    async def __aenter__(self) -> "Nobody":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, e: BaseException | None, t: TracebackType | None
+    ) -> None:
+        return None
+
+    async def chat(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> AppReply:
+        raise CallError("absent", "This run has no model.")
 
 
 def sample(choice: Mapping[str, Any]) -> AppSample:

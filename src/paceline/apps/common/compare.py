@@ -25,7 +25,7 @@ def calls(path: Path) -> Iterator[dict[str, Any]]:
             if event["event"] == "call" and event["path"] == CHAT:
                 yield event
     except (OSError, ValueError, KeyError) as error:
-        raise TapeError(f"{path} is no log of calls ({error}); give a file that --log wrote.") from error
+        raise TapeError(f"{path} is not a log of calls ({error}); give a file that --log wrote.") from error
 
 
 def figures(path: Path) -> tuple[dict[str, Any], Counter[str]]:

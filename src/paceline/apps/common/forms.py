@@ -11,6 +11,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from .schema import problem
+
 T_co = TypeVar("T_co", covariant=True)
 M = TypeVar("M", bound=BaseModel)
 WRAP = re.compile(r'^\s*\{\s*"answer"\s*:\s*"?')
@@ -63,7 +65,7 @@ class Choice:
         word = text if native else unwrapped(text)
         if word.strip() in self.words:
             return word.strip()
-        raise ValueError(f"{word[:80]!r} is none of {', '.join(self.words)}")
+        raise ValueError(f"{word[:80]!r} is not one of {', '.join(self.words)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ class Json(Generic[M]):
 
 @dataclass(frozen=True, slots=True)
 class AppSchema:
-    """JSON as a schema describes it, where no pydantic model does; parsed, and checked by the server alone."""
+    """JSON as a schema describes it, where no pydantic model does."""
 
     schema: Mapping[str, Any]
     words: tuple[str, ...] = ()
@@ -115,9 +117,12 @@ class AppSchema:
 
     def parse(self, text: str, native: bool) -> Any:
         try:
-            return json.loads(text)
-        except ValueError as error:
-            raise ValueError(f"the answer is no JSON: {error}") from error
+            value = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"the answer is not JSON: {error}") from error
+        if wrong := problem(value, self.schema):
+            raise ValueError(wrong)
+        return value
 
 
 def choice(*words: str) -> Choice:
@@ -158,7 +163,7 @@ def unwrapped(text: str) -> str:
     try:
         answer = json.loads(text)["answer"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{text[:80]!r} is no object with an answer") from error
+        raise ValueError(f"{text[:80]!r} is not an object with an answer") from error
     if not isinstance(answer, str):
         raise ValueError(f"the answer {answer!r} is no text")
     return answer

@@ -17,6 +17,8 @@ from typing import Any
 
 import jinja2
 
+from .usage import told
+
 APP_HERE = Path(__file__).parent / "templates"
 
 
@@ -44,6 +46,10 @@ class Report:
     lead: str = ""
     sections: list[Section] = field(default_factory=list)
     style: str = ""
+
+    def answers(self, usage: Mapping[str, Any]) -> None:
+        """Says in the lead how many answers were the model's."""
+        self.lead = f"{self.lead} {told(usage)}".strip()
 
     def text(self, title: str, text: str) -> None:
         """Paragraphs; empty lines part them."""

@@ -43,7 +43,7 @@ class Tape:
                 if event["event"] == "call":
                     replies[event["key"]].append(event["reply"])
         except (OSError, ValueError, KeyError) as error:
-            raise TapeError(f"{path} is no log of calls ({error}); give a file that --log wrote.") from error
+            raise TapeError(f"{path} is not a log of calls ({error}); give a file that --log wrote.") from error
         return cls(None, replies)
 
     @property

@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+OF_MODEL = frozenset({"ok", "retried"})
+"""Outcomes whose value the model gave."""
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:
@@ -67,6 +70,12 @@ class Tally:
         else:
             self.deadlines_missed += 1
 
+    @property
+    def answers(self) -> tuple[int, int]:
+        """Answers that were the model's, and answers that were asked for. The rest are stand-ins, or nothing."""
+        of_model = sum(count for name, count in self.outcomes.items() if name in OF_MODEL)
+        return of_model, self.outcomes.total()
+
     def as_dict(self) -> dict[str, Any]:
         """Figures for a report; a share whose whole is nothing is None."""
         u = self.usage
@@ -85,8 +94,21 @@ class Tally:
             "tokens_per_second": None if not self.wall else round(u.generated / self.wall, 2),
             "deadlines_met": self.deadlines_met,
             "deadlines": deadlines,
+            "answers": self.answers[1],
+            "answers_of_the_model": self.answers[0],
             "outcomes": dict(sorted(self.outcomes.items())),
         }
+
+
+def told(usage: Mapping[str, Any]) -> str:
+    """The sentence that every program says of its answers."""
+    asked, given = usage.get("answers", 0), usage.get("answers_of_the_model", 0)
+    return f"{given} of {asked} answers were the model's." if asked else "No answer of a model was needed."
+
+
+def mostly_stand_ins(usage: Mapping[str, Any]) -> bool:
+    """Whether more than half of the answers were not the model's: the result says nothing of the model then."""
+    return 2 * int(usage.get("answers_of_the_model", 0)) < int(usage.get("answers", 0))
 
 
 def share(part: int, whole: int) -> float | None:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from ..common.sandbox import AppLimits, Job, run
+from ..common.sandbox.said import Said, read_said
 from .assemble import DEFAULT_SEEDS, INPUT, FuzzCommand, FuzzPlan, command, distinct
 from .combine import at_random
 from .constraints import Constraints
@@ -38,6 +42,28 @@ class Crash:
     seconds: float
     count: int
     input: bytes
+
+
+class CrashSaid(Said):
+    """A crash as the driver in the box writes it."""
+
+    hash: str
+    kind: str
+    frames: list[str]
+    command: int
+    seconds: float
+    count: int
+
+
+class CampaignSaid(Said):
+    """The driver's result."""
+
+    commands: list[dict[str, int | float | str | list[str] | None]]
+    crashes: list[CrashSaid]
+    seconds: float
+
+
+CAMPAIGN: TypeAdapter[CampaignSaid] = TypeAdapter(CampaignSaid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +129,44 @@ class Budget:
         return AppLimits(wall, int(2 * wall), self.memory_mb, None, 64, self.disk_mb)
 
 
+USAGE = re.compile(
+    r"usage|(invalid|illegal|unknown|unrecogni[sz]ed|bad) (option|argument|value)|unexpected argument|try .*--help|"
+    r"(can ?not|may not|must not|can't) be (used|combined|given|specified|mixed)|mutually exclusive|conflict|"
+    r"incompatible|only one of|requires|must be (used|combined|given|specified)|not allowed with|out of range",
+    re.IGNORECASE,
+)
+"""What programs say on standard error of options that they do not take."""
+DRY_S = 5
+
+
+async def dry(plan: FuzzPlan, target: bytes | Path) -> tuple[FuzzPlan, dict[FuzzCommand, str]]:
+    """The plan without commands that the target refuses: each runs once, on the first seed, in the sandbox; one that
+    ends with an error and says that its options are wrong, where the program without options does not, is left out,
+    with what it said. A crash or a time limit is no refusal."""
+    installed = isinstance(target, Path)
+    program = str(target) if installed else "./target"
+    data = next(iter((plan.seeds or distinct(DEFAULT_SEEDS)).values()))
+    files: dict[str, str | bytes | Path] = {"input": data}
+    if isinstance(target, bytes):
+        files["target"] = target
+    script = 'chmod +x target 2>/dev/null; exec "$@"'
+
+    async def said(args: Sequence[str]) -> str:
+        line = [program, *("input" if arg == INPUT else arg for arg in args)]
+        outcome = await run(
+            Job(
+                ("sh", "-c", script, "sh", *line), files, read=(target.resolve(),) if isinstance(target, Path) else (),
+                limits=AppLimits(wall_s=DRY_S, cpu_s=DRY_S, memory_mb=1024, address_mb=None, disk_mb=64), watch=False,
+            )
+        )  # fmt: skip
+        refused = outcome.status == "failed" and USAGE.search(outcome.text + outcome.errors)
+        return (outcome.errors or outcome.text).strip()[:200] if refused else ""
+
+    usual = await said((INPUT,))
+    dropped = {c: why for c in plan.commands if (why := await said(c.args)) and why != usual}
+    return replace(plan, commands=tuple(c for c in plan.commands if c not in dropped)), dropped
+
+
 async def fuzz(plan: FuzzPlan, target: bytes | Path, budget: Budget) -> FuzzResult:
     """Run the plan's commands on a target, by turns. Raises FuzzError."""
     if why := missing():
@@ -131,14 +195,17 @@ async def fuzz(plan: FuzzPlan, target: bytes | Path, budget: Budget) -> FuzzResu
     )  # fmt: skip
     if "result.json" not in outcome.files:
         raise FuzzError(f"The campaign did not begin ({outcome.limit or outcome.errors.strip()[-300:]}).")
-    data = json.loads(outcome.files["result.json"])
+    data = read_said(CAMPAIGN, outcome.files["result.json"])
+    whole = data is not None and all(isinstance(row.get("execs"), int) for row in data.commands)
+    if data is None or not whole or any(not 0 <= c.command < len(plan.commands) for c in data.crashes):
+        raise FuzzError("The campaign's result is not what its driver writes; the target may have written it.")
     crashes = tuple(
-        Crash(c["hash"], c["kind"], tuple(c["frames"]), plan.commands[c["command"]], c["seconds"], c["count"],
-              outcome.files.get(f"repro/{c['hash']}", b""))
-        for c in data["crashes"]
+        Crash(c.hash, c.kind, tuple(c.frames), plan.commands[c.command], c.seconds, c.count,
+              outcome.files.get(f"repro/{c.hash}", b""))
+        for c in data.crashes
     )  # fmt: skip
     attempts = tuple(f"{a.kind}: {a.what}" for a in outcome.attempts)
-    return FuzzResult(crashes, tuple(data["commands"]), data["seconds"], outcome.limit, attempts)
+    return FuzzResult(crashes, tuple(data.commands), data.seconds, outcome.limit, attempts)
 
 
 def default_plan(program: str) -> FuzzPlan:

@@ -35,8 +35,19 @@ from ..common.cli import (
 from ..common.client import AppClient
 from ..common.sandbox import SandboxError, unavailable
 from . import show as pages
-from .assemble import Assembled, FuzzPlan, assemble
-from .campaign import PLANTED, PLANTED_PAGE, Budget, FuzzComparison, FuzzError, build, default_plan, fuzz, random_plan
+from .assemble import Assembled, FuzzCommand, FuzzPlan, assemble
+from .campaign import (
+    PLANTED,
+    PLANTED_PAGE,
+    Budget,
+    FuzzComparison,
+    FuzzError,
+    build,
+    default_plan,
+    dry,
+    fuzz,
+    random_plan,
+)
 from .combine import Risky, predict
 from .constraints import Constraints, extract
 from .manual import Manual, ManualError, find_page, read_page
@@ -125,7 +136,7 @@ def predict_(
             "server": done.facts,
             "report": str(page),
         }
-        show(answer, json, [*lines, str(out / "plan.json"), str(page)])
+        show(answer, json, [*lines, str(out / "plan.json"), str(page)], done.facts)
 
 
 @app.command(name="fuzz")
@@ -144,17 +155,21 @@ def fuzz_(
         try:
             given = FuzzPlan.of(json_.loads(plan.read_text(encoding="utf-8")))
         except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{plan} is no plan ({error!r}); make one with predict.") from error
+            raise UsageError(f"{plan} is not a plan ({error!r}); make one with predict.") from error
         path = shutil.which(target or given.program)
         if path is None:
             raise UsageError(f"There is no program {target or given.program!r}; give --target FILE.")
+        given, dropped = asyncio.run(dry(given, Path(path)))
+        if not given.commands:
+            raise UsageError(f"{given.program} refuses every command of the plan; predict others.")
         result = asyncio.run(fuzz(given, Path(path), Budget(seconds, slice_, seed, blind)))
-        page = pages.campaign(given.program, result, out).write(out, "campaign")
+        page = pages.campaign(given.program, result, out, dropped).write(out, "campaign")
         crashes = [
             {"hash": c.hash, "kind": c.kind, "frames": c.frames, "command": c.command.text(given.program)}
             for c in result.crashes
         ]
         answer = {"crashes": crashes, "execs": result.execs, "execs_per_second": result.execs_per_second,
+                  "dropped": [{"command": c.text(given.program), "said": why} for c, why in dropped.items()],
                   "seconds": result.seconds, "commands": result.rows, "report": str(page)}  # fmt: skip
         said = f"{len(crashes)} kinds of crash, {result.execs} runs, {result.execs_per_second:g} a second"
         show(answer, json, [said, *(f"{c['kind']}: {c['command']}" for c in crashes), str(page)])
@@ -187,17 +202,18 @@ def compare(
         manual = replace(read_page(PLANTED_PAGE), program="inkpress")
         budget = Budget(seconds, slice_, persistent=True)
 
-        async def go() -> tuple[FuzzPredicted, FuzzComparison]:
+        async def go() -> tuple[FuzzPredicted, FuzzComparison, FuzzPlan, dict[FuzzCommand, str]]:
             target = await build(PLANTED)
             async with asked.client() as client:
                 done = await predicted(client, manual, samples, votes, commands, deadline)
-            count = max(1, len(done.plan.commands))
+            usable, dropped = await dry(done.plan, target)
+            count = max(1, len(usable.commands))
             plans = {
                 "no options": [default_plan(manual.program)],
-                "random": [random_plan(manual, count, seed) for seed in range(seeds)],
-                "predicted": [done.plan],
+                "without the model": [random_plan(manual, count, seed) for seed in range(seeds)],
+                "predicted": [usable],
             }
-            if not done.plan.commands:
+            if not usable.commands:
                 raise UsageError(
                     "The model named no combination that can be used; try another model or more --samples."
                 )
@@ -206,15 +222,15 @@ def compare(
                 plans[name] = [each[i % len(each)] for i in range(seeds)]
             with AppBar("campaigns", seeds * len(plans)) as bar:
                 await result.run(plans, target, budget, bar.step)
-            return done, result
+            return done, result, usable, dropped
 
-        done, result = asyncio.run(go())
-        lines = [c.text(manual.program) for c in done.plan.commands]
-        page = pages.comparison(result, seconds, done.facts, lines).write(out, "comparison")
+        done, result, usable, dropped = asyncio.run(go())
+        lines = [c.text(manual.program) for c in usable.commands]
+        page = pages.comparison(result, seconds, done.facts, lines, dropped).write(out, "comparison")
         rows = result.rows()
-        said = [f"{r['strategy']:<10} {r['mean']:g} of 10 bugs on average, {r['found']}" for r in rows]
+        said = [f"{r['strategy']:<17} {r['mean']:g} of 10 bugs on average, {r['found']}" for r in rows]
         answer = {"strategies": rows, "commands": lines, "server": done.facts, "report": str(page)}
-        show(answer, json, [*said, str(page)])
+        show(answer, json, [*said, str(page)], done.facts)
 
 
 @contextmanager

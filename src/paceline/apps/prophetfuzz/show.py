@@ -1,11 +1,11 @@
 """The reports: what was predicted, what crashed and how to see it again, and how strategies compare."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..common.report import Report
-from .assemble import Assembled
+from .assemble import Assembled, FuzzCommand
 from .campaign import PLANTED_BUGS, FuzzComparison, FuzzResult
 from .combine import Risky
 from .constraints import Constraints
@@ -22,6 +22,7 @@ def prediction(
         f"{len(made.commands)} commands."
     )
     report = Report(f"Risky combinations of {manual.program}", lead)
+    report.answers(facts)
     votes = [
         {"relation": r.sentence(), "right votes": right, "votes": cast, "kept": "yes" if r in kept else ""}
         for r, (right, cast) in constraints.votes.items()
@@ -37,7 +38,13 @@ def prediction(
     return report
 
 
-def campaign(program: str, result: FuzzResult, folder: Path) -> Report:
+def refused(report: Report, program: str, dropped: Mapping[FuzzCommand, str]) -> None:
+    """Commands that the target refused in the dry run."""
+    rows = [{"command": command.text(program), "it said": why} for command, why in dropped.items()]
+    report.table("Left out: the program refuses them", rows, "" if rows else "None.")
+
+
+def campaign(program: str, result: FuzzResult, folder: Path, dropped: Mapping[FuzzCommand, str]) -> Report:
     """Crashes with reproducers, which are written into `folder`, and figures per command."""
     report = Report(
         f"Fuzzing {program}",
@@ -54,18 +61,27 @@ def campaign(program: str, result: FuzzResult, folder: Path) -> Report:
     report.table("Crashes", rows, "" if rows else "None was found.")
     report.table("Commands", [{"command": " ".join(r["args"]), **{k: v for k, v in r.items() if k != "args"}}
                               for r in result.rows])  # fmt: skip
+    refused(report, program, dropped)
     if result.limit:
         report.text("Limit", f"The sandbox ended the campaign: {result.limit}.")
     return report
 
 
-def comparison(result: FuzzComparison, seconds: float, facts: dict[str, Any], commands: Sequence[str]) -> Report:
+def comparison(
+    result: FuzzComparison,
+    seconds: float,
+    facts: dict[str, Any],
+    commands: Sequence[str],
+    dropped: Mapping[FuzzCommand, str],
+) -> Report:
     """Planted bugs found by each strategy in equal time."""
     rows = result.rows()
     report = Report("Planted bugs found", f"Of {PLANTED_BUGS}, in {seconds:g} s for each strategy and seed.")
+    report.answers(facts)
     report.table("By strategy", rows)
     report.figure("Bugs found", lambda axes: bars(axes, rows), "Means over seeds; dots are seeds.", (6, 2.4))
     report.code("Predicted commands", "\n".join(commands))
+    refused(report, "inkpress", dropped)
     report.facts("Use of the server", facts)
     return report
 

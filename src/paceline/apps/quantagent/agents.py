@@ -20,7 +20,7 @@ from .trend import describe as trend_as_text
 from .trend import trend
 
 NOTE = (
-    "This is a demonstration of an inference engine. It is no advice: language models have shown no edge on price "
+    "This is a demonstration of an inference engine. It is not advice: language models have shown no edge on price "
     "bars, and figures of the past say nothing about the future."
 )
 QUANT_SYSTEM = (

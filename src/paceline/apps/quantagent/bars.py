@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ..common.times import ordered
+
 Floats = NDArray[np.float64]
 
 QUANT_COLUMNS = ("open", "high", "low", "close")
@@ -44,7 +46,7 @@ class Bars:
 
 
 def bars_of(rows: Sequence[Mapping[str, str]], place: str) -> Bars:
-    """Bars from rows of text. Raises ValueError that names the row and the column."""
+    """Bars from rows of text, in order of time. Raises ValueError that names the row and the column."""
     if not rows:
         raise ValueError(f"{place} holds no bars; give a CSV file with the columns {', '.join(QUANT_COLUMNS)}.")
     names = {name.strip().lower(): name for name in rows[0]}
@@ -53,6 +55,9 @@ def bars_of(rows: Sequence[Mapping[str, str]], place: str) -> Bars:
         raise ValueError(f"{place} has no column {missing[0]}; expected are {', '.join(QUANT_COLUMNS)}.")
     when = next((names[name] for name in TIMES if name in names), None)
     time = tuple(row[when] if when else str(index) for index, row in enumerate(rows))
+    if when is not None:
+        order = ordered(time, f"{place}, column {when}").order
+        rows, time = [rows[at] for at in order], tuple(time[at] for at in order)
     prices = {name: _column(rows, names[name], place) for name in QUANT_COLUMNS}
     wrong = np.flatnonzero(
         (prices["high"] < np.maximum(prices["open"], prices["close"]))

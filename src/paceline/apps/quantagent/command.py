@@ -83,15 +83,16 @@ def decide_one(
             raise UsageError(f"{file}, window {name} has {len(bars)} bars; 34 or more are needed.")
         asset = file.name.split(".")[0]
         rules = Rules(deadline, stop, pictures)
-        made: QuantDecision = asyncio.run(one(AppAsked(url, model, api_key, drafter, 8, timeout), asset, bars, rules))
-        page = of_window(asset, bars, made).write(out)
+        made, usage = asyncio.run(one(AppAsked(url, model, api_key, drafter, 8, timeout), asset, bars, rules))
+        page = of_window(asset, bars, made, usage).write(out)
         side = {1: "LONG", -1: "SHORT", 0: "no trade"}[made.side]
-        show(made.row(), json, [f"{side}: {made.why}", NOTE, f"Report: {page}"])
+        show(made.row(), json, [f"{side}: {made.why}", NOTE, f"Report: {page}"], usage)
 
 
-async def one(asked: AppAsked, asset: str, bars: Bars, rules: Rules) -> QuantDecision:
+async def one(asked: AppAsked, asset: str, bars: Bars, rules: Rules) -> tuple[QuantDecision, dict[str, Any]]:
+    """The decision, and what it cost."""
     async with asked.client() as client:
-        return await decide(client, asset, bars, rules)
+        return await decide(client, asset, bars, rules), client.tally.as_dict()
 
 
 @app.command()
@@ -128,7 +129,7 @@ def study(
             f"{row['asset']:<12} {row['name']:<12} {row['share']:.3f} in {row['low']:.3f} to {row['high']:.3f}"
             for row in result["scores"]
         ]
-        show(result, json, [*lines, NOTE, f"Report: {page}"])
+        show(result, json, [*lines, NOTE, f"Report: {page}"], result["usage"])
 
 
 def gathered(

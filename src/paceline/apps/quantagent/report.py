@@ -17,6 +17,7 @@ def of_study(result: Mapping[str, Any]) -> Report:
     ours = [row for row in result["scores"] if row["name"] == "QuantAgent"]
     says = "; ".join(f"{row['asset']}: {row['share']:.1%} of {row['count']}, {row['says']}" for row in ours)
     report = Report(f"QuantAgent on {len(result['trades'])} windows", f"Directions that were right: {says}. {NOTE}")
+    report.answers(result["usage"])
     rows = [
         {
             "asset": row["asset"],
@@ -55,10 +56,11 @@ def curve(axes: Any, result: Mapping[str, Any]) -> None:
     axes.legend(frameon=False, fontsize=8)
 
 
-def of_window(asset: str, bars: Bars, decision: QuantDecision) -> Report:
+def of_window(asset: str, bars: Bars, decision: QuantDecision, usage: Mapping[str, Any]) -> Report:
     """One window: the chart, the reports, the decision and its stops."""
     names = {1: "LONG", -1: "SHORT", 0: "no trade"}
     report = Report(f"QuantAgent: {asset}", f"{names[decision.side]} ({decision.why}). {NOTE}")
+    report.answers(usage)
     report.sections.append(_chart(asset, bars))
     report.table("Reports", [{"analyst": name, **view} for name, view in decision.views.items()])
     price = float(bars.close[-1])

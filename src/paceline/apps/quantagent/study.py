@@ -15,6 +15,9 @@ from .indicators import atr
 from .metrics import ahead_of, coins, score
 from .rules import by_rule
 
+QUANT_ALONE = "without the model"
+"""The rule of `rules.py`: the sign of what trend, indicators and patterns lean to."""
+
 
 async def decisions(
     client: AppClient, rows: Sequence[QuantCase], rules: Rules, width: int, step: Callable[[], None] = lambda: None
@@ -47,7 +50,7 @@ def results(rows: Sequence[QuantCase], made: Sequence[QuantDecision], cost: floa
     sides = {
         "always long": np.ones(len(rows), np.int64),
         "coins": coins(len(rows), seed),
-        "rule": by_rule(rows),
+        QUANT_ALONE: by_rule(rows),
     }
     fills = {"QuantAgent": traded(rows, side, distance, ratio, cost)}
     plain = np.full(len(rows), 1.5)

@@ -34,7 +34,9 @@ from .study import Study
 from .table import SHIPPED, RecordError, Subject, Table, record
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
-PREDICTORS = ("nothing", "table", "selfpico")
+PICO_ALONE = "without the model"
+"""SelfPiCo as it is where every call fails: an object of which nothing is known stands in for everything."""
+PREDICTORS = ("nothing", "table", PICO_ALONE, "selfpico")
 Rounds = Annotated[int, typer.Option(min=1, max=9, help="Runs of a fragment at most, each mending the last.")]
 Predictors = Annotated[str, typer.Option(help=f"Predictors of values: {', '.join(PREDICTORS)}; several with commas.")]
 Width = Annotated[int, typer.Option(min=1, help="Fragments at once.")]
@@ -80,7 +82,7 @@ def study(
     replay: Replay = None,
     out: Out = Path("selfpico-study"),
     json: AsJson = False,
-    predictors: Predictors = "nothing,table,selfpico",
+    predictors: Predictors = f"nothing,table,{PICO_ALONE},selfpico",
     rounds: Rounds = 3,
     width: Width = 8,
 ) -> None:
@@ -145,12 +147,13 @@ def studied(
         "fragments": [r.as_dict() for r in result.ran[wanted[-1]]],
     }
     lines = [
-        f"{row['predictor']:<9} {row['group']:<8} {row['mean_share']:.1%} of a fragment's lines ran, "
+        f"{row['predictor']:<17} {row['group']:<8} {row['mean_share']:.1%} of a fragment's lines ran, "
         f"{row['to_the_end']} of {row['fragments']} to the end"
         + (f", {row['seeded_found']} of {row['seeded']} seeded type errors found" if row["seeded"] else "")
+        + (f", {row['sure_right']} of {row['sure']} sure findings at a seeded error" if row["sure"] else "")
         for row in rows
     ]
-    show(answer, json, [*lines, str(page)])
+    show(answer, json, [*lines, str(page)], facts or None)
 
 
 async def compared(
@@ -159,7 +162,10 @@ async def compared(
     result = Study(fragments)
     with AppBar("fragments", len(fragments) * len(names)) as bar:
         for name in (n for n in names if n != "selfpico"):
-            predictor: Predictor = Nothing() if name == "nothing" else Types(Table.read(SHIPPED).choose, "table")
+            predictor: Predictor = Nothing()
+            if name != "nothing":
+                choose = Table.read(SHIPPED).choose if name == "table" else lambda hole, fragment: "Object"
+                predictor = Types(choose, name)
             await result.run(predictor, 1, width, bar.step)
         if "selfpico" not in names:
             return result, {}

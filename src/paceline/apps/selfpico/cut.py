@@ -44,7 +44,7 @@ def bodies(package: str, count: int, seed: int = 0) -> list[Fragment]:
     removed, that can be compiled on their own. Raises CutError."""
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise CutError(f"{package} is no installed package; pip install {package}, or leave it out.")
+        raise CutError(f"{package} is not an installed package; pip install {package}, or leave it out.")
     root = Path(next(iter(spec.submodule_search_locations)))
     found = [f for path in sorted(root.rglob("*.py")) for f in functions(path, root)]
     random.Random(seed).shuffle(found)

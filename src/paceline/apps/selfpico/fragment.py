@@ -7,19 +7,30 @@ the most lines counts.
 
 import json
 import sys
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..common.sandbox import AppLimits, AppOutcome, Job, run
-from .instrument import FragmentError, PicoProgram, instrument
-from .predict import Guess, Hole, PicoModel, Predictor
+from pydantic import TypeAdapter
 
+from ..common.sandbox import AppLimits, AppOutcome, Job, run
+from ..common.sandbox.said import read_said
+from .events import events_in
+from .instrument import FragmentError, PicoProgram, instrument, runnable
+from .predict import STOP, Guess, Hole, PicoModel, Predictor
+from .taint import tainted
+
+HOLE: TypeAdapter[Hole] = TypeAdapter(Hole)
 PICO_BOX = Path(__file__).parent / "box"
 PICO_LIMITS = AppLimits(wall_s=30, cpu_s=8, memory_mb=512, processes=16, disk_mb=16)
 MENDED = frozenset({"TypeError", "AttributeError", "ValueError", "IndexError", "KeyError", "UnboundLocalError",
                     "ZeroDivisionError", "AssertionError", "NotImplementedError"})  # fmt: skip
+
+
+LACKING = frozenset({"NameError", "ImportError", "ModuleNotFoundError"})
+"""Errors that say that something is not there, which is what a fragment is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +45,20 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """An error of the fragment. `values` are those put in that its line reads; with none of them it is the fragment's
-    own. `passed` is whether the run went on with a value for the failed call."""
+    """An error of the fragment. `values` are those put in that its line reads; `reached` is whether a put-in value
+    reaches the line at all, also by what was made from it: where none does, the error is the fragment's own. `passed`:
+    the run went on with a value for the failed call."""
 
     line: int | None
     error: str
     message: str
     values: tuple[str, ...]
     passed: bool
+    reached: bool = False
 
     @property
     def sure(self) -> bool:
-        return not self.values
+        return not self.values and not self.reached and self.error not in LACKING
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +142,9 @@ class PicoRunner:
         job = {"source": program.source, "known": known, "ask": asks, **program.as_dict()}
 
         async def talk(line: str) -> str:
-            hole = Hole.of(json.loads(line))
+            hole = read_said(HOLE, line)
+            if hole is None:
+                return json.dumps(STOP)
             if not hole.problem and hole.key in problems:
                 hole = replace(hole, problem=problems[hole.key])
             return json.dumps(await self.predictor.predict(hole, source))
@@ -146,20 +161,26 @@ class PicoRunner:
 
 def read(name: str, source: str, program: PicoProgram, outcome: AppOutcome) -> Ran:
     """What the runtime wrote, up to where it was stopped."""
-    events = [json.loads(line) for line in outcome.files.get("events.jsonl", b"").decode().splitlines()]
+    events, strange = events_in(outcome.files.get("events.jsonl", b""))
     ran = frozenset(e["line"] for e in events if e["event"] == "line") & program.lines
     puts = tuple(Put(e["key"], e["line"], e["guess"], e["shown"]) for e in events if e["event"] == "value")
     keys = {p.key for p in puts}
+    absent = {e["line"] for e in events if e["event"] == "module"}
+    reached = (
+        tainted(runnable(textwrap.dedent(source))[0], program.shift, keys, absent) if keys or absent else frozenset()
+    )
     findings = [
-        Finding(e["line"], e["error"], e["message"], on_line(program, e["line"], keys), True)
+        Finding(e["line"], e["error"], e["message"], on_line(program, e["line"], keys), True, e["line"] in reached)
         for e in events
         if e["event"] == "call"
     ]
     end = next((e for e in events if e["event"] == "end"), None)
     if end is not None and end["error"] is not None:
         values = on_line(program, end["line"], keys)
-        findings.append(Finding(end["line"], end["error"], end["message"], values, False))
+        findings.append(Finding(end["line"], end["error"], end["message"], values, False, end["line"] in reached))
     problem = "" if end or outcome.status == "stopped" else f"The runtime failed: {outcome.errors[-300:]}"
+    if strange:
+        problem = f"{problem} {strange} lines of its report are not the runtime's and were not used.".strip()
     attempts = tuple(f"{a.kind}: {a.what}" for a in outcome.attempts)
     ended = end["error"] if end else None
     return Ran(name, source, program.lines, ran, puts, tuple(findings), ended, outcome.limit, attempts, 1,

@@ -79,7 +79,7 @@ def instrument(source: str, first: int = 0) -> PicoProgram:
         made = wrapper.visit(rewriter).code
         ast.parse(made)
     except (cst.ParserSyntaxError, SyntaxError, RecursionError) as error:
-        raise FragmentError(f"This is no Python that can be run: {error}") from error
+        raise FragmentError(f"This is not valid Python: {error}") from error
     if made.count("\n") != text.count("\n"):
         raise FragmentError("Its line breaks cannot be kept while it is rewritten; join the lines of long expressions.")
     lines = frozenset(line - shift for line in executable(text) if line > shift)
@@ -96,7 +96,7 @@ def runnable(text: str) -> tuple[str, int]:
             return made, head.count("\n")
         except (SyntaxError, ValueError) as error:
             problem = problem or error
-    raise FragmentError(f"This is no Python that can be run: {problem}")
+    raise FragmentError(f"This is not valid Python: {problem}")
 
 
 def executable(text: str) -> set[int]:

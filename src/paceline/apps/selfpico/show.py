@@ -21,6 +21,8 @@ def report(title: str, ran: Sequence[Ran], facts: dict[str, Any], rows: Sequence
     done = sum(len(r.ran) for r in ran)
     share = f"{done} of {lines} lines ran ({done / lines:.0%})" if lines else "no lines"
     made = Report(title, f"{len(ran)} fragments: {share}. Green lines ran, red ones did not.", style=STYLE)
+    if facts:
+        made.answers(facts)
     if rows:
         made.table("By predictor", rows)
         made.figure(
@@ -32,7 +34,7 @@ def report(title: str, ran: Sequence[Ran], facts: dict[str, Any], rows: Sequence
     made.facts("Use of the server", facts)
     if errors := [row for r in ran for row in finding_rows(r)]:
         made.table(
-            "Errors found", errors, "Sure: its line reads no value that was put in, so the error is the fragment's."
+            "Errors found", errors, "Sure: no value that was put in reaches its line, so the error is the fragment's."
         )
     for r in ran:
         made.markup(f"{r.name}: {r.share:.0%}", page(r), r.source)

@@ -47,15 +47,20 @@ class Study:
         return {**coverage([r for _, r in pairs]), **self.found(pairs)}
 
     def found(self, pairs: Sequence[tuple[Fragment, Ran]]) -> dict[str, Any]:
-        """Counts of the seeded type errors: those found at their line, and type errors reported elsewhere."""
+        """Counts of the seeded type errors: found at their line; type errors reported elsewhere; and how many findings
+        that are called sure are at a seeded line. Fragments without a mark are taken to hold no error."""
+        sure = [(f, found) for f, r in pairs for found in r.findings if found.sure]
+        right = sum(found.line == f.seeded for f, found in sure)
+        judged = {"sure": len(sure), "sure_right": right, "precision": round(right / len(sure), 4) if sure else None}
         marked = [(f.seeded, r) for f, r in pairs if f.seeded is not None]
         if not marked:
-            return {"seeded": None, "seeded_found": None, "with_others": None}
+            return {"seeded": None, "seeded_found": None, "seeded_sure": None, "with_others": None, **judged}
         hits = sum(any(found.error == "TypeError" and found.line == line for found in r.findings) for line, r in marked)
+        certain = sum(any(found.sure and found.line == line for found in r.findings) for line, r in marked)
         other = sum(
             any(found.error == "TypeError" and found.line != line for found in r.findings) for line, r in marked
         )
-        return {"seeded": len(marked), "seeded_found": hits, "with_others": other}
+        return {"seeded": len(marked), "seeded_found": hits, "seeded_sure": certain, "with_others": other, **judged}
 
 
 def coverage(ran: Sequence[Ran]) -> dict[str, Any]:

@@ -16,7 +16,10 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from ..common.sandbox import AppLimits, Job, run
+from ..common.sandbox.said import read_said
 from .box.dummies import PICO_TYPES
 from .instrument import Site, instrument
 from .predict import Hole
@@ -24,6 +27,7 @@ from .predict import Hole
 PICO_TABLE_BOX = Path(__file__).parent / "box"
 SHIPPED = Path(__file__).parent / "table.json"
 SMOOTH = 0.5
+TYPES: TypeAdapter[list[tuple[int, str, int]]] = TypeAdapter(list[tuple[int, str, int]])
 RECORD_LIMITS = AppLimits(wall_s=300, cpu_s=120, memory_mb=1024, processes=64, disk_mb=64)
 
 
@@ -103,7 +107,7 @@ class Subject:
         """A module of the standard library and its own tests. Raises RecordError."""
         spec = find_spec(module)
         if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-            raise RecordError(f"{module} is no module in Python; give one such as textwrap.")
+            raise RecordError(f"{module} is not a Python module; give one such as textwrap.")
         source = Path(spec.origin).read_text(encoding="utf-8")
         return cls(((module, source),), (sys.executable, "-m", "unittest", "-q", f"test.test_{module}"))
 
@@ -128,6 +132,8 @@ async def record(subject: Subject, table: Table) -> int:
     if not seen:
         raise RecordError(f"{subject.modules[0][0]} showed nothing: {outcome.errors[-300:]}")
     for number, type_, count in seen:
+        if not 0 <= number < len(sites):
+            continue
         site, line = sites[number]
         table.add(site.kind, site.name, line, type_, min(count, 3))
     return len({number for number, _, _ in seen})
@@ -136,7 +142,7 @@ async def record(subject: Subject, table: Table) -> int:
 def types_in(files: Mapping[str, bytes]) -> Iterator[tuple[int, str, int]]:
     for name, data in files.items():
         if name.startswith("types-") and data:
-            yield from json.loads(data)
+            yield from read_said(TYPES, data) or ()
 
 
 def accuracy(table: Table, held_out: Iterable[tuple[str, str, str, str]]) -> float:

@@ -29,6 +29,8 @@ from ..common.cli import (
     show,
 )
 from ..common.sandbox import SandboxError
+from ..common.usage import mostly_stand_ins
+from ..common.usage import told as of_answers
 from .ask import SURGE_STYLES, SurgeRecord, evaluate
 from .items import KINDS, SurgeItem, read, write
 from .report import one_model, scaling
@@ -154,10 +156,13 @@ def run(
         page = one_model(result).write(out)
         (out / "result.json").write_text(json_.dumps(result, ensure_ascii=False), encoding="utf-8")
         found = result["summary"]
+        rows = {**found["columns"], "mean": {**found, "score": found["mean"]}}
         lines = [
-            f"{column:<16} {row['score']:.3f}  floor {row['floor']:.3f}" for column, row in found["columns"].items()
+            f"{name:<16} {row['score']:.3f}  floor {row['floor']:.3f}  without the model {row['without the model']:.3f}"
+            for name, row in rows.items()
         ]
-        show(result, json, [*lines, f"{'mean':<16} {found['mean']:.3f}  floor {found['floor']:.3f}", f"Report: {page}"])
+        lines.append(f"Report: {page}")
+        show(result, json, lines, result["usage"])
 
 
 @app.command()
@@ -180,9 +185,10 @@ def scale(
 
 async def predicted(
     asked: AppAsked, files: dict[str, str], command: str, sure: float, style: str, s: AppSettings
-) -> Said:
+) -> tuple[Said, dict[str, Any]]:
+    """The output, and what it cost."""
     async with asked.client() as client:
-        return await output(client, files, command, sure, style, s)
+        return await output(client, files, command, sure, style, s), client.tally.as_dict()
 
 
 @app.command()
@@ -208,6 +214,9 @@ def predict(
             raise UsageError(str(error)) from error
         asked = AppAsked(url, model, api_key, drafter, 1, timeout)
         settings = AppSettings(max_tokens=max_tokens, deadline_s=deadline, retries=0)
-        said: Said = told(predicted(asked, texts, command, threshold, style, settings))
+        said, usage = told(predicted(asked, texts, command, threshold, style, settings))
         typer.echo(f"{said.source}{': ' + said.why if said.why else ''}", err=True)
+        typer.echo(of_answers(usage), err=True)
         show(said.row(), json, [said.output])
+        if mostly_stand_ins(usage):
+            raise typer.Exit(1)

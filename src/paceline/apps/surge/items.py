@@ -70,13 +70,13 @@ def _item(line: str, place: str) -> SurgeItem:
     try:
         record = json.loads(line)
     except ValueError as error:
-        raise ValueError(f"{place} is no JSON ({error}); give one item a line.") from None
+        raise ValueError(f"{place} is not JSON ({error}); give one item a line.") from None
     if "gt" in record:
         return original(record, place)
     try:
         item = SurgeItem(**record)
     except TypeError as error:
-        raise ValueError(f"{place} is no item ({error}).") from None
+        raise ValueError(f"{place} is not an item ({error}).") from None
     if item.kind not in KINDS or item.rule not in SURGE_RULES:
         raise ValueError(
             f"{place} has kind {item.kind} and rule {item.rule}; expected are {', '.join(KINDS)} and {SURGE_RULES}."
@@ -93,7 +93,7 @@ def original(record: Mapping[str, Any], place: str) -> SurgeItem:
         truth = record["gt"] if isinstance(record["gt"], str) else json.dumps(record["gt"])
         text = record["question"] if isinstance(record["question"], str) else json.dumps(record["question"])
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{place} is no record of SURGE ({type(error).__name__}: {error}).") from None
+        raise ValueError(f"{place} is not a record of SURGE ({type(error).__name__}: {error}).") from None
     language = str(features.get("language") or features.get("lang") or "text")
     return SurgeItem(place, kind, language, text, truth, rule_of(kind, features), features=features)
 

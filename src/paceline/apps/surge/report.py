@@ -16,6 +16,7 @@ def one_model(result: Mapping[str, Any]) -> Report:
         f"{found['items']} programs, style {result['style']}: mean of all columns {found['mean']:.3f} "
         f"(floor {found['floor']:.3f}), {found['right']} predicted exactly, {found['unanswered']} without an answer.",
     )
+    report.answers(usage)
     rows = [{"column": name, **row} for name, row in found["columns"].items()]
     report.table("Scores", rows, "The floor is what the truth of another program of the column scores.")
     report.figure("By column", lambda axes: bars(axes, found["columns"]), size=(8, 3.2))

@@ -36,9 +36,17 @@ def floors(items: Sequence[SurgeItem]) -> dict[str, float]:
     }
 
 
+def unanswered(items: Sequence[SurgeItem]) -> dict[str, float]:
+    """By column, what an empty answer scores: the row without the model."""
+    by: dict[str, list[float]] = {}
+    for item in items:
+        by.setdefault(item.column, []).append(SCORERS[item.rule]("", item.truth))
+    return {column: mean(scores) for column, scores in by.items()}
+
+
 def summary(records: Sequence[SurgeRecord], items: Sequence[SurgeItem]) -> dict[str, Any]:
     """Columns with their scores and floors, the mean over all columns, and the mean as published."""
-    by, floor = columns(records), floors(items)
+    by, floor, alone = columns(records), floors(items), unanswered(items)
     scores = {column: mean([record.score for record in rows]) for column, rows in by.items()}
     as_published = {column: mean([record.published for record in rows]) for column, rows in by.items()}
     return {
@@ -48,12 +56,14 @@ def summary(records: Sequence[SurgeRecord], items: Sequence[SurgeItem]) -> dict[
                 "score": scores[column],
                 "right": sum(record.right for record in rows),
                 "floor": floor.get(column, 0.0),
+                "without the model": alone.get(column, 0.0),
                 "published": as_published[column],
             }
             for column, rows in by.items()
         },
         "items": len(records),
         "mean": mean(list(scores.values())),
+        "without the model": mean([alone.get(column, 0.0) for column in scores]),
         "floor": mean([floor.get(column, 0.0) for column in scores]),
         "published_mean": mean_of_columns(as_published),
         "right": sum(record.right for record in records),

@@ -103,7 +103,7 @@ def text2sql(
             if databases is None:
                 raise UsageError("--evaluate needs --databases, the folder of the SQLite files.")
             result = asyncio.run(_evaluate(asked, plan, evaluate, databases, questions, minutes, at_once))
-            show(result, json, [f"{name}: {value}" for name, value in result.items()])
+            show(result, json, [f"{name}: {value}" for name, value in result.items()], result)
             return
         if (db is None) != sample:
             raise UsageError("Give one of --db FILE, an SQLite or DuckDB file, and --sample.")
@@ -116,7 +116,7 @@ def text2sql(
                 return
             answered, usage = asyncio.run(_answer(asked, plan, file, question or ""))
         more = [] if out is None else ["", f"Report: {report(answered, usage).write(out)}"]
-        show(as_dict(answered), json, [*lines(answered), *more])
+        show(as_dict(answered), json, [*lines(answered), *more], usage)
         if answered.result is None:
             raise typer.Exit(1)
 
@@ -175,6 +175,7 @@ def as_dict(answered: Answered) -> dict[str, Any]:
 def report(answered: Answered, usage: Mapping[str, Any]) -> Report:
     """The question, the query, its table, the stages and the server's use."""
     shown = Report(answered.question, answered.problem)
+    shown.answers(usage)
     shown.code("Query", answered.sql or "(none)")
     if answered.result is not None:
         columns = answered.result.columns

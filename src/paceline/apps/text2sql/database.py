@@ -1,30 +1,34 @@
 """SQLite and DuckDB files, opened read-only; queries with limits of time, rows and bytes.
 
 Four walls: the parser's check (`guard`), the connection's mode, the engine's own permission to read and nothing else
-(an authoriser, or the statement's type and a locked configuration), and the limits.
+(an authoriser, or the statement's type and a locked configuration), and a child process with limits for each query.
 """
 
+import json
 import sqlite3
-import threading
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import subprocess
+import sys
+from contextlib import closing
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, Protocol
-from urllib.parse import quote
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from .child import connect
 from .guard import Forbidden, check
 
-Kind = Literal["forbidden", "error", "timeout", "missing"]
-CELL = 1_000_000
-"""Bytes of a value, at most."""
-CUT = 2_000
-"""Characters of a value in a result; the rest is dropped, with a mark."""
+Kind = Literal["forbidden", "error", "timeout", "missing", "memory"]
+PROGRAM = Path(__file__).with_name("child.py")
+SPARE_S = 3.0
+"""Seconds beyond a query's own, for the child to start and to be read."""
+ENDED_BY_CPU = -24
+"""Exit code of a child that has used up its processor time (SIGXCPU)."""
 
 
 class QueryError(Exception):
-    """A query without a result. `kind`: it was forbidden, the database refused it, or it took too long."""
+    """A query without a result. `kind`: it was forbidden, the database refused it, or it met a limit."""
 
     def __init__(self, kind: Kind, message: str) -> None:
         super().__init__(message)
@@ -47,6 +51,9 @@ class SqlLimits:
 
     seconds: float = 5.0
     rows: int = 1000
+    bytes: int = 16 << 20
+    """Of the whole table, as JSON."""
+    memory_mb: int = 512
 
 
 class Database(Protocol):
@@ -75,62 +82,21 @@ def open_database(path: Path) -> Database:
     raise QueryError("missing", f"{path} is neither an SQLite nor a DuckDB file; give one of them.")
 
 
-READS = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE})
-SQL_STEPS = 10_000
-"""Virtual machine steps between two looks at the clock."""
-
-
 @dataclass(frozen=True, slots=True)
 class Sqlite:
     path: Path
     dialect: str = "sqlite"
 
     def run(self, sql: str, limits: SqlLimits = SqlLimits()) -> SqlResult:
-        sql = _checked(sql, self.dialect)
-        end = time.monotonic() + limits.seconds
-        with self._connect() as connection:
-            connection.set_progress_handler(lambda: time.monotonic() > end, SQL_STEPS)
-            connection.set_authorizer(_permit)
-            began = time.monotonic()
-            try:
-                cursor = connection.execute(sql)
-                rows = cursor.fetchmany(limits.rows + 1)
-            except sqlite3.Error as error:
-                if time.monotonic() > end:
-                    raise _late(limits) from error
-                raise _wrong(error) from error
-            return _result([each[0] for each in cursor.description or ()], rows, limits, began)
+        return _run(self, sql, limits)
 
     def own(self, sql: str) -> list[tuple[Any, ...]]:
         """Rows of a statement of the application's own, never a model's: the authoriser would refuse pragmas."""
-        with self._connect() as connection:
-            try:
+        try:
+            with closing(connect(str(self.path))) as connection:
                 return connection.execute(sql).fetchall()
-            except sqlite3.Error as error:
-                raise _wrong(error) from error
-
-    @contextmanager
-    def _connect(self) -> Iterator[sqlite3.Connection]:
-        try:
-            connection = sqlite3.connect(f"file:{quote(str(self.path))}?mode=ro", uri=True, check_same_thread=False)
         except sqlite3.Error as error:
-            raise _wrong(error) from error
-        try:
-            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, CELL)
-            connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
-            connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, 1000)
-            connection.text_factory = lambda data: data.decode("utf-8", "replace")
-            yield connection
-        finally:
-            connection.close()
-
-
-def _permit(action: int, _: str | None, function: str | None, *__: str | None) -> int:
-    if action in READS:
-        return sqlite3.SQLITE_OK
-    if action == sqlite3.SQLITE_FUNCTION and function not in ("load_extension", "readfile", "writefile", "edit"):
-        return sqlite3.SQLITE_OK
-    return sqlite3.SQLITE_DENY
+            raise QueryError("error", str(error)[:300]) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,36 +105,58 @@ class Duck:
     dialect: str = "duckdb"
 
     def run(self, sql: str, limits: SqlLimits = SqlLimits()) -> SqlResult:
-        import duckdb
+        return _run(self, sql, limits)
 
-        sql = _checked(sql, self.dialect)
-        walls = {
-            "enable_external_access": "false", "autoinstall_known_extensions": "false", "memory_limit": "1GB",
-            "autoload_known_extensions": "false", "threads": "1", "lock_configuration": "true",
-        }  # fmt: skip
+
+def _run(database: Database, sql: str, limits: SqlLimits) -> SqlResult:
+    """A query in a child, which is killed when its time is over, whatever native code it is in."""
+    memory = limits.memory_mb << 20
+    job = {
+        "dialect": database.dialect, "path": str(database.path.absolute()), "sql": _checked(sql, database.dialect),
+        "rows": limits.rows, "bytes": limits.bytes, "seconds": limits.seconds, "memory": memory,
+    }  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, "-I", str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as child:
         try:
-            connection = duckdb.connect(str(self.path), read_only=True, config=dict(walls))
-        except duckdb.Error as error:
-            raise _wrong(error) from error
-        timer = threading.Timer(limits.seconds, connection.interrupt)
-        timer.daemon = True
-        began = time.monotonic()
-        try:
-            statements = connection.extract_statements(sql)
-            if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-                raise QueryError("forbidden", "DuckDB reads this as something other than one query; write one SELECT.")
-            timer.start()
-            cursor = connection.execute(statements[0])
-            rows = cursor.fetchmany(limits.rows + 1)
-            names = [each[0] for each in cursor.description or ()]
-        except duckdb.Error as error:
-            if time.monotonic() - began >= limits.seconds:
-                raise _late(limits) from error
-            raise _wrong(error) from error
+            said, _ = child.communicate(json.dumps(job).encode(), limits.seconds + SPARE_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            raise _late(limits) from None
         finally:
-            timer.cancel()
-            connection.close()
-        return _result(names, rows, limits, began)
+            child.kill()
+    if child.returncode == ENDED_BY_CPU:
+        raise _late(limits)
+    try:
+        made = _Said.model_validate_json(said)
+    except ValidationError:
+        raise _large(limits) from None  # it died: of its memory limit, as native code does
+    if made.kind == "memory":
+        raise _large(limits)
+    if made.kind is not None:
+        raise QueryError(made.kind, made.error)
+    if made.seconds > limits.seconds:
+        raise _late(limits)
+    rows = tuple(tuple(map(_value, row)) for row in made.rows)
+    return SqlResult(tuple(made.columns), rows, made.more, made.seconds)
+
+
+class _Said(BaseModel):
+    """What a child may say."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    columns: list[str] = []
+    rows: list[list[Any]] = []
+    more: bool = False
+    seconds: float = 0.0
+    kind: Kind | None = None
+    error: str = ""
+
+
+def _value(told: Any) -> Any:
+    if isinstance(told, dict):
+        return Decimal(told["decimal"]) if "decimal" in told else told["text"]
+    return [*map(_value, told)] if isinstance(told, list) else told
 
 
 def _checked(sql: str, dialect: str) -> str:
@@ -182,20 +170,5 @@ def _late(limits: SqlLimits) -> QueryError:
     return QueryError("timeout", f"The query was stopped after {limits.seconds:g} s.")
 
 
-def _wrong(error: Exception) -> QueryError:
-    text = str(error).strip().splitlines()
-    kind: Kind = "forbidden" if "not authorized" in str(error) or "prohibited" in str(error) else "error"
-    return QueryError(kind, (text[0] if text else type(error).__name__)[:300])
-
-
-def _result(names: Sequence[str], rows: Sequence[tuple[Any, ...]], limits: SqlLimits, began: float) -> SqlResult:
-    kept = tuple(tuple(map(_cell, row)) for row in rows[: limits.rows])
-    return SqlResult(tuple(names), kept, len(rows) > limits.rows, time.monotonic() - began)
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return f"<{len(value)} bytes>"
-    if isinstance(value, str) and len(value) > CUT:
-        return value[:CUT] + "…"
-    return value
+def _large(limits: SqlLimits) -> QueryError:
+    return QueryError("memory", f"The query was stopped: it needs more memory than {limits.memory_mb} MB.")

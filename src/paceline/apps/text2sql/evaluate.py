@@ -47,7 +47,7 @@ def read_questions(path: Path, most: int | None = None) -> list[SqlQuestion]:
                 out.append(SqlQuestion(row["db_id"], row["question"], row["query"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"{path} is no file of questions (JSON lines with db_id, question and query): {error}."
+            f"{path} is not a file of questions (JSON lines with db_id, question and query): {error}."
         ) from error
     if most is None or most >= len(out):
         return out

@@ -45,7 +45,7 @@ def check(sql: str, dialect: str) -> str:
 
 def _only_reads(root: exp.Expr) -> None:
     if not isinstance(root, exp.Query):
-        raise Forbidden(f"{root.key.upper()} is no query; only SELECT is allowed.")
+        raise Forbidden(f"{root.key.upper()} is not a query; only SELECT is allowed.")
     for node in root.walk():
         if isinstance(node, WRITES):
             raise Forbidden(f"{node.key.upper()} is not allowed inside a query; only SELECT is.")

@@ -4,9 +4,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, StringConstraints
+from starlette.middleware.base import RequestResponseEndpoint
+
+from paceline.serve.admission import Hosts
+from paceline.serve.body import check_type
+from paceline.serve.errors import ApiError, error_response
 
 from ..common.cli import AppAsked
 from .pipeline import SqlPipeline, SqlPlan
@@ -23,6 +28,19 @@ def create(pipeline: SqlPipeline) -> FastAPI:
     from .command import as_dict
 
     app = FastAPI(title="Text to SQL", docs_url=None, redoc_url=None, openapi_url=None)
+    hosts = Hosts("127.0.0.1", False, ())
+
+    @app.middleware("http")
+    async def checked(request: Request, call_next: RequestResponseEndpoint) -> Response:
+        """Only pages of this machine: see `Hosts`; and a body must be called JSON, which other pages may not send."""
+        try:
+            hosts.check(request.headers.get("host", ""))
+            if request.method == "POST":
+                check_type(request.headers.get("content-type", ""))
+        except ApiError as error:
+            return error_response(error)
+        return await call_next(request)
+
     policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
 
     @app.get("/")

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from .database import Database, Sqlite, SqlLimits
+from .keywords import KEYWORDS
 
 SQL_SCHEMA_WIDE = SqlLimits(seconds=10.0, rows=5000)
 SQL_SCHEMA_SHOWN = 40
@@ -53,17 +54,15 @@ class SqlSchema:
         key = " PRIMARY KEY" if column.key else ""
         refers = f" REFERENCES {name(column.refers[0])}({name(column.refers[1])})" if column.refers else ""
         bare = re.match(r"(?i)int|real|num|dec|float|double|bigint|small", column.type) is not None
-        shown = (
-            f"  -- e.g. {', '.join(flat(v)[:SQL_SCHEMA_SHOWN] if bare else literal(v) for v in values)}"
-            if values
-            else ""
-        )
-        return f"  {name(column.name)} {name(column.type or 'TEXT')}{key}{refers},{shown}"
+        listed = ", ".join(flat(v)[:SQL_SCHEMA_SHOWN] if bare else literal(v) for v in values)
+        shown = f"  -- e.g. {listed}" if values else ""
+        return f"  {name(column.name)} {flat(column.type or 'TEXT')}{key}{refers},{shown}"
 
 
 def name(text: str) -> str:
     """An identifier, quoted where it must be, on one line."""
-    return text if re.fullmatch(r"[A-Za-z_]\w*", text) else '"' + flat(text).replace('"', '""') + '"'
+    plain = re.fullmatch(r"[A-Za-z_]\w*", text) is not None and text.lower() not in KEYWORDS
+    return text if plain else '"' + flat(text).replace('"', '""') + '"'
 
 
 def literal(text: str) -> str:

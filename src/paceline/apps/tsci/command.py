@@ -35,7 +35,7 @@ from .generate import MAKERS
 from .invented import honest
 from .pipeline import TsciPipeline, TsciPlan
 from .report import as_text, of_forecast, of_study
-from .series import Series, calendar_period, read_series, windows
+from .series import Series, read_series, windows
 from .study import TSCI_COLUMNS, study
 
 app = typer.Typer(
@@ -55,9 +55,12 @@ CORES = os.cpu_count() or 1
 def loaded(file: Path, column: str | None) -> Series:
     """Raises UsageError."""
     try:
-        return read_series(file, column)
+        series = read_series(file, column)
     except (OSError, ValueError) as error:
         raise UsageError(str(error)) from error
+    for note in series.notes:
+        typer.echo(note, err=True)
+    return series
 
 
 def planned(horizon: int, candidates: int, deadline: float | None) -> TsciPlan:
@@ -92,7 +95,7 @@ def forecast(
         written(out, row)
         (out / "result.json").write_text(json_.dumps({**row, "usage": usage}), encoding="utf-8")
         lines = [f"{value:.6g}" for value in row["values"]]
-        show({**row, "usage": usage}, json, [*lines, f"Report: {page}"])
+        show({**row, "usage": usage}, json, [*lines, f"Report: {page}"], usage)
 
 
 async def ahead(
@@ -103,15 +106,14 @@ async def ahead(
     async with asked.client() as client:
         began = time.monotonic()
         async with Dag(workers=workers, width=100) as dag:
-            node = TsciPipeline(dag, client, plan).start(
-                series.name, start, series.values[start:], calendar_period(series.time)
-            )
+            node = TsciPipeline(dag, client, plan).start(series.name, start, series.values[start:], series.period)
             try:
                 made = await node
             except NodeError as error:
                 raise UsageError(str(error)) from error
         client.tally.wall = time.monotonic() - began
-        return {**made.row(), "history": series.values[start:].tolist()}, client.tally.as_dict()
+        row = {**made.row(), "history": series.values[start:].tolist(), "notes": list(series.notes)}
+        return row, client.tally.as_dict()
 
 
 def written(out: Path, row: dict[str, Any]) -> None:
@@ -161,7 +163,7 @@ def study_windows(
             f"{row['series']:<16} " + "  ".join(f"{name} {row[name]:.4g}" for name in TSCI_COLUMNS)
             for row in result["table"]
         ]
-        show(result, json, [*lines, f"Report: {page}"])
+        show(result, json, [*lines, f"Report: {page}"], result["usage"])
 
 
 def sources(files: list[Path], column: str | None, made: str) -> list[Series]:

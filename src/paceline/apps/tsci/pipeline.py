@@ -87,10 +87,8 @@ def refitted(found: Validated, history: Floats, horizon: int, period: int) -> Ma
 
 
 def seasons(facts: TsciFacts, calendar: int) -> list[int]:
-    """Possible seasons: what the calendar suggests, what was found, none."""
-    return list(
-        dict.fromkeys([*([calendar] if calendar > 1 else []), *([facts.period] if facts.period > 1 else []), 1])
-    )
+    """Possible seasons, the first one used where nobody chooses: what was found, what the calendar suggests, none."""
+    return list(dict.fromkeys([*(each for each in (facts.period, calendar) if each > 1), 1]))
 
 
 @dataclass

@@ -8,15 +8,15 @@ import numpy as np
 
 from ..common.report import Report
 from .agents import Told
-from .study import OURS
+from .study import OURS, TSCI_ALONE, TSCI_COLUMNS
 
 
 def as_text(result: Mapping[str, Any]) -> str:
     """The results that the reporter is given: figures of the table, rounded as the report rounds them."""
     lines = [
-        f"{row['series']}: {row['windows']} windows of {result['horizon']} steps. Mean absolute error: seasonal naive "
-        f"{row['seasonal naive']:.4g}, best single model {row['best single']:.4g}, simple mean {row['mean']:.4g}, "
-        f"{OURS} {row[OURS]:.4g}. Better than seasonal naive in {row['won']} windows."
+        f"{row['series']}: {row['windows']} windows of {result['horizon']} steps. Mean absolute error: "
+        + ", ".join(f"{name} {row[name]:.4g}" for name in TSCI_COLUMNS)
+        + f". Better than seasonal naive in {row['won']} windows."
         for row in result["table"]
     ]
     return "\n".join([*lines, f"Windows without a forecast: {len(result['lost'])}."])
@@ -27,6 +27,7 @@ def of_study(result: Mapping[str, Any], summary: str, left_out: list[str], told:
     report = Report(
         "TimeSeriesScientist", "Forecasts over windows whose future was sealed until all of them were made."
     )
+    report.answers(result["usage"])
     report.table(
         "Mean absolute error", result["table"], "to_naive: ours over seasonal naive; won: windows where ours is less."
     )
@@ -55,6 +56,7 @@ def _window(row: Mapping[str, Any]) -> dict[str, Any]:
         "models": ", ".join(f"{name} {weight:.2f}" for name, weight in row["weights"].items()),
         "way": row["way"],
         "seasonal naive": row["scores"]["seasonal naive"]["mae"],
+        TSCI_ALONE: row["scores"][TSCI_ALONE]["mae"],
         OURS: row["scores"][OURS]["mae"],
     }
 
@@ -95,7 +97,10 @@ def of_forecast(row: Mapping[str, Any], usage: Mapping[str, Any]) -> Report:
     """The report of one forecast beyond the end of a series."""
     weights = ", ".join(f"{name} {weight:.2f}" for name, weight in row["weights"].items())
     report = Report(f"Forecast of {row['series']}", f"{len(row['values'])} steps by {row['way']} of {weights}.")
+    report.answers(usage)
     report.figure("Forecast", lambda axes: fan(axes, row))
+    if row.get("notes"):
+        report.text("The file", "\n\n".join(row["notes"]))
     report.text("Analysis", row["analysis"] or "The analyst gave none.")
     members = [{"model": name, **found, "weight": row["weights"][name]} for name, found in row["members"].items()]
     report.table("Models, by validation", members)

@@ -1,13 +1,14 @@
 """Series, windows of them, and the seal that hides a window's future from the forecasters."""
 
 import csv
-import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ..common.times import TIMES, Times, ordered
 
 Floats = NDArray[np.float64]
 
@@ -20,11 +21,14 @@ class Leak(RuntimeError):
 
 @dataclass(frozen=True)
 class Series:
-    """Values at equal distances in time, float64 [n], missing ones not a number; `time` is kept as text."""
+    """Values at equal distances in time, float64 [n], missing ones not a number; `time` is kept as text, "" where a row
+    was missing. `period`: the season that the calendar suggests, 1 for none. `notes`: what was done to the rows."""
 
     name: str
     values: Floats
     time: tuple[str, ...]
+    period: int = 1
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.values)
@@ -96,7 +100,8 @@ def windows(series: Series, history: int, horizon: int, count: int) -> list[Wind
 
 
 def read_series(path: Path, column: str | None = None) -> Series:
-    """One column of a CSV file in its order; the last one if none is named. Raises ValueError that names the row."""
+    """One column of a CSV file in order of time; the last one if none is named. Times that lack get a missing value.
+    Raises ValueError that names the row."""
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = list(csv.reader(file))
     if len(rows) < 2:
@@ -105,11 +110,30 @@ def read_series(path: Path, column: str | None = None) -> Series:
     if column is not None and column not in header:
         raise ValueError(f"{path} has no column {column}; its columns are {', '.join(header)}.")
     at = header.index(column) if column is not None else len(header) - 1
-    when = 0 if at != 0 else None
+    named = [index for index, name in enumerate(header) if name.lower() in TIMES and index != at]
+    when = named[0] if named else 0 if at != 0 else None
     values = np.array([_number(row, at, f"{path}, row {number}") for number, row in enumerate(rows[1:], start=2)])
-    time = tuple(row[when] if when is not None else str(number) for number, row in enumerate(rows[1:]))
-    _check(values, time, f"{path}, column {header[at]}")
-    return Series(f"{path.stem}.{header[at]}", values, time)
+    _check(values, f"{path}, column {header[at]}")
+    name = f"{path.stem}.{header[at]}"
+    if when is None:
+        return Series(name, values, tuple(map(str, range(len(values)))))
+    time = [row[when] if when < len(row) else "" for row in rows[1:]]
+    read = ordered(time, f"{path}, column {header[when]}", bool(named))
+    return placed(name, values, time, read, str(path))
+
+
+def placed(name: str, values: Floats, time: Sequence[str], read: Times, place: str) -> Series:
+    """The rows in order of time, with missing values where times lack. Raises ValueError where most would lack."""
+    lacking = sum(read.missing)
+    if lacking > len(values):
+        raise ValueError(f"{place}: {lacking} times lack beside {len(values)} rows; give a series with fewer gaps.")
+    made: list[float] = []
+    texts: list[str] = []
+    for position, row in enumerate(read.order):
+        gap = read.missing[position - 1] if position and read.missing else 0
+        made += [float("nan")] * gap + [float(values[row])]
+        texts += [""] * gap + [time[row]]
+    return Series(name, np.array(made), tuple(texts), period_of(read), read.notes)
 
 
 def _number(row: list[str], at: int, place: str) -> float:
@@ -122,30 +146,24 @@ def _number(row: list[str], at: int, place: str) -> float:
         value = float("inf")
     if np.isfinite(value):
         return value
-    raise ValueError(f"{place}: {text!r} is no number; give a number, or leave it empty where missing.")
+    raise ValueError(f"{place}: {text!r} is not a number; give a number, or leave it empty where missing.")
 
 
-def _check(values: Floats, time: tuple[str, ...], place: str) -> None:
+def _check(values: Floats, place: str) -> None:
     known = values[np.isfinite(values)]
     if len(known) < 10:
         raise ValueError(f"{place} has {len(known)} values; 10 or more are needed.")
-    if len(set(time)) < len(time):
-        again = next(text for text in time if time.count(text) > 1)
-        raise ValueError(f"{place}: the time {again} comes twice; keep one row for each time.")
-    ordered = all(a < b for a, b in itertools.pairwise(time) if len(a) == len(b))
-    if not ordered and "-" in time[0]:
-        raise ValueError(f"{place}: the times are not in order; sort the rows by time.")
 
 
-TSCI_SERIES_STEPS = {900: 96, 1800: 48, 3600: 24, 86400: 7}
-"""Seconds between values, and the season that people's days and weeks give them."""
+SECONDS = {900.0: 96, 1800.0: 48, 3600.0: 24}
+"""Seconds between values, and the season that people's days give them."""
 
 
-def calendar_period(time: tuple[str, ...]) -> int:
-    """The season's length that the times suggest (24 of hourly values, 7 of daily, 12 of monthly); 1 if they do not."""
-    try:
-        first, second = (np.datetime64(text.replace(" ", "T"), "s") for text in time[:2])
-    except ValueError:
-        return 1
-    seconds = int((second - first) / np.timedelta64(1, "s"))
-    return TSCI_SERIES_STEPS.get(seconds, 12 if 28 * 86400 <= seconds <= 31 * 86400 else 1)
+def period_of(read: Times) -> int:
+    """The season's length that the times suggest: 24 of hourly values, 7 of daily ones, 5 of business days, 12 of
+    months, 4 of quarters; 1 if they suggest none."""
+    if read.unit == "seconds":
+        return SECONDS.get(read.step, 1)
+    if read.unit == "months":
+        return {1.0: 12, 3.0: 4}.get(read.step, 1)
+    return {"days": 7, "business days": 5}.get(read.unit, 1) if read.step == 1 else 1

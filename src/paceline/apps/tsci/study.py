@@ -5,22 +5,26 @@ from typing import Any
 
 import numpy as np
 
-from ..common.client import AppClient
+from ..common.client import AppClient, Nobody
 from ..common.dag import Dag, NodeError, gather
 from .clean import interpolate
 from .models.simple import seasonal_naive
 from .pipeline import Forecast, TsciPipeline, TsciPlan
-from .series import Floats, Series, Window, calendar_period, windows
+from .series import Floats, Series, Window, windows
 
 OURS = "TimeSeriesScientist"
-TSCI_COLUMNS = ("seasonal naive", "best single", "mean", OURS)
+TSCI_ALONE = "without the model"
+"""The pipeline with its own choices in place of every answer of a model."""
+TSCI_COLUMNS = ("seasonal naive", "best single", "mean", TSCI_ALONE, OURS)
 
 
-def scored(window: Window, made: Forecast, calendar: int) -> Floats:
+def scored(window: Window, made: Forecast, alone: Forecast, calendar: int) -> Floats:
     """Opens the window's future, scores all forecasts into `made`, and gives the true values."""
-    period = calendar if calendar > 1 else made.facts.period
+    period = made.facts.period if made.facts.period > 1 else calendar
     naive = seasonal_naive(interpolate(window.history), len(window.future), period)
-    made.scores, truth = window.future.score({OURS: made.values, "seasonal naive": naive, **made.others})
+    made.scores, truth = window.future.score(
+        {OURS: made.values, "seasonal naive": naive, TSCI_ALONE: alone.values, **made.others}
+    )
     return truth
 
 
@@ -39,23 +43,27 @@ async def study(
     lost: list[dict[str, str]] = []
     todo = [(one, window) for one in series for window in windows(one, history, plan.horizon, count)]
     async with Dag(workers=workers, width=1000) as dag:
-        pipeline = TsciPipeline(dag, client, plan)
+        pipelines = [TsciPipeline(dag, asked, plan) for asked in (client, Nobody(native=client.native))]
 
-        async def forecast(task: tuple[Series, Window]) -> Forecast | NodeError:
+        async def forecast(task: tuple[Series, Window]) -> tuple[Forecast, Forecast] | NodeError:
             one, window = task
             try:
-                return await pipeline.start(one.name, window.start, window.history, calendar_period(one.time))
+                ours, alone = [
+                    await each.start(one.name, window.start, window.history, one.period) for each in pipelines
+                ]
+                return ours, alone
             except NodeError as error:
                 return error
             finally:
                 step()
 
         made = await gather(forecast, todo, 2 * workers)
-    for (one, window), found in zip(todo, made, strict=True):
-        if isinstance(found, NodeError):
-            lost.append({"series": one.name, "start": str(window.start), "why": str(found)})
+    for (one, window), pair in zip(todo, made, strict=True):
+        if isinstance(pair, NodeError):
+            lost.append({"series": one.name, "start": str(window.start), "why": str(pair)})
         else:
-            truth = scored(window, found, calendar_period(one.time))
+            found = pair[0]
+            truth = scored(window, *pair, one.period)
             rows.append({**found.row(), "truth": truth.tolist(), "history": window.history.tolist()})
     return {"windows": rows, "lost": lost, "table": table(rows), "horizon": plan.horizon, "length": history}
 

@@ -2,14 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from math import inf
 from time import monotonic
 from typing import Any
 
-from paceline.cluster.control.engines import EngineLost, RemoteEngine, Reply
+from paceline.cluster.control.engines import EngineLost, RemoteEngine, Reply, StreamingEngine
 from paceline.cluster.workflow.dispatch import Dispatcher, Start
 from paceline.cluster.workflow.hexgen import HexGen
 from paceline.cluster.workflow.models import Predicted
@@ -18,10 +18,27 @@ from paceline.cluster.workflow.tasks import CallWork, Instance, Task, Workflow
 from paceline.cluster.workflow.tune import Tuner, best
 
 log = logging.getLogger("paceline")
-ENGINE_RETRY_S = 0.5
-"""Between two looks at an engine that is down."""
+ENGINE_RETRY_S, LAST_ENGINE_RETRY_S = 0.5, 30.0
+"""How long an engine that was lost is left alone before it is looked at: twice as long after each loss without an
+answer between, up to the last."""
 WORKFLOW_LINGER_S = 20.0
 """A workflow without a call for so long has ended, unless it says more."""
+
+
+@dataclass(slots=True)
+class WaitingCall:
+    """A call whose reply somebody waits for, or whose stream somebody reads."""
+
+    task: Task
+    future: asyncio.Future[Reply]
+    path: str
+    body: bytes
+    stream: bool = False
+    """May it be answered with a stream?"""
+    streams: bool = False
+    """Has the stream begun?"""
+    losses: int = 0
+    """Engines that were lost while they were at it."""
 
 
 @dataclass(slots=True)
@@ -39,22 +56,24 @@ class Controller:
     """Replies by engine."""
     dropped: int = 0
     """Replies that came too late to be used."""
-    _waiting: dict[str, tuple[asyncio.Future[Reply], str, bytes]] = field(default_factory=dict)
+    most_losses: float = inf
+    """Engines that a call may lose before it is given up: what kills one may kill each."""
+    _waiting: dict[str, WaitingCall] = field(default_factory=dict)
+    _running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    """The latest attempt of each call."""
+    _losses: dict[str, int] = field(default_factory=dict)
+    """{engine: losses since its last answer}"""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _touched: dict[str, float] = field(default_factory=dict)
     _numbers: dict[str, int] = field(default_factory=dict)
 
     async def call(
-        self,
-        workflow: str,
-        work: CallWork,
-        path: str,
-        body: bytes,
-        *,
-        deadline: float = inf,
-        expected: Sequence[CallWork] = (),
-    ) -> Reply:
-        """One call of a workflow; `deadline` in seconds from now is the workflow's. Waits while no engine is alive."""
+        self, workflow: str, work: CallWork, path: str, body: bytes,
+        *, deadline: float = inf, expected: Sequence[CallWork] = (), stream: bool = False,
+    ) -> Reply:  # fmt: skip
+        """One call of a workflow; `deadline` in seconds from now is the workflow's. Waits while no engine is alive.
+        `stream`: the reply may come with its stream. Cancelling ends the call where it runs. Raises EngineLost for one
+        that has lost too many engines."""
         now = self.clock()
         flow = self.dispatcher.workflows.get(workflow)
         if flow is None:
@@ -65,11 +84,24 @@ class Controller:
         self._numbers[workflow] = number + 1
         task = Task(f"{workflow}.{number}", flow, work)
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._waiting[task.id] = future, path, body
+        self._waiting[task.id] = WaitingCall(task, future, path, body, stream)
         self.dispatcher.extend(flow, [task], now, expected)
         self._touch(workflow)
         self._soon()
-        return await future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self.drop(task)
+            raise
+
+    def drop(self, task: Task) -> None:
+        """Nobody waits for this call any more: end it, wherever it is."""
+        if self._waiting.pop(task.id, None) is None:
+            return
+        if (running := self._running.pop(task.id, None)) is not None:
+            running.cancel()
+        self.dispatcher.drop(task, self.clock())
+        self._soon()
 
     def end(self, workflow: str) -> None:
         """A workflow has ended; while calls of it are open, it has not."""
@@ -86,8 +118,8 @@ class Controller:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for future, _, _ in self._waiting.values():
-            future.cancel()
+        for call in self._waiting.values():
+            call.future.cancel()
         for workflow in list(self.dispatcher.workflows):
             self.dispatcher.close(self.dispatcher.workflows[workflow], self.clock())
 
@@ -98,39 +130,74 @@ class Controller:
     def _pump(self) -> None:
         now = self.clock()
         for start in self.dispatcher.decide(now):
-            self._spawn(self._run(start))
+            self._running[start.task.id] = self._spawn(self._run(start))
         wake = self.dispatcher.wake(now)
         if wake < inf:
             asyncio.get_running_loop().call_later(wake - now, self._pump)
 
     async def _run(self, start: Start) -> None:
-        future, path, body = self._waiting[start.task.id]
-        name = start.instance.name
+        call, name = self._waiting[start.task.id], start.instance.name
+        engine = self.engines[name]
         try:
-            reply = await self.engines[name].ask(path, body)
+            if call.stream and isinstance(engine, StreamingEngine):
+                reply = await engine.stream(call.path, call.body, lambda begun: self._begun(start.task, call, begun))
+            else:
+                reply = await engine.ask(call.path, call.body)
         except EngineLost as lost:
+            self._give_up(start.task, call, lost)
             self._lost(name, lost)
             return
+        self._losses.pop(name, None)
         if not self.dispatcher.finish(start.task, start.attempt, self.clock(), self.used(reply)):
-            self.dropped += 1
+            self.dropped += not call.streams
+            if call.streams:
+                self._waiting.pop(start.task.id, None)
             return
         self.answered[name] = self.answered.get(name, 0) + 1
         del self._waiting[start.task.id]
-        if not future.done():
-            future.set_result(reply)
+        self._running.pop(start.task.id, None)
+        if not call.future.done():
+            call.future.set_result(reply)
         self._touch(start.task.workflow.id)
         self._soon()
 
+    def _begun(self, task: Task, call: "WaitingCall", reply: Reply) -> None:
+        """A stream has begun: its client has it, and its end is that of the call."""
+        call.streams = True
+        if call.future.done():
+            self.drop(task)
+            return
+        assert reply.stream is not None
+        reply.stream.left = lambda: self.drop(task)
+        call.future.set_result(reply)
+
+    def _give_up(self, task: Task, call: "WaitingCall", lost: EngineLost) -> None:
+        """No further attempt of a call whose client has got a part of the answer, or that has lost many engines."""
+        call.losses += 1
+        if call.streams or call.losses >= self.most_losses:
+            self._waiting.pop(task.id, None)
+            self._running.pop(task.id, None)
+            self.dispatcher.drop(task, self.clock())
+            if not call.future.done():
+                call.future.set_exception(lost)
+
     def _lost(self, name: str, lost: EngineLost) -> None:
         if self.dispatcher.instances[name].alive:
+            self._losses[name] = self._losses.get(name, 0) + 1
+            for call in self._waiting.values():
+                if call.streams and call.task.place == name:  # nobody else can go on with what was said
+                    self.dispatcher.drop(call.task, self.clock())
             log.warning("Engine %s is down: %s. Its calls go elsewhere.", name, lost)
             self.dispatcher.turn(name, False, self.clock())
             self._spawn(self._revive(name))
         self._soon()
 
     async def _revive(self, name: str) -> None:
+        wait = min(LAST_ENGINE_RETRY_S, ENGINE_RETRY_S * 2 ** min(self._losses.get(name, 1) - 1, 20))
+        await asyncio.sleep(wait if self._losses.get(name, 0) > 1 else 0.0)
         while not await self.engines[name].alive():
-            await asyncio.sleep(ENGINE_RETRY_S)
+            await asyncio.sleep(wait)
+            wait = min(LAST_ENGINE_RETRY_S, 2 * wait)
         log.warning("Engine %s is up.", name)
         self.dispatcher.turn(name, True, self.clock())
         self._soon()
@@ -155,10 +222,11 @@ class Controller:
             for watcher in self.dispatcher.watchers:
                 watcher.tuned(alpha, self.clock())
 
-    def _spawn(self, run: Awaitable[None]) -> None:
+    def _spawn(self, run: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.ensure_future(run)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 def deepcopy_idle(dispatcher: Dispatcher) -> Dispatcher:

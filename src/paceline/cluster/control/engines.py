@@ -1,22 +1,67 @@
 """Engines that a controller can ask: HTTP servers, and what any kind of them answers."""
 
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from paceline.bench.load.client import Client, LoadClock, Whole
 from paceline.core.errors import InputError
+
+MOST_UNREAD_BYTES = 4 << 20
+"""Of a stream whose client reads slowly; beyond them the call is ended."""
+TAIL_BYTES = 1 << 14
+"""End of a stream in which its usage is looked for."""
 
 
 class EngineLost(Exception):
     """The engine died, or cannot be reached: its calls must run elsewhere."""
 
 
+class StreamPieces:
+    """A stream on its way: put in by an engine's connection, read by one client. For one event loop."""
+
+    def __init__(self) -> None:
+        self._pieces: deque[bytes] = deque()
+        self._news = asyncio.Event()
+        self.unread, self.ended = 0, False
+        self.left: Callable[[], object] = lambda: None
+        """Called when its client reads no more."""
+        self.error: Exception | None = None
+
+    def put(self, data: bytes) -> None:
+        self._pieces.append(data)
+        self.unread += len(data)
+        self._news.set()
+
+    def end(self, error: Exception | None = None) -> None:
+        """Nothing more comes; with `error`, because it failed."""
+        if not self.ended:
+            self.ended, self.error = True, error
+            self._news.set()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while True:
+            while self._pieces:
+                piece = self._pieces.popleft()
+                self.unread -= len(piece)
+                yield piece
+            if self.ended:
+                break
+            self._news.clear()
+            await self._news.wait()
+        if self.error is not None:
+            raise self.error
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An HTTP response; `body` is JSON."""
+    """An HTTP response; `body` is JSON, or of a stream the end of it."""
 
     status: int
     body: bytes
+    stream: StreamPieces | None = None
 
 
 class RemoteEngine(Protocol):
@@ -29,6 +74,40 @@ class RemoteEngine(Protocol):
     async def alive(self) -> bool:
         """Would it answer now?"""
         ...
+
+
+@runtime_checkable
+class StreamingEngine(Protocol):
+    """One that also streams."""
+
+    async def stream(self, path: str, body: bytes, begun: Callable[[Reply], None]) -> Reply:
+        """As `RemoteEngine.ask`; `begun` is called with a reply whose stream has begun; this ends with the stream."""
+        ...
+
+
+class Relay(Whole):
+    """A response that is handed on while it comes, if it is a stream of events."""
+
+    def __init__(self, begun: Callable[[Reply], None], late: Callable[[], object]) -> None:
+        """`late`: called when the client reads too slowly."""
+        super().__init__()
+        self._begun, self._late = begun, late
+        self.pieces: StreamPieces | None = None
+
+    def head(self, status: int, kind: str) -> None:
+        self.status = status
+        if status == 200 and kind == "text/event-stream":
+            self.pieces = StreamPieces()
+            self._begun(Reply(status, b"", self.pieces))
+
+    def body(self, data: bytes, now: float) -> None:
+        if self.pieces is None:
+            super().body(data, now)
+            return
+        self.pieces.put(data)
+        self.data = (self.data + data)[-TAIL_BYTES:]
+        if self.pieces.unread > MOST_UNREAD_BYTES:
+            self._late()
 
 
 class HttpEngine:
@@ -44,6 +123,25 @@ class HttpEngine:
         except OSError as error:  # ConnectionError and TimeoutError too
             raise EngineLost(f"{self.url}: {error or 'no answer in time'}") from error
         return Reply(sink.status, sink.data)
+
+    async def stream(self, path: str, body: bytes, begun: Callable[[Reply], None]) -> Reply:
+        task = asyncio.current_task()
+        assert task is not None
+        sink = Relay(begun, task.cancel)
+        try:
+            await self._client.send(path, sink, self._timeout, body)
+        except OSError as error:
+            lost = EngineLost(f"{self.url}: {error or 'no answer in time'}")
+            if sink.pieces is not None:
+                sink.pieces.end(lost)
+            raise lost from error
+        except asyncio.CancelledError:
+            if sink.pieces is not None:
+                sink.pieces.end(EngineLost(f"{self.url}: the stream was not read in time"))
+            raise
+        if sink.pieces is not None:
+            sink.pieces.end()
+        return Reply(sink.status, sink.data, sink.pieces)
 
     async def alive(self) -> bool:
         try:

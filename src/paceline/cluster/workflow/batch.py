@@ -76,5 +76,5 @@ def _chain(flow: Workflow) -> list[Task]:
     chain = [task for task in flow.tasks if task.started is None and task.finished is None]
     for before, task in zip([None, *flow.tasks], flow.tasks):
         if task.pinned is None or task.after != (() if before is None else (before,)):
-            raise InputError(f"Workflow {flow.id!r} is no chain of pinned calls, which a batch planner needs.")
+            raise InputError(f"Workflow {flow.id!r} is not a chain of pinned calls, which a batch planner needs.")
     return chain

@@ -26,6 +26,7 @@ class Watcher(Protocol):
     def extended(self, workflow: Workflow, tasks: Sequence[Task], now: float) -> None: ...
     def closed(self, workflow: Workflow, now: float) -> None: ...
     def finished(self, task: Task, now: float) -> None: ...
+    def dropped(self, task: Task, now: float) -> None: ...
     def turned(self, instance: Instance, now: float) -> None: ...
     def decided(self, placed: Sequence[tuple[Task, Instance]], starts: Sequence[Start], now: float) -> None: ...
     def tuned(self, alpha: float, now: float) -> None: ...
@@ -110,6 +111,17 @@ class Dispatcher:
         for child in task.children:
             self._free(child, now)
         return True
+
+    def drop(self, task: Task, now: float) -> None:
+        """Nobody wants this call any more: it ends without a result, and nothing is learned of it."""
+        if task.finished is not None or task.id not in self.tasks:
+            return
+        self._withdraw(task)
+        task.finished = now
+        for watcher in self.watchers:
+            watcher.dropped(task, now)
+        for child in task.children:
+            self._free(child, now)
 
     def turn(self, name: str, alive: bool, now: float) -> None:
         """An instance died or came back."""
@@ -202,7 +214,7 @@ class Dispatcher:
             if task.id in seen:
                 raise InputError(f"Task {task.id!r} exists already; give each its own id.")
             if task.pinned is not None and task.pinned not in self.instances:
-                raise InputError(f"Task {task.id!r} is pinned to {task.pinned!r}, which is no instance here.")
+                raise InputError(f"Task {task.id!r} is pinned to {task.pinned!r}, which is not an instance here.")
             if any(parent.id not in seen for parent in task.after):
                 raise InputError(f"Task {task.id!r} comes before one of its predecessors, or they form a circle.")
             if task.volume and len(task.volume) != len(task.after):

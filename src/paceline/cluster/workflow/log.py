@@ -11,6 +11,7 @@ from paceline.cluster.workflow.policies import DispatcherSetup
 from paceline.cluster.workflow.simulate import SimulatedCall, SimulatedJob
 from paceline.cluster.workflow.tasks import CallWork, Instance, Task, Workflow
 from paceline.core.errors import InputError
+from paceline.core.files import lines_of
 
 Event = dict[str, Any]
 
@@ -40,6 +41,9 @@ class WorkflowRecorder:
         where = {"id": task.id, "workflow": task.workflow.id, "attempt": task.attempt}
         self._sink({"event": "finish", "now": now, **where, "used": task.used})
 
+    def dropped(self, task: Task, now: float) -> None:
+        self._sink({"event": "drop", "now": now, "id": task.id, "workflow": task.workflow.id})
+
     def turned(self, instance: Instance, now: float) -> None:
         self._sink({"event": "turn", "now": now, "instance": instance.name, "alive": instance.alive})
 
@@ -68,17 +72,18 @@ def write(path: Path) -> Callable[[Event], None]:
 
 def read(path: Path) -> Iterator[Event]:
     """Events of a log. InputError for a file or line that is none."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read as a log: {error}.") from error
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(lines_of(path, "log"), 1):
         try:
             event = json.loads(line)
             event["event"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{path}, line {number} is no event of a workflow log; record the log again.") from error
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise unreadable(path, number) from error
         yield event
+
+
+def unreadable(path: Path | None, number: int) -> InputError:
+    where = "Line" if path is None else f"{path}, line"
+    return InputError(f"{where} {number} is no event of a workflow log; record one anew.")
 
 
 def replay(events: Sequence[Mapping[str, Any]], **parts: Any) -> str | None:
@@ -86,10 +91,16 @@ def replay(events: Sequence[Mapping[str, Any]], **parts: Any) -> str | None:
     as for `DispatcherSetup.dispatcher`."""
     if not events or events[0]["event"] != "setup":
         raise InputError("A workflow log begins with its setup; this one does not.")
-    made = DispatcherSetup.load(events[0]).dispatcher(**parts)
-    for number, event in enumerate(events[1:], 2):
-        if (difference := _apply(made, event)) is not None:
-            return f"Line {number}: {difference}"
+    number = 1
+    try:
+        made = DispatcherSetup.load(events[0]).dispatcher(**parts)
+        for number, event in enumerate(events[1:], 2):
+            if (difference := _apply(made, event)) is not None:
+                return f"Line {number}: {difference}"
+    except InputError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError) as error:
+        raise unreadable(None, number) from error  # of another shape than what a recorder writes
     return None
 
 
@@ -106,6 +117,8 @@ def _apply(to: Dispatcher, event: Mapping[str, Any]) -> str | None:
     elif kind == "finish":
         used = None if event["used"] is None else (event["used"][0], event["used"][1])
         to.finish(to.tasks[event["id"]], event["attempt"], now, used)
+    elif kind == "drop":
+        to.drop(to.tasks[event["id"]], now)
     elif kind == "turn":
         to.turn(event["instance"], event["alive"], now)
     elif kind == "tune":
@@ -154,7 +167,7 @@ def jobs(events: Sequence[Mapping[str, Any]]) -> list[SimulatedJob]:
                 stages[id].append([])
             stages[id][-1] += calls
             open_[id] |= {call["id"] for call in calls}
-        elif kind == "finish":
+        elif kind in ("finish", "drop"):
             open_[event["workflow"]].discard(id)
         elif kind == "close" and any(stages[id]):
             start = arrived[id]

@@ -109,7 +109,7 @@ class Simulation:
             moments = (arrivals[-1][1].arrival if arrivals else inf, faults[-1].at if faults else inf)
             now = max(now, min(*moments, self._end()[0], self.dispatcher.wake(now)))
             if now == inf:
-                raise IntegrityError("Workflows wait, but nothing runs that could let them go on.")
+                raise IntegrityError("Workflows wait, but nothing runs that could let them continue.")
             while (end := self._end())[0] <= now:
                 self._finish(end[1], now)
             while faults and faults[-1].at <= now:

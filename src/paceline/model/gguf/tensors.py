@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline.core.errors import CheckpointError
 from paceline.model.gguf.config import arch_of
 from paceline.model.gguf.header import Header, TensorEntry, read_header
-from paceline.model.gguf.types import DECODERS, FLOAT_KINDS, MAX_WEIGHT_BITS, PACKED, SERVED, decode
+from paceline.model.gguf.types import DECODERS, FLOAT_KINDS, PACKED, SERVED, decode
 from paceline.model.groups import Groups
 
 SHARD_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
@@ -147,7 +147,13 @@ class GgufTensors:
         floats."""
         stem, dot, end = name.rpartition(".")
         found = self.header.tensors.get(f"{self.names.get(stem, stem)}{dot}{end}")
-        return None if found is None or found.kind not in DECODERS else PACKED.get(found.kind, MAX_WEIGHT_BITS)
+        return None if found is None or found.kind not in DECODERS else PACKED[found.kind]
+
+    def file_bits(self, name: str) -> int | None:
+        """Bits that a quantised matrix takes in the file; None: it is stored as floats, or is not there."""
+        stem, dot, end = name.rpartition(".")
+        found = self.header.tensors.get(f"{self.names.get(stem, stem)}{dot}{end}")
+        return None if found is None or found.kind not in DECODERS else 8 * found.bytes
 
     def let_go(self) -> None:
         """Give back the memory of the pages that tensors taken so far were read from."""

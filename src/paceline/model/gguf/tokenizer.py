@@ -64,7 +64,7 @@ class Vocabulary:
         if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found < len(self.tokens):
             if found in (-1, 2**32 - 1):  # how some converters write "none"
                 return None
-            raise self.wrong(key, f"is {str(found)[:40]}, which is no id of its {len(self.tokens)} tokens")
+            raise self.wrong(key, f"is {str(found)[:40]}, which is not an id of its {len(self.tokens)} tokens")
         return found
 
     def says(self, key: str, default: bool) -> bool:
@@ -111,7 +111,7 @@ def templates(words: Vocabulary) -> Any:
     found = {name.removeprefix(key): text for name, text in words.metadata.items() if name.startswith(key + ".")}
     default = words.metadata.get(key)
     if default is not None and not isinstance(default, str):
-        raise CheckpointError(f"{key} in {words.path} is no text; convert the model again.")
+        raise CheckpointError(f"{key} in {words.path} is not a text; convert the model again.")
     if not found or default is None:
         return default
     return {"default": default, **{name.removeprefix("."): text for name, text in found.items()}}
@@ -127,7 +127,7 @@ def byte_pairs(words: Vocabulary) -> tuple[Any, bool]:
     cut = PRE_TOKENIZERS[name]
     merges = [tuple(line.split(" ")) for line in words.get("merges", list)]
     if bad := next((pair for pair in merges if len(pair) != 2), None):
-        raise words.wrong("merges", f"has {' '.join(bad)[:40]!r}, which is no pair")
+        raise words.wrong("merges", f"has {' '.join(bad)[:40]!r}, which is not a pair")
     vocabulary = {token: i for i, token in enumerate(words.tokens)}
     backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=cut.whole, fuse_unk=False))
     if cut.composed:

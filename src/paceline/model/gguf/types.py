@@ -10,13 +10,9 @@ from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
-from paceline.model.groups import Groups
+from paceline.model.groups import FP4, IQ4, Groups
 
 FLOAT_KINDS = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16, Kind.F64: torch.float64}
-IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""What the 16 codes of IQ4 stand for."""
-FP4_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Values of the MXFP4 codes, doubled."""
 Parts = tuple[Tensor, Tensor, Tensor | None]
 """Content of n blocks: codes int8 [n, groups, size], scale float32 [n, groups], minimum or None. A value is scale *
 code + minimum."""
@@ -112,12 +108,8 @@ def q6_k(raw: Tensor) -> Parts:
     return grouped(codes, 16), half(raw, 208) * raw[:, 192:208].contiguous().view(torch.int8), None
 
 
-def looked_up(codes: Tensor, table: tuple[int, ...]) -> Tensor:
-    return torch.tensor(table, dtype=torch.int8)[codes.int()]
-
-
 def iq4_nl(raw: Tensor) -> Parts:
-    return grouped(looked_up(nibbles(raw, 2, 16, 16), IQ4), 32), half(raw, 0), None
+    return grouped(nibbles(raw, 2, 16, 16), 32), half(raw, 0), None
 
 
 def iq4_xs(raw: Tensor) -> Parts:
@@ -125,39 +117,39 @@ def iq4_xs(raw: Tensor) -> Parts:
     low = torch.cat((low & 15, low >> 4), 2).flatten(1)
     high = ((raw[:, 2:4, None] >> torch.arange(0, 8, 2, dtype=torch.uint8)) & 3).flatten(1)
     scale = (low | high << 4).to(torch.int8) - 32
-    return grouped(looked_up(nibbles(raw, 8, 128, 16), IQ4), 32), half(raw, 0) * scale, None
+    return grouped(nibbles(raw, 8, 128, 16), 32), half(raw, 0) * scale, None
 
 
 def mxfp4(raw: Tensor) -> Parts:
     scale = torch.exp2(raw[:, :1].float() - 128)
-    return grouped(looked_up(nibbles(raw, 1, 16, 16), FP4_DOUBLED), 32), scale, None
+    return grouped(nibbles(raw, 1, 16, 16), 32), scale, None
 
 
 DECODERS: dict[Kind, tuple[Callable[[Tensor], Parts], int]] = {
     Kind.Q4_0: (q4_0, 4),
     Kind.Q4_1: (q4_1, 4),
-    Kind.Q5_0: (q5_0, 8),
-    Kind.Q5_1: (q5_1, 8),
+    Kind.Q5_0: (q5_0, 5),
+    Kind.Q5_1: (q5_1, 5),
     Kind.Q8_0: (q8_0, 8),
     Kind.Q2_K: (q2_k, 4),
     Kind.Q3_K: (q3_k, 4),
     Kind.Q4_K: (q4_k, 4),
-    Kind.Q5_K: (q5_k, 8),
-    Kind.Q6_K: (q6_k, 8),
-    Kind.IQ4_NL: (iq4_nl, 8),
-    Kind.IQ4_XS: (iq4_xs, 8),
-    Kind.MXFP4: (mxfp4, 8),
+    Kind.Q5_K: (q5_k, 5),
+    Kind.Q6_K: (q6_k, 6),
+    Kind.IQ4_NL: (iq4_nl, 4),
+    Kind.IQ4_XS: (iq4_xs, 4),
+    Kind.MXFP4: (mxfp4, 4),
 }
-"""How a type is read, and the bits that its codes take as whole numbers in even steps: those of IQ4 and MXFP4 are
-uneven."""
+"""Reader of each type, and the bits of its codes."""
+LOOKED_UP = {Kind.IQ4_NL: IQ4, Kind.IQ4_XS: IQ4, Kind.MXFP4: FP4}
+"""Table of the types whose codes stand for the numbers of one."""
 SERVED = (*FLOAT_KINDS, *DECODERS)
 PACKED = {
-    Kind.Q4_0: 4.75, Kind.Q4_1: 5, Kind.Q4_K: 4.625, Kind.Q8_0: 8.75, Kind.Q5_0: 8.75, Kind.Q5_1: 9, Kind.Q5_K: 8.625,
-    Kind.IQ4_NL: 8.75,
+    Kind.Q4_0: 4.5, Kind.Q4_1: 5, Kind.Q4_K: 4.625, Kind.Q8_0: 8.5, Kind.Q5_0: 5.5, Kind.Q5_1: 6, Kind.Q5_K: 5.625,
+    Kind.Q6_K: 6.5625, Kind.Q3_K: 4.5625, Kind.IQ4_NL: 4.5, Kind.IQ4_XS: 4.3125, Kind.MXFP4: 4.25, Kind.Q2_K: 8.5,
 }  # fmt: skip
-"""Bits of a weight with its scales where it is packed as it is (`grouped.Form`). The others' groups are of 16, or their
-scales no halves: 8 bits and two floats a group."""
-MAX_WEIGHT_BITS = 10.0
+"""Bits per weight, its scale included, where it is packed (`grouped.ScaleForm`): as it is, but for Q2_K, which is
+rounded."""
 
 
 def decode(raw: Tensor, kind: Kind, outputs: int, inputs: int) -> Groups:
@@ -172,4 +164,5 @@ def decode(raw: Tensor, kind: Kind, outputs: int, inputs: int) -> Groups:
         scale.expand(len(codes), codes.shape[1]).reshape(shape),
         None if minimum is None else minimum.expand(len(codes), codes.shape[1]).reshape(shape),
         bits,
+        LOOKED_UP.get(kind, 0),
     )

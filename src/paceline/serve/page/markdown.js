@@ -3,6 +3,7 @@
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)/, HEADING = /^(#{1,6})\s+(?=\S)/, QUOTE = /^ {0,3}> ?/;
 const ITEM = /^(\s*)(?:[-*+]|(\d{1,9})[.)])\s+(?=\S)/, RULE = /^ {0,3}(?:(?:\* *){3,}|(?:- *){3,}|(?:_ *){3,})$/;
+const DEEPEST = 12;  // quotes, lists and emphasis inside one another; what is deeper stays as it is written
 const DIVIDER = /^ *\|?(?: *:?-+:? *\|)+ *(?::?-+:? *)?$/;
 
 /** `plain(from, to)`: nodes of that part of `text`, coloured by source. */
@@ -16,8 +17,9 @@ function markdown(text, plain) {
   return blocks(lines, text, plain);
 }
 
-function blocks(lines, text, plain) {
+function blocks(lines, text, plain, depth = 0) {
   const out = [];
+  if (depth >= DEEPEST) return lines.map((line) => el("p", {}, ...plain(line.at, line.end)));
   for (let i = 0; i < lines.length;) {
     const line = lines[i], found = FENCE.exec(line.text);
     let j = i + 1;
@@ -36,9 +38,9 @@ function blocks(lines, text, plain) {
       out.push(el("hr"));
     } else if (QUOTE.test(line.text)) {
       while (j < lines.length && QUOTE.test(lines[j].text)) j += 1;
-      out.push(el("blockquote", {}, ...blocks(lines.slice(i, j).map((l) => cut(l, QUOTE.exec(l.text)[0].length)), text, plain)));
+      out.push(el("blockquote", {}, ...blocks(lines.slice(i, j).map((l) => cut(l, QUOTE.exec(l.text)[0].length)), text, plain, depth + 1)));
     } else if (ITEM.test(line.text)) {
-      j = items(lines, i, text, plain, out);
+      j = items(lines, i, text, plain, out, depth + 1);
     } else if (DIVIDER.test(lines[j]?.text ?? "") && line.text.includes("|")) {
       for (j += 1; j < lines.length && lines[j].text.includes("|"); j += 1);
       out.push(table(lines.slice(i, j), text, plain));
@@ -61,7 +63,7 @@ function code(nodes, language, source) {
 }
 
 /** A list from line i on, nested ones by indentation; returns the line behind it. */
-function items(lines, i, text, plain, out) {
+function items(lines, i, text, plain, out, level) {
   const first = ITEM.exec(lines[i].text), depth = first[1].length;
   const list = first[2] === undefined ? el("ul") : el("ol", {start: first[2]});
   while (i < lines.length) {
@@ -72,7 +74,7 @@ function items(lines, i, text, plain, out) {
     while (j < lines.length && inside(lines[j])) j += 1;
     while (j > i + 1 && !lines[j - 1].text.trim()) j -= 1;
     const body = [cut(lines[i], head[0].length), ...lines.slice(i + 1, j).map((l) => cut(l, Math.min(l.text.search(/\S|$/), head[0].length)))];
-    const parts = blocks(body, text, plain);
+    const parts = blocks(body, text, plain, level);
     if (parts[0]?.nodeName === "P") parts.splice(0, 1, ...parts[0].childNodes);
     list.append(el("li", {}, ...parts));
     i = j;
@@ -114,8 +116,8 @@ const INLINE = [
 ];
 
 /** Nodes of a stretch of running text. A stretch that is very long is left as it is: patterns take their time. */
-function spans(from, to, text, plain) {
-  if (to - from > 20000) return plain(from, to);
+function spans(from, to, text, plain, depth = 0) {
+  if (to - from > 20000 || depth >= DEEPEST) return plain(from, to);
   const out = [], part = text.slice(from, to);
   let at = 0;
   for (let i = 0; i < part.length; i += 1) {
@@ -125,7 +127,7 @@ function spans(from, to, text, plain) {
       const found = pattern.exec(part);
       if (!found) continue;
       const [name, group, skip] = kind(found), start = from + i + skip, end = start + found[group].length;
-      const inner = name === "code" ? plain(start, end) : spans(start, end, text, plain);
+      const inner = name === "code" ? plain(start, end) : spans(start, end, text, plain, depth + 1);
       const link = {href: found[2], target: "_blank", rel: "noopener noreferrer nofollow", title: found[2]};
       out.push(...plain(from + at, from + i), el(name, name === "a" ? link : {}, ...inner));
       i += found[0].length - 1;

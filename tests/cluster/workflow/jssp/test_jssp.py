@@ -149,7 +149,7 @@ def test_left_shifted_schedules_are_earlier_and_feasible() -> None:
 def test_files_that_are_none(tmp_path: Path) -> None:
     for name, text in (("a.txt", "2 2\n0 1 1 1\n"), ("b.txt", "x"), ("c.json", "[]"), ("d.json", '{"p": {}}')):
         (tmp_path / name).write_text(text)
-        with pytest.raises(InputError, match="no job-shop problem"):
+        with pytest.raises(InputError, match="not a job-shop problem"):
             read(tmp_path / name)
     with pytest.raises(InputError, match="one shape"):
         Env([random_problem(np.random.default_rng(0), 2, 2), random_problem(np.random.default_rng(0), 3, 2)])

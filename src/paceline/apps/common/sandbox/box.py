@@ -236,6 +236,8 @@ async def converse(job: Job, near: socket.socket, control: int) -> None:
                 os.write(control, b"r")
             writer.write(reply.replace("\n", " ").encode() + b"\n")
             await writer.drain()
+    except ValueError:  # a line without an end
+        os.write(control, b"o")
     finally:
         writer.close()
 

@@ -18,10 +18,13 @@ LD, JEQ, JGT, JGE, JSET, RET = 0x20, 0x15, 0x25, 0x35, 0x45, 0x06
 NR, ARCH, ARGS = 0, 4, 16
 CLONE_NEW = 0x7E020000 | 0x80
 """Every namespace flag of clone."""
+SETPIPE_SZ = 1031
+"""Command of fcntl that lets a pipe hold more memory."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 APP_COMMON = {"clone3": 435, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428,
-          "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "mount_setattr": 442}  # fmt: skip
+              "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "mount_setattr": 442,
+              "memfd_secret": 447}  # fmt: skip
 CALLS: dict[str, dict[str, int]] = {
     "x86_64": {
         "mmap": 9, "socket": 41, "clone": 56, "open": 2, "openat": 257, "creat": 85, "mkdir": 83, "mkdirat": 258,
@@ -30,7 +33,8 @@ CALLS: dict[str, dict[str, int]] = {
         "ptrace": 101, "mount": 165, "umount2": 166, "pivot_root": 155, "chroot": 161, "unshare": 272, "setns": 308,
         "bpf": 321, "perf_event_open": 298, "userfaultfd": 323, "keyctl": 250, "add_key": 248, "request_key": 249,
         "kexec_load": 246, "init_module": 175, "finit_module": 313, "delete_module": 176, "reboot": 169, "swapon": 167,
-        "process_vm_readv": 310, "process_vm_writev": 311, "personality": 135,
+        "process_vm_readv": 310, "process_vm_writev": 311, "personality": 135, "memfd_create": 319, "shmget": 29,
+        "msgget": 68, "fcntl": 72,
     },
     "aarch64": {
         "mmap": 222, "socket": 198, "clone": 220, "openat": 56, "mkdirat": 34, "unlinkat": 35, "renameat": 38,
@@ -38,15 +42,18 @@ CALLS: dict[str, dict[str, int]] = {
         "ptrace": 117, "mount": 40, "umount2": 39, "pivot_root": 41, "chroot": 51, "unshare": 97, "setns": 268,
         "bpf": 280, "perf_event_open": 241, "userfaultfd": 282, "keyctl": 219, "add_key": 217, "request_key": 218,
         "kexec_load": 104, "init_module": 105, "finit_module": 273, "delete_module": 106, "reboot": 142, "swapon": 224,
-        "process_vm_readv": 270, "process_vm_writev": 271,
+        "process_vm_readv": 270, "process_vm_writev": 271, "memfd_create": 279, "shmget": 194, "msgget": 186,
+        "fcntl": 25,
     },
 }  # fmt: skip
 REFUSED = ("ptrace", "mount", "umount2", "pivot_root", "chroot", "unshare", "setns", "bpf", "perf_event_open",
            "userfaultfd", "keyctl", "add_key", "request_key", "kexec_load", "init_module", "finit_module",
            "delete_module", "reboot", "swapon", "process_vm_readv", "process_vm_writev", "open_tree", "move_mount",
            "fsopen", "fsconfig", "fsmount", "mount_setattr")  # fmt: skip
-ABSENT = ("clone3", "io_uring_setup", "io_uring_enter", "io_uring_register")
-"""Said not to exist, since a filter cannot look into them; libraries then take the older way."""
+ABSENT = ("clone3", "io_uring_setup", "io_uring_enter", "io_uring_register", "memfd_create", "memfd_secret", "shmget",
+          "msgget")  # fmt: skip
+"""Said not to exist, since a filter cannot look into them, or since they hold memory that is no process's and no file's
+of the box; libraries then take the older way."""
 PATHS: dict[str, tuple[tuple[int | None, int], ...]] = {
     "creat": ((None, 0),), "mkdir": ((None, 0),), "mkdirat": ((0, 1),), "unlink": ((None, 0),), "unlinkat": ((0, 1),),
     "rmdir": ((None, 0),), "rename": ((None, 0), (None, 1)), "renameat": ((0, 1), (2, 3)),
@@ -80,6 +87,7 @@ def program(watch: bool, largest: int) -> list[Line]:
         lines += block(number[name], [(RET, 0, 0, refuse(errno.ENOSYS))])
     allow, tell = (RET, 0, 0, ALLOW), (RET, 0, 0, told)
     lines += block(number["clone"], [low(0), (JSET, 0, 1, CLONE_NEW), (RET, 0, 0, refuse(errno.EPERM)), allow])
+    lines += block(number["fcntl"], [low(1), (JEQ, 0, 1, SETPIPE_SZ), (RET, 0, 0, refuse(errno.EPERM)), allow])
     lines += block(number["socket"], [low(0), (JEQ, 0, 1, 1), allow, tell])
     big = NOTIFY if watch else refuse(errno.ENOMEM)
     high, rest = largest >> 32, largest & 0xFFFFFFFF

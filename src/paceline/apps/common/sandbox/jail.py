@@ -13,6 +13,7 @@ import socket
 import stat
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from .watch import AppWatch
 
 TICK_MS = 40
 PAGE = os.sysconf("SC_PAGE_SIZE")
+DEEPEST = 64
+"""Folders inside one another that are copied out."""
 DEVICES = ("null", "zero", "full", "random", "urandom")
 
 
@@ -202,18 +205,40 @@ class Jail:
         return room.f_bavail == 0 or room.f_ffree == 0
 
     def copy_out(self) -> None:
-        """Regular files of /box, none of them larger than the disk was; nobody else can change them any more."""
+        """Regular files of /box, which all together are no larger than the disk was, holes counted; nobody else can
+        change them any more. What goes beyond stops the job. A file with several names is copied once."""
         if not self.spec["collect"]:
             return
-        box, out = self.disk / "box", self.base / "out"
-        for folder, _, names in os.walk(box):
-            for name in names:
-                path = Path(folder, name)
-                if stat.S_ISREG(path.lstat().st_mode):
-                    to = out / path.relative_to(box)
-                    to.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(path, to, follow_symlinks=False)
-                    to.chmod(0o755 if path.lstat().st_mode & 0o100 else 0o644)
+        left, copied = int(self.limits["disk"]), dict[int, Path]()
+        for path, name, found in regular(self.disk / "box"):
+            if name is None or (found.st_ino not in copied and found.st_size > left):
+                self.stop = self.stop or "disk"
+                continue
+            to = self.base / "out" / name
+            to.parent.mkdir(parents=True, exist_ok=True)
+            if found.st_ino in copied:
+                os.link(copied[found.st_ino], to)
+                continue
+            shutil.copyfile(path, to, follow_symlinks=False)
+            to.chmod(0o755 if found.st_mode & 0o100 else 0o644)
+            left, copied[found.st_ino] = left - found.st_size, to
+
+
+def regular(box: Path) -> Iterator[tuple[Path, str | None, os.stat_result]]:
+    """The regular files below a folder: path, name in it (None: it lies too deep to be copied), and what it is."""
+    folders = [("", 0)]
+    while folders:
+        folder, depth = folders.pop()
+        with os.scandir(box / folder) as entries:
+            for entry in entries:
+                name, found = f"{folder}/{entry.name}".lstrip("/"), entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(found.st_mode):
+                    if depth < DEEPEST:
+                        folders.append((name, depth + 1))
+                    else:
+                        yield box / name, None, found
+                elif stat.S_ISREG(found.st_mode):
+                    yield box / name, name, found
 
 
 def usage(proc: str) -> tuple[int, int]:

@@ -120,7 +120,7 @@ def read(path: Path) -> dict[str, Problem]:
         made = Problem(path.stem, tuple(tuple(r[::2]) for r in body), tuple(tuple(r[1::2]) for r in body))
         return {path.stem: made}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise InputError(f"{path} is no job-shop problem: {error}.") from error
+        raise InputError(f"{path} is not a job-shop problem: {error}.") from error
 
 
 def _of(name: str, entry: Mapping[str, Any]) -> Problem:

@@ -1,0 +1,122 @@
+"""Attacks on a real `paceline serve`, and on `paceline route` in front of two, beside a client that wants ten tokens
+every 100 ms: `python -m bench.attacks [--model DIR] [--only NAME] [serve] [route] [boxes]`.
+
+Of each attack: the client's longest wait, how many of its requests failed, how much memory the servers grew by, and
+whether one died. On a quiet machine waits stay below 1 s and growth below 100 MB, and no process dies; the exit code is
+1 if one died or a request of the client failed.
+"""
+
+import argparse
+import http.client
+import json
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from bench.attacks import boxes, remote
+from bench.attacks.process import Started, started
+from bench.attacks.wire import Bystander, post
+
+MINE, THEIRS = "client-key-0123", "attacker-key-4567"
+SETTLE_S = 4.0
+"""After an attack, until memory has gone back."""
+
+
+def run(where: str, url: str, processes: Sequence[Started], attacks: Sequence[remote.Attack]) -> bool:
+    """All attacks on one address; False where a process died or the client was not served."""
+    good = True
+    bystander = Bystander(url, MINE)
+    try:
+        time.sleep(2)
+        wait, count, bad = bystander.take()
+        print(f"{where}: alone the client waits {1000 * wait:.0f} ms at most ({count} requests)", flush=True)
+        for attack in attacks:
+            bystander.take()
+            before = sum(each.resident_mb for each in processes)
+            began = time.monotonic()
+            said = attack(url, THEIRS)
+            wait, count, bad = bystander.take()
+            seconds = time.monotonic() - began
+            time.sleep(SETTLE_S)
+            more = sum(each.resident_mb for each in processes) - before
+            late, _, worse = bystander.take()
+            died = [each.url for each in processes if not each.alive]
+            print(
+                f"{where:6} {attack.__name__:11} {seconds:5.1f} s  longest wait {max(wait, late):6.3f} s of {count:3}, "
+                f"{bad + worse} failed, grew {more:+6.0f} MB, {len(died)} died  [{said}]",
+                flush=True,
+            )
+            good &= not died and not bad + worse
+    finally:
+        bystander.close()
+    return good
+
+
+def page(url: str) -> None:
+    """E9: what a web page of another origin can send, and who may call himself what."""
+    parts = urlsplit(url)
+    body = json.dumps({"prompt": "x", "max_tokens": 1}).encode()
+    plain = post(url, "/v1/completions", body, THEIRS, **{"Content-Type": "text/plain"})
+    print(f"route  text/plain: {plain[0]}; no key: {post(url, '/v1/completions', body, '')[0]}")
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
+    connection.request("GET", "/v1/models", headers={"Host": "evil.example"})
+    print(f"route  Host evil.example without a key: {connection.getresponse().status}", flush=True)
+
+
+def closing(seconds: float = 10.0) -> None:
+    """E9: an engine that lists its model and closes whenever it is asked; how often a router asks it."""
+    import socketserver
+
+    asked = 0
+
+    class Closes(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            nonlocal asked
+            if self.rfile.readline().startswith(b"GET"):
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+            else:
+                asked += 1
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Closes) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        engine = f"http://127.0.0.1:{server.server_address[1]}"
+        with started(("route", engine, "--port", "0")) as (router,):
+            end, answers = time.monotonic() + seconds, []
+            while time.monotonic() < end:
+                answers.append(post(router.url, "/v1/completions", {"prompt": "x"}, ""))
+            print(f"route  an engine that closes: asked {asked} times in {seconds:.0f} s  [{remote.told(answers)}]")
+        server.shutdown()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.attacks")
+    parser.add_argument("what", nargs="*", default=["serve", "route", "boxes"], choices=["serve", "route", "boxes"])
+    parser.add_argument("--model", help="a checkpoint; default: the demo pair")
+    parser.add_argument("--only", action="append", help="an attack's name; may be repeated")
+    given = parser.parse_args()
+    model = [given.model] if given.model else []
+    keys = ["--api-key", MINE, "--api-key", THEIRS]
+    serve = ("serve", *model, "--port", "0", "--memory", "1G")
+    good = True
+
+    def chosen(attacks: Sequence[remote.Attack]) -> list[remote.Attack]:
+        return [each for each in attacks if not given.only or each.__name__ in given.only]
+
+    if "serve" in given.what:
+        with started((*serve, *keys)) as (server,):
+            good &= run("serve", server.url, [server], chosen(remote.SERVED))
+    if "route" in given.what:
+        route = ("route", "--slots", "32", "--port", "0", *keys)
+        with started(serve, serve) as engines, started((*route, *(e.url for e in engines))) as (router,):
+            good &= run("route", router.url, [router, *engines], chosen(remote.ROUTED))
+            page(router.url)
+        closing()
+    if "boxes" in given.what:
+        good &= boxes.run()
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,216 @@
+"""Times as text in the first column of users' files: parsed, put in order, and refused where they can be read two ways.
+
+read = ordered(["31/12/2023", "30/12/2023", ...], "prices.csv, column Date")
+read.order      # the rows in order of time
+read.notes      # what was done, in words
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from itertools import pairwise
+from typing import Literal
+
+TIMES = frozenset(
+    {
+        "datetime", "date", "time", "timestamp", "ds", "day", "month", "year", "period", "index", "step", "t",
+    }
+)  # fmt: skip
+"""Headers of columns that hold times."""
+SLASHED = re.compile(r"^(\d{1,2})([/.-])(\d{1,2})\2(\d{4}|\d{2})(?:[ T,]+(.+))?$")
+NUMBER = re.compile(r"^[+-]?\d+(\.\d+)?$")
+FORMATS = (
+    "%Y/%m/%d", "%Y/%m/%d %H:%M", "%Y/%m/%d %H:%M:%S", "%Y.%m.%d", "%Y.%m.%d %H:%M", "%Y.%m.%d %H:%M:%S", "%Y-%m",
+    "%Y/%m", "%d %b %Y", "%d %B %Y", "%d-%b-%Y", "%d-%b-%y", "%b %d, %Y", "%B %d, %Y", "%b %d %Y", "%B %d %Y", "%b %Y",
+    "%B %Y", "%b-%Y", "%b-%y", "%Y-%b", "%a, %d %b %Y %H:%M:%S %Z", "%Y%m%dT%H%M%S",
+)  # fmt: skip
+CLOCKS = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p")
+QUARTER = re.compile(r"^(\d{4})[- ]?[Qq]([1-4])$")
+Unit = Literal["", "seconds", "days", "business days", "months"]
+DAY = 86400.0
+
+
+class TimeError(ValueError):
+    """Times that cannot be used; the text is a sentence that says which and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Rows in order of time. `step` is the usual distance in `unit` ("" where the column holds no times); `missing`
+    says how many steps lack before each row but the first."""
+
+    order: tuple[int, ...]
+    unit: Unit = ""
+    step: float = 0.0
+    missing: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def ordered(texts: Sequence[str], place: str, named: bool = True) -> Times:
+    """Raises TimeError for times that cannot be read, can be read two ways, or come twice. `named`: the column's header
+    says that it holds times; without that a column of other texts is taken as none."""
+    cleaned = [text.strip() for text in texts]
+    plain = tuple(range(len(cleaned)))
+    if all(NUMBER.match(text) for text in cleaned) and not dated(cleaned):
+        return numbers([float(text) for text in cleaned], place, named)
+    if not named and not any(known(text) for text in cleaned):
+        return Times(plain)
+    found = parsed(cleaned, place)
+    order = tuple(sorted(plain, key=lambda at: found[at]))
+    inside = [found[at] for at in order]
+    twice(inside, [cleaned[at] for at in order], place)
+    unit, step, missing = distances(inside)
+    notes = [] if order == plain else [f"{place}: the rows were put in order of time."]
+    if lacking := sum(missing):
+        at = next(at for at, count in enumerate(missing) if count)
+        word = "time is" if lacking == 1 else "times are"
+        notes.append(
+            f"{place}: {lacking} {word} missing, the first after {cleaned[order[at]]}; values there are unknown."
+        )
+    elif not unit:
+        notes.append(f"{place}: the times are not at equal distances; they are taken as if they were.")
+    return Times(order, unit, step, missing, tuple(notes))
+
+
+def dated(texts: Sequence[str]) -> bool:
+    """Numbers of eight digits that are all days, as 20231231."""
+    return all(
+        len(text) == 8 and text.isdigit() and "1800" < text[:4] < "2200" and attempt("%Y%m%d")(text) for text in texts
+    )
+
+
+def numbers(values: Sequence[float], place: str, named: bool) -> Times:
+    """Steps or seconds as numbers: put in order where the column is one of times."""
+    plain = tuple(range(len(values)))
+    falling = all(a > b for a, b in pairwise(values))
+    if not named and not falling and not all(a < b for a, b in pairwise(values)):
+        return Times(plain)
+    order = tuple(sorted(plain, key=lambda at: values[at]))
+    inside = [values[at] for at in order]
+    twice(inside, [f"{value:g}" for value in inside], place)
+    note = () if order == plain else (f"{place}: the rows were put in order of time.",)
+    return Times(order, "", 0.0, (), note)
+
+
+def twice(inside: Sequence[object], texts: Sequence[str], place: str) -> None:
+    for (one, text), (other, _) in pairwise(zip(inside, texts)):
+        if one == other:
+            raise TimeError(f"{place}: the time {text} comes twice; keep one row for each time.")
+
+
+def known(text: str) -> bool:
+    return SLASHED.match(text) is not None or one(text) is not None
+
+
+def parsed(texts: Sequence[str], place: str) -> list[datetime]:
+    """All texts as times of one kind. Raises TimeError."""
+    slashed = [SLASHED.match(text) for text in texts]
+    if all(slashed):
+        return by_slashes([match.groups() for match in slashed if match], texts, place)
+    found = [one(text) for text in texts]
+    for number, (text, value) in enumerate(zip(texts, found), start=2):
+        if value is None:
+            raise TimeError(
+                f"{place}, row {number}: {text[:40]!r} is no time that can be read; write it as 2023-12-31 or "
+                "2023-12-31 14:30, all rows alike."
+            )
+    values = [value for value in found if value is not None]
+    if len({value.tzinfo is None for value in values}) > 1:
+        raise TimeError(f"{place}: some times have a time zone and some have none; give all or none.")
+    return [value.astimezone(UTC) if value.tzinfo else value for value in values]
+
+
+def one(text: str) -> datetime | None:
+    """A time in any form but day and month by numbers."""
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        pass
+    if match := QUARTER.match(text):
+        return datetime(int(match[1]), 3 * int(match[2]) - 2, 1)
+    return next((value for form in FORMATS if (value := attempt(form)(text)) is not None), None)
+
+
+def attempt(form: str) -> Callable[[str], datetime | None]:
+    def read(text: str) -> datetime | None:
+        try:
+            return datetime.strptime(text, form)
+        except ValueError:
+            return None
+
+    return read
+
+
+def by_slashes(groups: Sequence[tuple[str, ...]], texts: Sequence[str], place: str) -> list[datetime]:
+    """31/12/2023 or 12/31/2023: which of the two all rows together say. Raises TimeError."""
+    firsts, seconds = {int(g[0]) for g in groups}, {int(g[2]) for g in groups}
+    ways: dict[str, list[datetime]] = {}
+    for name, day, month in (("day first", 0, 2), ("month first", 2, 0)):
+        if max(firsts if month == 0 else seconds) <= 12:
+            made = [slashed(g, int(g[day]), int(g[month])) for g in groups]
+            if None not in made:
+                ways[name] = [value for value in made if value is not None]
+    if not ways:
+        raise TimeError(
+            f"{place}: the times, as {texts[0]!r}, are neither all day/month/year nor all month/day/year; write them "
+            "as 2023-12-31."
+        )
+    if len(ways) == 1:
+        return next(iter(ways.values()))
+    even = {name: values for name, values in ways.items() if even_steps(values)}
+    if len(even) == 1:
+        return next(iter(even.values()))
+    raise TimeError(
+        f"{place}: {texts[0]!r} may begin with the day or with the month, and the rows do not tell; write the times as "
+        "2023-12-31."
+    )
+
+
+def even_steps(values: Sequence[datetime]) -> bool:
+    unit, _, missing = distances(sorted(values))
+    return bool(unit) and not sum(missing)
+
+
+def slashed(group: tuple[str, ...], day: int, month: int) -> datetime | None:
+    year = int(group[3]) + (2000 if len(group[3]) == 2 and int(group[3]) < 70 else 1900 if len(group[3]) == 2 else 0)
+    try:
+        begun = datetime(year, month, day)
+    except ValueError:
+        return None
+    if not group[4]:
+        return begun
+    clock = next((value for form in CLOCKS if (value := attempt(form)(group[4].strip())) is not None), None)
+    return None if clock is None else begun.replace(hour=clock.hour, minute=clock.minute, second=clock.second)
+
+
+def distances(values: Sequence[datetime]) -> tuple[Unit, float, tuple[int, ...]]:
+    """The usual distance of times in order, and how many steps lack before each row but the first; unit "" where the
+    distances are of no kind."""
+    if len(values) < 3:
+        return "", 0.0, ()
+    if all(value.day == values[0].day and value.time() == values[0].time() for value in values) or month_ends(values):
+        months = [12 * (b.year - a.year) + b.month - a.month for a, b in pairwise(values)]
+        step = Counter(months).most_common(1)[0][0]
+        if step and all(each % step == 0 for each in months):
+            return "months", float(step), tuple(each // step - 1 for each in months)
+    seconds = [(b - a).total_seconds() for a, b in pairwise(values)]
+    usual = Counter(seconds).most_common(1)[0][0]
+    if usual == DAY and all(value.weekday() < 5 for value in values) and 3 * DAY in seconds:
+        return "business days", 1.0, tuple(working(a.date(), b.date()) - 1 for a, b in pairwise(values))
+    if usual > 0 and all(abs(each / usual - round(each / usual)) < 1e-6 for each in seconds):
+        unit: Unit = "days" if usual % DAY == 0 else "seconds"
+        step_ = usual / DAY if unit == "days" else usual
+        return unit, step_, tuple(round(each / usual) - 1 for each in seconds)
+    return "", 0.0, ()
+
+
+def month_ends(values: Sequence[datetime]) -> bool:
+    return all((value + timedelta(days=1)).day == 1 for value in values)
+
+
+def working(first: date, last: date) -> int:
+    """Business days from one to another, holidays not known."""
+    days = (last - first).days
+    return sum((first + timedelta(days=each)).weekday() < 5 for each in range(1, days + 1))

@@ -1,0 +1,59 @@
+"""What the runtime in the box reports of a fragment, line by line. The fragment can write there, too: a line that is
+none of these is told as a problem and not used."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints, TypeAdapter
+
+from ..common.sandbox.said import Said, said_lines
+
+Short = Annotated[str, StringConstraints(max_length=4000)]
+
+
+class LineEvent(Said):
+    event: Literal["line"]
+    line: int
+
+
+class ValueEvent(Said):
+    """A value that was put in."""
+
+    event: Literal["value"]
+    key: Short
+    line: int
+    guess: dict[str, Any]
+    tried: int
+    shown: Short
+
+
+class CallEvent(Said):
+    """A call that failed and got a value."""
+
+    event: Literal["call"]
+    line: int
+    name: Short
+    error: Short
+    message: Short
+
+
+class ModuleEvent(Said):
+    event: Literal["module"]
+    name: Short
+    line: int
+
+
+class EndEvent(Said):
+    event: Literal["end"]
+    error: Short | None
+    message: Short
+    line: int | None
+
+
+PicoEvent = Annotated[LineEvent | ValueEvent | CallEvent | ModuleEvent | EndEvent, Field(discriminator="event")]
+EVENT: TypeAdapter[Any] = TypeAdapter(PicoEvent)
+
+
+def events_in(data: bytes) -> tuple[list[dict[str, Any]], int]:
+    """The events of a report, and how many of its lines are none."""
+    read = list(said_lines(EVENT, data))
+    return [event.model_dump() for event in read if event is not None], sum(event is None for event in read)

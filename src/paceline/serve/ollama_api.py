@@ -1,0 +1,263 @@
+"""Ollama's protocol as a thin door: /api/chat, /api/generate, /api/embed, /api/tags, /api/show, /api/ps, /api/version.
+Models have the names of /v1/models; ":latest" behind one is let go."""
+
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from hashlib import sha256
+from importlib.metadata import version
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request, Response
+
+from paceline.engine.outputs import Completion
+from paceline.serve.body import JsonRoute, size
+from paceline.serve.chat import ChoiceReader, begin
+from paceline.serve.embeddings import DEFAULT_POOLING, EmbeddingRequest
+from paceline.serve.embeddings import answer as embedded
+from paceline.serve.errors import ApiError
+from paceline.serve.generation import Generation
+from paceline.serve.ollama_wire import (
+    OllamaChatRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaRequest,
+    OllamaShowRequest,
+)
+from paceline.serve.parser import Content, Delta, Reasoning, ToolCall
+from paceline.serve.prompts import encode, template
+from paceline.serve.protocol import CompletionRequest
+from paceline.serve.server import Here, ServedHost, Server
+from paceline.serve.sse import EventStream, json_response, json_unless_gone
+from paceline.serve.voices import Plain
+from paceline.serve.wishes import sampling_params, seeds
+
+router = APIRouter(route_class=JsonRoute)
+NDJSON = "application/x-ndjson"
+LATEST = ":latest"
+
+
+async def served(host: ServedHost, name: str) -> Server:
+    """The model of a name as Ollama's clients write it."""
+    known = {card["id"] for card in host.cards()}
+    return await host.of(name if name in known else name.removesuffix(LATEST))
+
+
+@router.post("/api/chat", include_in_schema=False)
+async def chat(body: OllamaChatRequest, request: Request, host: Here) -> Response:
+    """Answer a conversation."""
+    server = await served(host, body.model)
+    if not body.messages:
+        return json_response(loaded(body.model, {"message": {"role": "assistant", "content": ""}}))
+    generation, (reader,) = await begin(body.chat(), server, size(request))
+    return await respond(request, OllamaAnswer(body, generation, reader, talk=True))
+
+
+@router.post("/api/generate", include_in_schema=False)
+async def generate(body: OllamaGenerateRequest, request: Request, host: Here) -> Response:
+    """Go on with a prompt, by the model's chat template where it has one and `raw` is not set."""
+    body.check()
+    server = await served(host, body.model)
+    if not body.prompt:
+        return json_response(loaded(body.model, {"response": ""}))
+    if body.raw or not template(server.text):
+        ids = await encode(server, [body.prompt])
+        wish = CompletionRequest.model_validate({"prompt": body.prompt, **body.sampling()})
+        params = await server.ready(lambda: sampling_params(wish, seed=seeds(wish, 1)[0]), size(request), False)
+        generation = await Generation.start(server.llm, ids, [params], whole=False)
+        reader = ChoiceReader(Plain())
+    else:
+        generation, (reader,) = await begin(body.chat(), server, size(request))
+    return await respond(request, OllamaAnswer(body, generation, reader, talk=False))
+
+
+@router.post("/api/embed", include_in_schema=False)
+@router.post("/api/embeddings", include_in_schema=False)
+async def embed(body: OllamaEmbedRequest, request: Request, host: Here) -> Response:
+    """Vectors of texts; with `prompt`, as older clients ask, one vector."""
+    server = await served(host, body.model)
+    texts = body.input if body.input is not None else body.prompt
+    if texts is None:
+        raise ApiError(400, "input is missing; give a text or a list of texts.", param="input")
+    wish = EmbeddingRequest.model_validate({"input": texts, "dimensions": body.dimensions})
+
+    async def work() -> dict[str, Any]:
+        made = await embedded(wish, server, server.settings.pooling or DEFAULT_POOLING)
+        vectors = [each["embedding"] for each in made["data"]]
+        if body.input is None:
+            return {"embedding": vectors[0]}
+        return {"model": body.model, "embeddings": vectors, "prompt_eval_count": made["usage"]["prompt_tokens"]}
+
+    return await json_unless_gone(request, work())
+
+
+@router.api_route("/api/tags", methods=["GET", "HEAD"], include_in_schema=False)
+async def tags(host: Here) -> Response:
+    """The served models."""
+    return json_response({"models": [listed(card) for card in host.cards()]})
+
+
+@router.get("/api/ps", include_in_schema=False)
+async def ps(host: Here) -> Response:
+    """The loaded models."""
+    cards = [card for card in host.cards() if card.get("loaded", True)]
+    never = {"expires_at": "9999-12-31T00:00:00Z", "size_vram": 0}
+    return json_response({"models": [{**listed(card), **never} for card in cards]})
+
+
+@router.post("/api/show", include_in_schema=False)
+async def show(body: OllamaShowRequest, host: Here) -> Response:
+    """One model: what it can, and its chat template."""
+    server = await served(host, body.model or body.name or host.model)
+    info = {"general.architecture": "paceline", "paceline.context_length": server.max_len}
+    can = {"completion", "embedding", "tools"}
+    return json_response(
+        {
+            "details": details(),
+            "model_info": info,
+            "template": template(server.text),
+            "parameters": "\n".join(f"{name} {value}" for name, value in server.text.defaults.items()),
+            "capabilities": sorted(can),
+        }
+    )
+
+
+@router.api_route("/api/version", methods=["GET", "HEAD"], include_in_schema=False)
+async def ollama_version() -> Response:
+    """The version of Paceline."""
+    return json_response({"version": version("paceline")})
+
+
+@router.api_route("/api/{name:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
+async def elsewhere(name: str) -> Response:
+    """What Ollama's protocol has and this server has not."""
+    raise ApiError(404, f"/api/{name[:40]} is not served here; paceline pull and paceline serve choose the models.")
+
+
+def listed(card: dict[str, Any]) -> dict[str, Any]:
+    made = datetime.fromtimestamp(card["created"], UTC).isoformat()
+    digest = sha256(card["id"].encode()).hexdigest()
+    names = {"name": card["id"], "model": card["id"]}
+    return {**names, "modified_at": made, "size": 0, "digest": digest, "details": details()}
+
+
+def details() -> dict[str, Any]:
+    unknown = dict.fromkeys(("parent_model", "format", "family", "parameter_size", "quantization_level"), "")
+    return {**unknown, "families": []}
+
+
+def loaded(model: str, more: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a request without a prompt, by which clients have a model loaded."""
+    return {"model": model, "created_at": now(), **more, "done": True, "done_reason": "load"}
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+class NdjsonStream(EventStream):
+    """A JSON object a line."""
+
+    media_type = NDJSON
+
+
+async def respond(request: Request, answer: "OllamaAnswer") -> Response:
+    if answer.body.stream is not False:
+        return NdjsonStream(answer.lines(), answer.generation.close, b"")
+    try:
+        return await json_unless_gone(request, answer.whole())
+    finally:
+        answer.generation.close()
+
+
+@dataclass
+class OllamaAnswer:
+    """Turns the news of a generation into Ollama's lines."""
+
+    body: OllamaRequest
+    generation: Generation
+    reader: ChoiceReader
+    talk: bool
+    """/api/chat; else /api/generate."""
+    began: float = field(default_factory=time.monotonic)
+    first: float | None = None
+    calls: list[dict[str, str]] = field(default_factory=list)
+
+    async def lines(self) -> AsyncGenerator[bytes, None]:
+        async for chunks in self.generation.news():
+            for chunk in chunks:
+                self.first = self.first or time.monotonic()
+                text, thought = self.split(self.reader.read(chunk))
+                if text or thought:
+                    yield self.line(self.said(text, thought))
+                if chunk.done is not None:
+                    if self.calls:
+                        yield self.line(self.said("", ""))
+                    yield self.line({**self.said("", "", False), **self.end(chunk.done)})
+
+    async def whole(self) -> dict[str, Any]:
+        text = thought = ""
+        last: dict[str, Any] = {}
+        async for chunks in self.generation.news():
+            for chunk in chunks:
+                self.first = self.first or time.monotonic()
+                more, inner = self.split(self.reader.read(chunk))
+                text, thought = text + more, thought + inner
+                if chunk.done is not None:
+                    last = self.end(chunk.done)
+        return {"model": self.body.model, "created_at": now(), **self.said(text, thought), **last}
+
+    def split(self, deltas: list[Delta]) -> tuple[str, str]:
+        """The text and the reasoning of deltas; calls are kept until the end, as Ollama sends them whole."""
+        text = thought = ""
+        for each in deltas:
+            match each:
+                case Content(more):
+                    text += more
+                case Reasoning(more):
+                    thought += more
+                case ToolCall(_, id, name, arguments):
+                    if id is not None:
+                        self.calls.append({"name": name or "", "arguments": ""})
+                    self.calls[-1]["arguments"] += arguments
+        return text, thought
+
+    def said(self, text: str, thought: str, calls: bool = True) -> dict[str, Any]:
+        inner: dict[str, Any] = {"thinking": thought} if thought else {}
+        if not self.talk:
+            return {"response": text, **inner, "done": False}
+        if calls and self.calls:
+            made = [{"name": call["name"], "arguments": read(call["arguments"])} for call in self.calls]
+            inner["tool_calls"] = [{"function": function} for function in made]
+        return {"message": {"role": "assistant", "content": text, **inner}, "done": False}
+
+    def end(self, done: Completion) -> dict[str, Any]:
+        usage, ended = self.generation.usage(), time.monotonic()
+        first = self.first or ended
+        return {
+            "done": True,
+            "done_reason": "length" if done.finish_reason == "length" else "stop",
+            "total_duration": nanoseconds(ended - self.began),
+            "load_duration": 0,
+            "prompt_eval_count": usage["prompt_tokens"],
+            "prompt_eval_duration": nanoseconds(first - self.began),
+            "eval_count": usage["completion_tokens"],
+            "eval_duration": nanoseconds(ended - first),
+        }
+
+    def line(self, data: dict[str, Any]) -> bytes:
+        return orjson.dumps({"model": self.body.model, "created_at": now(), **data}) + b"\n"
+
+
+def nanoseconds(seconds: float) -> int:
+    return int(seconds * 1e9)
+
+
+def read(text: str) -> Any:
+    """Arguments as an object; a text that was cut stays in one field."""
+    try:
+        return orjson.loads(text or "{}")
+    except orjson.JSONDecodeError:
+        return {"unfinished": text}

@@ -1,0 +1,16 @@
+"""One native library for the whole suite, in the checkout's own folder, compiled before the first test needs it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("PACELINE_CACHE", str(Path(__file__).parents[1] / ".cache" / "paceline"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The workers of xdist load what the process that starts them has compiled."""
+    if not hasattr(config, "workerinput") and getattr(config.option, "numprocesses", None):
+        from paceline.native.build import library
+
+        library()

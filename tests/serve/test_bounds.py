@@ -1,0 +1,91 @@
+"""Every field of every body is bounded: found by reflection, so that a new field cannot be forgotten."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi.routing import APIRoute
+from pydantic import ValidationError
+from pydantic_core import PydanticUndefined
+
+from paceline.serve import chat, completions, embeddings, message_api, models, playground, response_api
+from paceline.serve.wire import Wire
+
+HOSTILE = 2000
+FEW = 40
+"""Faults of one body: one for each branch of its unions, not one for each item."""
+
+
+def bodies() -> set[type[Wire]]:
+    """The models of all routes that take a body."""
+    routes = [r for m in (chat, completions, embeddings, message_api, models, playground, response_api)
+              for r in m.router.routes if isinstance(r, APIRoute) and r.body_field is not None]  # fmt: skip
+    return {r.body_field.field_info.annotation for r in routes if r.body_field is not None}  # type: ignore[misc]
+
+
+def subclasses(of: type[Wire]) -> Iterator[type[Wire]]:
+    for each in of.__subclasses__():
+        yield each
+        yield from subclasses(each)
+
+
+def schemas(part: Any) -> Iterator[dict[str, Any]]:
+    """Every core schema within one."""
+    if isinstance(part, dict):
+        if isinstance(part.get("type"), str):
+            yield part
+        for key, value in part.items():
+            if key not in ("serialization", "default", "metadata") or not isinstance(part.get("type"), str):
+                yield from schemas(value)
+    elif isinstance(part, list | tuple):
+        for each in part:
+            yield from schemas(each)
+
+
+ALL = sorted(set(subclasses(Wire)), key=lambda model: model.__name__)
+
+
+def test_every_route_takes_a_wire_model() -> None:
+    assert bodies() <= set(ALL)
+    assert len(bodies()) >= 8
+
+
+@pytest.mark.parametrize("model", ALL, ids=lambda model: model.__name__)
+def test_schema_is_bounded(model: type[Wire]) -> None:
+    found = list(schemas(model.__pydantic_core_schema__))
+    counted = {id(each["schema"]) for each in found if each["type"] == "function-before"}
+    guarded = {id(part) for each in found if each["type"] == "function-after" for part in schemas(each["schema"])}
+    for each in found:
+        if each["type"] in ("list", "tuple", "set", "frozenset"):
+            assert each.get("fail_fast"), each
+        elif each["type"] == "dict":
+            assert id(each) in counted or each["values_schema"]["type"] == "any", each
+        elif each["type"] == "any":
+            assert id(each) in guarded, f"{model.__name__} has a value of any depth"
+        assert each["type"] not in ("model", "typed-dict", "dataclass") or issubclass(each.get("cls", Wire), Wire), each
+
+
+HOSTILES: list[Any] = [
+    [1] * HOSTILE,
+    ["a", *[1] * HOSTILE],
+    [[1], *[[None]] * HOSTILE],
+    [{}] * HOSTILE,
+    [{"type": "text", "text": 1}] * HOSTILE,
+    [{"role": "user", "content": [{"type": "text"}] * 50}] * HOSTILE,
+    {str(i): 1 for i in range(HOSTILE)},
+    {str(i): [] for i in range(HOSTILE)},
+]
+
+
+@pytest.mark.parametrize("model", ALL, ids=lambda model: model.__name__)
+def test_faults_do_not_grow_with_the_body(model: type[Wire]) -> None:
+    for name, field in model.model_fields.items():
+        for value in HOSTILES:
+            others = {n: f.get_default(call_default_factory=True) for n, f in model.model_fields.items()}
+            body = {n: v for n, v in others.items() if v not in (None, PydanticUndefined)} | {
+                field.alias or name: value
+            }
+            try:
+                model.model_validate(body)
+            except ValidationError as error:
+                assert error.error_count() <= FEW, (name, error.error_count())

@@ -1,0 +1,191 @@
+"""What stock clients send and this server once refused: kept, let go, or refused in one sentence."""
+
+import http.client
+import json
+from typing import Any
+from urllib.parse import urlsplit
+
+import llguidance
+import pytest
+from llguidance.hf import from_tokenizer
+from openai import OpenAI
+
+from paceline import LLM
+from paceline.serve.connections import plain_head
+from paceline.serve.protocol import Tool
+from paceline.serve.syntax import SYNTAXES
+from paceline.serve.triggered import triggered, without_tools
+from tests.serve.http import post, send
+
+CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Paris"]}}, "required": ["city"],
+        "additionalProperties": False}  # fmt: skip
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "weather", "parameters": CITY, "strict": True}}
+LOOSE: dict[str, Any] = {"type": "function", "function": {"name": "note", "parameters": {"type": "object"}}}
+SAY = [{"role": "user", "content": "Tom has 3 apples."}]
+
+
+def takes(llm: LLM, grammar: str, text: str) -> bool:
+    """Whether a grammar takes the text as a whole."""
+    matcher = llguidance.LLMatcher(from_tokenizer(llm.text.tokenizer), grammar)
+    tokens = llm.text.tokenizer.encode(text, add_special_tokens=False)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("syntax", "call"),
+    [
+        ("hermes", '<tool_call>\n{"name": "weather", "arguments": {"city": %s}}\n</tool_call>'),
+        ("mistral", '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": %s}}]'),
+        ("llama", '<|python_tag|>{"name": "weather", "parameters": {"city": %s}}'),
+    ],
+)
+def test_free_text_then_a_call_by_its_schema(llm: LLM, syntax: str, call: str) -> None:
+    [known] = [each for each in SYNTAXES if each.name == syntax]
+    tools = [Tool.model_validate(TOOL), Tool.model_validate(LOOSE)]
+    kept = triggered(known, tools, parallel=False, answer=None).text
+    good, bad = call % '"Rome"', call % '"Oslo"'
+    assert takes(llm, kept, "Hello, it is < 3 and fine.") and takes(llm, kept, good)
+    assert takes(llm, kept, f"Let me see. {good}")
+    assert not takes(llm, kept, bad) and not takes(llm, kept, f"{good}{good}") and not takes(llm, kept, f"{good} more")
+    shaped = triggered(known, tools, parallel=True, answer=CITY).text
+    assert takes(llm, shaped, '{"city":"Rome"}') and takes(llm, shaped, good) and not takes(llm, shaped, "Hello")
+
+
+def test_strict_functions_and_single_calls_with_auto(tools_client: OpenAI) -> None:
+    for more in ({}, {"parallel_tool_calls": False}, {"response_format": {"type": "json_object"}}):
+        answer = tools_client.chat.completions.create(
+            model="tools", messages=SAY, tools=[TOOL], max_tokens=16, temperature=0, **more
+        )  # type: ignore[call-overload]
+        assert answer.choices[0].finish_reason in ("stop", "length", "tool_calls")
+
+
+def test_tools_for_a_template_without_a_place_for_them(client: OpenAI) -> None:
+    made = client.chat.completions.create(
+        model="demo", messages=SAY, tools=[TOOL], tool_choice="required", max_tokens=60, temperature=0
+    )  # type: ignore[call-overload]
+    assert json.loads(made.choices[0].message.tool_calls[0].function.arguments)["city"] in ("Rome", "Paris")
+    shown = without_tools(
+        [
+            {"role": "system", "content": "Be brief."},
+            {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "weather", "arguments": {}}}]},
+            {"role": "tool", "content": "sunny"},
+        ],
+        [Tool.model_validate(TOOL)],
+    )
+    assert [each["role"] for each in shown] == ["system", "assistant", "user"]
+    assert (
+        '"weather"' in shown[0]["content"] and "<tool_call>" in shown[1]["content"] and "sunny" in shown[2]["content"]
+    )
+
+
+def test_tools_of_other_kinds_are_left_out_and_told(url: str) -> None:
+    body = {"input": "hi", "tools": [{"type": "web_search"}, {"type": "custom", "name": "x"}], "max_output_tokens": 4}
+    status, answer = post(url + "/v1/responses", body)
+    assert status == 200 and answer["metadata"]["tools_left_out"] == "web_search, custom"
+    status, answer = post(url + "/v1/responses", {**body, "tool_choice": {"type": "web_search"}})
+    assert status == 400 and "web_search" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"seed": -1}, {"repeat_penalty": 1.1}, {"cache_prompt": True}, {"reasoning_effort": "low"},
+        {"prediction": {"type": "content", "content": "x"}},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "x"}}]}]},
+        {"messages": [*SAY, {"role": "assistant", "content": "b", "reasoning": "c"}, *SAY]},
+        {"tools": [{"type": "function", "function": {"name": "a" * 79}}], "tool_choice": "none"},
+    ],
+)  # fmt: skip
+def test_what_changes_nothing_is_taken(url: str, more: dict[str, Any]) -> None:
+    status, answer = post(url + "/v1/chat/completions", {"messages": SAY, "max_tokens": 2, **more})
+    assert status == 200, answer
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"tools": [TOOL] * 2000}, "tools has"),
+        ({"seed": -2}, "seed"),
+        ({"cache_prompt": False}, "cache_prompt"),
+        ({"prediction": 3}, "prediction"),
+        ({"unheard": 1}, "unheard"),
+    ],
+)
+def test_what_cannot_be_kept_is_one_sentence(url: str, more: dict[str, Any], words: str) -> None:
+    status, answer = post(url + "/v1/chat/completions", {"messages": SAY, "max_tokens": 2, **more})
+    assert status == 400 and words in answer["error"]["message"] and "\n" not in answer["error"]["message"]
+
+
+def test_an_upgrade_is_served_as_http_1() -> None:
+    """Java's client offers h2c with its first request; the body is read all the same. (The clients' table runs it.)"""
+    body = b'{"prompt": "a"}'
+    head = [b"POST / HTTP/1.1", b"Host: x", b"Connection: Upgrade, HTTP2-Settings, keep-alive", b"Upgrade: h2c"]
+    sent = b"\r\n".join([*head, b"HTTP2-Settings: AAMA", b"Content-Length: 15"]) + b"\r\n\r\n" + body
+    plain = plain_head(sent)
+    assert b"pgrade" not in plain and b"HTTP2" not in plain and plain.endswith(body) and b"Host: x" in plain
+    assert b"Connection: keep-alive" in plain and plain_head(plain) == plain
+
+
+def test_embeddings_have_a_default_pooling_that_is_told(url: str) -> None:
+    at = urlsplit(url)
+    connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=30)
+    connection.request("POST", "/v1/embeddings", json.dumps({"input": "a"}), {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    assert answer.status == 200 and answer.headers["x-paceline-pooling"] == "mean"
+
+
+# -- Ollama's protocol -----------------------------------------------------------------------------------------------
+
+
+def lines(url: str, body: Any) -> list[dict[str, Any]]:
+    at = urlsplit(url)
+    connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=30)
+    connection.request("POST", at.path, json.dumps(body), {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    assert answer.headers["content-type"].startswith("application/x-ndjson")
+    return [json.loads(line) for line in answer.read().splitlines()]
+
+
+def test_ollamas_chat_and_generate(url: str) -> None:
+    ask = {"model": "demo:latest", "messages": SAY, "options": {"num_predict": 6, "temperature": 0, "num_ctx": 4096}}
+    streamed = lines(url + "/api/chat", ask)
+    whole = post(url + "/api/chat", {**ask, "stream": False})[1]
+    assert "".join(each["message"]["content"] for each in streamed) == whole["message"]["content"] != ""
+    assert streamed[-1]["done"] and streamed[-1]["eval_count"] == whole["eval_count"] == 6
+    assert whole["done_reason"] == "length" and all(not each["done"] for each in streamed[:-1])
+    raw = {"model": "demo", "prompt": "Tom has", "raw": True, "options": {"num_predict": 6, "temperature": 0}}
+    completed = post(url + "/v1/completions", {"prompt": "Tom has", "max_tokens": 6, "temperature": 0})[1]
+    assert "".join(each["response"] for each in lines(url + "/api/generate", raw)) == completed["choices"][0]["text"]
+
+
+def test_ollamas_lists(url: str) -> None:
+    assert send(url + "/api/tags")[1]["models"][0]["name"] == "demo"
+    assert send(url + "/api/ps")[1]["models"][0]["name"] == "demo" and send(url + "/api/version")[1]["version"]
+    assert "completion" in post(url + "/api/show", {"model": "demo"})[1]["capabilities"]
+    vectors = post(url + "/api/embed", {"model": "demo", "input": ["a", "b"]})[1]["embeddings"]
+    older = post(url + "/api/embeddings", {"model": "demo", "prompt": "a"})[1]["embedding"]
+    assert len(vectors) == 2 and len(vectors[0]) == len(older)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("chat", {"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]}, "images"),
+        ("generate", {"prompt": "a", "images": ["aGk="]}, "images"),
+        ("generate", {"prompt": "a", "suffix": "b"}, "suffix"),
+        ("generate", {"prompt": "a", "context": [1, 2]}, "context"),
+        ("chat", {"messages": SAY, "options": {"unheard": 1}}, "unheard"),
+        ("chat", {"messages": SAY, "options": {"mirostat": 1}}, "mirostat"),
+        ("chat", {"messages": SAY, "format": "xml"}, "format"),
+        ("embed", {}, "input"),
+    ],
+)
+def test_ollamas_refusals_are_one_sentence(url: str, path: str, body: dict[str, Any], words: str) -> None:
+    status, answer = post(f"{url}/api/{path}", {"model": "demo", **body})
+    assert status == 400 and isinstance(answer["error"], str) and words in answer["error"]
+
+
+def test_what_ollama_manages_is_not_served(url: str) -> None:
+    status, answer = post(url + "/api/pull", {"model": "x"})
+    assert status == 404 and "paceline pull" in answer["error"]
+    assert post(url + "/api/chat", {"model": "other", "messages": SAY})[0] == 404
