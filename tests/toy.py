@@ -6,6 +6,7 @@ slot, block, mask, position or move therefore changes the text, and so does K/V 
 any layer. A pass that leaves layers out is wrong now and then, more often the more it leaves out.
 """
 
+import hashlib
 from array import array
 from collections.abc import Sequence
 from typing import Any, cast
@@ -43,6 +44,7 @@ class Toy:
 
     def __init__(self, logits: torch.Tensor, max_len: int = 64) -> None:
         self.table = logits
+        self.identity = hashlib.sha256(logits.numpy().tobytes()).hexdigest()[:32]
         self.vocab_size, self.max_len = VOCAB, max_len
         self.kv_bytes_per_token, self.weight_bytes = 8 * LAYERS, logits.numel() * 8
         self.device = torch.device("cpu")

@@ -1,5 +1,77 @@
-"""G1-G4: what code in the sandbox, and a query of the text-to-SQL application, may use."""
+"""G1-G6: what code in the sandbox, a query of the text-to-SQL application and a strange page may use and say."""
+
+import asyncio
+import resource
+import sqlite3
+import tempfile
+import time
+from pathlib import Path
+
+from paceline.apps.common.sandbox import AppLimits, AppOutcome, Job, SandboxError
+from paceline.apps.common.sandbox import run as boxed
+
+SPARSE = "\n".join(["for i in range(4):", "    with open(f'f{i}', 'wb') as f: f.truncate(60 << 20)"])
+MEMFD = "import os\nfd = os.memfd_create('x')\nfor _ in range(1500): os.write(fd, b'x' * (1 << 20))"
+SHARED = "import ctypes\nprint(ctypes.CDLL(None).shmget(0, 1 << 30, 896))"
+LINE = (
+    "import os\nos.write(os.open('events.jsonl', os.O_WRONLY | os.O_APPEND | os.O_CREAT), b'{\"event\": \"line\"}\\n[')"
+)
+SLOW = "SELECT instr(hex(zeroblob(499999)), hex(zeroblob(200000))||'1')"
+LARGE = "SELECT repeat('x', 20000000) FROM range(200)"
+
+
+def outcome(source: str, limits: AppLimits) -> AppOutcome:
+    return asyncio.run(boxed(Job(("python3", "-c", source), limits=limits, collect=True)))
+
+
+def box() -> None:
+    made = outcome(SPARSE, AppLimits(disk_mb=64, wall_s=20))
+    size = sum(map(len, made.files.values())) / 2**20
+    print(f"G1 four sparse files of 60 MB under 64: {made.status} ({made.limit}), {size:.0f} MB came back")
+    for name, source in (("memfd", MEMFD), ("System V", SHARED)):
+        made = outcome(source, AppLimits(memory_mb=256, wall_s=20))
+        print(f"G2 {name} memory under 256 MB: {made.status}, peak {made.peak_mb:.0f} MB, {made.text.strip()[:40]}")
+
+
+def fragment() -> None:
+    from paceline.apps.selfpico.fragment import PicoRunner
+    from paceline.apps.selfpico.predict import Nothing
+
+    made = asyncio.run(PicoRunner(Nothing()).run("f", LINE))
+    print(f"G5 a line of its own in the report: ran {len(made.ran)} lines, problem: {made.problem[:70]!r}")
+
+
+def query(kind: str, sql: str, seconds: float) -> None:
+    from paceline.apps.text2sql.database import QueryError, SqlLimits, open_database
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "data"
+        if kind == "sqlite":
+            with sqlite3.connect(path) as connection:
+                connection.execute("CREATE TABLE t (x)")
+            connection.close()
+        else:
+            import duckdb
+
+            duckdb.connect(str(path)).close()
+        began = time.monotonic()
+        try:
+            open_database(path).run(sql, SqlLimits(seconds=seconds))
+            said = "answered"
+        except QueryError as error:
+            said = error.kind
+        grown = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+        print(f"{kind}: {said} after {time.monotonic() - began:.1f} s; the largest child had {grown:.0f} MB")
 
 
 def run() -> bool:
+    """Prints what each may do; False where no box can be made here."""
+    try:
+        box()
+        fragment()
+    except SandboxError as error:
+        print(f"boxes: {error}")
+        return False
+    query("sqlite", SLOW, 3.0)
+    query("duckdb", LARGE, 10.0)
     return True

@@ -131,12 +131,12 @@ def hash_without_parent(patch: pytest.MonkeyPatch) -> None:
 
 
 def hash_without_extra_key(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(cache_module, "root_hash", lambda _: b"")
+    patch.setattr(cache_module, "root_hash", lambda *_: b"")
 
 
 def match_without_asking_for_groups(patch: pytest.MonkeyPatch) -> None:
     find = BlockPool.find
-    patch.setattr(BlockPool, "find", lambda self, name, _: find(self, name, frozenset({"target"})))
+    patch.setattr(BlockPool, "find", lambda self, name, *_: find(self, name, frozenset({"target"})))
 
 
 def hand_out_a_held_block(patch: pytest.MonkeyPatch) -> None:

@@ -18,5 +18,5 @@ def test_every_name_makes_a_policy_of_its_own() -> None:
 
 
 def test_an_unknown_name_is_told_the_known_ones() -> None:
-    with pytest.raises(InputError, match=r"'fifo'; known are det, lru, mark0, mark_predict, shadow\."):
+    with pytest.raises(InputError, match=r"'fifo'; known are det, lru, mark0, mark_predict, shadow, told\."):
         policy("fifo")

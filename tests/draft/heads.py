@@ -35,6 +35,7 @@ class Heads:
     kv_bytes_per_token, weight_bytes, max_len, vocab_size, width = 16, 0, 48, VOCAB, 2
     taps = ("post_norm",)
     abilities = frozenset({"run"})
+    identity = "heads of tests"
 
     def allocate(self, blocks: int, block_size: int) -> None:
         self.block_size = block_size

@@ -152,3 +152,37 @@ async def test_whole_is_one_chunk_a_sample(engine: AsyncLLM, llm: LLM) -> None:
             mine = [chunk for chunk in chunks if chunk.index == completion.index]
             assert "".join(chunk.text for chunk in mine) == completion.text
             assert [t for chunk in mine for t in chunk.token_ids] == completion.token_ids
+
+
+async def test_parked_samples_tell_who_follows_them_and_go_on_elsewhere(
+    engine: AsyncLLM, pair: tuple[Path, Path], llm: LLM
+) -> None:
+    params = SamplingParams(temperature=0.8, seed=4, n=3, max_tokens=24, ignore_eos=True, logprobs=1)
+    ids = llm.text.encode(PROMPTS[0])
+    want = llm.generate([ids], params, progress=False)[0].outputs
+    async with AsyncLLM(pair[0], dtype="float32", memory="100M", block_size=4, check=True) as other:
+        for tokens in (0, 1, 9):
+            texts, done = [""] * 3, dict[int, Any]()
+            subscription = await engine.submit([(ids, params)])
+            while any(len(r.output) < tokens for r in subscription.requests):
+                for chunk in await subscription.news_to_come():
+                    texts[chunk.index] += chunk.text
+            packed = await asyncio.wait_for(engine.park(subscription), 20)
+            while chunks := await asyncio.wait_for(subscription.news_to_come(), 20):
+                for chunk in chunks:
+                    texts[chunk.index] += chunk.text
+                    assert chunk.done is None or chunk.done.finish_reason in ("parked", "length")
+            subscription = await other.resume(packed)
+            while chunks := await asyncio.wait_for(subscription.news_to_come(), 20):
+                for chunk in chunks:
+                    texts[chunk.index] += chunk.text
+                    done[chunk.index] = chunk.done
+            assert texts == [sample.text for sample in want]
+            assert [done[i].token_ids for i in range(3)] == [sample.token_ids for sample in want]
+            near = [[(e.token, pytest.approx(e.logprob, abs=1e-4)) for e in s.logprobs or []] for s in want]
+            assert [[(e.token, e.logprob) for e in done[i].logprobs] for i in range(3)] == near
+        assert not engine.llm.engine.busy and not other.llm.engine.busy
+        assert other.llm.engine.cache.room() == other.llm.engine.cache.num_blocks
+        with pytest.raises(InputError, match="damaged"):
+            await other.resume([packed[0] or b"", (packed[1] or b"")[:-9] + bytes(9)])
+        assert not other.llm.engine.busy and not other.llm.engine.session.requests

@@ -128,7 +128,7 @@ def test_a_bad_file_is_packed_again(
     elif damage == "part":
         raw = bytearray(bytes(raw).replace(b'"bytes": ', b'"bites": ', 1))
     elif damage == "layout":
-        raw = bytearray(bytes(raw).replace(b'"layout": 1', b'"layout": 0'))
+        raw = bytearray(bytes(raw).replace(b'"layout": 2', b'"layout": 0'))
     file.write_bytes(raw)
     file.chmod(0o666 if damage == "shared" else 0o600)
     with caplog.at_level(logging.WARNING):

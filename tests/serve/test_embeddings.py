@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from openai import BadRequestError, OpenAI
+from openai import OpenAI
 
 from paceline import LLM, AsyncLLM
 from paceline.engine.build import DEMO
@@ -43,9 +43,10 @@ def test_ids_and_floats_do_as_well(client: OpenAI, llm: LLM, engine: AsyncLLM) -
     assert engine.snapshot.used == 0
 
 
-def test_a_decoder_has_to_be_asked(client: OpenAI, engine: AsyncLLM) -> None:
-    with pytest.raises(BadRequestError, match="--pooling"):
-        client.embeddings.create(model="demo", input="a")
+def test_the_default_pooling_is_mean(client: OpenAI, engine: AsyncLLM) -> None:
+    usual = client.embeddings.create(model="demo", input="a").data[0].embedding
+    named = client.embeddings.create(model="demo", input="a", extra_body={"pooling": "mean"}).data[0].embedding
+    assert usual == named
     with running(engine, Settings(served_model_name=("demo",), pooling="mean")) as url:
         assert post(url + "/v1/embeddings", {"input": "a"})[0] == 200
 

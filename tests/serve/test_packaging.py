@@ -200,7 +200,7 @@ def test_every_page_is_in_the_site_and_no_link_is_broken() -> None:
     nav = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
     named = {path for entry in nav for path in entry.values()}
     assert named == {path.name for path in (ROOT / "docs").glob("*.md")}
-    for page in [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]:
+    for page in [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", *(ROOT / "src/paceline/apps").glob("*/README.md")]:
         for target in re.findall(r"\]\(([^)#]+?)(?:#[\w-]+)?\)", page.read_text(encoding="utf-8")):
             if not re.match(r"https?://", target):
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"

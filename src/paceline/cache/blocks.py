@@ -9,17 +9,17 @@ free ────────────> held (refs >= 1) ──────�
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 
 from paceline.cache.eviction import LRU, Eviction
 from paceline.core.errors import CapacityError, InputError, IntegrityError
 
 
-def root_hash(extra_key: str) -> bytes:
-    """Head of a hash chain. Anything other than the tokens that changes K/V (an adapter, an image) goes into
-    `extra_key`."""
-    return blake2b(extra_key.encode(), digest_size=16, person=b"paceline.root").digest()
+def root_hash(extra_key: str, identity: bytes = b"") -> bytes:
+    """Head of a hash chain. `identity` names the model, its dtypes and positions. Whatever changes K/V other than the
+    tokens (an adapter, an image), or must keep texts apart (a salt for each tenant), goes into `extra_key`."""
+    return blake2b(extra_key.encode(), digest_size=16, person=b"paceline.root", key=identity).digest()
 
 
 def chain_hash(parent: bytes, tokens: Sequence[int], extra: Sequence[int] = ()) -> bytes:
@@ -63,6 +63,8 @@ class BlockPool:
         self._behind: Counter[bytes] = Counter()
         """How many evictable blocks continue the block of that name."""
         self.hits = self.queries = self.evictions = 0
+        self.on_idle: Callable[[tuple[int, bytes]], None] | None = None
+        """Called with (block, name) when a published block loses its last holder."""
 
     @property
     def room(self) -> int:
@@ -113,7 +115,9 @@ class BlockPool:
         """Shared or published: no row in it may be written again."""
         return self.refs[block] > 1 or self.hashes[block] is not None
 
-    def publish(self, block: int, name: bytes, groups: frozenset[str], parent: bytes = b"") -> None:
+    def publish(
+        self, block: int, name: bytes, groups: frozenset[str], parent: bytes = b"", returns: bool = False
+    ) -> None:
         """Enter a held, full, verified block in the index; `parent` is the name of the block before it, if any.
 
         When the same content is already there (two requests computed one prefix at the same time), the first stays and
@@ -134,14 +138,14 @@ class BlockPool:
             self.hashes[block] = name
             self.groups[block] = groups
             self.parents[block] = parent
-        self._ask(name)
+        self._ask(name, returns)
 
-    def find(self, name: bytes, groups: frozenset[str]) -> int | None:
+    def find(self, name: bytes, groups: frozenset[str], returns: bool = False) -> int | None:
         """The block of that name with all `groups` complete, or None. Takes no reference."""
         block = self.index.get(name)
         if block is None or not groups <= self.groups[block]:
             return None
-        self._ask(name)
+        self._ask(name, returns)
         return block
 
     def forget(self, block: int) -> None:
@@ -156,7 +160,10 @@ class BlockPool:
             self._unpark(block)
             self.free.append(block)
 
-    def _ask(self, name: bytes) -> None:
+    def _ask(self, name: bytes, returns: bool) -> None:
+        tell = getattr(self.eviction, "tell", None)
+        if tell is not None:
+            tell(name, returns)
         block = self.index[name]
         self.eviction.ask(block, name, self.parents[block])
         if block in self.tails:
@@ -167,6 +174,8 @@ class BlockPool:
         name, parent = self.hashes[block], self.parents[block]
         assert name is not None
         self.evictable.add(block)
+        if self.on_idle is not None:
+            self.on_idle((block, name))
         self.eviction.touch(block)
         self._behind[parent] += 1
         self.tails.discard(self.index.get(parent, -1))

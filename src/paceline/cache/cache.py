@@ -29,13 +29,16 @@ class Cache:
         prefix: bool = True,
         eviction: Eviction | None = None,
         states: Iterable[str] = (),
+        identity: bytes = b"",
     ) -> None:
-        """`states`: those of `groups` that keep a state of each text, not only rows. It lies with each full block, so a
-        shared prefix brings it along; between the ends of blocks only a group's last row has one, and to rewind or fork
-        goes back to such an end."""
+        """`identity`, at most 64 bytes: of the model; it is at the root of the name of every block, so that blocks of
+        two models never meet. `states`: those of `groups` that keep a state of each text, not only rows. It lies with
+        each full block, so a shared prefix brings it along; between the ends of blocks only a group's last row has one,
+        and to rewind or fork goes back to such an end."""
         self.pool = BlockPool(num_blocks, block_size, eviction, prefix=prefix)
         self.groups = frozenset((TARGET, *groups))
         self.states = frozenset(states)
+        self.identity = identity
         self._leases: dict[Lease, None] = {}
 
     @property
@@ -70,23 +73,41 @@ class Cache:
         groups: Iterable[str] | None = None,
         extra_key: str = "",
         layout: Layout = (),
+        returns: int = 0,
     ) -> Lease:
         """A lease for a request with these tokens that keeps `groups` (None: all) complete.
 
         `lease.length` rows are there already, in every group: the longest published prefix of full blocks, at most
         len(tokens) - 1, so that one row remains to be computed. Requests share only under the same `extra_key`, and
         where their tokens stand alike (`layout`).
-        Takes no block that is not shared.
+        Takes no block that is not shared. `returns`: tokens of its text that are asked for again soon, as the client
+        says; an eviction policy may believe it.
         """
         extra = (self.groups if groups is None else frozenset(groups)) - {TARGET}
         if not extra <= self.groups:
             raise IntegrityError(f"Groups {sorted(extra - self.groups)} are not among {sorted(self.groups)}.")
+        root = root_hash(extra_key, self.identity)
         lease = Lease(
-            self.pool, root_hash(extra_key), dict.fromkeys(sorted(extra), 0), layout=layout, states=self.states
+            self.pool, root, dict.fromkeys(sorted(extra), 0), layout=layout, states=self.states, returns=returns
         )
         self._match(lease, tokens)
         self._leases[lease] = None
         return lease
+
+    def names(self, tokens: Sequence[int], extra_key: str = "", layout: Layout = ()) -> list[bytes]:
+        """The names of the full blocks that a request with these tokens can share; one token remains to be computed."""
+        size, name, out = self.block_size, root_hash(extra_key, self.identity), list[bytes]()
+        for start in range(0, len(tokens) - size, size):
+            name = chain_hash(name, tokens[start : start + size], named(layout, start, start + size))
+            out.append(name)
+        return out
+
+    def drop(self, names: Iterable[bytes]) -> None:
+        """Take the blocks of these names that no lease holds out of the index."""
+        for name in names:
+            block = self.pool.index.get(name)
+            if block is not None and not self.pool.refs[block]:
+                self.pool.forget(block)
 
     def begin(self, lease: Lease, given: int, nodes: int) -> Txn:
         """Reserve rows for `given` tokens and `nodes` candidates; CapacityError, and nothing changed, without room."""
@@ -119,6 +140,7 @@ class Cache:
         frontier = {group: min(value, rows) for group, value in lease.frontier.items()}
         tokens, blocks, names = lease.tokens[:rows], lease.blocks[:full], list(lease.hashes)
         fork = Lease(self.pool, lease.root, frontier, tokens, blocks, names, lease.layout, states=self.states)
+        fork.returns = lease.returns
         for block in fork.blocks:
             self.pool.acquire(block)
         self._leases[fork] = None
@@ -171,7 +193,7 @@ class Cache:
         for start in starts:
             chunk = tokens[start : start + size]
             name = chain_hash(name, chunk, named(lease.layout, start, start + size))
-            block = self.pool.find(name, lease.groups)
+            block = self.pool.find(name, lease.groups, start + size <= lease.returns)
             if block is None:
                 break
             self.pool.acquire(block)

@@ -9,6 +9,9 @@ from typing import Protocol
 class Eviction(Protocol):
     """Chooses among published blocks that no lease holds. Only `BlockPool` calls it.
 
+    A policy may also have `tell(name, returns)`, called just before `ask`: does the client say that this content is
+    asked for again soon?
+
     A block may become in use, or leave the index, without notice; `offer` always precedes its being a candidate again.
     """
 

@@ -42,6 +42,8 @@ class Lease:
     states: frozenset[str] = frozenset()
     """Groups that keep a state of the text: it is known behind full blocks and behind the group's last row alone, so
     the group can only be cut there."""
+    returns: int = 0
+    """Tokens of the text that are asked for again soon, as the client says."""
     txn: "Txn | None" = None
     """The open one."""
 
@@ -95,7 +97,8 @@ class Lease:
         while (self.sealed + 1) * size <= min((self.length, *self.frontier.values())):
             parent = self.hashes[-1] if self.hashes else self.root
             name = self.name(parent, self.sealed)
-            self.pool.publish(self.blocks[self.sealed], name, self.groups, parent)
+            told = (self.sealed + 1) * size <= self.returns
+            self.pool.publish(self.blocks[self.sealed], name, self.groups, parent, told)
             self.hashes.append(name)
 
     def name(self, parent: bytes, block: int) -> bytes:

@@ -35,6 +35,12 @@ class _Phased(Ranked):
         self._bits[block] = self._predictor.bit(name, parent)
         super().ask(block, name, parent)
 
+    def tell(self, name: bytes, returns: bool) -> None:
+        """The client's word on the content that is asked for next."""
+        tell = getattr(self._predictor, "tell", None)
+        if tell is not None:
+            tell(name, returns)
+
     def ends(self, rank: Rank) -> bool:
         """Does a phase end because even the least rank is this?"""
         return rank[0] == self._phase

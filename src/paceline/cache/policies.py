@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from paceline.cache.eviction import LRU, Eviction
 from paceline.cache.marking import Det, Mark0, MarkPredict
-from paceline.cache.predict import LearnedReuse
+from paceline.cache.predict import ClientBits, LearnedReuse
 from paceline.cache.shadow import Shadow
 from paceline.core.errors import InputError
 from paceline.core.noise import EvictionNoise
@@ -20,11 +20,17 @@ def _mark_predict(blocks: int) -> Eviction:
     return MarkPredict(LearnedReuse(HORIZON * blocks), EVICTION_NOISE)
 
 
+def _told(blocks: int) -> Eviction:
+    horizon = HORIZON * blocks
+    return Det(ClientBits(horizon, LearnedReuse(horizon)))
+
+
 EVICTION_POLICIES: dict[str, Callable[[int], Eviction]] = {
     "lru": lambda blocks: LRU(),
     "det": lambda blocks: Det(LearnedReuse(HORIZON * blocks)),
     "mark0": lambda blocks: Mark0(LearnedReuse(HORIZON * blocks), EVICTION_NOISE),
     "mark_predict": _mark_predict,
+    "told": lambda blocks: Shadow(blocks, LRU(), _told(blocks)),
     "shadow": lambda blocks: Shadow(blocks, LRU(), _mark_predict(blocks)),
 }
 """Name -> factory of a policy for a cache with the given number of blocks, with bits learned from what is asked for."""

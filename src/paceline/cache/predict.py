@@ -12,6 +12,29 @@ class ReusePredictor(Protocol):
         """1 if the block of that name, used now, will not be used again soon. Called once per use, in order."""
 
 
+class ClientBits:
+    """What clients say: 0 for content of which the latest word is that it comes back. While they say so of anything,
+    silence means the contrary, 1; while they say nothing, another predictor decides. A word is forgotten after those of
+    `horizon` other names."""
+
+    def __init__(self, horizon: int, rest: ReusePredictor) -> None:
+        self.horizon, self.rest = horizon, rest
+        self._told: OrderedDict[bytes, None] = OrderedDict()
+        """Names that come back, the longest ago first."""
+
+    def tell(self, name: bytes, returns: bool) -> None:
+        """A client's word on the name that is asked for next."""
+        self._told.pop(name, None)
+        if returns:
+            self._told[name] = None
+            if len(self._told) > self.horizon:
+                self._told.popitem(last=False)
+
+    def bit(self, name: bytes, parent: bytes) -> int:
+        other = self.rest.bit(name, parent)
+        return int(name not in self._told) if self._told else other
+
+
 class _Use(NamedTuple):
     time: int
     before: int

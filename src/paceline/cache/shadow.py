@@ -83,6 +83,13 @@ class Shadow:
             if gone is not None and gone in self._blocks:
                 outside[self._blocks[gone]] = None
 
+    def tell(self, name: bytes, returns: bool) -> None:
+        """The client's word on the content that is asked for next, for those of the two that hear it."""
+        for ghost in self._ghosts:
+            tell = getattr(ghost.policy, "tell", None)
+            if tell is not None:
+                tell(name, returns)
+
     def touch(self, block: int) -> None:
         self._order.touch(block)
         for ghost in self._ghosts:

@@ -1,5 +1,6 @@
 """What an engine holds by name: the target, a draft model, heads, judges. `Model` is the one that computes tokens."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from paceline.core.errors import InputError
@@ -17,7 +18,10 @@ Ability = Literal["run", "chain", "tree", "program", "exit", "embed", "lend", "k
 
 
 class Component(Protocol):
-    """A part of an engine with weights. Its name in the engine is also that of its K/V group, if it keeps rows."""
+    """A part of an engine with weights. Its name in the engine is also that of its K/V group, if it keeps rows.
+
+    It may have `identity: str`, a digest of its weights, dtypes and positions, or `weight_files`, paths that give one
+    (engine/identity.py). K/V of a component without either is never used beyond its engine."""
 
     kv_bytes_per_token: int
     """Bytes that it keeps for each token, in a K/V group of its own; 0: nothing."""
@@ -48,6 +52,13 @@ class Component(Protocol):
 
     def write(self, slots: list[int], packed: bytes) -> None:
         """Put what `read` gave into these slots. Raises InputError if the number of bytes does not match the slots."""
+
+
+def with_files(component: Component, folder: Path) -> Component:
+    """The component, which now has `weight_files`: what in this folder its weights and their shape come from."""
+    files = sorted(file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin", ".json"))
+    component.__dict__["weight_files"] = tuple(files)
+    return component
 
 
 def keeps_rows(component: Component) -> bool:

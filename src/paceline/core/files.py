@@ -9,9 +9,9 @@ from typing import IO
 from paceline.core.errors import InputError
 
 MOST_BYTES = 4 << 20
-"""Of a file of settings."""
+"""Size limit of a settings file."""
 MOST_LINE_BYTES = 64 << 20
-"""Of a line of a log."""
+"""Length limit of a line of a log."""
 
 
 def open_regular(path: Path, what: str) -> IO[bytes]:

@@ -3,6 +3,7 @@ their ids; every operation takes effect between two steps."""
 
 from dataclasses import dataclass
 
+from paceline.core.handover import RESERVATION_S
 from paceline.core.params import SamplingParams
 
 
@@ -91,16 +92,53 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Take a request out of the engine, as bytes that `Resume` takes: its text, and the K/V of its sealed blocks."""
+    """Take a request out of the engine, as bytes that `Resume` takes: its text, what was said of it, and the K/V of its
+    sealed blocks from `from_block` on. It ends here, with the reason `parked`. The time at rest does not count towards
+    a deadline."""
 
     id: int
+    from_block: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Go on with a parked request, here or in another engine with the same model."""
+    """Go on with a parked request, here or in another engine with the same model: weights, dtypes and positions. The
+    drafter may be another. InputError for damaged bytes; take them only from who may also read and write the prefix
+    cache, which their K/V enters."""
 
     packed: bytes
 
 
-Operation = Submit | Abort | Extend | Fork | Branch | Close | Join | Rewind | Replace | Park | Resume
+@dataclass(frozen=True, slots=True)
+class Peek:
+    """The K/V of a request's sealed blocks from `from_block` on, as bytes that `Settle` takes elsewhere. The request
+    goes on; sealed blocks never change."""
+
+    id: int
+    from_block: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Hold blocks for a request that is to come; the number of the reservation. After `seconds` in which nobody
+    speaks of it, it is given back. CapacityError unless `spare` blocks stay free or evictable."""
+
+    blocks: int
+    seconds: float = RESERVATION_S
+    spare: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Put into a reservation what `Peek` gave (the number of blocks that are there then), or settle it with what `Park`
+    gave, whose blocks follow (the requests, as of `Resume`; asked again, the same). None: give it back."""
+
+    reservation: int
+    packed: bytes | None
+
+
+TextOperation = Submit | Abort | Extend | Fork | Branch | Close | Join | Rewind | Replace
+"""Operations that make, change or end a text."""
+TravelOperation = Park | Resume | Peek | Reserve | Settle
+"""Operations by which a request goes from one engine to another."""
+Operation = TextOperation | TravelOperation

@@ -85,6 +85,9 @@ class SamplingParams:
     """When the answer should be complete, counted from its arrival. Needs an engine with order="deadline"."""
     user: str = ""
     """User that the request belongs to: order="fair" shares between users. The text does not depend on it."""
+    returns: int | None = None
+    """Tokens of the prompt that are asked for again soon, as the client says; more than it has: the answer, too. What
+    is forgotten when room is needed depends on it, the text does not."""
     tenant: str = ""
     """Requests of different tenants share no cached prefix, and drafters learn from each tenant's texts apart."""
 
@@ -114,7 +117,13 @@ class SamplingParams:
             check(-2 <= number(name) <= 2, name, "in [-2, 2]")
         for name, least in (("n", 1), ("min_tokens", 0)):
             check(_whole(getattr(self, name)) and getattr(self, name) >= least, name, f"a whole number >= {least}")
-        for name, least in (("max_tokens", 1), ("logprobs", 0), ("prompt_logprobs", 0), ("max_nodes", 0)):
+        for name, least in (
+            ("max_tokens", 1),
+            ("logprobs", 0),
+            ("prompt_logprobs", 0),
+            ("max_nodes", 0),
+            ("returns", 0),
+        ):
             value = getattr(self, name)
             check(value is None or (_whole(value) and value >= least), name, f"None or a whole number >= {least}")
         check(self.seed is None or (_whole(self.seed) and 0 <= self.seed < 2**64), "seed", "in [0, 2**64)")

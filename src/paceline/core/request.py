@@ -7,7 +7,7 @@ from paceline.core import joined
 from paceline.core.noise import AcceptNoise, DraftNoise, TargetNoise
 from paceline.core.params import SamplingParams
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "abort", "error", "parked"]
 
 
 class Held(Protocol):

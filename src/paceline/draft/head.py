@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.attend import quickest
-from paceline.core.component import Ability, Component
+from paceline.core.component import Ability, Component, with_files
 from paceline.core.errors import CheckpointError, InputError
 from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.registry import Need, Registry
@@ -196,7 +196,7 @@ def load_head(path: Path, width: int, vocab: int, packing: Packing) -> tuple[str
     """The name and the component of a head's directory, for a target of this width and vocabulary."""
     files, facts = HeadFiles(path), facts_of(path)
     check_fit(path, facts, width, vocab)
-    return facts.method, HEADS.get(facts.method).load(files, packing)
+    return facts.method, with_files(HEADS.get(facts.method).load(files, packing), path)
 
 
 def footprint_of(path: Path, packing: Packing) -> Footprint:

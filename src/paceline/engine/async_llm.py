@@ -23,6 +23,7 @@ from paceline.engine.options import EngineOptions, shown
 from paceline.engine.outputs import Chunk, Follower, RequestOutput, output
 from paceline.engine.pulse import Pulse
 from paceline.engine.totals import Snapshot
+from paceline.engine.travel import enter, leave
 from paceline.engine.turns import Turns
 
 if TYPE_CHECKING:
@@ -67,12 +68,17 @@ class Subscription:
         ticket: DoorTicket | None = None,
         arrived: float = 0.0,
         whole: bool = False,
+        samples: Sequence[int] | None = None,
+        told: bool = False,
     ) -> None:
-        """`whole`: one chunk a sample, at its end. A call that wants no news wakes no thread while the engine works."""
+        """`whole`: one chunk a sample, at its end. A call that wants no news wakes no thread while the engine works.
+        `samples`: which samples of their prompt they are, where not all. `told`: their output so far is known."""
         self.requests, self.whole = requests, whole
         self.ticket = ticket
         self.trips = [Trip(r, arrived) for r in requests]
-        self.followers = [Follower(r, i) for i, r in enumerate(requests)]
+        which = range(len(requests)) if samples is None else samples
+        self.followers = [Follower(r, i, told=told) for r, i in zip(requests, which, strict=True)]
+        self._trip_of = {follower.request.id: trip for follower, trip in zip(self.followers, self.trips)}
         self.chunks: asyncio.Queue[Chunk | BaseException] = asyncio.Queue()
         self.left = len(requests)
         """Samples whose last chunk has not been taken."""
@@ -105,7 +111,7 @@ class Subscription:
         """Send what is new; True while samples are unfinished."""
         self.orphaned |= self._loop.is_closed()
         for follower in list(self.followers):
-            trip = self.trips[follower.index]
+            trip = self._trip_of[follower.request.id]
             trip.look()
             chunk = None if self.whole and follower.request.finish is None else follower.news()
             if chunk is not None:
@@ -118,7 +124,7 @@ class Subscription:
     def die(self, cause: BaseException) -> None:
         """The engine thread ends here: nothing more will come."""
         for follower in self.followers:
-            self._end(self.trips[follower.index])
+            self._end(self._trip_of[follower.request.id])
         self.put(cause)
 
     def _end(self, trip: Trip) -> None:
@@ -276,6 +282,28 @@ class AsyncLLM:
             self._inbox.put(leave)
             raise
 
+    async def park(self, subscription: Subscription) -> list[bytes | None]:
+        """Take the samples of a subscription out of the engine, all of them or none; None for one that has ended. Its
+        last chunk of each has the reason `parked`. `resume` takes what is returned, also in another engine. Raises
+        InputError or RefusalError for what cannot be parked, and RuntimeError when the engine is closed."""
+        return await self.call(lambda: leave(self.llm.engine, subscription.requests))
+
+    async def resume(
+        self, packed: bytes | Sequence[bytes | None], *, whole: bool = False, told: bool = True
+    ) -> Subscription:
+        """Go on with parked samples, all of them or none; the news is what comes from here on, or with `told` false
+        their text from its beginning. `whole`: one chunk a sample, at its end. Raises InputError, RefusalError or
+        CapacityError, and RuntimeError when the engine is closed or dead."""
+        each = [packed] if isinstance(packed, bytes) else list(packed)
+        samples = [place for place, one in enumerate(each) if one is not None]
+        loop, arrived = asyncio.get_running_loop(), monotonic()
+
+        def begin() -> Subscription:
+            self._live.append(Subscription(enter(self.llm.engine, each), loop, None, arrived, whole, samples, told))
+            return self._live[-1]
+
+        return await self.call(begin)
+
     async def embed(self, texts: Sequence[Prompt], pooling: str = "mean") -> list[list[float]]:
         """A vector of unit length for each text (or list of token ids), from the model's last hidden states: their
         `mean`, or that of the `last` token. What is being decoded goes on between the passes.
@@ -355,7 +383,8 @@ class AsyncLLM:
 
     @property
     def _busy(self) -> bool:
-        return self.llm.engine.busy or bool(self._turns) or any(each.busy for each in self.beside)
+        engine = self.llm.engine
+        return engine.busy or engine.behind or bool(self._turns) or any(each.busy for each in self.beside)
 
     def _abort(self, subscription: Subscription) -> None:
         for request in subscription.requests:
@@ -373,6 +402,8 @@ class AsyncLLM:
                 self._pulse.beat()
                 if self.llm.engine.busy:
                     self.llm.engine.step()
+                elif self.llm.engine.behind:
+                    self.llm.engine.catch_up()
                 self._turns.take()
                 for each in self.beside:
                     if each.busy:
@@ -430,6 +461,8 @@ class AsyncLLM:
         for each in self.beside:
             each.close()
         learned.keep(self.llm.engine, self.llm.options)
+        if self.llm.engine.disk is not None:
+            self.llm.engine.disk.close()
 
     async def __aenter__(self) -> "AsyncLLM":
         return self

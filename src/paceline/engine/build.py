@@ -31,6 +31,7 @@ from paceline.plan.memory import MEMORIES, BudgetShape, MemoryModel
 
 if TYPE_CHECKING:
     from paceline.core.user import UserFn
+    from paceline.engine.block_files import BlockFiles
     from paceline.model.linear import Packing
     from paceline.model.spec import ModelSpec
 
@@ -42,6 +43,7 @@ DEMO = Path(__file__).parent.parent / "demo"
 
 def build(options: Options) -> tuple[Engine, Text]:
     """Load the models and make an engine. Raises CheckpointError, RefusalError, CapacityError or InputError."""
+    files = None if options.kv_disk is None else kv_files(options)
     check_options(options)
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -65,6 +67,8 @@ def build(options: Options) -> tuple[Engine, Text]:
     known = learned.recall(options)
     engine = Engine(model, config, components=components, callable=user, tokenizer=text.tokenizer, eos=eos, known=known)
     start(engine, options, components)
+    if files is not None:
+        engine.keep_on_disk(files)
     return engine, text
 
 
@@ -166,6 +170,22 @@ def check_options(options: Options) -> None:
     check_device(options.device)
     check_overlap(options.overlap, options.device)
     check_online(options.online, options.drafter)
+
+
+def kv_files(options: Options) -> "BlockFiles":
+    """The directory for K/V of idle texts. InputError or RefusalError where it cannot be used."""
+    from paceline.engine.block_files import BlockFiles
+
+    path, colon, size = str(options.kv_disk).rpartition(":")
+    if not path or not colon:
+        raise InputError(f"kv_disk is {options.kv_disk!r}, but it must be DIR:SIZE, such as /var/kv:20G.")
+    if not options.prefix_cache:
+        raise RefusalError("kv_disk and prefix_cache=False cannot be combined: only K/V that texts share is kept.")
+    try:
+        limit = parse_bytes(size)
+    except InputError:
+        raise InputError(f"kv_disk has the size {size!r}, but it must be bytes such as 20G or 512M.") from None
+    return BlockFiles(Path(path).expanduser(), limit)
 
 
 def drafts_in(options: Options) -> str | None:

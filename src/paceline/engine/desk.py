@@ -9,6 +9,7 @@ from paceline.cache.cache import Cache
 from paceline.cache.lease import Lease
 from paceline.cache.policies import policy
 from paceline.cache.txn import Move, Txn
+from paceline.core.component import TARGET
 from paceline.core.joined import Layout, joined
 from paceline.core.plan import Item, Note, Plan, Work
 from paceline.core.request import FinishReason, Request
@@ -36,20 +37,24 @@ class Desk:
         self.totals = Totals()
         self.waiting: list[Request] = []
         self.running: list[Request] = []
+        self.reserved: dict[int, Txn] = {}
+        """Blocks that are held for requests that are to come."""
         self.branches = Branches()
         """Requests that wait for their branches: neither waiting for a lease nor running."""
 
     @classmethod
     def of(
-        cls, config: "EngineConfig", table: DrafterTable, groups: Iterable[str], states: Iterable[str] = ()
-    ) -> "Desk":
+        cls, config: "EngineConfig", table: DrafterTable, groups: Iterable[str], states: Iterable[str] = (),
+        identity: bytes = b"",
+    ) -> "Desk":  # fmt: skip
         """As an engine of this configuration has it; `groups` are those other than the target's, `states` those of all
-        that keep a state of each text."""
+        that keep a state of each text, `identity` that of the model."""
         table.shares = config.prefix_cache
         forget = policy(config.eviction)(config.blocks)
         cache = Cache(
-            config.blocks, config.block_size, groups=groups, prefix=config.prefix_cache, eviction=forget, states=states
-        )
+            config.blocks, config.block_size, groups=groups, prefix=config.prefix_cache, eviction=forget, states=states,
+            identity=identity,
+        )  # fmt: skip
         planner = Planner(table.decide, config.row_budget, taps=table.taps, further=table.further)
         schedule = policies.policy(
             config.schedule,
@@ -111,13 +116,18 @@ class Desk:
             self.cache.rewind(lease, min(lease.length, len(request.tokens) - 1))  # one that was closed lacks its end
             return lease
         tokens, groups = matchable(request), self._groups(request)
-        return self.cache.open(tokens, groups, request.extra_key, request.layout)
+        returns = request.params.returns or 0
+        return self.cache.open(tokens, groups, request.extra_key, request.layout, returns)
 
     def _must_wait(self, request: Request) -> bool:
         """A later sample waits until the first of its group has computed their prompt, and then shares it."""
         return self.cache.pool.prefix and any(
             r.group == request.group and r.pending > 1 and not r.output for r in self.running
         )
+
+    def kept_groups(self, request: Request) -> list[str]:
+        """The groups that its lease keeps, the target's included."""
+        return sorted({TARGET, *self._groups(request)})
 
     def _groups(self, request: Request) -> Iterable[str]:
         """A later sample keeps what its like keep: else it could not share their prompt."""
@@ -141,11 +151,16 @@ class Desk:
         return plan
 
     def _give_up(self) -> bool:
-        """Drop the K/V of one request that no step computes with, if any has some; a join computes it again."""
+        """Drop the K/V of one request that no step computes with, if any has some; a join computes it again. Then
+        blocks that are held for requests that are to come."""
         idle = chain(self.branches.holding(), (r for r in reversed(self.waiting) if r.lease is not None))
         if (request := next(idle, None)) is not None:
             self.release(request)
-        return request is not None
+            return True
+        if self.reserved:
+            self.cache.close(self.reserved.pop(max(self.reserved)).lease)
+            return True
+        return False
 
     def _room(self) -> Room:
         return Room(
@@ -284,20 +299,56 @@ class Desk:
             self.running.remove(request)
             self.waiting.append(request)
 
-    def adopt(self, tokens: Sequence[int], groups: Sequence[str], layout: Layout = ()) -> Txn | None:
-        """Room for rows whose K/V comes from elsewhere; None where there is none, or it would not be kept."""
-        if not tokens or not self.cache.pool.prefix or self.cache.blocks_for(len(tokens)) > self.cache.room():
+    def adopt(
+        self,
+        tokens: Sequence[int],
+        groups: Sequence[str],
+        layout: Layout = (),
+        extra_key: str = "",
+        known: bool = False,
+    ) -> Txn | None:
+        """Room for rows whose K/V comes from elsewhere; None where there is none, or it would not be kept. `known`:
+        for those alone that the prefix cache lacks, from `Txn.base` on; None where it lacks none."""
+        if not tokens or not self.cache.pool.prefix:
             return None
-        return self.cache.begin(self.cache.open([], groups, layout=layout), len(tokens), 0)
+        lease = self.cache.open([*tokens, 0] if known else [], groups, extra_key, layout)
+        rows = len(tokens) - lease.length
+        if not rows or self.cache.needs(lease, rows) > self.cache.room():
+            self.cache.close(lease)
+            return None
+        return self.cache.begin(lease, rows, 0)
 
     def adopted(self, txn: Txn, tokens: Sequence[int]) -> None:
-        """Enter the written rows of `adopt` into the prefix cache."""
+        """Enter the written rows of `adopt` into the prefix cache. `tokens`: of the whole text up to their end."""
         lease = txn.lease
-        txn.commit([], tokens)
+        txn.commit([], tokens[txn.base :])
         for group in lease.frontier:
             self.cache.advance(lease, group, len(tokens))
         self.cache.seal(lease)
         self.cache.close(lease)
+
+    def drop(self, tokens: Sequence[int], extra_key: str, layout: Layout = ()) -> None:
+        """Forget the K/V of a text where no lease holds it."""
+        self.cache.drop(reversed(self.cache.names(tokens, extra_key, layout)))
+
+    def reserve(self, number: int, blocks: int) -> None:
+        """Hold blocks for a text that is to come."""
+        self.reserved[number] = self.cache.begin(self.cache.open([]), 0, blocks * self.cache.block_size)
+
+    def reopen(self, number: int, groups: Sequence[str], layout: Layout, extra_key: str) -> None:
+        """The held blocks are for a text with these groups, in this layout, under this key."""
+        rows = self.reserved[number].nodes
+        self.cache.close(self.reserved[number].lease)
+        self.reserved[number] = self.cache.begin(self.cache.open([], groups, extra_key, layout), 0, rows)
+
+    def settle(self, number: int, tokens: Sequence[int]) -> None:
+        """End a reservation: the held blocks of these tokens enter the prefix cache, the others are given back."""
+        txn = self.reserved.pop(number)
+        txn.commit(range(len(tokens)), tokens)
+        for group in txn.lease.frontier:
+            self.cache.advance(txn.lease, group, len(tokens))
+        self.cache.seal(txn.lease)
+        self.cache.close(txn.lease)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

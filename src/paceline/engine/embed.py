@@ -18,7 +18,7 @@ Pooling = Literal["mean", "last"]
 POOLINGS: tuple[str, ...] = get_args(Pooling)
 TAP = "post_norm"
 PASS_S, LEAST_ROWS = 0.02, 16
-"""While others decode, a pass has as many rows as are expected to take so many seconds, and at least so many."""
+"""Expected time of a pass while others decode, in seconds, and its least number of rows."""
 
 
 class Embedding:

@@ -55,6 +55,8 @@ class LLM:
             for request in list(engine.session.requests.values()):
                 engine.abort(request)
             learned.keep(engine, self.options)
+            if engine.disk is not None:
+                engine.disk.close()
 
     def __enter__(self) -> Self:
         return self

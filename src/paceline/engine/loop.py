@@ -15,18 +15,22 @@ from paceline.core.request import Request
 from paceline.core.result import Result
 from paceline.core.user import UserFn
 from paceline.draft import SCRATCH, Host
+from paceline.engine.block_files import BlockFiles
 from paceline.engine.components import check_component, keep, move, reading, stateful
 from paceline.engine.compute import Compute, Computed
 from paceline.engine.config import EngineConfig, Timer
 from paceline.engine.desk import Desk
+from paceline.engine.disk_cache import DiskCache
 from paceline.engine.drafter_table import DrafterTable
 from paceline.engine.drafters import DrafterPool, Drafts
+from paceline.engine.identity import root_of
 from paceline.engine.judge import Judge
 from paceline.engine.measured import measured
 from paceline.engine.operations import Operations
 from paceline.engine.placement import placement
 from paceline.engine.recorder import Recorder
 from paceline.engine.session import Session
+from paceline.engine.slots import Slots
 from paceline.engine.totals import Snapshot, snapshot
 from paceline.plan.cost import StepTimes, Times
 from paceline.sample.sampler import Sampler
@@ -71,7 +75,7 @@ class Engine:
             patience=config.patience, known=known,
         )  # fmt: skip
         self.table.verifier_taps = {name: card.taps for name, card in VERIFIERS.items() if card.taps}
-        self.desk = Desk.of(config, self.table, groups, stateful(self.components))
+        self.desk = Desk.of(config, self.table, groups, stateful(self.components), root_of(self.components))
         sampler = Sampler(model.vocab_size, *reading(tokenizer, model.vocab_size, eos))
         spare, chunk = range(config.blocks, config.blocks + scratch), min(512, config.row_budget)
         host = Host(sampler, model.vocab_size, self.components, callable, chunk, spare, config.remember)
@@ -79,6 +83,7 @@ class Engine:
         self.drafters = DrafterPool(host, config, self.table, self.desk.cache, clock)
         self.session = Session(model, config, self.judge, self.drafters, self.desk.cache, tokenizer=tokenizer, eos=eos)
         self.operations = Operations(self.session, self.desk, self.drafters, self.components)
+        self.disk: DiskCache | None = None
         place = placement(config.overlap, model.device)
         self.compute = Compute(model, self.judge, Timer(), clock, self.session.ends, place)
 
@@ -104,7 +109,23 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        return self.desk.busy
+        return self.desk.busy or bool(self.disk and self.disk.pending)
+
+    @property
+    def behind(self) -> bool:
+        """Has it work of its own while nobody waits for it (`catch_up`)?"""
+        return self.disk is not None and self.disk.behind
+
+    def catch_up(self) -> None:
+        """Do a little of that work."""
+        if self.disk is not None:
+            self.disk.store()
+
+    def keep_on_disk(self, files: BlockFiles) -> None:
+        """K/V of idle texts is kept in these files from now on, and found there."""
+        self.disk = DiskCache(files, self.cache, self.operations.kv, self.desk.kept_groups)
+        self.operations.disk = self.disk
+        self.operations.slots = Slots(self, files)
 
     def snapshot(self) -> Snapshot:
         """What the engine has done. For its own thread, between steps."""
@@ -128,6 +149,12 @@ class Engine:
     def step(self) -> list[Request]:
         """One pass of the target model over everybody's rows, or several in one call. The requests that changed."""
         started, changed, now = self.clock(), list[Request](), self.now()
+        if self.disk is not None:
+            self.operations.arrive(wait=not self.desk.busy)
+            if not self.desk.busy:
+                return []
+        if self.operations.transfers.table.open:
+            self.operations.expire(now)
         admitted = self.desk.admit(now)
         plan = self.desk.plan(now)
         self.recorder.planned(now, admitted, plan)
@@ -139,6 +166,7 @@ class Engine:
             raise IntegrityError("No request can run and none was pre-empted.")
         if self.config.check:
             self.cache.check_integrity()
+        self.catch_up()
         self.timer.step += self.clock() - started
         self.timer.steps += 1
         return changed

@@ -1,22 +1,44 @@
 """How the operations of core/operations.py change an engine, between two steps. The deciding half of each is a method
 of `Desk`, which the simulator's twin calls, too."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import singledispatchmethod
 from typing import Any
 
+from paceline.cache.txn import Txn
 from paceline.core.component import TARGET, Component
-from paceline.core.errors import CapacityError, InputError, RefusalError
+from paceline.core.errors import CapacityError, InputError, PacelineError, RefusalError
 from paceline.core.joined import cut, joined, shift_of
-from paceline.core.operations import Abort, Branch, Close, Extend, Fork, Join, Park, Replace, Resume, Rewind, Submit
+from paceline.core.operations import (
+    Abort,
+    Branch,
+    Close,
+    Extend,
+    Fork,
+    Join,
+    Park,
+    Peek,
+    Replace,
+    Reserve,
+    Resume,
+    Rewind,
+    Settle,
+    Submit,
+)
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.engine.branches import BranchFamily
 from paceline.engine.components import move, stateful
 from paceline.engine.desk import Desk, lease_of
+from paceline.engine.disk_cache import DiskCache, Recall
 from paceline.engine.drafters import DrafterPool
-from paceline.engine.packing import pack, unpack
+from paceline.engine.identity import identity_of
+from paceline.engine.kv import BlockBytes
+from paceline.engine.packing import Origin, ParkedRequest, check_packable, pack, unpack
 from paceline.engine.session import Session
+from paceline.engine.slots import Slots
+from paceline.engine.transfer import Transfers, is_piece
+from paceline.schedule import policies as schedules
 
 
 class Operations:
@@ -26,6 +48,12 @@ class Operations:
         self, session: Session, desk: Desk, drafters: DrafterPool, components: Mapping[str, Component]
     ) -> None:
         self.session, self.desk, self.drafters, self.components = session, desk, drafters, components
+        self.kv = BlockBytes(components)
+        target = components[TARGET]
+        self.origin = Origin(identity_of(target), target.vocab_size, "join" in target.abilities)
+        self.transfers = Transfers(desk, self.kv, self.origin)
+        self.disk: DiskCache | None = None
+        self.slots: Slots | None = None
 
     @singledispatchmethod
     def apply(self, operation: Any, now: float) -> Any:
@@ -42,7 +70,7 @@ class Operations:
 
     @apply.register
     def _abort(self, operation: Abort, now: float) -> None:
-        request = self.session.live(operation.id)
+        request = self._entered(self.session.live(operation.id))
         for branch in self.desk.branches.get(request.id, BranchFamily(request)).live.copy():
             self._abort(Abort(branch), now)
         self.drafters.recorder.operated(operation)
@@ -79,7 +107,7 @@ class Operations:
     @apply.register
     def _branch(self, operation: Branch, now: float) -> list[Request]:
         waits = operation.id in self.desk.branches
-        request = self.session.live(operation.id) if waits else self._changeable(operation.id)
+        request = self._entered(self.session.live(operation.id)) if waits else self._changeable(operation.id)
         params = operation.params
         if operation.count < 1:
             raise InputError(f"A request has at least one branch, not {operation.count}.")
@@ -156,7 +184,7 @@ class Operations:
 
     def _changeable(self, number: int) -> Request:
         """The request of this id. InputError when it waits for its branches, or has ended."""
-        request = self.session.live(number)
+        request = self._entered(self.session.live(number))
         if number in self.desk.branches:
             raise InputError(f"Request {number} waits for its branches; join or abort them first.")
         if request.closing is not None:
@@ -196,45 +224,200 @@ class Operations:
 
     @apply.register
     def _park(self, operation: Park, now: float) -> bytes:
-        request = self._changeable(operation.id)
-        rows, kv = 0, dict[str, bytes]()
-        if request.lease is not None:
-            lease = lease_of(request)
-            rows = lease.sealed * lease.pool.block_size
-            slots = lease.slots(0, rows)
-            kv = {group: self.components[group].read(slots) for group in sorted(lease.groups)} if rows else {}
-        packed = pack(request, rows, kv, self.components, self.desk.cache.block_size)
+        request = self.check_parkable(operation.id)
+        packed = self._packed(request, now, operation.from_block)
         self.drafters.recorder.operated(operation)
+        request.finish = "parked"
         self._leave(request)
         return packed
 
+    def check_parkable(self, number: int) -> Request:
+        """The request of this id. InputError or RefusalError when it cannot be parked."""
+        request = self._changeable(number)
+        check_packable(request)
+        return request
+
+    def _packed(self, request: Request, now: float, first: int) -> bytes:
+        size, lease = self.desk.cache.block_size, request.lease
+        sealed = 0 if lease is None else lease_of(request).sealed
+        if not 0 <= first <= sealed:
+            raise InputError(
+                f"Request {request.id} has {sealed} sealed blocks; from_block is {first}, but at most that."
+            )
+        groups = [] if lease is None else sorted(lease_of(request).groups)
+        slots = [] if lease is None else lease_of(request).slots(first * size, sealed * size)
+        forms = {group: self.kv.forms[group] for group in groups if group in self.kv.forms}
+        text = None if self.session.tokenizer is None else request.text
+        return pack(request, self.origin, now, text, size, forms, self.kv.read(slots, size, forms), first)
+
     @apply.register
     def _resume(self, operation: Resume, now: float) -> list[Request]:
-        packed = unpack(operation.packed, self.components)
-        arms = self.drafters.arms(packed.fields["drafter"], packed.fields["verifier"])
-        kept = {name: value for name, value in packed.fields.items() if name != "lineage"}
-        request = Request(
-            self.session.number(), params=packed.params, eos=self.session.eos, arms=arms, arrival=now,
-            lineage=tuple(packed.fields["lineage"]), layout=packed.layout, **kept,
-        )  # fmt: skip
-        request.group = request.id
-        self.session.check_prompt(request.prompt)
-        self.session.admit([request])
-        groups = tuple(group for group in packed.kv if group in self.components)
-        alike = packed.block == self.desk.cache.block_size or not stateful(self.components)
-        rows = packed.rows if alike else 0  # else no state lies behind our blocks: the rows are computed again
-        txn = self.desk.adopt(request.tokens[:rows], groups, packed.layout)
-        if txn is not None:
-            for group in groups:
-                self.components[group].write(txn.slots, packed.kv[group])
-            self.desk.adopted(txn, request.tokens[: packed.rows])
-            self.drafters.recorder.adopted(request.tokens[: packed.rows], groups, packed.layout)
+        parked = unpack(operation.packed, self.origin)
+        if parked.first:
+            raise InputError(f"The parked request lacks the K/V of its first {parked.first} blocks; `Settle` takes it.")
+        request = self._unparked(parked, now)
+        self._adopt(parked, request)
         self._queue([request])
         return [request]
 
-    def _queue(self, requests: list[Request]) -> None:
+    @apply.register
+    def _peek(self, operation: Peek, now: float) -> bytes:
+        return self.transfers.peek(self._changeable(operation.id), operation.from_block)
+
+    @apply.register
+    def _reserve(self, operation: Reserve, now: float) -> int:
+        self.expire(now)
+        return self.transfers.reserve(operation, now, self.drafters.recorder)
+
+    @apply.register
+    def _settle(self, operation: Settle, now: float) -> int | list[Request]:
+        self.expire(now)
+        number, packed, transfers = operation.reservation, operation.packed, self.transfers
+        if packed is None:
+            transfers.release(number, self.drafters.recorder)
+            return 0
+        if number in transfers.table.settled:
+            request = self.session.requests.get(transfers.table.settled[number])
+            if request is None:
+                raise InputError(f"Reservation {number} was settled, and its request has ended.")
+            return [request]
+        if is_piece(packed):
+            return transfers.fill(number, packed, now, self.drafters.recorder)
+        parked = unpack(packed, self.origin)
+        transfers.check(number, parked, now)
+        request = self._unparked(parked, now)
+        transfers.settle(number, parked, request, self.drafters.recorder)
+        self._queue([request], found=True)
+        return [request]
+
+    def expire(self, now: float) -> None:
+        """Give reservations back whose time has run out."""
+        self.transfers.expire(now, self.drafters.recorder)
+
+    def _unparked(self, parked: ParkedRequest, now: float) -> Request:
+        """The request, admitted, but not queued yet; nothing has changed where this raises."""
+        for group, form in parked.forms.items():
+            if self.kv.forms.get(group) == form and parked.blocks and parked.block <= self._most_rows:
+                need, have = self.kv.size(group, parked.block), len(parked.blocks[0][list(parked.forms).index(group)])
+                if need != have:
+                    raise InputError(
+                        f"The parked request has {have} bytes a block in {group}, but {need} are expected."
+                    )
+        schedules.check_wishes(parked.fields["params"], self.session.config.order)
+        drafter, arms = self._drafter(parked.fields["drafter"], parked.fields["verifier"])
+        request = Request(
+            self.session.number(), arms=arms, arrival=now - parked.age,
+            **{**parked.fields, "drafter": drafter},
+        )  # fmt: skip
+        request.group = request.id
+        request.admitted = None if parked.waited is None else request.arrival + parked.waited
+        try:
+            self.session.check_prompt(request.prompt)
+            self.session.admit([request])
+            self.session.retell(request, parked.text)
+        except BaseException as error:
+            self.session.disown(request)
+            if isinstance(error, TypeError | ValueError | OverflowError) and not isinstance(error, PacelineError):
+                raise InputError(f"The parked request cannot be used: {error}; park it again.") from None
+            raise
+        return request
+
+    @property
+    def _most_rows(self) -> int:
+        return self.desk.cache.num_blocks * self.desk.cache.block_size
+
+    def _drafter(self, drafter: str, verifier: str) -> tuple[str, tuple[str, ...]]:
+        """Drafter and arms for a request that comes from elsewhere: under `exact` the text does not depend on
+        it, so where the drafter is not known, the engine's own does, or none."""
+        names = [drafter, self.session.config.drafter, "none"] if verifier == "exact" else [drafter]
+        for name in names[:-1]:
+            try:
+                return name, self.drafters.arms(name, verifier)
+            except PacelineError:
+                continue
+        return names[-1], self.drafters.arms(names[-1], verifier)
+
+    def _adopt(self, parked: ParkedRequest, request: Request) -> None:
+        """Its K/V enters the prefix cache, as far as it fits: of this model and arithmetic, and where there is room. A
+        drafter's part that does not fit is computed again."""
+        fitting, size = self.kv.alike(parked.forms), self.desk.cache.block_size
+        alike = parked.block == size
+        if TARGET not in fitting or not parked.rows or (not alike and stateful(self.components)):
+            return  # no state lies behind our blocks then, or the numbers are others': the rows are computed again
+        tokens, groups = request.tokens[: parked.rows], tuple(group for group in fitting if group != TARGET)
+        txn = self.desk.adopt(tokens, groups, request.layout, request.extra_key, known=alike)
+        self.drafters.recorder.adopted(tokens, groups, request.layout, request.extra_key, alike)
+        if txn is None:
+            return
+        names = list(parked.forms)
+        blocks = [[parts[names.index(group)] for group in fitting] for parts in parked.blocks[txn.base // size :]]
+        self._write(request, txn, parked.block, fitting, blocks)
+        self.desk.adopted(txn, tokens)
+
+    def _write(self, request: Request, txn: Txn, rows: int, groups: Sequence[str], blocks: list[list[bytes]]) -> None:
+        """K/V into a Txn's slots; the request leaves where that fails."""
+        try:
+            self.kv.write(txn.slots, rows, groups, blocks)
+        except BaseException:
+            self.desk.cache.close(txn.lease)
+            request.finish = "error"
+            self._leave(request)
+            raise
+
+    def arrive(self, wait: bool) -> None:
+        """Queue the requests whose K/V was read from disk. `wait`: a moment for one, where nothing else is to do."""
+        assert self.disk is not None
+        for recall in self.disk.arrived(wait):
+            self._recalled(recall)
+            self._queue([recall.request, *recall.others], found=True)
+
+    def _recalled(self, recall: Recall) -> None:
+        """K/V from disk enters the prefix cache."""
+        assert self.disk is not None
+        request, size = recall.request, self.desk.cache.block_size
+        blocks = self.disk.fitting(recall)
+        if not blocks:
+            return
+        tokens = request.tokens[: (recall.first + len(blocks)) * size]
+        groups = tuple(group for group in recall.forms if group != TARGET)
+        txn = self.desk.adopt(tokens, groups, request.layout, request.extra_key, known=True)
+        self.drafters.recorder.adopted(tokens, groups, request.layout, request.extra_key, True)
+        if txn is not None:
+            self.kv.write(txn.slots, size, [*recall.forms], blocks[txn.base // size - recall.first :])
+            self.desk.adopted(txn, tokens)
+
+    def put(self, tokens: list[int], blocks: Sequence[Mapping[str, bytes]], extra_key: str) -> int:
+        """Blocks of a text enter the prefix cache; how many of its tokens are there then."""
+        size, groups = self.desk.cache.block_size, sorted(blocks[0]) if blocks else []
+        extra = tuple(group for group in groups if group != TARGET)
+        txn = self.desk.adopt(tokens, extra, (), extra_key, known=True)
+        self.drafters.recorder.adopted(tokens, extra, (), extra_key, True)
+        if txn is not None:
+            parts = [[each[group] for group in groups] for each in blocks[txn.base // size :]]
+            self.kv.write(txn.slots, size, groups, parts)
+            self.desk.adopted(txn, tokens)
+        names, index = self.desk.cache.names([*tokens, 0], extra_key), self.desk.cache.pool.index
+        return size * sum(name in index for name in names)
+
+    def drop(self, tokens: list[int], request: Request) -> None:
+        """K/V of these tokens of a request leaves the prefix cache where nobody holds it."""
+        self.desk.drop(tokens, request.extra_key, request.layout)
+        self.drafters.recorder.dropped(tokens, request.extra_key, request.layout)
+
+    def _entered(self, request: Request) -> Request:
+        """The request, which arrives now if it still waits for a disk."""
+        if self.disk is not None and self.disk.give_up(request):
+            self._queue([request], found=True)
+        return request
+
+    def _queue(self, requests: list[Request], found: bool = False) -> None:
+        """`found`: nothing more is looked for on disk."""
+        if self.disk is not None and not found:
+            requests = [request for request in requests if not self.disk.recall(request)]
         self.desk.waiting.extend(requests)
         for request in requests:
+            if self.slots is not None:
+                self.slots.take(request)
             self.drafters.recorder.arrived(request)
 
     def _leave(self, request: Request) -> None:

@@ -46,8 +46,14 @@ class StepOptions:
     prefix_cache: Annotated[bool, _serving("Keep the K/V of texts that may begin another.")] = True
     eviction: Annotated[
         str,
-        _serving("Which cached prefix to forget when room is needed: lru, det, mark0, mark_predict or shadow."),
-    ] = "lru"
+        _serving("Which cached prefix to forget when room is needed: told (what clients say comes back stays while "
+                 "that pays), lru, det, mark0, mark_predict or shadow."),
+    ] = "told"  # fmt: skip
+    kv_disk: Annotated[
+        str | None,
+        _serving("Keep the K/V of idle texts in a directory of your own, DIR:SIZE such as /var/kv:20G, and find it "
+                 "again after a restart; several engines may share it."),
+    ] = None  # fmt: skip
     overlap: Annotated[
         str,
         _any("How drafters may work while the target verifies: none, shared (all cores for both), T+D (threads of "
@@ -177,6 +183,7 @@ class EngineOptions(TypedDict, total=False):
     late_weights: bool
     keep_learned: bool
     eviction: str
+    kv_disk: str | None
     overlap: str
     online: float
     length: str

@@ -17,7 +17,7 @@ class Completion:
     token_ids: list[int]
     """The output as token ids, with the one that ended it."""
     finish_reason: FinishReason
-    """stop (end of sequence, stop text or id), length, abort or error."""
+    """stop (end of sequence, stop text or id), length, abort, error, or parked: it goes on where it is resumed."""
     seed: int
     """The seed used: given with the same prompt and parameters it makes the same text again."""
     stats: SpecStats
@@ -119,10 +119,11 @@ def output(requests: Sequence[Request], prompt: str | None) -> RequestOutput:
 class Follower:
     """Turns a growing request into chunks."""
 
-    def __init__(self, request: Request, index: int) -> None:
+    def __init__(self, request: Request, index: int, *, told: bool = False) -> None:
+        """`told`: what it has so far is known."""
         self.request, self.index = request, index
-        self._tokens = 0
-        self._text = 0
+        self._tokens = len(request.output) if told else 0
+        self._text = len(request.text) if told else 0
 
     def news(self) -> Chunk | None:
         """What came since the last call; None when there is nothing to show and the request goes on."""

@@ -16,7 +16,7 @@ class Beat:
 
 
 class Pulse:
-    """Of one thread, which calls `beat` and `rest`; any thread may call `stuck`."""
+    """Progress of one thread, which calls `beat` and `rest`; any thread may call `stuck`."""
 
     def __init__(self) -> None:
         self._begun: Beat | None = None

@@ -26,8 +26,31 @@ class Recorder:
     def joined(self, operation: Join, max_tokens: int, reading: Sequence[str]) -> None:
         """Branches join their request, which may then get up to `max_tokens` tokens. `reading`: as of `Desk.join`."""
 
-    def adopted(self, tokens: Sequence[int], groups: Sequence[str], layout: Layout = ()) -> None:
-        """Rows whose K/V came from elsewhere enter the prefix cache."""
+    def adopted(
+        self,
+        tokens: Sequence[int],
+        groups: Sequence[str],
+        layout: Layout = (),
+        extra_key: str = "",
+        known: bool = False,
+    ) -> None:
+        """Rows whose K/V comes from elsewhere enter the prefix cache, if there is room: as of `Desk.adopt`."""
+
+    def dropped(self, tokens: Sequence[int], extra_key: str, layout: Layout) -> None:
+        """K/V of a text leaves the prefix cache: as of `Desk.drop`."""
+
+    def reserved(
+        self,
+        number: int,
+        blocks: int | None,
+        groups: Sequence[str] = (),
+        layout: Layout = (),
+        extra_key: str = "",
+    ) -> None:
+        """Blocks are held for a text that is to come, as of `Desk.reserve`; None: as of `Desk.reopen`."""
+
+    def settled(self, number: int, tokens: Sequence[int]) -> None:
+        """Held blocks are given back, or enter the prefix cache: as of `Desk.settle`."""
 
     def planned(self, now: float, admitted: Sequence[Request], plan: Plan) -> None:
         """A step begins. Without a `ran` before the next event it had no items, or failed: its rows were dropped."""

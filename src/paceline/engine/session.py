@@ -82,6 +82,23 @@ class Session:
         self.stoppers.update(stoppers)
         self.requests.update({request.id: request for request in requests})
 
+    def retell(self, request: Request, text: str | None) -> None:
+        """Follow the output of a request that comes from elsewhere, token by token: its text and where each token ended
+        in it. `text`: what could be shown there. InputError where it is another one."""
+        output, request.output = request.output, []
+        try:
+            stopper = Stopper(request, self.detokenizer(request))
+        finally:
+            request.output = output
+        request.marks = []
+        for token in output:
+            stopper.extend([token])
+            request.marks.append(len(stopper.text()))
+        request.text = stopper.text()
+        if text is not None and self.tokenizer is not None and text != request.text:
+            raise InputError("The parked request's text is another one by this tokenizer; resume it where it is alike.")
+        self.stoppers[request.id] = stopper
+
     def number(self) -> int:
         """The id of one more request."""
         self._next_id += 1
@@ -148,10 +165,17 @@ class Session:
         """A request has ended, for whatever reason."""
         stopper = self.stoppers.pop(request.id)
         del self.requests[request.id]
-        stopper.finish()
+        if request.finish != "parked":  # what may become a stop string is shown where it goes on
+            stopper.finish()
         request.text = stopper.text()
         self.judge.sampler.drop(request)
         self.drafters.forget(request)
+
+    def disown(self, request: Request) -> None:
+        """Forget a request whose admission failed, as far as it had come."""
+        self.stoppers.pop(request.id, None)
+        self.requests.pop(request.id, None)
+        self.judge.sampler.drop(request)
 
     def detokenizer(self, request: Request) -> Detokenizer | None:
         if self.tokenizer is None:

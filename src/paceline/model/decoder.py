@@ -41,7 +41,11 @@ class Weights:
 class Decoder:
     """Implements `Model` (core/rows.py). Not thread-safe: the pool and the attention's plan are shared."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, packing: Packing, attend: Make = Fused) -> None:
+    def __init__(
+        self, spec: ModelSpec, weights: Weights, packing: Packing, attend: Make = Fused, *, identity: str = ""
+    ) -> None:
+        """`identity`: of `fingerprint`; "" where nobody knows it."""
+        self.identity = identity
         self.spec, self.weights, self.packing, self.attend_type = spec, weights, packing, attend
         self.dtype, self.compute = packing.dtype, packing.compute
         self.device = weights.norm.weight.device

@@ -18,6 +18,7 @@ from paceline.model.blocks import Block, FeedForward, GatedConv, LayerNorm, Mixt
 from paceline.model.checkpoint import DTYPES, Tensors, open_tensors, read_config, resolve
 from paceline.model.decoder import Decoder, Weights, kv_bytes
 from paceline.model.families import FAMILIES, Names
+from paceline.model.fingerprint import Fingerprint, identity
 from paceline.model.footprint import Footprint, footprint
 from paceline.model.gguf import GgufTensors
 from paceline.model.groups import stack
@@ -67,11 +68,11 @@ def load_model(
     spec = read_config(path, max_len)
     packing = packing_of(path, spec, dtype, quantize, device, fast, kv_dtype)
     with exact():
-        weights, spec, mapped = read(path, spec, packing, target, vocabulary, cache, late)
+        weights, spec, mapped, name = read(path, spec, packing, target, vocabulary, cache, late)
     let_go(path)
     if packing.native:
-        return NativeDecoder(spec, weights, packing, late=mapped)
-    return Decoder(spec, weights, packing, quickest(target, packing.dtype) if fast else Reference)
+        return NativeDecoder(spec, weights, packing, late=mapped, identity=name)
+    return Decoder(spec, weights, packing, quickest(target, packing.dtype) if fast else Reference, identity=name)
 
 
 def read(
@@ -82,9 +83,9 @@ def read(
     vocabulary: tuple[int, int] | None,
     cache: bool,
     late: bool = False,
-) -> tuple[Weights, ModelSpec, bool]:
-    """The weights as they lie in memory, from the cache where they are in it, and the spec that fits them; and whether
-    they are late."""
+) -> tuple[Weights, ModelSpec, bool, str]:
+    """The weights as they lie in memory, from the cache where they are in it, the spec that fits them, whether they
+    are late, and the model's identity."""
     tensors = open_tensors(path)
     whole = footprint(spec, packing, packing.dtype.itemsize, 2, 1).weights
     where = None
@@ -93,11 +94,12 @@ def read(
         if (kept := store.opened(where, late)) is not None:
             try:
                 loader = Loader(spec, FAMILIES[spec.family].names, tensors, packing, device, vocabulary, kept)
-                return loader.weights(), loader.fitted, late
+                return loader.weights(), loader.fitted, late, loader.identity(kept.digest)
             except store.Damaged as error:
                 store.discard(where, error)
     with writing(where, whole) as keep:
-        return *fresh(path, spec, packing, device, vocabulary, keep), False
+        weights, fitted, name = fresh(path, spec, packing, device, vocabulary, keep)
+        return weights, fitted, False, name
 
 
 def fresh(
@@ -107,8 +109,9 @@ def fresh(
     device: torch.device,
     vocabulary: tuple[int, int] | None,
     keep: store.Straight,
-) -> tuple[Weights, ModelSpec]:
-    """The weights from the checkpoint, which must hold nothing else."""
+) -> tuple[Weights, ModelSpec, str]:
+    """The weights from the checkpoint, which must hold nothing else, the spec that fits them, and the model's
+    identity."""
     tensors = open_tensors(path)
     if tensors.word:
         log.info("%s: %s", path, tensors.word)
@@ -119,7 +122,8 @@ def fresh(
             f"{path} holds {len(unknown)} tensors that a {spec.family} model has no place for, such as {unknown[0]}; "
             "the weights and the config are of different models."
         )
-    return weights, loader.fitted
+    keep.digest = loader.fingerprint.digest()
+    return weights, loader.fitted, loader.identity(keep.digest)
 
 
 def pack_to(path: Path, spec: ModelSpec, packing: Packing, where: Path) -> None:
@@ -257,6 +261,11 @@ class Loader:
         self.interleaved = FAMILIES[spec.family].interleaved if other is None else other
         self.spec, self.names, self.tensors, self.packing, self.device = spec, names, tensors, packing, device
         self.bytes = 0
+        self.fingerprint = Fingerprint()
+
+    def identity(self, weights: str) -> str:
+        """The model's, by the digest of its weights."""
+        return identity(weights, self.fitted, self.packing, self.known, self.interleaved)
 
     def weights(self) -> Weights:
         spec, names, keep, form = self.spec, self.names, self.keep, self.packing.head
@@ -432,6 +441,9 @@ class Loader:
                 offset = order(offset)
             if self.packing.groups is not None:
                 found = [self.tensors.groups(f"{at}{n}.weight", (out, width)) for n, out in zip(names, sizes)]
+                for name, part in zip(names, found):
+                    if part is not None:
+                        self.fingerprint.add(f"{at}{name}", part.codes, part.scale, part.minimum)
                 if (groups := stack(found)) is not None:
                     return self.packing.groups(groups if order is None else groups.rows(order), offset)
             matrix = torch.cat([self.take(f"{at}{n}.weight", out, width) for n, out in zip(names, sizes)])
@@ -475,4 +487,6 @@ class Loader:
         return self.keep.tensor(f"{name}.{part}", make)
 
     def take(self, name: str, *shape: int) -> Tensor:
-        return self.tensors.take(name, shape, self.packing.dtype).to(self.device)
+        found = self.tensors.take(name, shape, self.packing.dtype)
+        self.fingerprint.add(name, found)
+        return found.to(self.device)

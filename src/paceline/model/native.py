@@ -51,9 +51,11 @@ LANES = 16
 class NativeDecoder(Decoder):
     """Implements `Model`. Keys and values are laid out for the native attention: see decoder.cpp."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, packing: Packing, *, late: bool = False) -> None:
+    def __init__(
+        self, spec: ModelSpec, weights: Weights, packing: Packing, *, late: bool = False, identity: str = ""
+    ) -> None:
         """`late`: weights lie in a mapped file at first."""
-        super().__init__(spec, weights, packing)
+        super().__init__(spec, weights, packing, identity=identity)
         found = library()
         assert found is not None, "the packing was chosen where there is no native library"
         self.library = found

@@ -1,6 +1,7 @@
 """Packed weights on disk: what a model took seconds to minutes to pack is read back as it lay in memory.
 
-    a file: the parts, each from a multiple of 64 on; the header (JSON: layout, parts by name); its length; MAGIC
+    a file: the parts, each from a multiple of 64 on; the header (JSON: layout, digest of the weights, parts by name);
+    its length; MAGIC
 
 Written next to its place and renamed when whole; read through a map into the memory that passes read from, which has
 huge pages where a map of a file has none; each part is checked by the sum of its words.
@@ -41,6 +42,9 @@ STORE_LINE_BYTES = 64
 
 class Straight:
     """Nothing is kept."""
+
+    digest = ""
+    """Digest of the weights (`fingerprint`), once all are taken."""
 
     def tensor(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         """A small tensor, or the embedding, by name."""
@@ -136,7 +140,7 @@ class StoreWriter(Straight):
             self.drop()
         if self.file is None:
             return
-        header = json.dumps({"layout": LAYOUT, "parts": self.parts}).encode()
+        header = json.dumps({"layout": LAYOUT, "digest": self.digest, "parts": self.parts}).encode()
         try:
             self.file.write(header + struct.pack("<Q", len(header)) + MAGIC)
             self.file.flush()
@@ -184,7 +188,7 @@ class Reading(Straight):
             raise Damaged("its header is longer than it")
         try:
             header = json.loads(self.map[self.end : -16])
-            self.parts, layout = header["parts"], header["layout"]
+            self.parts, layout, self.digest = header["parts"], header["layout"], str(header["digest"])
         except (ValueError, KeyError, TypeError) as error:
             raise Damaged(f"its header does not parse ({error})") from None
         if layout != LAYOUT:

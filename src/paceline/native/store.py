@@ -76,7 +76,7 @@ def trusted(path: Path) -> bool:
 
 
 def seal(path: Path) -> None:
-    """Write a file's digest beside it. Raises OSError."""
+    """Write a file's digest next to it. Raises OSError."""
     write(_beside(path), digest(path.read_bytes()))
 
 

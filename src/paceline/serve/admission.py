@@ -21,8 +21,8 @@ MOST_WAIT_S = 60
 
 
 class Budget:
-    """A sum that clients share. `parted`: one of them may hold no more than what all together leave free: alone a half,
-    beside another one a third. So whoever comes next finds room. For one thread."""
+    """Limit on a sum that clients share. With `parted`, a client may hold no more than all clients together leave free:
+    half if it is alone, a third next to another one. So the next client finds room. For one thread."""
 
     def __init__(self, most: int, parted: bool = True) -> None:
         self.most, self.parted, self.size = most, parted, 0
@@ -33,7 +33,7 @@ class Budget:
         return own + size <= self.most - self.size
 
     def take(self, owner: str, size: int) -> bool:
-        """Take so much more, if it fits."""
+        """Reserve `size`, if it fits."""
         if not self.fits(owner, size):
             return False
         self.size += size
@@ -214,7 +214,7 @@ class Hosts:
 
 
 def address_of(scope: Scope) -> str:
-    """Whose connection it is, where there are no keys: an IPv4 address, or the 64 bits of an IPv6 network."""
+    """Owner of a connection if there are no keys: an IPv4 address, or the first 64 bits of an IPv6 address."""
     client = scope.get("client")
     if not client:
         return ""

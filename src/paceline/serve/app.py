@@ -15,6 +15,7 @@ from paceline.serve import (
     ollama_api,
     playground,
     response_api,
+    slots,
 )
 from paceline.serve.errors import install_errors
 from paceline.serve.operation import install
@@ -33,7 +34,18 @@ def create_app(llm: AsyncLLM | ServedHost, settings: Settings | None = None) -> 
     app.state.responses = Store(settings.response_store_bytes)
     leniency.on = settings.unknown_parameters == "warn"
     install_errors(app)
-    for module in (completions, chat, response_api, message_api, embeddings, models, playground, api_docs, ollama_api):
+    for module in (
+        completions,
+        chat,
+        response_api,
+        message_api,
+        embeddings,
+        slots,
+        models,
+        playground,
+        api_docs,
+        ollama_api,
+    ):
         app.include_router(module.router)
     install(app, host, settings)
     return app

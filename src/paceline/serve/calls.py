@@ -32,9 +32,11 @@ class HttpCall:
     key: str = ""
     """Which API key it came with, for order fair; empty where anyone may call."""
     owner: str = ""
-    """Who shares room with others: the key, else the client's address."""
+    """Client that the shares are counted for: the key, else the address."""
     tenant: str = ""
-    """Whose texts its samples may share; empty: everybody's."""
+    """Tenant whose texts its samples may share; empty: all of them."""
+    returns: int | None = None
+    """Tokens of its prompt that come back, as the client says."""
     gone: bool = False
     """The client left before the answer was complete."""
     trips: list[Trip] = field(default_factory=list)
@@ -64,11 +66,13 @@ class HttpCall:
             self.clock.reschedule(asyncio.get_running_loop().time())
 
     def check_places(self, count: int) -> None:
-        """Raise what `admit` would for so many samples, as things stand."""
+        """Raise what `admit` would raise now for `count` samples."""
         self.gate.check(count, self.owner)
 
     def admit(self, batch: Wishes) -> tuple[Wishes, DoorTicket]:
         batch = self.gate.admit(batch, self.owner)
+        if self.returns is not None:
+            batch = [(ids, replace(params, returns=self.returns)) for ids, params in batch]
         if self.key:
             batch = [(ids, replace(params, user=self.key, tenant=self._salted(params))) for ids, params in batch]
         count = sum(params.n for _, params in batch)

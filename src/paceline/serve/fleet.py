@@ -52,7 +52,7 @@ class Member:
     users: int = 0
     """Calls that use it or wait for it; while there are any it stays."""
     calls: set[HttpCall] = field(default_factory=set)
-    """Those of them that have got it."""
+    """Calls that use its server now."""
     used: float = 0.0
     """When the last of them ended."""
     loading: "asyncio.Task[None] | None" = None
@@ -318,8 +318,8 @@ class Fleet:
                 call.stop(ApiError(503, message, code="model_unloaded", headers={"Retry-After": "1"}))
 
     async def _unload(self, member: Member) -> bool:
-        """When its last call has ended; False where that does not come in time. Newcomers wait until it is decided, and
-        ask anew."""
+        """Unload it when its last call has ended; False if that takes too long. New requests wait until then, and ask
+        again."""
         member.gone, end = asyncio.Event(), monotonic() + TURN_S
         try:
             while member.users:

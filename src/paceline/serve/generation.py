@@ -96,3 +96,7 @@ def check(done: Completion) -> None:
         raise ApiError(400, done.error or "No token could be drawn.", code="no_token_left")
     if done.finish_reason == "abort":
         raise ApiError(503, "The request was aborted by the server; send it again.", code="aborted")
+    if done.finish_reason == "parked":
+        raise ApiError(
+            503, "The request was taken out of this server to go on elsewhere; send it again.", code="parked"
+        )

@@ -18,6 +18,7 @@ from paceline.serve.message_wire import CountRequest, MessagesRequest, as_chat
 from paceline.serve.parser import Content, Delta, Reasoning, ToolCall
 from paceline.serve.prompts import render, template
 from paceline.serve.responses import STREAM_FORM
+from paceline.serve.returning import heed
 from paceline.serve.server import Here, Server
 from paceline.serve.sse import json_response, named, respond
 
@@ -68,6 +69,7 @@ async def messages(body: MessagesRequest, request: Request, host: Here) -> Respo
     server.check_places(1)
     bulk = size(request)
     chat = await server.pools.texts.run(lambda: as_chat(body, template(server.text)), bulk)
+    await heed(body, chat, server)
     generation, (reader,) = await begin(chat, server, bulk)
     answer = MessageAnswer(body, server, generation, reader)
     return await respond(request, answer, bool(body.stream), generation.close, done=b"")

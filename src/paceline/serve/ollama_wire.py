@@ -82,7 +82,7 @@ class OllamaChatRequest(OllamaRequest):
     tools: list[Shallow] | None = Field(None, max_length=128, description="a list of functions")
 
     def chat(self) -> ChatRequest:
-        """The same as a chat request."""
+        """A chat request with the same wishes."""
         messages = [of_message(message) for message in self.messages]
         return as_chat(self, messages, self.tools)
 

@@ -133,7 +133,7 @@ class WorkerPool:
 
 
 def owner_now() -> str:
-    """Who made the request that is being served."""
+    """Client of the request that is being served."""
     return str(getattr(DOOR.get(), "owner", ""))
 
 

@@ -34,7 +34,6 @@ UNSUPPORTED = {
     "service_tier": "give priority",
     "store": "nothing is stored",
     "metadata": "it must be an object, of which nothing is stored",
-    "prompt_cache_key": "it must be a text; prompts share their cached beginnings by themselves",
     "safety_identifier": "it must be a text; give user as a label",
 }
 """Parameters of other servers and why they are refused."""
@@ -61,7 +60,6 @@ HARMLESS: dict[str, Callable[[Any], bool]] = {
     "store": either(False),
     "verbosity": either("medium"),
     "metadata": lambda value: isinstance(value, dict),
-    "prompt_cache_key": lambda value: isinstance(value, str),
     "safety_identifier": lambda value: isinstance(value, str),
 }
 """Checks for ignored parameters: each is accepted only with a value that changes nothing."""
@@ -146,6 +144,9 @@ class Sampling(Wire):
     user: Label | None = Field(None, description="a text (a label; the answer does not depend on it)")
     cache_salt: Label | None = Field(
         None, description="a text; cached prefixes are shared among requests of one salt alone"
+    )
+    prompt_cache_key: str | None = Field(
+        None, description="a text (a label: this prompt and its answer come back, which eviction may believe)"
     )
 
     @model_validator(mode="before")

@@ -72,7 +72,6 @@ class ResponsesRequest(Sampling):
     metadata: dict[str, str] | None = Field(None, max_length=16, description="texts by name, which come back")
     service_tier: Literal["auto", "default"] | None = Field(None, description='"auto" or "default"')
     safety_identifier: str | None = Field(None, description="a text (a label)")
-    prompt_cache_key: str | None = Field(None, description="a text (prompts share their cached beginnings anyway)")
     prompt_cache_retention: str | None = Field(None, description="a text (without effect)")
     chat_template_kwargs: Shallow | None = Field(None, description="variables of the model's chat template")
 
@@ -95,6 +94,8 @@ def as_chat(body: ResponsesRequest, items: list[Item], template: str) -> ChatReq
         "response_format": None if body.text is None else form(body.text),
         "chat_template_kwargs": {**thinking(body.reasoning, template), **(body.chat_template_kwargs or {})} or None,
     }
+    if body.previous_response_id is not None:
+        chat.setdefault("prompt_cache_key", body.previous_response_id)
     if LOGPROBS in (body.include or ()) or body.top_logprobs:
         chat |= {"logprobs": True, "top_logprobs": body.top_logprobs}
     return validated(chat)
@@ -202,7 +203,7 @@ READ: dict[str, tuple[str, ...]] = {
     "function_call": ("name", "arguments", "call_id"),
     "function_call_output": ("call_id", "output"),
 }
-"""Fields that are read of an item of each type, beside its type, id and status."""
+"""Fields that are read from an item of each type, in addition to its type, id and status."""
 
 
 def as_items(given: str | list[Item]) -> list[Item]:

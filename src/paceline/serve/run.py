@@ -114,7 +114,7 @@ def run(llm: AsyncLLM | ServedHost, settings: Settings, sock: socket.socket, ann
 
 
 def serve_app(app: FastAPI, settings: Settings, sock: socket.socket, announce: Callable[[str], None]) -> int:
-    """The same for an application that `operation.install` has been given."""
+    """Serve an application that `operation.install` has been given, as `run` does."""
     process = Process(config(app, settings), app.state.operation, lambda: announce(address(sock, settings)))
     process.run([sock])
     app.state.host.pools.close()

@@ -3,7 +3,7 @@
     head[lazy]: TEXT "<tool_call>"      as much text as the model likes, up to the first marker
     call: head object close             from there on the call, by the schemas of the functions
 
-A strict function keeps its arguments; without parallel calls the answer ends with its first call. Beside
+A strict function keeps its arguments; without parallel calls the answer ends with its first call. With
 `response_format` the text is an answer of that form in place of a call.
 """
 
@@ -66,7 +66,7 @@ def body(tool: Tool, syntax: Syntax) -> dict[str, Any]:
 
 
 FALLBACK_MARK = "<tool_call>"
-"""What a model is told to write whose own chat template has no place for tools."""
+"""Marker that a model writes whose own chat template has no place for tools."""
 
 
 def described(tools: Sequence[Tool]) -> str:

@@ -13,7 +13,7 @@ from paceline.core.grammar import MOST_DEPTH
 T = TypeVar("T")
 log = logging.getLogger("paceline")
 MOST_TOLD = 256
-"""Names of unknown parameters that are told of."""
+"""Names of unknown parameters that are logged."""
 MAX_LABEL_CHARS = 512
 """Characters of a name or a label."""
 ENTRIES = 1024
@@ -88,7 +88,7 @@ class Wire(BaseModel):
 
 
 class Leniency:
-    """How unknown names in bodies are met: refused, or with `on` let go, and told once each in the log."""
+    """Treatment of unknown names in bodies: refused, or with `on` let go and logged once each."""
 
     def __init__(self) -> None:
         self.on = False
@@ -101,7 +101,7 @@ class Leniency:
 
 
 leniency = Leniency()
-"""Of this process: `--unknown-parameters warn` switches it on."""
+"""Setting of this process: `--unknown-parameters warn` switches it on."""
 
 
 def check_depth(value: T) -> T:

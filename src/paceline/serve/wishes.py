@@ -13,6 +13,9 @@ SAME = ("n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "pr
         "ignore_eos", "skip_special_tokens", "priority", "deadline_ms", "user")  # fmt: skip
 """Parameters with the same name and meaning in SamplingParams; null is SamplingParams' default."""
 
+EVERYTHING = 1 << 40
+"""More tokens than a text has: the answer comes back, too."""
+
 
 def sampling_params(body: Sampling, **more: Any) -> SamplingParams:
     """The body's parameters, those in `more` instead of its own. Raises InputError."""
@@ -30,6 +33,8 @@ def sampling_params(body: Sampling, **more: Any) -> SamplingParams:
     if body.speculation is not None:
         wish = body.speculation
         values.update(drafter=wish.drafter, max_nodes=wish.max_nodes, verifier=wish.verifier)
+    if body.prompt_cache_key is not None:
+        values["returns"] = EVERYTHING
     return SamplingParams(**{**values, **more})
 
 

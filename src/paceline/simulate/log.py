@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from paceline.cache.blocks import root_hash
 from paceline.core.errors import InputError
 from paceline.core.files import lines_of
 from paceline.core.joined import Layout
@@ -19,9 +20,14 @@ from paceline.engine.config import EngineConfig
 from paceline.plan import DrafterFacts
 from paceline.plan.cost import Drafting, Times
 
-DECIDING = ("temperature", "max_nodes", "prompt_logprobs", "priority", "deadline_ms")
+DECIDING = ("temperature", "max_nodes", "prompt_logprobs", "priority", "deadline_ms", "returns")
 """The sampling parameters that decisions read. The others, and so seeds and stop strings, stay out of the log."""
 _DEFAULT = SamplingParams()
+
+
+def hidden(extra_key: str) -> str:
+    """What stands for a key that may be a secret: equal for equal ones."""
+    return root_hash(extra_key).hex() if extra_key else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,8 @@ class Arrival:
     """End-of-sequence tokens of a branch, which a join leaves out."""
     layout: Layout = ()
     """Where its tokens stand, if branches were joined in it."""
+    extra_key: str = ""
+    """Sharers of its K/V, hashed: it may be a secret."""
     event: Literal["arrival"] = "arrival"
 
     @classmethod
@@ -102,6 +110,7 @@ class Arrival:
             r.common,
             tuple(sorted(r.eos)) if r.parent >= 0 else (),
             r.layout,
+            hidden(r.extra_key),
         )
 
     def request(self) -> Request:
@@ -123,6 +132,7 @@ class Arrival:
             common=self.common,
             eos=frozenset(self.eos),
             layout=self.layout,
+            extra_key=self.extra_key,
             authors=[None] * len(self.output),
         )
 
@@ -171,12 +181,45 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """Rows whose K/V came from elsewhere enter the prefix cache."""
+    """Rows whose K/V came from elsewhere enter the prefix cache, if there is room: as of `Desk.adopt`."""
 
     tokens: list[int]
     groups: list[str]
     layout: Layout = ()
+    extra_key: str = ""
+    known: bool = False
     event: Literal["adopted"] = "adopted"
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksDropped:
+    """K/V of a text leaves the prefix cache where no lease holds it."""
+
+    tokens: list[int]
+    extra_key: str = ""
+    layout: Layout = ()
+    event: Literal["dropped"] = "dropped"
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksReserved:
+    """Blocks are held for a text that is to come, as of `Desk.reserve`; `blocks` None: as of `Desk.reopen`."""
+
+    number: int
+    blocks: int | None
+    groups: list[str]
+    layout: Layout = ()
+    extra_key: str = ""
+    event: Literal["reserved"] = "reserved"
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksSettled:
+    """Held blocks are given back, or enter the prefix cache."""
+
+    number: int
+    tokens: list[int]
+    event: Literal["settled"] = "settled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +277,8 @@ class Step:
     event: Literal["step"] = "step"
 
 
-Event = Setup | Enrolled | Arrival | Departure | Changed | Closed | Joined | Adopted | Step
+CacheEvent = Adopted | BlocksDropped | BlocksReserved | BlocksSettled
+Event = Setup | Enrolled | Arrival | Departure | Changed | Closed | Joined | CacheEvent | Step
 _EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 
 

@@ -22,6 +22,9 @@ from paceline.plan.cost import Drafting, Times
 from paceline.simulate.log import (
     Adopted,
     Arrival,
+    BlocksDropped,
+    BlocksReserved,
+    BlocksSettled,
     Changed,
     Closed,
     Decision,
@@ -33,6 +36,7 @@ from paceline.simulate.log import (
     Setup,
     Step,
     dump,
+    hidden,
 )
 
 if TYPE_CHECKING:
@@ -58,6 +62,8 @@ def record(engine: "Engine", sink: Callable[[Event], object]) -> None:
     engine.cache.pool = BlockPool(  # what start-up measured has left no trace in its order then
         config.blocks, config.block_size, policy(config.eviction)(config.blocks), prefix=config.prefix_cache
     )
+    if engine.disk is not None:
+        engine.disk.attach()
     engine.recorder = LogRecorder(sink)
 
 
@@ -118,9 +124,35 @@ class LogRecorder(Recorder):
         self._end()
         self.sink(Joined(operation.id, [*operation.branches], [*operation.tokens], max_tokens, [*reading]))
 
-    def adopted(self, tokens: Sequence[int], groups: Sequence[str], layout: Layout = ()) -> None:
+    def adopted(
+        self,
+        tokens: Sequence[int],
+        groups: Sequence[str],
+        layout: Layout = (),
+        extra_key: str = "",
+        known: bool = False,
+    ) -> None:
         self._end()
-        self.sink(Adopted([*tokens], [*groups], layout))
+        self.sink(Adopted([*tokens], [*groups], layout, hidden(extra_key), known))
+
+    def dropped(self, tokens: Sequence[int], extra_key: str, layout: Layout) -> None:
+        self._end()
+        self.sink(BlocksDropped([*tokens], hidden(extra_key), layout))
+
+    def reserved(
+        self,
+        number: int,
+        blocks: int | None,
+        groups: Sequence[str] = (),
+        layout: Layout = (),
+        extra_key: str = "",
+    ) -> None:
+        self._end()
+        self.sink(BlocksReserved(number, blocks, [*groups], layout, hidden(extra_key)))
+
+    def settled(self, number: int, tokens: Sequence[int]) -> None:
+        self._end()
+        self.sink(BlocksSettled(number, [*tokens]))
 
     def planned(self, now: float, admitted: Sequence[Request], plan: Plan) -> None:
         self._end()

@@ -7,6 +7,9 @@ from paceline.core.errors import IntegrityError, PacelineError
 from paceline.simulate.log import (
     Adopted,
     Arrival,
+    BlocksDropped,
+    BlocksReserved,
+    BlocksSettled,
     Changed,
     Closed,
     Decision,
@@ -65,6 +68,12 @@ def _follow(twin: Twin, event: Event) -> str | None:
             twin.join(event)
         case Adopted():
             twin.adopt(event)
+        case BlocksDropped():
+            twin.desk.drop(event.tokens, event.extra_key, event.layout)
+        case BlocksReserved():
+            twin.reserve(event)
+        case BlocksSettled():
+            twin.desk.settle(event.number, event.tokens)
         case Step():
             return _step(twin, event)
     return None

@@ -9,7 +9,7 @@ from paceline.core.request import Request
 from paceline.engine.desk import Desk, lease_of
 from paceline.engine.drafter_table import DrafterTable
 from paceline.plan.cost import StepTimes
-from paceline.simulate.log import Adopted, Arrival, Changed, Decision, Joined, Outcome, Setup
+from paceline.simulate.log import Adopted, Arrival, BlocksReserved, Changed, Decision, Joined, Outcome, Setup
 
 
 class Twin:
@@ -64,10 +64,19 @@ class Twin:
             self.desk.restart(request)
 
     def adopt(self, adopted: Adopted) -> None:
-        """Rows whose K/V came from elsewhere enter the prefix cache."""
-        txn = self.desk.adopt(adopted.tokens, adopted.groups, adopted.layout)
-        assert txn is not None, "the engine had room for these rows"
-        self.desk.adopted(txn, adopted.tokens)
+        """Rows whose K/V came from elsewhere enter the prefix cache, if there is room."""
+        a = adopted
+        txn = self.desk.adopt(a.tokens, a.groups, a.layout, a.extra_key, a.known)
+        if txn is not None:
+            self.desk.adopted(txn, a.tokens)
+
+    def reserve(self, reserved: BlocksReserved) -> None:
+        """Blocks are held for a text that is to come."""
+        r = reserved
+        if r.blocks is not None:
+            self.desk.reserve(r.number, r.blocks)
+        else:
+            self.desk.reopen(r.number, r.groups, r.layout, r.extra_key)
 
     def decide(self, now: float) -> tuple[Decision, Plan]:
         """Plan the next step; a request that is pre-empted in it has lost its lease."""

@@ -1,5 +1,5 @@
-"""What the runtime in the box reports of a fragment, line by line. The fragment can write there, too: a line that is
-none of these is told as a problem and not used."""
+"""Events that the runtime in the box reports of a fragment, line by line. The fragment can write there, too: a line
+that is no event is reported as a problem and ignored."""
 
 from typing import Annotated, Any, Literal
 

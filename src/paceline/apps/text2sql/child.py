@@ -6,6 +6,7 @@ so native code cannot go around them; the connection is read-only, and its own w
 
 import json
 import resource
+import signal
 import sqlite3
 import sys
 import time
@@ -61,7 +62,7 @@ def duck(path: str, sql: str, memory: int) -> Any:
 
 
 def fetched(cursor: Any, rows: int, most: int) -> tuple[list[list[Any]], bool]:
-    """Rows of a table, at most so many and of `most` bytes together; are there more?"""
+    """At most `rows` rows of a table, of `most` bytes together, and whether there are more."""
     out: list[list[Any]] = []
     left = most
     while len(out) <= rows and (part := cursor.fetchmany(min(AT_ONCE, rows + 1 - len(out)))):
@@ -95,6 +96,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 2, int(seconds) + 3))
+    signal.setitimer(signal.ITIMER_REAL, seconds)  # nobody handles it: it ends the process in whatever code it is
     began = time.monotonic()
     try:
         if job["dialect"] == "sqlite":

@@ -21,10 +21,10 @@ from .guard import Forbidden, check
 
 Kind = Literal["forbidden", "error", "timeout", "missing", "memory"]
 PROGRAM = Path(__file__).with_name("child.py")
-SPARE_S = 3.0
+SPARE_S = 5.0
 """Seconds beyond a query's own, for the child to start and to be read."""
-ENDED_BY_CPU = -24
-"""Exit code of a child that has used up its processor time (SIGXCPU)."""
+ENDED_BY_TIME = (-14, -24)
+"""Exit codes of a child whose time is over (SIGALRM), by its processor's clock too (SIGXCPU)."""
 
 
 class QueryError(Exception):
@@ -52,7 +52,7 @@ class SqlLimits:
     seconds: float = 5.0
     rows: int = 1000
     bytes: int = 16 << 20
-    """Of the whole table, as JSON."""
+    """Size limit of the whole table, as JSON."""
     memory_mb: int = 512
 
 
@@ -125,7 +125,7 @@ def _run(database: Database, sql: str, limits: SqlLimits) -> SqlResult:
             raise _late(limits) from None
         finally:
             child.kill()
-    if child.returncode == ENDED_BY_CPU:
+    if child.returncode in ENDED_BY_TIME:
         raise _late(limits)
     try:
         made = _Said.model_validate_json(said)

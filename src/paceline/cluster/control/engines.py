@@ -10,9 +10,9 @@ from paceline.bench.load.client import Client, LoadClock, Whole
 from paceline.core.errors import InputError
 
 MOST_UNREAD_BYTES = 4 << 20
-"""Of a stream whose client reads slowly; beyond them the call is ended."""
+"""Limit on the buffer of a stream whose client reads slowly; beyond it the call is ended."""
 TAIL_BYTES = 1 << 14
-"""End of a stream in which its usage is looked for."""
+"""Length of the end of a stream that is searched for its usage."""
 
 
 class EngineLost(Exception):

@@ -194,6 +194,7 @@ def prepare(job: Job, base: Path, control: int, far: socket.socket | None) -> No
     if missing:
         raise SandboxError(f"{missing[0]} is to be read in the box, but does not exist.")
     python = {sys.prefix, sys.base_prefix, sys.exec_prefix}
+    python |= {os.path.realpath(p) for p in python}  # an environment may be a link
     read = [*(p for p in APP_SYSTEM if os.path.lexists(p)), *python, *(str(p.absolute()) for p in job.read)]
     spec = {
         "command": list(job.command),

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 S = TypeVar("S")
 MOST_SAID_BYTES = 32 << 20
-"""Of one file or line that a box wrote."""
+"""Size limit of one file or line from a box."""
 MOST_LINES = 200_000
 
 

@@ -1,0 +1,371 @@
+"""Blocks of K/V as files: one for each, by its name. What is found there is looked at as input is.
+
+    DIR/blocks/<name>.kv   magic and version (8) | length of the header (8) | header, JSON | the groups' bytes | CRC-32
+    DIR/lock               held by whichever process writes, so that several processes may share a directory
+
+A file is written next to its place and renamed when whole: a crash loses the block in the making. Its time of change is
+that of its last use, so the order in which blocks go survives a restart.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import stat
+import struct
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from shutil import disk_usage
+from threading import Lock
+from time import monotonic, sleep
+
+from paceline.cache.eviction import LRU, Eviction
+from paceline.core.errors import InputError
+
+log = logging.getLogger("paceline")
+BLOCK_FILE_MAGIC = b"PACEKV\x00\x01"
+"""The last byte is the format's version."""
+BLOCK_FILE_SUFFIX, PARTIAL_SUFFIX = ".kv", ".part"
+DISK_FREE_BYTES = 256 << 20
+"""What stays free on the disk."""
+DISK_LOCK_S = 2.0
+"""Longest wait for another process that writes."""
+DISK_PAUSE_S = 30.0
+"""Pause of all writing after a disk refused."""
+BlockParts = Mapping[str, tuple[str, bytes]]
+"""{group: (form, bytes)} of a block."""
+
+
+class DamagedBlockFile(Exception):
+    """A file is not what it should be."""
+
+
+class BlockFiles:
+    """Blocks by name, in a directory, in at most `limit` bytes. Thread-safe. A disk that refuses costs the block, never
+    the caller: reads find nothing, writes return False, and one warning says why."""
+
+    def __init__(self, path: Path, limit: int, eviction: Callable[[], Eviction] = LRU) -> None:
+        """InputError where the directory cannot be made or used, or others can write to it."""
+        if limit < 1:
+            raise InputError(f"The size of the K/V directory is {limit} bytes, but it must be at least 1.")
+        self.path, self.limit, self.blocks = path, limit, path / "blocks"
+        self.pinned: Callable[[], Collection[bytes]] = frozenset
+        """Names that do not go."""
+        self.evictions, self.damaged = 0, 0
+        self._mutex = Lock()
+        self._sizes: dict[bytes, int] = {}
+        self._total = 0
+        self._number: dict[bytes, int] = {}
+        """For the eviction policy, which knows numbers."""
+        self._name: dict[int, bytes] = {}
+        self._policy, self._next = eviction(), 0
+        self._seen = -1
+        """Time of the directory's last change that is known of, in nanoseconds."""
+        self._paused, self._warned = 0.0, ""
+        try:
+            for part in (path, self.blocks):
+                part.mkdir(parents=True, exist_ok=True, mode=0o700)
+                if reason := distrust(part.lstat(), stat.S_ISDIR):
+                    raise InputError(f"K/V is not kept in {part}, because {reason}; give a directory of your own.")
+            with self._locked():
+                for left in self.blocks.glob(
+                    f".*{PARTIAL_SUFFIX}"
+                ):  # of one that was killed: who writes holds the lock
+                    left.unlink(missing_ok=True)
+                self._scan()
+        except OSError as error:
+            raise InputError(f"K/V cannot be kept in {path} ({error.strerror or error}); give another.") from None
+        except TimeoutError as error:
+            raise InputError(f"K/V cannot be kept in {path} ({error}); give another.") from None
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all known files."""
+        return self._total
+
+    def has(self, name: bytes) -> bool:
+        """Is there a file of this name? Another process may have written it a moment ago."""
+        if name in self._sizes:
+            return True
+        try:
+            return self.file(name).is_file()
+        except OSError:
+            return False
+
+    def read(self, name: bytes, forms: Mapping[str, str]) -> dict[str, bytes] | None:
+        """The bytes of each of these groups, of these forms; None where they are not all there, or the file is damaged,
+        which removes it."""
+        try:
+            found = read_file(self.file(name), name, forms)
+        except FileNotFoundError:
+            self._forget(name)
+            return None
+        except DamagedBlockFile as error:
+            self.damaged += 1
+            self._warn(f"K/V in {self.file(name)} is not used, because {error}; it is computed again")
+            self._drop(name)
+            return None
+        except (OSError, ValueError) as error:
+            self._warn(f"K/V in {self.blocks} cannot be read ({error})")
+            return None
+        if found is not None:
+            self.touch(name)
+        return found
+
+    def touch(self, name: bytes, returns: bool | None = None) -> None:
+        """The block was used."""
+        with self._mutex:
+            if name in self._number:
+                self._ask(name, returns)
+        try:
+            os.utime(self.file(name))
+        except OSError:
+            return
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def write(self, batch: Sequence[tuple[bytes, BlockParts]]) -> int:
+        """Keep blocks, each by its name; how many are kept now. Others go for them."""
+        if not batch or monotonic() < self._paused:
+            return 0
+        done = 0
+        try:
+            with self._locked(), self._mutex:
+                if self._changed() != self._seen:
+                    self._scan()
+                for name, parts in batch:
+                    done += self._write(name, parts)
+                self._seen = self._changed()
+        except (OSError, TimeoutError) as error:
+            self._paused = monotonic() + DISK_PAUSE_S
+            self._warn(f"K/V cannot be written to {self.path} ({error}); what is idle is not kept for now")
+        return done
+
+    def _write(self, name: bytes, parts: BlockParts) -> bool:
+        data = packed(name, parts)
+        if name in self._sizes:
+            old = read_header(self.file(name))
+            if old is not None and {group: form for group, (form, _) in parts.items()}.items() <= old.items():
+                self._ask(name, None)
+                return True
+        if len(data) > self.limit or not self._make_room(len(data) - self._sizes.get(name, 0), name):
+            return False
+        if disk_usage(self.blocks).free < DISK_FREE_BYTES + len(data):
+            raise OSError(f"less than {DISK_FREE_BYTES >> 20} MiB would be left free on the disk")
+        at = self.blocks / f".{name.hex()}.{os.getpid()}{PARTIAL_SUFFIX}"
+        try:
+            handle = os.open(at, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(handle, "wb", buffering=0) as file:
+                view = memoryview(data)
+                while view:
+                    view = view[file.write(view) :]
+            os.replace(at, self.file(name))
+        except BaseException:
+            at.unlink(missing_ok=True)
+            raise
+        self._enter(name, len(data))
+        return True
+
+    def _make_room(self, more: int, keep: bytes) -> bool:
+        """Let blocks go until this many bytes fit; False where those that may go are too few."""
+        if self._total + more <= self.limit:
+            return True
+        held = {*self.pinned(), keep}
+        candidates = {number for name, number in self._number.items() if name not in held}
+        while self._total + more > self.limit:
+            if not candidates:
+                return False
+            number = self._policy.victim(candidates)
+            candidates.discard(number)
+            name = self._name[number]
+            self.file(name).unlink(missing_ok=True)
+            self._leave(name)
+            self.evictions += 1
+        return True
+
+    # -- book-keeping ------------------------------------------------------------------------------------------------
+
+    def file(self, name: bytes) -> Path:
+        """Where the block of this name lies."""
+        return self.blocks / f"{name.hex()}{BLOCK_FILE_SUFFIX}"
+
+    def _changed(self) -> int:
+        return self.blocks.stat().st_mtime_ns
+
+    def _scan(self) -> None:
+        """Learn what is there, in the order of last use."""
+        self._seen = self._changed()
+        found = list[tuple[int, bytes, int]]()
+        for entry in os.scandir(self.blocks):
+            name = name_of(entry.name)
+            if name is None:
+                continue
+            try:
+                state = entry.stat(follow_symlinks=False)
+            except OSError:
+                continue
+            if stat.S_ISREG(state.st_mode):
+                found.append((state.st_mtime_ns, name, state.st_size))
+        there = {name for _, name, _ in found}
+        for name in [name for name in self._sizes if name not in there]:
+            self._leave(name)
+        for _, name, size in sorted(found):
+            if self._sizes.get(name) != size:
+                self._enter(name, size)
+
+    def _enter(self, name: bytes, size: int) -> None:
+        self._total += size - self._sizes.get(name, 0)
+        self._sizes[name] = size
+        if name not in self._number:
+            self._number[name], self._name[self._next] = self._next, name
+            self._next += 1
+        self._ask(name, None)
+
+    def _ask(self, name: bytes, returns: bool | None) -> None:
+        number = self._number[name]
+        self._policy.ask(number, name, b"")
+        self._policy.offer(number)
+
+    def _leave(self, name: bytes) -> None:
+        self._total -= self._sizes.pop(name)
+        del self._name[self._number.pop(name)]
+
+    def _forget(self, name: bytes) -> None:
+        with self._mutex:
+            if name in self._sizes:
+                self._leave(name)
+
+    def _drop(self, name: bytes) -> None:
+        try:
+            self.file(name).unlink(missing_ok=True)
+        except OSError:
+            return
+        self._forget(name)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Alone among all processes. TimeoutError where another one does not let go."""
+        handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            until = monotonic() + DISK_LOCK_S
+            while True:
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if monotonic() > until:
+                        raise TimeoutError("another process holds its lock") from None
+                    sleep(0.01)
+            yield
+        finally:
+            os.close(handle)
+
+    def _warn(self, words: str) -> None:
+        """Once for each reason."""
+        if words != self._warned:
+            self._warned = words
+            log.warning("%s.", words)
+
+
+def distrust(state: os.stat_result, kind: Callable[[int], bool] = stat.S_ISREG) -> str | None:
+    """Why what has this state is not to be used; None: it may be."""
+    if not kind(state.st_mode):
+        return "it is of another kind, or a link"
+    if state.st_uid not in (os.geteuid(), 0):
+        return "it belongs to another user"
+    return "others can write to it" if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else None
+
+
+def name_of(file: str) -> bytes | None:
+    """The name of the block that a file is for; None: it is for none."""
+    text = file.removesuffix(BLOCK_FILE_SUFFIX)
+    if len(file) != 32 + len(BLOCK_FILE_SUFFIX) or len(text) != 32 or set(text) - set("0123456789abcdef"):
+        return None
+    return bytes.fromhex(text)
+
+
+def packed(name: bytes, parts: BlockParts) -> bytes:
+    """A block as a file."""
+    groups = [[group, form, len(data)] for group, (form, data) in sorted(parts.items())]
+    header = json.dumps({"name": name.hex(), "groups": groups}).encode()
+    body = b"".join(
+        [BLOCK_FILE_MAGIC, struct.pack("<Q", len(header)), header, *(parts[group][1] for group in sorted(parts))]
+    )
+    return body + struct.pack("<I", zlib.crc32(body))
+
+
+def parsed(data: bytes, size: int) -> tuple[str, list[tuple[str, str, int]], int]:
+    """(name, groups, where their bytes begin) of a file of this number of bytes that begins so, or DamagedBlockFile."""
+    if size < 20 or data[:8] != BLOCK_FILE_MAGIC:
+        raise DamagedBlockFile("it is cut off, or of another version")
+    (length,) = struct.unpack("<Q", data[8:16])
+    if length > min(size, len(data)) - 16:
+        raise DamagedBlockFile("its header is longer than it")
+    try:
+        header = json.loads(data[16 : 16 + length])
+        groups = [(str(group), str(form), int(count)) for group, form, count in header["groups"]]
+        name = str(header["name"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise DamagedBlockFile("its header does not parse") from None
+    if any(count < 0 for *_, count in groups) or 16 + length + sum(count for *_, count in groups) + 4 != size:
+        raise DamagedBlockFile("its lengths do not add up")
+    return name, groups, 16 + length
+
+
+def content(path: Path, most: int | None = None) -> tuple[bytes, int]:
+    """(the first `most` bytes of a file, or all; its size). It is read, not mapped: pages of a map that a disk does not
+    give end the process. DamagedBlockFile where it may not be used; OSError."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb", buffering=0) as file:
+        state = os.fstat(handle)
+        if reason := distrust(state):
+            raise DamagedBlockFile(reason)
+        size = state.st_size if most is None else min(most, state.st_size)
+        data = bytearray(size)
+        at, view = 0, memoryview(data)
+        while at < size and (count := file.readinto(view[at:])):
+            at += count
+    return bytes(data[:at]), state.st_size
+
+
+def read_file(path: Path, name: bytes, forms: Mapping[str, str]) -> dict[str, bytes] | None:
+    """The bytes of these groups, of these forms; None where they are not all there. DamagedBlockFile, or OSError."""
+    data, size = content(path)
+    if len(data) != size:
+        raise DamagedBlockFile("it is cut off")
+    whose, groups, at = parsed(data, size)
+    if whose != name.hex():
+        raise DamagedBlockFile("it is another block's")
+    if not forms.items() <= {group: form for group, form, _ in groups}.items():
+        return None
+    if struct.unpack("<I", data[-4:])[0] != zlib.crc32(memoryview(data)[:-4]):
+        raise DamagedBlockFile("its checksum differs")
+    out = {}
+    for group, _, count in groups:
+        if group in forms:
+            out[group] = data[at : at + count]
+        at += count
+    return out
+
+
+def read_header(path: Path) -> dict[str, str] | None:
+    """{group: form} of a file; None where it cannot be used."""
+    try:
+        return {group: form for group, form, _ in parsed(*content(path, 1 << 16))[1]}
+    except (DamagedBlockFile, OSError, ValueError):
+        return None
+
+
+def names_in(files: Iterable[str]) -> list[bytes]:
+    """The names among hexadecimal texts; InputError for one that is none."""
+    found = [name_of(f"{text}{BLOCK_FILE_SUFFIX}") for text in files]
+    if None in found:
+        raise InputError("A block's name is not 32 hexadecimal digits.")
+    return [name for name in found if name is not None]

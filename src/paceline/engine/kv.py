@@ -1,0 +1,41 @@
+"""K/V and states of blocks as bytes: what parked requests, copies between engines and files on disk are made of."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from paceline.core.component import Component
+from paceline.engine.identity import forms_of
+
+
+class BlockBytes:
+    """Reads and writes the blocks of an engine's components. One thread owns it."""
+
+    def __init__(self, components: Mapping[str, Component]) -> None:
+        self.components = components
+        self.forms = forms_of(components)
+        """{group: name of what its K/V is} of the groups that have some."""
+        self._sizes: dict[tuple[str, int], int] = {}
+
+    def alike(self, forms: Mapping[str, str]) -> list[str]:
+        """Groups, sorted, whose K/V fits here: the same form under the same name."""
+        return sorted(group for group, form in forms.items() if self.forms.get(group) == form)
+
+    def size(self, group: str, rows: int) -> int:
+        """Bytes of one block of this number of rows in a group."""
+        if (group, rows) not in self._sizes:
+            self._sizes[group, rows] = len(self.components[group].read(list(range(rows))))
+        return self._sizes[group, rows]
+
+    def read(self, slots: Sequence[int], rows: int, groups: Iterable[str]) -> list[list[bytes]]:
+        """The bytes of each block of this number of rows, in each group: [block][group]."""
+        groups = list(groups)
+        return [
+            [self.components[group].read(list(slots[at : at + rows])) for group in groups]
+            for at in range(0, len(slots) // rows * rows, rows)
+        ]
+
+    def write(self, slots: Sequence[int], rows: int, groups: Sequence[str], blocks: Sequence[Sequence[bytes]]) -> None:
+        """Put what `read` gave into slots. InputError where the bytes are not of this number of rows."""
+        for number, parts in enumerate(blocks):
+            here = list(slots[number * rows : (number + 1) * rows])
+            for group, part in zip(groups, parts, strict=True):
+                self.components[group].write(here, part)

@@ -1,0 +1,295 @@
+"""Conversations by number and by file name, as llama-server has them: save one's K/V, restore it later, erase it.
+
+A slot is a place that a request has, and where its text stays when it has ended, until another one needs the place: the
+one that goes on from it, else any, when all others were used later. Saved are full blocks, in the files of the
+K/V directory; a small file names them.
+
+    DIR/slots/<hash of extra_key>/<file name>    JSON: format, model, block size, token ids, names of the blocks
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from paceline.cache.blocks import root_hash
+from paceline.core.component import TARGET
+from paceline.core.errors import CapacityError, InputError
+from paceline.core.params import SamplingParams
+from paceline.core.request import Request
+from paceline.engine.block_files import BlockFiles, BlockParts, DamagedBlockFile, content, names_in
+
+if TYPE_CHECKING:
+    from paceline.engine.loop import Engine
+
+SLOT_FILE_FORMAT = 1
+MAX_SLOT_FILE_BYTES = 64 << 20
+SLOT_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+LEAST_SHARED = 0.5
+"""Part of the shorter of two texts that must be alike for one to be taken for the other's continuation."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFile:
+    """What a saved slot is, next to its blocks."""
+
+    format: int
+    model: str
+    """Root of the names of its blocks, hexadecimal."""
+    block: int
+    tokens: list[int]
+    names: list[str]
+    groups: list[str]
+
+
+@dataclass(slots=True)
+class Gathered:
+    """A slot that is about to be saved: its file, and the blocks that are in memory."""
+
+    file: SlotFile
+    blocks: list[tuple[bytes, BlockParts]]
+
+
+@dataclass(eq=False, slots=True)
+class SlotText:
+    """What is in a slot."""
+
+    tokens: list[int]
+    extra_key: str
+    key: str
+    """Owner: an API key, or nobody."""
+    request: Request | None
+    """Request that wrote it; None: it was restored."""
+    used: int = 0
+
+    @property
+    def busy(self) -> bool:
+        return self.request is not None and self.request.finish is None
+
+    @property
+    def text(self) -> list[int]:
+        """Its tokens now."""
+        return self.tokens if self.request is None else self.request.tokens
+
+
+class Slots:
+    """The slots of an engine, for its thread; `save` and `load` are for any."""
+
+    def __init__(self, engine: "Engine", files: BlockFiles) -> None:
+        self.engine, self.files = engine, files
+        self.places: list[SlotText | None] = [None] * engine.config.max_requests
+        self._uses = 0
+        self.folder = files.path / "slots"
+        files.pinned = self.pinned
+
+    def take(self, request: Request) -> None:
+        """Give a request that arrives a place; none where all are busy."""
+        free = [at for at, it in enumerate(self.places) if it is None or not it.busy]
+        if not free:
+            return
+
+        self._uses += 1
+        at = max(free, key=lambda at: self.shared(self.places[at], request))
+        if not self.shared(self.places[at], request):
+            at = min(free, key=self.age)
+        self.places[at] = SlotText([], request.extra_key, request.key, request, self._uses)
+
+    def age(self, at: int) -> int:
+        it = self.places[at]
+        return -1 if it is None else it.used
+
+    @staticmethod
+    def shared(it: SlotText | None, request: Request) -> int:
+        """Tokens that a request's text shares with a slot's, if they are enough; else 0."""
+        if it is None or it.extra_key != request.extra_key:
+            return 0
+        mine, other = it.text, request.tokens
+        low, high = int(LEAST_SHARED * min(len(mine), len(other))) or 1, min(len(mine), len(other))
+        if mine[:low] != other[:low] or not high:
+            return 0
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if mine[:middle] == other[:middle] else (low, middle - 1)
+        return low
+
+    def get(self, number: int, key: str) -> SlotText:
+        """What is in a slot. InputError for a number that there is not, and for another's or an empty slot."""
+        if not 0 <= number < len(self.places):
+            raise InputError(f"There is no slot {number}; this server has the slots 0 to {len(self.places) - 1}.")
+        it = self.places[number]
+        if it is None or it.key != key:
+            raise InputError(f"Slot {number} is empty; send a prompt first.")
+        return it
+
+    def view(self, key: str) -> list[dict[str, Any]]:
+        """All slots, for one client: what others have is left out."""
+        out, most = list[dict[str, Any]](), self.engine.model.max_len
+        for number, it in enumerate(self.places):
+            mine = it is not None and it.key == key
+            request = it.request if it is not None and mine else None
+            busy = it is not None and it.busy
+            left = request.left if request is not None and busy else 0
+            out.append({
+                "id": number, "id_task": -1 if request is None else request.id, "n_ctx": most,
+                "speculative": request is not None and request.drafter != "none", "is_processing": busy,
+                "n_tokens": len(it.text) if it is not None and mine else 0,
+                "next_token": {
+                    "has_next_token": left > 0, "n_remain": left,
+                    "n_decoded": 0 if request is None else len(request.output),
+                },
+            })  # fmt: skip
+        return out
+
+    # -- saving ------------------------------------------------------------------------------------------------------
+
+    def gather(self, number: int, key: str) -> Gathered:
+        """The full blocks of a slot's text that are in memory. InputError where there are none."""
+        disk, it = self.engine.disk, self.get(number, key)
+        assert disk is not None
+        request = self.stand_in(it)
+        tokens = [*it.text, 0]
+        names, pool, size = disk.names(tokens, request), self.engine.cache.pool, self.engine.cache.block_size
+        groups, blocks = list[str](), list[tuple[bytes, BlockParts]]()
+        for name in names:
+            block = pool.index.get(name)
+            if block is None:
+                break
+            order = sorted(pool.groups[block] & disk.kv.forms.keys())
+            groups = order if not blocks else [group for group in groups if group in order]
+            [parts] = disk.kv.read(range(block * size, (block + 1) * size), size, order)
+            blocks.append((name, {group: (disk.kv.forms[group], part) for group, part in zip(order, parts)}))
+        if not blocks:
+            raise InputError(f"Slot {number} has no K/V of a full block of {size} tokens in memory; send it a prompt.")
+        root = root_hash(it.extra_key, self.engine.cache.identity).hex()
+        names_of = [name.hex() for name, _ in blocks]
+        file = SlotFile(SLOT_FILE_FORMAT, root, size, it.text[: len(blocks) * size], names_of, groups)
+        return Gathered(file, blocks)
+
+    @staticmethod
+    def stand_in(it: SlotText) -> Request:
+        """A request with the text of a slot."""
+        if it.request is not None:
+            return it.request
+        return Request(-1, it.tokens, SamplingParams(), 0, extra_key=it.extra_key)
+
+    def save(self, gathered: Gathered, name: str, extra_key: str) -> int:
+        """Write a slot's file and blocks; how many bytes they have. CapacityError without room."""
+        path = self.path(name, extra_key)
+        data = json.dumps(asdict(gathered.file)).encode()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            part = path.with_name(f".{name}.{os.getpid()}")
+            handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            old = path.read_bytes() if path.is_file() else None
+            os.replace(part, path)  # first, so that its blocks do not go for one another
+        except OSError as error:
+            raise CapacityError(f"Slot file {name} cannot be written ({error.strerror or error}).") from None
+        kept = self.files.write(gathered.blocks)
+        if kept < len(gathered.blocks):
+            path.unlink(missing_ok=True)
+            if old is not None:
+                path.write_bytes(old)
+            raise CapacityError(
+                f"Slot file {name} has no room: {kept} of {len(gathered.blocks)} blocks could be kept in "
+                f"{self.files.limit:,} bytes; give --kv-disk more, or remove files from {self.folder}."
+            )
+        return len(data) + sum(len(part) for _, parts in gathered.blocks for _, part in parts.values())
+
+    def path(self, name: str, extra_key: str) -> Path:
+        """Where a slot's file lies. InputError for a name that is none."""
+        if not SLOT_FILE_NAME.fullmatch(name):
+            raise InputError(
+                f"filename is {name[:80]!r}, but it must be a plain name: letters, digits, dots, _ and -, 128 at most."
+            )
+        return self.folder / hashlib.sha256(extra_key.encode()).hexdigest()[:16] / name
+
+    def pinned(self) -> set[bytes]:
+        """Names of the blocks of all saved slots: they do not go for others."""
+        held = set[bytes]()
+        for path in self.folder.glob("*/*"):
+            if not path.name.startswith("."):
+                try:
+                    held.update(names_in(self.read(path).names))
+                except (InputError, OSError):
+                    continue
+        return held
+
+    # -- restoring ---------------------------------------------------------------------------------------------------
+
+    def load(self, name: str, extra_key: str) -> tuple[SlotFile, list[dict[str, bytes]], int]:
+        """A saved slot, its blocks as far as they are there, and how many bytes were read. InputError where there is
+        none, or it is of another model."""
+        path = self.path(name, extra_key)
+        try:
+            file = self.read(path)
+        except FileNotFoundError:
+            raise InputError(f"There is no saved slot {name}; save one first.") from None
+        except OSError as error:
+            raise InputError(f"The saved slot {name} cannot be read ({error.strerror or error}).") from None
+        engine, disk = self.engine, self.engine.disk
+        assert disk is not None
+        if file.model != root_hash(extra_key, engine.cache.identity).hex() or file.block != engine.cache.block_size:
+            raise InputError(f"The saved slot {name} is of another model, or of blocks of another size.")
+        engine.session.check_tokens(file.tokens)
+        request = Request(-1, [*file.tokens, 0], SamplingParams(), 0, extra_key=extra_key)
+        whole = len(file.tokens) == len(file.names) * file.block
+        if not whole or [each.hex() for each in disk.names(request.tokens, request)] != file.names:
+            raise InputError(f"The saved slot {name} is damaged: its names are not those of its tokens.")
+        forms = {group: disk.kv.forms[group] for group in file.groups if group in disk.kv.forms}
+        if TARGET not in forms:
+            raise InputError(f"The saved slot {name} is damaged: it has no K/V of the model.")
+        blocks, size = list[dict[str, bytes]](), path.stat().st_size
+        for each in names_in(file.names):
+            found = self.files.read(each, forms)
+            if found is None:
+                break
+            blocks.append(found)
+            size += sum(map(len, found.values()))
+        return file, blocks, size
+
+    @staticmethod
+    def read(path: Path) -> SlotFile:
+        """A slot's file. InputError where it is none; OSError."""
+        try:
+            data, size = content(path, MAX_SLOT_FILE_BYTES)
+            if len(data) != size:
+                raise InputError(f"The saved slot {path.name} is too large.")
+            file = _SLOT_FILE.validate_json(data, strict=True)
+        except (DamagedBlockFile, ValidationError):
+            raise InputError(f"The saved slot {path.name} is damaged; save it again.") from None
+        if file.format != SLOT_FILE_FORMAT:
+            raise InputError(f"The saved slot {path.name} has format {file.format}, not {SLOT_FILE_FORMAT}.")
+        return file
+
+    def put(self, number: int, file: SlotFile, blocks: Sequence[dict[str, bytes]], key: str, extra_key: str) -> int:
+        """Restore into a slot; how many tokens have their K/V. InputError for a slot that is busy or another's."""
+        if not 0 <= number < len(self.places):
+            raise InputError(f"There is no slot {number}; this server has the slots 0 to {len(self.places) - 1}.")
+        if (it := self.places[number]) is not None and it.busy:
+            raise InputError(f"Slot {number} is processing a request; wait for its end, or name another.")
+        tokens = file.tokens[: len(blocks) * file.block]
+        self.engine.session.check_tokens(tokens)
+        found = self.engine.operations.put(tokens, blocks, extra_key)
+        self._uses += 1
+        self.places[number] = SlotText(tokens, extra_key, key, None, self._uses)
+        return found
+
+    def erase(self, number: int, key: str) -> int:
+        """Forget a slot's text, and its K/V where nobody holds it; how many tokens it had."""
+        it = self.get(number, key)
+        if it.busy:
+            raise InputError(f"Slot {number} is processing a request; wait for its end.")
+        self.places[number], count = None, len(it.text)
+        self.engine.operations.drop([*it.text, 0], self.stand_in(it))
+        return count
+
+
+_SLOT_FILE: TypeAdapter[SlotFile] = TypeAdapter(SlotFile)

@@ -1,0 +1,114 @@
+"""`/slots`: conversations by number, saved and restored as llama-server does, in the K/V directory (`--kv-disk`).
+
+    GET  /slots                          what each slot is at
+    POST /slots/{id}?action=save         {"filename": NAME}
+    POST /slots/{id}?action=restore      {"filename": NAME}
+    POST /slots/{id}?action=erase
+
+A slot is a place of the engine (engine/slots.py). With several API keys, each sees and names its own.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from time import perf_counter
+from typing import Any, Literal, TypeVar
+
+from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
+from pydantic import Field
+
+from paceline.engine.async_llm import AsyncLLM
+from paceline.engine.door import DOOR
+from paceline.engine.slots import Slots
+from paceline.serve.body import JsonRoute
+from paceline.serve.calls import HttpCall
+from paceline.serve.errors import ApiError
+from paceline.serve.server import Here
+from paceline.serve.sse import json_response
+from paceline.serve.wire import Wire
+
+
+class OptionalBody(JsonRoute):
+    """A route whose body may be missing."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        given, missing = super().get_route_handler(), APIRoute.get_route_handler(self)
+
+        async def handle(request: Request) -> Response:
+            empty = request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers
+            return await (missing if empty else given)(request)
+
+        return handle
+
+
+router = APIRouter(route_class=OptionalBody)
+T = TypeVar("T")
+DISK_S = 30.0
+"""Longest wait for a disk."""
+
+
+class SlotRequest(Wire):
+    filename: str | None = Field(None, description="a plain file name, for save and restore")
+    model: str | None = Field(None, description="the name of the served model")
+
+
+NOTHING = SlotRequest(filename=None, model=None)
+
+
+@router.get("/slots")
+async def slots(host: Here) -> Response:
+    """What each slot is at."""
+    llm, found, key, _ = await of(host, None)
+    return json_response(await llm.call(lambda: found.view(key)))
+
+
+@router.post("/slots/{number}")
+async def act(
+    number: int, host: Here, action: Literal["save", "restore", "erase"], body: SlotRequest = NOTHING
+) -> Response:
+    """Save a slot's K/V in a file, restore it from one, or erase it."""
+    llm, found, key, extra = await of(host, body.model)
+    begun = perf_counter()
+    if action == "erase":
+        count = await llm.call(lambda: found.erase(number, key))
+        return json_response({"id_slot": number, "n_erased": count})
+    if body.filename is None:
+        raise ApiError(400, f"filename is missing; give the name of the file to {action}.", param="filename")
+    name = body.filename
+    found.path(name, "")
+    answer: dict[str, Any] = {"id_slot": number, "filename": name}
+    if action == "save":
+        gathered = await llm.call(lambda: found.gather(number, key))
+        size = await patiently(lambda: found.save(gathered, name, extra))
+        answer |= {"n_saved": len(gathered.file.tokens), "n_written": size}
+        timings = "save_ms"
+    else:
+        file, blocks, size = await patiently(lambda: found.load(name, extra))
+        count = await llm.call(lambda: found.put(number, file, blocks, key, extra))
+        answer |= {"n_restored": count, "n_read": size}
+        timings = "restore_ms"
+    return json_response({**answer, "timings": {timings: 1e3 * (perf_counter() - begun)}})
+
+
+async def of(host: Here, model: str | None) -> tuple[AsyncLLM, Slots, str, str]:
+    """(engine, its slots, the caller's API key, under what its K/V is named)"""
+    server = await host.of(model)
+    found = server.llm.llm.engine.operations.slots
+    if found is None:
+        raise ApiError(501, "There are no slots here; start the server with --kv-disk DIR:SIZE.", code="not_supported")
+    call = DOOR.get()
+    key = call.key if isinstance(call, HttpCall) else ""
+    return server.llm, found, key, tenant_of(call)
+
+
+def tenant_of(call: object) -> str:
+    """Under what the K/V of a caller's requests is named: what `admit` gives them."""
+    return str(getattr(call, "tenant", ""))
+
+
+async def patiently(work: Callable[[], T]) -> T:
+    """What `work` returns, from a thread. ApiError 503 where the disk takes too long."""
+    try:
+        return await asyncio.wait_for(asyncio.to_thread(work), DISK_S)
+    except TimeoutError:
+        raise ApiError(503, "The K/V directory does not answer; try again later.", code="disk_busy") from None
