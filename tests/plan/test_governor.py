@@ -6,7 +6,7 @@ import pytest
 
 from paceline.core.plan import Work
 from paceline.plan.cost import StepTimes, Times
-from paceline.plan.governor import CHECK, CREDIT_STEPS, LOSS, Governor
+from paceline.plan.governor import CHECK_PASSES, CREDIT_STEPS, LOSS, Governor
 
 PLAIN = 0.02
 
@@ -64,10 +64,10 @@ def test_a_slower_machine_is_not_booked_as_a_loss() -> None:
     governor = Governor(StepTimes())
     rest(governor, 20)
     for _ in range(6):
-        for _ in range(CHECK):
+        for _ in range(CHECK_PASSES):
             draft(governor, 2 * PLAIN, 2)
         rest(governor, 8, 2 * PLAIN)
-    assert not governor.stops() and governor.saved > 0.5 * 4 * CHECK * PLAIN
+    assert not governor.stops() and governor.saved > 0.5 * 4 * CHECK_PASSES * PLAIN
 
 
 def test_a_key_that_loses_is_stopped_and_others_are_not() -> None:
@@ -86,6 +86,6 @@ def test_a_plain_step_is_due_now_and_then() -> None:
     while not governor.due():
         draft(governor, PLAIN, 4)
         passes += 1
-    assert passes == CHECK
+    assert passes == CHECK_PASSES
     rest(governor)
     assert not governor.due()

@@ -13,6 +13,8 @@ from paceline.core.request import Request
 if TYPE_CHECKING:
     from paceline.plan.cost import Drafting, StepTimes, Times
 
+NONE = "none"
+"""Drafter of a request that nobody drafts for."""
 HORIZON = 256
 """Tokens of an answer within which reading its text with a draft model has to pay."""
 

@@ -45,7 +45,7 @@ Points = Mapping[int, Mapping[str, Sequence[Point]]]
 
 
 class Price:
-    """Seconds of a step that is `base` and some rows more, less what the rows of prompts cost in any case: beside
+    """Seconds of a step that is `base` and some rows more, less what the rows of prompts cost in any case: next to
     them, who bring no tokens, drafts would seem cheap. Where one of `runs` drafts for all who draft, a step may have
     as many passes as `patience` allows, and each its part is counted. Made for one decision: it remembers."""
 

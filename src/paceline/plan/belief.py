@@ -7,7 +7,8 @@ it. A text counts for less with each round in the mean, so that one long text do
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from math import inf, log, sqrt
 from typing import Any
 
@@ -15,9 +16,9 @@ OWN_MEMORY, HALF_LIFE = 0.92, 512.0
 """Weight of a text's past at each new round of it; and the half-life of all counts, in passes of the engine."""
 SPREAD = 6.0
 """Rounds that a drafter's mean counts for in a text's own figures: how alike texts are."""
-WIDE = 2.0
+PRIOR_ROUNDS = 2.0
 """Rounds that a prior counts for."""
-LOOKUP, MODEL, OTHER = 0.3, 0.75, 0.55
+LOOKUP, MODEL, OTHER_PRIOR = 0.3, 0.75, 0.55
 """Prior chance of a first node: of a drafter that reads texts alone, of a model's, of any other. A draft model that a
 user gives is expected to be of use."""
 DEEPER = 0.85
@@ -30,7 +31,7 @@ VOTE, LEAST_VOTE = 8.0, 0.1
 """Rounds of a text after which each counts half in the mean, and the least that one counts."""
 RECALLED = 24.0
 """Most rounds that what an earlier start has learned counts for."""
-BROKEN = 6.0
+COLLAPSE = 6.0
 """Log-likelihood of a row of rejected first nodes, were they kept as often as the text's were, at which what was kept
 before counts for nothing."""
 DEPTH = 16
@@ -97,7 +98,7 @@ class Expected:
 class Belief:
     """Acceptance of one drafter, or of one size of a tree, over all texts."""
 
-    prior: float = OTHER
+    prior: float = OTHER_PRIOR
     mean: Tally = field(default_factory=Tally)
     late: Tally = field(default_factory=lambda: Tally(OWN_MEMORY))
     """The latest rounds alone: are they still like the others?"""
@@ -118,7 +119,7 @@ class Belief:
         own.add(asked, kept, 1.0, now)
         own.missed = 0 if any(kept) else own.missed + 1
         chance = (own.hits[0] + 1.0) / (own.tries[0] + 2.0)
-        if own.missed > 2 and own.missed * -log(1.0 - chance) > BROKEN:
+        if own.missed > 2 and own.missed * -log(1.0 - chance) > COLLAPSE:
             own.hits, own.tries[1:] = [0.0] * DEPTH, [0.0] * (DEPTH - 1)
         self.mean.add(asked, kept, weight, now)
         self.late.add(asked, kept, weight, now)
@@ -155,9 +156,9 @@ class Belief:
         for d in range(depth):
             at = min(d, DEPTH - 1)
             tries = self.mean.tries[at]
-            mean = (self.mean.hits[at] + WIDE * above) / (tries + WIDE)
+            mean = (self.mean.hits[at] + PRIOR_ROUNDS * above) / (tries + PRIOR_ROUNDS)
             above = min(mean, DEEPER)
-            chance, worth = mean, min(SPREAD, tries + WIDE)
+            chance, worth = mean, min(SPREAD, tries + PRIOR_ROUNDS)
             if own is not None and (mine := own.tries[at]) > 0.0:
                 rate = own.hits[at] / mine
                 apart = (rate - mean) ** 2 / max(mean * (1 - mean), 0.01) / (1 / mine + 1 / SPREAD)
@@ -185,9 +186,14 @@ class Beliefs:
     changes: int = 0
     """How often a drafter has changed."""
 
+    def branch(self) -> "Beliefs":
+        """A copy that learns by itself. Counts of single texts stay behind."""
+        of = {key: deepcopy(replace(it, own={}, rounds={})) for key, it in self.of.items()}
+        return Beliefs(of, self.priors, self.now)
+
     def belief(self, key: Key) -> Belief:
         if key not in self.of:
-            self.of[key] = Belief(self.priors.get(key[0], OTHER))
+            self.of[key] = Belief(self.priors.get(key[0], OTHER_PRIOR))
         return self.of[key]
 
     def observe(self, request: int, key: Key, asked: int, offered: Sequence[int], kept: Sequence[int]) -> None:
@@ -225,7 +231,7 @@ class Beliefs:
                 raise ValueError(f"{each} are no counts")
             if any(few > many + 1e-9 for few, many in zip(hits, tries)):
                 raise ValueError(f"{each} are no counts")
-            belief = found[key] = Belief(self.priors.get(key[0], OTHER))
+            belief = found[key] = Belief(self.priors.get(key[0], OTHER_PRIOR))
             less = 1.0 if max(tries) <= 1.001 * RECALLED else RECALLED / max(tries)
             belief.mean = Tally(1.0, [x * less for x in tries], [x * less for x in hits], self.now)
             belief.asked, belief.offered = asked, offered

@@ -7,13 +7,12 @@ clock and no chance: equal inputs make equal decisions.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.core.plan import MinChance, Note, Panel, Work
 from paceline.core.request import Request
-from paceline.plan import POLICIES, Basis, Chooses, DrafterFacts, LengthPolicy, Share, StepDecision
+from paceline.plan import NONE, POLICIES, Basis, Chooses, DrafterFacts, LengthPolicy, Share, StepDecision
 from paceline.plan.allocate import Choice, Pick, Point, Price, best
 from paceline.plan.arm import Arm
 from paceline.plan.belief import DEPTH, LOOKUP, MODEL, Beliefs
@@ -34,9 +33,8 @@ REST = 256
 """Steps that a drafter rests after each failure, times its failures so far."""
 SELDOM, KNOWN = 4, 300
 """From KNOWN steps on the table learns from one step in SELDOM: learning takes time, too."""
-MOST_TENANTS = 256
-"""Tenants whose beliefs are kept."""
-NONE = "none"
+MOST_BELIEFS = 256
+"""Tenants whose beliefs are kept; those of tenants with requests in flight always are."""
 
 
 @dataclass(slots=True)
@@ -90,7 +88,7 @@ class Goodput(LengthPolicy):
     arms: dict[str, Arm] = field(default_factory=dict)
     beliefs: Beliefs = field(default_factory=Beliefs)
     apart: dict[str, Beliefs] = field(default_factory=dict)
-    """Those of each tenant, who learns nothing of the others."""
+    """{tenant: what its requests have taught}: nobody learns from the requests of another."""
     tenants: dict[int, str] = field(default_factory=dict)
     """{request: its tenant}, of those that have one."""
     governor: Governor = field(init=False)
@@ -245,7 +243,7 @@ class Goodput(LengthPolicy):
         now.worth, now.panels = price.worth(choice, now.goodput), price.panels(choice, now.goodput)
         now.picks = {r.id: choice.get(r.id) for r in requests}
         used = Counter(drafter for drafter, _ in choice.values())
-        young = any(self._rounds(name, at.nodes) < YOUNG for name, at in choice.values())
+        young = any(self._rounds(i, name, at.nodes) < YOUNG for i, (name, at) in choice.items())
         now.count, now.left = base.requests, YOUNG if young else HOLD * (1 + (base.requests >= MANY))
         drafter, count = used.most_common(1)[0] if used else (NONE, 0)
         least = [pick for pick in choice.values() if pick[0] == drafter]
@@ -263,8 +261,8 @@ class Goodput(LengthPolicy):
         tokens = Bound(*(x / len(mine) for x in (low, sum(p.tokens for _, p in mine), high)))
         return Bet("draft", drafter, nodes, len(mine), price.of(choice), tokens, price.of({}))
 
-    def _rounds(self, drafter: str, nodes: int) -> float:
-        return self.beliefs.belief(self.arms[drafter].key(nodes)).known(self.step)
+    def _rounds(self, request: int, drafter: str, nodes: int) -> float:
+        return self._known(request).belief(self.arms[drafter].key(nodes)).known(self.step)
 
     def _all(self, request: Request, base: Work, bound: int = 0, names: Sequence[str] = ()) -> dict[str, list[Point]]:
         """What each drafter could be given for a request, the fewest nodes first."""
@@ -408,14 +406,15 @@ class Goodput(LengthPolicy):
         return sum(each.changes for each in (self.beliefs, *self.apart.values()))
 
     def _enter(self, request: Request) -> None:
-        """A tenant begins with what the engine knew at its start."""
+        """Note whose request it is. A tenant begins with what requests without a tenant have taught so far."""
         if (tenant := request.extra_key) and request.id not in self.tenants:
             self.tenants[request.id] = tenant
             if tenant not in self.apart:
-                if len(self.apart) >= MOST_TENANTS:
+                if len(self.apart) >= MOST_BELIEFS:
                     busy = set(self.tenants.values())
-                    del self.apart[next(each for each in self.apart if each not in busy)]
-                self.apart[tenant] = Beliefs(deepcopy(self.beliefs.of), self.beliefs.priors, self.step)
+                    if (idle := next((each for each in self.apart if each not in busy), None)) is not None:
+                        del self.apart[idle]
+                self.apart[tenant] = self.beliefs.branch()
 
     def _known(self, request: int) -> Beliefs:
         return self.apart[self.tenants[request]] if request in self.tenants else self.beliefs

@@ -56,10 +56,15 @@ class FixedLength(LengthPolicy):
     def nodes(self, request: Request, base: Work) -> int:
         """0 .. MAX_CANDIDATES for `request`, one of those that decode in this step."""
         wish, facts, table = request.params.max_nodes, self.facts.get(request.drafter), self.measured
-        if facts is None:
-            return max(0, min(wish or 0, MAX_CANDIDATES))
-        nodes, cheap = facts.nodes if wish is None else wish, self.cheap_rows
-        if wish is None and facts.ahead == "path" and facts.most is None and self.times is not None:
+        usual = 0 if facts is None else facts.nodes
+        nodes, cheap = usual if wish is None else wish, self.cheap_rows
+        if (
+            facts is not None
+            and wish is None
+            and facts.ahead == "path"
+            and facts.most is None
+            and self.times is not None
+        ):
             nodes = self.times.window(request.drafter, base)
         if cheap is not None and (wish is None or base.requests > 1):  # others would wait for what one wishes
             cheap = cheap if table is None else table.cheap_rows(cheap)

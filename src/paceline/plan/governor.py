@@ -16,9 +16,9 @@ LOSS = 0.01
 """Share of the time that may be lost to speculation in the long run."""
 CREDIT_S, CREDIT_STEPS = 1.0, 8
 """What may be lost beyond that: the lesser of this many seconds and this many plain steps of one request."""
-CHECK = 96
+CHECK_PASSES = 96
 """Passes without a plain step after which one measures what that takes; a third as many while nothing is saved."""
-RATE = 0.1
+PLAIN_RATE = 0.1
 """Weight of a new measurement of a plain step, once there are many."""
 PASSES = 8
 """Most passes of the target in one step."""
@@ -43,7 +43,7 @@ class PlainStep:
 
     def learn(self, work: Work, times: Times) -> None:
         self.count += 1
-        rate = max(RATE, 1.0 / self.count)
+        rate = max(PLAIN_RATE, 1.0 / self.count)
         self.target += rate * (_near(times.target / work.passes, self.target, self.count) - self.target)
         self.context += rate * (work.context - self.context)
         if work.passes == 1:
@@ -126,7 +126,7 @@ class Governor:
 
     def due(self) -> bool:
         """Is it time for a plain step, to see what one takes?"""
-        return self.unchecked >= (CHECK if self.lost.get("", 0.0) < 0.0 else CHECK // 3)
+        return self.unchecked >= (CHECK_PASSES if self.lost.get("", 0.0) < 0.0 else CHECK_PASSES // 3)
 
     def _book(self, key: str, lost: float, seconds: float) -> None:
         self.lost[key] = max(-self.credit, self.lost.get(key, 0.0) + lost - LOSS * seconds)

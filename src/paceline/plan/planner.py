@@ -1,7 +1,7 @@
 """The planner: divides rows and blocks between requests, and names the pre-emptions.
 
 Decoding requests come first, each with its root and its nodes; prompts share what is left, in order. When blocks
-run out the nodes go first, then the last request in order gives up its lease (it recomputes later), whoever needs them.
+run out the nodes go first, then the last request in order gives up its lease (it recomputes later).
 """
 
 from collections import deque
@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 
 from paceline.core.plan import PROMPT_RESERVE_ROWS, Item, Plan, Work
 from paceline.core.request import Request
-from paceline.plan import Share, StepDecision
-
-NONE = "none"
+from paceline.plan import NONE, Share, StepDecision
 
 
 @dataclass(frozen=True, slots=True)
