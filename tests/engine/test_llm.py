@@ -64,7 +64,7 @@ def test_samples_differ_and_share_their_prompt(llm: LLM) -> None:
 def test_samples_share_whatever_group_the_next_request_would_get(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a draft model is of no use, a request now and then keeps its K/V again."""
     turns = iter([[TARGET], *[[TARGET, *llm.engine.cache.groups]] * 3])
-    monkeypatch.setattr(llm.engine.desk, "groups", lambda request: next(turns))
+    monkeypatch.setattr(llm.engine.desk.table, "groups", lambda request: next(turns))
     llm.engine.cache.drop_prefix()
     output = llm.generate(PROMPT * 3, SamplingParams(max_tokens=8, n=4, seed=1, ignore_eos=True), progress=False)[0]
     assert [c.stats.cached > 0 for c in output.outputs] == [False, True, True, True]

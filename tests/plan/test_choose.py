@@ -16,7 +16,7 @@ from paceline.plan import HORIZON, DrafterFacts, Share
 from paceline.plan.allocate import LEAST, MARGIN, Price
 from paceline.plan.arm import Arm
 from paceline.plan.belief import Belief, Beliefs, Expected, Key
-from paceline.plan.choose import REST, Goodput
+from paceline.plan.choose import MOST_BELIEFS, REST, Goodput
 from paceline.plan.cost import Drafting, StepTimes, Terms, Times
 from paceline.plan.governor import CREDIT_STEPS, LOSS
 from tests.plan.test_cost import slow_pair
@@ -415,3 +415,41 @@ def test_a_text_is_read_if_the_answer_repays_it_or_the_governor_has_room() -> No
     assert not decision.reads(6, "draft", 1.2, 100), "one is enough to see"
     decision.explorer = 5
     assert not decision.reads(5, "draft", 1.2, 100), "the room is used up"
+
+
+def test_tenants_learn_by_themselves() -> None:
+    """Beliefs of a tenant begin with what requests without a tenant have taught, and stay apart from then on. How often
+    a drafter of a choice was seen counts by tenant, too: a choice of what a tenant knows holds longer."""
+    pick = chooser(slow_pair(), most=4)
+    first, mine, other = (replace(r, extra_key=key) for r, key in zip(requests(3), ("", "mine", "other")))
+
+    def teach(request: Request, kept: int) -> None:
+        for _ in range(20):
+            pick.decide([request], 64, base(1))
+            pick.learn([Note(request.id, "a", 4, 4, [1] * 4, [1] * kept)], base(1, 4), [], Times(1.0, {}, 0.0))
+
+    def chance(request: Request) -> float:
+        pick.decide([request], 64, base(1))
+        known = pick.apart[request.extra_key] if request.extra_key else pick.beliefs
+        return known.expected(None, pick.arms["a"].key(4), 1).chance[0]
+
+    teach(first, 4)
+    before = chance(first)
+    assert before > 0.8 and chance(mine) == pytest.approx(before)
+    assert not pick.apart["mine"].belief(pick.arms["a"].key(4)).own, "texts of others stay behind"
+    teach(mine, 0)
+    assert chance(mine) < 0.5 and chance(first) > 0.8 and chance(other) == pytest.approx(chance(first))
+    assert pick._rounds(mine.id, "a", 4) >= 4.0
+    pick.drop(mine)
+    assert mine.id not in pick.tenants and "mine" in pick.apart, "the next request of the tenant goes on from there"
+
+
+def test_more_tenants_at_once_than_beliefs_are_kept_of() -> None:
+    pick = chooser(slow_pair(), most=4)
+    rs = [replace(r, extra_key=f"t{r.id}") for r in requests(MOST_BELIEFS + 3)]
+    pick.decide(rs, 64, base(len(rs)))
+    assert len(pick.apart) == len(rs)
+    for r in rs:
+        pick.drop(r)
+    pick.decide([replace(requests(1)[0], id=9999, extra_key="new")], 64, base(1))
+    assert "new" in pick.apart and len(pick.apart) == len(rs)
