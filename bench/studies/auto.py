@@ -133,12 +133,12 @@ class Study:
         engine, chooser = self.llm.engine, self.llm.engine.desk.policy
         assert isinstance(chooser, Goodput)
         if drafter != self.choice:
-            engine.desk.planner.length = engine.table.policy = Goodput({}, StepTimes(), chooser.limit)
+            engine.table.policy = Goodput(StepTimes(), chooser.limit, chooser.fixed)
         order = np.random.default_rng(seed).permutation(len(self.prompts))[: load.most]
         try:
             return serve(self.llm, [self.prompts[i] for i in order], load, self.wish(drafter), seed)
         finally:
-            engine.desk.planner.length = engine.table.policy = chooser
+            engine.table.policy = chooser
 
     def loads(self) -> Iterator[Load]:
         for places in CLOSED:
@@ -302,7 +302,7 @@ def error(args: argparse.Namespace) -> dict[str, Any]:
     """Error of every step that `auto` takes: |predicted / measured - 1|, predicted before the step from its plan."""
     study = Study(args, args.draft)
     wrong: list[float] = []
-    times = study.llm.engine.desk.policy.times
+    times = study.llm.engine.table.times
     observe = times.observe
 
     def watch(work: Any, parts: Any, took: Any) -> None:

@@ -19,6 +19,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from paceline.plan.acceptance import Mean
+
 from paceline.core.noise import SimulationNoise, uniform
 from paceline.core.params import SamplingParams
 from paceline.core.plan import Work
@@ -26,7 +28,6 @@ from paceline.draft import DRAFTERS
 from paceline.draft.mirror import Mirror
 from paceline.engine.config import EngineConfig
 from paceline.plan import DrafterFacts
-from paceline.plan.acceptance import Mean
 from paceline.plan.cost import Drafting, StepTimes, Terms
 from paceline.simulate.figures import figures
 from paceline.simulate.log import Arrival, Event, Setup, Step

@@ -121,7 +121,7 @@ class Study:
             "fcfs",
             self.engine.config.row_budget,
             tbt_target_ms=target,
-            seconds=self.engine.desk.policy.seconds,
+            seconds=self.engine.table.times.like_latest,
         )
 
     def submit(self, prompt: list[int], max_tokens: int) -> Request:

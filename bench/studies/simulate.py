@@ -110,7 +110,7 @@ class Study:
     def run(self, load: Load) -> "list[Means]":
         """Measured; simulated with the fitted table; with the engine's own."""
         engine, events = self.llm().engine, list[Event]()
-        engine.desk.policy.times = measure(engine)  # the recording's first step is not the engine's
+        engine.table.times.become(measure(engine))  # the recording's first step is not the engine's
         record(engine, events.append)
         intended = drive(engine, load, self.params)
         done = replay(events)

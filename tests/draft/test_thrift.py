@@ -9,7 +9,7 @@ from paceline.core.params import SamplingParams
 from paceline.core.plan import MinChance, Work
 from paceline.core.request import Request
 from paceline.draft import DRAFTERS
-from paceline.plan import LengthPolicy, Share
+from paceline.plan import LengthPolicy, StepDecision
 from tests.lossless.cases import Setting, Wish, run
 
 OWN_RULE = {"del", "specdec"}
@@ -24,17 +24,15 @@ class Priced(LengthPolicy):
     other: LengthPolicy
     min_chance: MinChance
 
-    def share(self, requests: Sequence[Request], spare: int, base: Work) -> dict[int, Share]:
-        return {
-            who: share._replace(min_chance=self.min_chance)
-            for who, share in self.other.share(requests, spare, base).items()
-        }
+    def decide(self, requests: Sequence[Request], room: int, base: Work) -> StepDecision:
+        shares = self.other.decide(requests, room, base).shares
+        return StepDecision({who: share._replace(min_chance=self.min_chance) for who, share in shares.items()})
 
 
 def drafted(name: str, worth: MinChance) -> tuple[int, list[list[int]]]:
     """Nodes drafted for some texts, and the texts."""
     engine = Setting(draft_noise=0.5).engine()
-    engine.desk.planner.length = Priced(engine.desk.planner.length, worth)
+    engine.table.policy = Priced(engine.table.policy, worth)
     params = SamplingParams(temperature=0.0, seed=3, drafter=name, max_tokens=30, ignore_eos=True).resolve({})
     prompts = [[1, 2, 3, 1, 2, 3, 1, 2], [4, 0, 5, 4, 0], [2, 2, 3, 3, 2, 2]]
     groups = run(engine, [Wish(prompt, params) for prompt in prompts])

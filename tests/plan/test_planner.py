@@ -1,6 +1,6 @@
 """Rows and blocks: decoding first, prompts in order, nodes shed before requests, the last in order pre-empted."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.params import SamplingParams
-from paceline.core.plan import Item, MinChance, Work
+from paceline.core.plan import MinChance, Work
 from paceline.core.request import Request
-from paceline.plan import DrafterFacts
-from paceline.plan.by_request import ByRequest
+from paceline.plan import DrafterFacts, StepDecision
+from paceline.plan.choose import Goodput
 from paceline.plan.cost import KNOTS, StepTimes
 from paceline.plan.fixed import FixedLength
 from paceline.plan.planner import Planner, Room
@@ -46,8 +46,18 @@ def room(requests: list[Request], free: int) -> Room:
     return Room(free, need, gain)
 
 
+def left(request: Request, drafter: str) -> int:
+    return request.left - 1
+
+
+def fixed(nodes: int, cheap_rows: int | None = None, row_cost: float = 0.0) -> FixedLength:
+    made = FixedLength(left, cheap_rows, row_cost)
+    made.enrol("ngram", DrafterFacts(nodes, chain=True))
+    return made
+
+
 def planner(budget: int = 32, nodes: int = 3, cheap_rows: int | None = None) -> Planner:
-    return Planner(FixedLength({"ngram": nodes}, cheap_rows=cheap_rows), budget)
+    return Planner(fixed(nodes, cheap_rows).decide, budget)
 
 
 def test_decoding_requests_come_first_and_prompts_share_the_rest() -> None:
@@ -76,22 +86,26 @@ def test_nodes_go_before_requests_and_the_last_goes_first() -> None:
 
 
 def test_nodes_are_shared_when_many_run() -> None:
-    policy = FixedLength({"ngram": 5}, cheap_rows=12)
+    policy = fixed(5, cheap_rows=12)
     r = request(0, 9, 8)
-    assert [policy.nodes(r, running) for running in (1, 2, 3, 6, 12, 40)] == [5, 5, 3, 1, 0, 0]
+
+    def many(running: int) -> Work:
+        return Work(running, running, 0, 0, running)
+
+    assert [policy.nodes(r, many(running)) for running in (1, 2, 3, 6, 12, 40)] == [5, 5, 3, 1, 0, 0]
     wish = Request(0, [0], SamplingParams(max_nodes=2), 0, drafter="ngram", max_tokens=9)
-    assert [policy.nodes(wish, running) for running in (1, 4, 40)] == [2, 2, 0], "others would wait for more"
+    assert [policy.nodes(wish, many(n)) for n in (1, 4, 40)] == [2, 2, 0], "others would wait for more"
 
 
 def test_rows_that_cost_have_to_bring_something() -> None:
     """The price of a row in tokens, where the machine has one: the more requests share a pass, the more a row adds to
     it. Who asks for a number of nodes gets them."""
     mine, wish = request(0, 9, 8), Request(1, [0], SamplingParams(max_nodes=2), 0, drafter="ngram", max_tokens=9)
-    free, dear = FixedLength({"ngram": 5}), FixedLength({"ngram": 5}, row_cost=0.1)
+    free, dear = fixed(5), fixed(5, row_cost=0.1)
 
     def worth(policy: FixedLength, running: int) -> list[MinChance | None]:
         base = Work(running, running, 9, 9, running)
-        return [share.min_chance for share in policy.share([mine, wish], 99, base).values()]
+        return [share.min_chance for share in policy.decide([mine, wish], 99, base).shares.values()]
 
     assert worth(free, 1) == [None, None]
     (alone, asked), (among, _), (most, _) = worth(dear, 1), worth(dear, 4), worth(dear, 60)
@@ -101,13 +115,11 @@ def test_rows_that_cost_have_to_bring_something() -> None:
 
 def test_the_price_of_a_row_is_the_measured_one() -> None:
     """Price of a row from a table made from passes, averaged over the cheap rows."""
-    times, mine = StepTimes(), request(0, 9, 8)
+    times = StepTimes()
     passes = [(Work(k, 1, 9, 9 * k, k), 1e-3 * (1 + k / 20)) for k in (1, 2, 4, 8, 16, 17, 24, 32, 64)]
-    policy = ByRequest({}, times, lambda r, d: 8, fixed=FixedLength({"ngram": 5}, cheap_rows=16), free_rows=16)
-    policy.share([mine], 99, passes[0][0])
+    policy = Goodput(times, lambda r, d: 8, FixedLength(left, 16, times=times))
     assert policy.fixed.row(passes[0][0]) == 0, "nothing was measured, and nothing is configured"
     times.fit_target(passes)
-    policy.share([mine], 99, passes[0][0])
     row = policy.fixed.row(passes[0][0])
     assert row == pytest.approx(1 / 20 / (1 + 1 / 20), rel=0.3)  # the fit is no more exact
     assert StepTimes.load(times.dump()).measured and not StepTimes().measured
@@ -120,9 +132,7 @@ def test_the_price_of_a_row_is_the_measured_one() -> None:
     assert drafting == [pytest.approx(level)] * 2 + [0.0, 0.0] and 0.4 < level < 0.6
     dear = policy.fixed.worth(passes[0][0], "topk")
     assert dear is not None and dear.level == pytest.approx(min(0.6, level * 2.5 / (1 + 2 * (row + level))))
-    asked = ByRequest({}, times, lambda r, d: 8, fixed=FixedLength({"ngram": 5}))
-    asked.share([mine], 99, passes[0][0])
-    assert asked.fixed.row(passes[0][0]) == 0, "who sets the numbers of nodes gets them"
+    assert FixedLength(left, times=times).row(passes[0][0]) == 0, "who sets the numbers of nodes gets them"
 
 
 @pytest.mark.parametrize(("knee", "nodes"), [(4, 3), (8, 7), (16, 15), (64, 15)])
@@ -130,12 +140,15 @@ def test_no_more_rows_than_are_cheap(knee: int, nodes: int) -> None:
     """Passes of a staircase: beyond `knee` rows each panel of as many takes as long again."""
     times, mine = StepTimes(), request(0, 9, 40)
     passes = [(Work(k, 1, 9, 9 * k, k), 1e-3 * -(-k // knee)) for k in KNOTS if k <= 128]
-    policy = ByRequest(
-        {}, times, lambda r, d: 30, fixed=FixedLength({"ngram": 24}, cheap_rows=16, limit=lambda r, d: 30), free_rows=16
-    )
-    assert policy.share([mine], 99, passes[0][0])[0].nodes == 15, "as the packing says, before anything is measured"
+    policy = Goodput(times, lambda r, d: 30, FixedLength(lambda r, d: 30, 16, times=times))
+    policy.enrol("ngram", DrafterFacts(24, chain=True))
+
+    def given() -> int:
+        return policy.decide([mine], 99, passes[0][0]).shares[0].nodes
+
+    assert given() == 15, "as the packing says, before anything is measured"
     times.fit_target(passes)
-    assert policy.share([mine], 99, passes[0][0])[0].nodes == nodes
+    assert given() == nodes
 
 
 @settings(max_examples=300, deadline=None)
@@ -157,8 +170,15 @@ def test_every_plan_is_valid_and_somebody_moves(
 
 
 class Patient(FixedLength):
-    def passes(self, items: Sequence[Item], base: Work) -> int:
-        return 5 if all(item.drafter in ("none", "ngram") for item in items) else 1
+    def decide(self, requests: Sequence[Request], room: int, base: Work) -> StepDecision:
+        runs = all(request.drafter in ("none", "ngram") for request in requests)
+        return StepDecision(self.shares(requests, room, base), passes=5 if runs else 1)
+
+
+def patient(limit: Callable[[Request, str], int] = left) -> Planner:
+    made = Patient(limit)
+    made.enrol("ngram", DrafterFacts(3, chain=True))
+    return Planner(made.decide, 32)
 
 
 def test_several_passes_in_a_step() -> None:
@@ -166,7 +186,7 @@ def test_several_passes_in_a_step() -> None:
     somebody reads a prompt, needs more of a pass than the next token, or drafts and cannot do so in a run."""
 
     def passes(rs: list[Request], free: int = 100) -> int:
-        plan = Planner(Patient({"ngram": 3}), 32).plan(rs, room(rs, free))
+        plan = patient().plan(rs, room(rs, free))
         plan.validate(32)
         return plan.passes
 
@@ -186,7 +206,7 @@ def test_several_passes_in_a_step() -> None:
     assert passes([plain(0), drafting]) == 5 and passes([plain(0), request(1, 9, 8, "ngram")]) == 1
     assert [passes([drafting], free) for free in (2, 3, 4, 5)] == [2, 3, 4, 5]  # of 4 slots; 4 rows and a token each
     assert passes([plain(0, left=2, drafter="ngram")]) == 2
-    limited = Planner(Patient({"ngram": 3}, {"ngram": 9 + 13}), 32).plan([drafting], room([drafting], 100))
+    limited = patient(lambda request, drafter: 13).plan([drafting], room([drafting], 100))
     assert (limited.passes, limited.items[0].reserved(5)) == (5, 13)  # the draft model has room for this many
     assert passes([plain(0, drafter="suffix")]) == 1
 

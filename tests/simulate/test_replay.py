@@ -30,7 +30,7 @@ def test_decisions_repeat(setting: Setting, wishes: list[Wish], seed: int, fault
     assert done.steps == sum(isinstance(event, Step) for event in events)
     done.twin.desk.cache.check_integrity()
     assert not done.twin.requests
-    assert not done.twin.desk.policy.acceptance.own
+    assert not any(belief.own for belief in done.twin.desk.policy.beliefs.of.values())
 
 
 def pressed(**setting: object) -> list[Event]:
@@ -55,6 +55,7 @@ def test_the_run_has_what_the_property_is_about() -> None:
     ran = [s for s in steps if s.outcome and s.decision.passes > 1]
     rounds = [r for step in ran if step.outcome for result in step.outcome.results for r in result.rounds]
     assert {0, 1} <= {round.depth for round in rounds if round.offered}
+    steps += [e for e in recorded(patient, some(3, 8, drafter="ngram"), 1) if isinstance(e, Step)]
     drafters = {item.drafter for step in steps for item in step.decision.items if item.nodes}
     assert len(drafters) > 1
 
@@ -64,7 +65,14 @@ def test_other_schedules_repeat(schedule: str) -> None:
     assert replay(pressed(schedule=schedule)).difference is None
 
 
-@pytest.mark.parametrize("what", ["accepted", "times", "advanced", "arrival"])
+def test_times_reach_the_account() -> None:
+    events = pressed()
+    where, changed = next(found for i, event in enumerate(events) if (found := change("times", i, event)) is not None)
+    one, two = replay(events), replay([*events[:where], changed, *events[where + 1 :]])
+    assert one.twin.table.decision.account != two.twin.table.decision.account
+
+
+@pytest.mark.parametrize("what", ["accepted", "advanced", "arrival"])
 def test_one_changed_line_is_noticed(what: str) -> None:
     events = pressed()
     where, changed = next(found for i, event in enumerate(events) if (found := change(what, i, event)) is not None)
@@ -87,7 +95,7 @@ def change(what: str, place: int, event: Event) -> tuple[int, Event] | None:
             results = [*outcome.results[:i], less, *outcome.results[i + 1 :]]
             return place, replace(event, outcome=replace(outcome, results=results))
     if what == "times" and outcome.parts:
-        times = replace(outcome.times, target=outcome.times.target * 1.5)
+        times = replace(outcome.times, drafts=dict.fromkeys(outcome.times.drafts, 1e-6), rest=1e-6)
         return place, replace(event, outcome=replace(outcome, times=times))
     if what == "advanced" and outcome.advanced:
         number, group, length = outcome.advanced[0]

@@ -119,7 +119,7 @@ def test_catching_up_takes_its_time() -> None:
     """A drafter that is too expensive to draft still reads the prompt of three tokens, and what is measured of that in
     one run is spent in the next."""
     times, made = flat(), workload(2, 4)
-    times.drafter("model").weights = dict.fromkeys(times.drafter("model").weights, 1e6)
+    times.drafter("model").weights = dict.fromkeys(times.drafter("model").weights, 1e6) | {"depth": 0.0}
     jobs = [
         WorkloadJob(10.0 * i, [replace(a, arms=("model",))]) for i, job in enumerate(made.jobs) for a in job.arrivals
     ]
@@ -161,7 +161,7 @@ def test_draws_follow_the_rates() -> None:
         rates.count(Given(0, 1, 5, "topk", 2, 0.1), Result([0], [], [Round([3, 2], kept)], emitted=3))
     for drafter, nodes in (("ngram", 2), ("topk", 5)):
         drawn = [rates.draw(item(drafter, nodes, index), SimulationNoise(3)) for index in range(4000)]
-        expected = rates.acceptance.expected(0, (drafter, 0 if drafter == "ngram" else 5), 2)
+        expected = rates.beliefs.expected(0, (drafter, 0 if drafter == "ngram" else 5), 2)
         for depth in range(2):
             assert sum(kept > depth for _, kept in drawn) / 4000 == pytest.approx(expected.kept[depth], abs=0.025)
             rows = sum(offered[depth] for offered, _ in drawn if len(offered) > depth) / 4000
@@ -217,7 +217,7 @@ def test_a_narrow_tree_keeps_its_depth() -> None:
     for index in range(2000):
         wide.request.output.append(index)
         drawn.append(rates.draw(wide, SimulationNoise(1)))
-    expected = rates.acceptance.expected(0, ("topk", 7), 4)
+    expected = rates.beliefs.expected(0, ("topk", 7), 4)
     assert sum(kept for _, kept in drawn) / 2000 == pytest.approx(sum(expected.kept), rel=0.03)
     assert sum(sum(offered) for offered, _ in drawn) / 2000 == pytest.approx(7, rel=0.01)
     assert max(sum(offered) for offered, _ in drawn) == 7

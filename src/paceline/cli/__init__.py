@@ -59,6 +59,9 @@ def generate(
         bool, option("Colour the drafted and accepted tokens.", "Input and output", "--color/--no-color")
     ] = True,
     json: Annotated[bool, option("One JSON object instead of text.", "Input and output", "--json")] = False,
+    explain: Annotated[
+        bool, option("Reasons of the planner's decisions, on stderr.", "Input and output", "--explain")
+    ] = False,
 ) -> None:  # fmt: skip
     """Complete one prompt, streamed to the terminal.
 
@@ -67,7 +70,7 @@ def generate(
     """
     from paceline.cli.generate import generate
 
-    generate(prompt, prompt_file, engine, sampling, chat=chat, stats=stats, color=color, as_json=json)
+    generate(prompt, prompt_file, engine, sampling, chat=chat, stats=stats, color=color, as_json=json, explain=explain)
 
 
 @app.command(epilog="Example: paceline chat --model meta-llama/Llama-3.2-3B-Instruct --draft meta-llama/Llama-3.2-1B")

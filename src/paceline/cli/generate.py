@@ -8,6 +8,7 @@ import typer
 
 from paceline.bench.prompts import decode, encode, read_text
 from paceline.cli.answer import Screen, answer, note
+from paceline.cli.explain import Reasons
 from paceline.cli.options import INTERRUPTED, EngineArgs, SamplingArgs
 from paceline.core.errors import InputError
 
@@ -22,13 +23,16 @@ def generate(
     stats: bool,
     color: bool,
     as_json: bool,
+    explain: bool = False,
 ) -> None:
     """Complete one prompt; the arguments are the command's."""
     text, params = find_prompt(prompt, prompt_file), sampling.params()
     from paceline.engine.llm import LLM
 
     llm, screen = LLM(**engine.arguments(), late_weights=True), Screen(color)
-    ids = encode(llm.text, text, chat)
+    ids, reasons = encode(llm.text, text, chat), Reasons()
+    if explain:
+        llm.engine.recorder = reasons
     done = answer(llm, ids, params, None if as_json else screen.show)
     if as_json:
         result = done.result
@@ -37,6 +41,10 @@ def generate(
         typer.echo(json.dumps(entry, ensure_ascii=False))
     elif not done.result.text.endswith("\n"):
         screen.write("\n")
+    if explain:
+        saved, busy = llm.engine.table.decision.account
+        for line in (*reasons.lines(), f"speculation saved {saved:.1f} s of {busy:.1f} s"):
+            note(line)
     if stats:
         note(done.line())
     if done.interrupted:

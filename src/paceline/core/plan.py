@@ -128,6 +128,8 @@ class Plan:
     passes: int = 1
     """Passes of the target in one call. More than one only where every item's request is `judge_free`, and the one
     drafter, if there is any, can draft in a run."""
+    why: tuple[str, ...] = ()
+    """Reasons of the choice in words."""
 
     @property
     def taps(self) -> tuple[str, ...]:

@@ -62,7 +62,10 @@ def build(options: Options) -> tuple[Engine, Text]:
     )  # fmt: skip
     eos = known_ids(text.eos, model.vocab_size, pair.model)
     check_defaults(text.defaults, pair.model)
-    engine = Engine(model, config, components=components, callable=user, tokenizer=text.tokenizer, eos=eos)
+    from paceline.engine import learned
+
+    known = learned.recall(options)
+    engine = Engine(model, config, components=components, callable=user, tokenizer=text.tokenizer, eos=eos, known=known)
     start(engine, options, components)
     if files is not None:
         engine.keep_on_disk(files)
@@ -142,17 +145,13 @@ def form_of(options: Options, quantize: str | None) -> dict[str, Any]:
 
 
 def start(engine: Engine, options: Options, components: dict[str, Component]) -> None:
-    """Measure the machine where the planner needs that, and recall what was learned."""
+    """Measure the machine where the planner needs that."""
     if (
         DRAFTERS.card(drafter_of(options)[0]).arms or options.tbt_target_ms is not None
-    ) and engine.desk.policy.times is not None:
+    ) and engine.desk.policy.state() is not None:
         from paceline.engine.calibrate import calibrated
 
-        engine.desk.policy.times = calibrated(engine, facts(options, engine.model, *components.values()))
-    if options.keep_learned:
-        from paceline.engine import learned
-
-        learned.recall(engine, options)
+        engine.table.times.become(calibrated(engine, facts(options, engine.model, *components.values())))
 
 
 def check_options(options: Options) -> None:

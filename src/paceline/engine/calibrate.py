@@ -7,15 +7,16 @@ import json
 import logging
 import math
 import platform
-from collections.abc import Callable, Iterator, Sequence
+import random
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time, time
 from typing import Any
 
 from paceline import __version__
 from paceline.core.params import SamplingParams
-from paceline.core.plan import Item, MinChance, Work
+from paceline.core.plan import MinChance, Work
 from paceline.core.request import Request
 from paceline.core.rows import RowsBuilder
 from paceline.draft import DRAFTERS
@@ -25,12 +26,11 @@ from paceline.engine.totals import Totals
 from paceline.model.native import NativeDecoder
 from paceline.native.build import library
 from paceline.native.store import home, trusted, write
-from paceline.plan import Share
-from paceline.plan.choose import Arm, Goodput
+from paceline.plan import LengthPolicy, Share, StepDecision
 from paceline.plan.cost import KNOTS, Drafting, StepTimes, Times
 
 log = logging.getLogger("paceline")
-VERSION = 12
+VERSION = 13
 """Version of the meaning of the table's terms."""
 BUDGET_S = 8.0
 """Seconds of a calibration, half of them for the target alone: what would take longer is left to the first steps of
@@ -45,23 +45,30 @@ MIN_TIMED_STEPS, SLICE_S = 3, 0.25
 """Minimum number of steps per kind, and the seconds after which no more are run: every drafter is measured on a slow
 model, too."""
 
+LEAST_CPU_SHARE = 0.7
+"""CPU seconds of this process for each second of a calibration whose table is kept, at least. One thread is always busy
+then; under a quota, or while other programs run, it waits."""
+TABLE_AGE_S = 30 * 86_400.0
+"""Seconds after which a kept table is measured again: machines change."""
+
 Sample = tuple[Work, Sequence[Drafting], Times]
 
 
-class AsTold(Goodput):
+class AsTold(LengthPolicy):
     """Policy that shares as instructed, and keeps the samples that it observes."""
 
-    def __init__(self, arms: dict[str, Arm], limit: Callable[[Request, str], int]) -> None:
-        super().__init__(arms, StepTimes(), limit)
+    def __init__(self) -> None:
         self.drafter, self.nodes, self.several = PLAIN_DRAFTER, 0, 1
         self.samples: list[Sample] = []
 
-    def share(self, requests: Sequence[Request], spare: int, base: Work) -> dict[int, Share]:
-        each = min(self.nodes, spare // max(len(requests), 1))
-        return {r.id: Share(self.drafter if each else PLAIN_DRAFTER, each, each, MinChance(0.0)) for r in requests}
-
-    def passes(self, items: Sequence[Item], base: Work) -> int:
-        return self.several
+    def decide(self, requests: Sequence[Request], room: int, base: Work) -> StepDecision:
+        each = min(self.nodes, room // max(len(requests), 1))
+        depths = {r.id: min(each, r.left - 1) for r in requests}
+        shares = {
+            i: Share(self.drafter if deep else PLAIN_DRAFTER, deep and each, deep, MinChance(0.0))
+            for i, deep in depths.items()
+        }
+        return StepDecision(shares, passes=self.several)
 
     def learn(self, notes: Any, work: Work, parts: Sequence[Drafting], times: Times) -> None:
         self.samples.append((work, parts, times))
@@ -79,16 +86,23 @@ def calibrated(engine: Engine, facts: dict[str, Any]) -> StepTimes:
     for component in engine.components.values():
         if isinstance(component, NativeDecoder):
             component.settle()
-    started = perf_counter()
+    started, cpu = perf_counter(), process_time()
     times = measure(engine)
-    log.info("Measured what steps cost in %.1f s: %s", perf_counter() - started, path)
-    keep(path, times)
+    took, cpu = perf_counter() - started, process_time() - cpu
+    log.info("Measured what steps cost in %.1f s: %s", took, path)
+    if cpu >= LEAST_CPU_SHARE * took:
+        keep(path, times)
+    else:
+        log.warning(
+            "The CPU was available for %.0f %% of the time in which step times were measured, because of a quota or "
+            "other programs; the table is used now and measured again at the next start.", 100 * cpu / took,
+        )  # fmt: skip
     return times
 
 
 def kept(path: Path) -> StepTimes | None:
     """The table of an earlier start; None where there is none, or it is of no use."""
-    if not trusted(path):
+    if not trusted(path) or time() - path.stat().st_mtime > TABLE_AGE_S:
         return None
     try:
         times = StepTimes.load(json.loads(path.read_text(encoding="utf-8")))
@@ -127,20 +141,19 @@ def measure(engine: Engine) -> StepTimes:
     for _ in range(SWEEPS):
         for work, seconds in passes(engine, end - BUDGET_S / 2):
             alone[work] = min(seconds, alone.get(work, seconds))
-    policy = engine.desk.planner.length
-    told = AsTold(policy.arms if isinstance(policy, Goodput) else {}, engine.table.depth)
-    engine.desk.planner.length = engine.table.policy = told
+    policy, told = engine.table.policy, AsTold()
+    engine.table.policy = told
     try:
         for batch in BATCHES:
             if batch <= engine.config.max_requests:
                 rounds(engine, told, batch, end)
     finally:
-        engine.desk.planner.length = engine.table.policy = policy
+        engine.table.policy = policy
         engine.drafters.restart()
         engine.desk.totals, engine.timer = Totals(), type(engine.timer)()
         engine.cache.drop_prefix()
         engine.cache.pool.queries = engine.cache.pool.hits = 0
-    times.beside = {name: 0.0 for name, arm in told.arms.items() if arm.ahead}
+    times.beside = {name: 0.0 for name, facts in engine.table.entries.items() if facts.ahead}
     whole = [
         (work, took.target) for work, parts, took in told.samples if not {p.drafter for p in parts} & {*times.beside}
     ]
@@ -159,6 +172,7 @@ def passes(engine: Engine, end: float) -> Iterator[tuple[Work, float]]:
     if engine.model.max_len > LONG_TEXT + 64:
         kinds += [(1, 1, LONG_TEXT), (1, 16, LONG_TEXT), (1, min(256, most), LONG_TEXT), (min(4, few), 1, LONG_TEXT)]
     each = 0.0  # seconds of a row
+    ids = random.Random(0).choices(range(model.vocab_size), k=max(KNOTS))  # of one id a mixture runs few experts alone
     for requests, rows, context in sorted(kinds, key=lambda kind: kind[0] * kind[1]):
         if perf_counter() + REPEATS * each * requests * rows > end:
             return
@@ -176,7 +190,7 @@ def passes(engine: Engine, end: float) -> Iterator[tuple[Work, float]]:
                 builder = RowsBuilder()
                 for txn in txns:
                     want = list(range(rows)) if rows <= 64 else [rows - 1]
-                    builder.add([0] * rows, txn.slots, txn.table, context, want=want)
+                    builder.add(ids[:rows], txn.slots, txn.table, context, want=want)
                 built = builder.build(model.device)
                 started = perf_counter()
                 model.forward(built).logits.sum().item()  # waits for a GPU
@@ -224,7 +238,7 @@ def rounds(engine: Engine, told: AsTold, batch: int, end: float) -> None:
             (PLAIN_DRAFTER, 0, 2),
             *((arm, nodes, 1) for nodes in NODES for arm in requests[0].arms),
         ]
-        kinds += [(arm, nodes, 2) for arm in requests[0].arms if told.arms[arm].runs for nodes in NODES]
+        kinds += [(arm, nodes, 2) for arm in requests[0].arms if engine.table.entries[arm].runs for nodes in NODES]
         must = 2 + len(requests[0].arms) if batch == 1 else 0
         for place, (drafter, nodes, several) in enumerate(kinds):
             if place >= must and perf_counter() > end:

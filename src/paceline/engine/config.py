@@ -38,3 +38,8 @@ class EngineConfig(StepOptions):
     def of(cls, options: StepOptions, **found: Any) -> "EngineConfig":
         """The options of the steps as they were given, unless `found` has another value."""
         return cls(**{f.name: getattr(options, f.name) for f in fields(StepOptions)} | found)
+
+    @property
+    def patience(self) -> float:
+        """`patience_ms`, or `tbt_target_ms` where that is less, in seconds."""
+        return min(self.patience_ms, self.tbt_target_ms or self.patience_ms) / 1e3

@@ -1,7 +1,7 @@
 """The deciding half of the engine: which requests wait, which run, and which rows each gets. No tensors, no clock (D8):
 the engine and the simulator own one each, and equal inputs make equal decisions."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ from paceline.cache.policies import policy
 from paceline.cache.txn import Move, Txn
 from paceline.core.component import TARGET
 from paceline.core.joined import Layout, joined
-from paceline.core.plan import Item, Note, Plan
+from paceline.core.plan import Item, Note, Plan, Work
 from paceline.core.request import FinishReason, Request
 from paceline.core.result import Result
 from paceline.engine.branches import Branches, BranchFamily, splice
@@ -26,18 +26,14 @@ if TYPE_CHECKING:
     from paceline.engine.config import EngineConfig
 
 
-Groups = Callable[[Request], tuple[str, ...]]
-"""The K/V groups that a request's lease keeps."""
-
-
 class Desk:
     """Requests from their arrival to their last token. One thread owns it."""
 
     def __init__(
-        self, cache: Cache, schedule: SchedulePolicy, planner: Planner, groups: Groups, max_requests: int
+        self, cache: Cache, schedule: SchedulePolicy, planner: Planner, table: DrafterTable, max_requests: int
     ) -> None:
-        self.cache, self.schedule, self.planner = cache, schedule, planner
-        self.groups, self.max_requests = groups, max_requests
+        self.cache, self.schedule, self.planner, self.table = cache, schedule, planner, table
+        self.max_requests = max_requests
         self.totals = Totals()
         self.waiting: list[Request] = []
         self.running: list[Request] = []
@@ -54,28 +50,27 @@ class Desk:
         """As an engine of this configuration has it; `groups` are those other than the target's, `states` those of all
         that keep a state of each text, `identity` that of the model."""
         table.shares = config.prefix_cache
-        table.policy.patience = min(config.patience_ms, config.tbt_target_ms or config.patience_ms) / 1e3
         forget = policy(config.eviction)(config.blocks)
         cache = Cache(
             config.blocks, config.block_size, groups=groups, prefix=config.prefix_cache, eviction=forget, states=states,
             identity=identity,
         )  # fmt: skip
-        planner = Planner(table.policy, config.row_budget, taps=table.taps, further=table.further)
+        planner = Planner(table.decide, config.row_budget, taps=table.taps, further=table.further)
         schedule = policies.policy(
             config.schedule,
             config.order,
             config.row_budget,
             tbt_target_ms=config.tbt_target_ms,
-            seconds=None if table.policy.times is None else table.policy.seconds,
+            seconds=None if table.policy.state() is None else table.times.like_latest,
             group_size=config.group_size,
             shape=shape(table.defaults),
         )
-        return cls(cache, schedule, planner, table.groups, config.max_requests)
+        return cls(cache, schedule, planner, table, config.max_requests)
 
     @property
     def policy(self) -> LengthPolicy:
         """Policy that decides which drafter drafts how many tokens."""
-        return self.planner.length
+        return self.table.policy
 
     @property
     def busy(self) -> bool:
@@ -88,7 +83,8 @@ class Desk:
             return []
         filling = sum(self.cache.blocks_for(len(r.tokens)) - len(lease_of(r).blocks) for r in self.running)
         new, queue = list[Request](), self.schedule.order(self.waiting, now)
-        self.policy.attend([*self.running, *queue][: self.max_requests])
+        company = [*self.running, *queue][: self.max_requests]
+        self.table.decide(company, 0, Work.of((1, len(r.tokens), 1) for r in company))
         for request in queue:
             if len(self.running) >= self.max_requests:
                 break
@@ -136,7 +132,7 @@ class Desk:
     def _groups(self, request: Request) -> Iterable[str]:
         """A later sample keeps what its like keep: else it could not share their prompt."""
         like = next((r for r in self.running if r.group == request.group), None)
-        return self.groups(request) if like is None else lease_of(like).groups
+        return self.table.groups(request) if like is None else lease_of(like).groups
 
     def plan(self, now: float) -> Plan:
         """Plan the next step. A request that is pre-empted in it has given up its lease and waits again."""

@@ -349,7 +349,7 @@ class DrafterPool:
         log.warning("Drafter %r failed (%r); its %d requests continue without it.", own, error, len(asks))
         self.errors = [*self.errors[-15:], error]
         self.failed[own] = self.failed.get(own, 0) + 1
-        self.table.policy.failed(own)
+        self.table.failed(own)
         self.recorder.failed(own, [ask.request for ask in asks])
         for ask in asks:
             if not ask.request.arms:

@@ -5,14 +5,14 @@ import hashlib
 import json
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline import __version__
-from paceline.engine.loop import Engine
 from paceline.native.store import home, trusted, write
-from paceline.plan.choose import Goodput
+from paceline.plan.belief import Beliefs
 
 if TYPE_CHECKING:
+    from paceline.engine.loop import Engine
     from paceline.engine.options import Options
 
 log = logging.getLogger("paceline")
@@ -26,30 +26,26 @@ def place(options: "Options") -> Path:
     return home() / f"learned-{seal}.json"
 
 
-def recall(engine: Engine, options: "Options") -> None:
-    """Begin with what an earlier start has learned, if it was kept."""
-    if (planner := chooser(engine, options)) is None:
-        return
+def recall(options: "Options") -> dict[str, Any] | None:
+    """What an earlier start has learned, if it was kept."""
     path = place(options)
-    if not trusted(path):
-        return
+    if not options.keep_learned or not trusted(path):
+        return None
     try:
-        planner.acceptance.recall(json.loads(path.read_text(encoding="utf-8")))
+        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        Beliefs().recall(kept["beliefs"])
+        return kept
     except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:  # a damaged file
-        log.warning("What an earlier start learned (%s) cannot be used (%r); it is learned again.", path, error)
+        log.warning("What an earlier start has learned (%s) is of no use (%r); it is learned again.", path, error)
+        return None
 
 
-def keep(engine: Engine, options: "Options") -> None:
+def keep(engine: "Engine", options: "Options") -> None:
     """Write what is known now; a disk that refuses costs the next start a few tries, no more."""
-    if (planner := chooser(engine, options)) is None or not planner.acceptance.means:
+    state = engine.desk.policy.state()
+    if not options.keep_learned or state is None or not state["beliefs"]:
         return
     try:
-        write(place(options), json.dumps(planner.acceptance.dump()))
+        write(place(options), json.dumps(state))
     except OSError as error:
         log.warning("What was learned of drafters cannot be kept: %s", error)
-
-
-def chooser(engine: Engine, options: "Options") -> Goodput | None:
-    """The policy that learns, where it is to be remembered."""
-    policy = engine.desk.policy
-    return policy if options.keep_learned and isinstance(policy, Goodput) else None

@@ -54,12 +54,13 @@ class Engine:
         tokenizer: Any = None,
         eos: Collection[int] = (),
         times: StepTimes | None = None,
+        known: dict[str, Any] | None = None,
         now: Callable[[], float] = monotonic,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         """`components`: what the engine has in addition to the target, by name: a draft model, heads, judges. `times`:
-        what steps cost, as far as known. `now` tells when requests arrive, `clock` how long parts of a step take; both
-        in seconds."""
+        what steps cost, as far as known. `known`: what an earlier policy learned (`LengthPolicy.state`). `now` tells
+        when requests arrive, `clock` how long parts of a step take; both in seconds."""
         if config.row_budget < config.max_requests:
             raise InputError(f"row_budget {config.row_budget} is below max_requests {config.max_requests}; raise it.")
         self.components: dict[str, Component] = {TARGET: model, **(components or {})}
@@ -69,7 +70,10 @@ class Engine:
             check_component(name, component, model)
             component.allocate(config.blocks + (scratch if name == TARGET else 0), config.block_size)
         groups = [n for n, it in self.components.items() if keeps_rows(it) and n != TARGET]
-        self.table = DrafterTable(config.length, times or StepTimes(), config.cheap_rows, config.row_cost)
+        self.table = DrafterTable(
+            config.length, times or StepTimes(), cheap_rows=config.cheap_rows, row_cost=config.row_cost,
+            patience=config.patience, known=known,
+        )  # fmt: skip
         self.table.verifier_taps = {name: card.taps for name, card in VERIFIERS.items() if card.taps}
         self.desk = Desk.of(config, self.table, groups, stateful(self.components), root_of(self.components))
         sampler = Sampler(model.vocab_size, *reading(tokenizer, model.vocab_size, eos))
@@ -192,6 +196,7 @@ class Engine:
         times = self._times(begun, computed)
         self.recorder.ran(results, found, work, parts, times)
         self.desk.policy.learn([*notes, *found], work, parts, times)
+        self.desk.totals.account(self.table.decision.account, plan.why)
         for request in ended:
             self.desk.policy.drop(request)
         return changed

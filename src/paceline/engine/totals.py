@@ -20,6 +20,12 @@ class Totals:
     preemptions: int = 0
     drafter_errors: dict[str, int] = field(default_factory=dict)
     drafters: dict[str, SpecStats] = field(default_factory=dict)
+    saved_s: float = 0.0
+    """Seconds that speculation has saved against plain decoding, by the governor's account; below 0: lost."""
+    busy_s: float = 0.0
+    """Seconds of all steps."""
+    why: tuple[str, ...] = ()
+    """Reasons of the latest decision."""
 
     def admitted(self, request: Request) -> None:
         """Count a request that got its first lease."""
@@ -36,6 +42,11 @@ class Totals:
             stats.count(note.offered, note.kept)
         stats.passes += len(notes)
         stats.generated += generated
+
+    def account(self, account: tuple[float, float], why: tuple[str, ...]) -> None:
+        """Take over the policy's account (seconds saved, seconds of all steps) and the reasons of its decision."""
+        self.saved_s, self.busy_s = account
+        self.why = why or self.why
 
     def failed(self, drafter: str, count: int = 1) -> None:
         """Count failures of a drafter."""

@@ -1,20 +1,26 @@
-"""Who gets which rows. Pure decisions: no tensors, no clock (D8)."""
+"""Shares of rows. Pure decisions: no tensors, no clock (D8)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from math import inf
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.core.forest import MAX_CANDIDATES
-from paceline.core.plan import Item, MinChance, Note, Panel, Work
+from paceline.core.plan import MinChance, Note, Panel, Work
 from paceline.core.registry import Ahead, Registry, Runs
 from paceline.core.request import Request
 
 if TYPE_CHECKING:
     from paceline.plan.cost import Drafting, StepTimes, Times
 
+NONE = "none"
+"""Drafter of a request that nobody drafts for."""
+HORIZON = 256
+"""Tokens of an answer within which reading its text with a draft model has to pay."""
+
 
 class Share(NamedTuple):
-    """Who drafts for one request in this step, and how much: see `Item`."""
+    """Drafter and nodes of one request in this step: see `Item`."""
 
     drafter: str
     nodes: int
@@ -46,88 +52,91 @@ class DrafterFacts:
     """Hidden states of the target that it reads."""
     ahead: Ahead = ""
     """What it drafts while the target's pass runs (`Offers.ahead`)."""
+    failures: int = 0
+    """How often it has raised."""
 
     def further(self, nodes: int, depth: int) -> int:
-        """Rows that it drafts while a pass runs with so many nodes of it, of a text that goes on for `depth` more."""
+        """Rows that it drafts while a pass runs with `nodes` of it, of a text that goes on for `depth` more."""
         if not nodes or not self.ahead or depth < 2:
             return 0
         return min(nodes + 1, depth) if self.ahead == "path" else max(0, MAX_CANDIDATES - nodes)
 
 
+@dataclass(slots=True)
+class StepDecision:
+    """What a policy decides about a step."""
+
+    shares: Mapping[int, Share] = field(default_factory=dict)
+    """{request id: share}"""
+    panels: tuple[Panel, ...] = ()
+    """Where drafts may be cut once they are drawn, fewest rows first."""
+    passes: int = 1
+    """Most passes of the target in the step."""
+    why: tuple[str, ...] = ()
+    """Reasons in words, one for each bet that was taken."""
+    account: tuple[float, float] = (0.0, 0.0)
+    """Seconds that speculation has saved against plain decoding, and seconds of all steps, before this one."""
+    gain: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """{K/V group: seconds that drafting with it is expected to save for each token of a request, and may save at best}.
+    A group that is missing is always kept up."""
+    room: float = inf
+    """Seconds that reading for groups of uncertain use may still cost in this step."""
+    explorer: int = -1
+    """The request that may read for such a group: one shows what it is good for."""
+    answers: dict[tuple[int, str], bool] = field(default_factory=dict)
+
+    def reads(self, request: int, group: str, seconds: float, left: int) -> bool:
+        """Is reading a text with this group for `seconds` worth it, where `left` tokens may still come? It is if the
+        expected gain pays for it; if only the best one does, one request reads, as
+        far as there is room. The same question has the same
+        answer throughout a step."""
+        if group not in self.gain:
+            return True
+        if (answer := self.answers.get((request, group))) is None:
+            expected, best = (each * min(left, HORIZON) for each in self.gain[group])
+            answer = expected >= seconds
+            if not answer and request == self.explorer and best >= seconds and self.room >= seconds:
+                self.room -= seconds
+                answer = True
+            self.answers[request, group] = answer
+        return answer
+
+
 class LengthPolicy:
-    """Who drafts how much. May depend on anything known before the draft is drawn, and on nothing else (D2)."""
-
-    times: "StepTimes | None"
-    """What steps cost, in seconds, where the policy keeps a table of it."""
-    step: int
-    """Passes of the target so far, as far as the policy counts them."""
-    patience: float
-    """Seconds that a step of more than one pass may take."""
-
-    @property
-    def count(self) -> int:
-        """Requests of the latest choices."""
-        return 0
+    """Policy that decides which drafter drafts how many nodes. It may depend on anything known before the draft is
+    drawn, and on nothing else (D2). This one lets nobody draft."""
 
     def enrol(self, drafter: str, facts: DrafterFacts) -> None:
-        """Make a drafter known."""
+        """Make a drafter known, or what has changed of it."""
 
-    def share(self, requests: Sequence[Request], spare: int, base: Work) -> Mapping[int, Share]:
-        """{request id: share}, 0 .. MAX_CANDIDATES nodes each and at most `spare` together, for requests that draw a
-        token in this step. `base`: the pass without any nodes. This one lets nobody draft."""
-        return {r.id: Share("none", 0, 0) for r in requests}
-
-    def panels(self, base: Work) -> tuple[Panel, ...]:
-        """Where drafts may be cut in the step that was just shared out, fewest rows first."""
-        return ()
-
-    def passes(self, items: Sequence[Item], base: Work) -> int:
-        """Of the target in one step of these items, who decode one token each, at most."""
-        return 1
+    def decide(self, requests: Sequence[Request], room: int, base: Work) -> StepDecision:
+        """Decide a step. `requests` draw a token in it, and get 0 .. MAX_CANDIDATES nodes each, at most `room` in all.
+        `base`: the pass without any nodes. Without room the answer is about K/V groups alone."""
+        return StepDecision({r.id: Share("none", 0, 0) for r in requests})
 
     def learn(self, notes: Sequence[Note], work: Work, parts: "Sequence[Drafting]", times: "Times") -> None:
-        """What a step taught."""
-
-    def failed(self, drafter: str) -> None:
-        """A drafter raised."""
+        """What the step that was decided last has taught."""
 
     def drop(self, request: Request) -> None:
         """A request has ended."""
 
-    def seconds(self, work: Work) -> float:
-        """Of a step whose pass is this work and that drafts as the latest did, for a policy with `times`."""
-        return 0.0
-
-    def attend(self, requests: Sequence[Request]) -> None:
-        """Those who hold leases in the step that is planned next, before anything of it is asked."""
-
-    def hopeless(self, drafter: str, request: Request, rows: int) -> bool:
-        """Is it not expected to draft for this request while so many decode, or not to bring what reading the `rows`
-        that its K/V lacks costs? Then that is not kept up, until it is."""
-        return False
-
-    def affords(self, group: str, rows: int) -> bool:
-        """Of a K/V group whose drafters are hopeless: may so many rows be read, to see whether they are?"""
-        return True
-
-    def idle(self, drafter: str) -> bool:
-        """Is this drafter of no use to anybody at present?"""
-        return False
+    def state(self) -> dict[str, Any] | None:
+        """What it has learned, as JSON for `Basis.known`; None for a policy that does not learn."""
+        return None
 
 
 @dataclass(slots=True)
 class Basis:
     """What a policy is made from. `cheap_rows`, `row_cost`: those of `FixedLength`; `limit(request, drafter)`: how deep
-    a draft may be."""
+    a draft may be; `patience`: seconds that a step of several passes may take."""
 
     times: "StepTimes"
     limit: Callable[[Request, str], int]
-    limits: dict[str, int] = field(default_factory=dict)
-    """{drafter: longest text that it can draft for}"""
-    defaults: dict[str, int] = field(default_factory=dict)
-    """{drafter: nodes of a step}"""
     cheap_rows: int | None = None
     row_cost: float = 0.0
+    patience: float = 0.0
+    known: dict[str, Any] | None = None
+    """`LengthPolicy.state` of an earlier policy."""
 
 
 @dataclass(frozen=True, slots=True)

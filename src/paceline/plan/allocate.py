@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from paceline.core.plan import MinChance, Panel, Work
-from paceline.plan.acceptance import Expected
+from paceline.plan.belief import Expected
 from paceline.plan.cost import OPENINGS, PANEL, Drafting, StepTimes
+from paceline.plan.governor import fitting
 
 STAGES = 2
 """Stages that are priced of each round of nodes, one to everybody, at least."""
@@ -17,9 +18,8 @@ LEAST, MOST = 0.01, 0.6
 RARELY = 0.01
 """Least share of the steps that is taken to have a draft."""
 MARGIN = 1.01
-"""Drafting has to be better than not drafting by so much."""
-APART = 1.02
-"""To each its own has to be better than one drafter for all by so much: of many estimates the best is too good."""
+"""How much better drafting has to be than not drafting, and a drafter for each request than one for all: of many
+estimates the best is too good."""
 
 
 class Point(NamedTuple):
@@ -31,11 +31,9 @@ class Point(NamedTuple):
     tokens: float
     rows: float
     law: Expected | None = None
-    """Of a draft at least so deep."""
+    """Expected figures of a draft at least as deep."""
 
 
-PASSES = 8
-"""Of the target in one step, at most."""
 NOTHING = Point(0, 0, 0.0, 0.0)
 
 Pick = tuple[str, Point]
@@ -46,13 +44,8 @@ Points = Mapping[int, Mapping[str, Sequence[Point]]]
 """{request id: {drafter: what it could be given, the fewest nodes first}}"""
 
 
-def fitting(patience: float, seconds: float) -> int:
-    """Passes of so many seconds each that a step may have."""
-    return max(1, min(PASSES, int(patience / seconds)))
-
-
 class Price:
-    """Seconds of a step that is `base` and so many rows more, less what the rows of prompts cost in any case: beside
+    """Seconds of a step that is `base` and some rows more, less what the rows of prompts cost in any case: next to
     them, who bring no tokens, drafts would seem cheap. Where one of `runs` drafts for all who draft, a step may have
     as many passes as `patience` allows, and each its part is counted. Made for one decision: it remembers."""
 
@@ -92,7 +85,7 @@ class Price:
         return self.drafted(sum(point.rows for point in points), parts_of(choice), share)
 
     def drafted(self, rows: float, parts: Sequence[Drafting], share: float = 1.0) -> float:
-        """With so many rows that these draft, in a share of the steps."""
+        """Seconds with `rows` that these draft, in a share of the steps."""
         of_draft, of_rest, requests = self.times.of_draft, self.times.of_rest, self.base.requests
         if self.patience and len(parts) < 2 and all(part.drafter in self.runs for part in parts):
             alone = self.rows(rows, share) - of_rest(requests, rows)
@@ -152,7 +145,7 @@ def best(points: Points, spare: int, price: Price) -> tuple[Choice, float]:
     if len(points) > 1:
         choice = apart(points, spare, price, most)
         goodput = (len(points) + sum(point.tokens for _, point in choice.values())) / price.of(choice)
-        if goodput > most * APART:
+        if goodput > most * MARGIN:
             found, most = choice, goodput
     return (found, most) if found else (found, nothing)
 
@@ -221,14 +214,8 @@ def slope(a: Point, b: Point) -> float:
     return (b.tokens - a.tokens) / max(b.rows - a.rows, 0.1)
 
 
-def gain(price: Price, drafter: str, points: Sequence[Point], count: int) -> float:
-    """Speed of `count` requests that this drafter gives the best of `points`, over that of plain decoding."""
-    seconds = [price.of(dict.fromkeys(range(count), (drafter, point))) for point in points]
-    return max((1.0 + point.tokens) / took for point, took in zip(points, seconds)) * price.of({})
-
-
 def prepared(kept: Sequence[float], nodes: int) -> float:
-    """Share of passes that find a draft of so many nodes prepared, which a `path` was during the pass before. Of two
+    """Share of passes that find a draft of `nodes` prepared, which a `path` was during the pass before. Of two
     states (PEARL, arXiv 2408.11850): with a draft, all of it and the token behind it must be kept for the next one;
     without, one token."""
     first, whole = kept[0], kept[min(nodes, len(kept) - 1)]

@@ -1,529 +1,437 @@
 """`Goodput`: who drafts how much, by expected committed tokens per second (Liu et al. 2024, SmartSpec: goodput, in its
-per-request form). "Draft nothing" is always one of the choices.
+per-request form). To draft nothing is always one of the choices.
 
-All that it reads is known before anything is drawn in the step, so any verifier's rule stays exact (D2). Its own
-inputs are the table of costs and the acceptance; equal inputs make equal choices, for it has no clock and no chance.
+All that it reads is known before anything is drawn in the step, so any verifier's rule stays exact (D2). It has no
+clock and no chance: equal inputs make equal decisions.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field
-from math import ceil, sqrt
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from paceline.core.plan import Item, MinChance, Note, Panel, Work
-from paceline.core.registry import Ahead, Runs
+from paceline.core.plan import MinChance, Note, Panel, Work
 from paceline.core.request import Request
-from paceline.plan import DrafterFacts, LengthPolicy, Share
-from paceline.plan.acceptance import Acceptance, Key
-from paceline.plan.allocate import Choice, Pick, Point, Price, best, fitting, gain, prepared
+from paceline.plan import NONE, POLICIES, Basis, Chooses, DrafterFacts, LengthPolicy, Share, StepDecision
+from paceline.plan.allocate import Choice, Pick, Point, Price, best
+from paceline.plan.arm import Arm
+from paceline.plan.belief import DEPTH, LOOKUP, MODEL, Beliefs
+from paceline.plan.bets import Bet, Bound
 from paceline.plan.cost import Drafting, StepTimes, Times
-from paceline.plan.keep import pays, plain, reading
+from paceline.plan.fixed import FixedLength
+from paceline.plan.governor import Governor, fitting
 
-PERIOD, FIRST = 16, 4
-"""Steps that a choice holds, one of nobody twice as long; and one that gives work to a drafter who had none."""
-TOLD = 5.0
-"""Rounds that are known of a drafter before a choice of it holds so long."""
-MANY, LONGER, RECENT = 4, 24, 64
-"""From so many requests on a choice takes a tenth of a step: it holds longer, and who had work of late is not new."""
-KNOWN, SELDOM = 300, 4
-"""From so many steps on the table of costs learns from every fourth one: learning costs time, too."""
-HEARING = 8
-"""Steps after which acceptance hears of them, at the latest."""
-PROBING = 0.01
-"""Most of the time that may be lost to trying what is not chosen."""
-EARLY, CREDIT = 8, 8
-"""So many tries of a drafter that nobody knows yet come soon, and the time of so many plain steps may be lost
-beforehand."""
-FIRST_GAP, LAST_GAP = 4, 24
-"""Steps from one try of a drafter to the next: the more it is expected to lose, the more."""
-SURPRISE = 0.2
-"""A try that pays, and brings so much as was expected of one in five, is repeated at once."""
-USELESS = 3
-"""Tries in a row that brought less than they cost; and, where they brought nothing, the next ones are of one node,
-of a merged drafter (whose first part would take it) of its fewest."""
+HOLD, YOUNG = 16, 4
+"""Steps that a choice holds; and one of a drafter that is known from fewer than YOUNG rounds."""
+MANY = 4
+"""From this number of requests on, choosing takes longer, and a choice holds twice as long."""
+KEEPS = 1.1
+"""Keeping K/V up is expected to pay only where drafting makes decoding this many times as fast."""
 AGAIN = 32
-"""Steps after which it is asked anew whether a drafter's K/V is worth keeping up."""
-BANNED = 256
-"""Steps that a drafter rests after it has failed; doubled each time."""
-LOOKUP, MODEL = 0.3, 0.7
-"""Chance of a first draft before anybody has tried: of one that only reads texts, and of a model's."""
-CHAIN = (1, 2, 3, 4, 6, 8, 12)
-DEPTH = 16
-"""Deepest place of a tree that is counted."""
-NONE = "none"
-
-
-MOST_TENANTS = 256
-"""Tenants of whom is kept what was learned."""
-
-
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """One drafter as the chooser sees it. `sizes`: numbers of nodes to choose from; a chain's acceptance is one
-    distribution at every length, a tree's depends on its size."""
-
-    drafter: str
-    sizes: tuple[int, ...]
-    chain: bool
-    stops_early: bool = False
-    """It ends a draft where more does not pay: alone, when rows are cheap, it needs no other size than its largest."""
-    always_asked: str | None = None
-    """A drafter whose chain is always in it."""
-    runs: Runs = False
-    """It can draft in steps of several passes, for all requests or for greedy ones."""
-    ahead: Ahead = ""
-    """What it drafts while the target's pass runs: a `path` has one length, that of the pass."""
-    like: str | None = None
-    """Whose chains a `path` drafts: those of the same K/V group. What is known of them holds for it, too."""
-
-    @classmethod
-    def of(
-        cls, drafter: str, nodes: int, chain: bool, stops_early: bool = False, limit: int | None = None,
-        always_asked: str | None = None, runs: Runs = False, ahead: Ahead = "", like: str | None = None,
-    ) -> "Arm":  # fmt: skip
-        """Sizes around a drafter's own number of nodes, none above `limit`."""
-        most = max(8, nodes)
-        small = [n for n in CHAIN if n < most] if chain else [nodes // 2] if nodes > 1 else []
-        sizes = [*small, most if chain else nodes]
-        if limit is not None:
-            sizes = [*(n for n in sizes if n < limit), limit]
-        return cls(drafter, tuple(sizes), chain, stops_early and not chain, always_asked, runs, ahead, like)
-
-    def runs_for(self, requests: Iterable[Request]) -> bool:
-        """Can it draft for all of them in steps of several passes?"""
-        return self.runs is True or (self.runs == "greedy" and all(r.params.greedy for r in requests))
-
-    def key(self, size: int) -> Key:
-        """Where acceptance keeps it."""
-        return (self.like or self.drafter, 0 if self.chain else size)
+"""Steps after which it is asked again what keeping K/V up is worth."""
+REST = 256
+"""Steps that a drafter rests after each failure, times its failures so far."""
+SELDOM, KNOWN = 4, 300
+"""From KNOWN steps on the table learns from one step in SELDOM: learning takes time, too."""
+MOST_BELIEFS = 256
+"""Tenants whose beliefs are kept; those of tenants with requests in flight always are."""
 
 
 @dataclass(slots=True)
-class CurrentChoice:
+class HeldChoice:
     """A choice that holds for some steps."""
 
     picks: dict[int, Pick | None] = field(default_factory=dict)
     """{request id: pick} of those that were there when it was made."""
     usual: Pick | None = None
-    """What most of them were given, or its least size."""
+    """What most of them were given, of the least size."""
     worth: dict[str, MinChance] = field(default_factory=dict)
     panels: tuple[Panel, ...] = ()
     goodput: float = 0.0
     count: int = 0
     """Requests that it was made for."""
     left: int = 0
-    """Steps of its kind that it holds on."""
+    """Steps that it holds on."""
+    why: tuple[str, ...] = ()
 
     def pick(self, request: Request) -> Pick | None:
-        """Of one who is here; who came since gets what most have, as far as it may."""
+        """The pick of a request. One that came since gets what most have, as far as it may."""
         pick, wish = self.picks.get(request.id, self.usual), request.params.max_nodes
         fits = pick is not None and pick[0] in request.arms and (wish is None or pick[1].nodes <= wish)
         return pick if fits else None
 
+    def fits(self, requests: Sequence[Request]) -> bool:
+        """Does it still hold? Not when half of the requests came or went, or half are others."""
+        new = sum(r.id not in self.picks for r in requests)
+        return self.left > 0 and 2 * abs(len(requests) - self.count) <= self.count and 2 * new <= len(requests)
 
-@dataclass(slots=True)
-class Probe:
-    """When an arm that is not chosen is tried."""
 
-    due: int = 0
-    last: int = 0
-    """Step of the latest try: who has waited longest comes first, so that nobody spends what another saves for."""
-    count: int = 0
-    """Tries so far: a tree's sizes take turns."""
-    wasted: int = 0
-    """The latest tries, all of which brought less than they cost."""
-    missed: int = 0
-    """The latest tries, all of which brought nothing."""
-    again: bool = False
-    """The latest one went far better than expected: the next comes at once, whatever was spent."""
-    banned: int = 0
-    """Length of its last rest, after a failure; 0: it has never failed."""
-    chosen: int = -RECENT
-    """Step up to which it was last in a choice."""
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A request that tries what is not chosen: seconds that a pass takes longer, and the goodput that it gives up."""
+
+    request: int
+    drafter: str
+    more: float
+    goodput: float
 
 
 @dataclass(slots=True)
 class Goodput(LengthPolicy):
-    """`arms` {drafter: arm}; `limit(request, drafter)`: how deep its draft may be."""
+    """`limit(request, drafter)`: how deep its draft may be. `fixed` serves requests that name their drafter."""
 
-    arms: dict[str, Arm]
     times: StepTimes
     limit: Callable[[Request, str], int]
-    acceptance: Acceptance = field(default_factory=Acceptance)
-    apart: dict[str, Acceptance] = field(default_factory=dict)
-    """That of each tenant, who learns nothing of the others."""
-    tenants: dict[int, str] = field(default_factory=dict)
-    """{request: its tenant}, of those that have one."""
-    step: int = 0
-    """Passes of the target so far."""
+    fixed: FixedLength = field(default_factory=lambda: FixedLength(lambda request, drafter: request.left - 1))
     patience: float = 0.0
     """Seconds that a step of more than one pass may take."""
-    spent: float = 0.0
-    """Seconds of all steps."""
-    lost: float = 0.0
-    """Seconds that tries were expected to cost: what one that went well has brought another drafter might have, too."""
-    parts: Sequence[Drafting] = ()
-    """Of the latest step."""
-    trials: dict[str, Probe] = field(default_factory=dict)
+    arms: dict[str, Arm] = field(default_factory=dict)
+    beliefs: Beliefs = field(default_factory=Beliefs)
+    apart: dict[str, Beliefs] = field(default_factory=dict)
+    """{tenant: what its requests have taught}: nobody learns from the requests of another."""
+    tenants: dict[int, str] = field(default_factory=dict)
+    """{request: its tenant}, of those that have one."""
+    governor: Governor = field(init=False)
+    held: dict[bool, HeldChoice] = field(default_factory=lambda: {True: HeldChoice(), False: HeldChoice()})
+    """The choice for steps that prompts share, and that for others."""
+    step: int = 0
+    """Passes of the target so far."""
+    resting: dict[str, int] = field(default_factory=dict)
+    """{drafter that has failed: step at which its rest ends}"""
     chains: dict[str, list[str]] = field(default_factory=dict)
     """{K/V group: who drafts chains with it}"""
-    _unheard: list[Note] = field(default_factory=list)
-    """Of the latest steps."""
-    _plain: CurrentChoice = field(default_factory=CurrentChoice)
-    """For steps of decoding requests alone."""
-    _filling: CurrentChoice = field(default_factory=CurrentChoice)
-    """For steps that prompts share, when there is more than one in a row."""
-    _now: CurrentChoice = field(default_factory=CurrentChoice)
-    """Which of them is for the latest step."""
-    _filled: int = -2
-    """The latest step that prompts shared."""
-    _asked: int = -1
-    """The latest step that was decided. Requests whose prompts end in it are asked for after the others."""
-    _saving: int = 0
-    """Step before which nothing can be afforded."""
-    company: int = 0
-    _gains: dict[int, tuple[int, dict[str, float]]] = field(default_factory=dict)
-    """{requests: step in which it was found, {drafter: speed at its best size, over plain decoding's, with so many}}"""
-    _groups: dict[str, str] = field(default_factory=dict)
-    """{drafter: its K/V group}"""
-    _trying: tuple[int, str, float, Point, float] | None = None
-    """The try of this step: request, drafter, seconds that a pass of it costs, what is expected of it, and goodput."""
+    trial: Trial | None = None
+    _gains: dict[int, tuple[int, dict[str, tuple[float, float]]]] = field(default_factory=dict)
+    """{requests: (step, `StepDecision.gain`)}"""
+    _looked: int = 0
+    """The step that was last asked for a try."""
+    _decided: int = -1
+    """The step that was decided last."""
+    _base: Work = field(default_factory=lambda: Work(1, 1, 0, 0, 1))
+    _keys: dict[int, str] = field(default_factory=dict)
+    """{request: its key}, of the step that was decided last, but for those that named their drafter."""
+    _straight: bool = False
 
-    def share(self, requests: Sequence[Request], spare: int, base: Work) -> dict[int, Share]:
-        """The choice for this step, clipped to what each request has left."""
-        if not requests:
-            return {}
-        first, self._asked = self._asked < self.step, self.step
-        if first:
-            filling, alone = base.rows > base.requests, self._filled < self.step - 1
-            if filling:
-                self._filled = self.step
-            self._now = self._filling if filling else self._plain
-            if filling and alone and self._fits(self._plain, requests, base):
-                self._now = self._plain
-            elif not self._fits(self._now, requests, base):
-                self._decide(self._now, requests, spare, base)
-            self._now.left -= 1
-        now = self._now
-        tried, worth, deep = self._probe(now, requests, base) or ({}, now.worth, 0)
-        shares: dict[int, Share] = {}
+    def __post_init__(self) -> None:
+        self.governor = Governor(self.times)
+
+    def enrol(self, drafter: str, facts: DrafterFacts) -> None:
+        self.fixed.enrol(drafter, facts)
+        if facts.failures:
+            self.resting[drafter] = self.step + REST * facts.failures
+            self._reconsider()
+            return
+        like = None
+        if facts.group is not None and facts.chain:
+            mates = self.chains.setdefault(facts.group, [])
+            if facts.ahead == "path":
+                like = mates[-1] if mates else None
+            elif not facts.ahead:
+                mates.append(drafter)
+        self.arms[drafter] = Arm.of(drafter, facts, like)
+        if facts.ahead:
+            self.times.beside.setdefault(drafter, 0.0)
+        if facts.group is not None or not facts.taps:
+            self.beliefs.priors[drafter] = LOOKUP if facts.group is None else MODEL
+
+    # -- a step --------------------------------------------------------------------------------------------------------
+
+    def decide(self, requests: Sequence[Request], room: int, base: Work) -> StepDecision:
+        self.governor.patience = self.patience
         for request in requests:
-            pick = tried.get(request.id) or now.pick(request)
+            self._enter(request)
+        free = [r for r in requests if r.arms]
+        explorer = min((r.id for r in free), default=-1)
+        account = self.governor.saved, self.governor.seconds
+        decision = StepDecision(account=account, gain=self._gain(free), room=self.governor.room(), explorer=explorer)
+        if self.governor.stops():  # nor is K/V kept up
+            decision.gain = dict.fromkeys(decision.gain, (0.0, 0.0))
+        if not requests or room <= 0:
+            decision.shares = {r.id: Share(NONE if r.arms else r.drafter, 0, 0) for r in requests}
+            decision.passes = self._passes(requests, decision, base) if requests else 1
+            if not requests:
+                return decision
+        first, self._decided = self._decided < self.step, self.step
+        self._keys, self._base, self.trial = {r.id: r.key for r in free}, base, None
+        self._straight = base.rows == len(requests) and all(r.judge_free for r in requests)
+        if room <= 0:
+            return decision
+        named = [r for r in requests if not r.arms]
+        shares = self.fixed.shares(named, room, base) if named else {}
+        if free:
+            used = sum(share.nodes for share in shares.values())
+            whole = replace(base, rows=base.rows + used) if used else base
+            shares.update(self._choose(free, room - used, whole, first, decision))
+        decision.shares = shares
+        decision.passes = self._passes(requests, decision, base)
+        return decision
+
+    def _choose(
+        self, requests: Sequence[Request], room: int, base: Work, first: bool, decision: StepDecision
+    ) -> dict[int, Share]:
+        """The choice for this step, clipped to what each request has left."""
+        none = {r.id: Share(NONE, 0, 0) for r in requests}
+        if self.governor.due():
+            decision.why = ("a plain step, to measure what one takes",)
+            return none
+        open_ = [r for r in requests if not self.governor.stops(r.key)]
+        if not open_:
+            decision.why = ("plain: speculation has lost more time than it may",)
+            self._reconsider()
+            return none
+        now = self.held[base.rows > base.requests]
+        if not now.fits(open_):
+            self._decide(now, open_, room, base)
+        now.left -= first
+        tried = self._try(now, open_, base) if first else None
+        decision.panels, decision.why = now.panels, now.why
+        worth = now.worth
+        if tried is not None:
+            picks, worth, why = tried
+            decision.why = (*now.why, why)
+        shares: dict[int, Share] = {}
+        for request in open_:
+            trying = tried is not None and request.id in picks
+            pick = picks[request.id] if trying else now.pick(request)
             depth = self.limit(request, pick[0]) if pick else 0
-            depth = min(depth, deep) if request.id in tried else depth
             if pick is None or not depth:
                 shares[request.id] = Share(NONE, 0, depth)
                 continue
             drafter, point = pick
-            nodes = min(point.nodes, spare)
-            spare -= nodes
-            whole = not now.panels or request.id in tried  # who is tried is not cut
-            chances = () if whole or point.law is None else point.law.per_row()
+            nodes = min(point.nodes, room)
+            room -= nodes
+            chances = point.law.per_row() if now.panels and not trying and point.law is not None else ()
             shares[request.id] = Share(drafter if nodes else NONE, nodes, depth, worth.get(drafter), chances)
-        return shares
+        return none | shares
 
-    def panels(self, base: Work) -> tuple[Panel, ...]:
-        """Of the step that was just shared out."""
-        return self._now.panels
-
-    def passes(self, items: Sequence[Item], base: Work) -> int:
+    def _passes(self, requests: Sequence[Request], decision: StepDecision, base: Work) -> int:
         """As many as `patience` allows, if who drafts can do so in a run: the rest of a step is then paid for once. Not
-        where drafts may be cut."""
-        drafting = [item for item in items if item.nodes]
-        names, nodes = {item.drafter for item in drafting}, sum(item.nodes for item in drafting)
-        whose = [item.request for item in drafting]
-        runs = len(names) < 2 and all(name in self.arms and self.arms[name].runs_for(whose) for name in names)
-        if not runs or any(panel.rows < base.rows + nodes for panel in self._now.panels):
+        where drafts may be cut, and few where a plain step is measured while drafts run."""
+        drafting = [r for r in requests if decision.shares[r.id].nodes]
+        names = {decision.shares[r.id].drafter for r in drafting}
+        nodes = sum(decision.shares[r.id].nodes for r in drafting)
+        runs = len(names) < 2 and all(name in self.arms and self.arms[name].runs_for(drafting) for name in names)
+        if not runs or not self._straight or any(panel.rows < base.rows + nodes for panel in decision.panels):
             return 1
         points = [
-            self._price(i.request, self.arms[i.drafter], [i.nodes], min(i.depth, DEPTH), len(drafting))[0]
-            for i in drafting
+            self._points(r, s.drafter, [s.nodes], min(s.depth, DEPTH), len(drafting))[0]
+            for r in drafting
+            for s in [decision.shares[r.id]]
         ]
         rows, deep = round(sum(point.rows for point in points)), max((point.depth for point in points), default=0)
         parts = [Drafting(name, len(drafting), deep, rows, 1) for name in names]
-        return fitting(self.patience, self.times.of_target(base.more(rows)) + sum(map(self.times.of_draft, parts)))
+        seconds = self.times.of_target(base.more(rows)) + sum(map(self.times.of_draft, parts))
+        passes = fitting(self.patience, seconds)
+        return min(2, passes) if self.governor.due() and not drafting else passes
 
-    # -- the choice ------------------------------------------------------------------------------------------------
+    # -- the choice ----------------------------------------------------------------------------------------------------
 
-    def _fits(self, now: CurrentChoice, requests: Sequence[Request], base: Work) -> bool:
-        """Does a choice still hold? Not when half of the requests came or went, or half are others: who has just come
-        beside prompts, of whom nothing is known, may have what most have."""
-        alike = now is self._filling
-        new = sum(r.id not in now.picks and not (alike and r.id not in self.known(r).own) for r in requests)
-        return now.left > 0 and 2 * abs(base.requests - now.count) <= now.count and 2 * new <= len(requests)
-
-    def best(self, requests: Sequence[Request], spare: int, base: Work) -> tuple[Choice, float]:
+    def best(self, requests: Sequence[Request], room: int, base: Work) -> tuple[Choice, float]:
         """The choice of most goodput, and that goodput."""
-        return best({r.id: self._points(r, base.requests) for r in requests}, spare, self._prices(requests, base))
+        points = {r.id: self._all(r, base) for r in requests}
+        return best(points, room, self._price(requests, base))
 
-    def _prices(self, requests: Sequence[Request], base: Work) -> Price:
+    def _price(self, requests: Sequence[Request], base: Work) -> Price:
         straight = base.rows == len(requests) and all(r.judge_free for r in requests)
         runs = {name for name, arm in self.arms.items() if arm.runs_for(requests)}
         return Price(self.times, base, self.patience if straight else 0.0, runs)
 
-    def _decide(self, now: CurrentChoice, requests: Sequence[Request], spare: int, base: Work) -> None:
-        """Choose anew."""
-        self._hear()
-        choice, now.goodput = self.best(requests, spare, base)
-        price = self._prices(requests, base)
+    def _decide(self, now: HeldChoice, requests: Sequence[Request], room: int, base: Work) -> None:
+        """Choose again."""
+        choice, now.goodput = self.best(requests, room, base)
+        price = self._price(requests, base)
         now.worth, now.panels = price.worth(choice, now.goodput), price.panels(choice, now.goodput)
         now.picks = {r.id: choice.get(r.id) for r in requests}
         used = Counter(drafter for drafter, _ in choice.values())
-        period, recent = (LONGER, RECENT) if base.requests >= MANY else (PERIOD, 1)
-        fresh = any(self.step - self._trial(drafter).chosen >= recent for drafter in used)
-        told = (self.known_of(i).told(self.arms[name].key(at.nodes)) for i, (name, at) in choice.items())
-        fresh |= any(rounds < TOLD for rounds in told)
-        now.count, now.left = base.requests, FIRST if fresh else period if used else 2 * period
+        young = any(self._rounds(i, name, at.nodes) < YOUNG for i, (name, at) in choice.items())
+        now.count, now.left = base.requests, YOUNG if young else HOLD * (1 + (base.requests >= MANY))
         drafter, count = used.most_common(1)[0] if used else (NONE, 0)
         least = [pick for pick in choice.values() if pick[0] == drafter]
         now.usual = min(least, key=lambda pick: pick[1].nodes) if 2 * count > len(requests) else None
-        for drafter in used:
-            trial, end = self._trial(drafter), self.step + now.left
-            self.trials[drafter] = Probe(end, trial.last, trial.count, banned=trial.banned, chosen=end)
+        now.why = tuple(self._bet(name, choice, requests, price).why for name in used)
 
-    def _points(self, request: Request, count: int) -> dict[str, list[Point]]:
+    def _bet(self, drafter: str, choice: Choice, requests: Sequence[Request], price: Price) -> Bet:
+        """What this drafter's part of a choice costs and brings."""
+        mine = [(r, choice[r.id][1]) for r in requests if r.id in choice and choice[r.id][0] == drafter]
+        nodes = round(sum(point.nodes for _, point in mine) / len(mine))
+        low, high = (
+            sum(self._points(r, drafter, [p.nodes], DEPTH, len(requests), bound)[0].tokens for r, p in mine)
+            for bound in (-1, 1)
+        )
+        tokens = Bound(*(x / len(mine) for x in (low, sum(p.tokens for _, p in mine), high)))
+        return Bet("draft", drafter, nodes, len(mine), price.of(choice), tokens, price.of({}))
+
+    def _rounds(self, request: int, drafter: str, nodes: int) -> float:
+        return self._known(request).belief(self.arms[drafter].key(nodes)).known(self.step)
+
+    def _all(self, request: Request, base: Work, bound: int = 0, names: Sequence[str] = ()) -> dict[str, list[Point]]:
         """What each drafter could be given for a request, the fewest nodes first."""
         out: dict[str, list[Point]] = {}
-        for drafter in request.arms:
-            trial, depth = self._trial(drafter), self.limit(request, drafter)
-            if not (trial.banned and trial.due > self.step) and (sizes := self._sizes(request, drafter, depth, count)):
-                out[drafter] = self._price(request, self.arms[drafter], sizes, min(depth, DEPTH), count)
+        for drafter in names or request.arms:
+            depth = self.limit(request, drafter)
+            if depth and self.resting.get(drafter, 0) <= self.step and drafter in self.arms:
+                arm = self.arms[drafter]
+                window = (
+                    self.times.window(drafter, Work.of([(1, request.length, 1)] * base.requests)) if arm.path else 0
+                )
+                if sizes := arm.sizes_for(request, depth, base.requests, window):
+                    out[drafter] = self._points(request, drafter, sizes, min(depth, DEPTH), base.requests, bound)
         return out
 
-    def _sizes(self, request: Request, drafter: str, depth: int, count: int) -> list[int]:
-        """Those that a request, one of `count`, could be given."""
-        arm, wish = self.arms[drafter], request.params.max_nodes
-        if arm.ahead == "path" and wish is None:
-            most = min(depth, arm.sizes[-1], self.times.window(drafter, self._base(request, count)))
-            return [most] if most else []
-        most = min(depth if arm.chain else depth * 64, arm.sizes[-1] if wish is None else wish)
-        fitting = [n for n in arm.sizes if n <= most] or ([most] if most else [])
-        return fitting[-1:] if arm.stops_early and count == 1 else fitting
+    def _points(
+        self, request: Request, drafter: str, sizes: Sequence[int], limit: int, count: int, bound: int = 0
+    ) -> list[Point]:
+        arm = self.arms[drafter]
+        part = self.arms.get(arm.facts.always_asked or "")
+        key = None if part is None else part.key(0)
+        return arm.points(self._known(request.id), request.id, sizes, limit, count, bound=bound, part=key)
 
-    @staticmethod
-    def _base(request: Request, count: int) -> Work:
-        """The pass of so many requests like this one."""
-        return Work.of([(1, request.length, 1)] * count)
+    # -- bets on what is not chosen ------------------------------------------------------------------------------------
 
-    def _price(self, request: Request, arm: Arm, sizes: Sequence[int], limit: int, count: int) -> list[Point]:
-        """Expected depth, tokens and rows of each size, for one of `count` requests."""
-        acceptance = self.known(request)
-        if arm.chain:
-            more = arm.ahead == "path"  # the token behind the draft
-            expected = acceptance.expected(request.id, arm.key(0), min(sizes[-1], limit) + more)
-            points, done, deep, tokens, rows = list[Point](), 0, 0, 0.0, 0.0
-            for n in sizes:
-                for d in range(done, min(n, limit)):
-                    tokens += expected.kept[d]
-                    rows += expected.rows[d]
-                    deep += expected.rows[d] * count >= 0.5  # of all, the deepest
-                done = min(n, limit)
-                if arm.ahead == "path":
-                    tokens *= prepared(expected.kept, done)
-                points.append(Point(n, n + 1 if arm.ahead else deep or 1, tokens, rows, expected))
-            return points
-        points, part = [], None
-        if arm.always_asked in self.arms and (key := self.arms[arm.always_asked].key(0)) in acceptance.means:
-            part = acceptance.expected(request.id, key, min(sizes[-1], limit))
-        for n in sizes:
-            tried = [size for size in arm.sizes if arm.key(size) in acceptance.means]
-            near = arm.key(min(tried, key=lambda size: abs(size - n), default=n))
-            expected = acceptance.expected(request.id, near, min(n, limit))
-            if part is not None:
-                expected = expected.beside(part)
-            rows_of = min(float(n), sum(expected.rows)) if tried else float(n)
-            points.append(Point(n, 0, sum(expected.kept), rows_of, expected))
-        return points
-
-    # -- trying what is not chosen ---------------------------------------------------------------------------------
-
-    def _trial(self, drafter: str) -> Probe:
-        trial = self.trials.get(drafter)
-        if trial is None:
-            trial = self.trials[drafter] = Probe()
-        return trial
-
-    def _probe(
-        self, now: CurrentChoice, requests: Sequence[Request], base: Work
-    ) -> tuple[Choice, dict[str, MinChance], int] | None:
-        """One request's pick that has not been tried for long, if any is due; the worth of everybody's nodes; and how
-        deep the try goes."""
-        if self.step < self._saving:
+    def _try(
+        self, now: HeldChoice, requests: Sequence[Request], base: Work
+    ) -> tuple[Choice, dict[str, MinChance], str] | None:
+        """One request's bet on a drafter that is not in the choice: the one that would be best for all at its upper
+        bound, if that is better than the choice and the governor pays for what the try is expected to lose."""
+        if self.step < self._looked + YOUNG or not self.governor.tries():
             return None
-        request = requests[self.step % len(requests)]
-        due = [drafter for drafter in request.arms if self._trial(drafter).due <= self.step]
-        held = {r.id: pick for r in requests if (pick := now.pick(r))} if due else {}
+        self._looked = self.step
+        request = requests[self.step // YOUNG % len(requests)]
+        held = {r.id: pick for r in requests if (pick := now.pick(r))}
         used = {drafter for drafter, _ in held.values()}
-        depths = {drafter: self.limit(request, drafter) for drafter in due if drafter not in used}
-        idle = {
-            drafter: sizes
-            for drafter, depth in depths.items()
-            if (sizes := self._sizes(request, drafter, depth, base.requests))
-        }
-        if not idle:
+        others = [name for name in request.arms if name not in used]
+        if not others:
             return None
-        drafter = min(idle, key=lambda name: self.trials[name].last)
-        arm, sizes, trial = self.arms[drafter], idle[drafter], self.trials[drafter]
-        place = min(3, len(sizes) - 1) if arm.chain else trial.count % len(sizes)
-        nodes, deep = sizes[place], min(depths[drafter], DEPTH)
-        if trial.missed >= USELESS:
-            nodes, deep = sizes[0] if arm.always_asked in self.arms else 1, 1
-        point = self._price(request, arm, [nodes], deep, base.requests)[0]
-        choice, price = {**held, request.id: (drafter, point)}, self._prices(requests, base)
-        given_up = held[request.id][1].tokens if request.id in held else 0.0
-        usual = price.of(held)
-        cost = price.of(choice) - usual + given_up / now.goodput
-        loss = cost - point.tokens / now.goodput
-        credit = CREDIT * price.rows(0) / sqrt(base.requests)  # of many it is one in so many who tries
-        wait = ((self.lost + loss - credit) / PROBING - self.spent) / usual
-        if wait > 0.0 and not trial.again:
-            self._saving = self.step + min(2 * PERIOD, ceil(wait))
+        price, given_up = self._price(requests, base), held[request.id][1].tokens if request.id in held else 0.0
+        most, found = now.goodput, None
+        for drafter, points in self._all(request, base, 1, others).items():
+            for point in points:
+                all_ = price.of({r.id: (drafter, point) for r in requests})
+                if len(requests) * (1.0 + point.tokens) / all_ > most:
+                    most, found = len(requests) * (1.0 + point.tokens) / all_, (drafter, point)
+        if found is None:
             return None
-        self._trying = (request.id, drafter, cost, point, now.goodput)
-        gap = min(LAST_GAP if trial.count >= EARLY else FIRST_GAP, loss / (PROBING * usual) * len(request.arms))
-        trial.last, trial.due = self.step, self.step + round(max(FIRST_GAP, gap))
-        trial.count += 1
-        deep = depths[drafter] if arm.chain else deep  # a chain is as deep as it is long
-        return {request.id: choice[request.id]}, price.worth(choice, now.goodput), deep
+        drafter, hoped = found
+        usual, seconds = price.of(held), price.of({**held, request.id: (drafter, hoped)})
+        point = self._points(request, drafter, [hoped.nodes], DEPTH, base.requests)[0]
+        more = seconds - usual + given_up / now.goodput
+        if not self.governor.tries(more - point.tokens / now.goodput):
+            return None
+        choice: Choice = {**held, request.id: (drafter, point)}
+        self.trial = Trial(request.id, drafter, more, now.goodput)
+        bet = Bet("try", drafter, point.nodes, 1, seconds, Bound(0.0, point.tokens, hoped.tokens), price.of({}))
+        return {request.id: choice[request.id]}, price.worth(choice, now.goodput), bet.why
 
-    def _longer(self, parts: Sequence[Drafting], times: Times) -> float:
-        """Seconds that the drafter of this step's try took beyond those expected of it."""
-        if self._trying is None:
-            return 0.0
-        part = next((part for part in parts if part.drafter == self._trying[1]), None)
-        return 0.0 if part is None else max(0.0, times.drafts.get(part.drafter, 0.0) - self.times.of_draft(part))
+    def _gain(self, requests: Sequence[Request]) -> dict[str, tuple[float, float]]:
+        """For each K/V group, the seconds that its best drafter saves for each token of one of these requests, as
+        expected and at its upper bound."""
+        n = len(requests)
+        found = self._gains.get(n)
+        if not n or (found is not None and self.step - found[0] < AGAIN):
+            return found[1] if found else {}
+        out: dict[str, tuple[float, float]] = {}
+        base = Work.of([(1, len(requests[0].tokens), 1)] * n)
+        price = self._price(requests, base)
+        for drafter in sorted({name for arms in {r.arms for r in requests} for name in arms if name in self.arms}):
+            arm = self.arms[drafter]
+            if arm.facts.group is None:
+                continue
+            like = next(r for r in requests if drafter in r.arms)
+            saved = []
+            for bound in (0, 1):
+                points = self._points(like, drafter, arm.sizes, DEPTH, n, bound)
+                took = [price.of(dict.fromkeys(range(n), (drafter, point))) for point in points]
+                each = min(seconds / (1.0 + point.tokens) for seconds, point in zip(took, points))
+                saved.append((price.of({}) / (1.0 if bound else KEEPS) - each) / n)
+            best_of = out.get(arm.facts.group, (0.0, 0.0))
+            out[arm.facts.group] = max(best_of[0], saved[0]), max(best_of[1], saved[1])
+        self._gains[n] = self.step, out
+        return out
 
-    def _tried(self, notes: Sequence[Note], passes: int, longer: float) -> None:
-        """Book what the step's try has cost, and repeat it at once when it went far better than expected."""
-        if self._trying is None:
-            return
-        request, drafter, cost, point, goodput = self._trying
-        each = [sum(n.kept) for n in notes if n.request == request and n.drafter == drafter]
-        kept, best, cost = sum(each), max(each, default=0), passes * cost + longer
-        trial = self._trial(drafter)
-        surprise = point.law is None or min(point.law.kept[:best], default=1.0) < SURPRISE
-        trial.again = surprise and kept >= cost * goodput
-        if not trial.again:
-            self.lost = max(0.0, self.lost + cost - passes * point.tokens / goodput)
-        trial.wasted = trial.wasted + 1 if kept < cost * goodput else 0
-        trial.missed = 0 if kept else trial.missed + 1
-        if trial.again:
-            trial.due = trial.last = self._saving = 0
-        self._trying = None
+    def _reconsider(self) -> None:
+        """What was chosen holds no longer."""
+        for now in self.held.values():
+            now.left = 0
+        self._gains.clear()
 
-    # -- learning ----------------------------------------------------------------------------------------------------
+    # -- learning ------------------------------------------------------------------------------------------------------
 
     def learn(self, notes: Sequence[Note], work: Work, parts: Sequence[Drafting], times: Times) -> None:
-        """What a step taught."""
         before, self.step = self.step, self.step + work.passes
-        self._now.left -= work.passes - 1
-        self.spent += times.total
-        self.parts, longer = parts, self._longer(parts, times)
-        if self.times.seen < KNOWN or self.step // SELDOM > before // SELDOM or self._trying:
+        for each in (self.beliefs, *self.apart.values()):
+            each.now = self.step
+        self.held[self._base.rows > self._base.requests].left -= work.passes - 1
+        self._account(before, notes, work, parts, times)
+        if self.trial is not None:
+            mine = [note for note in notes if note.request == self.trial.request and note.drafter == self.trial.drafter]
+            kept = sum(sum(note.kept) for note in mine)
+            self.governor.tried(work.passes * self.trial.more - kept / self.trial.goodput)
+        if self.times.seen < KNOWN or self.step // SELDOM > before // SELDOM or self.trial:
             self.times.observe(work, parts, times)
-        self._tried(notes, work.passes, longer)
-        self._unheard += notes
-        if self.step // HEARING > before // HEARING:
-            self._hear()
-
-    def _hear(self) -> None:
-        """What the latest steps say of acceptance: many at once take half of the time."""
-        found = self._surprises()
-        for note in self._unheard:
+        changes = self._changes()
+        for note in notes:
             arm, depth = self.arms.get(note.drafter), min(note.nodes, note.depth, DEPTH)
-            if arm is not None and arm.ahead == "path":  # nothing prepared says nothing of the draft
+            if arm is not None and arm.path:  # nothing prepared says nothing of the draft
                 depth = min(depth, len(note.offered))
             if arm is not None and depth:
-                self.known_of(note.request).observe(note.request, arm.key(note.nodes), depth, note.offered, note.kept)
-            if note.part and not (trial := self._trial(note.drafter)).banned:  # as good as tried
-                trial.due = self.step + LAST_GAP
-        self._unheard.clear()
-        if self._surprises() > found:
-            self._plain.left = self._filling.left = 0
+                self._known(note.request).observe(note.request, arm.key(note.nodes), depth, note.offered, note.kept)
+        if self._changes() > changes:
+            self._reconsider()
 
-    def _surprises(self) -> int:
-        return sum(each.changes + each.unlike for each in (self.acceptance, *self.apart.values()))
+    def _account(self, before: int, notes: Sequence[Note], work: Work, parts: Sequence[Drafting], times: Times) -> None:
+        """Book the step with the governor."""
+        base, price = self._base, self.governor.pass_seconds
+        tokens = {n.request: 0 for n in notes if not n.part}
+        for note in notes:
+            if not note.part:
+                tokens[note.request] += 1 + sum(note.kept)
+        if self._decided != before or base.rows > base.requests:
+            nodes = sum(part.nodes for part in parts)
+            fewer = replace(work, rows=max(1, work.rows - nodes))
+            rows = max(0.0, self.times.of_target(work) - self.times.of_target(fewer)) if nodes else 0.0
+            more = sum(tokens.values()) - len(tokens)
+            worth = more * price(base.requests, base.context) / base.requests if more else 0.0
+            self.governor.shared(times.total, sum(times.drafts.values()) + rows - worth)
+        elif not parts:
+            self.governor.rested(work, times)
+        else:
+            got: dict[str, tuple[int, int]] = {}
+            for request, count in tokens.items():
+                if (key := self._keys.get(request)) is not None:
+                    requests, all_ = got.get(key, (0, 0))
+                    got[key] = requests + 1, all_ + count
+            self.governor.drafted(work, times.total, got, sum(tokens.values()), self._straight)
 
-    def known(self, request: Request) -> Acceptance:
-        """What is known to the request's tenant, who begins with what the engine knew at its start."""
+    def _changes(self) -> int:
+        return sum(each.changes for each in (self.beliefs, *self.apart.values()))
+
+    def _enter(self, request: Request) -> None:
+        """Note whose request it is. A tenant begins with what requests without a tenant have taught so far."""
         if (tenant := request.extra_key) and request.id not in self.tenants:
             self.tenants[request.id] = tenant
             if tenant not in self.apart:
-                if len(self.apart) >= MOST_TENANTS:
+                if len(self.apart) >= MOST_BELIEFS:
                     busy = set(self.tenants.values())
-                    del self.apart[next(each for each in self.apart if each not in busy)]
-                first = self.acceptance
-                self.apart[tenant] = Acceptance(deepcopy(first.means), first.priors)
-        return self.known_of(request.id)
+                    if (idle := next((each for each in self.apart if each not in busy), None)) is not None:
+                        del self.apart[idle]
+                self.apart[tenant] = self.beliefs.branch()
 
-    def known_of(self, request: int) -> Acceptance:
-        return self.apart[self.tenants[request]] if request in self.tenants else self.acceptance
-
-    @property
-    def count(self) -> int:
-        return max(self._plain.count, self._filling.count)
-
-    def enrol(self, drafter: str, facts: DrafterFacts) -> None:
-        f, like = facts, None
-        if f.group is not None:
-            self._groups[drafter] = f.group
-        if f.ahead == "path" and f.group is not None:
-            like = next(reversed(self.chains.get(f.group, [])), None)
-        elif f.chain and f.group is not None and not f.ahead:
-            self.chains.setdefault(f.group, []).append(drafter)
-        self.arms[drafter] = Arm.of(
-            drafter, f.nodes, f.chain, f.stops_early, f.most, f.always_asked, f.runs, f.ahead, like
-        )
-        if f.ahead:
-            self.times.beside.setdefault(drafter, 0.0)
-        if f.group is not None or not f.taps:
-            self.acceptance.priors[drafter] = LOOKUP if f.group is None else MODEL
-
-    def seconds(self, work: Work) -> float:
-        """Of a step whose pass is this work and that drafts as the latest did."""
-        return self.times.predict(work, self.parts)
-
-    def idle(self, drafter: str) -> bool:
-        """Nobody is given this drafter, and what was tried of it failed, again and again."""
-        held = (pick for now in (self._plain, self._filling) for pick in now.picks.values())
-        return self._trial(drafter).wasted >= USELESS and all(pick is None or pick[0] != drafter for pick in held)
-
-    def attend(self, requests: Sequence[Request]) -> None:
-        self.company = len(requests)
-        if self.company < (1 if self.times.measured else MANY):  # of few only what was measured is believed
-            return
-        names = {name for arms in {r.arms for r in requests} for name in arms if name in self.arms}
-        found = self._gains.get(self.company)
-        if found is None or self.step - found[0] >= AGAIN or not names <= found[1].keys():
-            like = {name: next(r for r in requests if name in r.arms) for name in sorted(names)}
-            self._gains[self.company] = self.step, {name: self._gain(name, r) for name, r in like.items()}
-
-    def hopeless(self, drafter: str, request: Request, rows: int) -> bool:
-        _, gains = self._gains.get(self.company, (0, {}))
-        chains = self.chains.get(self._groups.get(drafter, ""), ())
-        return drafter in gains and not pays(self.times, chains, self.company, rows, request.left, gains[drafter])
-
-    def affords(self, group: str, rows: int) -> bool:
-        bound = plain(self.times, self.company, rows) + PROBING * self.spent
-        return reading(self.times, self.chains.get(group, ()), rows) <= bound
-
-    def _gain(self, drafter: str, request: Request) -> float:
-        """Of so many at once who are like this one, at what is known of the drafter."""
-        arm = self.arms[drafter]
-        price = Price(self.times, Work.of([(1, len(request.tokens), 1)] * self.company))
-        points = self._price(request, arm, arm.sizes, min(arm.sizes[-1], DEPTH), self.company)
-        return gain(price, drafter, points, self.company)
-
-    def failed(self, drafter: str) -> None:
-        """A drafter raised: it rests, longer each time."""
-        trial = self._trial(drafter)
-        trial.banned = max(BANNED, 2 * trial.banned)
-        trial.due = self.step + trial.banned
-        self._plain.left = self._filling.left = 0
+    def _known(self, request: int) -> Beliefs:
+        return self.apart[self.tenants[request]] if request in self.tenants else self.beliefs
 
     def drop(self, request: Request) -> None:
-        """A request has ended."""
-        self._hear()
-        self.known_of(request.id).drop(request.id)
+        self._known(request.id).drop(request.id)
         self.tenants.pop(request.id, None)
+
+    def state(self) -> dict[str, Any] | None:
+        return {"beliefs": self.beliefs.dump()}
+
+
+@POLICIES.register("goodput", Chooses("most expected tokens a second; a fixed number where a drafter is named", True))
+def goodput(basis: Basis) -> LengthPolicy:
+    """The default."""
+    fixed = FixedLength(basis.limit, basis.cheap_rows, basis.row_cost, basis.times)
+    made = Goodput(basis.times, basis.limit, fixed, basis.patience)
+    if basis.known is not None:
+        made.beliefs.recall(basis.known["beliefs"])
+    return made

@@ -10,7 +10,7 @@ finds its caches emptied, takes a third longer in one hour than in the next, and
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any
 
@@ -81,22 +81,22 @@ def hats(rows: int, knots: Sequence[int] = KNOTS) -> dict[int, float]:
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """One drafter's part of a step: how many requests it drafts for, its deepest chain, and all its nodes. Of trees no
-    depth is counted: how many passes so many nodes take is the drafter's own affair."""
+    """One drafter's part of a step: how many requests it drafts for, its deepest chain, and all its nodes. The
+    depth of trees is not counted: how many passes their nodes take is the drafter's own affair."""
 
     drafter: str
     requests: int
     depth: int
     nodes: int
     passes: int = 0
-    """Of the run that it is a part of, all that it drafts there; 0: of a step of one pass."""
+    """Passes of the run that it is a part of, with all that it drafts there; 0: a step of one pass."""
 
     def features(self) -> dict[str, float]:
         call = ("several", self.passes) if self.passes else ("call", 1.0)
         return {call[0]: call[1], "requests": self.requests, "depth": self.depth, "nodes": self.nodes}
 
     def within(self, passes: int) -> "Drafting":
-        """The same in a run."""
+        """This part as one of a run of `passes`."""
         return replace(self, passes=passes)
 
 
@@ -142,7 +142,7 @@ class StepTimes:
     speed: float = 1.0
     seen: int = 0
     beside: dict[str, float] = field(default_factory=dict)
-    """Of each drafter that works while the target's pass runs: the share of the shorter of the two that costs no time.
+    """{drafter that works while the target's pass runs: share of the shorter of the two that costs no time}.
     1: they are never in each other's way; 0: one after the other would be as quick."""
     measured: bool = False
     """Were passes of many sizes timed before the first request (`fit_target`)? Else only those of its steps."""
@@ -150,6 +150,8 @@ class StepTimes:
     """Mean absolute percentage error of the latest predictions, as a fraction."""
     met: dict[str, int] = field(default_factory=dict)
     """Steps so far of each drafter that was first timed in service."""
+    latest: list[Drafting] = field(default_factory=list)
+    """What the latest step drafted."""
 
     def of_target(self, work: Work) -> float:
         """Seconds of the target's pass: `Terms.predict` of its features, written out, for choices ask it often."""
@@ -176,6 +178,12 @@ class StepTimes:
         one; 0 where none was."""
         return next((self.drafts[name].weights["depth"] for name in drafters if name in self.drafts), 0.0)
 
+    def of_reading(self, drafters: Iterable[str], rows: int) -> float:
+        """Seconds in which the draft model of these drafters reads `rows` of a text: it takes about as many times
+        longer for them than for one as the target does."""
+        whole = Work(rows, 1, rows, rows * rows // 2, 1)
+        return self.of_level(drafters) * self.of_target(whole) / self.of_target(Work.of([(1, rows, 1)]))
+
     def of_draft(self, part: Drafting) -> float:
         """Seconds of one drafter's part."""
         w = (self.drafts.get(part.drafter) or self.strange()).weights
@@ -183,7 +191,7 @@ class StepTimes:
         return call + w["requests"] * part.requests + w["depth"] * part.depth + w["nodes"] * part.nodes
 
     def of_rest(self, requests: int, nodes: float, passes: int = 1) -> float:
-        """Seconds of everything else: planning, judging, book-keeping. Beside several passes it is less, as they draw
+        """Seconds of everything else: planning, judging, book-keeping. With several passes it is less, as they draw
         their tokens."""
         w = self.rest.weights
         call = w["call" if passes == 1 else "several"]
@@ -212,10 +220,19 @@ class StepTimes:
         alone = self.of_target(work) + sum(map(self.of_draft, each)) + rest(work.requests, nodes, work.passes)
         return alone - self.of_saved(work, each)
 
+    def like_latest(self, work: Work) -> float:
+        """Seconds of a step whose pass is this work, and in which what was drafted last is drafted again."""
+        return self.predict(work, self.latest)
+
+    def become(self, other: "StepTimes") -> None:
+        """Take over all that another table says."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(other, each.name))
+
     def strange(self) -> Terms:
-        """Of a drafter that start-up had no time for: as dear as the dearest that was timed, in each of its terms. One
+        """Terms of a drafter that start-up had no time for: as slow as the slowest that was timed, in each term. One
         whose depth is not counted pays for it by its nodes, half a level each: trees and merged drafts run the same
-        models. Where nothing was timed at start, nobody is known to be dear yet."""
+        models. Where nothing was timed at start, nobody is known to be slow yet."""
         known = [terms.weights for terms in self.drafts.values()] if self.measured else []
         if not known:
             return _draft().scaled(self.speed)
@@ -230,6 +247,7 @@ class StepTimes:
 
     def observe(self, work: Work, parts: Sequence[Drafting], times: Times) -> None:
         """One step, as planned and as it was."""
+        self.latest = list(parts)
         if not self.seen:
             self.speed = times.target / self.target.predict(_features(work))
             self.drafts = {name: terms.scaled(self.speed) for name, terms in self.drafts.items()}
@@ -257,8 +275,8 @@ class StepTimes:
         self.rest.learn(_others(work, nodes), _ratio(times.rest, self.of_rest(work.requests, nodes, work.passes)))
 
     def _met(self, part: Drafting, seconds: float, expected: float) -> bool:
-        """The first step of a drafter who was never timed gives its scale, where that is another by more than OTHER; of
-        the next ones those that took so much less, for what others do to the machine only adds. Was it one?"""
+        """The first step of a drafter that was never timed gives its scale, where that differs by more than OTHER; of
+        the next ones those that took that much less, for what others do to the machine only adds. Was it one?"""
         name, first = part.drafter, part.drafter not in self.drafts
         if first and self.measured:
             self.met[name] = 0
@@ -276,7 +294,7 @@ class StepTimes:
         return True
 
     def _overlapped(self, parts: Sequence[Drafting], times: Times, target: float, rate: float = DRIFT) -> None:
-        """What a step saved by doing two things at once, beside a pass that takes `target` seconds alone."""
+        """What a step saved by doing two things at once, next to a pass that takes `target` seconds alone."""
         for name in {part.drafter for part in parts} & self.beside.keys():
             draft = times.drafts.get(name, 0.0)
             spent = times.total - times.rest - sum(s for other, s in times.drafts.items() if other != name)

@@ -1,4 +1,4 @@
-"""A fixed number of nodes per drafter, shared out when many requests run."""
+"""Fixed numbers of nodes: for requests that name their drafter, and as policies of their own."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -6,68 +6,73 @@ from dataclasses import dataclass, field
 from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.plan import MinChance, Work
 from paceline.core.request import Request
-from paceline.plan import POLICIES, Basis, Chooses, LengthPolicy, Share
+from paceline.plan import POLICIES, Basis, Chooses, DrafterFacts, LengthPolicy, Share, StepDecision
 from paceline.plan.allocate import MOST
 from paceline.plan.cost import StepTimes
 
 TOKENS, ROWS = 2.5, 3
-"""Tokens and rows that a request has in a usual step."""
+"""Tokens and rows of a request in a usual step."""
 USUAL = 12
-"""Nodes of a request, or those of cheap rows, over which the price of a row is averaged: products make a pass a
-staircase, and the last step of it says little."""
+"""Nodes over which the price of a row is averaged: a pass is a staircase, and its last step says little."""
 
 
 @dataclass(slots=True)
 class FixedLength(LengthPolicy):
-    """`defaults` {drafter: nodes}; `limits` {drafter: longest text it can draft for}.
+    """`cheap_rows`: rows that a pass can have at little more than the cost of one (a property of machine and weights;
+    None: no limit). The nodes of all requests together stay within it. `row_cost`: what a row beyond the first costs,
+    in passes of one row (0: too little to tell drafters), where no table was measured."""
 
-    `cheap_rows`: rows that a pass can have at little more than the cost of one (a property of machine and weights;
-    None: no limit). The nodes of all requests together stay within it, and a request keeps at least `least`.
-    `row_cost`: what a row beyond the first costs, in passes of one row (0: too little to tell drafters), where no
-    table was `measured`.
-    """
-
-    defaults: dict[str, int]
-    limits: dict[str, int] = field(default_factory=dict)
+    limit: Callable[[Request, str], int]
     cheap_rows: int | None = None
     row_cost: float = 0.0
-    least: int = 0
-    limit: Callable[[Request, str], int] | None = None
-    """How deep a draft of this drafter may be; None: as `room` says."""
-    lengths: dict[str, int] = field(default_factory=dict)
-    """Nodes of the drafters whose draft is to take as long as the target's pass, as measured."""
-    measured: StepTimes | None = None
-    """What passes cost on this machine, where that was timed and the user has not set the numbers of nodes."""
-    chains: dict[str, list[str]] = field(default_factory=dict)
-    """{K/V group: who drafts chains with it: a node of theirs is a pass of the group's model}"""
-    groups: dict[str, str] = field(default_factory=dict)
-    """{drafter: its K/V group}, of those that draft before the pass."""
     times: StepTimes | None = None
-    step: int = 0
-    patience: float = 0.0
+    """The table that prices come from, once it was measured; None: `row_cost` alone counts."""
+    facts: dict[str, DrafterFacts] = field(default_factory=dict)
 
-    def share(self, requests: Sequence[Request], spare: int, base: Work) -> dict[int, Share]:
+    def enrol(self, drafter: str, facts: DrafterFacts) -> None:
+        self.facts[drafter] = facts
+
+    def decide(self, requests: Sequence[Request], room: int, base: Work) -> StepDecision:
+        return StepDecision(self.shares(requests, room, base))
+
+    def shares(self, requests: Sequence[Request], room: int, base: Work) -> dict[int, Share]:
+        """What each request gets, one after the other."""
         shares: dict[int, Share] = {}
         worth = {name: self.worth(base, name) for name in {r.drafter for r in requests}}
         for request in requests:
-            depth = self.depth(request, request.drafter)
-            nodes = min(self.nodes(request, base.requests), spare) if depth and request.drafter != "none" else 0
-            spare -= nodes
-            told = worth[request.drafter] if request.params.max_nodes is None else None
-            shares[request.id] = Share(request.drafter, nodes, depth, told)
+            depth = self.limit(request, request.drafter)
+            nodes = min(self.nodes(request, base), room) if depth and request.drafter != "none" else 0
+            room -= nodes
+            price = worth[request.drafter] if request.params.max_nodes is None else None
+            shares[request.id] = Share(request.drafter, nodes, depth, price)
         return shares
 
-    def nodes(self, request: Request, running: int) -> int:
-        """0 .. MAX_CANDIDATES for `request`, one of `running` that decode in this step."""
-        wish = request.params.max_nodes
-        usual = self.lengths.get(request.drafter, self.defaults.get(request.drafter, 0))
-        nodes = usual if wish is None else wish
-        if self.cheap_rows is not None and (wish is None or running > 1):  # what one wishes others would wait for
-            nodes = min(nodes, max(self.least, (self.cheap_rows - running) // max(running, 1)))
+    @property
+    def measured(self) -> StepTimes | None:
+        """The table, where its prices hold."""
+        known = self.times is not None and self.times.measured and self.cheap_rows is not None
+        return self.times if known else None
+
+    def nodes(self, request: Request, base: Work) -> int:
+        """0 .. MAX_CANDIDATES for `request`, one of those that decode in this step."""
+        wish, facts, table = request.params.max_nodes, self.facts.get(request.drafter), self.measured
+        usual = 0 if facts is None else facts.nodes
+        nodes, cheap = usual if wish is None else wish, self.cheap_rows
+        if (
+            facts is not None
+            and wish is None
+            and facts.ahead == "path"
+            and facts.most is None
+            and self.times is not None
+        ):
+            nodes = self.times.window(request.drafter, base)
+        if cheap is not None and (wish is None or base.requests > 1):  # others would wait for what one wishes
+            cheap = cheap if table is None else table.cheap_rows(cheap)
+            nodes = min(nodes, (cheap - base.requests) // max(base.requests, 1))
         return max(0, min(nodes, MAX_CANDIDATES))
 
     def worth(self, base: Work, drafter: str) -> MinChance | None:
-        """What a node has to bring beside these requests: its row's price in the tokens of a usual step, and that of a
+        """What a node has to bring next to these requests: its row's price in the tokens of a usual step, and that of a
         pass of the draft model."""
         n, row, level = base.requests, self.row(base), self.level(base, drafter)
         if not row and not level:
@@ -77,23 +82,24 @@ class FixedLength(LengthPolicy):
 
     def row(self, base: Work) -> float:
         """What a row more costs, in passes of one row for each request."""
-        n = base.requests
-        if self.measured is None:
+        n, table = base.requests, self.measured
+        if table is None:
             return self.row_cost / (1 + self.row_cost * (n - 1))
-        nodes = USUAL if self.cheap_rows is None else max(1, min(USUAL, self.cheap_rows // n - 1))
-        more = self.measured.of_target(one_each(base).more(n * nodes)) / self.measured.of_target(one_each(base))
+        nodes = max(1, min(USUAL, table.cheap_rows(self.cheap_rows or USUAL) // n - 1))
+        more = table.of_target(one_each(base).more(n * nodes)) / table.of_target(one_each(base))
         return max(0.0, more - 1) / (n * nodes)
 
     def level(self, base: Work, drafter: str) -> float:
-        """What a pass of the draft model for all of them costs, in the same unit; 0 where there is none, or none
-        was measured."""
-        if self.measured is None:
+        """What a pass of the draft model for all of them costs, in the same unit; 0 where there is none."""
+        facts, table = self.facts.get(drafter), self.measured
+        if table is None or facts is None or facts.ahead:
             return 0.0
-        chains = self.chains.get(self.groups.get(drafter, ""), ())
-        return self.measured.of_level(chains) / self.measured.of_target(one_each(base))
+        return table.of_level(chains(self.facts, facts.group)) / table.of_target(one_each(base))
 
-    def depth(self, request: Request, drafter: str) -> int:
-        return self.limit(request, drafter) if self.limit else room(request, self.limits.get(drafter))
+
+def chains(facts: dict[str, DrafterFacts], group: str | None) -> list[str]:
+    """Drafters of chains with this K/V group: a node of theirs is a pass of the group's model."""
+    return [name for name, it in facts.items() if group is not None and it.group == group and it.chain and not it.ahead]
 
 
 def one_each(base: Work) -> Work:
@@ -101,20 +107,23 @@ def one_each(base: Work) -> Work:
     return Work(base.requests, base.requests, base.context, base.context, base.requests)
 
 
-def room(request: Request, limit: int | None) -> int:
-    """How deep a draft may be: no accepted path may run beyond the request's end, nor the text beyond `limit` tokens,
-    those that its drafter can read."""
-    left = (1 << 62 if limit is None else limit) - len(request.tokens)
-    return max(0, min(request.left - 1, left, MAX_CANDIDATES))
-
-
-def fixed(basis: Basis) -> FixedLength:
-    """The policy of requests that name their drafter."""
-    b = basis
-    return FixedLength(b.defaults, b.limits, b.cheap_rows, b.row_cost, limit=b.limit)
-
-
 @POLICIES.register("fixed", Chooses("a fixed number of nodes for each drafter; it does not choose", arms=False))
-def alone(basis: Basis) -> LengthPolicy:
-    """That policy for all requests."""
-    return fixed(basis)
+def fixed(basis: Basis) -> LengthPolicy:
+    return FixedLength(basis.limit, basis.cheap_rows, basis.row_cost)
+
+
+class HeadLength(FixedLength):
+    """`specdec`: the drafter's own head says where a draft ends (SpecDec++, arXiv 2405.19715). It has the most nodes
+    that its card or the request names, however many requests run, and no price of a node."""
+
+    def nodes(self, request: Request, base: Work) -> int:
+        wish, facts = request.params.max_nodes, self.facts.get(request.drafter)
+        return min((facts.nodes if facts else 0) if wish is None else wish, MAX_CANDIDATES)
+
+    def worth(self, base: Work, drafter: str) -> MinChance | None:
+        return None
+
+
+@POLICIES.register("specdec", Chooses("as far as the drafter's own head says; it does not choose", arms=False))
+def specdec(basis: Basis) -> LengthPolicy:
+    return HeadLength(basis.limit)

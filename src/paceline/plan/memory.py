@@ -23,11 +23,11 @@ from paceline.model.footprint import Footprint
 JUDGED = 5
 """Rows of V float32 for each row that is judged: logits, those picked, scores, those verified, those drawn."""
 Q = 2
-"""The same for each node while it is judged: the distribution that it was drawn from, in float64."""
+"""Rows of V float32 for each node while it is judged: the distribution that it was drawn from, in float64."""
 TABLES = 4
-"""The same while it is drafted: that distribution twice, as tables are joined."""
+"""Rows for each node while it is drafted: that distribution twice, as tables are joined."""
 DRAWN = 8
-"""The same where a draft model draws it: that distribution, and logits, scores and what it is made of."""
+"""Rows for each node where a draft model draws it: that distribution, and logits, scores and what it is made of."""
 CHUNK = 64
 """Bytes for each number of the chunk that the sampler is at (sample/chunks.py)."""
 NUMBERS = 1 << 18

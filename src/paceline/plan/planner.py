@@ -1,7 +1,7 @@
 """The planner: divides rows and blocks between requests, and names the pre-emptions.
 
 Decoding requests come first, each with its root and its nodes; prompts share what is left, in order. When blocks
-run out the nodes go first, then the last request in order gives up its lease (it recomputes later), whoever needs them.
+run out the nodes go first, then the last request in order gives up its lease (it recomputes later).
 """
 
 from collections import deque
@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 
 from paceline.core.plan import PROMPT_RESERVE_ROWS, Item, Plan, Work
 from paceline.core.request import Request
-from paceline.plan import LengthPolicy, Share
-from paceline.plan.choose import NONE
+from paceline.plan import NONE, Share, StepDecision
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,8 @@ def alone(share: Share) -> int:
 
 @dataclass(slots=True)
 class Planner:
-    length: LengthPolicy
+    decide: Callable[[Sequence[Request], int, Work], StepDecision]
+    """As of `LengthPolicy`."""
     row_budget: int
     """Most rows of one pass: prompt rows and draft nodes alike (D1)."""
     taps: Callable[[Request], tuple[str, ...]] = no_taps
@@ -49,24 +49,32 @@ class Planner:
     ) -> Plan:
         """A plan for the requests of `turn`, most important first, of at most `rows`. `order`: all that hold leases, of
         whom the last may be pre-empted; None: those of `turn`."""
-        self.length.attend(turn if order is None else order)
         left = self.row_budget if rows is None else min(rows, self.row_budget)
         decoding = [r for r in turn if r.pending == 1 and r.closing is None][:left]
         prompts = [r for r in turn if r.pending > 1 or r.closing is not None]
         left -= len(decoding)
         filling = min(left, sum(r.pending for r in prompts))
-        base = Work.of((1, r.length, 1) for r in decoding)
-        base = replace(base, rows=base.rows + filling) if filling else base
-        shares = dict(self.length.share(decoding, left - min(PROMPT_RESERVE_ROWS, filling), base)) if decoding else {}
-        left -= sum(share.nodes for share in shares.values())
         given = {r.id: 1 for r in decoding}
+        ending, free = [], left
+        for request in prompts:  # those whose prompts end in this step if nobody drafts
+            given[request.id] = min(request.ready, free)
+            free -= given[request.id]
+            if given[request.id] == request.pending and request.closing is None:
+                ending.append(request)
+        base = Work.of((given[r.id], r.length, 1) for r in [*decoding, *ending])
+        if others := left - free - sum(given[r.id] for r in ending):
+            base = replace(base, rows=base.rows + others)
+        decision = self.decide([*decoding, *ending], left - min(PROMPT_RESERVE_ROWS, filling), base)
+        shares = dict(decision.shares)
+        left -= sum(shares[r.id].nodes for r in decoding)
         for request in prompts:
             given[request.id] = min(request.ready, left)
             left -= given[request.id]
-        ending = [r for r in prompts if given[r.id] == r.pending and r.closing is None]
-        if ending:
-            whole = Work.of((given[r.id], r.length, 1) for r in [*decoding, *ending])
-            shares.update(self.length.share(ending, left, whole))
+        for request in ending:
+            fits = given[request.id] == request.pending and shares[request.id].nodes <= left
+            left -= shares[request.id].nodes if fits else 0
+            if not fits:
+                del shares[request.id]
         items = []
         for request in [*decoding, *prompts]:
             if rows_of := given[request.id]:
@@ -74,15 +82,15 @@ class Planner:
                 item = Item(request, rows_of, share.nodes, share.drafter, request.verifier, *share[2:])
                 items.append(item._replace(taps=self.taps(request), further=self.further(share)))
         kept, preempt = fit(items, turn if order is None else order, room)
-        panels, passes = self.length.panels(base), 1 if prompts else self._passes(kept, base, room)
-        return Plan(kept, preempt, panels, passes)
+        passes = 1 if prompts else self._passes(kept, decision.passes, room)
+        return Plan(kept, preempt, decision.panels, passes, decision.why)
 
-    def _passes(self, items: Sequence[Item], base: Work, room: Room) -> int:
-        """Of the target in this step: no more than anybody has tokens left, or the cache has room for; one where a
-        drafter is only to look on."""
+    def _passes(self, items: Sequence[Item], most: int, room: Room) -> int:
+        """Passes of the target in this step: no more than any request has tokens left, or the cache has room for; one
+        where a drafter is only to look on."""
         if not all(item.request.judge_free and (item.nodes or item.drafter == NONE) for item in items):
             return 1
-        most = min([self.length.passes(items, base), *(item.request.left for item in items)])
+        most = min([most, *(item.request.left for item in items)])
         while most > 1:
             if sum(room.need(item.request, 1 + item.reserved(most)) for item in items) <= room.free:
                 return most

@@ -160,6 +160,11 @@ class EngineCollector(Collector):
             "kv_cache_usage_perc", "Share of the K/V blocks that samples hold; 1 is all.", now.used / now.blocks
         )
         yield _gauge("spec_decode_tau", "Tokens committed per target pass since the start.", speculation.tau)
+        yield _gauge(
+            "speculation_saved_seconds_total",
+            "Seconds that speculation has saved against plain decoding since the start; below 0: lost.",
+            now.totals.saved_s,
+        )
         yield _counter("prompt_tokens", "Prompt tokens of admitted samples.", now.totals.prompt)
         yield _counter("prefix_cache_hit_tokens", "Those found in the prefix cache.", now.totals.cached)
         yield _counter("generation_tokens", "Generated tokens.", speculation.generated)

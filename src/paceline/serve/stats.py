@@ -58,6 +58,9 @@ def stats(host: ServedHost, settings: Settings, uptime: float) -> dict[str, Any]
             "accepted": total.accepted,
         },
         **speculation(total),
+        "saved_s": now.totals.saved_s,
+        "busy_s": now.totals.busy_s,
+        "why": list(now.totals.why),
         "preemptions": now.totals.preemptions,
         "drafter_errors": sum(now.totals.drafter_errors.values()),
         "above": {

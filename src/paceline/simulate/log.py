@@ -42,9 +42,9 @@ class Setup:
     """`StepTimes.dump`."""
     states: tuple[str, ...] = ()
     """Groups that keep a state of each text."""
-    learned: list[dict[str, Any]] = field(default_factory=list)
-    """`Acceptance.dump`: what was known of drafters before."""
-    version: Literal[2] = 2
+    learned: dict[str, Any] | None = None
+    """`LengthPolicy.state`: what was known of drafters before."""
+    version: Literal[3] = 3
     event: Literal["setup"] = "setup"
 
 
@@ -244,11 +244,13 @@ class Decision:
     preempted: list[int]
     items: list[Given]
     passes: int = 1
+    why: tuple[str, ...] = ()
+    """Reasons of the choice in words."""
 
     @classmethod
     def of(cls, admitted: Iterable[Request], plan: Plan) -> "Decision":
         items = [Given(i.request.id, i.given, i.nodes, i.drafter, i.depth, i.min_chance, i.further) for i in plan.items]
-        return cls([r.id for r in admitted], [r.id for r in plan.preempt], items, plan.passes)
+        return cls([r.id for r in admitted], [r.id for r in plan.preempt], items, plan.passes, plan.why)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ from paceline.core.request import Request
 from paceline.core.result import Result
 from paceline.engine.recorder import Recorder
 from paceline.plan import DrafterFacts
-from paceline.plan.choose import Goodput
-from paceline.plan.cost import Drafting, StepTimes, Times
+from paceline.plan.cost import Drafting, Times
 from paceline.simulate.log import (
     Adopted,
     Arrival,
@@ -48,13 +47,12 @@ log = logging.getLogger("paceline")
 
 def setup(engine: "Engine") -> Setup:
     """An engine before its first request. InputError when it has served some."""
-    if engine.busy or engine.desk.policy.step:
+    if engine.busy or engine.desk.totals.prompt:
         raise InputError("A decision log begins before an engine's first request, and this one has served some.")
     groups = tuple(sorted(engine.cache.groups - {TARGET}))
-    chooser = engine.desk.policy
-    times, learned = chooser.times or StepTimes(), chooser.acceptance.dump() if isinstance(chooser, Goodput) else []
-    states = tuple(sorted(engine.cache.states))
-    return Setup(engine.config, groups, dict(engine.table.entries), deepcopy(times.dump()), states, learned)
+    states, table = tuple(sorted(engine.cache.states)), engine.table
+    learned = table.policy.state()
+    return Setup(engine.config, groups, dict(table.entries), deepcopy(table.times.dump()), states, learned)
 
 
 def record(engine: "Engine", sink: Callable[[Event], object]) -> None:

@@ -8,7 +8,6 @@ from paceline.core.plan import Item, Plan
 from paceline.core.request import Request
 from paceline.engine.desk import Desk, lease_of
 from paceline.engine.drafter_table import DrafterTable
-from paceline.plan.choose import Goodput
 from paceline.plan.cost import StepTimes
 from paceline.simulate.log import Adopted, Arrival, BlocksReserved, Changed, Decision, Joined, Outcome, Setup
 
@@ -18,11 +17,12 @@ class Twin:
 
     def __init__(self, setup: Setup) -> None:
         config = setup.config
-        self.table = DrafterTable(config.length, StepTimes.load(setup.times), config.cheap_rows, config.row_cost)
+        self.table = DrafterTable(
+            config.length, StepTimes.load(setup.times), cheap_rows=config.cheap_rows, row_cost=config.row_cost,
+            patience=config.patience, known=setup.learned,
+        )  # fmt: skip
         for drafter, facts in setup.entries.items():
             self.table.enrol(drafter, facts)
-        if isinstance(self.table.policy, Goodput):
-            self.table.policy.acceptance.recall(setup.learned, whole=True)
         self.desk = Desk.of(config, self.table, setup.groups, setup.states)
         self.requests: dict[int, Request] = {}
         """Requests that have not ended, by id."""
@@ -86,7 +86,7 @@ class Twin:
 
     def fail(self, drafter: str, requests: Sequence[int]) -> None:
         """A drafter failed in this step."""
-        self.desk.policy.failed(drafter)
+        self.table.failed(drafter)
         for request in (self.requests[i] for i in requests):
             if not request.arms:
                 request.drafter = "none"

@@ -11,8 +11,7 @@ from paceline.core.plan import Item
 from paceline.core.request import FinishReason
 from paceline.core.result import Result
 from paceline.plan import DrafterFacts
-from paceline.plan.acceptance import Acceptance, Expected, Key, Mean, Record
-from paceline.plan.choose import DEPTH
+from paceline.plan.belief import DEPTH, Beliefs, Expected, Key, Tally
 from paceline.plan.cost import StepTimes, judged
 from paceline.simulate.log import Arrival, Departure, Enrolled, Event, Given, Outcome, Setup, Step
 from paceline.simulate.replay import replay
@@ -37,34 +36,35 @@ class WorkloadJob:
 
 @dataclass(slots=True)
 class DraftRates:
-    """How much of a draft is drawn and kept. `acceptance` counts all rounds alike; a size of tree that was never drawn
+    """How much of a draft is drawn and kept. `beliefs` count all rounds alike; a size of tree that was never drawn
     has the rates of the nearest one that was, a drafter that was never tried those that the planner begins with."""
 
     entries: Mapping[str, DrafterFacts]
-    acceptance: Acceptance = field(default_factory=Acceptance)
+    beliefs: Beliefs = field(default_factory=Beliefs)
 
     def count(self, given: Given, result: Result) -> None:
         """One recorded round."""
         if not given.nodes or not result.tokens:
             return
         key = self._key(given.drafter, given.nodes)
-        mean = self.acceptance.means.setdefault(key, Mean())
-        own = self.acceptance.own.setdefault(given.id, {}).setdefault(key, Record())
+        belief = self.beliefs.belief(key)
+        own = belief.own.setdefault(given.id, Tally())
         deepest = min(given.nodes, given.depth if result.depth is None else result.depth, DEPTH)
         for _, kept, round in result.heard():
             if self.entries[given.drafter].ahead == "path":  # nothing prepared says nothing of the draft
                 deepest = len(round.offered)
-            mean.count(deepest, round.offered, 1.0)
-            for counts in (mean, own):
-                counts.add(deepest, [int(depth < kept) for depth in range(len(round.offered))], 1.0)
-        mean.known = None
+            for depth in range(deepest):
+                belief.asked[depth] += 1.0
+                belief.offered[depth] += round.offered[depth] if depth < len(round.offered) else 0
+            for counts in (belief.mean, own):
+                counts.add(deepest, [int(depth < kept) for depth in range(len(round.offered))], 1.0, 0)
 
     def draw(self, item: Item, noise: SimulationNoise, ahead: int = 0) -> tuple[list[int], int]:
         """Rows per depth, and how deep the draft is kept, `ahead` tokens further. Always the same for one (request,
         index), whatever the load."""
         number, index = item.request.id, len(item.request.output) + ahead
         deepest = min(item.nodes, item.depth - ahead, DEPTH)
-        expected = self.acceptance.expected(number, self._nearest(item), deepest)
+        expected = self.beliefs.expected(number, self._nearest(item), deepest)
         chance, more = (uniform(noise.key(number, index, which)) for which in (0, 1))
         kept = sum(chance < alive for alive in expected.kept)
         drawn = _chain if self.entries[item.drafter].chain else _tree
@@ -80,7 +80,7 @@ class DraftRates:
 
     def _nearest(self, item: Item) -> Key:
         key = self._key(item.drafter, item.nodes)
-        known = [size for drafter, size in self.acceptance.means if drafter == item.drafter]
+        known = [size for drafter, size in self.beliefs.of if drafter == item.drafter]
         return item.drafter, min(known, key=lambda size: (abs(size - key[1]), size), default=key[1])
 
 
@@ -134,7 +134,7 @@ class Workload:
         }
         outputs = {i: speech for i, speech in {**outputs, **aborted}.items() if speech.tokens}
         jobs = _jobs([e for e in events if isinstance(e, Arrival) and e.id in outputs])
-        times = done.twin.desk.policy.times or StepTimes()
+        times = done.twin.table.times
         if fit:
             scale(times, [step.outcome for step in steps if step.outcome is not None])
         known = replace(setup, entries=entries)

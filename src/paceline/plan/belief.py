@@ -1,0 +1,238 @@
+"""`Belief`: how often the nodes of a drafter are kept, by depth, and how well that is known.
+
+The chance at depth d is that of d being kept *given that d - 1 was*: deep nodes are looked at only where the shallow
+ones were kept, so kept / offered would be biased low (Liu et al. 2024, SmartSpec). Counts fade, so that a belief that
+is not fed becomes wide again. A text's own counts are shrunk to its drafter's mean, the less the more they differ from
+it. A text counts for less with each round in the mean, so that one long text does not look like ten.
+"""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from math import inf, log, sqrt
+from typing import Any
+
+OWN_MEMORY, HALF_LIFE = 0.92, 512.0
+"""Weight of a text's past at each new round of it; and the half-life of all counts, in passes of the engine."""
+SPREAD = 6.0
+"""Rounds that a drafter's mean counts for in a text's own figures: how alike texts are."""
+PRIOR_ROUNDS = 2.0
+"""Rounds that a prior counts for."""
+LOOKUP, MODEL, OTHER_PRIOR = 0.3, 0.75, 0.55
+"""Prior chance of a first node: of a drafter that reads texts alone, of a model's, of any other. A draft model that a
+user gives is expected to be of use."""
+DEEPER = 0.85
+"""Highest prior chance of a node below another."""
+Z = 1.3
+"""Standard deviations from the mean to a bound."""
+CHANGE = 3.5
+"""Standard deviations between the latest rounds and all at which a drafter counts as changed."""
+VOTE, LEAST_VOTE = 8.0, 0.1
+"""Rounds of a text after which each counts half in the mean, and the least that one counts."""
+RECALLED = 24.0
+"""Most rounds that what an earlier start has learned counts for."""
+COLLAPSE = 6.0
+"""Log-likelihood of a row of rejected first nodes, were they kept as often as the text's were, at which what was kept
+before counts for nothing."""
+DEPTH = 16
+"""Deepest place that is counted."""
+
+Key = tuple[str, int]
+"""(drafter, size): the size of a tree, 0 for chains, which are one distribution at every length."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Fading counts by depth (index 0: depth 1), in units of the latest pass."""
+
+    memory: float = 1.0
+    """Weight of the past at each new round."""
+    tries: list[float] = field(default_factory=lambda: [0.0] * DEPTH)
+    hits: list[float] = field(default_factory=lambda: [0.0] * DEPTH)
+    at: int = 0
+    missed: int = 0
+    """The latest rounds in which nothing was kept."""
+
+    def fade(self, now: int) -> None:
+        """Make the counts those of this pass."""
+        if now > self.at:
+            by = 0.5 ** ((now - self.at) / HALF_LIFE)
+            self.tries, self.hits = [x * by for x in self.tries], [x * by for x in self.hits]
+            self.at = now
+
+    def add(self, asked: int, kept: Sequence[int], weight: float, now: int) -> None:
+        """A round that asked for `asked` depths; a draft that ended early was not kept there."""
+        self.fade(now)
+        if self.memory < 1.0:
+            self.tries, self.hits = [x * self.memory for x in self.tries], [x * self.memory for x in self.hits]
+        for d in range(asked):
+            hit = d < len(kept) and kept[d] > 0
+            self.tries[d] += weight
+            if not hit:
+                break
+            self.hits[d] += weight
+
+
+@dataclass(slots=True)
+class Expected:
+    """By depth: the chance that a node is kept once the one above is, that it is reached and kept, and its rows."""
+
+    chance: list[float]
+    kept: list[float]
+    rows: list[float]
+
+    def beside(self, part: "Expected") -> "Expected":
+        """Figures of a draft that has this other one in it, which is at least as deep: it brings at least as much."""
+        return Expected(self.chance, [max(mine, other) for mine, other in zip(self.kept, part.kept)], self.rows)
+
+    def per_row(self) -> tuple[float, ...]:
+        """The chance of each row to be kept, never rising."""
+        out, least = list[float](), 1.0
+        for kept, rows in zip(self.kept, self.rows):
+            least = min(least, kept / max(rows, kept, 1e-9))
+            out += [least] * max(1, round(rows))
+        return tuple(out)
+
+
+@dataclass(slots=True)
+class Belief:
+    """Acceptance of one drafter, or of one size of a tree, over all texts."""
+
+    prior: float = OTHER_PRIOR
+    mean: Tally = field(default_factory=Tally)
+    late: Tally = field(default_factory=lambda: Tally(OWN_MEMORY))
+    """The latest rounds alone: are they still like the others?"""
+    own: dict[int, Tally] = field(default_factory=dict)
+    """{request id: its own counts}"""
+    rounds: dict[int, int] = field(default_factory=dict)
+    asked: list[float] = field(default_factory=lambda: [0.0] * DEPTH)
+    offered: list[float] = field(default_factory=lambda: [0.0] * DEPTH)
+    """Rounds that asked for a depth, and the nodes that had a row there."""
+
+    def observe(self, request: int, asked: int, offered: Sequence[int], kept: Sequence[int], now: int) -> bool:
+        """One round. Has the drafter changed?"""
+        if request not in self.own:
+            self.own[request], self.rounds[request] = Tally(OWN_MEMORY, at=now), 0
+        weight = max(LEAST_VOTE, 1.0 / (1.0 + self.rounds[request] / VOTE))
+        self.rounds[request] += 1
+        own = self.own[request]
+        own.add(asked, kept, 1.0, now)
+        own.missed = 0 if any(kept) else own.missed + 1
+        chance = (own.hits[0] + 1.0) / (own.tries[0] + 2.0)
+        if own.missed > 2 and own.missed * -log(1.0 - chance) > COLLAPSE:
+            own.hits, own.tries[1:] = [0.0] * DEPTH, [0.0] * (DEPTH - 1)
+        self.mean.add(asked, kept, weight, now)
+        self.late.add(asked, kept, weight, now)
+        for d in range(asked):
+            self.asked[d] = 0.95 * self.asked[d] + 1.0
+            self.offered[d] = 0.95 * self.offered[d] + (offered[d] if d < len(offered) else 0)
+        if not self._changed():
+            return False
+        self.mean = Tally(1.0, list(self.late.tries), list(self.late.hits), now)
+        return True
+
+    def _changed(self) -> bool:
+        """Are the latest first nodes kept more or less often than all were?"""
+        n, m = self.late.tries[0], self.mean.tries[0] - self.late.tries[0]
+        if n < 4.0 or m < 4.0:
+            return False
+        p, q = self.late.hits[0] / n, (self.mean.hits[0] - self.late.hits[0]) / m
+        both = min(0.95, max(0.05, (n * p + m * q) / (n + m)))
+        return abs(p - q) > CHANGE * sqrt(both * (1 - both) * (1 / n + 1 / m))
+
+    def known(self, now: int) -> float:
+        """Rounds that speak for it now."""
+        self.mean.fade(now)
+        return self.mean.tries[0]
+
+    def expected(self, request: int | None, depth: int, now: int, bound: int = 0) -> Expected:
+        """What a draft `depth` deep brings to a request, or to one that is not known yet: the mean, or a bound of it
+        (-1: low, 1: high)."""
+        self.mean.fade(now)
+        own = None if request is None else self.own.get(request)
+        if own is not None:
+            own.fade(now)
+        out, above, reached, row = Expected([], [], []), self.prior, 1.0, 1.0
+        for d in range(depth):
+            at = min(d, DEPTH - 1)
+            tries = self.mean.tries[at]
+            mean = (self.mean.hits[at] + PRIOR_ROUNDS * above) / (tries + PRIOR_ROUNDS)
+            above = min(mean, DEEPER)
+            chance, worth = mean, min(SPREAD, tries + PRIOR_ROUNDS)
+            if own is not None and (mine := own.tries[at]) > 0.0:
+                rate = own.hits[at] / mine
+                apart = (rate - mean) ** 2 / max(mean * (1 - mean), 0.01) / (1 / mine + 1 / SPREAD)
+                shrink = SPREAD / (1.0 + apart / 2)
+                chance, worth = (own.hits[at] + shrink * mean) / (mine + shrink), mine + min(worth, shrink)
+            if bound:
+                wide = Z * sqrt((chance * (1 - chance) + 0.25 / (worth + 1)) / (worth + 1)) * (1.0 if not d else 0.5)
+                chance = min(0.99, max(0.01, chance + bound * wide))
+            reached *= chance
+            few = max(0.0, 4.0 - self.asked[at])
+            row = (self.offered[at] + few * row) / (self.asked[at] + few)
+            out.chance.append(chance)
+            out.kept.append(reached)
+            out.rows.append(max(row, reached))
+        return out
+
+
+@dataclass(slots=True)
+class Beliefs:
+    """Beliefs about all drafters. `now` counts passes."""
+
+    of: dict[Key, Belief] = field(default_factory=dict)
+    priors: dict[str, float] = field(default_factory=dict)
+    now: int = 0
+    changes: int = 0
+    """How often a drafter has changed."""
+
+    def branch(self) -> "Beliefs":
+        """A copy that learns by itself. Counts of single texts stay behind."""
+        of = {key: deepcopy(replace(it, own={}, rounds={})) for key, it in self.of.items()}
+        return Beliefs(of, self.priors, self.now)
+
+    def belief(self, key: Key) -> Belief:
+        if key not in self.of:
+            self.of[key] = Belief(self.priors.get(key[0], OTHER_PRIOR))
+        return self.of[key]
+
+    def observe(self, request: int, key: Key, asked: int, offered: Sequence[int], kept: Sequence[int]) -> None:
+        """One round: a draft `asked` deep; nodes with a row and nodes kept at depth 1, 2, ..."""
+        if asked >= 1:  # else there was no room for a token, and it says nothing
+            self.changes += self.belief(key).observe(request, min(asked, DEPTH), offered, kept, self.now)
+
+    def expected(self, request: int | None, key: Key, depth: int, bound: int = 0) -> Expected:
+        return self.belief(key).expected(request, depth, self.now, bound)
+
+    def drop(self, request: int) -> None:
+        """A request has ended."""
+        for belief in self.of.values():
+            belief.own.pop(request, None)
+            belief.rounds.pop(request, None)
+
+    def dump(self) -> list[dict[str, Any]]:
+        """The means, as JSON."""
+        out = []
+        for (drafter, size), it in self.of.items():
+            it.mean.fade(self.now)
+            out.append({"drafter": drafter, "size": size, "tries": [*it.mean.tries], "hits": [*it.mean.hits],
+                        "asked": [*it.asked], "offered": [*it.offered]})  # fmt: skip
+        return out
+
+    def recall(self, kept: Any) -> None:
+        """Begin with what `dump` gave, for RECALLED rounds at most. ValueError, KeyError or TypeError for what it can
+        not have given."""
+        found = dict[Key, Belief]()
+        for each in kept:
+            key = (str(each["drafter"]), int(each["size"]))
+            counts = [[float(x) for x in each[name]] for name in ("tries", "hits", "asked", "offered")]
+            tries, hits, asked, offered = counts
+            if any(len(each) != DEPTH or not all(0 <= x < inf for x in each) for each in counts):
+                raise ValueError(f"{each} are no counts")
+            if any(few > many + 1e-9 for few, many in zip(hits, tries)):
+                raise ValueError(f"{each} are no counts")
+            belief = found[key] = Belief(self.priors.get(key[0], OTHER_PRIOR))
+            less = 1.0 if max(tries) <= 1.001 * RECALLED else RECALLED / max(tries)
+            belief.mean = Tally(1.0, [x * less for x in tries], [x * less for x in hits], self.now)
+            belief.asked, belief.offered = asked, offered
+        self.of |= found

@@ -1,0 +1,37 @@
+"""`Bet`: what speculation may cost and bring, in seconds, and why it was taken."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+
+class Bound(NamedTuple):
+    """An estimate and how far it may be off."""
+
+    low: float
+    mean: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bet:
+    """Drafting is a bet over one step; keeping a drafter's K/V up is one over the rest of an answer."""
+
+    what: Literal["draft", "try", "keep"]
+    drafter: str
+    nodes: int
+    """Nodes of one request, on average."""
+    requests: int
+    cost: float
+    """Seconds of the step, or of reading."""
+    tokens: Bound
+    """Drafted tokens of one request that are kept."""
+    plain: float
+    """Seconds that a plain step takes."""
+
+    @property
+    def why(self) -> str:
+        """In words, as `generate --explain` prints it."""
+        many = f" for {self.requests}" if self.requests > 1 else ""
+        low, mean, high = self.tokens
+        of = f"{self.what} {self.drafter} x{self.nodes}{many}: +{mean:.1f} tokens ({low:.1f} to {high:.1f})"
+        return f"{of} in {1e3 * self.cost:.1f} ms; plain {1e3 * self.plain:.1f} ms"

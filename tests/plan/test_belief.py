@@ -1,0 +1,105 @@
+"""Beliefs: conditional rates without bias, bounds, texts and their drafter, changes, and from one start to the next."""
+
+import json
+import random
+
+import pytest
+
+from paceline.plan.belief import HALF_LIFE, LOOKUP, MODEL, RECALLED, SPREAD, Beliefs
+
+KEY = ("model", 0)
+
+
+def fed(
+    beliefs: Beliefs, rate: float, texts: int, rounds: int = 24, deep: int = 4, seed: int = 0, first: int = 0
+) -> None:
+    rng = random.Random(seed)
+    for text in range(first, first + texts):
+        for _ in range(rounds):
+            kept = 0
+            while kept < deep and rng.random() < rate:
+                kept += 1
+            beliefs.now += 1
+            beliefs.observe(text, KEY, deep, [1] * deep, [int(d < kept) for d in range(deep)])
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.6, 0.9])
+def test_a_depth_counts_only_where_the_one_above_was_kept(rate: float) -> None:
+    """Kept over offered would be far below the rate that each depth has."""
+    beliefs = Beliefs()
+    fed(beliefs, rate, 20)
+    chance = beliefs.expected(None, KEY, 4).chance
+    assert chance == pytest.approx([rate] * 4, abs=0.12)
+    assert beliefs.expected(None, KEY, 4).kept[3] == pytest.approx(rate**4, abs=0.12)
+
+
+def test_bounds_close_as_rounds_come_and_open_as_time_goes_by() -> None:
+    beliefs = Beliefs(priors={"model": MODEL})
+
+    def width() -> float:
+        low, mean, high = (beliefs.expected(None, KEY, 1, bound).chance[0] for bound in (-1, 0, 1))
+        assert 0 < low < mean < high < 1
+        return high - low
+
+    unknown = width()
+    assert beliefs.expected(None, KEY, 1).chance[0] == MODEL > LOOKUP
+    fed(beliefs, 0.7, 20)
+    known = width()
+    assert known < unknown
+    beliefs.now += round(8 * HALF_LIFE)
+    assert known < width() <= unknown + 1e-9
+
+
+def test_a_text_unlike_others_is_told_apart_soon() -> None:
+    beliefs = Beliefs()
+    fed(beliefs, 0.8, 20)
+    for _ in range(8):
+        beliefs.now += 1
+        beliefs.observe(99, KEY, 4, [1] * 4, [])
+    assert beliefs.expected(99, KEY, 4).chance[0] < 0.15 < 0.6 < beliefs.expected(None, KEY, 4).chance[0]
+    beliefs.drop(99)
+    assert beliefs.expected(99, KEY, 4).chance == beliefs.expected(None, KEY, 4).chance
+
+
+def test_one_long_text_does_not_count_as_many() -> None:
+    """One text on which everything is kept, among ten on which little is."""
+    beliefs = Beliefs()
+    fed(beliefs, 0.2, 10, rounds=10)
+    before = beliefs.expected(None, KEY, 1).chance[0]
+    fed(beliefs, 0.2, 1, rounds=int(SPREAD), first=50)
+    assert beliefs.expected(None, KEY, 1).chance[0] == pytest.approx(before, abs=0.15)
+
+
+def test_a_drafter_that_changes_is_noticed_by_new_texts() -> None:
+    beliefs = Beliefs()
+    fed(beliefs, 0.9, 20)
+    assert beliefs.changes == 0
+    fed(beliefs, 0.02, 4, rounds=8, first=30)
+    assert beliefs.changes >= 1 and beliefs.expected(None, KEY, 1).chance[0] < 0.3
+    fed(beliefs, 0.9, 6, rounds=12, first=40)
+    assert beliefs.expected(None, KEY, 1).chance[0] > 0.55
+
+
+def test_what_is_recalled_says_what_was_known_and_gives_way() -> None:
+    known, later = Beliefs(), Beliefs()
+    fed(known, 0.75, 20)
+    later.recall(json.loads(json.dumps(known.dump())))
+    before, after = (it.expected(None, KEY, 3) for it in (known, later))
+    assert after.chance == pytest.approx(before.chance, abs=0.05)
+    assert later.of[KEY].known(0) <= RECALLED * 1.01
+    again = Beliefs()
+    again.recall(later.dump())
+    assert again.dump() == later.dump(), "a log's beginning repeats"
+    fed(later, 0.02, 4, first=90)
+    assert later.expected(None, KEY, 3).chance[0] < 0.35
+
+
+@pytest.mark.parametrize(
+    "damage", [{"tries": [1.0]}, {"hits": [9.0] * 16}, {"asked": [float("nan")] * 16}, {"size": None}]
+)
+def test_counts_that_cannot_be_are_refused(damage: dict[str, object]) -> None:
+    beliefs = Beliefs()
+    fed(beliefs, 0.5, 1, rounds=4)
+    [entry] = beliefs.dump()
+    with pytest.raises((ValueError, TypeError)):
+        Beliefs().recall([{**entry, **damage}])

@@ -1,0 +1,91 @@
+"""The governor's account: exact where plain's price is known, bounded loss whatever the planner believes."""
+
+import random
+
+import pytest
+
+from paceline.core.plan import Work
+from paceline.plan.cost import StepTimes, Times
+from paceline.plan.governor import CHECK_PASSES, CREDIT_STEPS, LOSS, Governor
+
+PLAIN = 0.02
+
+
+def work(requests: int = 1, rows: int = 1, passes: int = 1) -> Work:
+    return Work(rows, requests, 0, 0, rows, passes)
+
+
+def rest(governor: Governor, count: int = 1, seconds: float = PLAIN) -> None:
+    for _ in range(count):
+        governor.rested(work(), Times(0.9 * seconds, {}, 0.1 * seconds))
+
+
+def draft(governor: Governor, seconds: float, tokens: int, key: str = "") -> None:
+    governor.drafted(work(1, 4), seconds, {key: (1, tokens)}, tokens, False)
+
+
+def test_the_account_is_the_difference_to_plain_decoding() -> None:
+    governor = Governor(StepTimes())
+    rest(governor, 3)
+    for tokens in (1, 2, 4, 3):
+        draft(governor, 1.5 * PLAIN, tokens)
+    assert governor.saved == pytest.approx(10 * PLAIN - 4 * 1.5 * PLAIN)
+    assert governor.seconds == pytest.approx((3 + 4 * 1.5) * PLAIN)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_more_than_the_credit_and_a_share_of_the_time_is_lost(seed: int) -> None:
+    """A planner that drafts whenever it may, with drafts that bring nothing and take any time."""
+    rng, governor, plain = random.Random(seed), Governor(StepTimes()), 0.0
+    rest(governor)
+    for _ in range(3000):
+        if governor.stops() or governor.due():
+            rest(governor)
+        else:
+            draft(governor, PLAIN * rng.uniform(1.1, 3.0), 1)
+        plain += PLAIN
+    assert governor.seconds <= plain * (1 + 1.1 * LOSS) + (CREDIT_STEPS + 4) * PLAIN
+
+
+def test_what_was_saved_long_ago_pays_for_little() -> None:
+    governor = Governor(StepTimes())
+    rest(governor)
+    for _ in range(500):
+        draft(governor, PLAIN, 4)
+    lost = 0
+    while not governor.stops():
+        draft(governor, 2 * PLAIN, 1)
+        lost += 1
+    assert CREDIT_STEPS < lost <= 2 * CREDIT_STEPS + 3 and governor.saved > 0
+
+
+def test_a_slower_machine_is_not_booked_as_a_loss() -> None:
+    """Steps and plain steps take twice as long all of a sudden, while drafts save half of the time."""
+    governor = Governor(StepTimes())
+    rest(governor, 20)
+    for _ in range(6):
+        for _ in range(CHECK_PASSES):
+            draft(governor, 2 * PLAIN, 2)
+        rest(governor, 8, 2 * PLAIN)
+    assert not governor.stops() and governor.saved > 0.5 * 4 * CHECK_PASSES * PLAIN
+
+
+def test_a_key_that_loses_is_stopped_and_others_are_not() -> None:
+    governor = Governor(StepTimes())
+    rest(governor)
+    governor.plain[2] = governor.plain[1]
+    for _ in range(150):
+        governor.drafted(work(2, 6), 1.2 * PLAIN, {"a": (1, 4), "b": (1, 1)}, 5, False)
+    assert governor.stops("b") and not governor.stops("a") and not governor.stops()
+
+
+def test_a_plain_step_is_due_now_and_then() -> None:
+    governor = Governor(StepTimes())
+    rest(governor)
+    passes = 0
+    while not governor.due():
+        draft(governor, PLAIN, 4)
+        passes += 1
+    assert passes == CHECK_PASSES
+    rest(governor)
+    assert not governor.due()
