@@ -144,7 +144,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class TrialClient:
-    """Whose trial it is, and whether that client has left."""
+    """The client that the trial belongs to, and whether that client has left."""
 
     owner: str = ""
     left: Callable[[], bool] = bool
