@@ -112,10 +112,12 @@ def test_another_model_finds_nothing_of_it(tmp_path: Path, change: dict[str, Any
 def test_two_engines_share_a_directory(tmp_path: Path) -> None:
     one, two = engine(tmp_path / "kv"), engine(tmp_path / "kv")
     want, _ = say(one)
-    assert one.disk is not None and one.disk.flush()
+    assert one.disk is not None and one.disk.flush() and two.disk is not None
+    two.disk.files.refresh()
     assert say(two) == (want, 12)
     other, _ = say(two, PROMPT[::-1])
-    assert two.disk is not None and two.disk.flush()
+    assert two.disk.flush()
+    one.disk.files.refresh()
     assert say(one, PROMPT[::-1]) == (other, 12)
 
 
@@ -219,6 +221,20 @@ def test_a_directory_that_others_can_write_to_is_refused(tmp_path: Path) -> None
     (path / "blocks").chmod(0o770)
     with pytest.raises(InputError, match="others can write to it"):
         BlockFiles(path, 1 << 20)
+    (path / "blocks").chmod(0o700)
+    (path / "slots").mkdir()
+    (path / "slots").chmod(0o777)
+    with pytest.raises(InputError, match="slots, because others can write to it"):
+        BlockFiles(path, 1 << 20)
+    shutil.rmtree(path / "slots")
+    tmp_path.chmod(0o777)
+    with pytest.raises(InputError, match="because others can write to it"):
+        BlockFiles(path, 1 << 20)
+    tmp_path.chmod(0o1777)
+    BlockFiles(path, 1 << 20)
+    tmp_path.chmod(0o700)
+    with pytest.raises(InputError, match="zero byte"):
+        BlockFiles(tmp_path / "a\0b", 1 << 20)
     (tmp_path / "link").symlink_to(path)
     with pytest.raises(InputError, match="a link"):
         BlockFiles(tmp_path / "link", 1 << 20)
@@ -277,6 +293,28 @@ def test_a_disk_that_hangs_delays_a_request_and_nobody_else(tmp_path: Path, monk
     two.abort(left)
     assert not two.busy and not two.session.requests
     release.set()
+
+
+def test_the_engines_thread_asks_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system call may never return."""
+    import threading
+
+    want, _ = say(engine(None))
+    one, mine, asked = engine(tmp_path / "kv"), threading.get_ident(), list[str]()
+    for name in ("stat", "utime", "open", "scandir", "replace", "lstat"):
+        real = getattr(os, name)
+
+        def told(*args: Any, real: Any = real, name: str = name, **options: Any) -> Any:
+            if threading.get_ident() == mine:
+                asked.append(name)
+            return real(*args, **options)
+
+        monkeypatch.setattr(os, name, told)
+    assert one.disk is not None
+    assert say(one) == (want, 0) and one.disk.flush()
+    one.cache.drop_prefix()
+    assert say(one) == (want, 12) and one.disk.flush()
+    assert not asked
 
 
 def test_killed_writers_leave_no_damage(tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ have said undisturbed. Parked bytes are input: what is damaged or made up is ref
 import hashlib
 import json
 import random
+from array import array
 from typing import Any
 
 import pytest
 
 from paceline.core.errors import InputError, PacelineError, RefusalError
 from paceline.core.grammar import Grammar
-from paceline.core.operations import Park, Resume
+from paceline.core.operations import Park, Reserve, Resume, Settle
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.engine.config import EngineConfig
@@ -211,6 +212,13 @@ BAD: dict[str, Any] = {
     "max_tokens": lambda h: h["request"].update(max_tokens=2),
     "context": lambda h: h["request"].update(max_tokens=10**9),
     "stats": lambda h: h["request"]["stats"].update(passes=-5),
+    "more kept than offered": lambda h: h["request"]["stats"].update(offered=[1], kept=[2]),
+    "kept deeper": lambda h: h["request"]["stats"].update(offered=[1], kept=[1, 0]),
+    "cached": lambda h: h["request"]["stats"].update(cached=1000),
+    "waited": lambda h: h.update(age=1.0, waited=2.0),
+    "logprob positive": lambda h: h["request"]["logprobs"][0].update(logprob=5.0),
+    "logprob infinite": lambda h: h["request"]["logprobs"][0].update(logprob=float("inf")),
+    "logprob impossible": lambda h: h["request"]["logprobs"][0].update(logprob=float("-inf")),
     "eos": lambda h: h.update(eos=[VOCAB]),
     "layout": lambda h: h.update(layout=[[400, 0, []]]),
     "layout order": lambda h: h.update(layout=[[3, 0, []], [2, 1, []]]),
@@ -310,7 +318,7 @@ def test_a_draft_of_another_size_is_left_out() -> None:
 
 
 def test_tenants_stay_apart() -> None:
-    """K/V that was parked under a key is found under that key alone."""
+    """K/V that came from elsewhere is found by its own request alone, whose key stays."""
     one, two = engine(1), engine(1)
     [request] = one.submit(PROMPT, asks())
     request.extra_key = "salt of A"
@@ -322,6 +330,39 @@ def test_tenants_stay_apart() -> None:
     [other] = two.submit(PROMPT, asks())
     to_end(two)
     assert again.stats.cached and not other.stats.cached and other.output == again.output
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_kv_from_elsewhere_is_in_no_other_requests_text(settled: bool) -> None:
+    """The checksum has no key, so K/V in parked bytes may be another text's."""
+    _, packed = packed_request()
+    end = 16 + int.from_bytes(packed[8:16], "little")
+    wrong = array("q", packed[end:-CHECKSUM_BYTES])
+    body = packed[:end] + array("q", [(token + 1) % VOCAB for token in wrong]).tobytes()
+    bad = body + hashlib.sha256(body).digest()
+    two, alone = engine(1), engine(1)
+    if settled:
+        [poisoned] = two.apply(Settle(two.apply(Reserve(20)), bad))
+    else:
+        [poisoned] = two.apply(Resume(bad))
+    to_end(two)
+    assert poisoned.stats.cached
+    [shared], [other] = alone.submit(PROMPT, asks(seed=9)), two.submit(PROMPT, asks(seed=9))
+    to_end(alone, two)
+    assert other.output == shared.output and not other.stats.cached and clean(two)
+
+
+def test_a_choice_of_drafters_ends_where_nothing_is_chosen() -> None:
+    config = EngineConfig(64, block_size=2, max_requests=4, row_budget=6, drafter="auto", check=True)
+    parts = {"draft": Toy(table(0) + 0.7 * table(1))}
+    one, two = Engine(Toy(table(0)), config, components=parts, tokenizer=TOKENIZER, eos=(EOS,)), engine(2)
+    [request] = one.submit(PROMPT, asks())
+    for _ in range(3):
+        one.step()
+    [again] = two.apply(Resume(one.apply(Park(request.id))))
+    assert (request.drafter, again.drafter, again.arms) == ("auto", "model", ())
+    to_end(two)
+    assert not two.drafters.errors and again.stats.drafted > request.stats.drafted
 
 
 def test_functions_stay_where_they_are() -> None:

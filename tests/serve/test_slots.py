@@ -147,6 +147,13 @@ def test_each_key_has_slots_of_its_own(tmp_path: Path) -> None:
         assert ask(address, "/slots/0?action=save", {"filename": "a"}, **two)[0] == 400
         assert ask(address, "/slots/0?action=erase", **two)[0] == 400
         assert ask(address, "/slots/0?action=save", {"filename": "a"}, **one)[0] == 200
+        assert ask(address, "/slots/0?action=restore", {"filename": "a"}, **two)[0] == 400
+        complete(address, "Anna has 5 pears. " * 9, **two)
+        mine = [at for at, it in enumerate(ask(address, "/slots", method="GET", **two)[1]) if it["n_tokens"]]
+        assert ask(address, f"/slots/{mine[0]}?action=save", {"filename": "b"}, **two)[0] == 200
+        status, answer = ask(address, "/slots/0?action=restore", {"filename": "b"}, **two)
+        assert (status, answer["error"]["message"]) == (400, "Slot 0 is another client's; name another.")
+        assert ask(address, "/slots", method="GET", **one)[1][0]["n_tokens"] > 0
         assert ask(address, "/slots", method="GET")[0] == 401
     llm.close()
 

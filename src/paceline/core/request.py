@@ -109,6 +109,8 @@ class Request:
     """Among whom `fair` shares: see `SamplingParams.user`."""
     extra_key: str = ""
     """Requests share K/V only under the same one: an adapter, or a salt for each tenant."""
+    imported: str = ""
+    """Names its K/V apart from that of all others, where a part of it came from elsewhere."""
     output: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
@@ -145,6 +147,11 @@ class Request:
         self.target_noise = TargetNoise(self.seed, self.lineage)
         self.draft_noise = DraftNoise(self.seed, self.lineage)
         self.accept_noise = AcceptNoise(self.seed, self.lineage)
+
+    @property
+    def kv_key(self) -> str:
+        """Under what its K/V is named: the root of its blocks' names."""
+        return self.imported or self.extra_key
 
     @property
     def length(self) -> int:

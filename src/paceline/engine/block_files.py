@@ -50,6 +50,8 @@ class BlockFiles:
         """InputError where the directory cannot be made or used, or others can write to it."""
         if limit < 1:
             raise InputError(f"The size of the K/V directory is {limit} bytes, but it must be at least 1.")
+        if "\0" in str(path):
+            raise InputError("The path of the K/V directory has a zero byte; give another.")
         self.path, self.limit, self.blocks = path, limit, path / "blocks"
         self.pinned: Callable[[], Collection[bytes]] = frozenset
         """Names that do not go."""
@@ -67,8 +69,12 @@ class BlockFiles:
         try:
             for part in (path, self.blocks):
                 part.mkdir(parents=True, exist_ok=True, mode=0o700)
-                if reason := distrust(part.lstat(), stat.S_ISDIR):
-                    raise InputError(f"K/V is not kept in {part}, because {reason}; give a directory of your own.")
+                check_directory(part, distrust(part.lstat(), stat.S_ISDIR))
+            slots = path / "slots"
+            for part in (slots, *slots.glob("*")) if os.path.lexists(slots) else ():
+                check_directory(part, distrust(part.lstat(), stat.S_ISDIR))
+            for part in path.resolve().parents:
+                check_directory(part, distrust_parent(part.stat()))
             with self._locked():
                 for left in self.blocks.glob(
                     f".*{PARTIAL_SUFFIX}"
@@ -91,13 +97,17 @@ class BlockFiles:
         return self._total
 
     def has(self, name: bytes) -> bool:
-        """Is there a file of this name? Another process may have written it a moment ago."""
-        if name in self._sizes:
-            return True
+        """Is a file of this name known of? The disk is not asked: `refresh` learns what other processes wrote."""
+        return name in self._sizes
+
+    def refresh(self) -> None:
+        """Learn what other processes wrote and removed. It may wait for the disk."""
         try:
-            return self.file(name).is_file()
+            if self._changed() != self._seen:
+                with self._mutex:
+                    self._scan()
         except OSError:
-            return False
+            return
 
     def read(self, name: bytes, forms: Mapping[str, str]) -> dict[str, bytes] | None:
         """The bytes of each of these groups, of these forms; None where they are not all there, or the file is damaged,
@@ -281,6 +291,19 @@ def distrust(state: os.stat_result, kind: Callable[[int], bool] = stat.S_ISREG) 
     if state.st_uid not in (os.geteuid(), 0):
         return "it belongs to another user"
     return "others can write to it" if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else None
+
+
+def distrust_parent(state: os.stat_result) -> str | None:
+    """Why a directory is not to be used below one of this state; None: it may be."""
+    if state.st_mode & stat.S_ISVTX:  # nobody may rename what is another's
+        return None
+    return distrust(state, stat.S_ISDIR)
+
+
+def check_directory(path: Path, reason: str | None) -> None:
+    """InputError where there is a reason against it."""
+    if reason is not None:
+        raise InputError(f"K/V is not kept in {path}, because {reason}; give a directory of your own.")
 
 
 def name_of(file: str) -> bytes | None:

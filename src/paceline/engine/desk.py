@@ -117,7 +117,7 @@ class Desk:
             return lease
         tokens, groups = matchable(request), self._groups(request)
         returns = request.params.returns or 0
-        return self.cache.open(tokens, groups, request.extra_key, request.layout, returns)
+        return self.cache.open(tokens, groups, request.kv_key, request.layout, returns)
 
     def _must_wait(self, request: Request) -> bool:
         """A later sample waits until the first of its group has computed their prompt, and then shares it."""

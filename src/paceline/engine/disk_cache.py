@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Condition, Thread
 from time import monotonic
 
@@ -28,6 +28,8 @@ DISK_QUEUE_BYTES = 64 << 20
 """Bytes that wait for the writer."""
 DISK_BATCH_FILES = 16
 """Most files that are written under one lock."""
+DISK_REFRESH_S = 1.0
+"""Time between two looks at what other processes wrote, while nothing is read."""
 DISK_WAIT_S = 5.0
 """Longest wait for a disk: then a request is computed."""
 
@@ -142,7 +144,7 @@ class DiskCache:
 
     def names(self, tokens: Sequence[int], request: Request) -> list[bytes]:
         """The names of the full blocks that a text of these tokens can share."""
-        return self.cache.names(tokens, request.extra_key, request.layout)
+        return self.cache.names(tokens, request.kv_key, request.layout)
 
     def known(self, names: Sequence[bytes], groups: frozenset[str]) -> int:
         """How many of these blocks, from the first on, are in memory. No use is counted."""
@@ -208,8 +210,16 @@ class DiskCache:
         self.recalled += len(blocks)
         return blocks
 
+    def _next(self) -> Recall | None:
+        """What is to be read; meanwhile the reader learns what other processes wrote. None: the end."""
+        while True:
+            try:
+                return self._wanted.get(timeout=DISK_REFRESH_S)
+            except Empty:
+                self.files.refresh()
+
     def _read(self) -> None:
-        while (recall := self._wanted.get()) is not None:
+        while (recall := self._next()) is not None:
             blocks = list[list[bytes]]()
             for name in recall.names:
                 if monotonic() > recall.until:

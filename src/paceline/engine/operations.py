@@ -27,6 +27,7 @@ from paceline.core.operations import (
 )
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
+from paceline.draft import DRAFTERS
 from paceline.engine.branches import BranchFamily
 from paceline.engine.components import move, stateful
 from paceline.engine.desk import Desk, lease_of
@@ -34,10 +35,11 @@ from paceline.engine.disk_cache import DiskCache, Recall
 from paceline.engine.drafters import DrafterPool
 from paceline.engine.identity import identity_of
 from paceline.engine.kv import BlockBytes
-from paceline.engine.packing import Origin, ParkedRequest, check_packable, pack, unpack
+from paceline.engine.packing import Origin, ParkedRequest, check_packable, imported_key, pack, unpack
 from paceline.engine.session import Session
 from paceline.engine.slots import Slots
 from paceline.engine.transfer import Transfers, is_piece
+from paceline.plan import POLICIES
 from paceline.schedule import policies as schedules
 
 
@@ -256,7 +258,7 @@ class Operations:
         if parked.first:
             raise InputError(f"The parked request lacks the K/V of its first {parked.first} blocks; `Settle` takes it.")
         request = self._unparked(parked, now)
-        self._adopt(parked, request)
+        self._adopt(parked, request, operation.packed)
         self._queue([request])
         return [request]
 
@@ -328,25 +330,33 @@ class Operations:
 
     def _drafter(self, drafter: str, verifier: str) -> tuple[str, tuple[str, ...]]:
         """Drafter and arms for a request that comes from elsewhere: under `exact` the text does not depend on
-        it, so where the drafter is not known, the engine's own does, or none."""
-        names = [drafter, self.session.config.drafter, "none"] if verifier == "exact" else [drafter]
+        it, so where the drafter is not known, or is a choice in an engine that chooses nothing, the engine's own does,
+        or none."""
+        own = self.session.config.drafter
+        names = [drafter, own, "none"] if verifier == "exact" else [drafter]
+        chooses = POLICIES.card(self.session.config.length).arms and DRAFTERS.card(own).arms
         for name in names[:-1]:
             try:
-                return name, self.drafters.arms(name, verifier)
+                if chooses or not DRAFTERS.card(name).arms:
+                    return name, self.drafters.arms(name, verifier)
             except PacelineError:
                 continue
+        if not chooses and verifier != "exact" and DRAFTERS.card(drafter).arms:
+            raise RefusalError(f"This engine does not choose between drafters, but the request has {drafter!r}.")
         return names[-1], self.drafters.arms(names[-1], verifier)
 
-    def _adopt(self, parked: ParkedRequest, request: Request) -> None:
+    def _adopt(self, parked: ParkedRequest, request: Request, packed: bytes) -> None:
         """Its K/V enters the prefix cache, as far as it fits: of this model and arithmetic, and where there is room. A
-        drafter's part that does not fit is computed again."""
+        drafter's part that does not fit is computed again. Nobody can tell whether K/V is that of its text, so it is
+        found by requests of the same bytes alone."""
         fitting, size = self.kv.alike(parked.forms), self.desk.cache.block_size
         alike = parked.block == size
         if TARGET not in fitting or not parked.rows or (not alike and stateful(self.components)):
             return  # no state lies behind our blocks then, or the numbers are others': the rows are computed again
         tokens, groups = request.tokens[: parked.rows], tuple(group for group in fitting if group != TARGET)
-        txn = self.desk.adopt(tokens, groups, request.layout, request.extra_key, known=alike)
-        self.drafters.recorder.adopted(tokens, groups, request.layout, request.extra_key, alike)
+        request.imported = imported_key(packed)
+        txn = self.desk.adopt(tokens, groups, request.layout, request.kv_key, known=alike)
+        self.drafters.recorder.adopted(tokens, groups, request.layout, request.kv_key, alike)
         if txn is None:
             return
         names = list(parked.forms)
@@ -380,8 +390,8 @@ class Operations:
             return
         tokens = request.tokens[: (recall.first + len(blocks)) * size]
         groups = tuple(group for group in recall.forms if group != TARGET)
-        txn = self.desk.adopt(tokens, groups, request.layout, request.extra_key, known=True)
-        self.drafters.recorder.adopted(tokens, groups, request.layout, request.extra_key, True)
+        txn = self.desk.adopt(tokens, groups, request.layout, request.kv_key, known=True)
+        self.drafters.recorder.adopted(tokens, groups, request.layout, request.kv_key, True)
         if txn is not None:
             self.kv.write(txn.slots, size, [*recall.forms], blocks[txn.base // size - recall.first :])
             self.desk.adopted(txn, tokens)
@@ -401,8 +411,8 @@ class Operations:
 
     def drop(self, tokens: list[int], request: Request) -> None:
         """K/V of these tokens of a request leaves the prefix cache where nobody holds it."""
-        self.desk.drop(tokens, request.extra_key, request.layout)
-        self.drafters.recorder.dropped(tokens, request.extra_key, request.layout)
+        self.desk.drop(tokens, request.kv_key, request.layout)
+        self.drafters.recorder.dropped(tokens, request.kv_key, request.layout)
 
     def _entered(self, request: Request) -> Request:
         """The request, which arrives now if it still waits for a disk."""

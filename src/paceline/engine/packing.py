@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from itertools import pairwise
-from math import isfinite, isnan
+from math import isfinite
 from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, create_model
@@ -35,6 +35,10 @@ PARKED_FIELDS = (
 """Fields of a request that go on, other than its parameters, its times and where its tokens stand."""
 MOST_PARKED_COUNT = 1 << 48
 """No count in a header is larger."""
+AGE_ROUNDING_S = 1e-3
+"""Rounding of times in seconds."""
+LOGPROB_ROUNDING = 1e-3
+"""Rounding of a log-probability, which is 0 at most."""
 MOST_LINEAGE_PARTS = 1 << 12
 """Parts of a lineage."""
 
@@ -137,6 +141,11 @@ def opened(packed: bytes, what: str = "parked request") -> tuple[bytes, memoryvi
     return packed[16:end], view[end:-CHECKSUM_BYTES]
 
 
+def imported_key(packed: bytes) -> str:
+    """Under what the K/V of these bytes is named: a request of the same bytes alone finds it."""
+    return f"imported:{hashlib.sha256(packed).hexdigest()}"
+
+
 def unpack(packed: bytes, origin: Origin) -> ParkedRequest:
     """InputError for bytes that are no parked request, one of another model or version, or one that is damaged or
     contradicts itself."""
@@ -205,6 +214,8 @@ def check_request(parked: ParkedRequest, origin: Origin) -> None:
     )
     for age in (parked.age, parked.waited or 0.0):
         _check(isfinite(age) and 0 <= age <= MOST_PARKED_COUNT, "its age is out of range")
+    least_age = (parked.waited or 0.0) - AGE_ROUNDING_S
+    _check(parked.age >= least_age, "it waited for longer than its age")
     stats = f["stats"]
     for name in ("passes", "generated", "preempted", "cached"):
         _check(0 <= getattr(stats, name) <= MOST_PARKED_COUNT, f"its statistics have {name} out of range")
@@ -212,6 +223,9 @@ def check_request(parked: ParkedRequest, origin: Origin) -> None:
         all(0 <= count <= MOST_PARKED_COUNT for count in (*stats.offered, *stats.kept)),
         "its statistics are out of range",
     )
+    judged = len(stats.kept) <= len(stats.offered) and all(a <= b for a, b in zip(stats.kept, stats.offered))
+    _check(judged, "its statistics have more drafted tokens kept than offered")
+    _check(stats.cached <= len(prompt) + len(output), "its statistics have more tokens cached than it has")
     check_logprobs("logprobs", f["logprobs"], output, params.logprobs is not None, origin.vocab_size)
     told = f["prompt_logprobs"]
     _check(not told or told[0] is None, "its first prompt token has a log-probability")
@@ -242,7 +256,9 @@ def check_logprobs(
         if entry is None or entry.token != token:
             raise InputError(f"its {name} are of other tokens than its text")
         check_ids(name, [*entry.top], vocab_size)
-        _check(not any(map(isnan, (entry.logprob, *entry.top.values()))), f"its {name} are no numbers")
+        values = (entry.logprob, *entry.top.values())
+        _check(all(value <= LOGPROB_ROUNDING for value in values), f"its {name} are no logarithms of probabilities")
+        _check(name != "logprobs" or isfinite(entry.logprob), f"its {name} have a token that cannot be drawn")
 
 
 def check_layout(layout: Layout, length: int, joins: bool, whole: bool = True) -> None:

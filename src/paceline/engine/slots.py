@@ -154,7 +154,8 @@ class Slots:
         assert disk is not None
         request = self.stand_in(it)
         tokens = [*it.text, 0]
-        names, pool, size = disk.names(tokens, request), self.engine.cache.pool, self.engine.cache.block_size
+        names = self.engine.cache.names(tokens, it.extra_key, request.layout)  # never those of K/V from elsewhere
+        pool, size = self.engine.cache.pool, self.engine.cache.block_size
         groups, blocks = list[str](), list[tuple[bytes, BlockParts]]()
         for name in names:
             block = pool.index.get(name)
@@ -278,6 +279,8 @@ class Slots:
             raise InputError(f"There is no slot {number}; this server has the slots 0 to {len(self.places) - 1}.")
         if (it := self.places[number]) is not None and it.busy:
             raise InputError(f"Slot {number} is processing a request; wait for its end, or name another.")
+        if it is not None and it.key != key:
+            raise InputError(f"Slot {number} is another client's; name another.")
         tokens = file.tokens[: len(blocks) * file.block]
         self.engine.session.check_tokens(tokens)
         found = self.engine.operations.put(tokens, blocks, extra_key)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from secrets import token_bytes
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, create_model
@@ -20,6 +21,7 @@ from paceline.engine.packing import (
     ParkedRequest,
     check_ids,
     check_layout,
+    imported_key,
     opened,
     parsed,
     sealed,
@@ -54,6 +56,8 @@ class Incoming:
     extra_key: str = ""
     layout: Layout = ()
     tokens: list[int] = field(default_factory=list)
+    key: str = field(default_factory=lambda: imported_key(token_bytes(32)))
+    """Under what its K/V is named: no other request finds what came from elsewhere."""
 
 
 class Transfers:
@@ -127,7 +131,7 @@ class Transfers:
         self.table.fill(number, piece.first, len(piece.blocks), now)
         if not held.filled:
             here.groups, here.extra_key = groups, piece.extra_key
-            self.reopen(number, groups, piece.layout, piece.extra_key, recorder)
+            self.reopen(number, groups, piece.layout, here.key, recorder)
         here.layout = max(here.layout, piece.layout, key=len)
         here.tokens[piece.first * size :] = piece.tokens
         self.write(number, piece.first, [[parts[names.index(group)] for group in groups] for parts in piece.blocks])
@@ -168,14 +172,15 @@ class Transfers:
         rows = (held.filled + len(rest)) * size
         if rest:
             if not held.filled:
-                self.incoming[number] = Incoming(groups)
-                self.reopen(number, groups, request.layout, request.extra_key, recorder)
+                here = self.incoming[number] = Incoming(groups)
+                self.reopen(number, groups, request.layout, here.key, recorder)
             else:
                 self.incoming[number] = here
             names = list(parked.forms)
             self.write(number, held.filled, [[parts[names.index(group)] for group in groups] for parts in rest])
             del self.incoming[number]
         tokens = request.tokens[:rows]
+        request.imported = here.key if rows else ""
         self.desk.settle(number, tokens)
         recorder.settled(number, tokens)
         self.table.settle(number, request.id)

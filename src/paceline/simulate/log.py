@@ -110,7 +110,7 @@ class Arrival:
             r.common,
             tuple(sorted(r.eos)) if r.parent >= 0 else (),
             r.layout,
-            hidden(r.extra_key),
+            hidden(r.kv_key),
         )
 
     def request(self) -> Request:
