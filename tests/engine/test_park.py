@@ -26,8 +26,8 @@ PROMPT = [1, 2, 3, 4, 5, 0, 1, 2, 3]
 def engine(draft: int | None = 1, *, weights: int = 0, block: int = 2, order: str = "fcfs", now: Any = None) -> Engine:
     """With a draft of its own table, or none."""
     drafter = "model" if draft else "none"
-    config = EngineConfig(64, block_size=block, max_requests=4, row_budget=6, drafter=drafter, order=order, check=True,
-                          length="fixed")  # fmt: skip
+    config = EngineConfig(64, block_size=block, max_requests=4, row_budget=6, drafter=drafter,
+                          order=order, check=True, length="fixed")  # fmt: skip
     parts = {} if draft is None else {"draft": Toy(table(0) + 0.7 * table(draft))}
     extra = {} if now is None else {"now": now}
     return Engine(Toy(table(weights)), config, components=parts, tokenizer=TOKENIZER, eos=(EOS,), **extra)
