@@ -144,7 +144,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class TrialClient:
-    """Whose trial it is, and whether that client has left."""
+    """Client of a trial; `left`: has it gone?"""
 
     owner: str = ""
     left: Callable[[], bool] = bool

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 from paceline.serve.errors import ApiError
 from paceline.serve.protocol import NO_MEDIA, ChatRequest
 from paceline.serve.response_wire import validated
-from paceline.serve.wire import Label, Shallow, Wire
+from paceline.serve.wire import Label, Loose, Shallow, Wire
 
 OPTIONS = {
     "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "seed": "seed", "stop": "stop",
@@ -28,14 +28,14 @@ class OllamaMessage(Wire):
     role: str
     content: str = ""
     thinking: str | None = None
-    images: list[Any] | None = None
+    images: list[Loose] | None = None
     tool_calls: list[Shallow] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
     @field_validator("images")
     @classmethod
-    def _none(cls, images: list[Any] | None) -> list[Any] | None:
+    def _none(cls, images: list[Loose] | None) -> list[Any] | None:
         if images:
             raise ValueError(f"images cannot be served: {NO_MEDIA}; leave them out.")
         return images
@@ -94,7 +94,7 @@ class OllamaGenerateRequest(OllamaRequest):
     template: str | None = Field(None, description="left out: start the server with --chat-template")
     suffix: str | None = Field(None, description="left out, or empty")
     context: list[int] | None = Field(None, description="left out: send the conversation to /api/chat")
-    images: list[Any] | None = Field(None, description=f"left out: {NO_MEDIA}")
+    images: list[Loose] | None = Field(None, description=f"left out: {NO_MEDIA}")
 
     def check(self) -> None:
         """Raise ApiError for what the protocol has and this server has not."""
