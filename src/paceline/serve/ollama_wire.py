@@ -35,7 +35,7 @@ class OllamaMessage(Wire):
 
     @field_validator("images")
     @classmethod
-    def _none(cls, images: list[Any] | None) -> list[Any] | None:
+    def _none(cls, images: list[Loose] | None) -> list[Any] | None:
         if images:
             raise ValueError(f"images cannot be served: {NO_MEDIA}; leave them out.")
         return images
