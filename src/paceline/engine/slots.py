@@ -239,7 +239,10 @@ class Slots:
         assert disk is not None
         if file.model != root_hash(extra_key, engine.cache.identity).hex() or file.block != engine.cache.block_size:
             raise InputError(f"The saved slot {name} is of another model, or of blocks of another size.")
-        engine.session.check_tokens(file.tokens)
+        try:
+            engine.session.check_tokens(file.tokens)
+        except InputError as error:
+            raise InputError(f"The saved slot {name} is damaged: {error}") from None
         request = Request(-1, [*file.tokens, 0], SamplingParams(), 0, extra_key=extra_key)
         whole = len(file.tokens) == len(file.names) * file.block
         if not whole or [each.hex() for each in disk.names(request.tokens, request)] != file.names:
