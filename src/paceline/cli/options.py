@@ -44,7 +44,7 @@ class EngineArgs(Options):
     keep_learned: KeepLearned = True
 
     def arguments(self) -> dict[str, Any]:
-        """Those that the command has, by name, as `LLM` takes them."""
+        """Options that the command has, by name, as `LLM` takes them."""
         return {option.name: getattr(self, option.name) for option in options(type(self))}
 
     def options(self) -> Options:

@@ -104,7 +104,7 @@ def limits() -> "LLParserLimits":
 
 
 def fault(source: str, seconds: float = CPU_S) -> str:
-    """llguidance's complaint about a grammar, found in a child process in so much processor time; empty if it has
+    """llguidance's complaint about a grammar, found in a child process within `seconds` of processor time; empty if it has
     none."""
     return TRIALS.fault(source, LIMITS, seconds)
 
