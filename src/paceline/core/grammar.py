@@ -104,8 +104,8 @@ def limits() -> "LLParserLimits":
 
 
 def fault(source: str, seconds: float = CPU_S) -> str:
-    """llguidance's complaint about a grammar, found in a child process within `seconds` of processor time; empty if it has
-    none."""
+    """llguidance's complaint about a grammar, found in a child process; empty if it has none. `seconds`: of a
+    processor."""
     return TRIALS.fault(source, LIMITS, seconds)
 
 
