@@ -39,7 +39,7 @@ STACK_BYTES = 2 << 20
 SMALL_SOURCE_CHARS = 16_384
 """Characters up to which a source is small."""
 MOST_WAITING = 64
-"""Trials that wait at one child."""
+"""Trials of clients that wait at one child."""
 MOST_OF_ONE = 16
 """Trials of one client that wait at one child."""
 PASSING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
@@ -170,7 +170,8 @@ class Lane:
         """The child, for one trial. BusyError where too much waits, and for a client that has left."""
         with self._changed:
             mine = sum(owner == client.owner for _, owner in self._waiting)
-            if len(self._waiting) >= MOST_WAITING or mine >= MOST_OF_ONE:
+            crowded = len(self._waiting) >= MOST_WAITING or mine >= MOST_OF_ONE
+            if client.owner and crowded:  # a program's own threads wait for their turn
                 raise BusyError("Too many grammars wait to be tried; try again.")
             place = (next(self._order), client.owner)
             self._waiting.append(place)
