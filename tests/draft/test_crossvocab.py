@@ -89,7 +89,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def llm(models: tuple[Path, Path]) -> Iterator[LLM]:
     options: dict[str, Any] = {"dtype": "float32", "blocks": 60, "block_size": 4, "row_budget": 24, "check": True}
-    with LLM(models[0], models[1], "crossvocab", max_requests=8, **options) as made:
+    with LLM(models[0], models[1], "crossvocab", max_requests=8, nodes=4, **options) as made:
         yield made
 
 

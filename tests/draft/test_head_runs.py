@@ -59,12 +59,12 @@ class Served(NamedTuple):
 
 def served(target: Path, head: Path | None, drafter: str, **more: Any) -> Served:
     options = {"quantize": None, "patience": 1e9, "temperature": 0.0, **more}
-    with LLM(target, head, drafter=drafter, quantize=options["quantize"], memory="100M", block_size=16) as llm:
+    nodes = None if drafter == "none" else NODES
+    with LLM(target, head, drafter=drafter, quantize=options["quantize"], memory="100M", nodes=nodes) as llm:
         llm.engine.desk.policy.patience = options["patience"]  # type: ignore[attr-defined]
         llm.engine.recorder = rounds = Rounds()
         params = SamplingParams(
-            temperature=options["temperature"], max_tokens=60, seed=1, ignore_eos=True, top_k=0, top_p=1.0,
-            max_nodes=NODES,
+            temperature=options["temperature"], max_tokens=60, seed=1, ignore_eos=True, top_k=0, top_p=1.0
         )  # fmt: skip
         outputs = llm.generate(PROMPTS, params, progress=False)
         assert llm.engine.drafters.errors == []
