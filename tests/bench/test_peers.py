@@ -98,7 +98,7 @@ class Root:
 
 @pytest.fixture
 def root(tmp_path: Path, target: Path, draft: Path, monkeypatch: pytest.MonkeyPatch) -> Root:
-    monkeypatch.setattr("paceline.bench.peers.Watch.before", lambda watch: None)
+    monkeypatch.setattr("paceline.bench.peers.CpuWatch.before", lambda watch: None)
     return Root(tmp_path, target, draft)
 
 

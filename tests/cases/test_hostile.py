@@ -216,7 +216,7 @@ def test_case_B6(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_module, "monotonic", lambda: next(clock) * grammar_module.SEARCH_S / 10)
     faults: list[str] = []
     usual = grammar_module.fault
-    monkeypatch.setattr(grammar_module, "fault", lambda source: faults.append(source) or usual(source))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(grammar_module, "fault", lambda source, *more: faults.append(source) or usual(source, *more))  # type: ignore[func-returns-value]
     assert culprit(schema, "no") == ("", "no") and len(faults) <= 10
     with pytest.raises(InputError, match="cannot be enforced"):
         Grammar("json_schema", json.dumps(schema))

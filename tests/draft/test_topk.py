@@ -121,6 +121,7 @@ def test_the_native_proposer_is_its_twin(
 
 @pytest.mark.skipif(library() is None, reason="needs the native decoder")
 @pytest.mark.parametrize("drafter", ["dyspec", "ngram+dyspec"])
+@pytest.mark.full
 def test_dyspec_runs_for_greedy_requests_alone(tmp_path: Path, drafter: str) -> None:
     """A request with noise, alone or beside a greedy one, makes a step one pass: the trees hang on the draws then."""
     target = tiny_checkpoint(tmp_path / "target", "llama", seed=1)

@@ -352,6 +352,7 @@ def test_kv_from_elsewhere_is_in_no_other_requests_text(settled: bool) -> None:
     assert other.output == shared.output and not other.stats.cached and clean(two)
 
 
+@pytest.mark.full
 def test_a_choice_of_drafters_ends_where_nothing_is_chosen() -> None:
     config = EngineConfig(64, block_size=2, max_requests=4, row_budget=6, drafter="auto", check=True)
     parts = {"draft": Toy(table(0) + 0.7 * table(1))}

@@ -45,6 +45,7 @@ def test_bfloat16_and_int8_at_odd_sizes(unit: Unit, outputs: int, inputs: int) -
             assert float((layer(x) - expected).abs().max()) <= slack, (pack.__name__, count)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("form", ScaleForm, ids=attrgetter("name"))
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (33, 31), (31, 33), (65, 130), (33, 288)])

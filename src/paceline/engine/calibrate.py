@@ -93,7 +93,7 @@ def calibrated(engine: Engine, facts: dict[str, Any]) -> StepTimes:
     if cpu >= LEAST_CPU_SHARE * took:
         keep(path, times)
     else:
-        log.warning(
+        log.info(
             "The CPU was available for %.0f %% of the time in which step times were measured, because of a quota or "
             "other programs; the table is used now and measured again at the next start.", 100 * cpu / took,
         )  # fmt: skip
