@@ -83,7 +83,7 @@ def read(path: Path) -> Iterator[Event]:
 
 def unreadable(path: Path | None, number: int) -> InputError:
     where = "Line" if path is None else f"{path}, line"
-    return InputError(f"{where} {number} is no event of a workflow log; record one anew.")
+    return InputError(f"{where} {number} is not an event of a workflow log; record it again.")
 
 
 def replay(events: Sequence[Mapping[str, Any]], **parts: Any) -> str | None:
