@@ -1,6 +1,7 @@
 """`docs/matrix.md` is what the registries say now, its refusals are the engine's, and its legal cells hold."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -173,7 +174,8 @@ def check_run(setting: Setting, wishes: list[Wish], seed: int, *, text: bool, tw
 
 
 def check_cell(drafter: str, verifier: str, features: list[str], seed: int) -> list[Request]:
-    """One generated request for each of `features`, in shuffled batches; in the first, blocks are few."""
+    """One generated request for each of `features`, in shuffled batches; in the first, blocks are few and answers long,
+    so that requests are pre-empted however many drafts are kept."""
     rng, out = random.Random(f"{drafter} {verifier} {seed}"), []
     text = (drafter, verifier) in legal("text")
     wishes = [random_wish(rng, drafter, verifier, feature) for feature in features]
@@ -181,8 +183,11 @@ def check_cell(drafter: str, verifier: str, features: list[str], seed: int) -> l
     for start in range(0, len(wishes), BATCH):
         tight = {"blocks": 1, "block_size": 4, "max_requests": 8, "row_budget": 33} if start == 0 else {}
         setting, arrivals = random_setting(rng, **tight), rng.getrandbits(32)
+        batch = wishes[start : start + BATCH]
+        if tight:
+            batch = [replace(wish, params=replace(wish.params, max_tokens=24)) for wish in batch]
         twice = not text and start == BATCH
-        out += check_run(setting, wishes[start : start + BATCH], arrivals, text=text, twice=twice)
+        out += check_run(setting, batch, arrivals, text=text, twice=twice)
     return out
 
 
