@@ -5,7 +5,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -111,6 +111,17 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         yield lambda: bool(hits)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def measure(llm: "LLM") -> None:
+    """After an answer, measure what steps cost on this machine, unless an earlier start has: before it that would have
+    kept the first token waiting. Ctrl-C leaves it for another time."""
+    from paceline.engine.build import measure_late, unmeasured
+
+    if unmeasured(llm.engine, llm.options):
+        note("measuring this machine for the next start, once; Ctrl-C leaves it for later")
+        with suppress(KeyboardInterrupt):
+            measure_late(llm.engine, llm.options)
 
 
 class Screen:

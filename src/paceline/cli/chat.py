@@ -155,6 +155,7 @@ class ChatSession:
             note("(stopped)")
         self.messages = [*messages, {"role": "assistant", "content": done.result.text}]
         self.answers.append(done)
+        self.partner.answered()
 
     def _command(self, name: str = "", argument: str = "") -> None:
         if name in ("exit", "quit"):

@@ -7,8 +7,7 @@ from pathlib import Path
 import typer
 
 from paceline.bench.prompts import decode, encode, read_text
-from paceline.cli.answer import Screen, answer, note
-from paceline.cli.explain import Reasons
+from paceline.cli.answer import Screen, answer, measure, note
 from paceline.cli.options import INTERRUPTED, EngineArgs, SamplingArgs
 from paceline.core.errors import InputError
 
@@ -30,9 +29,11 @@ def generate(
     from paceline.engine.llm import LLM
 
     llm, screen = LLM(**engine.arguments(), late_weights=True), Screen(color)
-    ids, reasons = encode(llm.text, text, chat), Reasons()
+    ids, reasons = encode(llm.text, text, chat), None
     if explain:
-        llm.engine.recorder = reasons
+        from paceline.cli.explain import Reasons
+
+        llm.engine.recorder = reasons = Reasons()
     done = answer(llm, ids, params, None if as_json else screen.show)
     if as_json:
         result = done.result
@@ -41,7 +42,7 @@ def generate(
         typer.echo(json.dumps(entry, ensure_ascii=False))
     elif not done.result.text.endswith("\n"):
         screen.write("\n")
-    if explain:
+    if reasons:
         saved, busy = llm.engine.table.decision.account
         for line in (*reasons.lines(), f"speculation saved {saved:.1f} s of {busy:.1f} s"):
             note(line)
@@ -49,6 +50,8 @@ def generate(
         note(done.line())
     if done.interrupted:
         raise typer.Exit(INTERRUPTED)
+    measure(llm)
+    llm.close()
 
 
 def find_prompt(prompt: str | None, prompt_file: Path | None) -> str:

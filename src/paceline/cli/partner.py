@@ -9,7 +9,7 @@ from dataclasses import fields
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
-from paceline.cli.answer import ShownAnswer, answer, interruptible
+from paceline.cli.answer import ShownAnswer, answer, interruptible, measure
 from paceline.core.errors import InputError, RefusalError
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ class Partner(Protocol):
     def say(self, messages: Sequence[Message], params: "SamplingParams", show: Show) -> ShownAnswer:
         """The answer to a conversation, shown as it comes; Ctrl-C ends it where it stands. PacelineError when it
         cannot be served."""
+
+    def answered(self) -> None:
+        """An answer has been shown, and the next message is not there yet."""
 
     def drafters(self, name: str = "") -> str:
         """Description of the default drafter and of the available ones. Raises PacelineError if `name` cannot draft."""
@@ -54,6 +57,9 @@ class Local:
                 "least one to generate; the message was dropped: send a shorter one, or /reset."
             )
         return answer(self.llm, ids, params, show)
+
+    def answered(self) -> None:
+        measure(self.llm)
 
     def drafters(self, name: str = "") -> str:
         from paceline.core.registry import refusal
@@ -87,6 +93,9 @@ class Remote:
         self.known, self.default = stats.get("drafters", []), stats.get("default_drafter", "the server's")
         self.ours = bool(stats)
         """Is it a Paceline server, which takes all of `SamplingParams`?"""
+
+    def answered(self) -> None:
+        pass
 
     def _stats(self, url: str) -> dict[str, Any]:
         try:

@@ -66,7 +66,7 @@ def build(options: Options) -> tuple[Engine, Text]:
 
     known = learned.recall(options)
     engine = Engine(model, config, components=components, callable=user, tokenizer=text.tokenizer, eos=eos, known=known)
-    start(engine, options, components)
+    start(engine, options)
     if files is not None:
         engine.keep_on_disk(files)
     return engine, text
@@ -144,14 +144,40 @@ def form_of(options: Options, quantize: str | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def start(engine: Engine, options: Options, components: dict[str, Component]) -> None:
-    """Measure the machine where the planner needs that."""
-    if (
-        DRAFTERS.card(drafter_of(options)[0]).arms or options.tbt_target_ms is not None
-    ) and engine.desk.policy.state() is not None:
-        from paceline.engine.calibrate import calibrated
+def start(engine: Engine, options: Options) -> None:
+    """Measure the machine where the planner needs that; where the first token is wanted soon, only look at what was
+    measured before (`measure_late`)."""
+    if not planned(engine, options):
+        return
+    from paceline.engine import calibrate
 
-        engine.table.times.become(calibrated(engine, facts(options, engine.model, *components.values())))
+    about = facts(options, *engine.components.values())
+    known = calibrate.kept(calibrate.place(about)) if options.late_weights else calibrate.calibrated(engine, about)
+    if known is not None:
+        engine.table.times.become(known)
+
+
+def measure_late(engine: Engine, options: Options) -> None:
+    """Measure the machine for the next start, where `start` put that off; the engine must be idle."""
+    from paceline.engine import calibrate
+
+    engine.table.times.become(calibrate.calibrated(engine, facts(options, *engine.components.values())))
+
+
+def unmeasured(engine: Engine, options: Options) -> bool:
+    """Does the planner need to know what steps cost here, and does no table say so?"""
+    from paceline.engine import calibrate
+
+    return (
+        planned(engine, options)
+        and calibrate.kept(calibrate.place(facts(options, *engine.components.values()))) is None
+    )
+
+
+def planned(engine: Engine, options: Options) -> bool:
+    """Does the planner need to know what steps cost here?"""
+    timed = bool(DRAFTERS.card(drafter_of(options)[0]).arms) or options.tbt_target_ms is not None
+    return timed and engine.desk.policy.state() is not None
 
 
 def check_options(options: Options) -> None:

@@ -74,13 +74,18 @@ class AsTold(LengthPolicy):
         self.samples.append((work, parts, times))
 
 
-def calibrated(engine: Engine, facts: dict[str, Any]) -> StepTimes:
-    """The table for this engine: from disk where one with equal `facts` was kept, else measured, and kept."""
+def place(facts: dict[str, Any]) -> Path:
+    """Where the table of an engine with these facts is kept."""
     native = getattr(library(), "_name", None)  # its file's name tells one build from another
     facts = {**facts, "paceline": __version__, "table": VERSION, "native": native}
     facts["machine"] = platform.processor() or platform.machine()
     seal = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
-    path = home() / f"times-{seal}.json"
+    return home() / f"times-{seal}.json"
+
+
+def calibrated(engine: Engine, facts: dict[str, Any]) -> StepTimes:
+    """The table for this engine: from disk where one with equal `facts` was kept, else measured, and kept."""
+    path = place(facts)
     if (known := kept(path)) is not None:
         return known
     for component in engine.components.values():

@@ -2,13 +2,16 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import CheckpointError, InputError
 from paceline.engine.conversation import RoleForm, form, shape_all
+from paceline.model.memo import remembered, states
 
 Message = Mapping[str, Any]
+WEIGHT_FILES = {".safetensors", ".bin", ".gguf", ".pt", ".pth"}
 MOST_ROLES = 32
 """Names of roles that are remembered."""
 
@@ -29,10 +32,8 @@ class Text:
             if chat_template is not None:
                 self.tokenizer.chat_template = read_template(Path(chat_template))
             return
-        from transformers import AutoTokenizer
-
         try:
-            self.tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
+            self.tokenizer = tokenizer(path)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a library of another language panics past Exception
@@ -103,6 +104,27 @@ class Text:
     def size(self) -> int:
         """Ids that the tokenizer knows: what a model has beyond them is padding."""
         return 1 + max(self.tokenizer.get_vocab().values(), default=-1)
+
+
+def tokenizer(path: Path) -> Any:
+    """The checkpoint's tokenizer as transformers reads it. Which of its classes that is takes it a second to find out,
+    so that is kept for the next start."""
+    small = [it for it in sorted(path.iterdir()) if it.is_file() and it.suffix not in WEIGHT_FILES]
+    found: list[Any] = []
+
+    def search() -> str:
+        from transformers import AutoTokenizer
+
+        found.append(AutoTokenizer.from_pretrained(str(path), trust_remote_code=False))
+        kind = type(found[0])
+        return f"{kind.__module__}:{kind.__qualname__}"
+
+    module, _, name = str(remembered("tokenizer", states(small), search)).partition(":")
+    if not found and module.startswith("transformers."):
+        found.append(getattr(import_module(module), name).from_pretrained(str(path)))
+    elif not found:
+        search()
+    return found[0]
 
 
 def read_template(path: Path) -> str:

@@ -14,6 +14,7 @@ from paceline.model import checks, gguf, pages
 from paceline.model.catalogue import CATALOGUE
 from paceline.model.families import family_of, read_spec
 from paceline.model.groups import Groups
+from paceline.model.memo import remembered
 from paceline.model.opened import once
 from paceline.model.pull import pull
 from paceline.model.quantised import SIDE_MEMBERS, QuantisedLayer, scheme_of
@@ -92,6 +93,12 @@ def read_config(path: Path, max_len: int | None = None) -> ModelSpec:
     raw = read_json(path / "config.json")
     checks.check_raw(raw)
     family_of(raw)
+    found: ModelSpec = remembered("spec", (raw, max_len), lambda: parsed_spec(path, raw, max_len))
+    return found
+
+
+def parsed_spec(path: Path, raw: dict[str, Any], max_len: int | None) -> ModelSpec:
+    """What transformers makes of a config. It takes longer to import than a model to load."""
     from transformers import CONFIG_MAPPING
 
     try:

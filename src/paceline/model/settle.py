@@ -5,7 +5,9 @@ longer than to read what is in the file. So the first pass reads the file where 
 texts are written; the bits are the same.
 """
 
+import atexit
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 
@@ -25,16 +27,31 @@ class Settling:
         """Groups that have not arrived."""
         self.ready = deque[tuple[int, list[Tensor]]]()
         self.thread: threading.Thread | None = None
+        self.over = threading.Event()
+        """Nobody waits for the rest."""
 
     def begin(self) -> None:
         """Copy in a thread of its own, unless one does."""
         if self.thread is None:
             self.thread = threading.Thread(target=self._copy, name="paceline-settle", daemon=True)
             self.thread.start()
+            mine = weakref.ref(self)
+            atexit.register(lambda: (it := mine()) and it.stop())
+
+    def stop(self) -> None:
+        """Leave the rest where it is, before the process ends: a thread that ends amid PyTorch's code ends it badly."""
+        self.over.set()
+        if self.thread is not None:
+            self.thread.join()
 
     def _copy(self) -> None:
         for number, group in enumerate(self.groups):
-            self.ready.append((number, [copied(it.weight) for it in group]))
+            moved = []
+            for it in group:
+                if self.over.is_set():
+                    return
+                moved.append(copied(it.weight))
+            self.ready.append((number, moved))
 
     def arrived(self) -> Iterator[int]:
         """Numbers of the groups whose matrices lie in their new place from now on."""

@@ -13,6 +13,7 @@ import numpy as np
 from paceline.core.errors import CheckpointError
 from paceline.model.families import read_spec
 from paceline.model.gguf.header import Header
+from paceline.model.memo import remembered, states
 from paceline.model.spec import Layer, ModelSpec, Rope
 
 COMMON = {
@@ -237,6 +238,13 @@ def floats(entry: Any) -> list[float]:
 
 def spec_of(header: Header, max_len: int | None = None) -> ModelSpec:
     """The model as the decoder needs it."""
+    files = states(sorted({entry.file for entry in header.tensors.values()} | {header.path}))
+    found: ModelSpec = remembered("spec", (files, max_len), lambda: parsed_spec(header, max_len))
+    return found
+
+
+def parsed_spec(header: Header, max_len: int | None) -> ModelSpec:
+    """What transformers makes of the metadata."""
     from transformers import AutoConfig
 
     arch, fields = arch_of(header), config_of(header)
