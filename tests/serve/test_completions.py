@@ -88,6 +88,21 @@ def test_echo_puts_the_prompt_before_text_and_log_probabilities(url: str, llm: L
     assert [at for p in parts for at in p["logprobs"]["text_offset"]] == got["text_offset"]
 
 
+@pytest.mark.parametrize("form", ["ab{}cd", "é{}{}é", "{}a", [70, None, 71]])
+def test_offsets_count_special_tokens_as_they_are_echoed(form: Any, url: str, llm: LLM) -> None:
+    """Special tokens of a prompt stand in its echo, so the tokens behind them begin after their text."""
+    special, end = llm.text.tokenizer.eos_token, llm.text.tokenizer.eos_token_id
+    prompt = form.replace("{}", special) if isinstance(form, str) else [end if i is None else i for i in form]
+    body = {"prompt": prompt, "max_tokens": 2, "temperature": 0, "logprobs": 0, "echo": True}
+    whole = post(url + PATH, body)[1]["choices"][0]
+    got, text = whole["logprobs"], whole["text"]
+    ends = [*got["text_offset"][1:], len(text)]
+    shown = [text[at:end] for at, end in zip(got["text_offset"], ends)]
+    assert "".join(shown) == text and shown.count(special) == text.count(special) > 0
+    joined = [at for c in events(url + PATH, body) for at in c["choices"][0]["logprobs"]["text_offset"]]
+    assert joined == got["text_offset"]
+
+
 def test_no_tokens_with_echo_scores_the_prompt(url: str) -> None:
     status, answer = post(url + PATH, {"prompt": PROMPT, "max_tokens": 0, "logprobs": 1, "echo": True})
     choice = answer["choices"][0]

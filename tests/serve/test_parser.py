@@ -265,3 +265,20 @@ def test_the_prompt_tells_for_sure() -> None:
     closed = AnswerParser.for_model("add_generation_prompt <think>", False, True, prompt="<think>\n\n</think>\n\n")
     assert read("x", closed) == [("content", "x")]
     assert read("x", AnswerParser.for_model("add_generation_prompt <think>", False, True)) == [("reasoning", "x")]
+
+
+@pytest.mark.parametrize(
+    ("begun", "text", "want"),
+    [
+        ("<think>Let me see", " if</think>\n\nYes", [("reasoning", " if"), ("content", "Yes")]),
+        ("<think>", "\nHm</think>Yes", [("reasoning", "Hm"), ("content", "Yes")]),
+        ("<think>Hm</think> So", " it is", [("content", " it is")]),
+        ("<think>a</think>b<think>c", " d</think>e", [("reasoning", " d"), ("content", "e")]),
+        ("So", " it is", [("content", " it is")]),
+    ],
+)
+def test_a_message_goes_on_inside_a_thought(begun: str, text: str, want: Parts) -> None:
+    """A thought that the client began: white space behind its words is the thought's."""
+    prompt = f"<|im_start|>assistant\n{begun}"[-12:]
+    parser = AnswerParser.for_model(HYBRID, tools=False, reasoning=True, prompt=prompt, begun=begun)
+    assert read(text, parser) == want

@@ -7,7 +7,8 @@ import pytest
 
 from paceline.serve.errors import ApiError
 from paceline.serve.protocol import ChatRequest
-from paceline.serve.structure import chat_grammar, moved, tool_choice
+from paceline.serve.structure import CALL_LAYOUT, chat_grammar, moved, tool_choice
+from paceline.serve.syntax import SYNTAXES
 
 MESSAGES = [{"role": "user", "content": "x"}]
 NESTED = {"$defs": {"P": {"type": "object"}}, "properties": {"p": {"$ref": "#/$defs/P"}, "all": {"$ref": "#"}}}
@@ -36,7 +37,7 @@ def test_a_named_function_asks_for_its_arguments() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     choice = {"type": "function", "function": {"name": "g"}}
     made = chat_grammar(body(tools=[tool("f"), tool("g", parameters=schema)], tool_choice=choice))
-    assert made is not None and json.loads(made.text) == schema
+    assert made is not None and json.loads(made.text) == {**CALL_LAYOUT, **schema}
     made = chat_grammar(body(tools=[tool("g")], tool_choice=choice))
     assert made is not None and json.loads(made.text)["additionalProperties"] is False
 
@@ -47,6 +48,40 @@ def test_a_required_call_is_one_of_the_functions() -> None:
     schema = json.loads(made.text)
     assert [c["properties"]["name"]["const"] for c in schema["anyOf"]] == ["f", "g"]
     assert schema["$defs"]["g"]["properties"]["p"]["$ref"] == "#/$defs/g/$defs/P"
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama", "mistral"])
+@pytest.mark.parametrize("way", ["required", "named", "strict", "single"])
+def test_a_call_spends_no_tokens_on_its_layout(way: str, name: str) -> None:
+    """Every form in which a call is kept to a grammar: a space between its parts, no indentation, no endless space."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    syntax = next(it for it in SYNTAXES if it.name == name)
+    schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
+    key = "parameters" if name == "llama" and way in ("strict", "single") else "arguments"
+    more: dict[str, Any] = {
+        "required": {"tool_choice": "required"},
+        "named": {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+        "strict": {},
+        "single": {"parallel_tool_calls": False},
+    }[way]
+    made = chat_grammar(body(tools=[tool("f", parameters=schema, strict=way == "strict")], **more), syntax)
+    assert made is not None
+    tokens = LLTokenizer("byte")
+
+    def takes(gap: str) -> bool:
+        call = (
+            f'{{{gap}"a":{gap}1}}' if way == "named" else f'{{"name":{gap}"f",{gap}"{key}":{gap}{{{gap}"a":{gap}1}}}}'
+        )
+        if way in ("strict", "single"):
+            call = {"tagged": f"{syntax.marker}{call}{syntax.close}", "list": f"{syntax.marker}[{call}]"}.get(
+                syntax.form, f"{syntax.marker}{call}"
+            )
+        matcher = LLMatcher(tokens, made.source())
+        return bool(matcher.consume_tokens(tokens.tokenize_str(call)) and matcher.is_accepting())
+
+    assert takes("") and takes(" ")
+    assert not takes("  ") and not takes("\n  ")
 
 
 def test_references_move_with_their_schema() -> None:

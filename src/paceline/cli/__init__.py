@@ -332,6 +332,20 @@ def serve(
     serve(context, name, engine, server, config)
 
 
+@app.command(epilog="Example: paceline ps")
+@command
+def ps(
+    url: Annotated[str | None, typer.Argument(metavar="URL", help="A server. Default: all on this machine.")] = None,
+) -> None:
+    """The models of running servers: state, context, address and process.
+
+    Without URL, the servers of this machine whose processes this user may look at. Exit code 1 where there is none.
+    """
+    from paceline.cli.ps import ps
+
+    ps(url)
+
+
 @app.command(epilog="Example: paceline simulate decisions.jsonl --rate-scale 2")
 @command
 def simulate(

@@ -1,5 +1,6 @@
 """The progress of a training, on standard error: a bar where that is a terminal, else a line now and then."""
 
+from time import monotonic
 from types import TracebackType
 from typing import Self
 
@@ -9,8 +10,8 @@ from rich.progress import TextColumn, TimeElapsedColumn
 
 from paceline.train.loop import TrainingProgress
 
-LINES = 10
-"""Reports for one line where there is no bar."""
+LINE_S = 10.0
+"""Seconds between two lines where there is no bar."""
 
 
 class Bar:
@@ -19,7 +20,7 @@ class Bar:
         columns = (*Shown.get_default_columns()[:3], TimeElapsedColumn(), TextColumn("{task.fields[note]}"))
         self.bar = Shown(*columns, console=self.screen, disable=not self.screen.is_terminal)
         self.task = self.bar.add_task("training", total=1.0, note="")
-        self.count = 0
+        self.said = -LINE_S
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -32,6 +33,6 @@ class Bar:
         rates = " ".join(f"{rate:.2f}" for rate in now.conditional)
         note = f"step {now.step}, loss {now.loss:.3f}, accuracy {rates}, simulated tau {now.tau:.2f}"
         self.bar.update(self.task, completed=now.share, note=note)
-        self.count += 1
-        if not self.screen.is_terminal and self.count % LINES == 1:
+        if not self.screen.is_terminal and monotonic() - self.said >= LINE_S:
+            self.said = monotonic()
             self.screen.print(f"{now.share:4.0%} {note}, {now.tokens:,} tokens, {now.seconds:.0f} s", highlight=False)

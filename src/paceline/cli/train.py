@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from paceline.cli.options import command, option
+from paceline.cli.options import INTERRUPTED, command, option
 from paceline.core.errors import InputError
 from paceline.engine.options import Dtype
 
@@ -157,8 +157,12 @@ def drafter(
         length=length, whole=whole, tokens=tokens, accumulate=accumulate, optimizer=optimizer, lr=lr, seed=seed,
         dtype=dtype, cache=cache, cache_bytes=parse_bytes(cache_size),
     )  # fmt: skip
-    with Bar() as bar:
-        made = train(plan, bar.show)
+    try:
+        with Bar() as bar:
+            made = train(plan, bar.show)
+    except KeyboardInterrupt:
+        typer.echo(f"\nStopped. The same command goes on from the last checkpoint in {out}.", err=True)
+        raise typer.Exit(INTERRUPTED) from None
     typer.echo(f"{out}: {made.steps} steps, {made.tokens:,} tokens in {made.seconds:.0f} s.")
     if made.scores is not None:
         rates = " ".join(f"{rate:.2f}" for rate in made.scores.conditional)

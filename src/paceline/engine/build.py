@@ -69,7 +69,18 @@ def build(options: Options) -> tuple[Engine, Text]:
     start(engine, options)
     if files is not None:
         engine.keep_on_disk(files)
+    say_memory(engine)
     return engine, text
+
+
+def say_memory(engine: Engine) -> None:
+    """One line of what lies in memory, in words; a warning where the cache keeps less than the model's context."""
+    tokens, context = engine.config.blocks * engine.config.block_size, engine.model.max_len
+    weights = sum(getattr(it, "weight_bytes", 0) for it in engine.components.values()) / 1e9
+    line = f"Weights take {weights:.2f} GB; the K/V cache holds {tokens:,} tokens; the model's context is {context:,}."
+    if tokens < context:
+        line += f" No text can be longer than {tokens:,} tokens: give more memory or blocks, or take a smaller model."
+    log.log(logging.WARNING if tokens < context else logging.INFO, "%s", line)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,7 @@ class Settling:
         if self.thread is None:
             self.thread = threading.Thread(target=self._copy, name="paceline-settle", daemon=True)
             self.thread.start()
-            mine = weakref.ref(self)
-            atexit.register(lambda: (it := mine()) and it.stop())
+            atexit.register(stop, weakref.ref(self))
 
     def stop(self) -> None:
         """Leave the rest where it is, before the process ends: a thread that ends amid PyTorch's code ends it badly."""
@@ -68,6 +67,12 @@ class Settling:
         self.begin()
         assert self.thread is not None
         self.thread.join()
+
+
+def stop(settling: "weakref.ref[Settling]") -> None:
+    """End it if it is still there."""
+    if (it := settling()) is not None:
+        it.stop()
 
 
 def copied(weight: Tensor) -> Tensor:

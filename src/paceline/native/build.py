@@ -148,6 +148,7 @@ def built(machine: tuple[str, ...] = WIDE, first: Path | None = None) -> Path:
     target = home() / f"decoder-{seal}.so"
     if not sealed(target):
         started = perf_counter()
+        log.warning("Compiling the decoder, once: it takes up to a minute and is kept in %s.", target.parent)
         with tempfile.TemporaryDirectory(dir=target.parent) as work:
             made = Path(work) / target.name
             command = [compiler, *flags, *(f"-include{path}" for path in before), str(SOURCE), "-o", str(made)]

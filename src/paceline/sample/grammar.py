@@ -280,7 +280,8 @@ class Speller:
         self.tokens = [own.decode_bytes([i]) for i in ids]
         self.special_token_ids = [i for i in ids if own.is_special_token(i)]
         self.eos_token_id, self.bos_token_id = own.eos_token, None
-        self._marks = [it.content.encode() for it in tokenizer.added_tokens_decoder.values() if it.special]
+        added = tokenizer.added_tokens_decoder.items()
+        self._marks = [it.content.encode() for i, it in added if it.special or own.is_special_token(i)]
 
     def __call__(self, text: bytes) -> list[int]:
         spelt = self.own.greedy_tokenize if any(mark in text for mark in self._marks) else self.own.tokenize_str

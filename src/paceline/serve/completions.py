@@ -152,7 +152,8 @@ class CompletionAnswer:
         if echoed:
             request = self.generation.requests[chunk.index]
             entries = request.prompt_logprobs or [None]
-            parts.append(logprobs.of_completion(tokens, request.prompt, entries, logprobs.Offsets(self.detokenizer())))
+            offsets = logprobs.EchoOffsets(self.server.text.tokenizer, request.prompt, self.echo(chunk.index))
+            parts.append(logprobs.of_completion(tokens, request.prompt, entries, offsets))
         parts.append(logprobs.of_completion(tokens, chunk.token_ids, chunk.logprobs, self.offsets[chunk.index]))
         return logprobs.joined(parts)
 

@@ -37,8 +37,27 @@ class Offsets:
         return at
 
 
+class EchoOffsets:
+    """Where each token of a prompt begins in its echo, which shows special tokens that the prompt has as text, and not
+    those that the tokenizer put around it: these have no width there."""
+
+    def __init__(self, tokenizer: Any, prompt: Sequence[int], echo: str) -> None:
+        reader = Detokenizer(tokenizer, False)
+        starts, at = list[int](), 0
+        whole = ""
+        for token in prompt:
+            starts.append(at)
+            whole += (text := reader.push(token))
+            at += len(text)
+        ahead = max(0, whole.find(echo))
+        self._starts = iter([min(max(0, start - ahead), len(echo)) for start in starts])
+
+    def push(self, token: int) -> int:
+        return next(self._starts)
+
+
 def of_completion(
-    tokens: Tokens, ids: Sequence[int], entries: Sequence[TokenLogprob | None], offsets: Offsets
+    tokens: Tokens, ids: Sequence[int], entries: Sequence[TokenLogprob | None], offsets: Offsets | EchoOffsets
 ) -> dict[str, Any]:
     """`choice.logprobs` of text completions; no entry: the first token of a prompt, which nothing predicts."""
 

@@ -69,10 +69,18 @@ class AnswerParser:
 
     @classmethod
     def for_model(
-        cls, chat_template: str, tools: bool, reasoning: bool, *, prompt: str | None = None, ends: Sequence[str] = ()
+        cls,
+        chat_template: str,
+        tools: bool,
+        reasoning: bool,
+        *,
+        prompt: str | None = None,
+        ends: Sequence[str] = (),
+        begun: str = "",
     ) -> "AnswerParser":
         """For the answers of a model with this template. `prompt`: the rendered one, which tells for sure whether it
-        opened <think>. RefusalError for `tools` of a model whose calls would not be understood."""
+        opened <think>. `begun`: the part of the answer that the client wrote, perhaps up to within a thought.
+        RefusalError for `tools` of a model whose calls would not be understood."""
         syntax = syntax_of(chat_template) if tools else None
         if tools and syntax is None:
             raise RefusalError(
@@ -80,7 +88,10 @@ class AnswerParser:
                 f"{', '.join(syntax.name for syntax in SYNTAXES)}; describe the tools in a message instead."
             )
         opened = opens_reasoning(chat_template) if prompt is None else prompt.rstrip().endswith(THINK)
-        return cls(syntax, reasoning=reasoning, opened=opened, ends=ends)
+        thought = begun.rfind(THINK) > begun.rfind(END_THINK)
+        made = cls(syntax, reasoning=reasoning, opened=opened or thought, ends=ends)
+        made._trim = made._trim and not (thought and begun.rpartition(THINK)[2].strip())
+        return made
 
     @property
     def cut(self) -> bool:

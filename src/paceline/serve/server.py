@@ -135,7 +135,7 @@ class Server:
             "object": "model",
             "created": self.created,
             "owned_by": "paceline",
-            "max_model_len": self.max_len,
+            "max_model_len": self.llm.llm.engine.session.longest,
         }
 
     def figures(self) -> dict[str, ModelFigures]:

@@ -11,6 +11,9 @@ from paceline.serve.errors import ApiError
 from paceline.serve.protocol import ChatRequest, NamedChoice, Sampling, Tool
 from paceline.serve.syntax import Syntax
 
+CALL_LAYOUT = {"x-guidance": {"whitespace_pattern": " "}}
+"""Layout of a call: at most one space between the parts of its JSON. Small models that indent it run into their limit of
+tokens before it is whole."""
 Choice = Literal["none", "auto", "required"]
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 """The arguments of a function that takes none."""
@@ -89,10 +92,11 @@ def forced(body: ChatRequest) -> Grammar | None:
     choice, tools = tool_choice(body), body.tools or []
     if isinstance(choice, NamedChoice):
         named = next(tool for tool in tools if tool.function.name == choice.function.name)
-        return Grammar("json_schema", orjson.dumps(arguments(named)).decode())
+        return Grammar("json_schema", orjson.dumps({**CALL_LAYOUT, **arguments(named)}).decode())
     if choice != "required":
         return None
     schema = {
+        **CALL_LAYOUT,
         "$defs": {t.function.name: moved(arguments(t), f"#/$defs/{t.function.name}") for t in tools},
         "anyOf": [call(t.function.name) for t in tools],
     }

@@ -11,13 +11,15 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.core.grammar import Grammar
+from paceline.core.grammar import JSON_LAYOUT, Grammar
 from paceline.serve.protocol import Tool
 from paceline.serve.syntax import Syntax
 
 TEXT = r"/(.|\n)*/"
-SPACE = r"/[ \n\t]*/"
+SPACE = r"/([ \n]|\n\n)?/"
+"""Between the parts of a call. A model that may go on with white space for ever sometimes does."""
 ANY_OBJECT = {"type": "object"}
+LAYOUT = {"x-guidance": JSON_LAYOUT}
 
 
 def triggered(syntax: Syntax, tools: Sequence[Tool], parallel: bool, answer: Mapping[str, Any] | None) -> Grammar:
@@ -25,7 +27,9 @@ def triggered(syntax: Syntax, tools: Sequence[Tool], parallel: bool, answer: Map
     one."""
     head = json.dumps(syntax.marker)
     calls = {"tagged": tagged, "list": listed, "chain": chained}[syntax.form](syntax, parallel)
-    start = "start: calls | answer\nanswer: %json " + json.dumps(answer) if answer else "start: calls | TEXT"
+    start = (
+        "start: calls | answer\nanswer: %json " + json.dumps({**LAYOUT, **answer}) if answer else "start: calls | TEXT"
+    )
     trigger = f"head: {head}" if answer else f"head[lazy]: TEXT {head}"
     names = " | ".join(f"call_{at}" for at in range(len(tools)))
     bodies = "\n".join(f"call_{at}: %json {json.dumps(body(tool, syntax))}" for at, tool in enumerate(tools))
@@ -51,12 +55,13 @@ def chained(syntax: Syntax, parallel: bool) -> str:
 
 def body(tool: Tool, syntax: Syntax) -> dict[str, Any]:
     """The schema of one call. Arguments of a function that is not strict may be any object."""
-    from paceline.serve.structure import arguments, moved
+    from paceline.serve.structure import CALL_LAYOUT, arguments, moved
 
     strict, name = tool.function.strict, tool.function.name
     key = "parameters" if syntax.name == "llama" else "arguments"
     given = moved(arguments(tool), f"#/$defs/{name}") if strict else ANY_OBJECT
     return {
+        **CALL_LAYOUT,
         "$defs": {name: given},
         "type": "object",
         "properties": {"name": {"const": name}, key: {"$ref": f"#/$defs/{name}"}},

@@ -8,7 +8,7 @@ from typing import Protocol
 import orjson
 
 from paceline.serve.parser import AnswerParser, Content, Delta, ToolCall
-from paceline.serve.protocol import ChatRequest, NamedChoice
+from paceline.serve.protocol import ChatRequest, Message, NamedChoice
 from paceline.serve.server import Server
 from paceline.serve.structure import tool_choice
 from paceline.serve.syntax import END_THINK, MISTRAL, SYNTAXES, THINK, short_ids, syntax_of
@@ -121,7 +121,18 @@ def manner(body: ChatRequest, server: Server, shaped: bool, source: str) -> Mann
     special = any(marker in server.tokens.special for marker in markers(source, tools, reasoning))
     stops = [t for t in body.stop_token_ids or () if t in range(len(server.text.tokenizer))]  # others are refused later
     ends = [server.tokens.text(token) for token in {*server.llm.llm.engine.session.eos, *stops}] if special else []
-    return Manner(lambda tail: AnswerParser.for_model(source, tools, reasoning, prompt=tail, ends=ends), special)
+    begun = written(body.messages[-1]) if body.continue_final_message else ""
+
+    def voice(tail: str) -> AnswerParser:
+        return AnswerParser.for_model(source, tools, reasoning, prompt=tail, ends=ends, begun=begun)
+
+    return Manner(voice, special)
+
+
+def written(message: Message) -> str:
+    """Text of a message, its parts together."""
+    content = message.content or ""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 def markers(source: str, tools: bool, reasoning: bool) -> list[str]:
