@@ -12,8 +12,8 @@ from paceline.serve.protocol import ChatRequest, NamedChoice, Sampling, Tool
 from paceline.serve.syntax import Syntax
 
 CALL_LAYOUT = {"x-guidance": {"whitespace_pattern": " "}}
-"""Layout of a call: at most one space between the parts of its JSON. Small models that indent it run into their limit of
-tokens before it is whole."""
+"""Layout of a call: at most one space between the parts of its JSON. Small models that indent it run into their limit
+of tokens before it is whole."""
 Choice = Literal["none", "auto", "required"]
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 """The arguments of a function that takes none."""
