@@ -61,6 +61,7 @@ class Population:
 
     def __post_init__(self) -> None:
         table = DrafterTable("fixed", StepTimes())
+        table.enrol("none", DrafterFacts(0, chain=True))
         table.enrol("ngram", DrafterFacts(self.nodes, chain=True))
         self.policy = policies.policy(
             self.schedule, self.order, self.budget, seconds=Stairs(), group_size=self.group_size,
