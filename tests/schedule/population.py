@@ -131,8 +131,8 @@ class Population:
         kept = [self.rng.randrange(1000) for _ in range(self.rng.randint(0, item.chain))]
         self.desk.commit(plan, txns, [Result([*kept, 0], list(range(len(kept))))])
         for token in kept:
-            request.append(token, True)
-        request.append(self.rng.randrange(1000), False)
+            request.append(token, "ngram")
+        request.append(self.rng.randrange(1000), None)
         assert request.pending == 1 and request.left >= 0
         if not request.left:
             request.finish = "length"
