@@ -1,7 +1,10 @@
-"""Docstrings in plain English: the first word is a noun or a verb of the field, and translated words are absent."""
+"""Docstrings and comments in plain English: the first word of a docstring is a noun or a verb of the field, and
+translated words are absent."""
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +22,13 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, " ".join(node.value.value.split())
 
 
+def comments(source: str) -> list[str]:
+    """Line and text of each comment with a translated word."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    found = [(it.start[0], it.string) for it in tokens if it.type == tokenize.COMMENT]
+    return [f"{line}: {text}" for line, text in found if BANNED.search(re.sub(r"`[^`]*`", "", text))]
+
+
 def wrong(tree: ast.Module) -> list[str]:
     """Line and beginning of each docstring that breaks the rule. Code in backquotes is left out."""
     found = [(line, text, re.sub(r"`[^`]*`", "", text)) for line, text in docstrings(tree)]
@@ -28,8 +38,8 @@ def wrong(tree: ast.Module) -> list[str]:
 def test_docstrings_are_plain_english() -> None:
     files = sorted((ROOT / "src" / "paceline").rglob("*.py"))
     assert len(files) > 300
-    found = [f"{path.relative_to(ROOT)}:{each}" for path in files for each in wrong(ast.parse(path.read_text("utf-8")))]
-    assert found == []
+    sources = [(path.relative_to(ROOT), path.read_text("utf-8")) for path in files]
+    assert [f"{path}:{each}" for path, text in sources for each in (*wrong(ast.parse(text)), *comments(text))] == []
 
 
 @pytest.mark.parametrize(
@@ -38,3 +48,7 @@ def test_docstrings_are_plain_english() -> None:
 def test_the_rule_finds_what_it_names(text: str) -> None:
     assert wrong(ast.parse(f"X = 1\n'''{text}'''")) == [f"2: {text}"]
     assert not wrong(ast.parse("X = 1\n'''Offset of each row; `beside` is a field.'''"))
+
+
+def test_comments_are_read_too() -> None:
+    assert comments("x = 1  # computed anew\ny = 'anew'  # `anew` is a name\n") == ["1: # computed anew"]

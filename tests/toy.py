@@ -88,11 +88,10 @@ class Toy:
         self.lent = len(table)
         return VOCAB
 
-    def last_keys(self, slots: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def last_keys(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What the pool has in place of keys: one head of two numbers."""
-        token = (
-            torch.tensor([self.pool[-1][slot] for slot in slots], dtype=torch.float32).view(-1, 1, 1).expand(-1, 1, 2)
-        )
+        seen = torch.tensor([self.pool[-1][slot] for slot in slots.tolist()], dtype=torch.float32)
+        token = seen.view(-1, 1, 1).expand(-1, 1, 2)
         return token, -token
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:

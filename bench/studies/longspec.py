@@ -13,7 +13,7 @@ import typer
 
 from paceline import LLM, SamplingParams
 from paceline.draft.head import method_of
-from paceline.draft.longspec import LongSpecDrafter, bytes_kept
+from paceline.draft.longspec import KeyWindow, LongSpecDrafter
 from paceline.train.data import read_lines
 
 
@@ -33,7 +33,7 @@ def main(
 
     def watched(self: LongSpecDrafter, view: Any) -> None:
         learn(self, view)
-        most.append(bytes_kept(view.slots))
+        most.append(sum(it.kv.nbytes for it in view.slots.values() if isinstance(it, KeyWindow)))
 
     LongSpecDrafter.learn = watched  # type: ignore[method-assign]
     for path in (head, *(beside or ())):

@@ -116,7 +116,6 @@ def test_over_a_whole_vocabulary_too(name: str, target: Path, tmp_path: Path, mo
 
 @needs_native
 @pytest.mark.parametrize("merged", [False, True])
-@pytest.mark.full
 def test_a_run_is_its_single_steps(
     head: tuple[Path, str], merged: bool, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

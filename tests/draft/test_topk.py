@@ -18,7 +18,8 @@ from paceline.draft.merge_runs import MergedProposer
 from paceline.draft.topk import TopK
 from paceline.draft.tree import TreeProposer
 from paceline.native.build import library
-from paceline.plan.choose import Arm
+from paceline.plan import DrafterFacts
+from paceline.plan.arm import Arm
 from tests.draft.rounds import Rounds
 from tests.tiny import tiny_checkpoint
 
@@ -121,14 +122,13 @@ def test_the_native_proposer_is_its_twin(
 
 @pytest.mark.skipif(library() is None, reason="needs the native decoder")
 @pytest.mark.parametrize("drafter", ["dyspec", "ngram+dyspec"])
-@pytest.mark.full
 def test_dyspec_runs_for_greedy_requests_alone(tmp_path: Path, drafter: str) -> None:
     """A request with noise, alone or beside a greedy one, makes a step one pass: the trees hang on the draws then."""
     target = tiny_checkpoint(tmp_path / "target", "llama", seed=1)
     assert any(len(rounds) > 1 for rounds in served(target, drafter, None, 0.0).rounds)
     assert all(len(rounds) == 1 for rounds in served(target, drafter, None, 0.7).rounds)
     greedy, drawn = (Request(t, [1], SamplingParams(temperature=float(t)).resolve({}), 0) for t in (0, 1))
-    arm = Arm(drafter, (8,), False, runs="greedy")
+    arm = Arm.of(drafter, DrafterFacts(8, chain=False, runs="greedy"))
     assert arm.runs_for([greedy]) and not arm.runs_for([drawn]) and not arm.runs_for([greedy, drawn])
 
 

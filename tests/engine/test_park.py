@@ -352,14 +352,14 @@ def test_kv_from_elsewhere_is_in_no_other_requests_text(settled: bool) -> None:
     assert other.output == shared.output and not other.stats.cached and clean(two)
 
 
-@pytest.mark.full
 def test_a_choice_of_drafters_ends_where_nothing_is_chosen() -> None:
     config = EngineConfig(64, block_size=2, max_requests=4, row_budget=6, drafter="auto", check=True)
     parts = {"draft": Toy(table(0) + 0.7 * table(1))}
     one, two = Engine(Toy(table(0)), config, components=parts, tokenizer=TOKENIZER, eos=(EOS,)), engine(2)
-    [request] = one.submit(PROMPT, asks())
-    for _ in range(3):
+    [request] = one.submit(PROMPT, asks(max_tokens=60))
+    while not request.output:  # a step may be a run of several passes, each with its draft
         one.step()
+    assert request.finish is None
     [again] = two.apply(Resume(one.apply(Park(request.id))))
     assert (request.drafter, again.drafter, again.arms) == ("auto", "model", ())
     to_end(two)

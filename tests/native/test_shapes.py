@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from paceline.model import packed
-from paceline.model.grouped import ScaleForm, pack_groups, twin
+from paceline.model.grouped import twin
 from paceline.native.build import Unit, library
-from tests.model.test_grouped import made
+from tests.model.test_grouped import CASES, Case, packed_as
 from tests.model.units import compiled
 
 pytestmark = pytest.mark.skipif(library() is None, reason="this machine has no AVX2, or no compiler")
@@ -45,14 +45,10 @@ def test_bfloat16_and_int8_at_odd_sizes(unit: Unit, outputs: int, inputs: int) -
             assert float((layer(x) - expected).abs().max()) <= slack, (pack.__name__, count)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("form", ScaleForm, ids=attrgetter("name"))
+@pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (33, 31), (31, 33), (65, 130), (33, 288)])
-def test_groups_at_odd_sizes(unit: Unit, outputs: int, inputs: int, form: ScaleForm, bits: int) -> None:
-    codes = torch.randint(0, 2**bits, (outputs, inputs), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
-    scale, low = made(form, outputs, -(-inputs // 32), bits)
-    layer = pack_groups(codes, scale, low, None, bits)
+def test_groups_at_odd_sizes(unit: Unit, outputs: int, inputs: int, case: Case) -> None:
+    layer = packed_as(case, outputs, inputs)
     for count in ROWS:
         x = rows_of(inputs, count)
         expected = twin(layer, x)

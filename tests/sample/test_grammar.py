@@ -206,8 +206,8 @@ def limited(states: int) -> Parse:
     limits = LLParserLimits(max_lexer_states=states, precompute_large_lexemes=False)
     made: list[CompiledGrammar] = []
 
-    def compile(anew: bool) -> CompiledGrammar:
-        if anew or not made:
+    def compile(fresh: bool) -> CompiledGrammar:
+        if fresh or not made:
             made.append(CompiledGrammar(LLMatcher(tokenizer, source, limits=limits, log_level=0), 0))
         return made[-1]
 

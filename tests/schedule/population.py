@@ -10,7 +10,9 @@ from paceline.core.plan import Item, Plan, Work
 from paceline.core.request import Request
 from paceline.core.result import Result
 from paceline.engine.desk import Desk
-from paceline.plan.fixed import FixedLength
+from paceline.engine.drafter_table import DrafterTable
+from paceline.plan import DrafterFacts
+from paceline.plan.cost import StepTimes
 from paceline.plan.planner import Planner
 from paceline.schedule import exspec, policies
 
@@ -58,14 +60,15 @@ class Population:
     ended: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        nodes = {"ngram": self.nodes}
+        table = DrafterTable("fixed", StepTimes())
+        table.enrol("none", DrafterFacts(0, chain=True))
+        table.enrol("ngram", DrafterFacts(self.nodes, chain=True))
         self.policy = policies.policy(
             self.schedule, self.order, self.budget, seconds=Stairs(), group_size=self.group_size,
-            tbt_target_ms=None if self.target is None else 1e3 * self.target, shape=exspec.shape(nodes),
+            tbt_target_ms=None if self.target is None else 1e3 * self.target, shape=exspec.shape(table.defaults),
         )  # fmt: skip
         cache = Cache(self.blocks, self.size)
-        planner = Planner(FixedLength(nodes), self.budget)
-        self.desk = Desk(cache, self.policy, planner, lambda r: ("target",), self.places)
+        self.desk = Desk(cache, self.policy, Planner(table.decide, self.budget), table, self.places)
         self.rng = random.Random(self.seed)
         self.now = 0.0
 
@@ -128,8 +131,8 @@ class Population:
         kept = [self.rng.randrange(1000) for _ in range(self.rng.randint(0, item.chain))]
         self.desk.commit(plan, txns, [Result([*kept, 0], list(range(len(kept))))])
         for token in kept:
-            request.append(token, True)
-        request.append(self.rng.randrange(1000), False)
+            request.append(token, "ngram")
+        request.append(self.rng.randrange(1000), None)
         assert request.pending == 1 and request.left >= 0
         if not request.left:
             request.finish = "length"

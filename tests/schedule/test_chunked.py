@@ -69,7 +69,6 @@ def test_work_is_as_many_rows_as_said(decoding: int, prompts: list[int], more: i
     assert made.context == 8 * decoding and made.pairs >= 8 * decoding
 
 
-@pytest.mark.full
 def test_with_a_target_no_step_is_longer_while_somebody_decodes() -> None:
     """Long prompts among decodes: the steps stay within the target, and the least chunk keeps the prompts going."""
     arrivals = [*(Arrival(0, 4, 400) for _ in range(4)), *(Arrival(5 + 9 * i, 400, 4) for i in range(4))]
@@ -80,7 +79,6 @@ def test_with_a_target_no_step_is_longer_while_somebody_decodes() -> None:
     assert len(tight.ended) == len(arrivals)
 
 
-@pytest.mark.full
 def test_nodes_do_not_eat_the_least_chunk() -> None:
     arrivals = [*(Arrival(0, 4, 90) for _ in range(6)), Arrival(5, 300, 2)]
     done = Population(arrivals, blocks=300, budget=40, nodes=12).run()

@@ -2,7 +2,6 @@
 
 import random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,7 +78,6 @@ def rate(window: int) -> float:
     return done.policy.rate
 
 
-@pytest.mark.full
 def test_the_grouping_rate_grows_with_the_window() -> None:
     rates = [rate(window) for window in (5, 8, 16, 32)]
     print(f"\ngrouping rate by window 5, 8, 16, 32: {rates}")

@@ -1,6 +1,5 @@
 """Shares between keys: bounded differences, no credit for idling, and a place that is kept."""
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -69,7 +68,6 @@ def test_who_was_pre_empted_stands_before_those_never_admitted() -> None:
     st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=3, max_size=12),
     st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=3, max_size=12),
 )
-@pytest.mark.full
 def test_while_two_keys_wait_what_they_were_served_differs_by_a_bound(
     a: list[tuple[int, int]], b: list[tuple[int, int]]
 ) -> None:

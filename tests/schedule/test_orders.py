@@ -62,7 +62,6 @@ def test_nobody_is_overtaken_after_a_bounded_time(
 
 
 @pytest.mark.parametrize(("order", "wish"), [("priority", {"priority": -1}), ("deadline", {"deadline_ms": 2_000.0})])
-@pytest.mark.full
 def test_a_stream_of_urgent_requests_starves_nobody(order: str, wish: dict) -> None:
     """One place, an urgent request every second, each of two seconds: the plain one ends in two minutes."""
     crowd = [Arrival(i, 4, 2, **wish) for i in range(300)]

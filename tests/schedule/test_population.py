@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from paceline.schedule.policies import ORDERS, SCHEDULES
 from tests.schedule.population import Arrival, Population
 
-pytestmark = pytest.mark.full
-
 arrivals = st.lists(
     st.builds(
         Arrival,

@@ -141,5 +141,6 @@ class Keeps(Component, Protocol):
 class KeySource(Protocol):
     """A model whose last layer's keys and values others may read."""
 
-    def last_keys(self, slots: "list[int]") -> "tuple[Tensor, Tensor]":
-        """Keys, rotated, and values [N, kv_heads, head_dim] of its last layer in these slots of the pool, float32."""
+    def last_keys(self, slots: "Tensor") -> "tuple[Tensor, Tensor]":
+        """Keys, rotated, and values [N, kv_heads, head_dim] of its last layer in these slots of the pool, int64 [N],
+        as float32."""

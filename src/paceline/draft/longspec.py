@@ -17,6 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from paceline.cache.txn import Txn
 from paceline.core.component import TARGET, Ability, Embeds, KeySource, Rowless
 from paceline.core.errors import CheckpointError
 from paceline.core.forest import ROOT, Forest, Law
@@ -160,16 +161,16 @@ class LongSpec(Rowless):
         seen = parts[0] if len(parts) == 1 else merge(*parts)
         return x + self.out(seen[0].flatten(1).to(self.compute))
 
-    def crossed(self, x: Tensor, position: int, slots: Sequence[int], target: KeySource) -> Tensor:
+    def crossed(self, x: Tensor, position: int, slots: Tensor, target: KeySource) -> Tensor:
         """x [N, H] behind cross attention over the target's last layer in these slots, READ_ROWS by READ_ROWS."""
-        if not slots:
+        if not len(slots):
             return x
         c = self.config
         q = self.cross_q(self.norms[1](x)).view(len(x), c.heads, c.head_dim)
         q = self.turned(q, torch.full((len(x),), position))
         seen: Part | None = None
-        for start in range(0, len(slots), READ_ROWS):
-            new = part(q, *target.last_keys(list(slots[start : start + READ_ROWS])), self.spec.attention_scale)
+        for span in slots.split(READ_ROWS):
+            new = part(q, *target.last_keys(span), self.spec.attention_scale)
             seen = new if seen is None else merge(seen, new)
         assert seen is not None
         return x + self.cross_out(seen[0].flatten(1).to(self.compute))
@@ -227,7 +228,7 @@ class LongSpecDrafter(DySpec):
         tables: list[Tensor] = []
         for tree in trees:
             window = self.window(tree, self.windows.get(tree.ask.request.id))
-            tree.states = {"window": window, (): window.kv[-1]}
+            tree.states = {"window": window, (): window.kv[-1], "slots": committed(tree.ask.txn)}
         while active := [tree for tree in trees if tree.fresh]:
             places, xs = list[tuple[Tree, int]](), list[Tensor]()
             for tree in active:
@@ -263,8 +264,7 @@ class LongSpecDrafter(DySpec):
         )
         tokens = [path[-1] if path else tree.text(known - 1, known)[0] for path in paths]
         x = self.head.attended(tokens, known - 1 + depth, window, above)
-        slots = tree.ask.txn.lease.slots(0, tree.ask.txn.base)
-        return self.head.crossed(x, known - 1 + depth, slots, self.keys)
+        return self.head.crossed(x, known - 1 + depth, tree.states["slots"], self.keys)
 
     def learn(self, view: View) -> None:
         for ask in view.asks:
@@ -275,6 +275,7 @@ class LongSpecDrafter(DySpec):
                 view.slots[ask.request.id] = tree.states["window"]
 
 
-def bytes_kept(slots: Mapping[int, Any]) -> int:
-    """Bytes that are remembered of all requests."""
-    return sum(it.kv.numel() * it.kv.element_size() for it in slots.values() if isinstance(it, KeyWindow))
+def committed(txn: Txn) -> Tensor:
+    """Slots, int64 [N], of the rows that were committed before a transaction."""
+    size, blocks = txn.lease.pool.block_size, torch.tensor(txn.lease.blocks, dtype=torch.int64)
+    return (blocks[:, None] * size + torch.arange(size)).flatten()[: txn.base]

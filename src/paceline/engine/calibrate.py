@@ -210,7 +210,7 @@ def passes(engine: Engine, end: float) -> Iterator[tuple[Work, float]]:
                 engine.cache.close(lease)
 
 
-def dearest(drafter: str) -> str:
+def costliest(drafter: str) -> str:
     """Drafter that is measured in its place: the most expensive part of a merged drafter. Made-up text repeats itself,
     so the cheap parts would otherwise do all the work."""
     parts = DRAFTERS.card(drafter).parts if drafter != PLAIN_DRAFTER else ()
@@ -248,7 +248,7 @@ def rounds(engine: Engine, told: AsTold, batch: int, end: float) -> None:
         for place, (drafter, nodes, several) in enumerate(kinds):
             if place >= must and perf_counter() > end:
                 return
-            told.drafter, told.nodes, told.several = dearest(drafter), nodes, several
+            told.drafter, told.nodes, told.several = costliest(drafter), nodes, several
             before, began = len(told.samples), perf_counter()
             for count in range(STEPS):
                 if count >= MIN_TIMED_STEPS and perf_counter() - began > SLICE_S:

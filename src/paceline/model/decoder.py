@@ -162,9 +162,8 @@ class Decoder:
         self._lent.append(table)
         return first
 
-    def last_keys(self, slots: list[int]) -> tuple[Tensor, Tensor]:
-        at = torch.tensor(slots, device=self.device, dtype=torch.int64)
-        keys, values = self.attend.slots[-1].index_select(2, at).float().transpose(1, 2).unbind()
+    def last_keys(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = self.attend.slots[-1].index_select(2, slots.to(self.device)).float().transpose(1, 2).unbind()
         return keys, values
 
     def embed(self, token: Tensor) -> Tensor:

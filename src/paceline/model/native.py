@@ -178,7 +178,7 @@ class NativeDecoder(Decoder):
         unit, group, lane = self.where(slots)
         return self.keys[unit, :, :, group, :, lane], self.values[unit, :, :, group, lane // 2, :, lane % 2]
 
-    def last_keys(self, slots: list[int]) -> tuple[Tensor, Tensor]:
+    def last_keys(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         unit, group, lane = self.where(slots)
         keys = self.keys[unit, -1, :, group, :, lane].flatten(-2).float()
         values = self.values[unit, -1, :, group, lane // 2, :, lane % 2].float()
@@ -188,9 +188,9 @@ class NativeDecoder(Decoder):
         return keys[..., : self.spec.head_dim], values[..., : self.spec.head_dim]
 
     @staticmethod
-    def where(slots: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    def where(slots: list[int] | Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Unit, group and lane of each slot."""
-        at = torch.tensor(slots, dtype=torch.int64)
+        at = torch.as_tensor(slots, dtype=torch.int64)
         return at // UNIT_SLOTS, at % UNIT_SLOTS // LANES, at % LANES
 
     def forward(self, rows: Rows) -> Out:

@@ -236,9 +236,9 @@ class StepTimes:
         known = [terms.weights for terms in self.drafts.values()] if self.measured else []
         if not known:
             return _draft().scaled(self.speed)
-        dearest = {k: max(weights[k] for weights in known) for k in known[0]}
-        dearest["nodes"] = max(weights["nodes"] + weights["depth"] / 2 for weights in known)
-        return Terms(dearest)
+        costliest = {k: max(weights[k] for weights in known) for k in known[0]}
+        costliest["nodes"] = max(weights["nodes"] + weights["depth"] / 2 for weights in known)
+        return Terms(costliest)
 
     def drafter(self, name: str) -> Terms:
         if name not in self.drafts:

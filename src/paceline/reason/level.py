@@ -15,9 +15,9 @@ class Level:
     """Seconds that the cheap model wrote, what was thrown away included."""
     judge_s: float = 0.0
     """Seconds of judging."""
-    dear: int = 0
+    expensive: int = 0
     """Tokens that the expensive model wrote."""
-    dear_s: float = 0.0
+    expensive_s: float = 0.0
 
     def add(self, other: "Level") -> None:
         """Count another's, too."""
@@ -28,6 +28,6 @@ class Level:
     def saved_s(self) -> float:
         """Seconds that the kept tokens would have taken the expensive model at its own measured pace, less what
         proposing and judging took. 0 until it has a pace."""
-        if not self.dear:
+        if not self.expensive:
             return 0.0
-        return self.kept * self.dear_s / self.dear - self.cheap_s - self.judge_s
+        return self.kept * self.expensive_s / self.expensive - self.cheap_s - self.judge_s

@@ -185,4 +185,4 @@ def tally(level: Level, log: list[HandOver]) -> None:
         elif each.model == SMALL:
             level.cheap_s += each.seconds
         else:
-            level.dear, level.dear_s = level.dear + each.wrote, level.dear_s + each.seconds
+            level.expensive, level.expensive_s = level.expensive + each.wrote, level.expensive_s + each.seconds

@@ -195,7 +195,7 @@ class KnnWriting:
 
     def ended(self, stage: Stage) -> None:
         f, elapsed = self.figures, stage.clock() - self._begun
-        self.level = Level(f.proposed, f.accepted, f.strides, elapsed, dear=f.strides, dear_s=f.one_at_a_time)
+        self.level = Level(f.proposed, f.accepted, f.strides, elapsed, expensive=f.strides, expensive_s=f.one_at_a_time)
         self.report.update(
             calls=len(f.batches), batches=f.batches, rounds=len(f.rounds), verified=[list(each) for each in f.rounds],
             proposed=f.proposed, accepted=f.accepted, dropped_tokens=f.dropped, strides=f.strides,

@@ -219,7 +219,7 @@ class Retrieving:
 
     def ended(self, stage: Stage) -> None:
         f, text, elapsed = self.figures, stage.transcript, stage.clock() - self._begun
-        self.level = Level(f.proposed, f.accepted, f.strides, elapsed, dear=f.strides, dear_s=f.one_at_a_time)
+        self.level = Level(f.proposed, f.accepted, f.strides, elapsed, expensive=f.strides, expensive_s=f.one_at_a_time)
         used = {segment.notes["passage"]: segment.notes["score"] for segment in text.segments}
         passages = [
             {"id": i, "title": self.prompts.passages[i].title, "text": self.prompts.passages[i].text, "score": score}

@@ -91,11 +91,11 @@ class Parse:
         """The mask, by a new parser if this one gives up: copies share their lexer and what is left of its limits, and
         what other paths used up must not count."""
         error = ""
-        for anew in (False, True):
-            if anew and self._failed >= PARSER_RESTARTS:
+        for fresh in (False, True):
+            if fresh and self._failed >= PARSER_RESTARTS:
                 break
-            if anew:
-                self._restart(anew)
+            if fresh:
+                self._restart(fresh)
             refused = self._go(place)
             if refused is not None:
                 self._doubt(refused)
@@ -109,9 +109,9 @@ class Parse:
         self._restart()
         return torch.zeros(self._size, dtype=torch.bool)
 
-    def _restart(self, anew: bool = False) -> None:
-        if anew or self._compiled is None:
-            self._compiled = self._compile(anew)  # held, so that the next sample finds it
+    def _restart(self, fresh: bool = False) -> None:
+        if fresh or self._compiled is None:
+            self._compiled = self._compile(fresh)  # held, so that the next sample finds it
         self._parser, self._trail = self._compiled.parser.deep_copy(), []
 
     def _go(self, place: Place) -> Place | None:
@@ -179,9 +179,9 @@ class Grammars:
         self._held: WeakValueDictionary[Grammar, CompiledGrammar] = WeakValueDictionary()
         """Grammars that a request uses, whether they are kept or not."""
 
-    def compile(self, grammar: Grammar, anew: bool = False) -> CompiledGrammar:
+    def compile(self, grammar: Grammar, fresh: bool = False) -> CompiledGrammar:
         """Its parser at the beginning, to be copied. InputError where no text of this vocabulary fits."""
-        known = None if anew else self._held.get(grammar)
+        known = None if fresh else self._held.get(grammar)
         if known is None:
             before, least = resident(), EACH + PER_CHARACTER * len(grammar.text)
             known = CompiledGrammar(self._new(grammar), max(least, resident() - before))

@@ -218,7 +218,7 @@ def known(item: Item) -> Item:
     made = {"type": kind, **{name: label for name, label in labels.items() if len(label) <= MAX_LABEL_CHARS}}
     made |= {name: parts(item[name]) for name in names if item.get(name) is not None}
     if kind == "reasoning" and made.get("content"):
-        made.pop("summary", None)  # nobody reads it beside the content
+        made.pop("summary", None)  # nobody reads it next to the content
     return made
 
 

@@ -45,7 +45,7 @@ class Store:
         self._kept[id] = kept
         self.size += kept.size
         self._owned[owner] = self._owned.get(owner, 0) + kept.size
-        while self.size > self.limit:  # of whoever holds most, so that nobody pushes out another's
+        while self.size > self.limit:  # the owner that holds most gives up its oldest answer
             largest = max(self._owned, key=self._owned.__getitem__)
             self._drop(next(each for each, it in self._kept.items() if it.owner == largest))
 

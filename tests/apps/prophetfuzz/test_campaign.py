@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("networkx", reason="the extra apps is not installed")
+pytest.importorskip("httpx2", reason="the extra apps is not installed")
 
 from paceline.apps.common.sandbox import unavailable
 from paceline.apps.prophetfuzz.assemble import INPUT, FuzzCommand, FuzzPlan, distinct

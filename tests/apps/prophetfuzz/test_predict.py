@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("networkx", reason="the extra apps is not installed")
+pytest.importorskip("httpx2", reason="the extra apps is not installed")
 
 from paceline.apps.common.client import AppClient
 from paceline.apps.common.sandbox import unavailable
@@ -60,11 +60,6 @@ def test_a_relation_stays_when_at_least_half_of_the_votes_answer_both_ways_right
         conflict("--all", "--both"): (2, 4), conflict("--deep", "--even"): (0, 3),
         Relation("all", ("--deep", "--all")): (2, 4),
     }  # fmt: skip
-
-
-def test_conflicts_become_cliques() -> None:
-    pairs = [("a", "b"), ("a", "c"), ("b", "c"), ("c", "d")]
-    assert Constraints(tuple(conflict(*p) for p in pairs)).cliques() == [frozenset("abc"), frozenset("cd")]
 
 
 def test_dependencies_are_repaired_through_chains_and_circles() -> None:

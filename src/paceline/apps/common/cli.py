@@ -3,19 +3,22 @@
 app = typer.Typer(...)
 
 @app.command()
-def run(files: list[Path], url: Url = URL, model: Model = None, ..., json: AsJson = False) -> None:
+@asks_server()
+def run(asked: AppAsked, files: list[Path], json: AsJson = False) -> None:
     with errors():
-        result = asyncio.run(main(Asked(url, model, ...), files))
+        result = asyncio.run(main(asked, files))
         show(result, json)
 """
 
+import inspect
 import json as json_
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -26,27 +29,6 @@ from .usage import mostly_stand_ins, told
 URL = "http://127.0.0.1:8000"
 SERVER, OUTPUT = "Server", "Output"
 
-Url = Annotated[str, typer.Option("--url", help="The server, with or without /v1.", rich_help_panel=SERVER)]
-Model = Annotated[
-    str | None,
-    typer.Option("--model", help="Its name for the model. Default: the first listed.", rich_help_panel=SERVER),
-]
-ApiKey = Annotated[
-    str | None, typer.Option("--api-key", help="Bearer token.", envvar="OPENAI_API_KEY", rich_help_panel=SERVER)
-]
-Drafter = Annotated[
-    str | None,
-    typer.Option("--drafter", help="Drafter of a Paceline server; none decodes plainly.", rich_help_panel=SERVER),
-]
-Concurrency = Annotated[int, typer.Option("--concurrency", min=1, help="Requests at once.", rich_help_panel=SERVER)]
-Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds for one request.", rich_help_panel=SERVER)]
-Log = Annotated[
-    Path | None, typer.Option("--log", help="Write every call here, one JSON object a line.", rich_help_panel=OUTPUT)
-]
-Replay = Annotated[
-    Path | None,
-    typer.Option("--replay", help="Answer calls from such a log, without a server.", rich_help_panel=OUTPUT),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Results on stdout as one JSON object.", rich_help_panel=OUTPUT)]
 Out = Annotated[Path, typer.Option("--out", help="Folder of the report; made if need be.", rich_help_panel=OUTPUT)]
 
@@ -55,18 +37,26 @@ class UsageError(Exception):
     """Something that the user gave cannot be used; its text is one sentence that says what to do."""
 
 
+def _server(help: str, **more: Any) -> Any:
+    return typer.Option(help=help, rich_help_panel=SERVER, **more)
+
+
+def _output(help: str, **more: Any) -> Any:
+    return typer.Option(help=help, rich_help_panel=OUTPUT, **more)
+
+
 @dataclass(frozen=True, slots=True)
 class AppAsked:
-    """The options of the server and of the log, as given."""
+    """The options of the server and of the log, each written once: `asks_server` makes options of these fields."""
 
-    url: str = URL
-    model: str | None = None
-    api_key: str | None = None
-    drafter: str | None = None
-    concurrency: int = 16
-    timeout: float = 600.0
-    log: Path | None = None
-    replay: Path | None = None
+    url: Annotated[str, _server("The server, with or without /v1.")] = URL
+    model: Annotated[str | None, _server("Its name for the model. Default: the first listed.")] = None
+    api_key: Annotated[str | None, _server("Bearer token.", envvar="OPENAI_API_KEY")] = None
+    drafter: Annotated[str | None, _server("Drafter of a Paceline server; none decodes plainly.")] = None
+    concurrency: Annotated[int, _server("Requests at once.", min=1)] = 16
+    timeout: Annotated[float, _server("Seconds for one request.", min=0.1)] = 600.0
+    log: Annotated[Path | None, _output("Write every call here, one JSON object a line.")] = None
+    replay: Annotated[Path | None, _output("Answer calls from such a log, without a server.")] = None
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[AppClient]:
@@ -82,6 +72,30 @@ class AppAsked:
         finally:
             if tape is not None:
                 tape.close()
+
+
+def asks_server(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make one option for each field of `AppAsked` of a command's first parameter, `asked`. `defaults` replaces those
+    of some fields."""
+
+    def made(function: Callable[..., None]) -> Callable[..., None]:
+        signature, hints = inspect.signature(function), get_type_hints(AppAsked, include_extras=True)
+        given = [it.replace(kind=it.KEYWORD_ONLY) for it in signature.parameters.values() if it.name != "asked"]
+        p = inspect.Parameter
+        own = [
+            p(f.name, p.KEYWORD_ONLY, default=defaults.get(f.name, f.default), annotation=hints[f.name])
+            for f in fields(AppAsked)
+        ]
+
+        @wraps(function)
+        def run(**values: Any) -> None:
+            asked = AppAsked(**{f.name: values.pop(f.name) for f in fields(AppAsked)})
+            function(asked=asked, **values)
+
+        run.__signature__ = signature.replace(parameters=[*given, *own])  # type: ignore[attr-defined]
+        return run
+
+    return made
 
 
 @contextmanager

@@ -14,24 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..common.cli import (
-    URL,
-    ApiKey,
-    AppAsked,
-    AppBar,
-    AsJson,
-    Concurrency,
-    Drafter,
-    Log,
-    Model,
-    Out,
-    Replay,
-    Timeout,
-    Url,
-    UsageError,
-    errors,
-    show,
-)
+from ..common.cli import AppAsked, AppBar, AsJson, Out, UsageError, asks_server, errors, show
 from ..common.client import AppClient
 from ..common.sandbox import SandboxError, unavailable
 from . import show as pages
@@ -96,28 +79,21 @@ async def predicted(
 
 
 @app.command(name="predict")
+@asks_server()
 def predict_(
+    asked: AppAsked,
     program: Annotated[str, typer.Argument(help="The program, as its man page calls it.")],
     man: Page = None,
     samples: Samples = 10,
     votes: Votes = 10,
     commands: Commands = 20,
     deadline: Deadline = None,
-    url: Url = URL,
-    model: Model = None,
-    api_key: ApiKey = None,
-    drafter: Drafter = None,
-    concurrency: Concurrency = 16,
-    timeout: Timeout = 600.0,
-    log: Log = None,
-    replay: Replay = None,
     out: Out = Path("prophetfuzz-report"),
     json: AsJson = False,
 ) -> None:
     """From a man page to plan.json: commands with risky combinations, and seeds. Nothing is run but the seeds'
     maker."""
     with mended():
-        asked = AppAsked(url, model, api_key, drafter, concurrency, timeout, log, replay)
         manual = replace(read_page(man or find_page(program)), program=program)
 
         async def go() -> FuzzPredicted:
@@ -176,7 +152,9 @@ def fuzz_(
 
 
 @app.command()
+@asks_server()
 def compare(
+    asked: AppAsked,
     seconds: Seconds = 30.0,
     slice_: Slice = 2.0,
     seeds: Annotated[int, typer.Option(min=1, help="Campaigns of each strategy.")] = 5,
@@ -184,21 +162,12 @@ def compare(
     votes: Votes = 10,
     commands: Commands = 12,
     deadline: Deadline = None,
-    url: Url = URL,
-    model: Model = None,
-    api_key: ApiKey = None,
-    drafter: Drafter = None,
-    concurrency: Concurrency = 16,
-    timeout: Timeout = 600.0,
-    log: Log = None,
-    replay: Replay = None,
     out: Out = Path("prophetfuzz-compare"),
     json: AsJson = False,
 ) -> None:
     """Compare predicted option combinations with random ones and none, on a program with ten planted bugs, in equal
     time."""
     with mended():
-        asked = AppAsked(url, model, api_key, drafter, concurrency, timeout, log, replay)
         manual = replace(read_page(PLANTED_PAGE), program="inkpress")
         budget = Budget(seconds, slice_, persistent=True)
 

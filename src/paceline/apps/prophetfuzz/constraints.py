@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Annotated, Literal
 
-import networkx
 from pydantic import BaseModel, Field
 
 from ..common.ask import AppSettings, Prompt, sample
@@ -76,11 +75,6 @@ class Constraints:
 
     relations: tuple[Relation, ...]
     votes: Mapping[Relation, tuple[int, int]] = field(default_factory=dict)
-
-    def cliques(self) -> list[frozenset[str]]:
-        """Largest sets of options of which no two go together."""
-        graph = networkx.Graph([r.of for r in self.relations if r.kind == "conflict"])
-        return sorted((frozenset(c) for c in networkx.find_cliques(graph)), key=sorted)
 
     def broken(self, options: Iterable[str]) -> Relation | None:
         """A relation that a set of options breaks."""

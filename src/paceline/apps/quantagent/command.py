@@ -8,24 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..common.cli import (
-    URL,
-    ApiKey,
-    AppAsked,
-    AppBar,
-    AsJson,
-    Concurrency,
-    Drafter,
-    Log,
-    Model,
-    Out,
-    Replay,
-    Timeout,
-    Url,
-    UsageError,
-    errors,
-    show,
-)
+from ..common.cli import AppAsked, AppBar, AsJson, Out, UsageError, asks_server, errors, show
 from .agents import NOTE, QuantDecision, Rules, decide
 from .bars import Bars, read_windows
 from .cases import LOOKBACK, QUANT_HORIZON, WALK, QuantCase, cases, random_walk
@@ -57,13 +40,10 @@ def loaded(path: Path) -> dict[str, Bars]:
 
 
 @app.command("decide")
+@asks_server(concurrency=8)
 def decide_one(
+    asked: AppAsked,
     file: Annotated[Path, typer.Argument(help="Bars: CSV with datetime, open, high, low, close; .gz too.")],
-    url: Url = URL,
-    model: Model = None,
-    api_key: ApiKey = None,
-    drafter: Drafter = None,
-    timeout: Timeout = 600.0,
     window: Annotated[str | None, typer.Option("--window", help="Which, if the file has several.")] = None,
     lookback: Lookback = LOOKBACK,
     deadline: Deadline = None,
@@ -83,7 +63,7 @@ def decide_one(
             raise UsageError(f"{file}, window {name} has {len(bars)} bars; 34 or more are needed.")
         asset = file.name.split(".")[0]
         rules = Rules(deadline, stop, pictures)
-        made, usage = asyncio.run(one(AppAsked(url, model, api_key, drafter, 8, timeout), asset, bars, rules))
+        made, usage = asyncio.run(one(asked, asset, bars, rules))
         page = of_window(asset, bars, made, usage).write(out)
         side = {1: "LONG", -1: "SHORT", 0: "no trade"}[made.side]
         show(made.row(), json, [f"{side}: {made.why}", NOTE, f"Report: {page}"], usage)
@@ -96,14 +76,10 @@ async def one(asked: AppAsked, asset: str, bars: Bars, rules: Rules) -> tuple[Qu
 
 
 @app.command()
+@asks_server(concurrency=8)
 def study(
+    asked: AppAsked,
     files: Annotated[list[Path] | None, typer.Argument(help="One file of windows for each asset.")] = None,
-    url: Url = URL,
-    model: Model = None,
-    api_key: ApiKey = None,
-    drafter: Drafter = None,
-    concurrency: Concurrency = 8,
-    timeout: Timeout = 600.0,
     count: Annotated[int | None, typer.Option("--count", min=1, help="Windows of each asset; default all.")] = None,
     walk: Annotated[int, typer.Option("--walk", min=0, help="Windows of a random walk, as an asset of its own.")] = 0,
     lookback: Lookback = LOOKBACK,
@@ -114,14 +90,11 @@ def study(
     stop: Stop = None,
     pictures: Pictures = False,
     out: Out = Path("quantagent"),
-    log: Log = None,
-    replay: Replay = None,
     json: AsJson = False,
 ) -> None:
     """Decide, trade and score many windows, compared with always-long, coins and a rule without a model."""
     with errors():
         rows = gathered(files or [], count, walk, lookback, horizon, seed)
-        asked = AppAsked(url, model, api_key, drafter, concurrency, timeout, log, replay)
         result = asyncio.run(studied(asked, rows, Rules(deadline, stop, pictures), cost, seed))
         page = of_study(result).write(out)
         (out / "result.json").write_text(json_.dumps(result), encoding="utf-8")

@@ -7,24 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..common.cli import (
-    URL,
-    ApiKey,
-    AppAsked,
-    AppBar,
-    AsJson,
-    Concurrency,
-    Drafter,
-    Log,
-    Model,
-    Out,
-    Replay,
-    Timeout,
-    Url,
-    UsageError,
-    errors,
-    show,
-)
+from ..common.cli import AppAsked, AppBar, AsJson, Out, UsageError, asks_server, errors, show
 from ..common.sandbox import SandboxError, unavailable
 from .cut import PICO_SCRIPTS, SEEDED, CutError, Fragment, bodies, scripts
 from .predict import Nothing, Predictor, Types
@@ -43,16 +26,10 @@ Width = Annotated[int, typer.Option(min=1, help="Fragments at once.")]
 
 
 @app.command()
+@asks_server()
 def run(
+    asked: AppAsked,
     files: Annotated[list[Path], typer.Argument(help="Python fragments; - is stdin.", exists=True, allow_dash=True)],
-    url: Url = URL,
-    model: Model = None,
-    api_key: ApiKey = None,
-    drafter: Drafter = None,
-    concurrency: Concurrency = 16,
-    timeout: Timeout = 600.0,
-    log: Log = None,
-    replay: Replay = None,
     out: Out = Path("selfpico-report"),
     json: AsJson = False,
     predictors: Predictors = "selfpico",
@@ -61,25 +38,18 @@ def run(
 ) -> None:
     """Run fragments of files: what is missing is supplied, what ran and what failed is reported."""
     with errors():
-        asked = AppAsked(url, model, api_key, drafter, concurrency, timeout, log, replay)
         studied(asked, [read(path) for path in files], predictors, rounds, width, out, json)
 
 
 @app.command()
+@asks_server()
 def study(
+    asked: AppAsked,
     packages: Annotated[str, typer.Option(help="Packages to cut bodies of functions from, with commas.")] = "",
     bodies_each: Annotated[int, typer.Option(min=1, help="Bodies of each package.")] = 50,
     with_scripts: Annotated[int, typer.Option(min=0, help="Number of the 100 scripts to run.")] = 100,
     with_seeded: Annotated[bool, typer.Option(help="The 20 scripts with a seeded type error.")] = True,
     seed: Annotated[int, typer.Option(help="Of the choice of bodies.")] = 0,
-    url: Url = URL,
-    model: Model = None,
-    api_key: ApiKey = None,
-    drafter: Drafter = None,
-    concurrency: Concurrency = 16,
-    timeout: Timeout = 600.0,
-    log: Log = None,
-    replay: Replay = None,
     out: Out = Path("selfpico-study"),
     json: AsJson = False,
     predictors: Predictors = f"nothing,table,{PICO_ALONE},selfpico",
@@ -93,7 +63,6 @@ def study(
         except CutError as error:
             raise UsageError(str(error)) from error
         chosen += scripts(PICO_SCRIPTS)[:with_scripts] + (scripts(SEEDED) if with_seeded else [])
-        asked = AppAsked(url, model, api_key, drafter, concurrency, timeout, log, replay)
         studied(asked, chosen, predictors, rounds, width, out, json)
 
 

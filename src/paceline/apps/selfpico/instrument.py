@@ -28,7 +28,6 @@ from libcst.metadata import (
 
 FRAME_READERS = frozenset({"super", "locals", "globals", "vars", "dir", "eval", "exec"})
 CONSTANTS = frozenset({"True", "False", "None", "__class__", "__debug__"})
-PICO_INSTRUMENT_BROAD = frozenset({"", "Exception", "BaseException"})
 FUNCTION = "__fragment__"
 
 

@@ -9,25 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ..common.ask import AppSettings
-from ..common.cli import (
-    URL,
-    ApiKey,
-    AppAsked,
-    AppBar,
-    AsJson,
-    Concurrency,
-    Drafter,
-    Log,
-    Model,
-    Out,
-    Replay,
-    Timeout,
-    Url,
-    UsageError,
-    errors,
-    flat,
-    show,
-)
+from ..common.cli import AppAsked, AppBar, AsJson, Out, UsageError, asks_server, errors, flat, show
 from ..common.sandbox import SandboxError
 from ..common.usage import mostly_stand_ins
 from ..common.usage import told as of_answers
@@ -126,16 +108,12 @@ async def score(
 
 
 @app.command()
+@asks_server(concurrency=8)
 def run(
+    asked: AppAsked,
     files: Annotated[list[Path] | None, typer.Argument(help="Items: files of generate, or the original's.")] = None,
     fresh: Annotated[int, typer.Option("--fresh", min=0, help="Number of items of each kind to make first.")] = 0,
     seed: Annotated[int, typer.Option("--seed", help="Of fresh items.")] = 0,
-    url: Url = URL,
-    model: Model = None,
-    api_key: ApiKey = None,
-    drafter: Drafter = None,
-    concurrency: Concurrency = 8,
-    timeout: Timeout = 600.0,
     style: Style = "zero",
     count: Annotated[int | None, typer.Option("--count", min=1, help="Items of each kind; default all.")] = None,
     size: Annotated[float | None, typer.Option("--size", help="The model's parameters in millions, for scale.")] = None,
@@ -143,13 +121,10 @@ def run(
     max_tokens: MaxTokens = 384,
     deadline: Deadline = None,
     out: Out = Path("surge"),
-    log: Log = None,
-    replay: Replay = None,
     json: AsJson = False,
 ) -> None:
     """Predict and score items; the report and result.json go to --out."""
     with errors():
-        asked = AppAsked(url, model, api_key, drafter, concurrency, timeout, log, replay)
         settings = AppSettings(max_tokens=max_tokens, deadline_s=deadline, retries=0)
         result = told(score(asked, [*made(fresh, seed), *load(files or [], count, fresh > 0)], style, settings, size))
         result["model"] = name or result["model"]
@@ -192,14 +167,11 @@ async def predicted(
 
 
 @app.command()
+@asks_server(concurrency=1)
 def predict(
+    asked: AppAsked,
     files: Annotated[list[Path], typer.Argument(help="The program's files.")],
     command: Annotated[str, typer.Option("--command", help="The shell line that runs it, in their folder.")],
-    url: Url = URL,
-    model: Model = None,
-    api_key: ApiKey = None,
-    drafter: Drafter = None,
-    timeout: Timeout = 600.0,
     style: Style = "cot",
     threshold: Annotated[float, typer.Option("--threshold", help="Run it below this confidence; 0 never.")] = 0.9,
     max_tokens: MaxTokens = 512,
@@ -212,7 +184,6 @@ def predict(
             texts = {path.name: path.read_text(encoding="utf-8") for path in files}
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(str(error)) from error
-        asked = AppAsked(url, model, api_key, drafter, 1, timeout)
         settings = AppSettings(max_tokens=max_tokens, deadline_s=deadline, retries=0)
         said, usage = told(predicted(asked, texts, command, threshold, style, settings))
         typer.echo(f"{said.source}{': ' + said.why if said.why else ''}", err=True)

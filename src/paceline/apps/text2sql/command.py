@@ -10,24 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..common.cli import (
-    OUTPUT,
-    URL,
-    ApiKey,
-    AppAsked,
-    AppBar,
-    AsJson,
-    Concurrency,
-    Drafter,
-    Log,
-    Model,
-    Replay,
-    Timeout,
-    Url,
-    UsageError,
-    errors,
-    show,
-)
+from ..common.cli import OUTPUT, AppAsked, AppBar, AsJson, UsageError, asks_server, errors, show
 from ..common.client import AppClient
 from ..common.report import Report
 from .database import QueryError, SqlLimits, open_database
@@ -50,7 +33,9 @@ def _option(help: str, panel: str = PIPE, **more: Any) -> Any:
 @app.command(
     epilog="Example: python -m paceline.apps.text2sql 'Which singers are from France?' --db concert_singer.sqlite"
 )
+@asks_server()
 def text2sql(
+    asked: AppAsked,
     question: Annotated[str | None, typer.Argument(help="What you want to know.")] = None,
     *,
     db: Annotated[Path | None, _option("SQLite or DuckDB file; it is opened read-only.")] = None,
@@ -72,14 +57,6 @@ def text2sql(
     deadline: Annotated[
         float | None, _option("Seconds for a question, sent to a server that plans workflows (paceline route).")
     ] = None,
-    url: Url = URL,
-    model: Model = None,
-    api_key: ApiKey = None,
-    drafter: Drafter = None,
-    concurrency: Concurrency = 16,
-    timeout: Timeout = 600.0,
-    log: Log = None,
-    replay: Replay = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of a report, if one is wanted.", rich_help_panel=OUTPUT)
     ] = None,
@@ -90,7 +67,6 @@ def text2sql(
     Only one SELECT ever runs, on a read-only connection, within the limits of seconds and rows.
     """
     with errors():
-        asked = AppAsked(url, model, api_key, drafter, concurrency, timeout, log, replay)
         base = SQL_SINGLE if single else SqlPlan(candidates, rounds)
         plan = replace(base, limits=SqlLimits(seconds, rows), deadline_s=deadline)
         if sum((question is not None, page, evaluate is not None)) != 1:

@@ -11,24 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ..common.ask import AppSettings
-from ..common.cli import (
-    URL,
-    ApiKey,
-    AppAsked,
-    AppBar,
-    AsJson,
-    Concurrency,
-    Drafter,
-    Log,
-    Model,
-    Out,
-    Replay,
-    Timeout,
-    Url,
-    UsageError,
-    errors,
-    show,
-)
+from ..common.cli import AppAsked, AppBar, AsJson, Out, UsageError, asks_server, errors, show
 from ..common.dag import Dag, NodeError
 from .agents import summarise
 from .generate import MAKERS
@@ -68,13 +51,10 @@ def planned(horizon: int, candidates: int, deadline: float | None) -> TsciPlan:
 
 
 @app.command()
+@asks_server(concurrency=8)
 def forecast(
+    asked: AppAsked,
     file: Annotated[Path, typer.Argument(help="CSV with a header; rows in order of time.")],
-    url: Url = URL,
-    model: Model = None,
-    api_key: ApiKey = None,
-    drafter: Drafter = None,
-    timeout: Timeout = 600.0,
     column: Column = None,
     horizon: Horizon = 24,
     history: History = 512,
@@ -82,14 +62,11 @@ def forecast(
     workers: Workers = CORES,
     deadline: Deadline = None,
     out: Out = Path("tsci"),
-    log: Log = None,
-    replay: Replay = None,
     json: AsJson = False,
 ) -> None:
     """Forecast what comes after the file's last row; forecast.csv, the report and result.json go to --out."""
     with errors():
         series = loaded(file, column)
-        asked = AppAsked(url, model, api_key, drafter, 8, timeout, log, replay)
         row, usage = asyncio.run(ahead(asked, series, history, planned(horizon, models, deadline), workers))
         page = of_forecast(row, usage).write(out)
         written(out, row)
@@ -126,14 +103,10 @@ def written(out: Path, row: dict[str, Any]) -> None:
 
 
 @app.command("study")
+@asks_server(concurrency=8)
 def study_windows(
+    asked: AppAsked,
     files: Annotated[list[Path] | None, typer.Argument(help="CSV files, one series each.")] = None,
-    url: Url = URL,
-    model: Model = None,
-    api_key: ApiKey = None,
-    drafter: Drafter = None,
-    concurrency: Concurrency = 8,
-    timeout: Timeout = 600.0,
     made: Annotated[str, typer.Option("--made", help=f"Generated series, by commas: {', '.join(MAKERS)}.")] = "",
     column: Column = None,
     horizon: Horizon = 96,
@@ -143,8 +116,6 @@ def study_windows(
     workers: Workers = CORES,
     deadline: Deadline = None,
     out: Out = Path("tsci"),
-    log: Log = None,
-    replay: Replay = None,
     json: AsJson = False,
 ) -> None:
     """Forecast many windows whose future is known but sealed, and score them against seasonal naive."""
@@ -154,7 +125,6 @@ def study_windows(
             total = sum(len(windows(one, history, horizon, count)) for one in series)
         except ValueError as error:
             raise UsageError(str(error)) from error
-        asked = AppAsked(url, model, api_key, drafter, concurrency, timeout, log, replay)
         plan = planned(horizon, models, deadline)
         result = asyncio.run(studied(asked, series, history, count, plan, workers, total))
         page = result.pop("report").write(out)

@@ -126,7 +126,7 @@ def placed(name: str, values: Floats, time: Sequence[str], read: Times, place: s
     """The rows in order of time, with missing values where times lack. Raises ValueError where most would lack."""
     lacking = sum(read.missing)
     if lacking > len(values):
-        raise ValueError(f"{place}: {lacking} times lack beside {len(values)} rows; give a series with fewer gaps.")
+        raise ValueError(f"{place}: {lacking} times are missing in {len(values)} rows; give a series with fewer gaps.")
     made: list[float] = []
     texts: list[str] = []
     for position, row in enumerate(read.order):

@@ -53,7 +53,6 @@ class Campaign:
         self.commands = [FuzzDriverCommand(i, args) for i, args in enumerate(job["commands"])]
         self.began = time.monotonic()
         self.crashes: dict[str, dict[str, Any]] = {}
-        self.replayed: dict[tuple[int, str], None] = {}
         for name in ("repro", "out", "in"):
             Path(name).mkdir(exist_ok=True)
         if job["target"] == "./target":
