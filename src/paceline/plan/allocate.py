@@ -15,7 +15,7 @@ STAGES = 2
 """Stages that are priced of each round of nodes, one to everybody, at least."""
 LEAST, MOST = 0.01, 0.6
 """Bounds of what a row, or a level, has to bring."""
-DOUBT = 0.75
+DOUBT = 0.9
 """Share of a drafter's price that may be wrong at best, where it was measured at start-up alone."""
 RARELY = 0.01
 """Least share of the steps that is taken to have a draft."""
