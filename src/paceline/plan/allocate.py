@@ -88,7 +88,7 @@ class Price:
 
     def at_best(self, choice: Choice) -> float:
         """With it, if drafters that were timed at start-up alone are much cheaper than that said."""
-        parts = [part for part in parts_of(choice) if part.drafter in self.times.unseen]
+        parts = [part for part in parts_of(choice) if part.drafter not in self.times.served]
         return self.of(choice) - DOUBT * sum(map(self.times.of_draft, parts))
 
     def drafted(self, rows: float, parts: Sequence[Drafting], share: float = 1.0) -> float:

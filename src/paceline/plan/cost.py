@@ -31,6 +31,8 @@ WINDOW = 16
 OFF = 2.0
 """Factor between what was measured and what was expected at which one interrupted step says little, if it took longer;
 nothing makes a step that much faster by chance, so a price that is that much too high is mended at once."""
+FIRST = 4
+"""First steps of a drafter in service, in which its price may be mended by any factor."""
 FEW = 8
 """Latest steps that count for what two things at once save, at start-up."""
 
@@ -149,8 +151,9 @@ class StepTimes:
     """Were passes of many sizes timed before the first request (`fit_target`)? Else only those of its steps."""
     error: float = 0.0
     """Mean absolute percentage error of the latest predictions, as a fraction."""
-    unseen: set[str] = field(default_factory=set)
-    """Drafters that were timed at start-up alone. A machine that has changed since has changed for them, too."""
+    served: dict[str, int] = field(default_factory=dict)
+    """Steps in service of each drafter. Until there are some it was timed at start-up alone, and a
+    machine that has changed since has changed for it, too."""
     latest: list[Drafting] = field(default_factory=list)
     """What the latest step drafted."""
 
@@ -252,8 +255,10 @@ class StepTimes:
         if not self.seen:
             self.speed = times.target / self.target.predict(_features(work))
             self.drafts = {name: terms.scaled(self.speed) for name, terms in self.drafts.items()}
-        first = {part.drafter for part in parts} - self.drafts.keys()
-        self.unseen -= {part.drafter for part in parts}
+        strange = {part.drafter for part in parts} - self.drafts.keys()
+        for part in parts:
+            self.drafter(part.drafter)
+            self.served[part.drafter] = self.served.get(part.drafter, 0) + 1
         nodes = judged(parts)
         target, drafts = self.of_target(work), [self.of_draft(part) for part in parts]
         rest = self.of_rest(work.requests, nodes, work.passes)
@@ -267,12 +272,13 @@ class StepTimes:
         for part, draft in zip(parts, drafts):
             if part.drafter in times.drafts:
                 ratio = times.drafts[part.drafter] / max(draft, FLOOR)
-                if ratio < 1.0 / OFF or (ratio > OFF and self.measured and part.drafter in first):
-                    self.drafts[part.drafter] = self.drafter(part.drafter).scaled(max(ratio, FLOOR))
+                young = self.measured and self.served[part.drafter] <= FIRST
+                if young and (ratio < 1.0 / OFF or (ratio > OFF and part.drafter in strange)):
+                    self.drafts[part.drafter] = self.drafts[part.drafter].scaled(max(ratio, FLOOR))
                     continue
-                ratio = min(OFF, ratio)
+                ratio = _ratio(times.drafts[part.drafter], draft)
                 faster = 1.0 + DRIFT * (ratio - 1.0)
-                self.drafts[part.drafter] = self.drafter(part.drafter).scaled(faster)
+                self.drafts[part.drafter] = self.drafts[part.drafter].scaled(faster)
                 self.drafts[part.drafter].learn(part.features(), ratio / faster)
         self.rest.learn(_others(work, nodes), _ratio(times.rest, self.of_rest(work.requests, nodes, work.passes)))
 
@@ -284,7 +290,7 @@ class StepTimes:
             ratio = min(OFF, ratio)
             faster = max(ratio, FLOOR) if ratio < 1.0 / OFF else 1.0 + DRIFT * (ratio - 1.0)
             self.speed *= faster
-            for name in self.unseen:
+            for name in self.drafts.keys() - self.served.keys():
                 self.drafts[name] = self.drafts[name].scaled(faster)
             self.target.learn(_features(work), ratio / faster)
         else:
@@ -344,7 +350,6 @@ class StepTimes:
             self.drafts.setdefault(name, _draft(tree)).fit(
                 [(p.features(), max(seconds, FLOOR)) for p, seconds in mine], power=0
             )
-        self.unseen = {*self.drafts}
         for count, (work, parts, took) in enumerate(samples):
             self._overlapped(parts, took, self.of_target(work), 1.0 / (1 + count % FEW))
 
@@ -361,9 +366,7 @@ class StepTimes:
         target = Terms({int(k) if k.isdigit() else k: v for k, v in data["target"].items()})
         drafts = {name: Terms(weights) for name, weights in data["drafts"].items()}
         rest, measured = Terms(data["rest"]), data.get("measured", False)
-        found = cls(target, rest, drafts, data["speed"], data["seen"], data.get("beside", {}), measured)
-        found.unseen = {*drafts}
-        return found
+        return cls(target, rest, drafts, data["speed"], data["seen"], data.get("beside", {}), measured)
 
 
 def _features(work: Work) -> dict[Any, float]:
