@@ -15,8 +15,6 @@ STAGES = 2
 """Stages that are priced of each round of nodes, one to everybody, at least."""
 LEAST, MOST = 0.01, 0.6
 """Bounds of what a row, or a level, has to bring."""
-DOUBT = 0.9
-"""Share of a drafter's price that may be wrong at best, where it was measured at start-up alone."""
 RARELY = 0.01
 """Least share of the steps that is taken to have a draft."""
 MARGIN = 1.01
@@ -85,11 +83,6 @@ class Price:
         points = [point for _, point in choice.values()]
         share = min(map(self.share, points), default=1.0)
         return self.drafted(sum(point.rows for point in points), parts_of(choice), share)
-
-    def at_best(self, choice: Choice) -> float:
-        """With it, if drafters that were timed at start-up alone are much cheaper than that said."""
-        parts = [part for part in parts_of(choice) if part.drafter not in self.times.served]
-        return self.of(choice) - DOUBT * sum(map(self.times.of_draft, parts))
 
     def drafted(self, rows: float, parts: Sequence[Drafting], share: float = 1.0) -> float:
         """Seconds with `rows` that these draft, in a share of the steps."""

@@ -309,7 +309,7 @@ class Goodput(LengthPolicy):
         most, found = now.goodput, None
         for drafter, points in self._all(request, base, 1, others).items():
             for point in points:
-                all_ = price.at_best({r.id: (drafter, point) for r in requests})
+                all_ = price.of({r.id: (drafter, point) for r in requests})
                 if len(requests) * (1.0 + point.tokens) / all_ > most:
                     most, found = len(requests) * (1.0 + point.tokens) / all_, (drafter, point)
         if found is None:
@@ -344,8 +344,7 @@ class Goodput(LengthPolicy):
             saved = []
             for bound in (0, 1):
                 points = self._points(like, drafter, arm.sizes, DEPTH, n, bound)
-                of = price.at_best if bound else price.of
-                took = [of(dict.fromkeys(range(n), (drafter, point))) for point in points]
+                took = [price.of(dict.fromkeys(range(n), (drafter, point))) for point in points]
                 each = min(seconds / (1.0 + point.tokens) for seconds, point in zip(took, points))
                 saved.append((price.of({}) / (1.0 if bound else KEEPS) - each) / n)
             best_of = out.get(arm.facts.group, (0.0, 0.0))
