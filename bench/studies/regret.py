@@ -132,9 +132,11 @@ class Machine:
     def seconds(
         self, work: Work, parts: Sequence[Drafting], reads: int = 0, noisy: bool = True, now: float = 0.0
     ) -> Times:
-        factor = math.exp(self.rng.gauss(0, self.noise)) if noisy else 1.0
-        if noisy and self.rng.random() < self.spikes:
-            factor *= self.rng.uniform(2, 8)
+        one, target = self.target(Work(1, 1, 0, 0, 1)), self.target(work)
+        spread = self.noise * math.sqrt(min(1.0, one / target))  # of a long step the parts differ, not the whole
+        factor = math.exp(self.rng.gauss(0, spread)) if noisy else 1.0
+        if noisy and self.rng.random() < self.spikes:  # another program runs for some time, however long the step is
+            factor += self.rng.uniform(1, 7) * one / target
         if now > self.shift[0]:
             factor *= self.shift[1]
         drafts = {p.drafter: factor * self.draft(p) for p in parts}
@@ -142,7 +144,7 @@ class Machine:
             drafts["model"] = drafts.get("model", 0.0) + factor * self.reading * reads
         call, several, request = self.rest
         rest = (call if work.passes == 1 else several) + request * work.requests
-        return Times(factor * self.target(work), drafts, factor * rest)
+        return Times(factor * target, drafts, factor * rest)
 
     def table(self, how: str) -> StepTimes:
         """What start-up would have measured: `clean`, or under `pressure`."""

@@ -138,6 +138,8 @@ def machine(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     stairs, high = dict[int, float](), 0.0
     for k, weight in zip(knots, target):
         stairs[k] = high = max(high, weight)
+    least = min(weight for weight in stairs.values() if weight)  # fewer rows than any step had cost as much
+    stairs = {k: max(least, weight) for k, weight in stairs.items()}
     rest = fit([([o.work.passes == 1, o.work.passes > 1, o.work.requests], max(o.times.rest, 1e-6)) for o in outcomes])
     drafts, errors = {}, []
     for name in {p.drafter for o in outcomes for p in o.parts}:

@@ -34,7 +34,7 @@ def test_a_depth_counts_only_where_the_one_above_was_kept(rate: float) -> None:
 
 
 def test_bounds_close_as_rounds_come_and_open_as_time_goes_by() -> None:
-    beliefs = Beliefs(priors={"model": MODEL})
+    beliefs = Beliefs(priors={"model": (MODEL, False)})
 
     def width() -> float:
         low, mean, high = (beliefs.expected(None, KEY, 1, bound).chance[0] for bound in (-1, 0, 1))

@@ -30,11 +30,11 @@ from paceline.draft.tree import Draws, Laws, Tree, TreeDrafter, TreeProposer, of
 from paceline.native.structs import CTrees, addresses, integers_in, reals_in
 
 DYSPEC_MIN_CHANCE = MinChance(0.02)
-"""A deterministic node of a smaller chance is not worth its row, unless the planner knows better: one beyond the first
-costs 1-3 % of a step."""
+"""A node of a smaller chance is not worth its row, unless the planner knows better: one beyond the first costs 1-3 % of
+a step."""
 GAIN = 0.2
-"""Expected number of kept nodes, among those it asks about, for which a deterministic tree gets another pass of the
-draft model, unless the planner knows what a pass costs (`MinChance.level`)."""
+"""Expected number of kept nodes, among those it asks about, for which a tree gets another pass of the draft model,
+unless the planner knows what a pass costs (`MinChance.level`)."""
 TREE_PASSES = 10
 RISE, FALL = 1.03, 0.97
 """Factors by which the threshold rises and falls: every second tree is cut off."""
@@ -162,7 +162,7 @@ class Memo:
 
 
 def prices(item: Item) -> tuple[float, float]:
-    """What a node of a deterministic tree has to bring, and what another pass over it."""
+    """What a node of a tree has to bring, and what another pass over it."""
     chance = item.min_chance or DYSPEC_MIN_CHANCE
     return chance.row, chance.level or GAIN
 
@@ -269,11 +269,17 @@ class DySpec(TreeDrafter):
         memo.laws.update(laws)
         heap = [(-memo.worth(self.chances, place), place) for place in memo.drawn]
         heapify(heap)
-        while heap and heap[0][0] < 0 and tree.left > 0:
+        least, gain = prices(tree.ask.item)
+        while heap and heap[0][0] < 0 and -heap[0][0] >= least and tree.left > 0:
             place = heappop(heap)[1]
             if place not in memo.laws:
                 heappush(heap, (-memo.worth(self.chances, place), place))
-                return [p for _, p in nsmallest(tree.left, heap) if p not in memo.laws]
+                asked = [(-w, p) for w, p in nsmallest(tree.left, heap) if p not in memo.laws and -w >= least]
+                if memo.laws and sum(worth for worth, _ in asked) < gain:  # no further pass, but what is known may do
+                    heap = [each for each in heap if each[1] in memo.laws]
+                    heapify(heap)
+                    continue
+                return [p for _, p in asked] or ([] if memo.laws else [place])
             child = memo.draw(tree, self.chances, place)
             for one in (place, child):
                 if one in memo.drawn:

@@ -28,8 +28,9 @@ CHAIN_MIN_CHANCE = MinChance(0.1)
 SHARP = 0.6
 """Temperature at which the draft's distribution says how often a greedy target takes each token: it is surer than the
 distribution."""
-SAMPLED_CHANCE = 0.5
-"""Chance counted for a sampled token. q(x) says little of it: with shared noise a token is kept far more often."""
+SAMPLED_CHANCE, SAMPLED_TRIES, SAMPLED_MEMORY = 0.7, 8.0, 0.99
+"""Chance counted for a sampled token before any was judged, the tokens that this counts for, and the weight of the past
+at each round. q(x) says little of it: with shared noise a token is kept far more often."""
 
 
 class Chains(Protocol):
@@ -50,6 +51,25 @@ class Chains(Protocol):
     def drafting(self, rows: Rows, further: int) -> tuple[Any, Any, Any]:
         """The model and a pass over `rows` as the library takes them, and what must outlive them. `further`: places
         that later rows will go beyond these."""
+
+
+class SampledChances:
+    """How often a sampled token is kept once the ones above it are, by temperature, over all requests."""
+
+    def __init__(self) -> None:
+        self.counts: dict[float, tuple[float, float]] = {}
+
+    def learn(self, temperature: float, kept: int, drafted: int) -> None:
+        """A round that kept the first `kept` of `drafted` tokens."""
+        hits, tries = self.counts.get(round(temperature, 1), (0.0, 0.0))
+        hits, tries = SAMPLED_MEMORY * hits + kept, SAMPLED_MEMORY * tries + min(kept + 1, drafted)
+        self.counts[round(temperature, 1)] = hits, tries
+
+    def of(self, temperatures: Sequence[float]) -> float:
+        """The mean of those of some requests; greedy ones do not count."""
+        known = [self.counts.get(round(t, 1), (0.0, 0.0)) for t in temperatures if t]
+        chances = [(hits + SAMPLED_TRIES * SAMPLED_CHANCE) / (tries + SAMPLED_TRIES) for hits, tries in known]
+        return sum(chances) / len(chances) if chances else SAMPLED_CHANCE
 
 
 @dataclass(slots=True)
@@ -138,6 +158,7 @@ class ModelDrafter:
     def __init__(self, host: Host) -> None:
         self.model, self.sampler, self.chunk = host.model(DRAFT), host.sampler, host.chunk
         self.chain = cast(Chains, self.model).chain if "chain" in self.model.abilities else None
+        self.sampled = SampledChances()
 
     def begin(self, ask: Ask, reach: int) -> Growing:
         return Growing(ask, reach)
@@ -147,7 +168,7 @@ class ModelDrafter:
     ) -> list[float]:
         """What the chance of each draft is multiplied by at the token that was drawn, which is not in `tokens` yet.
         hidden [N, H]: states of the rows that the scores [N, V] are of, where there are taps."""
-        return confidence(drawing, scores)
+        return confidence(drawing, scores, self.sampled)
 
     def propose(self, asks: Sequence[Ask], view: View) -> "ChainProposer | None":
         growing = [Growing(ask, ask.txn.lease.frontier[DRAFT]) for ask in asks]
@@ -155,7 +176,7 @@ class ModelDrafter:
             return None
         for g in growing:
             view.slots[g.ask.request.id] = g
-        return ChainProposer(self.model, self.sampler, growing)
+        return ChainProposer(self.model, self.sampler, growing, self.sampled)
 
     def draft(self, asks: Sequence[Ask], view: View) -> Forest:
         for ask in asks:
@@ -193,7 +214,8 @@ class ModelDrafter:
         most = [g.length for g, _ in warm]
         keys = [[g.key(depth + 1) for depth in range(n)] if t else [] for (g, t), n in zip(warm, most)]
         worth = [(g.ask.item.min_chance or CHAIN_MIN_CHANCE).node for g, _ in warm]
-        drawn = self.chain(rows, most, [t for _, t in warm], keys, worth, SAMPLED_CHANCE, SHARP)
+        temperatures = [t for _, t in warm]
+        drawn = self.chain(rows, most, temperatures, keys, worth, self.sampled.of(temperatures), SHARP)
         for (g, _), tokens in zip(warm, drawn):
             g.tokens, g.reach, g.chance = tokens, g.known + max(0, len(tokens) - 1), 0.0
 
@@ -241,6 +263,10 @@ class ModelDrafter:
         token was not)."""
         for ask in view.asks:
             g = view.slots.pop(ask.request.id, None)
+            if (t := ask.request.params.temperature) and g is not None:
+                for _, depth, each in view.results[ask.place].heard():
+                    if max(each.offered, default=0) == 1:  # nobody else drafted, too
+                        self.sampled.learn(t, depth, len(each.offered))
             if g is not None:
                 reach = g.reach if g.in_run else min(g.reach, g.ask.known + len(view.accepted(ask)))
                 view.advance(ask, DRAFT, min(reach, ask.txn.lease.length))
@@ -254,6 +280,7 @@ class ChainProposer:
     sampler: Sampler
     growing: Sequence[Growing]
     """One for each text."""
+    sampled: SampledChances = field(default_factory=SampledChances)
 
     @property
     def texts(self) -> list[int]:
@@ -291,7 +318,7 @@ class ChainProposer:
         scores = self.sampler.scores(refs, logits)
         keys = [t.how.keys[len(t.said) + len(g.tokens)] if t.how.keys else 0 for t, g in zip(turns, drawing)]
         drawn = self.sampler.draw(refs, scores, keys)
-        for g, token, chance in zip(drawing, drawn, confidence(drawing, scores)):
+        for g, token, chance in zip(drawing, drawn, confidence(drawing, scores, self.sampled)):
             if token < 0:
                 g.chance = -1.0
                 continue
@@ -311,9 +338,8 @@ class ChainProposer:
         model, behind, held = cast(Chains, self.model).drafting(rows, room)
         least = reals_in([(g.ask.item.min_chance or CHAIN_MIN_CHANCE).node for g in self.growing])
         nodes, reach = integers_in(self.nodes), integers_in([g.reach for g in self.growing])
-        state = CChains(
-            ctypes.pointer(model), ctypes.pointer(behind), *addresses(nodes, least, reach), SAMPLED_CHANCE, SHARP
-        )
+        chance = self.sampled.of([self.sampler.temperature(g.ask.request) or 0.0 for g in self.growing])
+        state = CChains(ctypes.pointer(model), ctypes.pointer(behind), *addresses(nodes, least, reach), chance, SHARP)
 
         def done() -> None:
             for g, rows in zip(self.growing, reach):
@@ -346,10 +372,10 @@ def lacking(growing: Sequence[Behind]) -> Rows:
     return builder.build()
 
 
-def confidence(drawing: Sequence[Growing], scores: Tensor) -> list[float]:
-    """The chance of each drawn token to be kept: the draft model's own confidence where the request is greedy, else
-    SAMPLED_CHANCE."""
-    chances = [SAMPLED_CHANCE] * len(drawing)
+def confidence(drawing: Sequence[Growing], scores: Tensor, sampled: SampledChances) -> list[float]:
+    """The chance of each drawn token to be kept: the draft model's own confidence where the request is greedy, else how
+    often sampled ones were."""
+    chances = [sampled.of([g.ask.request.params.temperature or 0.0]) for g in drawing]
     greedy = [i for i, g in enumerate(drawing) if g.ask.request.params.greedy]
     if greedy:
         for i, q in zip(greedy, (scores[greedy] / SHARP).softmax(-1).amax(-1).tolist()):

@@ -45,9 +45,10 @@ MIN_TIMED_STEPS, SLICE_S = 3, 0.25
 """Minimum number of steps per kind, and the seconds after which no more are run: every drafter is measured on a slow
 model, too."""
 
-LEAST_CPU_SHARE = 0.7
-"""CPU seconds of this process for each second of a calibration whose table is kept, at least. One thread is always busy
-then; under a quota, or while other programs run, it waits."""
+LEAST_CPU_SHARE, MOST_WAIT_SHARE = 0.7, 0.3
+"""Of each second of a calibration whose table is kept: CPU seconds of this process, at least (one thread is always
+busy), and seconds that its threads, all together, were ready to run and had no CPU, at most. Threads that wait for each
+other spin, so CPU seconds alone do not show that other programs run."""
 TABLE_AGE_S = 30 * 86_400.0
 """Seconds after which a kept table is measured again: machines change."""
 
@@ -91,18 +92,28 @@ def calibrated(engine: Engine, facts: dict[str, Any]) -> StepTimes:
     for component in engine.components.values():
         if isinstance(component, NativeDecoder):
             component.settle()
-    started, cpu = perf_counter(), process_time()
+    started, cpu, waits = perf_counter(), process_time(), waited()
     times = measure(engine)
-    took, cpu = perf_counter() - started, process_time() - cpu
+    took, cpu, waits = perf_counter() - started, process_time() - cpu, waited() - waits
     log.info("Measured what steps cost in %.1f s: %s", took, path)
-    if cpu >= LEAST_CPU_SHARE * took:
+    if cpu >= LEAST_CPU_SHARE * took and waits <= MOST_WAIT_SHARE * took:
         keep(path, times)
     else:
         log.info(
-            "The CPU was available for %.0f %% of the time in which step times were measured, because of a quota or "
-            "other programs; the table is used now and measured again at the next start.", 100 * cpu / took,
+            "While step times were measured, the process had %.0f %% of a CPU and waited for one for %.0f %% of the "
+            "time, because of a quota or other programs; the table is used now and measured again at the next start.",
+            100 * cpu / took, 100 * waits / took,
         )  # fmt: skip
     return times
+
+
+def waited() -> float:
+    """Seconds that threads of this process have been ready to run and had no CPU, all together; 0 where the system
+    does not say."""
+    try:
+        return sum(int(each.read_text().split()[1]) for each in Path("/proc/self/task").glob("*/schedstat")) / 1e9
+    except (OSError, ValueError, IndexError):  # another system, or a thread that has just ended
+        return 0.0
 
 
 def kept(path: Path) -> StepTimes | None:

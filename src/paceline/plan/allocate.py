@@ -27,7 +27,7 @@ class Point(NamedTuple):
     rows."""
 
     nodes: int
-    depth: int
+    depth: float
     tokens: float
     rows: float
     law: Expected | None = None
@@ -161,7 +161,7 @@ def uniform(drafter: str, points: Points, spare: int, price: Price, least: float
     moves: list[tuple[int, int]] = []
     at, most, good = dict[int, int](), 0.0, 0
     ceiling = len(points) + sum(max(point.tokens for point in mine) for mine in own.values())
-    used, tokens, rows, depth = 0, float(len(points)), 0.0, 0
+    used, tokens, rows, depth = 0, float(len(points)), 0.0, 0.0
     while heap:
         _, who, i = heapq.heappop(heap)
         mine = own[who]
@@ -192,7 +192,7 @@ def apart(points: Points, spare: int, price: Price, goodput: float) -> Choice:
     n, choice = len(points), Choice()
     more = max(1, min(spare, 8 * n))
     row = (price.rows(more) - price.rows(0)) / more
-    fixed: dict[tuple[str, int, int], float] = {}
+    fixed: dict[tuple[str, float, int], float] = {}
     for who, each in points.items():
         gain, pick = 0.0, None
         for drafter, mine in each.items():

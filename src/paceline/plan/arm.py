@@ -10,6 +10,8 @@ from paceline.plan.belief import DEPTH, Beliefs, Key
 
 CHAIN = (1, 2, 3, 4, 6, 8, 12)
 """Lengths of chains to choose from, in nodes."""
+WHOLE = 8
+"""Up to so many requests a chain that ends early by itself always has all its nodes: it stops at their price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class Arm:
             return [most] if most else []
         most = min(depth if self.facts.chain else depth * 64, self.sizes[-1] if wish is None else wish)
         fitting = [n for n in self.sizes if n <= most] or ([most] if most else [])
-        whole = self.facts.stops_early and not self.facts.chain and count == 1
+        whole = self.facts.stops_early and count <= (WHOLE if self.facts.chain else 1)
         return fitting[-1:] if whole else fitting
 
     def points(
@@ -81,13 +83,13 @@ class Arm:
     ) -> list[Point]:
         limit = min(limit, DEPTH)
         expected = beliefs.expected(request, self.key(0), min(sizes[-1], limit) + self.path, bound)
-        points, done, deep, tokens, rows = list[Point](), 0, 0, 0.0, 0.0
+        points, done, deep, tokens, rows = list[Point](), 0, 0.0, 0.0, 0.0
         for n in sizes:
             for d in range(done, min(n, limit)):
                 tokens += expected.kept[d]
                 rows += expected.rows[d]
-                deep += expected.rows[d] * count >= 0.5  # of all, the deepest
+                deep += 1.0 - (1.0 - min(1.0, expected.rows[d])) ** count  # of all, the deepest
             done = min(n, limit)
             whole = tokens * prepared(expected.kept, done) if self.path else tokens
-            points.append(Point(n, n + 1 if self.facts.ahead else deep or 1, whole, rows, expected))
+            points.append(Point(n, n + 1 if self.facts.ahead else max(1.0, deep), whole, rows, expected))
         return points

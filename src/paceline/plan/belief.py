@@ -99,6 +99,9 @@ class Belief:
     """Acceptance of one drafter, or of one size of a tree, over all texts."""
 
     prior: float = OTHER_PRIOR
+    ends: bool = False
+    """Does it end a draft where it is not sure? Then a depth that was never asked for is expected to have a row only
+    where the one above is kept."""
     mean: Tally = field(default_factory=Tally)
     late: Tally = field(default_factory=lambda: Tally(OWN_MEMORY))
     """The latest rounds alone: are they still like the others?"""
@@ -152,7 +155,7 @@ class Belief:
         own = None if request is None else self.own.get(request)
         if own is not None:
             own.fade(now)
-        out, above, reached, row = Expected([], [], []), self.prior, 1.0, 1.0
+        chances, wide, above = list[float](), list[float](), self.prior
         for d in range(depth):
             at = min(d, DEPTH - 1)
             tries = self.mean.tries[at]
@@ -164,16 +167,36 @@ class Belief:
                 apart = (rate - mean) ** 2 / max(mean * (1 - mean), 0.01) / (1 / mine + 1 / SPREAD)
                 shrink = SPREAD / (1.0 + apart / 2)
                 chance, worth = (own.hits[at] + shrink * mean) / (mine + shrink), mine + min(worth, shrink)
-            if bound:
-                wide = Z * sqrt((chance * (1 - chance) + 0.25 / (worth + 1)) / (worth + 1)) * (1.0 if not d else 0.5)
-                chance = min(0.99, max(0.01, chance + bound * wide))
-            reached *= chance
-            few = max(0.0, 4.0 - self.asked[at])
+            chances.append(chance)
+            wide.append(sqrt((chance * (1 - chance) + 0.25 / (worth + 1)) / (worth + 1)))
+        if bound:
+            chances = _bound(chances, wide, bound * Z)
+        out, reached, row = Expected([], [], []), 1.0, 1.0
+        for d, chance in enumerate(chances):
+            at = min(d, DEPTH - 1)
+            few, row = max(0.0, 4.0 - self.asked[at]), min(row, reached) if self.ends else row
             row = (self.offered[at] + few * row) / (self.asked[at] + few)
+            reached *= chance
             out.chance.append(chance)
             out.kept.append(reached)
             out.rows.append(max(row, reached))
         return out
+
+
+def _bound(chances: Sequence[float], wide: Sequence[float], by: float) -> list[float]:
+    """The likeliest chances that make the expected tokens lie `by` standard deviations from the mean: depths err
+    independently, so not all are at their bounds at once."""
+    kept, reached = list[float](), 1.0
+    for chance in chances:
+        reached *= chance
+        kept.append(reached)
+    pull, beyond = list[float](), 0.0
+    for chance, mine, width in zip(reversed(chances), reversed(kept), reversed(wide)):
+        beyond += mine
+        pull.append(beyond / max(chance, 0.01) * width)
+    whole = sqrt(sum(x * x for x in pull)) or 1.0
+    moved = [c + by * w * x / whole for c, w, x in zip(chances, wide, reversed(pull))]
+    return [min(0.99, max(0.01, c)) for c in moved]
 
 
 @dataclass(slots=True)
@@ -181,7 +204,8 @@ class Beliefs:
     """Beliefs about all drafters. `now` counts passes."""
 
     of: dict[Key, Belief] = field(default_factory=dict)
-    priors: dict[str, float] = field(default_factory=dict)
+    priors: dict[str, tuple[float, bool]] = field(default_factory=dict)
+    """{drafter: `Belief.prior` and `Belief.ends`}"""
     now: int = 0
     changes: int = 0
     """How often a drafter has changed."""
@@ -193,7 +217,7 @@ class Beliefs:
 
     def belief(self, key: Key) -> Belief:
         if key not in self.of:
-            self.of[key] = Belief(self.priors.get(key[0], OTHER_PRIOR))
+            self.of[key] = Belief(*self.priors.get(key[0], ()))
         return self.of[key]
 
     def observe(self, request: int, key: Key, asked: int, offered: Sequence[int], kept: Sequence[int]) -> None:
@@ -231,7 +255,7 @@ class Beliefs:
                 raise ValueError(f"{each} are no counts")
             if any(few > many + 1e-9 for few, many in zip(hits, tries)):
                 raise ValueError(f"{each} are no counts")
-            belief = found[key] = Belief(self.priors.get(key[0], OTHER_PRIOR))
+            belief = found[key] = Belief(*self.priors.get(key[0], ()))
             less = 1.0 if max(tries) <= 1.001 * RECALLED else RECALLED / max(tries)
             belief.mean = Tally(1.0, [x * less for x in tries], [x * less for x in hits], self.now)
             belief.asked, belief.offered = asked, offered

@@ -68,12 +68,15 @@ class HeldChoice:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A request that tries what is not chosen: seconds that a pass takes longer, and the goodput that it gives up."""
+    """A request that tries what is not chosen, and the goodput of what is."""
 
     request: int
     drafter: str
-    more: float
+    usual: float
+    """What a pass of the choice takes, less what the request is expected to gain by it."""
     goodput: float
+    loss: float
+    """Seconds that it is expected to lose."""
 
 
 @dataclass(slots=True)
@@ -103,8 +106,8 @@ class Goodput(LengthPolicy):
     trial: Trial | None = None
     _gains: dict[int, tuple[int, dict[str, tuple[float, float]]]] = field(default_factory=dict)
     """{requests: (step, `StepDecision.gain`)}"""
-    _looked: int = 0
-    """The step that was last asked for a try."""
+    _look: int = YOUNG
+    """The step from which a try is looked for."""
     _decided: int = -1
     """The step that was decided last."""
     _base: Work = field(default_factory=lambda: Work(1, 1, 0, 0, 1))
@@ -132,7 +135,7 @@ class Goodput(LengthPolicy):
         if facts.ahead:
             self.times.beside.setdefault(drafter, 0.0)
         if facts.group is not None or not facts.taps:
-            self.beliefs.priors[drafter] = LOOKUP if facts.group is None else MODEL
+            self.beliefs.priors[drafter] = LOOKUP if facts.group is None else MODEL, facts.stops_early and facts.chain
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
@@ -293,9 +296,9 @@ class Goodput(LengthPolicy):
     ) -> tuple[Choice, dict[str, MinChance], str] | None:
         """One request's bet on a drafter that is not in the choice: the one that would be best for all at its upper
         bound, if that is better than the choice and the governor pays for what the try is expected to lose."""
-        if self.step < self._looked + YOUNG or not self.governor.tries():
+        if self.step < self._look or not self.governor.tries():
             return None
-        self._looked = self.step
+        self._look = self.step + YOUNG
         request = requests[self.step // YOUNG % len(requests)]
         held = {r.id: pick for r in requests if (pick := now.pick(r))}
         used = {drafter for drafter, _ in held.values()}
@@ -314,11 +317,12 @@ class Goodput(LengthPolicy):
         drafter, hoped = found
         usual, seconds = price.of(held), price.of({**held, request.id: (drafter, hoped)})
         point = self._points(request, drafter, [hoped.nodes], DEPTH, base.requests)[0]
-        more = seconds - usual + given_up / now.goodput
-        if not self.governor.tries(more - point.tokens / now.goodput):
+        usual -= given_up / now.goodput
+        loss = seconds - usual - point.tokens / now.goodput
+        if not self.governor.tries(loss):
             return None
         choice: Choice = {**held, request.id: (drafter, point)}
-        self.trial = Trial(request.id, drafter, more, now.goodput)
+        self.trial = Trial(request.id, drafter, usual, now.goodput, loss)
         bet = Bet("try", drafter, point.nodes, 1, seconds, Bound(0.0, point.tokens, hoped.tokens), price.of({}))
         return {request.id: choice[request.id]}, price.worth(choice, now.goodput), bet.why
 
@@ -365,7 +369,10 @@ class Goodput(LengthPolicy):
         if self.trial is not None:
             mine = [note for note in notes if note.request == self.trial.request and note.drafter == self.trial.drafter]
             kept = sum(sum(note.kept) for note in mine)
-            self.governor.tried(work.passes * self.trial.more - kept / self.trial.goodput)
+            lost = times.total - work.passes * self.trial.usual - kept / self.trial.goodput
+            shared = self._base.rows > self._base.requests  # with prompts, which take time in any case
+            self.governor.tried(self.trial.loss if shared else lost)
+            self._look = self.step + YOUNG * work.passes
         if self.times.seen < KNOWN or self.step // SELDOM > before // SELDOM or self.trial:
             self.times.observe(work, parts, times)
         changes = self._changes()

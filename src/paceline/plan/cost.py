@@ -28,8 +28,11 @@ RATE, DRIFT = 0.1, 0.2
 FLOOR = 1e-9
 WINDOW = 16
 """Nodes of a draft that is made while the target's pass runs, at most."""
-MET, OTHER = 4, 4.0
-"""First steps of a drafter that was never timed before, and the factor by which its price was another then."""
+OFF = 2.0
+"""Factor between what was measured and what was expected at which one interrupted step says little, if it took longer;
+nothing makes a step that much faster by chance, so a price that is that much too high is mended at once."""
+FIRST = 4
+"""First steps of a drafter in service, in which its price may be mended by any factor."""
 FEW = 8
 """Latest steps that count for what two things at once save, at start-up."""
 
@@ -86,7 +89,7 @@ class Drafting:
 
     drafter: str
     requests: int
-    depth: int
+    depth: float
     nodes: int
     passes: int = 0
     """Passes of the run that it is a part of, with all that it drafts there; 0: a step of one pass."""
@@ -148,8 +151,9 @@ class StepTimes:
     """Were passes of many sizes timed before the first request (`fit_target`)? Else only those of its steps."""
     error: float = 0.0
     """Mean absolute percentage error of the latest predictions, as a fraction."""
-    met: dict[str, int] = field(default_factory=dict)
-    """Steps so far of each drafter that was first timed in service."""
+    served: dict[str, int] = field(default_factory=dict)
+    """Steps in service of each drafter. Until there are some it was timed at start-up alone, and a
+    machine that has changed since has changed for it, too."""
     latest: list[Drafting] = field(default_factory=list)
     """What the latest step drafted."""
 
@@ -251,6 +255,10 @@ class StepTimes:
         if not self.seen:
             self.speed = times.target / self.target.predict(_features(work))
             self.drafts = {name: terms.scaled(self.speed) for name, terms in self.drafts.items()}
+        strange = {part.drafter for part in parts} - self.drafts.keys()
+        for part in parts:
+            self.drafter(part.drafter)
+            self.served[part.drafter] = self.served.get(part.drafter, 0) + 1
         nodes = judged(parts)
         target, drafts = self.of_target(work), [self.of_draft(part) for part in parts]
         rest = self.of_rest(work.requests, nodes, work.passes)
@@ -260,13 +268,13 @@ class StepTimes:
         if any(part.drafter in self.beside for part in parts):
             self._overlapped(parts, times, target)  # the pass had not the machine for itself: no word of its terms
         else:
-            faster = 1.0 + DRIFT * (_ratio(times.target, target) - 1.0)
-            self.speed *= faster
-            self.target.learn(_features(work), _ratio(times.target, faster * target))
-            self._in_order(work.rows)
+            self._passed(work, times.target, target)
         for part, draft in zip(parts, drafts):
             if part.drafter in times.drafts:
-                if self._met(part, times.drafts[part.drafter], draft):
+                ratio = times.drafts[part.drafter] / max(draft, FLOOR)
+                young = self.measured and self.served[part.drafter] <= FIRST
+                if young and (ratio < 1.0 / OFF or (ratio > OFF and part.drafter in strange)):
+                    self.drafts[part.drafter] = self.drafts[part.drafter].scaled(max(ratio, FLOOR))
                     continue
                 ratio = _ratio(times.drafts[part.drafter], draft)
                 faster = 1.0 + DRIFT * (ratio - 1.0)
@@ -274,24 +282,21 @@ class StepTimes:
                 self.drafts[part.drafter].learn(part.features(), ratio / faster)
         self.rest.learn(_others(work, nodes), _ratio(times.rest, self.of_rest(work.requests, nodes, work.passes)))
 
-    def _met(self, part: Drafting, seconds: float, expected: float) -> bool:
-        """The first step of a drafter that was never timed gives its scale, where that differs by more than OTHER; of
-        the next ones those that took that much less, for what others do to the machine only adds. Was it one?"""
-        name, first = part.drafter, part.drafter not in self.drafts
-        if first and self.measured:
-            self.met[name] = 0
-        elif name not in self.met:
-            self.drafter(name)
-            return False
-        scale = max(seconds, FLOOR) / max(expected, FLOOR)
-        self.met[name] += 1
-        if self.met[name] == MET:
-            del self.met[name]
-        if 1.0 / OTHER < scale < OTHER or (not first and scale > 1.0):
-            self.drafter(name)
-            return False
-        self.drafts[name] = self.drafter(name).scaled(scale)
-        return True
+    def _passed(self, work: Work, seconds: float, expected: float) -> None:
+        """A pass of the target took `seconds`. Without drafts it tells the machine's speed; with them, whether so many
+        rows are priced well."""
+        ratio = seconds / max(expected, FLOOR)
+        if ratio >= 1.0 / OFF or work.rows == work.requests:
+            ratio = min(OFF, ratio)
+            faster = max(ratio, FLOOR) if ratio < 1.0 / OFF else 1.0 + DRIFT * (ratio - 1.0)
+            self.speed *= faster
+            for name in self.drafts.keys() - self.served.keys():
+                self.drafts[name] = self.drafts[name].scaled(faster)
+            self.target.learn(_features(work), ratio / faster)
+        else:
+            for k in hats(work.rows):
+                self.target.weights[k] *= ratio
+        self._in_order(work.rows)
 
     def _overlapped(self, parts: Sequence[Drafting], times: Times, target: float, rate: float = DRIFT) -> None:
         """What a step saved by doing two things at once, next to a pass that takes `target` seconds alone."""
@@ -380,5 +385,5 @@ def _others(work: Work, nodes: int) -> dict[str, float]:
 
 
 def _ratio(seconds: float, expected: float) -> float:
-    """Measured over predicted, at most a factor of two: one interrupted step teaches little."""
-    return min(2.0, max(0.5, seconds / max(expected, FLOOR)))
+    """Measured over predicted, at most a factor of OFF."""
+    return min(OFF, max(1.0 / OFF, seconds / max(expected, FLOOR)))

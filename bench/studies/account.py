@@ -1,0 +1,58 @@
+"""Is the governor's account true? Seconds that it says speculation saved, beside those that plain decoding of the same
+prompts took more.
+
+    python bench/studies/account.py --model M --draft D --prompts gsm8k_test.jsonl [--at 1,4,8] [--repeat 3]
+
+One engine serves the same prompts with `auto` and plainly, in turns. The error is the difference as a share of the time
+that `auto` took. Use an idle machine.
+"""
+
+import argparse
+import statistics
+from pathlib import Path
+
+import torch
+
+from bench.studies.auto import Load, serve
+from paceline import LLM, SamplingParams
+from paceline.bench.prompts import encode, read_prompts
+from paceline.plan.choose import Goodput
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--draft", required=True)
+    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--at", default="1,4,8")
+    parser.add_argument("--each", type=int, default=4, help="prompts for each place")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--memory", default="3G")
+    parser.add_argument("--repeat", type=int, default=3)
+    args = parser.parse_args()
+    torch.set_num_threads(2)
+    llm = LLM(args.model, args.draft, drafter="auto", prefix_cache=False, memory=args.memory)
+    policy = llm.engine.desk.policy
+    assert isinstance(policy, Goodput)
+    for places in map(int, args.at.split(",")):
+        prompts = [encode(llm.text, p) for p in read_prompts(args.prompts, max(6, args.each * places))]
+        errors, over = list[float](), list[float]()
+        for _ in range(args.repeat + 1):
+            took, before = dict[str, float](), policy.governor.saved
+            for drafter in ("auto", "none"):
+                wish = SamplingParams(temperature=args.temperature, max_tokens=args.tokens, seed=1, ignore_eos=True,
+                                      drafter=drafter).resolve(llm.text.defaults)  # fmt: skip
+                speed = serve(llm, prompts, Load("", places=places), wish, 0).speed
+                took[drafter] = args.tokens * len(prompts) / speed
+                if drafter == "auto":
+                    booked = policy.governor.saved - before
+            errors.append((booked - (took["none"] - took["auto"])) / took["auto"])
+            over.append(took["none"] / took["auto"])
+        each = " ".join(f"{error:+.1%}" for error in errors[1:])
+        print(f"{places} at a time: auto over plain {statistics.median(over[1:]):.3f} ({min(over[1:]):.3f}-"
+              f"{max(over[1:]):.3f}); account wrong by {each} of the time", flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
