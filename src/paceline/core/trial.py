@@ -5,8 +5,8 @@ overflows ends its process. What a child compiles on a small stack, within its l
             <-- length, UTF-8 complaint (empty: none) --
 
 A child serves many trials. It dies of a crash, of its CPU limit or of its memory limit, and a new one takes its place.
-Verdicts are kept by the digest of the source and the tenant. Small sources have a child of their own; clients take turns
-at each.
+Verdicts are kept by the digest of the source and the tenant. Small sources have a child of their own; clients take
+turns at each.
 """
 
 import errno

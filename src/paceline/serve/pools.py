@@ -168,6 +168,28 @@ def tenant_now() -> str:
     return str(getattr(DOOR.get(), "tenant", ""))
 
 
+class Uncollected:
+    """Within it no search for garbage begins, in no thread: what a parser makes has no circles, and it would be looked
+    through again and again while it grows."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside = threading.Lock(), 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+            gc.disable()
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                gc.enable()
+
+
+UNCOLLECTED = Uncollected()
+
+
 def give_back(search: bool = True) -> None:
     """Return freed memory to the system, where its C library can: else a large request leaves its mark for ever.
     `search` for garbage before, which stops all threads for a while."""
