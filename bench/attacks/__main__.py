@@ -3,7 +3,7 @@ every 100 ms: `python -m bench.attacks [--model DIR] [--only NAME] [serve] [rout
 
 Of each attack: the client's longest wait, how many of its requests failed, how much memory the servers grew by, and
 whether one died. On a quiet machine waits stay below 1 s and growth below 100 MB, and no process dies; the exit code is
-1 if one died or a request of the client failed.
+1 if one limit is exceeded, a process died or a request of the client failed.
 """
 
 import argparse
@@ -20,12 +20,14 @@ from bench.attacks.process import Started, started
 from bench.attacks.wire import Bystander, post
 
 MINE, THEIRS = "client-key-0123", "attacker-key-4567"
+MOST_WAIT_S, MOST_GROWTH_MB = 1.0, 100.0
 SETTLE_S = 4.0
 """After an attack, until memory has gone back."""
 
 
 def run(where: str, url: str, processes: Sequence[Started], attacks: Sequence[remote.Attack]) -> bool:
-    """All attacks on one address; False where a process died or the client was not served."""
+    """All attacks on one address; False where a process died, the client was not served or waited for too long, or
+    memory grew."""
     good = True
     bystander = Bystander(url, MINE)
     try:
@@ -48,25 +50,31 @@ def run(where: str, url: str, processes: Sequence[Started], attacks: Sequence[re
                 f"{bad + worse} failed, grew {more:+6.0f} MB, {len(died)} died  [{said}]",
                 flush=True,
             )
-            good &= not died and not bad + worse
+            if died or bad + worse or max(wait, late) > MOST_WAIT_S or more > MOST_GROWTH_MB:
+                print(f"{where:6} {attack.__name__}: beyond its limits", flush=True)
+                good = False
     finally:
         bystander.close()
     return good
 
 
-def page(url: str) -> None:
-    """E9: what a web page of another origin can send, and who may call himself what."""
+def page(url: str) -> bool:
+    """E9: what a web page of another origin can send, and who may call himself what; False where it is answered."""
     parts = urlsplit(url)
     body = json.dumps({"prompt": "x", "max_tokens": 1}).encode()
     plain = post(url, "/v1/completions", body, THEIRS, **{"Content-Type": "text/plain"})
-    print(f"route  text/plain: {plain[0]}; no key: {post(url, '/v1/completions', body, '')[0]}")
+    none = post(url, "/v1/completions", body, "")
+    print(f"route  text/plain: {plain[0]}; no key: {none[0]}")
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
     connection.request("GET", "/v1/models", headers={"Host": "evil.example"})
-    print(f"route  Host evil.example without a key: {connection.getresponse().status}", flush=True)
+    named = connection.getresponse().status
+    print(f"route  Host evil.example without a key: {named}", flush=True)
+    return plain[0] == 400 and none[0] == named == 401
 
 
-def closing(seconds: float = 10.0) -> None:
-    """E9: an engine that lists its model and closes whenever it is asked; how often a router asks it."""
+def closing(seconds: float = 10.0) -> bool:
+    """E9: an engine that lists its model and closes whenever it is asked; how often a router asks it. False for more
+    than ten times a second."""
     import socketserver
 
     asked = 0
@@ -87,7 +95,10 @@ def closing(seconds: float = 10.0) -> None:
             while time.monotonic() < end:
                 answers.append(post(router.url, "/v1/completions", {"prompt": "x"}, ""))
             print(f"route  an engine that closes: asked {asked} times in {seconds:.0f} s  [{remote.told(answers)}]")
+            far = post(router.url, "/v1/completions", {"prompt": "x"}, "", Origin="https://evil.example")
+            print(f"route  a page of another origin, without keys: {far[0]}", flush=True)
         server.shutdown()
+    return asked <= 10 * seconds and far[0] == 403
 
 
 def main() -> int:
@@ -111,8 +122,8 @@ def main() -> int:
         route = ("route", "--slots", "32", "--port", "0", *keys)
         with started(serve, serve) as engines, started((*route, *(e.url for e in engines))) as (router,):
             good &= run("route", router.url, [router, *engines], chosen(remote.ROUTED))
-            page(router.url)
-        closing()
+            good &= page(router.url)
+        good &= closing()
     if "boxes" in given.what:
         good &= boxes.run()
     return 0 if good else 1

@@ -13,6 +13,16 @@ from paceline.apps.common.sandbox import run as boxed
 SPARSE = "\n".join(["for i in range(4):", "    with open(f'f{i}', 'wb') as f: f.truncate(60 << 20)"])
 MEMFD = "import os\nfd = os.memfd_create('x')\nfor _ in range(1500): os.write(fd, b'x' * (1 << 20))"
 SHARED = "import ctypes\nprint(ctypes.CDLL(None).shmget(0, 1 << 30, 896))"
+LINKS = "\n".join([
+    "import os", "open('a', 'wb').write(b'x' * (20 << 20))", "for i in range(50): os.link('a', f'b{i}')",
+    "os.symlink('/etc/passwd', 'c')", "os.link('/etc/passwd', 'd')",
+])  # fmt: skip
+SOCKETS = "\n".join([
+    "import os, socket", "socket.socket(socket.AF_UNIX).bind('s')", "os.mkfifo('f')",
+    "made = [socket.socketpair() for _ in range(400)]", "for a, b in made:", "    a.setblocking(False)", "    try:",
+    "        while True: a.send(b'x' * 65536)", "    except OSError: pass",
+    "socket.create_connection(('1.1.1.1', 80), 2)",
+])  # fmt: skip
 LINE = (
     "import os\nos.write(os.open('events.jsonl', os.O_WRONLY | os.O_APPEND | os.O_CREAT), b'{\"event\": \"line\"}\\n[')"
 )
@@ -24,13 +34,22 @@ def outcome(source: str, limits: AppLimits) -> AppOutcome:
     return asyncio.run(boxed(Job(("python3", "-c", source), limits=limits, collect=True)))
 
 
-def box() -> None:
+def box() -> bool:
+    """False where more came out of a box than its limits allow."""
     made = outcome(SPARSE, AppLimits(disk_mb=64, wall_s=20))
     size = sum(map(len, made.files.values())) / 2**20
     print(f"G1 four sparse files of 60 MB under 64: {made.status} ({made.limit}), {size:.0f} MB came back")
+    good = size <= 64
     for name, source in (("memfd", MEMFD), ("System V", SHARED)):
         made = outcome(source, AppLimits(memory_mb=256, wall_s=20))
         print(f"G2 {name} memory under 256 MB: {made.status}, peak {made.peak_mb:.0f} MB, {made.text.strip()[:40]}")
+
+    for name, source in (("links", LINKS), ("sockets", SOCKETS)):
+        made = outcome(source, AppLimits(disk_mb=64, memory_mb=256, wall_s=20))
+        size, told = sum(map(len, made.files.values())) / 2**20, made.text.strip().splitlines()[-1:]
+        print(f"{name}: {made.status} ({made.limit}), {len(made.files)} files of {size:.0f} MB came back, {told}")
+        good &= size <= 64 and not any(b"root:" in each for each in made.files.values())
+    return good
 
 
 def fragment() -> None:
@@ -41,7 +60,7 @@ def fragment() -> None:
     print(f"G5 a line of its own in the report: ran {len(made.ran)} lines, problem: {made.problem[:70]!r}")
 
 
-def query(kind: str, sql: str, seconds: float) -> None:
+def query(kind: str, sql: str, seconds: float) -> bool:
     from paceline.apps.text2sql.database import QueryError, SqlLimits, open_database
 
     with tempfile.TemporaryDirectory() as folder:
@@ -61,17 +80,23 @@ def query(kind: str, sql: str, seconds: float) -> None:
         except QueryError as error:
             said = error.kind
         grown = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-        print(f"{kind}: {said} after {time.monotonic() - began:.1f} s; the largest child had {grown:.0f} MB")
+        took = time.monotonic() - began
+        print(f"{kind} {sql[:60]}: {said} after {took:.1f} s; the largest child had {grown:.0f} MB")
+        return said != "answered" and took < seconds + 2
 
 
 def run() -> bool:
-    """Prints what each may do; False where no box can be made here."""
+    """Prints what each may do; False where one did more than it may, or no box can be made here."""
     try:
-        box()
+        good = box()
         fragment()
     except SandboxError as error:
         print(f"boxes: {error}")
         return False
-    query("sqlite", SLOW, 3.0)
-    query("duckdb", LARGE, 10.0)
-    return True
+    good &= query("sqlite", SLOW, 3.0) and query("duckdb", LARGE, 10.0)
+    for sql in ("ATTACH '/tmp/x.db' AS x", "PRAGMA writable_schema = 1", "SELECT load_extension('x')"):
+        good &= query("sqlite", sql, 3.0)
+    for sql in ("ATTACH '/tmp/x.duckdb' AS x", "COPY (SELECT 1) TO '/tmp/x.csv'", "INSTALL httpfs", "LOAD httpfs",
+                "SELECT * FROM read_text('/etc/passwd')", "SET enable_external_access = true"):  # fmt: skip
+        good &= query("duckdb", sql, 3.0)
+    return good

@@ -17,12 +17,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
+from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from bench.attacks.process import started
-from paceline.serve import chat, completions, embeddings, message_api, models, response_api
+from paceline.serve import app
 
+TIMEOUT_S = 900.0
+"""Patience with one answer: a machine that is shared may stand still for minutes."""
 Door = tuple[str, type[BaseModel]]
 USER = [{"role": "user", "content": "Hi"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -55,15 +58,32 @@ BASES: dict[str, list[dict[str, Any]]] = {
     "/v1/embeddings": [{"input": ["a", "b"], "pooling": "mean"}, {"input": [1, 2], "encoding_format": "base64"}],
     "/tokenize": [{"prompt": "a"}, {"messages": USER}],
     "/detokenize": [{"tokens": [1, 2, 3]}],
+    "/api/chat": [
+        {"model": "demo", "messages": USER, "options": {"num_predict": 2, "stop": ["x"], "seed": 1}},
+        {"model": "demo", "messages": USER, "options": {"num_predict": 2}, "stream": False, "format": SCHEMA},
+        {"model": "demo:latest", "messages": USER, "options": {"num_predict": 2}, "tools": [TOOL], "think": False},
+    ],
+    "/api/generate": [
+        {"model": "demo", "prompt": "One", "options": {"num_predict": 2, "top_k": 3}, "raw": True},
+        {"model": "demo", "prompt": "One", "options": {"num_predict": 2}, "format": "json", "system": "s"},
+    ],
+    "/api/embed": [{"model": "demo", "input": ["a", "b"]}],
+    "/api/embeddings": [{"model": "demo", "prompt": "a"}],
+    "/api/show": [{"model": "demo"}],
+    "/slots/0": [{"filename": "a", "model": "demo"}],
 }  # fmt: skip
 """Valid bodies of each door; one that is not here begins empty."""
 
 
 def doors() -> list[Door]:
     """Every end point that takes a body, with its model."""
-    routers = (completions, chat, response_api, message_api, embeddings, models)
-    routes = [route for module in routers for route in module.router.routes if isinstance(route, APIRoute)]
-    return [(r.path, r.body_field.field_info.annotation) for r in routes if r.body_field is not None]  # type: ignore[misc]
+    routers = (module.router for module in vars(app).values() if isinstance(getattr(module, "router", None), APIRouter))
+    routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
+    return [
+        (r.path.replace("{number}", "0"), r.body_field.field_info.annotation)
+        for r in routes
+        if r.body_field is not None
+    ]  # type: ignore[misc]
 
 
 def deep(value: Any, levels: int, kind: int) -> Any:
@@ -141,7 +161,7 @@ def send(url: str, part: list[tuple[str, bytes]], key: str = "") -> tuple[Counte
     """Statuses, and those that were answered with 500 or not at all. One connection, as long as it lasts."""
     parts = urlsplit(url)
     statuses, bad = Counter[int](), list[tuple[str, bytes]]()
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
     for path, body in part:
         try:

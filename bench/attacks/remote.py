@@ -212,7 +212,42 @@ def heads(url: str, key: str) -> str:
     return f"{len(held)} connections"
 
 
+def flood(url: str, key: str) -> str:
+    """Two hundred grammars that are all new, most of them slow, thirty-two at once; half of the clients leave."""
+    slow = [f"(.*a.{{{20 + i}}}|.*b.{{30}})*" for i in range(60)] + [f"(a{{1,{40 + i}}}){{1,99}}b" for i in range(60)]
+    quick = [f"x{{{i}}}[a-z]+" for i in range(1, 81)]
+    bodies = [{"prompt": "x", "max_tokens": 2, "grammar": {"kind": "regex", "text": text}} for text in slow + quick]
+    left = 0
+    for body in bodies[::2]:
+        raw = json.dumps(body).encode()
+        with suppress(OSError):
+            opened(url, "/v1/completions", key, len(raw), raw).close()
+            left += 1
+    return f"{left} left / " + many(url, key, "/v1/completions", bodies[1::2], 32)
+
+
+def streams(url: str, key: str) -> str:
+    """Streams with log-probabilities that nobody reads."""
+    wish = {"prompt": "One", "max_tokens": 900, "stream": True, "ignore_eos": True, "logprobs": 5}
+    body, held = json.dumps(wish).encode(), []
+    for _ in range(64):
+        with suppress(OSError):
+            held.append(opened(url, "/v1/completions", key, len(body), body))
+    time.sleep(6)
+    for each in held:
+        each.close()
+    return f"{len(held)} streams"
+
+
+def huge(url: str, key: str) -> str:
+    """Bodies of 9 MB: each is told 413, though it sends all before it reads."""
+    return told([post(url, "/v1/completions", b"x" * 9_000_000, key) for _ in range(8)])
+
+
 SERVED: tuple[Attack, ...] = (
-    grammars, validation, garbage, endless, unread, embedding, nodes, names, prompts, deep, crowd, gone, heads
+    grammars, validation, garbage, endless, unread, embedding, nodes, names, prompts, deep, crowd, gone, heads, flood,
+    streams, huge,
 )  # fmt: skip
-ROUTED: tuple[Attack, ...] = (grammars, validation, garbage, endless, nodes, names, prompts, deep, crowd, gone, heads)
+ROUTED: tuple[Attack, ...] = (
+    grammars, validation, garbage, endless, nodes, names, prompts, deep, crowd, gone, heads, flood, streams, huge
+)  # fmt: skip

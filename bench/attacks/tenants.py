@@ -62,7 +62,7 @@ def main() -> None:
     found: dict[bool, list[tuple[float, int, int]]] = {True: [], False: []}
     with started((*serve, *(["--shared-cache"] if given.shared_cache else []))) as (server,):
         parts = urlsplit(server.url)
-        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=900)
         for _ in range(20):
             asked(connection, "warm up", KEY_B)
         for _ in range(given.pairs):

@@ -9,7 +9,7 @@ import pytest
 from paceline.cluster.workflow import log as workflow_log
 from paceline.core.errors import InputError
 from paceline.core.files import lines_of, text_of
-from paceline.serve.settings import read_toml
+from paceline.serve.settings import longest_key, read_toml
 from paceline.simulate import log as decision_log
 
 READERS: list[Callable[[Path], object]] = [
@@ -47,6 +47,31 @@ def test_toml_of_hostile_shape(tmp_path: Path, text: str) -> None:
         read_toml(path)
     except InputError as error:
         assert str(path) in str(error)
+
+
+@pytest.mark.parametrize(
+    "text", ["a" + ".a" * 500_000 + " = 1", "[a" + ".a" * 500_000 + "]", "x = {a" + ".a" * 99 + " = 1}"]
+)
+def test_long_keys_are_found_before_toml_is_read(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "settings.toml"
+    path.write_text(text)
+    with pytest.raises(InputError, match="more than 32 parts"):
+        read_toml(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ('a.b."c.d.e".\'x.y\' = "a.b.c.d.e.f" # 1.1.1.1\n', 4),
+        ('a = """\na.b.c.d\n""""\nb.c = 1', 2),
+        ("a = '''a.b.c'''\nx = 1.5", 2),
+        ("x = {a . b.c = 1.5}\n[a.b.c.d]\n", 4),
+        ('a = "' + '\\"' * 400_000, 1),
+        ('"""' * 300_000, 1),
+    ],
+)
+def test_parts_of_the_longest_key(text: str, parts: int) -> None:
+    assert longest_key(text) == parts
 
 
 @pytest.mark.parametrize("line", ["[" * 100_000, "9" * 10_000, "null", "{}", '{"event": 1}', '"' + "x" * 1000, "\0"])

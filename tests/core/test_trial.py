@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import signal
 import threading
 import time
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import BusyError, InputError
-from paceline.core.grammar import Grammar
-from paceline.core.trial import CPU_S, MOST_OF_ONE, TRIALS, Lane, TrialClient, Trials, too_slow
+from paceline.core.grammar import LIMITS, Grammar
+from paceline.core.trial import CPU_S, MOST_OF_ONE, TRIAL_CLIENT, TRIALS, Child, Lane, TrialClient, Trials, too_slow
 
 PIECES = ['"a"', "b", "c", "/[a-z]{1,40}/", "/(x|y)*z/", "(b | c)", "b?", "c{1,3}", "start", "%json {}", "~4"]
 
@@ -135,3 +136,25 @@ def test_fuzzed_grammars_end_in_a_grammar_or_a_sentence(count: int) -> None:
         except InputError as error:
             assert str(error).endswith(".")
     assert os.getpid() == pid
+
+
+def test_a_client_that_leaves_frees_the_lane() -> None:
+    """Its grammar would take all its time, on a child that stands still."""
+    lane, asked = Lane(), iter([False, False, True])
+    lane.child = child = Child()
+    os.kill(child._process.pid, signal.SIGSTOP)
+    job = json.dumps({"source": "{}", "limits": {}, "seconds": 5.0}).encode()
+    with lane.turn(TrialClient("a")), pytest.raises(BusyError, match="left"):
+        lane.tried(job, 5.0, lambda: next(asked))
+    assert child._process.poll() is not None and lane.child is None
+    with lane.turn(TrialClient("b")):
+        assert lane.tried(job, 5.0) != ""
+
+
+def test_tenants_have_verdicts_of_their_own() -> None:
+    trials, source = Trials(), Grammar("regex", "ab*").source()
+    for tenant in ("a", "b", "a"):
+        token = TRIAL_CLIENT.set(TrialClient(tenant, tenant=tenant))
+        assert trials.fault(source, LIMITS) == ""
+        TRIAL_CLIENT.reset(token)
+    assert len(trials._known) == 2

@@ -188,6 +188,7 @@ def test_compiled_once_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None
     assert made == []
     first = grammars.compile(NESTED)
     assert grammars.compile(NESTED) is first and made == [1]
+    assert grammars.compile(NESTED, tenant="b") is not first, "a time would tell what another tenant sent"
     for text in "bcd":
         grammars.compile(Grammar("regex", text))
     assert len(grammars._kept) == 2 and NESTED not in grammars._kept

@@ -99,6 +99,48 @@ def test_bodies_that_are_too_large(strict: httpx2.Client) -> None:
     assert strict.post("/v1/completions", json=SHORT).status_code == 200
 
 
+@pytest.mark.parametrize("head", ["Content-Length: 9000000", "Transfer-Encoding: chunked"])
+@pytest.mark.parametrize("key", ["sk-two", "wrong"])
+@pytest.mark.parametrize("more", ["", "Connection: close\r\n"])
+def test_a_rejected_client_may_send_all_before_it_reads(strict: httpx2.Client, head: str, key: str, more: str) -> None:
+    piece = b"x" * 1_000_000
+    framed = piece if "Length" in head else b"%x\r\n%s\r\n" % (len(piece), piece)
+    asked = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n{more}{head}\r\n\r\n"
+    with connect(str(strict.base_url).rstrip("/")) as sock:
+        sock.sendall(asked.encode())
+        for _ in range(9):
+            sock.sendall(framed)
+            time.sleep(0.01)
+        if "Length" not in head:
+            sock.sendall(b"0\r\n\r\n")
+        said = sock.recv(10_000)
+        assert said.startswith(b"HTTP/1.1 413 " if key == "sk-two" else b"HTTP/1.1 401 "), said
+        if not more:  # the connection goes on
+            sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            while not said.endswith(b"}}") and b"/1.1 200 " not in said:
+                said += sock.recv(10_000)
+            assert b"HTTP/1.1 200 " in said or b"HTTP/1.1 200 " in sock.recv(10_000)
+
+
+def test_pages_of_other_origins_may_not_ask(engine: AsyncLLM) -> None:
+    with running(engine, Settings(cors_origins=("https://app.example",))) as url, httpx2.Client(base_url=url) as client:
+
+        def status(**headers: str) -> int:
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            return client.post("/v1/completions", json=SHORT, headers=named, timeout=PATIENCE_S).status_code
+
+        own, site = str(client.base_url).rstrip("/"), "Sec_Fetch_Site"
+        assert status() == status(Origin=own) == status(Origin="https://app.example", **{site: "cross-site"}) == 200
+        assert status(Origin="https://proxied.example", **{site: "same-origin"}) == status(**{site: "none"}) == 200
+        for bad in ("https://evil.example", "null", own + "0", "https://app.example.evil", "http://localhost"):
+            assert status(Origin=bad) == 403, bad
+        assert status(**{site: "cross-site"}) == status(**{site: "same-site"}) == status(**{site: "what"}) == 403
+        for method in ("PUT", "DELETE", "PATCH"):
+            asked = client.request(method, "/v1/models", headers={"Origin": "https://evil.example"})
+            assert asked.status_code == 403 and error(asked)["code"] == "origin_not_allowed"
+        assert client.get("/v1/models", headers={"Origin": "https://evil.example"}).status_code == 200
+
+
 def test_token_limits(strict: httpx2.Client) -> None:
     response = strict.post("/v1/completions", json={"prompt": [5] * 21})
     assert response.status_code == 400 and "prompt has 21 tokens" in error(response)["message"]

@@ -3,6 +3,8 @@
 import io
 import json
 import logging
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -91,3 +93,33 @@ def test_exceptions_stay_on_one_line() -> None:
     line = logs.JsonFormatter().format(record)
     assert "\n" not in line
     assert json.loads(line)["message"] == "ü" and "ValueError: two\nlines" in json.loads(line)["exception"]
+
+
+def test_a_pipe_that_nobody_reads_holds_nobody_up() -> None:
+    """More lines than the pipe and the memory for lines take; then somebody reads."""
+    source, sink = os.pipe()
+    logger = logging.Logger("unread")
+    with os.fdopen(sink, "w") as stream:
+        handler = logs.PatientHandler(stream)
+        logger.addHandler(handler)
+        for number in range(4000):
+            logger.warning("%d %s", number, "x" * 1000)
+        with os.fdopen(source, errors="replace") as reader:
+            lines = [reader.readline().rstrip("x\n ") for _ in range(900)]
+            while "are missing here" not in (line := reader.readline()):
+                lines.append(line.rstrip("x\n "))
+    assert lines[:900] == [str(number) for number in range(900)] and len(lines) < 4000
+    assert line.startswith(f"{4000 - len(lines)} lines")
+
+
+def test_every_line_is_there_at_the_end_of_a_process() -> None:
+    code = """
+import logging
+from paceline.serve import logs
+from paceline.serve.settings import Settings
+logs.configure(Settings(log_format="human"))
+for number in range(500):
+    logging.getLogger("paceline").warning("line %d", number)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert [line.split()[-1] for line in done.stderr.splitlines()] == [str(number) for number in range(500)]

@@ -145,3 +145,4 @@ def test_a_starved_thread_is_not_hung(monkeypatch: pytest.MonkeyPatch) -> None:
     assert after(100, 0.0) == pytest.approx(100), "it waits for what never comes"
     assert after(100, 1.0) == pytest.approx(100), "it never ends"
     assert Pulse().stuck(1) == 0.0
+    assert after(300, 0.0, steps=1) < 60, "the whole process was stopped, and nobody looked"

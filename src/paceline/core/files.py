@@ -8,7 +8,7 @@ from typing import IO
 
 from paceline.core.errors import InputError
 
-MOST_BYTES = 4 << 20
+MOST_BYTES = 1 << 20
 """Size limit of a settings file."""
 MOST_LINE_BYTES = 64 << 20
 """Length limit of a line of a log."""

@@ -5,7 +5,8 @@ overflows ends its process. What a child compiles on a small stack, within its l
             <-- length, UTF-8 complaint (empty: none) --
 
 A child serves many trials. It dies of a crash, of its CPU limit or of its memory limit, and a new one takes its place.
-Verdicts are kept by the digest of the source. Small sources have a child of their own; clients take turns at each.
+Verdicts are kept by the digest of the source and the tenant. Small sources have a child of their own; clients take
+turns at each.
 """
 
 import errno
@@ -48,6 +49,9 @@ KEPT_BYTES = 4 << 20
 """Memory for verdicts."""
 VERDICT_BYTES = 512
 """Longest verdict that is kept."""
+LEFT_S = 0.05
+"""Seconds between two looks at whether the client of a trial has left."""
+GONE = "The client left before its grammar was tried."
 LENGTH = struct.Struct("=I")
 TOO_DEEP = "it crashes the compiler (references or brackets are nested too deeply, or it needs too much memory)"
 CHILD = r"""
@@ -109,22 +113,27 @@ class Child:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
         )  # fmt: skip
 
-    def ask(self, job: bytes) -> str:
+    def ask(self, job: bytes, left: Callable[[], bool] = bool) -> str:
+        """The verdict. BusyError once the client has `left`."""
         assert self._process.stdin is not None and self._process.stdout is not None
         end = monotonic() + WALL_S
         try:
             self._process.stdin.write(LENGTH.pack(len(job)) + job)
         except BrokenPipeError:
             raise EOFError from None
-        size = LENGTH.unpack(self._read(4, end))[0]
-        return self._read(size, end).decode("utf-8", "replace")
+        size = LENGTH.unpack(self._read(4, end, left))[0]
+        return self._read(size, end, left).decode("utf-8", "replace")
 
-    def _read(self, size: int, end: float) -> bytes:
+    def _read(self, size: int, end: float, left: Callable[[], bool]) -> bytes:
         assert self._process.stdout is not None
         data = b""
         while len(data) < size:
-            if not select.select([self._process.stdout], [], [], max(0.0, end - monotonic()))[0]:
-                raise TimeoutError
+            if not select.select([self._process.stdout], [], [], LEFT_S)[0]:
+                if left():
+                    raise BusyError(GONE)
+                if monotonic() > end:
+                    raise TimeoutError
+                continue
             piece = self._process.stdout.read(size - len(data))
             if not piece:
                 raise EOFError
@@ -144,10 +153,12 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class TrialClient:
-    """The client that the trial belongs to, and whether that client has left."""
+    """The client that the trial belongs to, whether it has left, and its tenant."""
 
     owner: str = ""
     left: Callable[[], bool] = bool
+    tenant: str = ""
+    """Verdicts are kept for each apart, so that no time tells what another has sent."""
 
 
 NO_CLIENT = TrialClient()
@@ -182,7 +193,7 @@ class Lane:
                 self._waiting.remove(place)
                 self._changed.notify_all()
             if client.left():
-                raise BusyError("The client left before its grammar was tried.")
+                raise BusyError(GONE)
             self._busy = True
             self._turns[client.owner] = next(self._order)
             self._turns.move_to_end(client.owner)
@@ -198,7 +209,7 @@ class Lane:
     def _next(self) -> tuple[int, str]:
         return min(self._waiting, key=lambda place: (self._turns.get(place[1], 0), place[0]))
 
-    def tried(self, job: bytes, seconds: float) -> str:
+    def tried(self, job: bytes, seconds: float, left: Callable[[], bool] = bool) -> str:
         """Verdict of the child. Within a turn."""
         try:
             child = self.child or Child()
@@ -207,7 +218,7 @@ class Lane:
             raise kind(f"No process starts here to try a grammar in ({error}); try again.") from error
         self.child = None
         try:
-            verdict = child.ask(job)
+            verdict = child.ask(job, left)
         except EOFError:
             verdict = too_slow(seconds) if child.close() == -SIGPROF else TOO_DEEP
             with suppress(OSError):
@@ -237,15 +248,16 @@ class Trials:
     def fault(self, source: str, limits: Mapping[str, Any], seconds: float = CPU_S) -> str:
         """Why this grammar (llguidance's own form) cannot be compiled; empty if it can. `seconds`: of a processor.
         RefusalError where this machine starts no child, BusyError if it is too busy to try one."""
-        key = hashlib.sha256(json.dumps([source, dict(limits)]).encode()).digest()
+        client = TRIAL_CLIENT.get()
+        key = hashlib.sha256(json.dumps([client.tenant, source, dict(limits)]).encode()).digest()
         with self._lock:
             if key in self._known:
                 self._known.move_to_end(key)
                 return self._known[key]
         lane = self.small if len(source) <= SMALL_SOURCE_CHARS else self.large
         job = json.dumps({"source": source, "limits": dict(limits), "seconds": seconds}).encode()
-        with lane.turn(TRIAL_CLIENT.get()):
-            verdict = lane.tried(job, seconds)[:VERDICT_BYTES]
+        with lane.turn(client):
+            verdict = lane.tried(job, seconds, client.left)[:VERDICT_BYTES]
         if verdict == too_slow(seconds) and seconds < CPU_S:
             return verdict
         with self._lock:

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 SHARE = 0.01
 """A thread that had at least this part of a processor since the last look is on its way."""
+MOST_GAP_S = 15.0
+"""Seconds that count of the time between two looks. A longer one says that nobody looked, or that the whole process was
+stopped, as when its machine sleeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +23,8 @@ class Pulse:
 
     def __init__(self) -> None:
         self._begun: Beat | None = None
-        self._seen: tuple[Beat, Beat] | None = None
-        """(the step, the last look at which it was on its way)"""
+        self._seen: tuple[Beat, Beat, float] | None = None
+        """(the step, the last look, seconds without a sign of life until then)"""
 
     def beat(self) -> None:
         """A step begins."""
@@ -38,11 +41,11 @@ class Pulse:
         if begun is None:
             return 0.0
         now = Beat(time.monotonic(), begun.used if thread is None else processor_time(thread))
-        last = begun if self._seen is None or self._seen[0] is not begun else self._seen[1]
-        if now.used - last.used > SHARE * (now.at - last.at):
-            last = now
-        self._seen = begun, last
-        return max(now.at - last.at, now.used - begun.used)
+        _, last, silent = self._seen if self._seen is not None and self._seen[0] is begun else (begun, begun, 0.0)
+        gap = now.at - last.at
+        silent = 0.0 if now.used - last.used > SHARE * gap else silent + min(gap, MOST_GAP_S)
+        self._seen = begun, now, silent
+        return max(silent, now.used - begun.used)
 
 
 def processor_time(thread: int) -> float:

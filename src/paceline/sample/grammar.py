@@ -175,19 +175,21 @@ class Grammars:
         self._make, self.size = make, size
         self._vocabulary: LLTokenizer | None = None
         self._lock = Lock()
-        self._kept: dict[Grammar, CompiledGrammar] = {}
-        self._held: WeakValueDictionary[Grammar, CompiledGrammar] = WeakValueDictionary()
+        self._kept: dict[tuple[str, Grammar], CompiledGrammar] = {}
+        """By tenant: no time tells what another has sent."""
+        self._held: WeakValueDictionary[tuple[str, Grammar], CompiledGrammar] = WeakValueDictionary()
         """Grammars that a request uses, whether they are kept or not."""
 
-    def compile(self, grammar: Grammar, fresh: bool = False) -> CompiledGrammar:
+    def compile(self, grammar: Grammar, fresh: bool = False, tenant: str = "") -> CompiledGrammar:
         """Its parser at the beginning, to be copied. InputError where no text of this vocabulary fits."""
-        known = None if fresh else self._held.get(grammar)
+        key = tenant, grammar
+        known = None if fresh else self._held.get(key)
         if known is None:
             before, least = resident(), EACH + PER_CHARACTER * len(grammar.text)
             known = CompiledGrammar(self._new(grammar), max(least, resident() - before))
         with self._lock:
-            self._kept.pop(grammar, None)
-            self._kept[grammar] = self._held[grammar] = known
+            self._kept.pop(key, None)
+            self._kept[key] = self._held[key] = known
             while sum(it.bytes for it in self._kept.values()) > IDLE_GRAMMAR_BYTES:
                 del self._kept[next(iter(self._kept))]
         return known
@@ -198,11 +200,11 @@ class Grammars:
         with self._lock:
             return sum(it.bytes for it in self._held.values()) > MAX_HELD_BYTES
 
-    def forget(self, grammar: Grammar) -> None:
+    def forget(self, grammar: Grammar, tenant: str = "") -> None:
         """Its parser has given up: what it takes is not worth keeping."""
         with self._lock:
-            self._kept.pop(grammar, None)
-            self._held.pop(grammar, None)
+            self._kept.pop((tenant, grammar), None)
+            self._held.pop((tenant, grammar), None)
 
     def _new(self, grammar: Grammar) -> "LLMatcher":
         from llguidance import LLMatcher
@@ -256,7 +258,9 @@ class Structure:
             return None
         if not request.eos:
             raise RefusalError("grammar cannot be served by a model without an end of sequence: no text could end.")
-        compile, forget = partial(self.grammars.compile, grammar), partial(self.grammars.forget, grammar)
+        tenant = request.extra_key
+        compile = partial(self.grammars.compile, grammar, tenant=tenant)
+        forget = partial(self.grammars.forget, grammar, tenant)
         return Place(Parse(compile, self.grammars.size, sorted(request.eos), forget))
 
     def advance(self, state: Place, token: int) -> Place:

@@ -213,6 +213,32 @@ class Hosts:
             )
 
 
+class Origins:
+    """Which web pages may ask for more than to read, where no key tells who asks. A browser says where a page is from
+    (Sec-Fetch-Site, Origin), and other clients say nothing. A page of this server's own is answered, and one of an
+    origin that was allowed."""
+
+    def __init__(self, allowed: Sequence[str]) -> None:
+        self.any = "*" in allowed
+        self.allowed = {origin.strip().lower().rstrip("/") for origin in allowed}
+
+    def check(self, origin: str, site: str, host: str) -> None:
+        """Raise ApiError 403 for another page; the headers are Origin, Sec-Fetch-Site and Host."""
+        origin, site = origin.strip().lower(), site.strip().lower()
+        if self.any or origin in self.allowed:
+            return
+        if site in ("same-origin", "none"):
+            return
+        if not site and (not origin or origin.partition("://")[2] == host.strip().lower()):
+            return
+        raise ApiError(
+            403,
+            f"The request comes from a web page of {origin[:100] or 'another origin'!r}, which this server does not "
+            "answer; start it with --cors-origin ORIGIN.",
+            code="origin_not_allowed",
+        )
+
+
 def address_of(scope: Scope) -> str:
     """Owner of a connection if there are no keys: an IPv4 address, or the first 64 bits of an IPv6 address."""
     client = scope.get("client")

@@ -3,6 +3,7 @@ pydantic. A large one is read in a thread, outside the event loop. While a reque
 when it goes, what waits for it is given up."""
 
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 
 from paceline.serve.errors import ApiError, brief, invalid
+from paceline.serve.pools import UNCOLLECTED
 from paceline.serve.sse import unless_gone
 
 if TYPE_CHECKING:
@@ -54,7 +56,8 @@ def check_counts(data: Mapping[str, Any], most: int) -> None:
 
 def parse(raw: bytes, model: type[BaseModel], most: int = 1 << 20) -> BaseModel:
     """A body as `model`; `most`: tokens of a context. Raises ApiError for the first thing that is wrong with it."""
-    made, fault = _parsed(raw, model, most)
+    with UNCOLLECTED if len(raw) > SMALL_BODY_BYTES else nullcontext():
+        made, fault = _parsed(raw, model, most)
     if made is None:
         raise fault or ApiError(400, NO_OBJECT)  # here, where no exception holds the body
     return made

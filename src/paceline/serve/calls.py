@@ -74,12 +74,12 @@ class HttpCall:
         if self.returns is not None:
             batch = [(ids, replace(params, returns=self.returns)) for ids, params in batch]
         if self.key:
-            batch = [(ids, replace(params, user=self.key, tenant=self._salted(params))) for ids, params in batch]
+            batch = [(ids, replace(params, user=self.key, tenant=self.salted(params))) for ids, params in batch]
         count = sum(params.n for _, params in batch)
         self.open, self.complete = self.open + count, None
         return batch, CallBatch(self, count)
 
-    def _salted(self, params: SamplingParams) -> str:
+    def salted(self, params: SamplingParams) -> str:
         """The tenant, and within it the request's own salt."""
         return "/".join(filter(None, (self.tenant, params.tenant)))
 

@@ -4,6 +4,7 @@ import asyncio
 import math
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -24,6 +25,30 @@ GRACE_S = 5.0
 """Seconds that a body has before its rate is looked at."""
 LAST_WORD_S = 2.0
 """Seconds that a rejected client may take to read the reason."""
+DRAIN_S, DRAIN_BYTES = 10.0, 256 << 20
+"""How long, and how many bytes of, the body of a rejected request is still read: many clients read no answer before
+they have sent all, and a connection that is closed meanwhile takes the reason with it."""
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+
+
+class Incoming:
+    """`receive` that knows whether the body has ended, and can read on without keeping it."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive, self._ended = receive, False
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        self._ended = self._ended or message["type"] == "http.disconnect" or not message.get("more_body", False)
+        return message
+
+    async def drain(self) -> None:
+        """Read to the end of the body, as far as that comes soon."""
+        left = DRAIN_BYTES
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                while not self._ended and left > 0:
+                    left -= len((await self()).get("body", b""))
 
 
 class Guard:
@@ -37,12 +62,12 @@ class Guard:
             await self.app(scope, receive, send)
             return
         call = self.operation.begin(scope["method"], scope["path"], request_id(header(scope, b"x-request-id")), scope)
-        wire = GuardedWire(call, send)
+        wire, body = GuardedWire(call, send), Incoming(receive)
         DOOR.set(call)
         try:
-            await self._timed(scope, receive, wire, call)
+            await self._timed(scope, body, wire, call)
         except Exception as error:
-            await wire.fail(as_api_error(error))
+            await wire.fail(as_api_error(error), body)
         finally:
             if not wire.complete:
                 call.gone = True
@@ -62,6 +87,9 @@ class Guard:
     async def _checked(self, scope: Scope, receive: Receive, wire: "GuardedWire", call: HttpCall) -> None:
         self.operation.hosts.check(header(scope, b"host"))
         self._check_key(scope, call)
+        if scope["method"] not in SAFE_METHODS and not call.key:
+            given = (header(scope, name) for name in (b"origin", b"sec-fetch-site", b"host"))
+            self.operation.origins.check(*given)
         if scope["method"] == "POST":
             self.operation.check_open()
         with self.operation.bodies.share(call.owner) as share:
@@ -129,16 +157,24 @@ class GuardedWire:
         if message["type"] == "http.response.body" and not message.get("more_body", False):
             self.complete = True
 
-    async def fail(self, error: ApiError) -> None:
+    async def fail(self, error: ApiError, incoming: Incoming) -> None:
         """Tell the client, if it reads: an error object, or an event where the stream has begun."""
         self.call.fault = ApiError(error.status, error.message, param=error.param, code=error.code)
         try:
             async with asyncio.timeout(LAST_WORD_S):
                 if self.call.status is None:
-                    await error_response(error, self.call.path)({"type": "http"}, _nothing, self)
+                    answer = error_response(error, self.call.path)
+                    start = {"type": "http.response.start", "status": error.status, "headers": answer.raw_headers}
+                    await self(start)
+                    await self({"type": "http.response.body", "body": answer.body, "more_body": True})
                 elif self._events and not self.complete:
                     data = last_event(error, self.call.path)
                     await self({"type": "http.response.body", "body": data, "more_body": False})
+                    return
+                else:
+                    return
+            await incoming.drain()
+            await self({"type": "http.response.body", "body": b"", "more_body": False})
         except TimeoutError:
             pass
 
@@ -158,10 +194,6 @@ def replay(body: bytes, receive: Receive, call: HttpCall, wire: GuardedWire) -> 
         return message
 
     return again
-
-
-async def _nothing() -> Message:
-    return {"type": "http.disconnect"}
 
 
 def header(scope: Scope, name: bytes) -> str:

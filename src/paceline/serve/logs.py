@@ -4,7 +4,10 @@ import json
 import logging
 import re
 import sys
+import threading
 import time
+from collections import deque
+from contextlib import suppress
 from typing import Any, TextIO
 
 from paceline.engine.door import Trip
@@ -13,6 +16,11 @@ from paceline.serve.settings import Settings
 
 MOST_TRACE, MOST_PATH, MOST_REASON = 8192, 200, 500
 """Maximum characters of a traceback, of a path, and of an error message in the log."""
+MOST_UNWRITTEN = 1 << 20
+"""Characters of log lines that wait to be written."""
+LOG_FLUSH_S = 2.0
+LOST = "%d lines of the log are missing here: nobody read it."
+log = logging.getLogger("paceline")
 access = logging.getLogger("paceline.access")
 QUIET = ("/health", "/ready", "/metrics", "/stats")
 """Paths that are polled: logged at level debug while they answer 200."""
@@ -70,11 +78,67 @@ def brief_trace(text: str) -> str:
     return f"{text[: MOST_TRACE // 2]}\n[{left_out} characters left out]\n{text[-MOST_TRACE // 2 :]}"
 
 
+class PatientHandler(logging.Handler):
+    """Writes lines in a thread of its own, so that whoever logs never waits for the reader of a pipe. Lines that wait
+    are bounded; beyond that they are counted, and the log says how many are missing once it is read again."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self.stream = stream
+        self._lines: deque[str] = deque()
+        self._size = self._dropped = 0
+        self._writing = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record) + "\n"
+        except Exception:
+            self.handleError(record)
+            return
+        with self._changed:
+            if self._size + len(line) > MOST_UNWRITTEN:
+                self._dropped += 1
+                return
+            self._add(line)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._write, name="paceline-log", daemon=True)
+                self._thread.start()
+
+    def _add(self, line: str) -> None:
+        self._lines.append(line)
+        self._size += len(line)
+        self._changed.notify_all()
+
+    def _write(self) -> None:
+        while True:
+            with self._changed:
+                self._writing = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._lines)
+                line, self._writing = self._lines.popleft(), True
+                self._size -= len(line)
+                lost, self._dropped = self._dropped, 0
+            with suppress(OSError, ValueError):  # nobody reads, or the stream is closed
+                self.stream.write(line)
+                self.stream.flush()
+            if lost:
+                record = logging.LogRecord(log.name, logging.WARNING, "", 0, LOST, (lost,), None)
+                with self._changed:
+                    self._add(self.format(record) + "\n")
+
+    def flush(self) -> None:
+        """Wait a moment for what is not written yet: for the end of the process."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._lines and not self._writing, LOG_FLUSH_S)
+
+
 def configure(settings: Settings, stream: TextIO | None = None) -> None:
     """Send the logs of Paceline and of uvicorn to `stream` (stderr) in the format of the settings."""
     stream = stream or sys.stderr
     human = settings.log_format == "human" or (settings.log_format == "auto" and stream.isatty())
-    handler = logging.StreamHandler(stream)
+    handler = PatientHandler(stream)
     handler.setFormatter(HumanFormatter() if human else JsonFormatter())
     for name in ("paceline", "uvicorn"):
         logger = logging.getLogger(name)

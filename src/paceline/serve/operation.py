@@ -11,7 +11,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Scope
 
-from paceline.serve.admission import ApiKeys, Bodies, Gate, Hosts
+from paceline.serve.admission import ApiKeys, Bodies, Gate, Hosts, Origins
 from paceline.serve.calls import HttpCall
 from paceline.serve.errors import ApiError
 from paceline.serve.guard import LAST_WORD_S, Guard
@@ -58,6 +58,7 @@ class Operation:
         self.apart = len(settings.keys()) > 1 and not settings.shared_cache
         """Do keys share no prefixes and nothing that drafters have learned?"""
         self.hosts = Hosts(settings.host, bool(self.keys), settings.allowed_hosts)
+        self.origins = Origins(settings.cors_origins)
         self.bodies = Bodies(BODIES * settings.max_body_bytes)
         self.born = monotonic()
         self.history = History()
@@ -166,7 +167,7 @@ def install(app: FastAPI, host: ServedHost, settings: Settings) -> Operation:
     app.add_middleware(Guard, operation=operation)
     if settings.cors_origins:
         app.add_middleware(
-            CORSMiddleware, allow_origins=list(settings.cors_origins), allow_methods=["GET", "POST"],
+            CORSMiddleware, allow_origins=list(settings.cors_origins), allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"], expose_headers=["X-Request-Id", "Retry-After"],
         )  # fmt: skip
     inner = app.router.lifespan_context

@@ -33,7 +33,7 @@ TIDY_S = 3.0
 MOST_PUT_OFF = 20
 """How often it waits: then memory goes back without a search for garbage."""
 BUSY_S = 2
-Piece = tuple[int, int, str, Callable[[], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop]
+Piece = tuple[int, int, tuple[str, str], Callable[[], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop]
 
 
 class WorkerPool:
@@ -64,7 +64,7 @@ class WorkerPool:
         For the event loop."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        large, owner = int(size > SMALL_PIECE_BYTES), owner_now()
+        large, owner, tenant = int(size > SMALL_PIECE_BYTES), owner_now(), tenant_now()
         with self._changed:
             if not self._waiting.fits(owner, 1) or not self._large.fits(owner, large):
                 raise ApiError(
@@ -76,7 +76,8 @@ class WorkerPool:
             self._waiting.take(owner, 1)
             self._large.take(owner, large)
             lane = owner if self._parted else ""
-            heapq.heappush(self._pieces.setdefault(lane, []), (size, next(self._order), owner, work, future, loop))
+            piece = size, next(self._order), (owner, tenant), work, future, loop
+            heapq.heappush(self._pieces.setdefault(lane, []), piece)
             self._start()
             self._changed.notify_all()
         return future
@@ -99,13 +100,13 @@ class WorkerPool:
                 self._changed.wait_for(lambda: self._closed or there_is())
                 if self._closed:
                     return
-                size, _, owner, work, future, loop = self._next()
+                size, _, (owner, tenant), work, future, loop = self._next()
                 self._waiting.give(owner, 1)
             ended = partial(self._ended, owner, size)
             if future.cancelled():
                 ended()
             else:
-                TRIAL_CLIENT.set(TrialClient(owner, future.cancelled))
+                TRIAL_CLIENT.set(TrialClient(owner, future.cancelled, tenant))
                 self._do(work, future, loop, ended)
             del work, future
 
@@ -160,6 +161,33 @@ class WorkerPool:
 def owner_now() -> str:
     """Client of the request that is being served."""
     return str(getattr(DOOR.get(), "owner", ""))
+
+
+def tenant_now() -> str:
+    """Tenant of that client; empty where all share."""
+    return str(getattr(DOOR.get(), "tenant", ""))
+
+
+class Uncollected:
+    """Within it no search for garbage begins, in no thread: what a parser makes has no circles, and it would be looked
+    through again and again while it grows."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside = threading.Lock(), 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+            gc.disable()
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                gc.enable()
+
+
+UNCOLLECTED = Uncollected()
 
 
 def give_back(search: bool = True) -> None:

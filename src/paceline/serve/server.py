@@ -173,7 +173,7 @@ class Server:
     async def ready(self, make: Callable[[], SamplingParams], size: int, shaped: bool) -> SamplingParams:
         """What `make` makes, in a pool, with its grammar compiled and its bad words spelt: neither the loop nor the
         engine waits for that. `size`: of what it is made from; `shaped`: may there be a grammar?"""
-        sampler = self.llm.llm.engine.judge.sampler
+        sampler, call = self.llm.llm.engine.judge.sampler, DOOR.get()
 
         def work() -> tuple[SamplingParams, object]:
             params = make()
@@ -184,17 +184,18 @@ class Server:
                     check_length(word, self.most_characters, "bad_words")
             if any(isinstance(word, str) for word in params.bad_words):
                 params = replace(params, bad_words=sampler.spell(params.bad_words))
-            held = None if params.grammar is None else sampler.grammars.compile(params.grammar)
-            return params, held
+            if params.grammar is None:
+                return params, None
+            tenant = call.salted(params) if isinstance(call, HttpCall) else params.tenant
+            return params, sampler.grammars.compile(params.grammar, tenant=tenant)
 
         if shaped and sampler.grammars.full:
             message = "The grammars of other requests take all room; try again in 2 s."
             raise ApiError(429, message, code="host_busy", headers={"Retry-After": "2"})
         pool = self.pools.grammars if shaped else self.pools.texts
         params, held = await pool.run(work, size)
-        door = DOOR.get()
-        if isinstance(door, HttpCall):
-            door.held = held
+        if isinstance(call, HttpCall):
+            call.held = held
         return params
 
 

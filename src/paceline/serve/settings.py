@@ -6,6 +6,7 @@ here imports more than the standard library, so that `paceline --help` is quick.
 
 import math
 import os
+import re
 import tomllib
 import types
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,14 @@ T = TypeVar("T")
 ENV_PREFIX = "PACELINE_"
 UNIONS = (Union, types.UnionType)
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+MOST_KEY_PARTS = 32
+"""Parts of a dotted key in a settings file: the time to read one grows with their square."""
+TOML_TOKEN = re.compile(
+    r'''"""(?:[^\\]|\\.)*?(?:"""|\Z)|"(?:[^"\\\n]|\\.)*(?:"|\n|\Z)|'''
+    r"""'{3}.*?(?:'{3}|\Z)|'[^'\n]*(?:'|\n|\Z)|#[^\n]*|[.=,\n\[\]{}]""",
+    re.DOTALL,
+)
+"""A string, a comment, a dot, or what ends a key."""
 
 
 def _http(text: str, flag: str | None = None) -> Help:
@@ -295,8 +304,11 @@ def _words(kind: Any) -> str:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a settings file. InputError when it cannot be read or is no TOML."""
+    text = text_of(path, "config")
+    if longest_key(text) > MOST_KEY_PARTS:
+        raise InputError(f"The settings file {path} has a key of more than {MOST_KEY_PARTS} parts; make it flatter.")
     try:
-        return tomllib.loads(text_of(path, "config"))
+        return tomllib.loads(text)
     except RecursionError:
         raise InputError(f"The settings file {path} is nested too deeply; make it flatter.") from None
     except InputError:
@@ -305,6 +317,20 @@ def read_toml(path: Path) -> dict[str, Any]:
         if "twice" in str(error) or "overwrite" in str(error):
             raise InputError(f"The settings file {path} says a thing twice ({error}); say it once.") from None
         raise InputError(f"The settings file {path} is not TOML ({error}).") from None
+
+
+def longest_key(text: str) -> int:
+    """Parts of the longest dotted key of a TOML text, in one pass over it. Of a text that is no TOML, as far as it is
+    one."""
+    parts = most = 1
+    for token in TOML_TOKEN.finditer(text):
+        first = token[0][0]
+        if first == ".":
+            parts += 1
+            most = max(most, parts)
+        elif first in "=,\n[]{}":
+            parts = 1
+    return most
 
 
 def load(cls: type[T], flags: Mapping[str, Any], path: Path | None, others: tuple[type, ...] = ()) -> T:

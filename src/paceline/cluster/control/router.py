@@ -5,6 +5,7 @@ import hashlib
 import logging
 import secrets
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Annotated, Any
 from uuid import uuid4
@@ -26,11 +27,11 @@ from paceline.serve.body import SMALL_BODY_BYTES, check_type
 from paceline.serve.calls import HttpCall
 from paceline.serve.errors import ApiError, error_response, install_errors, last_event
 from paceline.serve.operation import install
-from paceline.serve.pools import Pools
+from paceline.serve.pools import UNCOLLECTED, Pools
 from paceline.serve.server import ModelFigures, Server, unknown_model
 from paceline.serve.settings import Settings
 from paceline.serve.sse import unless_gone
-from paceline.serve.wire import check_depth
+from paceline.serve.wire import ITEMS, check_depth
 
 log = logging.getLogger("paceline")
 ROUTER_RATE = 0.1
@@ -177,12 +178,15 @@ class Router:
 def read(body: bytes) -> tuple[dict[str, Any], Hint]:
     """A request without its `workflow`, and that. Raises ApiError."""
     try:
-        data = orjson.loads(body)
-        if not isinstance(data, dict):
-            raise ValueError
-        check_depth(data)
-    except PydanticCustomError:
-        raise ApiError(400, f"The body is nested too deeply, more than {MOST_DEPTH} levels; make it flatter.") from None
+        with UNCOLLECTED if len(body) > SMALL_BODY_BYTES else nullcontext():
+            data = orjson.loads(body)
+            if not isinstance(data, dict):
+                raise ValueError
+            check_depth(data)
+    except PydanticCustomError as error:
+        deep = f"is nested too deeply, more than {MOST_DEPTH} levels; make it flatter."
+        wide = f"has more than {ITEMS} values; send fewer."
+        raise ApiError(400, f"The body {deep if error.type == 'too_deep' else wide}") from None
     except ValueError:
         raise ApiError(400, "The body is not a JSON object; send one.") from None
     given = data.pop("workflow", None)
