@@ -176,7 +176,8 @@ def test_a_native_delta_is_the_product_of_its_factors(models: Callable[[str], di
         packed = pack_delta(pair)
         down = packed.down.transpose(0, 1).reshape(packed.down.shape[1], -1)[:, : pair.down.shape[1]].float()
         up = torch.zeros(16 * len(packed.tile), len(down))
-        for tile, (at, first, count) in enumerate(packed.tile.tolist()):
+        for tile, (at, both) in enumerate(packed.tile.tolist()):
+            first, count = both & 0xFFFF, both >> 16
             up[tile * 16 : tile * 16 + 16, first : first + count] = packed.up[at : at + count].T.float()
         want = pair.up.bfloat16().float() @ pair.down.bfloat16().float()
         assert torch.allclose((up @ down)[: len(want)], want, atol=1e-5)
@@ -337,7 +338,7 @@ def test_every_answer_is_of_one_version(models: Callable[[str], dict[str, Path]]
             nonlocal done
             name, i = names[number % len(names)], number % len(prompts)
             try:
-                out = await llm.generate(prompts[i], replace(wish, adapter=name))
+                [out] = await llm.generate(prompts[i], replace(wish, adapter=name))
             except InputError as error:
                 assert "no adapter" in str(error)
                 return

@@ -19,7 +19,8 @@ MOST_ADAPTER_SLOTS = 1024
 
 @dataclass(frozen=True, slots=True)
 class PackedDelta:
-    """Factors of a matrix: down [in/16, rank, 16] and up [columns, 16] in bfloat16, tile [out/16, 3]."""
+    """Factors of a matrix: down [in/32, rank, 32] and up [columns, 16] in bfloat16, tile [out/16 + 2, 2] int32: first
+    column in `up`, and first number of the low rank + 65,536 x columns."""
 
     down: Tensor
     up: Tensor
@@ -32,13 +33,13 @@ class PackedDelta:
     @property
     def c(self) -> CDelta:
         down, up, tile = (part.data_ptr() for part in (self.down, self.up, self.tile))
-        return CDelta(down, up, tile, self.down.shape[1], 16 * len(self.down))
+        return CDelta(down, up, tile, self.down.shape[1], 32 * len(self.down))
 
 
 def pack_delta(pair: LoraPair) -> PackedDelta:
     """Of each 16 outputs the columns between the first and the last that is not zero."""
     down, up = (part.to(torch.bfloat16) for part in pair)
-    missing = -down.shape[1] % 16
+    missing = -down.shape[1] % 32
     down = torch.nn.functional.pad(down, (0, missing))
     tiles = torch.nn.functional.pad(up, (0, 0, 0, -len(up) % 32)).view(-1, 16, len(down))
     columns, table, at = list[Tensor](), list[list[int]](), 0
@@ -46,10 +47,11 @@ def pack_delta(pair: LoraPair) -> PackedDelta:
         used = tile.any(0).nonzero().flatten()
         first, last = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 0)
         columns.append(tile[:, first:last].T)
-        table.append([at, first, last - first])
+        table.append([at, first + (last - first << 16)])
         at += last - first
-    by_inputs = down.view(len(down), -1, 16).transpose(0, 1).contiguous()
-    return PackedDelta(by_inputs, torch.cat([*columns, tiles.new_zeros(1, 16)]).contiguous(), torch.tensor(table))
+    by_inputs = down.view(len(down), -1, 32).transpose(0, 1).contiguous()
+    table += [[at, 0]] * 2
+    return PackedDelta(by_inputs, torch.cat(columns).contiguous(), torch.tensor(table, dtype=torch.int32))
 
 
 class NativeAdapters:

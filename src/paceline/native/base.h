@@ -38,8 +38,8 @@ struct Linear {  // int8: `scale` of each output, `sums` of its weights. In grou
 };
 
 struct Delta {  // what an adapter adds to a linear layer, in bfloat16; see lora.h
-  const bf16 *down, *up;  // [in/16][rank][16]; columns of 16 outputs
-  const i64* tile;        // [out/16]: first column in `up`, first number of the low rank, how many
+  const bf16 *down, *up;
+  const int32_t* tile;
   i64 rank, in;
 };
 

@@ -28,7 +28,6 @@ struct Buffers {
   Activations normed, mixed, gated;
   std::vector<Piece> pieces;
   std::vector<const Delta*> deltas;  // of each row, those of its adapter, or null; empty: no row has one
-  std::vector<i64> adapted;          // rows that have one, those of one adapter side by side
   float* low[2] = {};                // [rows][rank]: rows times the lower factor, of two matrices in turn
   std::vector<char> chain;  // of each segment: do its candidates follow one another?
   alignas(64) std::atomic<i64> arrived{0};  // threads, at all barriers
@@ -96,20 +95,19 @@ struct Linears : Thread {
   using Thread::Thread;
   i64 delta = -1;  // which delta of a row's adapter the next product adds; -1: none
 
-  // Low-rank products for the next linear layer, of the rows that have an adapter
-  void lower(i64 layer, Matrix which, const Activations& a) {
-    if (b.adapted.empty()) return;
-    delta = layer * MATRICES + which;
-    const i64 each = m.rank / 16, tasks = (i64)b.adapted.size() * each;
+  // Low-rank products of the thread's own rows, as far as they have an adapter; does any row of the pass?
+  bool lower(i64 layer, Matrix which, const Activations& a) {
+    if (b.deltas.empty()) return false;
     i64 first, last;
-    share(tasks, first, last);
-    for (i64 t = first; t < last; t++) {
-      const i64 row = b.adapted[t / each], from = t % each * 16;
-      const Delta& d = b.deltas[row][delta];
-      if (d.down && from < d.rank) lower_row(m, d, a.data + row * a.stride, a.scale ? a.scale[row] : 1, from, b.low[which % 2] + row * m.rank);
+    share(p.rows, first, last);
+    for (i64 row = first; row < last; row++) {
+      if (!b.deltas[row]) continue;
+      const Delta& d = b.deltas[row][layer * MATRICES + which];
+      if (d.down) lower_row(m, d, a.data + row * a.stride, m.int8 ? a.scale[row] : 1, b.low[which % 2] + row * m.rank);
     }
-    done(LINEAR);
+    return true;
   }
+  void with(i64 layer, Matrix which) { delta = b.deltas.empty() ? -1 : layer * MATRICES + which; }
 
   // sink(row, first column, 16 sums, the next 16 sums), after scale and bias
   template <class Sink>
