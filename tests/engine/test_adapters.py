@@ -360,3 +360,41 @@ def test_every_answer_is_of_one_version(models: Callable[[str], dict[str, Path]]
         return done
 
     assert asyncio.run(all_of_them()) >= 24
+
+
+def test_a_gguf_adapter_is_the_same_adapter(models: Callable[[str], dict[str, Path]], tmp_path: Path) -> None:
+    """As llama.cpp's converter writes it: rows of queries and keys in pairs, alpha in the metadata."""
+    import gguf
+
+    from paceline.model.gguf.tensors import names_of
+
+    at = models("llama")
+    spec, file = read_config(at["base"]), tmp_path / "a.gguf"
+    names, tensors = names_of("llama", len(spec.layers)), load_file(at["a"] / "adapter_model.safetensors")
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_string("general.type", "adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 8.0)
+    for name, tensor in tensors.items():
+        module, part = name.removeprefix("base_model.model.").removesuffix(".weight").rsplit(".lora_", 1)
+        heads = spec.heads if module.endswith("q_proj") else spec.kv_heads if module.endswith("k_proj") else 0
+        if part == "B" and heads:
+            pairs = tensor.view(heads, 2, spec.head_dim // 2, -1).transpose(1, 2)
+            tensor = pairs.reshape(tensor.shape).contiguous()
+        writer.add_tensor(f"{names[module]}.weight.lora_{part.lower()}", tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    for dtype in ("float32", "bfloat16"):
+        with LLM(at["base"], drafter="none", dtype=dtype, lora={"a": at["a"], "g": file}, **SMALL) as llm:  # type: ignore[arg-type]
+            first, second = (texts(llm, *(replace(p, adapter=name) for p in (GREEDY, DRAWN))) for name in "ag")
+            assert first == second
+    with pytest.raises(PacelineError, match="no adapter"):
+        base = tmp_path / "base.gguf"
+        writer = gguf.GGUFWriter(base, "llama")
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        read_lora(base, spec)

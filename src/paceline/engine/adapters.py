@@ -18,6 +18,8 @@ from paceline.core.request import Request
 from paceline.model.lora import MAX_LORA_RANK, LoraWeights, read_lora
 
 log = logging.getLogger("paceline")
+MOST_ADAPTERS = 1000
+"""Largest `max_loras`."""
 ADAPTER_KEY = "\x1flora:"
 """Between a tenant and the digest of an adapter, in the name under which K/V is kept. No tenant's name has it."""
 
@@ -52,6 +54,8 @@ class Adapters:
 
     def __init__(self, model: Any, most: int = 16, memory: int | None = None, max_rank: int = MAX_LORA_RANK) -> None:
         """`most`: adapters in memory at one time; `memory`: their bytes."""
+        if not 0 < most <= MOST_ADAPTERS:
+            raise InputError(f"max_loras is {most}, but it must be between 1 and {MOST_ADAPTERS}.")
         self.model, self.most, self.memory, self.max_rank = model, most, memory, max_rank
         self.named: dict[str, LoadedAdapter] = {}
         self.leaving: list[LoadedAdapter] = []

@@ -43,7 +43,7 @@ class LLM:
         drafter: "str | UserFn | None" = None,
         **options: Unpack[EngineOptions],
     ) -> None:
-        self.options = Options(model, draft, drafter, **options)
+        self.options = Options(model, draft, drafter, **options)  # type: ignore[arg-type]  # lora may be a mapping
         self.engine: Engine
         self.text: Text
         self.engine, self.text = build(self.options)

@@ -39,7 +39,7 @@ class AdaptedRows:
     def _set(self, of: Tensor | None) -> None:
         self.of, self.groups = of, []
         if of is not None:
-            self.groups = [(slot, (of == slot).nonzero().flatten()) for slot in of.unique().tolist() if slot]
+            self.groups = [(slot, (of == slot).nonzero().flatten()) for slot in sorted({*of.tolist()} - {0})]
 
     @contextmanager
     def among(self, rows: Tensor) -> Iterator[None]:

@@ -85,7 +85,7 @@ class NativeAdapters:
         """Empty a slot."""
         self._table[slot] = None
         for known in (self._held, self._ranks, self.bytes):
-            known.pop(slot, None)  # type: ignore[attr-defined]
+            known.pop(slot, None)
         self._changed()
 
     def _changed(self) -> None:

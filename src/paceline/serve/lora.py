@@ -14,7 +14,7 @@ from pydantic import Field
 
 from paceline.serve.body import JsonRoute
 from paceline.serve.errors import ApiError
-from paceline.serve.protocol import Wire
+from paceline.serve.wire import Wire
 from paceline.serve.responses import ERRORS
 from paceline.serve.server import Here, Server
 
