@@ -178,7 +178,8 @@ def test_a_native_delta_is_the_product_of_its_factors(models: Callable[[str], di
         up = torch.zeros(16 * len(packed.tile), len(down))
         for tile, (at, both) in enumerate(packed.tile.tolist()):
             first, count = both & 0xFFFF, both >> 16
-            up[tile * 16 : tile * 16 + 16, first : first + count] = packed.up[at : at + count].T.float()
+            columns = packed.up[at : at + count].view(-1, 16, 2).transpose(0, 1).reshape(16, count)
+            up[tile * 16 : tile * 16 + 16, first : first + count] = columns.float()
         want = pair.up.bfloat16().float() @ pair.down.bfloat16().float()
         assert torch.allclose((up @ down)[: len(want)], want, atol=1e-5)
         assert not up[len(want) :].any()

@@ -37,16 +37,17 @@ class PackedDelta:
 
 
 def pack_delta(pair: LoraPair) -> PackedDelta:
-    """Of each 16 outputs the columns between the first and the last that is not zero."""
+    """Of each 16 outputs pairs of the columns between the first and the last that is not zero."""
     down, up = (part.to(torch.bfloat16) for part in pair)
-    missing = -down.shape[1] % 32
-    down = torch.nn.functional.pad(down, (0, missing))
+    odd = len(down) % 2
+    down = torch.nn.functional.pad(down, (0, -down.shape[1] % 32, 0, odd))
+    up = torch.nn.functional.pad(up, (0, odd))
     tiles = torch.nn.functional.pad(up, (0, 0, 0, -len(up) % 32)).view(-1, 16, len(down))
     columns, table, at = list[Tensor](), list[list[int]](), 0
     for tile in tiles:
         used = tile.any(0).nonzero().flatten()
-        first, last = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 0)
-        columns.append(tile[:, first:last].T)
+        first, last = (int(used[0]) // 2 * 2, int(used[-1]) // 2 * 2 + 2) if len(used) else (0, 0)
+        columns.append(tile[:, first:last].reshape(16, -1, 2).transpose(0, 1).reshape(-1, 16))
         table.append([at, first + (last - first << 16)])
         at += last - first
     by_inputs = down.view(len(down), -1, 32).transpose(0, 1).contiguous()

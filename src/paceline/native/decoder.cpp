@@ -177,7 +177,7 @@ static void lay_out(Arena& arena, const Model& m, const Pass& p, Buffers& b) {
   b.wide = (float*)arena.take(rows * widest * 4);
   b.query = arena.take((m.kv_heads * p.rows * group + 16) * dims * m.wide());
   b.parts = (float*)arena.take(m.heads * p.rows * b.spans * (16 + dims) * 4);
-  for (float*& low : b.low) low = (float*)arena.take(b.deltas.empty() ? 0 : p.rows * m.rank * 4);
+  for (bf16*& low : b.low) low = (bf16*)arena.take(b.deltas.empty() ? 0 : p.rows * m.rank * 2);
   b.normed = activations(m.hidden), b.mixed = activations(mixed), b.gated = activations(m.ffn);
   if (arena.memory.size() >= arena.used)  // padding that is never written must be finite
     for (const Activations& a : {b.normed, b.mixed, b.gated})

@@ -28,7 +28,7 @@ struct Buffers {
   Activations normed, mixed, gated;
   std::vector<Piece> pieces;
   std::vector<const Delta*> deltas;  // of each row, those of its adapter, or null; empty: no row has one
-  float* low[2] = {};                // [rows][rank]: rows times the lower factor, of two matrices in turn
+  bf16* low[2] = {};                 // [rows][rank]: rows times the lower factor, of two matrices in turn
   std::vector<char> chain;  // of each segment: do its candidates follow one another?
   alignas(64) std::atomic<i64> arrived{0};  // threads, at all barriers
 };
@@ -136,7 +136,7 @@ struct Linears : Thread {
             y[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_castps_si512(y[t])), by, bias[t]);
           } else if (l.bias) y[t] = _mm512_add_ps(y[t], bias[t]);
         if (mine >= 0 && b.deltas[row + r])
-          raise(b.deltas[row + r][mine], b.low[mine % MATRICES % 2] + (row + r) * m.rank, block, y);
+          raise(m, b.deltas[row + r][mine], b.low[mine % MATRICES % 2] + (row + r) * m.rank, block, y);
         sink(row + r, block * 32, y[0], y[1]);
         if (beyond) fetch(beyond + r * 128, 128);
       }

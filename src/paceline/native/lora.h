@@ -1,11 +1,11 @@
 // Adapters of low rank: y += up (down x), for the rows that have one. Included by linear.h.
 //
 //   down   [in/32][rank][32] bfloat16: for 32 inputs at a time, those of every number of the low rank
-//   up     for every 16 outputs, the columns that are not zero there, [count][16] bfloat16
+//   up     for every 16 outputs, pairs of the columns that are not zero there, [count/2][16][2] bfloat16
 //   tile   [out/16 + 2][2]: of every 16 outputs, its first column in `up`, and the first number of the low rank with the
 //          count of columns above it, 16 bits each
 //
-// A row's sums have one order, whatever other rows are in the pass: its bits do not depend on them.
+// The low rank's numbers are rounded to bfloat16, too. A row's sums have one order, whatever other rows are in the pass: its bits do not depend on them.
 #pragma once
 
 enum Matrix { QKV, VALUE, OUT, GATE_UP, DOWN, MATRICES };  // model/native_adapters.py has the same order
@@ -14,8 +14,14 @@ static inline __m512 wide16(const bf16* x) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)x)), 16));
 }
 
+static inline bf16 nearest(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
 // The low rank's numbers of one row, which lies as it is multiplied: bfloat16, float32 or int8
-static void lower_row(const Model& m, const Delta& d, const uint8_t* x, float scale, float* low) {
+static void lower_row(const Model& m, const Delta& d, const uint8_t* x, float scale, bf16* low) {
   const bool flipped = m.int8 && !(NARROW || m.tiles() || m.grouped());  // int8 as unsigned numbers
   const __m128i offset = _mm_set1_epi8(flipped ? -128 : 0);
   auto numbers = [&](i64 k) {
@@ -44,25 +50,34 @@ static void lower_row(const Model& m, const Delta& d, const uint8_t* x, float sc
       for (int i = 0; i < some; i++)
         sum[i] = _mm512_fmadd_ps(c, wide16(w + i * 32 + 16), _mm512_fmadd_ps(a, wide16(w + i * 32), sum[i]));
     }
-    for (int i = 0; i < some; i++) low[r + i] = _mm512_reduce_add_ps(sum[i]) * scale;
+    for (int i = 0; i < some; i++) low[r + i] = nearest(_mm512_reduce_add_ps(sum[i]) * scale);
   }
 }
 
 // Add to the 32 outputs of a block; the next block's numbers come meanwhile
-static inline void raise(const Delta& d, const float* low, i64 block, __m512 y[2]) {
+static inline void raise(const Model& m, const Delta& d, const bf16* low, i64 block, __m512 y[2]) {
   if (!d.up) return;
   const int32_t* tile = d.tile + block * 4;
   fetch(d.up + (i64)tile[4] * 16, ((tile[5] >> 16) + (tile[7] >> 16)) * 32);
   for (int t = 0; t < 2; t++) {
     const bf16* w = d.up + (i64)tile[2 * t] * 16;
-    const float* x = low + (tile[2 * t + 1] & 0xffff);
+    const bf16* x = low + (tile[2 * t + 1] & 0xffff);
     const i64 count = tile[2 * t + 1] >> 16;
-    __m512 odd = _mm512_setzero_ps();
-    i64 r = 0;
-    for (; r + 2 <= count; r += 2)
-      y[t] = _mm512_fmadd_ps(wide16(w + r * 16), set(x[r]), y[t]), odd = _mm512_fmadd_ps(wide16(w + r * 16 + 16), set(x[r + 1]), odd);
-    if (r < count) y[t] = _mm512_fmadd_ps(wide16(w + r * 16), set(x[r]), y[t]);
-    y[t] = _mm512_add_ps(y[t], odd);
+    for (i64 r = 0; r < count; r += 2) {
+      int32_t two;
+      memcpy(&two, x + r, 4);
+      const __m512i words = _mm512_loadu_si512(w + r * 16), both = _mm512_set1_epi32(two);
+#ifndef PACELINE_NARROW
+      if (!m.fused()) {
+        y[t] = _mm512_dpbf16_ps(y[t], (__m512bh)words, (__m512bh)both);
+        continue;
+      }
+#endif
+      const __m512i high = _mm512_set1_epi32((int32_t)0xffff0000);
+      auto even = [](__m512i it) { return _mm512_castsi512_ps(_mm512_slli_epi32(it, 16)); };
+      auto odd = [=](__m512i it) { return _mm512_castsi512_ps(_mm512_and_si512(it, high)); };
+      y[t] = _mm512_fmadd_ps(odd(words), odd(both), _mm512_fmadd_ps(even(words), even(both), y[t]));
+    }
   }
 }
 
