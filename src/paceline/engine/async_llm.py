@@ -304,9 +304,7 @@ class AsyncLLM:
 
         return await self.call(begin)
 
-    async def embed(
-        self, texts: Sequence[Prompt], pooling: str = "mean", *, adapter: str = ""
-    ) -> list[list[float]]:  # fmt: skip
+    async def embed(self, texts: Sequence[Prompt], pooling: str = "mean", *, adapter: str = "") -> list[list[float]]:
         """A vector of unit length for each text (or list of token ids), from the model's last hidden states: their
         `mean`, or that of the `last` token. What is being decoded goes on between the passes.
 
