@@ -14,9 +14,9 @@ from pydantic import Field
 
 from paceline.serve.body import JsonRoute
 from paceline.serve.errors import ApiError
-from paceline.serve.wire import Wire
 from paceline.serve.responses import ERRORS
 from paceline.serve.server import Here, Server
+from paceline.serve.wire import Wire
 
 router = APIRouter(route_class=JsonRoute)
 LORA_READ_S = 120.0
