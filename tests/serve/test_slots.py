@@ -114,7 +114,7 @@ def test_damaged_and_foreign_slot_files_are_refused(where: str, tmp_path: Path) 
     changes: list[Any] = [
         lambda f: f["tokens"].__setitem__(0, 5), lambda f: f["tokens"].append(10**7),
         lambda f: f.update(model="0" * 32),
-        lambda f: f.update(format=9), lambda f: f["names"].__setitem__(0, "zz"), lambda f: f.update(groups=[]),
+        lambda f: f.update(format=9), lambda f: f["names"].__setitem__(0, "zz"), lambda f: f.update(extra_key="b"),
         lambda f: f.pop("tokens"), lambda f: f.update(block=7),
     ]  # fmt: skip
     for change in changes:

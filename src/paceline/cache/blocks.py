@@ -29,6 +29,10 @@ def chain_hash(parent: bytes, tokens: Sequence[int], extra: Sequence[int] = ()) 
     return blake2b(parent + array("q", [*tokens, *extra]).tobytes(), digest_size=16).digest()
 
 
+PRIVATE_KEY = "imported:"
+"""What an `extra_key` begins with whose blocks serve one request alone: they are never idle."""
+
+
 class BlockPool:
     """Reference counts, free list, prefix index. Raises IntegrityError when a holder breaks the life cycle above.
 
@@ -55,6 +59,8 @@ class BlockPool:
         self.refs = [0] * num_blocks
         self.hashes: list[bytes | None] = [None] * num_blocks
         self.groups: list[frozenset[str]] = [frozenset()] * num_blocks
+        self.private: set[int] = set()
+        """Published blocks that serve one request alone."""
         self.index: dict[bytes, int] = {}
         self.free = list(range(num_blocks - 1, -1, -1))
         self.parents = [b""] * num_blocks
@@ -116,8 +122,9 @@ class BlockPool:
         return self.refs[block] > 1 or self.hashes[block] is not None
 
     def publish(
-        self, block: int, name: bytes, groups: frozenset[str], parent: bytes = b"", returns: bool = False
-    ) -> None:
+        self, block: int, name: bytes, groups: frozenset[str], parent: bytes = b"", returns: bool = False,
+        private: bool = False,
+    ) -> None:  # fmt: skip
         """Enter a held, full, verified block in the index; `parent` is the name of the block before it, if any.
 
         When the same content is already there (two requests computed one prefix at the same time), the first stays and
@@ -138,6 +145,8 @@ class BlockPool:
             self.hashes[block] = name
             self.groups[block] = groups
             self.parents[block] = parent
+            if private:
+                self.private.add(block)
         self._ask(name, returns)
 
     def find(self, name: bytes, groups: frozenset[str], returns: bool = False) -> int | None:
@@ -156,6 +165,7 @@ class BlockPool:
         del self.index[name]
         self.hashes[block] = None
         self.groups[block] = frozenset()
+        self.private.discard(block)
         if block in self.evictable:
             self._unpark(block)
             self.free.append(block)
@@ -174,7 +184,7 @@ class BlockPool:
         name, parent = self.hashes[block], self.parents[block]
         assert name is not None
         self.evictable.add(block)
-        if self.on_idle is not None:
+        if self.on_idle is not None and block not in self.private:
             self.on_idle((block, name))
         self.eviction.touch(block)
         self._behind[parent] += 1

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from paceline.cache.blocks import BlockPool, chain_hash, root_hash
+from paceline.cache.blocks import PRIVATE_KEY, BlockPool, chain_hash, root_hash
 from paceline.cache.eviction import Eviction
 from paceline.cache.lease import Lease
 from paceline.cache.txn import Move, Txn
@@ -29,15 +29,17 @@ class Cache:
         prefix: bool = True,
         eviction: Eviction | None = None,
         states: Iterable[str] = (),
+        lagging: Iterable[str] = (),
         identity: bytes = b"",
     ) -> None:
         """`identity`, at most 64 bytes: of the model; it is at the root of the name of every block, so that blocks of
-        two models never meet. `states`: those of `groups` that keep a state of each text, not only rows. It lies with
-        each full block, so a shared prefix brings it along; between the ends of blocks only a group's last row has one,
+        two models never meet. `lagging`: those of `groups` that a shared prefix may lack, for they are computed from
+        the tokens alone. `states`: those of `groups` that keep a state of each text, not only rows. It lies with each
+        full block, so a shared prefix brings it along; between the ends of blocks only a group's last row has one,
         and to rewind or fork goes back to such an end."""
         self.pool = BlockPool(num_blocks, block_size, eviction, prefix=prefix)
         self.groups = frozenset((TARGET, *groups))
-        self.states = frozenset(states)
+        self.states, self.lagging = frozenset(states), frozenset(lagging)
         self.identity = identity
         self._leases: dict[Lease, None] = {}
 
@@ -77,9 +79,9 @@ class Cache:
     ) -> Lease:
         """A lease for a request with these tokens that keeps `groups` (None: all) complete.
 
-        `lease.length` rows are there already, in every group: the longest published prefix of full blocks, at most
-        len(tokens) - 1, so that one row remains to be computed. Requests share only under the same `extra_key`, and
-        where their tokens stand alike (`layout`).
+        `lease.length` rows are there already, in every group but those that lag: the longest published prefix of full
+        blocks, at most len(tokens) - 1, so that one row remains to be computed. Requests share only under the same
+        `extra_key`, and where their tokens stand alike (`layout`).
         Takes no block that is not shared. `returns`: tokens of its text that are asked for again soon, as the client
         says; an eviction policy may believe it.
         """
@@ -88,8 +90,9 @@ class Cache:
             raise IntegrityError(f"Groups {sorted(extra - self.groups)} are not among {sorted(self.groups)}.")
         root = root_hash(extra_key, self.identity)
         lease = Lease(
-            self.pool, root, dict.fromkeys(sorted(extra), 0), layout=layout, states=self.states, returns=returns
-        )
+            self.pool, root, dict.fromkeys(sorted(extra), 0), layout=layout, states=self.states, returns=returns,
+            private=extra_key.startswith(PRIVATE_KEY),
+        )  # fmt: skip
         self._match(lease, tokens)
         self._leases[lease] = None
         return lease
@@ -140,7 +143,7 @@ class Cache:
         frontier = {group: min(value, rows) for group, value in lease.frontier.items()}
         tokens, blocks, names = lease.tokens[:rows], lease.blocks[:full], list(lease.hashes)
         fork = Lease(self.pool, lease.root, frontier, tokens, blocks, names, lease.layout, states=self.states)
-        fork.returns = lease.returns
+        fork.returns, fork.private = lease.returns, lease.private
         for block in fork.blocks:
             self.pool.acquire(block)
         self._leases[fork] = None
@@ -190,18 +193,24 @@ class Cache:
             return
         starts = range(0, len(tokens) - size, size)
         self.pool.queries += len(starts)
+        need, names = lease.groups - self.lagging, list[bytes]()
+        there = dict.fromkeys(lease.groups & self.lagging, 0)
         for start in starts:
             chunk = tokens[start : start + size]
             name = chain_hash(name, chunk, named(lease.layout, start, start + size))
-            block = self.pool.find(name, lease.groups, start + size <= lease.returns)
+            block = self.pool.find(name, need, start + size <= lease.returns)
             if block is None:
                 break
+            for group, rows in there.items():
+                if rows == start and group in self.pool.groups[block]:
+                    there[group] = start + size
             self.pool.acquire(block)
             self.pool.hits += 1
             lease.blocks.append(block)
-            lease.hashes.append(name)
+            names.append(name)
             lease.tokens.extend(chunk)
-        lease.frontier = dict.fromkeys(lease.frontier, lease.length)
+        lease.frontier = {group: there.get(group, lease.length) for group in lease.frontier}
+        lease.hashes = names[: min((lease.length, *lease.frontier.values())) // size]
 
     def _mine(self, lease: Lease) -> Lease:
         if lease not in self._leases:

@@ -23,8 +23,9 @@ class Lease:
         length       └─────────────────┘             committed target rows; private from its last, partial block on
         reserved                        └───────┘    rows of the open Txn
 
-    A full block may be shared by a fork before it is sealed: its target rows are never written again, and a lagging
-    group's rows in it may be written by either holder, with the same values, for they depend on the tokens alone.
+    A full block may be shared before it is sealed, by a fork or as a prefix that lacks a group: its target rows are
+    never written again, and a lagging group's rows in it may be written by either holder, with the same values, for
+    they depend on the tokens alone.
     """
 
     pool: BlockPool
@@ -44,6 +45,8 @@ class Lease:
     the group can only be cut there."""
     returns: int = 0
     """Tokens of the text that are asked for again soon, as the client says."""
+    private: bool = False
+    """Its blocks serve this request alone."""
     txn: "Txn | None" = None
     """The open one."""
 
@@ -98,7 +101,7 @@ class Lease:
             parent = self.hashes[-1] if self.hashes else self.root
             name = self.name(parent, self.sealed)
             told = (self.sealed + 1) * size <= self.returns
-            self.pool.publish(self.blocks[self.sealed], name, self.groups, parent, told)
+            self.pool.publish(self.blocks[self.sealed], name, self.groups, parent, told, self.private)
             self.hashes.append(name)
 
     def name(self, parent: bytes, block: int) -> bytes:

@@ -65,6 +65,7 @@ class SamplingArgs:
     max_tokens: Annotated[int, _sampling("Maximum tokens of the answer.", show_default=True)] = 512
     seed: Annotated[int | None, _sampling("Makes the same text again. Default: a fresh one, which is shown.")] = None
     stop: Annotated[list[str] | None, _sampling("End before this text; may be repeated.")] = None
+    adapter: Annotated[str, _sampling("Name of an adapter that --lora gave; the answer is computed with it.")] = ""
     ignore_eos: Annotated[bool, _sampling("Continue after the model's end of text.")] = False
 
     def params(self, **more: Any) -> "SamplingParams":

@@ -88,6 +88,8 @@ class SamplingParams:
     returns: int | None = None
     """Tokens of the prompt that are asked for again soon, as the client says; more than it has: the answer, too. What
     is forgotten when room is needed depends on it, the text does not."""
+    adapter: str = ""
+    """Name of the adapter that the model is computed with; empty: none."""
     tenant: str = ""
     """Requests of different tenants share no cached prefix, and drafters learn from each tenant's texts apart."""
 
@@ -140,8 +142,9 @@ class SamplingParams:
         check(bounded, "priority", f"a whole number in [-{MOST_PRIORITY}, {MOST_PRIORITY}]")
         if self.deadline_ms is not None:
             check(0 < number("deadline_ms") < float("inf"), "deadline_ms", "None or a positive number of milliseconds")
-        for name in ("user", "tenant"):
+        for name in ("user", "tenant", "adapter"):
             check(isinstance(getattr(self, name), str), name, "a text")
+        check("\x1f" not in self.tenant, "tenant", "a text without control characters")
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
             raise InputError(f"grammar is of type {type(self.grammar).__name__}, but it must be a Grammar or None.")
         if self.grammar is not None and self.ignore_eos:

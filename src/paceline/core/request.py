@@ -107,6 +107,10 @@ class Request:
     """When it was submitted, by the engine's clock."""
     key: str = ""
     """Among whom `fair` shares: see `SamplingParams.user`."""
+    adapter: str = ""
+    """Digest of the adapter that it is computed with; empty: none."""
+    adapter_slot: int = 0
+    """Where this engine has that adapter."""
     extra_key: str = ""
     """Requests share K/V only under the same one: an adapter, or a salt for each tenant."""
     imported: str = ""

@@ -36,6 +36,8 @@ class Segment(NamedTuple):
     """Committed K/V slots of this group before the pass; the first given row has slot `base`."""
     shift: int = 0
     """Place less position, of all rows."""
+    adapter: int = 0
+    """Slot of the adapter that its rows are computed with; 0: none. A model without adapters ignores it."""
     hidden: tuple[tuple[int, int], ...] = ()
     """Slots [a, b) below `base` that its rows do not see."""
 
@@ -154,10 +156,11 @@ class RowsBuilder:
         want: list[int] | None = None,
         shift: int = 0,
         hidden: tuple[tuple[int, int], ...] = (),
+        adapter: int = 0,
     ) -> None:
         """One request: given rows at places base, base + 1, ..., then candidates `depths[j]` places after the last
         given row with tree words `words[j]`. `want`: ranks of rows whose logits are wanted (the last one). `shift`,
-        `hidden`: see `Segment`."""
+        `hidden`, `adapter`: see `Segment`."""
         nodes = len(depths) if depths else 0
         given = len(tokens) - nodes
         start, first = len(self._flat[0]), base - shift
@@ -168,7 +171,7 @@ class RowsBuilder:
             mine.extend(new)
         self._tables.append(table)
         self._want.extend(start + rank for rank in ([len(tokens) - 1] if want is None else want))
-        self._segments.append(Segment(start, given, nodes, base, shift, hidden))
+        self._segments.append(Segment(start, given, nodes, base, shift, adapter, hidden))
 
     def build(self, device: "torch.device | str" = "cpu", taps: tuple[str, ...] = (), program: Program = WHOLE) -> Rows:
         """The pass, for a model on `device`."""

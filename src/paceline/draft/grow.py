@@ -240,6 +240,7 @@ class HeadDrafter(TreeDrafter):
                     start,
                     want=[],
                     shift=ask.shift(start),
+                    adapter=ask.request.adapter_slot,
                 )
                 skip = len(states) - (base - start)
                 parts.append(states[skip : skip + stop - start])

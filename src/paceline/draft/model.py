@@ -229,7 +229,15 @@ class ModelDrafter:
             start, g.reach = g.reach, g.reach + len(tokens)
             draws = g.live and not g.lagging
             slots = g.ask.txn.lease.slots(start, g.reach)
-            builder.add(tokens, slots, g.ask.txn.table, start, want=None if draws else [], shift=g.ask.shift(start))
+            builder.add(
+                tokens,
+                slots,
+                g.ask.txn.table,
+                start,
+                want=None if draws else [],
+                shift=g.ask.shift(start),
+                adapter=g.ask.request.adapter_slot,
+            )
             rows += len(tokens)
             if draws:
                 drawing.append(g)
@@ -310,7 +318,14 @@ class ChainProposer:
             g = self.growing[turn.place]
             text = [*g.ask.request.tokens[: g.known], *turn.said, *g.tokens]
             slots = g.ask.txn.lease.slots(g.reach, len(text))
-            builder.add(text[g.reach :], slots, g.ask.txn.table, g.reach, shift=g.ask.shift(g.reach))
+            builder.add(
+                text[g.reach :],
+                slots,
+                g.ask.txn.table,
+                g.reach,
+                shift=g.ask.shift(g.reach),
+                adapter=g.ask.request.adapter_slot,
+            )
             g.reach = len(text)
         logits = self.model.forward(builder.build(self.model.device)).logits
         drawing = [self.growing[turn.place] for turn in turns]
@@ -368,7 +383,9 @@ def lacking(growing: Sequence[Behind]) -> Rows:
     builder = RowsBuilder()
     for g in growing:
         text, slots = g.text(g.reach, g.known), g.ask.txn.lease.slots(g.reach, g.known)
-        builder.add(text, slots, g.ask.txn.table, g.reach, shift=g.ask.shift(g.reach))
+        builder.add(
+            text, slots, g.ask.txn.table, g.reach, shift=g.ask.shift(g.reach), adapter=g.ask.request.adapter_slot
+        )
     return builder.build()
 
 

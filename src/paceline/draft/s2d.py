@@ -133,7 +133,14 @@ class S2DDrafter:
     ) -> tuple[Tensor, Tensor]:
         """(logits of the last row, hidden states of all behind the last layer that ran)."""
         builder = RowsBuilder()
-        builder.add(text[start:end], ask.txn.lease.slots(start, end), ask.txn.table, start, shift=ask.shift(start))
+        builder.add(
+            text[start:end],
+            ask.txn.lease.slots(start, end),
+            ask.txn.table,
+            start,
+            shift=ask.shift(start),
+            adapter=ask.request.adapter_slot,
+        )
         taps = (EXIT_TAP,) if EXIT_TAP in self.model.places else ()
         rows = builder.build(self.model.device, taps=taps, program=program)
         rows.hidden = entering

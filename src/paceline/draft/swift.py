@@ -143,7 +143,8 @@ class Swift(TreeDrafter):
         slots = [table[place // size] * size + place % size for place in range(start, stop)]
         builder = RowsBuilder()
         want = [place - start for place in range(first, stop)]
-        builder.add(request.tokens[start:stop], slots, table, start, want=want)
+        slot = request.adapter_slot
+        builder.add(request.tokens[start:stop], slots, table, start, want=want, adapter=slot)
         with torch.inference_mode():
             logits = self.model.forward(builder.build(self.model.device, program=skipping(choice))).logits
         drawn = self._drawn(request, logits, [place + 1 + request.offset for place in range(first, stop)])

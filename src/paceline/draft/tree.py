@@ -276,7 +276,15 @@ class TreeDrafter:
             tree.laid = start, tree.reach
             ready = bool(tree.fresh) and not tree.lagging
             text, slots = tree.text(start, tree.reach), tree.slots(start, tree.reach)
-            builder.add(text, slots, ask.txn.table, start, want=None if ready else [], shift=ask.shift(start))
+            builder.add(
+                text,
+                slots,
+                ask.txn.table,
+                start,
+                want=None if ready else [],
+                shift=ask.shift(start),
+                adapter=ask.request.adapter_slot,
+            )
             return [ROOT] if ready else []
         rows = tree.first
         slots = tree.slots(tree.known, tree.known + len(rows))
@@ -284,7 +292,7 @@ class TreeDrafter:
         want = [tree.rank[place] for place in fresh]
         builder.add(
             [tree.token[i] for i in rows], slots, ask.txn.table, tree.known, depths=depths, words=tree.word, want=want,
-            shift=ask.shift(tree.known),
+            shift=ask.shift(tree.known), adapter=ask.request.adapter_slot,
         )  # fmt: skip
         tree.computed = len(rows)
         return fresh

@@ -304,13 +304,13 @@ class AsyncLLM:
 
         return await self.call(begin)
 
-    async def embed(self, texts: Sequence[Prompt], pooling: str = "mean") -> list[list[float]]:
+    async def embed(self, texts: Sequence[Prompt], pooling: str = "mean", *, adapter: str = "") -> list[list[float]]:
         """A vector of unit length for each text (or list of token ids), from the model's last hidden states: their
         `mean`, or that of the `last` token. What is being decoded goes on between the passes.
 
         Raises InputError or CapacityError, and RuntimeError when the engine is closed or dead."""
         ids = [self.llm.ids(text) for text in texts]
-        job = await self.call(lambda: Embedding(self.llm.engine, ids, pooling))
+        job = await self.call(lambda: Embedding(self.llm.engine, ids, pooling, adapter))
         try:
             while not job.done:
                 try:
@@ -321,7 +321,7 @@ class AsyncLLM:
                 while not await self.call(job.step, whose=str(getattr(DOOR.get(), "owner", ""))):
                     pass
         finally:
-            self._inbox.put(job.end)
+            self._inbox.put(job.close)
         return [vector.tolist() for vector in job.vectors]
 
     async def call(self, work: Callable[[], T], whose: str | None = None) -> T:

@@ -36,6 +36,10 @@ DISK_PAUSE_S = 30.0
 """Pause of all writing after a disk refused."""
 BlockParts = Mapping[str, tuple[str, bytes]]
 """{group: (form, bytes)} of a block."""
+StoredPart = tuple[str, str, bytes]
+"""(group, form, bytes). A group may come in several forms: those of engines with other drafts."""
+MOST_FILE_PARTS = 6
+"""Parts that a file keeps; those that were written last stay."""
 
 
 class DamagedBlockFile(Exception):
@@ -58,7 +62,8 @@ class BlockFiles:
         self.evictions, self.damaged = 0, 0
         self._mutex = Lock()
         self._sizes: dict[bytes, int] = {}
-        self._total = 0
+        self._total = self._beside = 0
+        """Bytes of all blocks, and of the files of saved slots, which count towards the limit, too."""
         self._number: dict[bytes, int] = {}
         """For the eviction policy, which knows numbers."""
         self._name: dict[int, bytes] = {}
@@ -109,11 +114,22 @@ class BlockFiles:
         except OSError:
             return
 
-    def read(self, name: bytes, forms: Mapping[str, str]) -> dict[str, bytes] | None:
-        """The bytes of each of these groups, of these forms; None where they are not all there, or the file is damaged,
-        which removes it."""
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of the files of saved slots, without their blocks."""
+        return self._beside
+
+    def sizes(self, names: Iterable[bytes]) -> int:
+        """Bytes of those of these blocks that are there."""
+        return sum(self._sizes.get(name, 0) for name in names)
+
+    def read(
+        self, name: bytes, forms: Mapping[str, str], optional: Collection[str] = ()
+    ) -> dict[str, bytes] | None:  # fmt: skip
+        """The bytes of each of these groups, of these forms; None where they are not all there but for the `optional`
+        ones, or the file is damaged, which removes it."""
         try:
-            found = read_file(self.file(name), name, forms)
+            found = read_file(self.file(name), name, forms, optional)
         except FileNotFoundError:
             self._forget(name)
             return None
@@ -159,12 +175,14 @@ class BlockFiles:
         return done
 
     def _write(self, name: bytes, parts: BlockParts) -> bool:
-        data = packed(name, parts)
+        mine = [(group, form, data) for group, (form, data) in sorted(parts.items())]
         if name in self._sizes:
-            old = read_header(self.file(name))
-            if old is not None and {group: form for group, (form, _) in parts.items()}.items() <= old.items():
+            named = {(group, form) for group, form, _ in mine}
+            if named <= read_header(self.file(name)):
                 self._ask(name, None)
                 return True
+            mine = [*(part for part in self._stored(name) if part[:2] not in named), *mine][-MOST_FILE_PARTS:]
+        data = packed(name, mine)
         if len(data) > self.limit or not self._make_room(len(data) - self._sizes.get(name, 0), name):
             return False
         if disk_usage(self.blocks).free < DISK_FREE_BYTES + len(data):
@@ -183,8 +201,16 @@ class BlockFiles:
         self._enter(name, len(data))
         return True
 
+    def _stored(self, name: bytes) -> list[StoredPart]:
+        """What is in a block's file; nothing where it cannot be used."""
+        try:
+            return stored(self.file(name), name)
+        except (DamagedBlockFile, OSError, ValueError):
+            return []
+
     def _make_room(self, more: int, keep: bytes) -> bool:
         """Let blocks go until this many bytes fit; False where those that may go are too few."""
+        more += self._beside
         if self._total + more <= self.limit:
             return True
         held = {*self.pinned(), keep}
@@ -223,6 +249,7 @@ class BlockFiles:
                 continue
             if stat.S_ISREG(state.st_mode):
                 found.append((state.st_mtime_ns, name, state.st_size))
+        self._beside = sum(file.lstat().st_size for file in (self.path / "slots").glob("*/*"))
         there = {name for _, name, _ in found}
         for name in [name for name in self._sizes if name not in there]:
             self._leave(name)
@@ -314,13 +341,11 @@ def name_of(file: str) -> bytes | None:
     return bytes.fromhex(text)
 
 
-def packed(name: bytes, parts: BlockParts) -> bytes:
+def packed(name: bytes, parts: Sequence[StoredPart]) -> bytes:
     """A block as a file."""
-    groups = [[group, form, len(data)] for group, (form, data) in sorted(parts.items())]
+    groups = [[group, form, len(data)] for group, form, data in parts]
     header = json.dumps({"name": name.hex(), "groups": groups}).encode()
-    body = b"".join(
-        [BLOCK_FILE_MAGIC, struct.pack("<Q", len(header)), header, *(parts[group][1] for group in sorted(parts))]
-    )
+    body = b"".join([BLOCK_FILE_MAGIC, struct.pack("<Q", len(header)), header, *(data for *_, data in parts)])
     return body + struct.pack("<I", zlib.crc32(body))
 
 
@@ -358,32 +383,38 @@ def content(path: Path, most: int | None = None) -> tuple[bytes, int]:
     return bytes(data[:at]), state.st_size
 
 
-def read_file(path: Path, name: bytes, forms: Mapping[str, str]) -> dict[str, bytes] | None:
-    """The bytes of these groups, of these forms; None where they are not all there. DamagedBlockFile, or OSError."""
+def read_file(
+    path: Path, name: bytes, forms: Mapping[str, str], optional: Collection[str] = ()
+) -> dict[str, bytes] | None:
+    """The bytes of these groups, of these forms; None where one that is not `optional` is not there. DamagedBlockFile,
+    or OSError."""
+    out = {group: data for group, form, data in stored(path, name) if forms.get(group) == form}
+    return out if forms.keys() - out.keys() <= {*optional} else None
+
+
+def stored(path: Path, name: bytes) -> list[StoredPart]:
+    """All parts of a block's file. DamagedBlockFile, or OSError."""
     data, size = content(path)
     if len(data) != size:
         raise DamagedBlockFile("it is cut off")
     whose, groups, at = parsed(data, size)
     if whose != name.hex():
         raise DamagedBlockFile("it is another block's")
-    if not forms.items() <= {group: form for group, form, _ in groups}.items():
-        return None
     if struct.unpack("<I", data[-4:])[0] != zlib.crc32(memoryview(data)[:-4]):
         raise DamagedBlockFile("its checksum differs")
-    out = {}
-    for group, _, count in groups:
-        if group in forms:
-            out[group] = data[at : at + count]
+    out = list[StoredPart]()
+    for group, form, count in groups:
+        out.append((group, form, data[at : at + count]))
         at += count
     return out
 
 
-def read_header(path: Path) -> dict[str, str] | None:
-    """{group: form} of a file; None where it cannot be used."""
+def read_header(path: Path) -> set[tuple[str, str]]:
+    """(group, form) of all parts of a file; nothing where it cannot be used."""
     try:
-        return {group: form for group, form, _ in parsed(*content(path, 1 << 16))[1]}
+        return {(group, form) for group, form, _ in parsed(*content(path, 1 << 16))[1]}
     except (DamagedBlockFile, OSError, ValueError):
-        return None
+        return set()
 
 
 def names_in(files: Iterable[str]) -> list[bytes]:

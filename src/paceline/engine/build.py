@@ -17,6 +17,7 @@ from paceline.draft.companion import companions, kinds, weight_bytes
 from paceline.draft.crossvocab import FOREIGN, ForeignModel
 from paceline.draft.head import check_fit, facts_of, footprint_of, load_head, method_of
 from paceline.draft.surfaces import Surfaces
+from paceline.engine.adapters import Adapters, adapters_of
 from paceline.engine.config import EngineConfig
 from paceline.engine.ids import check_defaults, known_ids
 from paceline.engine.loop import Engine
@@ -66,6 +67,7 @@ def build(options: Options) -> tuple[Engine, Text]:
 
     known = learned.recall(options)
     engine = Engine(model, config, components=components, callable=user, tokenizer=text.tokenizer, eos=eos, known=known)
+    load_adapters(engine, options)
     start(engine, options)
     if files is not None:
         engine.keep_on_disk(files)
@@ -155,6 +157,16 @@ def form_of(options: Options, quantize: str | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def load_adapters(engine: Engine, options: Options) -> None:
+    """Serve the adapters of these options."""
+    memory = None if options.lora_memory is None else parse_bytes(options.lora_memory)
+    engine.session.adapters = made = Adapters(engine.model, options.max_loras, memory)
+    for name, path in adapters_of(options.lora).items():
+        made.enter(name, path, made.read(path))
+    if made.named:
+        log.info("adapters: %s in %s bytes", ", ".join(made.named), f"{made.bytes:,}")
+
+
 def start(engine: Engine, options: Options) -> None:
     """Measure the machine where the planner needs that; where the first token is wanted soon, only look at what was
     measured before (`measure_late`)."""
@@ -196,7 +208,15 @@ def check_options(options: Options) -> None:
     from paceline.cache.policies import policy
     from paceline.schedule import policies as schedules
 
-    least = {"blocks": 1, "threads": 1, "block_size": 1, "max_requests": 1, "row_budget": 1, "max_model_len": 2}
+    least = {
+        "blocks": 1,
+        "threads": 1,
+        "block_size": 1,
+        "max_requests": 1,
+        "max_loras": 1,
+        "row_budget": 1,
+        "max_model_len": 2,
+    }
     for name, minimum in least.items():
         value = getattr(options, name)
         if value is not None and value < minimum:

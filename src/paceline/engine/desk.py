@@ -45,15 +45,15 @@ class Desk:
     @classmethod
     def of(
         cls, config: "EngineConfig", table: DrafterTable, groups: Iterable[str], states: Iterable[str] = (),
-        identity: bytes = b"",
+        identity: bytes = b"", lagging: Iterable[str] = (),
     ) -> "Desk":  # fmt: skip
         """As an engine of this configuration has it; `groups` are those other than the target's, `states` those of all
-        that keep a state of each text, `identity` that of the model."""
+        that keep a state of each text, `lagging` those that a shared prefix may lack, `identity` that of the model."""
         table.shares = config.prefix_cache
         forget = policy(config.eviction)(config.blocks)
         cache = Cache(
             config.blocks, config.block_size, groups=groups, prefix=config.prefix_cache, eviction=forget, states=states,
-            identity=identity,
+            lagging=lagging, identity=identity,
         )  # fmt: skip
         planner = Planner(table.decide, config.row_budget, taps=table.taps, further=table.further)
         schedule = policies.policy(
@@ -322,8 +322,9 @@ class Desk:
         """Enter the written rows of `adopt` into the prefix cache. `tokens`: of the whole text up to their end."""
         lease = txn.lease
         txn.commit([], tokens[txn.base :])
-        for group in lease.frontier:
-            self.cache.advance(lease, group, len(tokens))
+        for group, frontier in lease.frontier.items():
+            if frontier == txn.base:
+                self.cache.advance(lease, group, len(tokens))
         self.cache.seal(lease)
         self.cache.close(lease)
 

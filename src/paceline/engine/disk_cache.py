@@ -8,7 +8,7 @@ A request whose blocks are being read has not arrived yet, as far as decisions s
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from queue import Empty, SimpleQueue
@@ -43,12 +43,12 @@ class Recall:
     """Number of the first one in its text."""
     names: list[bytes]
     forms: dict[str, str]
-    """{group: form} of the groups that the request keeps."""
+    """{group: form} of the groups that the request keeps. Those that may lag are read where they are there."""
     until: float
     others: list[Request] = field(default_factory=list)
     """Requests with the same text."""
-    blocks: list[list[bytes]] = field(default_factory=list)
-    """[block][group, by name], as far as they were there."""
+    blocks: list[dict[str, bytes]] = field(default_factory=list)
+    """[block][group], as far as they were there."""
     done: bool = False
 
 
@@ -157,7 +157,7 @@ class DiskCache:
         if not self.cache.pool.prefix or self.cache.pool.room < 2:
             return False
         names, groups = self.names(matchable(request), request), frozenset(self.groups(request))
-        first = self.known(names, groups)
+        first = self.known(names, groups - self.cache.lagging)
         found = list(takewhile(self.files.has, names[first : self.cache.num_blocks]))
         if not found:
             return False
@@ -197,18 +197,24 @@ class DiskCache:
                 return True
         return False
 
-    def fitting(self, recall: Recall) -> list[list[bytes]]:
-        """Blocks that a `Recall` brought and that memory lacks no block before. None that are of another size."""
-        sizes = [self.kv.size(group, self.cache.block_size) for group in recall.forms]
-        good = takewhile(lambda parts: list(map(len, parts)) == sizes, recall.blocks if recall.done else [])
-        blocks, groups = list(good), frozenset(recall.forms)
+    def fitting(self, recall: Recall) -> tuple[list[str], list[list[bytes]]]:
+        """Groups, and their bytes in each block, that a `Recall` brought and that memory lacks no block before. None
+        that are of another size. A group that lags comes where all blocks have it."""
+        sizes = {group: self.kv.size(group, self.cache.block_size) for group in recall.forms}
+        good = takewhile(
+            lambda parts: all(len(part) == sizes[group] for group, part in parts.items()),
+            recall.blocks if recall.done else [],
+        )
+        found = list(good)
+        order = [group for group in recall.forms if all(group in parts for parts in found)]
+        blocks, groups = [[parts[group] for group in order] for parts in found], frozenset(order)
         names = self.names(matchable(recall.request), recall.request)
-        if self.known(names, groups) < recall.first:
-            return []
+        if self.known(names, frozenset(recall.forms) - self.cache.lagging) < recall.first:
+            return order, []
         for name in recall.names[: len(blocks)]:
             self._kept[name] = self._kept.get(name, frozenset()) | groups
         self.recalled += len(blocks)
-        return blocks
+        return order, blocks
 
     def _next(self) -> Recall | None:
         """What is to be read; meanwhile the reader learns what other processes wrote. None: the end."""
@@ -220,18 +226,18 @@ class DiskCache:
 
     def _read(self) -> None:
         while (recall := self._next()) is not None:
-            blocks = list[list[bytes]]()
+            blocks = list[dict[str, bytes]]()
             for name in recall.names:
                 if monotonic() > recall.until:
                     break
                 try:
-                    parts: Mapping[str, bytes] | None = self.files.read(name, recall.forms)
+                    parts = self.files.read(name, recall.forms, self.cache.lagging)
                 except Exception:  # a defect here must not keep requests waiting
                     log.exception("A block of K/V could not be read.")
                     parts = None
                 if parts is None:
                     break
-                blocks.append([parts[group] for group in recall.forms])
+                blocks.append(parts)
             with self._changed:
                 recall.blocks, recall.done = blocks, True
                 self._changed.notify_all()

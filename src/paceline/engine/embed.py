@@ -29,13 +29,16 @@ class Embedding:
     published, and nothing that others share goes for it but what is evictable.
     """
 
-    def __init__(self, engine: "Engine", texts: Sequence[Sequence[int]], pooling: str) -> None:
-        """`texts`: token ids, at most `max_len` each. Raises InputError and CapacityError."""
+    def __init__(
+        self, engine: "Engine", texts: Sequence[Sequence[int]], pooling: str, adapter: str = ""
+    ) -> None:  # fmt: skip
+        """`texts`: token ids, at most `max_len` each. Raises InputError and CapacityError. `close` when it is over."""
         if pooling not in POOLINGS:
             raise InputError(f"pooling is {pooling!r}, but it must be {' or '.join(POOLINGS)}.")
         for ids in texts:
             check(engine, ids)
         self.engine, self.texts, self.pooling = engine, texts, pooling
+        self.slot = engine.session.adapters.lend(adapter, self)
         self.lease: Lease | None = None
         self._rate: float | None = None
         """Rows a second of the latest pass."""
@@ -63,7 +66,9 @@ class Embedding:
         ids, engine, started = self.texts[len(self.vectors)], self.engine, perf_counter()
         end = min(len(ids), self.at + self._most())
         builder = RowsBuilder()
-        builder.add(list(ids[self.at : end]), self.txn.slots[self.at : end], self.txn.table, self.at, want=[])
+        builder.add(
+            list(ids[self.at : end]), self.txn.slots[self.at : end], self.txn.table, self.at, want=[], adapter=self.slot
+        )
         hidden = engine.model.forward(builder.build(engine.model.device, (TAP,))).taps[TAP].float().cpu()
         self.sum = hidden[-1] if self.pooling == "last" else self.sum + hidden.sum(0)
         self._rate, self.at = (end - self.at) / max(1e-9, perf_counter() - started), end
@@ -78,6 +83,12 @@ class Embedding:
         if not self.engine.busy:
             return most
         return min(most, LEAST_ROWS if self._rate is None else max(LEAST_ROWS, int(PASS_S * self._rate)))
+
+    def close(self) -> None:
+        """Give back all that it holds. Harmless when repeated."""
+        self.end()
+        slot, self.slot = self.slot, 0
+        self.engine.session.adapters.give_back(slot, self)
 
     def end(self) -> None:
         """Give the cache's blocks back, also where a text was not finished. Harmless when repeated."""

@@ -76,6 +76,7 @@ def lay_out(forest: Forest, items: Sequence[Item], txns: Sequence[Txn]) -> Layou
             depths=[forest.depth[n] for n in computed],
             words=tree_words(forest, computed),
             want=want,
+            adapter=item.request.adapter_slot,
             **placed(item.request.layout, txn.base),
         )
     layout.lines = lines

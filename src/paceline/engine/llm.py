@@ -43,7 +43,7 @@ class LLM:
         drafter: "str | UserFn | None" = None,
         **options: Unpack[EngineOptions],
     ) -> None:
-        self.options = Options(model, draft, drafter, **options)
+        self.options = Options(model, draft, drafter, **options)  # type: ignore[arg-type]  # lora may be a mapping
         self.engine: Engine
         self.text: Text
         self.engine, self.text = build(self.options)
@@ -103,17 +103,18 @@ class LLM:
         requests = self.engine.submit(self.ids(prompt), self._resolve(params))
         return self._follow(requests)
 
-    def embed(self, texts: Sequence[Prompt], pooling: str = "mean") -> list[list[float]]:
+    def embed(self, texts: Sequence[Prompt], pooling: str = "mean", *, adapter: str = "") -> list[list[float]]:
         """A vector of unit length for each text (or list of token ids), from the model's last hidden states: their
-        `mean`, or that of the `last` token. Raises InputError or CapacityError."""
-        job = Embedding(self.engine, [self.ids(text) for text in texts], pooling)
+        `mean`, or that of the `last` token; `adapter`: name of the one to compute with. Raises InputError or
+        CapacityError."""
+        job = Embedding(self.engine, [self.ids(text) for text in texts], pooling, adapter)
         try:
             while not job.done:
                 job.start()
                 while not job.step():
                     pass
         finally:
-            job.end()
+            job.close()
         return [vector.tolist() for vector in job.vectors]
 
     def _follow(self, requests: list[Request]) -> Iterator[Chunk]:

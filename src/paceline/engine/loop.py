@@ -70,12 +70,13 @@ class Engine:
             check_component(name, component, model)
             component.allocate(config.blocks + (scratch if name == TARGET else 0), config.block_size)
         groups = [n for n, it in self.components.items() if keeps_rows(it) and n != TARGET]
+        lagging = [n for n in groups if not self.components[n].taps and n not in stateful(self.components)]
         self.table = DrafterTable(
             config.length, times or StepTimes(), cheap_rows=config.cheap_rows, row_cost=config.row_cost,
             patience=config.patience, known=known,
         )  # fmt: skip
         self.table.verifier_taps = {name: card.taps for name, card in VERIFIERS.items() if card.taps}
-        self.desk = Desk.of(config, self.table, groups, stateful(self.components), root_of(self.components))
+        self.desk = Desk.of(config, self.table, groups, stateful(self.components), root_of(self.components), lagging)
         sampler = Sampler(model.vocab_size, *reading(tokenizer, model.vocab_size, eos))
         spare, chunk = range(config.blocks, config.blocks + scratch), min(512, config.row_budget)
         host = Host(sampler, model.vocab_size, self.components, callable, chunk, spare, config.remember)

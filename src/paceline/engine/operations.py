@@ -315,6 +315,8 @@ class Operations:
         request.admitted = None if parked.waited is None else request.arrival + parked.waited
         try:
             self.session.check_prompt(request.prompt)
+            if request.adapter:
+                request.adapter_slot = self.session.adapters.by_digest(request.adapter, request.params.tenant)
             self.session.admit([request])
             self.session.retell(request, parked.text)
         except BaseException as error:
@@ -385,20 +387,21 @@ class Operations:
         """K/V from disk enters the prefix cache."""
         assert self.disk is not None
         request, size = recall.request, self.desk.cache.block_size
-        blocks = self.disk.fitting(recall)
+        found, blocks = self.disk.fitting(recall)
         if not blocks:
             return
         tokens = request.tokens[: (recall.first + len(blocks)) * size]
-        groups = tuple(group for group in recall.forms if group != TARGET)
+        groups = tuple(group for group in found if group != TARGET)
         txn = self.desk.adopt(tokens, groups, request.layout, request.kv_key, known=True)
         self.drafters.recorder.adopted(tokens, groups, request.layout, request.kv_key, True)
         if txn is not None:
-            self.kv.write(txn.slots, size, [*recall.forms], blocks[txn.base // size - recall.first :])
+            self.kv.write(txn.slots, size, found, blocks[txn.base // size - recall.first :])
             self.desk.adopted(txn, tokens)
 
     def put(self, tokens: list[int], blocks: Sequence[Mapping[str, bytes]], extra_key: str) -> int:
         """Blocks of a text enter the prefix cache; how many of its tokens are there then."""
-        size, groups = self.desk.cache.block_size, sorted(blocks[0]) if blocks else []
+        size = self.desk.cache.block_size
+        groups = sorted(set[str].intersection(*({*each} for each in blocks))) if blocks else []
         extra = tuple(group for group in groups if group != TARGET)
         txn = self.desk.adopt(tokens, extra, (), extra_key, known=True)
         self.drafters.recorder.adopted(tokens, extra, (), extra_key, True)

@@ -1,6 +1,7 @@
 """Every option of an engine, once: the signature of `LLM`, flags, PACELINE_* names, TOML keys and docs/python.md
 come from it. Nothing here imports torch."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -133,6 +134,15 @@ class Options(StepOptions):
     chat_template: Annotated[
         Path | str | None, _any("A file with a Jinja template for conversations. Default: the checkpoint's own.")
     ] = None
+    lora: Annotated[
+        tuple[str, ...],
+        _any("An adapter (LoRA) of the model, NAME=DIR, in PEFT's layout or a GGUF file; requests name it as their "
+             "model. In Python also {name: directory}.", "--lora"),
+    ] = ()  # fmt: skip
+    max_loras: Annotated[int, _serving("Most adapters in memory at one time; idle ones go, and are read again.")] = 16
+    lora_memory: Annotated[
+        str | int | None, _serving("Bytes for all adapters in memory, such as 512M. Default: max_loras alone limits.")
+    ] = None
     memory: Annotated[
         str | int | None,
         _any("Bytes for everything above the bare process: weights, K/V cache, draft, logits and scratch, such as 2G "
@@ -173,6 +183,9 @@ class EngineOptions(TypedDict, total=False):
     threads: int | None
     max_model_len: int | None
     chat_template: Path | str | None
+    lora: "Sequence[str] | Mapping[str, str | Path]"
+    max_loras: int
+    lora_memory: str | int | None
     memory: str | int | None
     blocks: int | None
     block_size: int

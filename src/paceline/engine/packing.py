@@ -17,6 +17,7 @@ from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, create_model
 
+from paceline.cache.blocks import PRIVATE_KEY
 from paceline.core import params as wishes
 from paceline.core import request as requests
 from paceline.core.errors import InputError, PacelineError, RefusalError
@@ -24,13 +25,13 @@ from paceline.core.joined import Layout, Stretch, stretch_at
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request, TokenLogprob
 
-PARKED_MAGIC = b"PACELN\x00\x04"
+PARKED_MAGIC = b"PACELN\x00\x05"
 """The last byte is the format's version."""
 CHECKSUM_BYTES = 32
 """Bytes of the checksum."""
 PARKED_FIELDS = (
     "prompt", "output", "seed", "lineage", "offset", "drafter", "verifier", "max_tokens", "key", "extra_key", "round",
-    "branches", "epochs", "authors", "logprobs", "prompt_logprobs", "stats",
+    "adapter", "branches", "epochs", "authors", "logprobs", "prompt_logprobs", "stats",
 )  # fmt: skip
 """Fields of a request that go on, other than its parameters, its times and where its tokens stand."""
 MOST_PARKED_COUNT = 1 << 48
@@ -143,7 +144,7 @@ def opened(packed: bytes, what: str = "parked request") -> tuple[bytes, memoryvi
 
 def imported_key(packed: bytes) -> str:
     """Under what the K/V of these bytes is named: a request of the same bytes alone finds it."""
-    return f"imported:{hashlib.sha256(packed).hexdigest()}"
+    return f"{PRIVATE_KEY}{hashlib.sha256(packed).hexdigest()}"
 
 
 def unpack(packed: bytes, origin: Origin) -> ParkedRequest:

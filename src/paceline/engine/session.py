@@ -11,6 +11,7 @@ from paceline.core.params import SamplingParams
 from paceline.core.plan import Item
 from paceline.core.request import Request
 from paceline.core.result import Result
+from paceline.engine.adapters import Adapters
 from paceline.engine.components import stateful
 from paceline.engine.config import EngineConfig
 from paceline.engine.detokenize import Detokenizer
@@ -34,6 +35,7 @@ class Session:
         self.requests: dict[int, Request] = {}
         """Requests that have not ended, by id."""
         self._next_id = 0
+        self.adapters = Adapters(model)
 
     def submit(
         self, prompt: Sequence[int], params: SamplingParams, now: float, lineage: tuple[int, ...] = (), offset: int = 0
@@ -44,6 +46,7 @@ class Session:
         self.check_prompt(prompt)
         schedules.check_wishes(params, self.config.order)
         arms = self.drafters.arms(drafter, verifier)
+        extra_key, adapter, slot = self.adapters.key(params.tenant, params.adapter)
         seed = secrets.randbits(64) if params.seed is None else params.seed
         room = self.model.max_len - len(prompt)
         requests = [
@@ -62,7 +65,9 @@ class Session:
                 max_tokens=min(room, params.max_tokens or room),
                 arrival=now,
                 key=params.user,
-                extra_key=params.tenant,
+                extra_key=extra_key,
+                adapter=adapter,
+                adapter_slot=slot,
             )
             for sample in range(params.n)
         ]
@@ -81,6 +86,8 @@ class Session:
             request.judge_free = runs and self.judge.judge_free(request)
         self.stoppers.update(stoppers)
         self.requests.update({request.id: request for request in requests})
+        for request in requests:
+            self.adapters.hold(request)
 
     def retell(self, request: Request, text: str | None) -> None:
         """Follow the output of a request that comes from elsewhere, token by token: its text and where each token ended
@@ -170,11 +177,13 @@ class Session:
         request.text = stopper.text()
         self.judge.sampler.drop(request)
         self.drafters.forget(request)
+        self.adapters.release(request)
 
     def disown(self, request: Request) -> None:
         """Forget a request whose admission failed, as far as it had come."""
         self.stoppers.pop(request.id, None)
-        self.requests.pop(request.id, None)
+        if self.requests.pop(request.id, None) is not None:
+            self.adapters.release(request)
         self.judge.sampler.drop(request)
 
     def detokenizer(self, request: Request) -> Detokenizer | None:

@@ -4,7 +4,9 @@ A slot is a place that a request has, and where its text stays when it has ended
 one that goes on from it, else any, when all others were used later. Saved are full blocks, in the files of the
 K/V directory; a small file names them.
 
-    DIR/slots/<hash of extra_key>/<file name>    JSON: format, model, block size, token ids, names of the blocks
+    DIR/slots/<hash of the tenant>/<file name>   JSON: format, model, block size, extra key, token ids, names of blocks
+
+Blocks of saved slots stay in the directory, within limits (`SLOT_SHARE`, `TENANT_SHARE`).
 """
 
 import hashlib
@@ -14,6 +16,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -23,14 +26,17 @@ from paceline.core.component import TARGET
 from paceline.core.errors import CapacityError, InputError
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
+from paceline.engine.adapters import ADAPTER_KEY
 from paceline.engine.block_files import BlockFiles, BlockParts, DamagedBlockFile, content, names_in
 
 if TYPE_CHECKING:
     from paceline.engine.loop import Engine
 
-SLOT_FILE_FORMAT = 1
+SLOT_FILE_FORMAT = 2
 MAX_SLOT_FILE_BYTES = 64 << 20
 SLOT_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+SLOT_SHARE, TENANT_SHARE = 0.75, 0.5
+"""Parts of the directory's size that the saved slots of all tenants may take, and those of one."""
 LEAST_SHARED = 0.5
 """Part of the shorter of two texts that must be alike for one to be taken for the other's continuation."""
 
@@ -43,14 +49,15 @@ class SlotFile:
     model: str
     """Root of the names of its blocks, hexadecimal."""
     block: int
+    extra_key: str
+    """Under what its blocks are named: the tenant, and a salt where the request had one."""
     tokens: list[int]
     names: list[str]
-    groups: list[str]
 
 
 @dataclass(slots=True)
 class Gathered:
-    """A slot that is about to be saved: its file, and the blocks that are in memory."""
+    """A slot that is about to be saved: its file, and those of its blocks that are in memory."""
 
     file: SlotFile
     blocks: list[tuple[bytes, BlockParts]]
@@ -85,6 +92,8 @@ class Slots:
         self.engine, self.files = engine, files
         self.places: list[SlotText | None] = [None] * engine.config.max_requests
         self._uses = 0
+        self._saving: list[set[bytes]] = []
+        """Names of the blocks of slots that are being saved."""
         self.folder = files.path / "slots"
         files.pinned = self.pinned
 
@@ -149,27 +158,28 @@ class Slots:
     # -- saving ------------------------------------------------------------------------------------------------------
 
     def gather(self, number: int, key: str) -> Gathered:
-        """The full blocks of a slot's text that are in memory. InputError where there are none."""
+        """The full blocks of a slot's text that are in memory or on disk. InputError where there are none."""
         disk, it = self.engine.disk, self.get(number, key)
         assert disk is not None
         request = self.stand_in(it)
         tokens = [*it.text, 0]
         names = self.engine.cache.names(tokens, it.extra_key, request.layout)  # never those of K/V from elsewhere
         pool, size = self.engine.cache.pool, self.engine.cache.block_size
-        groups, blocks = list[str](), list[tuple[bytes, BlockParts]]()
+        found, blocks = list[str](), list[tuple[bytes, BlockParts]]()
         for name in names:
             block = pool.index.get(name)
-            if block is None:
+            if block is None and not self.files.has(name):
                 break
+            found.append(name.hex())
+            if block is None:
+                continue
             order = sorted(pool.groups[block] & disk.kv.forms.keys())
-            groups = order if not blocks else [group for group in groups if group in order]
             [parts] = disk.kv.read(range(block * size, (block + 1) * size), size, order)
             blocks.append((name, {group: (disk.kv.forms[group], part) for group, part in zip(order, parts)}))
-        if not blocks:
-            raise InputError(f"Slot {number} has no K/V of a full block of {size} tokens in memory; send it a prompt.")
+        if not found:
+            raise InputError(f"Slot {number} has no K/V of a full block of {size} tokens; send it a prompt.")
         root = root_hash(it.extra_key, self.engine.cache.identity).hex()
-        names_of = [name.hex() for name, _ in blocks]
-        file = SlotFile(SLOT_FILE_FORMAT, root, size, it.text[: len(blocks) * size], names_of, groups)
+        file = SlotFile(SLOT_FILE_FORMAT, root, size, it.extra_key, it.text[: len(found) * size], found)
         return Gathered(file, blocks)
 
     @staticmethod
@@ -179,44 +189,72 @@ class Slots:
             return it.request
         return Request(-1, it.tokens, SamplingParams(), 0, extra_key=it.extra_key)
 
-    def save(self, gathered: Gathered, name: str, extra_key: str) -> int:
-        """Write a slot's file and blocks; how many bytes they have. CapacityError without room."""
-        path = self.path(name, extra_key)
+    def save(self, gathered: Gathered, name: str, tenant: str) -> int:
+        """Write a slot's blocks, then its file; how many bytes they have. CapacityError without room: an older file of
+        this name is still whole then."""
+        path, names = self.path(name, tenant), {*names_in(gathered.file.names)}
         data = json.dumps(asdict(gathered.file)).encode()
+        self._saving.append(names)
+        try:
+            self._keep(gathered, path, names, len(data))
+            self._replace(path, data)
+        finally:
+            self._saving.remove(names)
+        return len(data) + self.files.sizes(names)
+
+    def _keep(self, gathered: Gathered, path: Path, names: set[bytes], size: int) -> None:
+        """Have all blocks of a slot on disk."""
+        written = sum(len(part) for _, parts in gathered.blocks for _, part in parts.values())
+        there = names - {name for name, _ in gathered.blocks}
+        for share, folder in ((TENANT_SHARE, path.parent.name), (SLOT_SHARE, "*")):
+            others = self.held(folder, path) - names
+            used = self.files.sizes(others | there) + written + self.files.slot_bytes + size
+            if used > share * self.files.limit:
+                raise CapacityError(
+                    f"Slot file {path.name} has no room: saved slots would take {used:,} bytes, and "
+                    f"{'all' if folder == '*' else 'yours'} may take {share * self.files.limit:,.0f}; give --kv-disk "
+                    f"more, or remove files from {self.folder}."
+                )
+        kept = self.files.write(gathered.blocks)
+        gone = [name for name in there if not self.files.has(name)]
+        if kept < len(gathered.blocks) or gone:
+            raise CapacityError(
+                f"Slot file {path.name} has no room: {kept} of {len(gathered.blocks)} blocks could be kept in "
+                f"{self.files.limit:,} bytes, and {len(gone)} are gone; give --kv-disk more, or remove files from "
+                f"{self.folder}."
+            )
+
+    @staticmethod
+    def _replace(path: Path, data: bytes) -> None:
+        """Put a slot's file in its place, whole or not at all."""
+        part = path.with_name(f".{token_hex(8)}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            part = path.with_name(f".{name}.{os.getpid()}")
             handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
-            old = path.read_bytes() if path.is_file() else None
-            os.replace(part, path)  # first, so that its blocks do not go for one another
+            os.replace(part, path)
         except OSError as error:
-            raise CapacityError(f"Slot file {name} cannot be written ({error.strerror or error}).") from None
-        kept = self.files.write(gathered.blocks)
-        if kept < len(gathered.blocks):
-            path.unlink(missing_ok=True)
-            if old is not None:
-                path.write_bytes(old)
-            raise CapacityError(
-                f"Slot file {name} has no room: {kept} of {len(gathered.blocks)} blocks could be kept in "
-                f"{self.files.limit:,} bytes; give --kv-disk more, or remove files from {self.folder}."
-            )
-        return len(data) + sum(len(part) for _, parts in gathered.blocks for _, part in parts.values())
+            part.unlink(missing_ok=True)
+            raise CapacityError(f"Slot file {path.name} cannot be written ({error.strerror or error}).") from None
 
-    def path(self, name: str, extra_key: str) -> Path:
+    def path(self, name: str, tenant: str) -> Path:
         """Where a slot's file lies. InputError for a name that is none."""
         if not SLOT_FILE_NAME.fullmatch(name):
             raise InputError(
                 f"filename is {name[:80]!r}, but it must be a plain name: letters, digits, dots, _ and -, 128 at most."
             )
-        return self.folder / hashlib.sha256(extra_key.encode()).hexdigest()[:16] / name
+        return self.folder / hashlib.sha256(tenant.encode()).hexdigest()[:16] / name
 
     def pinned(self) -> set[bytes]:
-        """Names of the blocks of all saved slots: they do not go for others."""
+        """Names of the blocks of all slots that are saved or being saved: they do not go for others."""
+        return self.held("*").union(*self._saving)
+
+    def held(self, folder: str, but: Path | None = None) -> set[bytes]:
+        """Names of the blocks of the slots that are saved in these folders, `but` for one file."""
         held = set[bytes]()
-        for path in self.folder.glob("*/*"):
-            if not path.name.startswith("."):
+        for path in self.folder.glob(f"{folder}/*"):
+            if not path.name.startswith(".") and path != but:
                 try:
                     held.update(names_in(self.read(path).names))
                 except (InputError, OSError):
@@ -225,10 +263,10 @@ class Slots:
 
     # -- restoring ---------------------------------------------------------------------------------------------------
 
-    def load(self, name: str, extra_key: str) -> tuple[SlotFile, list[dict[str, bytes]], int]:
+    def load(self, name: str, tenant: str) -> tuple[SlotFile, list[dict[str, bytes]], int]:
         """A saved slot, its blocks as far as they are there, and how many bytes were read. InputError where there is
         none, or it is of another model."""
-        path = self.path(name, extra_key)
+        path = self.path(name, tenant)
         try:
             file = self.read(path)
         except FileNotFoundError:
@@ -237,22 +275,27 @@ class Slots:
             raise InputError(f"The saved slot {name} cannot be read ({error.strerror or error}).") from None
         engine, disk = self.engine, self.engine.disk
         assert disk is not None
-        if file.model != root_hash(extra_key, engine.cache.identity).hex() or file.block != engine.cache.block_size:
+        if file.extra_key != tenant and not file.extra_key.startswith(
+            (f"{tenant}/", f"{tenant}{ADAPTER_KEY}") if tenant else ""
+        ):
+            raise InputError(f"The saved slot {name} is damaged: it is of another tenant.")
+        if (
+            file.model != root_hash(file.extra_key, engine.cache.identity).hex()
+            or file.block != engine.cache.block_size
+        ):
             raise InputError(f"The saved slot {name} is of another model, or of blocks of another size.")
         try:
             engine.session.check_tokens(file.tokens)
         except InputError as error:
             raise InputError(f"The saved slot {name} is damaged: {error}") from None
-        request = Request(-1, [*file.tokens, 0], SamplingParams(), 0, extra_key=extra_key)
+        request = Request(-1, [*file.tokens, 0], SamplingParams(), 0, extra_key=file.extra_key)
         whole = len(file.tokens) == len(file.names) * file.block
         if not whole or [each.hex() for each in disk.names(request.tokens, request)] != file.names:
             raise InputError(f"The saved slot {name} is damaged: its names are not those of its tokens.")
-        forms = {group: disk.kv.forms[group] for group in file.groups if group in disk.kv.forms}
-        if TARGET not in forms:
-            raise InputError(f"The saved slot {name} is damaged: it has no K/V of the model.")
+        extra = disk.kv.forms.keys() - {TARGET}
         blocks, size = list[dict[str, bytes]](), path.stat().st_size
         for each in names_in(file.names):
-            found = self.files.read(each, forms)
+            found = self.files.read(each, disk.kv.forms, extra)
             if found is None:
                 break
             blocks.append(found)
@@ -273,7 +316,7 @@ class Slots:
             raise InputError(f"The saved slot {path.name} has format {file.format}, not {SLOT_FILE_FORMAT}.")
         return file
 
-    def put(self, number: int, file: SlotFile, blocks: Sequence[dict[str, bytes]], key: str, extra_key: str) -> int:
+    def put(self, number: int, file: SlotFile, blocks: Sequence[dict[str, bytes]], key: str) -> int:
         """Restore into a slot; how many tokens have their K/V. InputError for a slot that is busy or another's."""
         if not 0 <= number < len(self.places):
             raise InputError(f"There is no slot {number}; this server has the slots 0 to {len(self.places) - 1}.")
@@ -283,9 +326,9 @@ class Slots:
             raise InputError(f"Slot {number} is another client's; name another.")
         tokens = file.tokens[: len(blocks) * file.block]
         self.engine.session.check_tokens(tokens)
-        found = self.engine.operations.put(tokens, blocks, extra_key)
+        found = self.engine.operations.put(tokens, blocks, file.extra_key)
         self._uses += 1
-        self.places[number] = SlotText(tokens, extra_key, key, None, self._uses)
+        self.places[number] = SlotText(tokens, file.extra_key, key, None, self._uses)
         return found
 
     def erase(self, number: int, key: str) -> int:

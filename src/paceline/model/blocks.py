@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,6 +15,9 @@ from paceline.attend import Attend
 from paceline.model.linear import Linear
 from paceline.model.spec import Activation, Experts, ModelSpec, Rope, ShortConv
 from paceline.model.state import Scan
+
+if TYPE_CHECKING:
+    from paceline.model.adapters import AdaptedRows
 
 Turn = tuple[Tensor, Tensor]
 """cos and signed sin of one pass's positions, [T, 1, rotated] each."""
@@ -201,6 +206,8 @@ class Mixture:
     experts: list[FeedForward]
     shared: FeedForward | None
     shared_gate: Linear | None
+    adapted: "AdaptedRows | None" = None
+    """Adapters of the rows, where some were given."""
 
     def __call__(self, x: Tensor) -> Tensor:
         scores = self.router(x)
@@ -211,7 +218,8 @@ class Mixture:
         y = torch.zeros_like(x)
         for number in sorted(set(chosen.flatten().tolist())):
             row, rank = (chosen == number).nonzero(as_tuple=True)
-            part = self.experts[number](x.index_select(0, row))
+            with nullcontext() if self.adapted is None else self.adapted.among(row):
+                part = self.experts[number](x.index_select(0, row))
             y.index_add_(0, row, part.mul_(weights[row, rank, None].to(x.dtype)))
         if self.shared is not None and self.shared_gate is not None:
             y.add_(self.shared(x).mul_(self.shared_gate(x).sigmoid()))

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,12 +15,16 @@ from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.program import WHOLE
 from paceline.core.rows import Out, Rows
 from paceline.model import pages
+from paceline.model.adapters import AdapterTable
 from paceline.model.blocks import Block, Norm, Rotary
 from paceline.model.grouped import looked_up
 from paceline.model.linear import Linear, Packing
 from paceline.model.packed import Packed
 from paceline.model.spec import Attention, ModelSpec, ShortConv
 from paceline.model.state import States
+
+if TYPE_CHECKING:
+    from paceline.model.native_adapters import NativeAdapters
 
 FINAL_NORM_TAPS = ("pre_norm", "post_norm")
 """Hidden states before and behind the final norm."""
@@ -48,6 +53,7 @@ class Decoder:
         self.identity = identity
         self.spec, self.weights, self.packing, self.attend_type = spec, weights, packing, attend
         self.dtype, self.compute = packing.dtype, packing.compute
+        self.adapters: AdapterTable | NativeAdapters | None = None
         self.device = weights.norm.weight.device
         self.vocab_size, self.max_len, self.width = spec.vocab, spec.max_len, spec.hidden
         self.taps: tuple[str, ...] = ()
@@ -64,6 +70,12 @@ class Decoder:
         self.rotaries = [Rotary(rope, self.device, self.compute, spec.max_len + MAX_CANDIDATES) for rope in ropes]
         mixers = [layer.mixer for layer in spec.layers]
         self.rotary_of = [ropes.index(it.rope) if isinstance(it, Attention) else -1 for it in mixers]
+
+    def adapt(self) -> "AdapterTable | NativeAdapters":
+        """The table of its adapters, made when first asked for."""
+        if self.adapters is None:
+            self.adapters = AdapterTable(self.spec, self.weights.blocks, self.device, self.compute)
+        return self.adapters
 
     def allocate(self, blocks: int, block_size: int) -> None:
         spec = self.spec
@@ -129,6 +141,8 @@ class Decoder:
         self.check(rows)
         program, taps = rows.program, dict[str, Tensor]()
         x = self.embed(rows.token) if rows.hidden is None else rows.hidden.to(self.compute, copy=True)
+        if isinstance(self.adapters, AdapterTable):
+            self.adapters.rows.begin(rows)
         self.attend.prepare(rows)
         reach = max(s.base + s.rows for s in rows.segments)
         turns = [rotary(rows.position, reach) for rotary in self.rotaries]

@@ -23,6 +23,7 @@ from paceline.model.callbacks import Callbacks
 from paceline.model.decoder import Decoder, Weights, unpacked
 from paceline.model.footprint import UNIT_SLOTS
 from paceline.model.linear import Packing
+from paceline.model.native_adapters import NativeAdapters
 from paceline.model.packed import Packed, address
 from paceline.model.settle import Settling
 from paceline.model.spec import Activation, ModelSpec
@@ -80,6 +81,12 @@ class NativeDecoder(Decoder):
         self.settling = Settling(self.matrices()) if late else None
         self.seconds: Tensor | None = None
         """Where the native parts (structs.PARTS) add up their time, float64, while someone measures."""
+
+    def adapt(self) -> NativeAdapters:
+        if not isinstance(self.adapters, NativeAdapters):
+            apart = [block.mixer.value is not None for block in self.weights.blocks]  # type: ignore[union-attr]
+            self.adapters = NativeAdapters(self.spec, apart, self.model)
+        return self.adapters
 
     def matrices(self) -> list[list[Packed]]:
         """Packed matrices of each layer, then the ones outside the layers."""

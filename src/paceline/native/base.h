@@ -37,6 +37,12 @@ struct Linear {  // int8: `scale` of each output, `sums` of its weights. In grou
   i64 table, spread, power;  // in groups: 1, 2: codes are looked up; 2^spread groups share a scale; halves are times 2^power
 };
 
+struct Delta {  // what an adapter adds to a linear layer, in bfloat16; see lora.h
+  const bf16 *down, *up;
+  const int32_t* tile;
+  i64 rank, in;
+};
+
 struct Norm {  // weight times sqrt(n), see Norm in model/blocks.py; null: the numbers as they are. bias: or null
   const float *weight, *bias;
 };
@@ -65,6 +71,8 @@ struct Model {
   bf16 *keys, *values;  // or int8, if these are given:
   bf16 *key_scales, *value_scales;
   i64 bytes;
+  i64 rank;                        // largest of a matrix's, of all adapters; a multiple of 16
+  const Delta* const* adapters;    // by slot: [layers][5], or null; null: there are none
   bool tiles() const { return !NARROW && unit == TILES; }
   bool fused() const { return NARROW || unit == FUSED; }
   bool grouped() const { return int8 == 2; }
@@ -76,7 +84,7 @@ enum Parts { ATTENDS = 1, FEEDS = 2, BEGINS = 4, SHARES = 8 };  // its attention
                                                                 // attention reads the input of the group's first layer
 
 struct Segment {  // a row's position is its place, the index of its slot in the text, less `shift`
-  i64 start, given, nodes, base, shift;
+  i64 start, given, nodes, base, shift, adapter;
   i64 first, hidden;  // its ranges among the pass's `hides`: slots that its rows do not see
 };
 

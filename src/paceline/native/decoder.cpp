@@ -33,17 +33,19 @@ struct Worker : Attention {
       done(EMBED);
     }
     if (how & ATTENDS) attention(index, l, how & SHARES ? b.entry : b.x);
-    if (how & FEEDS) feed(l, m.parallel && how & ATTENDS);
+    if (how & FEEDS) feed(index, l, m.parallel && how & ATTENDS);
   }
 
   void attention(i64 index, const Layer& l, const float* x) {
     const i64 rows = p.rows;
     norm_rows(x, l.attention_norm, rows, nullptr, nullptr);
+    lower(index, QKV, b.normed);
+    if (l.value.weight) lower(index, VALUE, b.normed);
     done(NORM);
     expect(index);
     const i64 all_heads = (m.heads + 2 * m.kv_heads) * m.head_dim;
-    store(l.qkv, b.normed, rows, b.wide, all_heads);
-    if (l.value.weight) store(l.value, b.normed, rows, b.wide + l.qkv.out, all_heads);
+    with(index, QKV), store(l.qkv, b.normed, rows, b.wide, all_heads);
+    if (l.value.weight) with(index, VALUE), store(l.value, b.normed, rows, b.wide + l.qkv.out, all_heads);
     done(LINEAR);
     if (m.joint && l.head_norm) {
       norm_heads(l);
@@ -61,17 +63,20 @@ struct Worker : Attention {
     }
     if (m.int8) {
       pack_rows(b.wide, m.heads * m.head_dim, b.mixed);
+      lower(index, OUT, b.mixed);
       done(NORM);
-    }
+    } else if (lower(index, OUT, b.mixed)) done(LINEAR);
+    with(index, OUT);
     contribute(l.out, b.mixed, l.attention_post);
   }
 
-  void feed(const Layer& l, bool normed) {  // normed: the attention has left what both of them read
+  void feed(i64 index, const Layer& l, bool normed) {  // normed: the attention has left what both of them read
     const i64 rows = p.rows;
     if (!normed) {
       norm_rows(b.x, m.parallel ? l.attention_norm : l.ffn_norm, rows, nullptr, nullptr);
+      lower(index, GATE_UP, b.normed);
       done(NORM);
-    }
+    } else if (lower(index, GATE_UP, b.normed)) done(LINEAR);
     const bool int8 = m.int8, floats = m.fused();  // copies, so that the loops below keep them in registers
     const i64 width = m.ffn, how = m.activation;
     const Activations a = b.gated;
@@ -81,6 +86,7 @@ struct Worker : Attention {
       if (int8) _mm512_mask_storeu_ps(y + row * width + column, k, h);
       else keep(a.data + row * a.stride, column, floats, h, k);
     };
+    with(index, GATE_UP);
     if (m.gated)
       linear(l.gate_up, b.normed, rows, [=](i64 row, i64 column, __m512 gate, __m512 raised) {
         hold(row, column / 2, _mm512_mul_ps(activated(gate, how), raised));
@@ -92,8 +98,10 @@ struct Worker : Attention {
     done(LINEAR);
     if (int8) {
       pack_rows(y, width, a);
+      lower(index, DOWN, a);
       done(NORM);
-    }
+    } else if (lower(index, DOWN, a)) done(LINEAR);
+    with(index, DOWN);
     contribute(l.down, b.gated, l.ffn_post);
   }
 
@@ -169,6 +177,7 @@ static void lay_out(Arena& arena, const Model& m, const Pass& p, Buffers& b) {
   b.wide = (float*)arena.take(rows * widest * 4);
   b.query = arena.take((m.kv_heads * p.rows * group + 16) * dims * m.wide());
   b.parts = (float*)arena.take(m.heads * p.rows * b.spans * (16 + dims) * 4);
+  for (bf16*& low : b.low) low = (bf16*)arena.take(b.deltas.empty() ? 0 : p.rows * m.rank * 2);
   b.normed = activations(m.hidden), b.mixed = activations(mixed), b.gated = activations(m.ffn);
   if (arena.memory.size() >= arena.used)  // padding that is never written must be finite
     for (const Activations& a : {b.normed, b.mixed, b.gated})
@@ -231,6 +240,7 @@ static void plan(const Model& m, const Pass& p, Buffers& b) {
 static void forward(const Model& m, const Pass& p) {
   Buffers b;
   plan(m, p, b);
+  adapt(m, p, b);
   make_room(m, p, b);
   parallel(m.threads, [&] { Worker(m, p, b).run(); });
 }

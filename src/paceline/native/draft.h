@@ -14,8 +14,8 @@ struct Laid {  // a pass in the making, its slots from block tables of `width`
     for (auto* v : {&token, &position, &slot, &word, &want, &table}) v->clear();
     segment.clear();
   }
-  void text(i64 base, const i64* blocks, i64 shift) {  // whose rows come next
-    segment.push_back({(i64)token.size(), 0, 0, base, shift, 0, 0});
+  void text(i64 base, const i64* blocks, i64 shift, i64 adapter = 0) {  // whose rows come next
+    segment.push_back({(i64)token.size(), 0, 0, base, shift, adapter, 0, 0});
     table.insert(table.end(), blocks, blocks + width);
   }
   void row(i64 id, i64 place, i64 at, uint64_t bits, bool wanted) {  // in slot `at` of its text; bits: a candidate's

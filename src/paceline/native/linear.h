@@ -27,6 +27,8 @@ struct Buffers {
   i64 spans = 0;
   Activations normed, mixed, gated;
   std::vector<Piece> pieces;
+  std::vector<const Delta*> deltas;  // of each row, those of its adapter, or null; empty: no row has one
+  bf16* low[2] = {};                 // [rows][rank]: rows times the lower factor, of two matrices in turn
   std::vector<char> chain;  // of each segment: do its candidates follow one another?
   alignas(64) std::atomic<i64> arrived{0};  // threads, at all barriers
 };
@@ -87,12 +89,31 @@ struct Thread {
 
 const i64 LARGE_PANEL = 128;  // rows for which a record of groups is made tiles once; their sums fit in the first cache
 
+#include "lora.h"
+
 struct Linears : Thread {
   using Thread::Thread;
+  i64 delta = -1;  // which delta of a row's adapter the next product adds; -1: none
+
+  // Low-rank products of the thread's own rows, as far as they have an adapter; does any row of the pass?
+  bool lower(i64 layer, Matrix which, const Activations& a) {
+    if (b.deltas.empty()) return false;
+    i64 first, last;
+    share(p.rows, first, last);
+    for (i64 row = first; row < last; row++) {
+      if (!b.deltas[row]) continue;
+      const Delta& d = b.deltas[row][layer * MATRICES + which];
+      if (d.down) lower_row(m, d, a.data + row * a.stride, m.int8 ? a.scale[row] : 1, b.low[which % 2] + row * m.rank);
+    }
+    return true;
+  }
+  void with(i64 layer, Matrix which) { delta = b.deltas.empty() ? -1 : layer * MATRICES + which; }
 
   // sink(row, first column, 16 sums, the next 16 sums), after scale and bias
   template <class Sink>
   void linear(const Linear& l, const Activations& a, i64 rows, Sink sink) {
+    const i64 mine = delta;
+    delta = -1;
     if (rows == 0) return;
     const i64 steps = up(l.in, m.int8 ? 64 : 32) / (m.int8 ? 64 : 32), size = m.grouped() ? block_bytes(l) : steps * 2048;
     const i64 panel = m.grouped() && m.tiles() ? LARGE_PANEL : 32;  // rows
@@ -114,6 +135,8 @@ struct Linears : Thread {
             const __m512 by = _mm512_mul_ps(set(a.scale[row + r]), scale[t]);
             y[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_castps_si512(y[t])), by, bias[t]);
           } else if (l.bias) y[t] = _mm512_add_ps(y[t], bias[t]);
+        if (mine >= 0 && b.deltas[row + r])
+          raise(m, b.deltas[row + r][mine], b.low[mine % MATRICES % 2] + (row + r) * m.rank, block, y);
         sink(row + r, block * 32, y[0], y[1]);
         if (beyond) fetch(beyond + r * 128, 128);
       }

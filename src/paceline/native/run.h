@@ -89,7 +89,7 @@ struct Runner {
       const i64 root = length(i) - 1;
       texts[i].first = whose.size();
       whose.push_back(i);
-      rows.text(root, p.table + i * p.width, p.segment[i].shift);
+      rows.text(root, p.table + i * p.width, p.segment[i].shift, p.segment[i].adapter);
       rows.row(last(i), root, root, 0, true);
       if (texts[i].turn < 0) continue;
       Draft& draft = drafts[texts[i].turn];

@@ -38,6 +38,10 @@ class CLayer(Structure):
     ]
 
 
+class CDelta(Structure):
+    _fields_ = [*pointers("down", "up", "tile"), *integers("rank", "inputs")]
+
+
 class CModel(Structure):
     _fields_ = [
         *integers("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "int8"),
@@ -49,7 +53,8 @@ class CModel(Structure):
         *((name, CLinear) for name in ("head", "lookup")),
         ("layer", POINTER(CLayer)),
         *pointers("keys", "values", "key_scales", "value_scales"),
-        *integers("bytes"),
+        *integers("bytes", "rank"),
+        *pointers("adapters"),
     ]
 
 

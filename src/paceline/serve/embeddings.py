@@ -92,7 +92,7 @@ async def vectors(body: EmbeddingRequest, server: Server, pooling: str) -> dict[
     for each in ids:
         if longest is not None and len(each) > longest:
             raise InputError(f"input has a text of {len(each)} tokens, but this server takes at most {longest}.")
-    made = await server.llm.embed(ids, pooling)
+    made = await server.llm.embed(ids, pooling, adapter=server.adapter)
     count = sum(map(len, ids))
     data = [
         {"object": "embedding", "index": i, "embedding": packed(vector) if body.encoding_format == "base64" else vector}

@@ -4,11 +4,13 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from paceline.core.errors import CapacityError, InputError, PacelineError
+from paceline.engine.adapters import adapters_of
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.build import parse_bytes, paths, shape_of
 from paceline.engine.door import DOOR
@@ -145,7 +147,8 @@ class Fleet:
         return sum(server.max_requests for server in self._servers()) or 1
 
     def cards(self) -> list[dict[str, Any]]:
-        return [self._card(member) for member in self.members.values()]
+        adapters = (s.adapter_cards(m.name) for m in self.members.values() if (s := m.server) is not None)
+        return [*map(self._card, self.members.values()), *chain.from_iterable(adapters)]
 
     def _card(self, member: Member) -> dict[str, Any]:
         server = member.server
@@ -172,7 +175,7 @@ class Fleet:
 
     async def of(self, name: str | None) -> Server:
         """The model, loaded if need be, and kept until the call that asks has ended."""
-        member = self.members.get(self.model if name is None else name)
+        member = self.members.get(self.model if name is None else name) or self._with_adapter(str(name))
         if member is None:
             raise unknown_model(str(name), list(self.members))
         while member.gone is not None:
@@ -187,7 +190,17 @@ class Fleet:
         server = member.server
         assert server is not None
         self._tie(member, server)
-        return server
+        return server if name in self.members else server.called(name)
+
+    def _with_adapter(self, name: str) -> Member | None:
+        """The model that has an adapter of this name, loaded or in its options."""
+
+        def has(member: Member) -> bool:
+            if member.server is not None:
+                return name in member.server.adapters.named
+            return name in adapters_of(member.options.get("lora") or ())
+
+        return next(filter(has, self.members.values()), None)
 
     def _tie(self, member: Member, server: Server) -> None:
         """To the call that is being served: it goes through this model's gate, and its end gives the model back."""

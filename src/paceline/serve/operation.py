@@ -41,7 +41,9 @@ class Operation:
         self.tracer: Tracer | None = None
         self.keys = ApiKeys(settings.keys())
         self.metrics = Metrics(lambda: host.snapshot)
-        self.metrics.registry.register(VllmNames(self.metrics, lambda: host.snapshot, host.model))
+        self.metrics.registry.register(
+            VllmNames(self.metrics, lambda: host.snapshot, host.model, lambda: adapters_in_use(host))
+        )
         self.metrics.registry.register(ModelCollector(host.figures))
         self.metrics.registry.register(AboveCollector(lambda: levels(host)))
         if (knowledge := knowledge_of(settings)) is not None:
@@ -215,3 +217,10 @@ async def statistics(request: Request) -> Response:
 async def history(request: Request) -> Response:
     """The last hour of them."""
     return json_response({"readings": list(of(request).history.readings)})
+
+
+def adapters_in_use(host: ServedHost) -> tuple[int, list[str]]:
+    """Most adapters in memory, and the names of those that requests are computed with."""
+    llm = host.first()
+    adapters = None if llm is None else llm.llm.engine.session.adapters
+    return (0, []) if adapters is None else (adapters.most, adapters.running)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Protocol
@@ -10,6 +11,7 @@ from fastapi import Depends, Request
 
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
+from paceline.engine.adapters import Adapters
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.door import DOOR
 from paceline.engine.text import Text
@@ -93,6 +95,8 @@ class Server:
         self.text.encode("")  # settles the tokenizer's own state: from now on it is only read, by several threads
         self.tokens = Tokens(self.text.tokenizer)
         self.pools = pools or Pools(settings.queue_limit, settings.parted)
+        self.adapter = ""
+        """Name of the adapter that this view of the server is for; empty: the model itself."""
         self.most_characters = longest(self.text, self.tokens, settings.max_prompt_tokens or self.max_len)
 
     @property
@@ -102,7 +106,19 @@ class Server:
 
     @property
     def model(self) -> str:
-        return self.names[0]
+        return self.adapter or self.names[0]
+
+    @property
+    def adapters(self) -> Adapters:
+        return self.llm.llm.engine.session.adapters
+
+    def called(self, name: str | None) -> "Server":
+        """The same for requests that name an adapter."""
+        if name is None or name in self.names or name not in self.adapters.named:
+            return self
+        view = copy(self)
+        view.adapter = name
+        return view
 
     @property
     def alive(self) -> bool:
@@ -124,10 +140,15 @@ class Server:
         call = DOOR.get()
         if isinstance(call, HttpCall):
             call.decode = self.text.decode
-        return self
+        return self.called(name)
 
     def cards(self) -> list[dict[str, Any]]:
-        return [self.card(name) for name in self.names]
+        return [*(self.card(name) for name in self.names), *self.adapter_cards(self.names[0])]
+
+    def adapter_cards(self, parent: str) -> list[dict[str, Any]]:
+        """Those of the adapters of a model that is served under this name."""
+        named = sorted(self.adapters.named.items())
+        return [{**self.card(name), "root": str(each.path), "parent": parent} for name, each in named]
 
     def card(self, name: str) -> dict[str, Any]:
         return {
@@ -155,8 +176,8 @@ class Server:
 
     def check_model(self, name: str | None) -> None:
         """Raise 404 for another model than the served one; no name means that one."""
-        if name is not None and name not in self.names:
-            raise unknown_model(name, self.names)
+        if name is not None and name not in self.names and name not in self.adapters.named:
+            raise unknown_model(name, [*self.names, *self.adapters.named])
 
     def check_choices(self, prompts: int, n: int) -> None:
         most = self.settings.max_choices
@@ -177,6 +198,8 @@ class Server:
 
         def work() -> tuple[SamplingParams, object]:
             params = make()
+            if self.adapter:
+                params = replace(params, adapter=self.adapter)
             if params.allowed_tokens is not None and len(params.allowed_tokens) > sampler.vocab_size:
                 raise InputError(f"allowed_tokens has {len(params.allowed_tokens)} ids, more than the vocabulary has.")
             for word in params.bad_words:

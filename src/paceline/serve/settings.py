@@ -87,6 +87,10 @@ class Settings:
     tls_key: Annotated[Path | None, _http("PEM file of the certificate's private key.")] = None
     queue_limit: Annotated[int, _limit("Samples that may wait beyond the running ones; further ones get 429.")] = 256
     request_timeout: Annotated[float, _limit("Seconds until an unfinished request is ended; 0 for never.")] = 600.0
+    lora_root: Annotated[
+        Path | None,
+        _http("Directory below which adapters may be loaded by /v1/load_lora_adapter. Default: not over HTTP."),
+    ] = None
     max_body_bytes: Annotated[int, _limit("Largest request body; a larger one gets 413.")] = 4 * 2**20
     max_prompt_tokens: Annotated[int | None, _limit("Longest prompt. Default: what the context holds.")] = None
     max_output_tokens: Annotated[

@@ -85,7 +85,7 @@ async def act(
         timings = "save_ms"
     else:
         file, blocks, size = await patiently(lambda: found.load(name, extra))
-        count = await llm.call(lambda: found.put(number, file, blocks, key, extra))
+        count = await llm.call(lambda: found.put(number, file, blocks, key))
         answer |= {"n_restored": count, "n_read": size}
         timings = "restore_ms"
     return json_response({**answer, "timings": {timings: 1e3 * (perf_counter() - begun)}})

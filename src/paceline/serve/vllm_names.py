@@ -1,6 +1,7 @@
 """Metrics under vLLM's names, for dashboards and autoscalers that know those."""
 
 from collections.abc import Callable, Iterator
+from time import time
 from typing import TYPE_CHECKING
 
 from prometheus_client import Histogram
@@ -18,8 +19,12 @@ MODEL_LABEL = "model_name"
 class VllmNames(Collector):
     """Counts nothing of its own: it reads what `Metrics` has and the engine's snapshot."""
 
-    def __init__(self, metrics: "Metrics", read: Callable[[], Snapshot], model: str) -> None:
-        self._metrics, self._read, self._model = metrics, read, model
+    def __init__(
+        self, metrics: "Metrics", read: Callable[[], Snapshot], model: str,
+        loras: Callable[[], tuple[int, list[str]]] | None = None,
+    ) -> None:  # fmt: skip
+        """`loras`: most adapters in memory, and the names of those in use."""
+        self._metrics, self._read, self._model, self._loras = metrics, read, model, loras
 
     def collect(self) -> Iterator[Metric]:
         now, mine = self._read(), self._metrics
@@ -37,6 +42,8 @@ class VllmNames(Collector):
         yield self._counter("spec_decode_num_accepted_tokens", speculation.accepted)
         yield self._by_position(speculation.kept)
         yield self._ends()
+        if self._loras is not None:
+            yield self._adapters(*self._loras())
         yield self._histogram("time_to_first_token_seconds", mine.ttft)
         yield self._histogram("request_time_per_output_token_seconds", mine.tpot)
         yield self._histogram("request_queue_time_seconds", mine.queue)
@@ -59,6 +66,12 @@ class VllmNames(Collector):
         )
         for position, count in enumerate(kept):
             family.add_metric([self._model, str(position)], count)
+        return family
+
+    def _adapters(self, most: int, running: list[str]) -> Metric:
+        labels = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"]
+        family = GaugeMetricFamily("vllm:lora_requests_info", "Adapters in use; the value is a time.", labels=labels)
+        family.add_metric([str(most), ",".join(running), ""], time())
         return family
 
     def _ends(self) -> Metric:

@@ -42,6 +42,8 @@ class Setup:
     """`StepTimes.dump`."""
     states: tuple[str, ...] = ()
     """Groups that keep a state of each text."""
+    lagging: tuple[str, ...] = ()
+    """Groups that a shared prefix may lack."""
     learned: dict[str, Any] | None = None
     """`LengthPolicy.state`: what was known of drafters before."""
     version: Literal[3] = 3

@@ -51,8 +51,8 @@ def setup(engine: "Engine") -> Setup:
         raise InputError("A decision log begins before an engine's first request, and this one has served some.")
     groups = tuple(sorted(engine.cache.groups - {TARGET}))
     states, table = tuple(sorted(engine.cache.states)), engine.table
-    learned = table.policy.state()
-    return Setup(engine.config, groups, dict(table.entries), deepcopy(table.times.dump()), states, learned)
+    learned, lagging = table.policy.state(), tuple(sorted(engine.cache.lagging))
+    return Setup(engine.config, groups, dict(table.entries), deepcopy(table.times.dump()), states, lagging, learned)
 
 
 def record(engine: "Engine", sink: Callable[[Event], object]) -> None:

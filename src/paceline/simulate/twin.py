@@ -23,7 +23,7 @@ class Twin:
         )  # fmt: skip
         for drafter, facts in setup.entries.items():
             self.table.enrol(drafter, facts)
-        self.desk = Desk.of(config, self.table, setup.groups, setup.states)
+        self.desk = Desk.of(config, self.table, setup.groups, setup.states, lagging=setup.lagging)
         self.requests: dict[int, Request] = {}
         """Requests that have not ended, by id."""
 

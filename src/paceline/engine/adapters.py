@@ -1,0 +1,220 @@
+"""Adapters of an engine by name: loaded, used, replaced and unloaded while requests run.
+
+    read (any thread) ─▶ enter (engine's thread) ─▶ use, at a request's arrival ─▶ hold until it has ended ─▶ idle
+
+A request keeps the version that it began with: an adapter that is unloaded or replaced under its name leaves memory
+with its last request. Where there are too many, idle ones leave memory, the one unused for longest first; their names
+stay, and the next request reads them again.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from paceline.core.errors import CapacityError, InputError, RefusalError
+from paceline.core.request import Request
+from paceline.model.lora import MAX_LORA_RANK, LoraWeights, read_lora
+
+log = logging.getLogger("paceline")
+MOST_ADAPTERS = 1000
+"""Largest `max_loras`."""
+ADAPTER_KEY = "\x1flora:"
+"""Between a tenant and the digest of an adapter, in the name under which K/V is kept. No tenant's name has it."""
+
+
+class TableOfSlots(Protocol):
+    """What of a decoder holds adapters (model/adapters.py, model/native_adapters.py)."""
+
+    bytes: dict[int, int]
+
+    def install(self, slot: int, weights: LoraWeights) -> int: ...
+    def remove(self, slot: int) -> None: ...
+
+
+@dataclass(eq=False, slots=True)
+class LoadedAdapter:
+    """A version of an adapter."""
+
+    name: str
+    path: Path
+    digest: str
+    rank: int
+    slot: int = 0
+    """0: it is not in memory."""
+    users: set[object] = field(default_factory=set)
+    """Ids of the requests that are computed with it, and embeddings."""
+    used: int = 0
+    """When a request last began with it, in arrivals."""
+
+
+class Adapters:
+    """The adapters of an engine. One thread owns it; `read` is for any."""
+
+    def __init__(self, model: Any, most: int = 16, memory: int | None = None, max_rank: int = MAX_LORA_RANK) -> None:
+        """`most`: adapters in memory at one time; `memory`: their bytes."""
+        if not 0 < most <= MOST_ADAPTERS:
+            raise InputError(f"max_loras is {most}, but it must be between 1 and {MOST_ADAPTERS}.")
+        self.model, self.most, self.memory, self.max_rank = model, most, memory, max_rank
+        self.named: dict[str, LoadedAdapter] = {}
+        self.leaving: list[LoadedAdapter] = []
+        """Versions that were unloaded or replaced while requests used them."""
+        self.loads = self.unloads = 0
+        self._uses = 0
+
+    @property
+    def table(self) -> TableOfSlots:
+        """Of the decoder."""
+        table: TableOfSlots = self.model.adapt()
+        return table
+
+    @property
+    def bytes(self) -> int:
+        """What all adapters in memory take."""
+        return sum(self.table.bytes.values()) if self.named or self.leaving else 0
+
+    @property
+    def running(self) -> list[str]:
+        """Names of those that requests are computed with now."""
+        return sorted(each.name for each in (*self.named.values(), *self.leaving) if each.users)
+
+    def read(self, path: Path) -> LoraWeights:
+        """An adapter's weights, checked against the model."""
+        if not hasattr(self.model, "adapt"):
+            raise RefusalError("This model cannot have adapters.")
+        return read_lora(path, self.model.spec, self.max_rank)
+
+    def check_name(self, name: str, replace: bool) -> None:
+        """InputError for a name that is none, or that is taken."""
+        if not name or len(name) > 200 or not name.isprintable():
+            raise InputError(f"{name[:40]!r} cannot be the name of an adapter; give a short text.")
+        if name in self.named and not replace:
+            raise InputError(f"The adapter {name!r} is loaded already; unload it first, or load it in place.")
+
+    def enter(self, name: str, path: Path, weights: LoraWeights, replace: bool = False) -> None:
+        """Serve an adapter under this name. CapacityError without room; nothing has changed then."""
+        self.check_name(name, replace)
+        known = self.named.get(name)
+        if known is not None and known.digest == weights.digest:
+            known.path = path
+            return
+        made = LoadedAdapter(name, path, weights.digest, weights.rank)
+        self._install(made, weights)
+        if known is not None:
+            self.remove(name)
+        self.named[name] = made
+
+    def remove(self, name: str) -> None:
+        """Serve an adapter no more. It stays in memory for the requests that use it. InputError for an unknown name."""
+        if name not in self.named:
+            raise InputError(f"There is no adapter {name[:100]!r} here.")
+        gone = self.named.pop(name)
+        if gone.users:
+            self.leaving.append(gone)
+        else:
+            self._evict(gone)
+        self.unloads += 1
+
+    def key(self, tenant: str, name: str) -> tuple[str, str, int]:
+        """(name of K/V, digest, slot) for a request that arrives; ("tenant", "", 0) without an adapter. InputError for
+        an adapter that is not here, CapacityError where others in use leave no room for it."""
+        if not name:
+            return tenant, "", 0
+        found = self.named.get(name)
+        if found is None:
+            known = ", ".join(sorted(self.named)) or "none"
+            raise InputError(f"There is no adapter {name[:100]!r} here; known: {known}.")
+        return self._ready(found, tenant)
+
+    def by_digest(self, digest: str, tenant: str) -> int:
+        """The slot of an adapter for a request that comes from elsewhere. InputError where it is not here."""
+        found = next((each for each in (*self.named.values(), *self.leaving) if each.digest == digest), None)
+        if found is None:
+            raise InputError(f"The parked request needs the adapter with digest {digest[:32]}; load it first.")
+        return self._ready(found, tenant)[2]
+
+    def _ready(self, found: LoadedAdapter, tenant: str) -> tuple[str, str, int]:
+        if not found.slot:
+            weights = self.read(found.path)
+            if weights.digest != found.digest:
+                log.info("The adapter %s has changed at %s; its new version is served.", found.name, found.path)
+                found.digest, found.rank = weights.digest, weights.rank
+            self._install(found, weights)
+        self._uses += 1
+        found.used = self._uses
+        return f"{tenant}{ADAPTER_KEY}{found.digest}", found.digest, found.slot
+
+    def hold(self, request: Request) -> None:
+        """A request was admitted."""
+        if request.adapter_slot:
+            self._of(request.adapter_slot).users.add(request.id)
+
+    def lend(self, name: str, user: object) -> int:
+        """The slot of an adapter, held for `user` until `give_back`; 0 without a name. Raises as `key`."""
+        slot = self.key("", name)[2]
+        if slot:
+            self._of(slot).users.add(user)
+        return slot
+
+    def release(self, request: Request) -> None:
+        """A request has ended."""
+        self.give_back(request.adapter_slot, request.id)
+
+    def give_back(self, slot: int, user: object) -> None:
+        """Something that used an adapter has ended."""
+        if not slot:
+            return
+        mine = self._of(slot)
+        mine.users.discard(user)
+        if mine in self.leaving and not mine.users:
+            self.leaving.remove(mine)
+            self._evict(mine)
+
+    def _of(self, slot: int) -> LoadedAdapter:
+        return next(each for each in (*self.named.values(), *self.leaving) if each.slot == slot)
+
+    def _install(self, it: LoadedAdapter, weights: LoraWeights) -> None:
+        here = [each for each in (*self.named.values(), *self.leaving) if each.slot]
+        while len(here) >= self.most:
+            here.remove(self._make_room(here, it.name, f"{len(here)} adapters are in memory, all in use"))
+        taken = {each.slot for each in here}
+        slot = next(number for number in range(1, self.most + 2) if number not in taken)
+        size = self.table.install(slot, weights)
+        try:
+            while self.memory is not None and self.bytes > self.memory:
+                why = f"it takes {size:,} bytes, and adapters may take {self.memory:,}"
+                here.remove(self._make_room(here, it.name, why))
+        except CapacityError:
+            self.table.remove(slot)
+            raise
+        it.slot = slot
+        self.loads += 1
+
+    def _make_room(self, here: list[LoadedAdapter], name: str, why: str) -> LoadedAdapter:
+        idle = [each for each in here if not each.users]
+        if not idle:
+            raise CapacityError(
+                f"There is no room for the adapter {name!r}: {why}; try again later, or raise max_loras or lora_memory."
+            )
+        oldest = min(idle, key=lambda each: each.used)
+        self._evict(oldest)
+        return oldest
+
+    def _evict(self, it: LoadedAdapter) -> None:
+        if it.slot:
+            self.table.remove(it.slot)
+            it.slot = 0
+
+
+def adapters_of(named: Mapping[str, str | Path] | Sequence[str]) -> dict[str, Path]:
+    """{name: directory} of an option: such a mapping, or texts NAME=DIR. InputError for what is none."""
+    if isinstance(named, Mapping):
+        return {str(name): Path(path).expanduser() for name, path in named.items()}
+    found = dict[str, Path]()
+    for text in named:
+        name, sign, path = str(text).partition("=")
+        if not (name and sign and path) or name in found or "\0" in path:
+            raise InputError(f"lora is {text!r}, but NAME=DIR is expected, and each name once.")
+        found[name] = Path(path).expanduser()
+    return found

@@ -1,0 +1,88 @@
+"""Adapters over HTTP: named as a model, listed, loaded below a root, unloaded."""
+
+from pathlib import Path
+
+from paceline import AsyncLLM
+from paceline.engine.build import DEMO as DEMO_AT
+from paceline.serve.settings import Settings
+from tests.engine.test_adapters import make_adapter
+from tests.serve.conftest import DEMO, running
+from tests.serve.test_slots import ask
+
+
+def test_an_adapter_is_a_model_at_every_door(tmp_path: Path) -> None:
+    target = DEMO_AT / "target"
+    paths = {name: make_adapter(tmp_path / "root" / name, target, seed) for seed, name in enumerate("ab")}
+    outside = make_adapter(tmp_path / "outside", target, 5)
+    (tmp_path / "root" / "link").symlink_to(outside)
+    llm = AsyncLLM(**DEMO, drafter="none", lora={"a": paths["a"]})
+    with running(llm, Settings(lora_root=tmp_path / "root")) as address:
+
+        def said(model: str) -> str:
+            body = {"model": model, "prompt": "Tom has", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+            status, answer = ask(address, "/v1/completions", body)
+            assert status == 200 and answer["model"] == model, answer
+            return str(answer["choices"][0]["text"])
+
+        def load(name: str, path: str, **more: object) -> tuple[int, str]:
+            status, answer = post(address, "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path, **more})
+            return status, str(answer)
+
+        cards = ask(address, "/v1/models", method="GET")[1]["data"]
+        base = cards[0]["id"]
+        assert [(card["id"], card.get("parent")) for card in cards] == [(base, None), ("a", base)]
+        texts = [said(base), said("a")]
+        assert load("b", "b")[0] == 200
+        texts.append(said("b"))
+        assert len({*texts}) == 3
+        status, answer = ask(
+            address, "/v1/chat/completions",
+            {"model": "b", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "temperature": 0},
+        )  # fmt: skip
+        assert status == 200 and answer["model"] == "b"
+        for name, path, status, words in (
+            ("b", "b", 400, "loaded already"), (base, "b", 400, "name of a model"), ("c", "../outside", 403, "outside"),
+            ("c", str(outside), 403, "outside"), ("c", "link", 403, "outside"), ("c", "missing", 400, "adapter_config"),
+            ("", "b", 400, "name"), ("c", "a\0b", 400, "zero byte"),
+        ):  # fmt: skip
+            got = load(name, path)
+            assert got[0] == status and words in got[1], got
+        assert load("b", "a", load_inplace=True)[0] == 200
+        assert said("b") == texts[1] and said(base) == texts[0]
+        metrics = str(post(address, "/metrics", None, "GET")[1])
+        assert "vllm:lora_requests_info{" in metrics and 'max_lora="16"' in metrics
+        assert post(address, "/v1/unload_lora_adapter", {"lora_name": "b"})[0] == 200
+        assert ask(address, "/v1/unload_lora_adapter", {"lora_name": "b"})[0] == 404
+        assert ask(address, "/v1/completions", {"model": "b", "prompt": "x"})[0] == 404
+        [vector] = ask(address, "/v1/embeddings", {"model": base, "input": "x"})[1]["data"]
+        [other] = ask(address, "/v1/embeddings", {"model": "a", "input": "x"})[1]["data"]
+        assert vector["embedding"] != other["embedding"]
+    llm.close()
+
+
+def test_without_a_root_nothing_is_loaded(tmp_path: Path) -> None:
+    path = make_adapter(tmp_path / "a", DEMO_AT / "target")
+    llm = AsyncLLM(**DEMO, drafter="none")
+    with running(llm, Settings()) as address:
+        for call in ("load", "unload"):
+            status, answer = ask(
+                address, f"/v1/{call}_lora_adapter", {"lora_name": "a", "lora_path": str(path)}
+                if call == "load" else {"lora_name": "a"},
+            )  # fmt: skip
+            assert status == 403 and "--lora-root" in answer["error"]["message"]
+    llm.close()
+
+
+def post(address: str, path: str, body: dict[str, object] | None, method: str = "POST") -> tuple[int, str]:
+    """(status, text)"""
+    import json
+    import urllib.request
+    from urllib.error import HTTPError
+
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(address + path, data, {"Content-Type": "application/json"}, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as error:
+        return error.code, error.read().decode()
