@@ -61,6 +61,9 @@ struct Model {
   const bf16* embedding;  // null: `lookup`, weights in groups
   Norm norm;
   Linear head, lookup;
+  Linear narrow;    // the head's outputs `word` [words], ascending: a draft vocabulary; words 0: none
+  const i64* word;
+  i64 words, drafts;  // drafts: every pass has logits of these alone
   const Layer* layer;
   bf16 *keys, *values;  // or int8, if these are given:
   bf16 *key_scales, *value_scales;
@@ -90,6 +93,7 @@ struct Pass {
   double* seconds;    // by Part; or null
   const i64* parts;   // of each layer, bits of Parts; null: the whole of all layers
   const i64* hides;   // pairs: the first slot, and the one behind the last
+  i64 narrow;         // logits of the draft vocabulary alone, where there is one
 };
 }
 
