@@ -36,7 +36,7 @@ def test_the_text_is_the_targets(tmp_path: Path, form: dict[str, Any], monkeypat
                 if learned is not None:
                     assert learned.changes and model.narrowed.words.tolist() == learned.words.tolist()
                     learned.counts.zero_()
-                    private = SamplingParams(temperature=0.0, max_tokens=8, extra_key="me")
+                    private = SamplingParams(temperature=0.0, max_tokens=8, tenant="me")
                     llm.generate(PROMPTS, private, progress=False)
                     assert not learned.counts.any()  # nobody else profits from it
 
