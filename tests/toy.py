@@ -50,7 +50,10 @@ class Toy:
         self.device = torch.device("cpu")
         self.width, self.taps = 2, ()
         self.places = frozenset({*(f"input:{i}" for i in range(LAYERS)), "pre_norm", "post_norm"})
-        self.abilities = frozenset({"run", "embed", "lend", "keys", "program", "join"})
+        self.abilities = frozenset({"run", "embed", "lend", "keys", "program", "join", "narrow"})
+        self.inside: torch.Tensor | None = None
+        """[V]: 0 for tokens of the draft vocabulary, else -inf."""
+        self.drafts = False
         self.lent = 0
         self.forwards = 0
         self.work = 0
@@ -137,7 +140,14 @@ class Toy:
         hidden = torch.tensor([self.normed(state) for state in states], dtype=torch.float64)
         ends = {"pre_norm": torch.tensor(states, dtype=torch.float64), "post_norm": hidden}
         taps |= {tap: ends[tap] for tap in rows.taps if tap in ends}
-        return Out(self.head(hidden[rows.want]), taps)
+        logits = self.head(hidden[rows.want])
+        if self.inside is not None and (self.drafts or program.narrow):
+            logits = logits + self.inside
+        return Out(logits, taps)
+
+    def narrow(self, words: torch.Tensor, drafts: bool) -> None:
+        self.inside, self.drafts = torch.full((VOCAB,), float("-inf"), dtype=torch.float64), drafts
+        self.inside[words] = 0.0
 
     def layer(self, rows: Rows, layer: int, states: list[list[int]], skip: Any, fuzzy: bool) -> None:
         """One layer of all rows, in place. `fuzzy`: its input is not that of a whole pass, and what it keeps is
@@ -254,7 +264,7 @@ class RecurrentToy(Toy):
 
     def __init__(self, logits: torch.Tensor, max_len: int = 64) -> None:
         super().__init__(logits, max_len)
-        self.abilities = frozenset({"embed", "lend", "keys", "state"})
+        self.abilities = frozenset({"embed", "lend", "keys", "state", "narrow"})
         self.state_bytes = 2 * 8 * LAYERS // 2
 
     def allocate(self, blocks: int, block_size: int) -> None:

@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cache
@@ -20,6 +20,7 @@ from paceline.draft.companion import COMPANIONS
 from paceline.draft.crossvocab import ForeignModel
 from paceline.draft.head import HEADS
 from paceline.draft.surfaces import Surfaces
+from paceline.draft.vocabulary import DraftVocabulary
 from paceline.engine.config import EngineConfig
 from paceline.engine.loop import Engine
 from paceline.sample.grammar import Grammars, vocabulary
@@ -143,6 +144,9 @@ class Setting:
     group_size: int | None = None
     patience_ms: float = 0.0
     check: bool = True
+    words: int = 0
+    """Tokens of the draft vocabulary, of the draft model and of the target's lower layers; 0: all. It changes now and
+    then."""
     recurrent: frozenset[str] = frozenset()
     """Models with recurrent layers, among target and draft."""
     clock: int = 0
@@ -165,10 +169,27 @@ class Setting:
             prefix_cache=self.prefix_cache, schedule=self.schedule, order=self.order, group_size=self.group_size,
             tbt_target_ms=self.tbt_target_ms, patience_ms=self.patience_ms, check=self.check,
         )  # fmt: skip
+        target = self.target()
         foreign = ForeignModel(copy(draft), Surfaces(OTHER, VOCAB), Surfaces(TOKENIZER, VOCAB), VOCAB)
         components = {"draft": draft, "foreign": foreign, **sketches()}
-        return Engine(self.target(), config, components=components, callable=user, tokenizer=TOKENIZER,
-                      eos=(EOS,), clock=clock(self.clock))  # fmt: skip
+        engine = Engine(target, config, components=components, callable=user, tokenizer=TOKENIZER,
+                        eos=(EOS,), clock=clock(self.clock))  # fmt: skip
+        if self.words:
+            engine.vocabulary = Changing([(target, False), (draft, True)], self.words, self.clock)
+        return engine
+
+
+class Changing(DraftVocabulary):
+    """A draft vocabulary that is another one after each step, whatever is read."""
+
+    def __init__(self, models: Sequence[tuple[Toy, bool]], size: int, seed: int) -> None:
+        self.models, self.size, self.rng = models, size, random.Random(seed)
+        self.read([])
+
+    def read(self, tokens: Sequence[int]) -> None:
+        words = torch.tensor(sorted(self.rng.sample(range(VOCAB), self.size)))
+        for model, drafts in self.models:
+            model.narrow(words, drafts)
 
 
 def clock(seed: int) -> Callable[[], float]:
@@ -253,6 +274,7 @@ settings_st = st.builds(
     order=st.sampled_from(list(ORDERS)),
     group_size=st.sampled_from([None, None, 1, 2]),
     patience_ms=st.sampled_from([0.0, 1e9]),
+    words=st.sampled_from([0, 1, 3, 5]),
     clock=st.integers(0, 2**16),
 )
 

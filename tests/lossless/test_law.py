@@ -4,6 +4,7 @@ seeds)."""
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -154,6 +155,16 @@ def test_the_law_is_kept_where_drafts_are_cut(verifier: str, monkeypatch: pytest
     monkeypatch.setattr("paceline.engine.drafters.trim", counted)
     assert worst_p(f"{first}|{second}", verifier, "temperature", range(2)) > 1e-4
     assert cuts[0]
+
+
+@pytest.mark.parametrize(
+    ("drafter", "verifier"), [("model", "chain"), ("rsd_c", "rrs"), ("spectr", "kseq"), ("dyspec", "rrs")]
+)
+def test_the_law_is_kept_with_a_draft_vocabulary(drafter: str, verifier: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts are made of four of the seven tokens, of other four after each step."""
+    narrow = replace(law_setting(), words=4)
+    monkeypatch.setattr("tests.lossless.test_law.law_setting", lambda: narrow)
+    assert worst_p(drafter, verifier, "temperature", range(2)) > 1e-4
 
 
 def test_greedy_is_plain() -> None:

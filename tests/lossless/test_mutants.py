@@ -32,7 +32,8 @@ from paceline.sample.sampler import Sampler
 from paceline.verify import chain, kseq, rrs, walk
 from paceline.verify.exact import Exact
 from tests.lossless.cases import FEATURES, Setting, Wish, check
-from tests.lossless.test_law import worst_p
+from tests.lossless.test_law import law_setting, worst_p
+from tests.toy import Toy
 
 
 def shared_noise_under_chain(patch: MonkeyPatch) -> None:
@@ -75,6 +76,31 @@ def raw_q_after_warped_draw(patch: MonkeyPatch) -> None:
         original(self, drawing, logits, tables, hidden)
         tables[-1] = logits.softmax(-1)
 
+    patch.setattr(ModelDrafter, "_draw", draw)
+
+
+def whole_q_of_a_draft_vocabulary(patch: MonkeyPatch) -> None:
+    """Drafts are drawn from four of the tokens, but judged with the q of all of them."""
+    narrow = replace(law_setting(), words=4)
+    patch.setattr("tests.lossless.test_law.law_setting", lambda: narrow)
+    original, forward = ModelDrafter._draw, Toy.forward
+    whole = list[torch.Tensor]()
+
+    def both(self: Toy, rows: Any) -> Any:
+        out = forward(self, rows)
+        if self.drafts:
+            inside, self.inside = self.inside, None
+            whole[:] = [forward(self, rows).logits]
+            self.inside = inside
+        return out
+
+    def draw(
+        self: ModelDrafter, drawing: Any, logits: torch.Tensor, tables: list[torch.Tensor], hidden: Any = None
+    ) -> None:
+        original(self, drawing, logits, tables, hidden)
+        tables[-1] = whole[0].softmax(-1)
+
+    patch.setattr(Toy, "forward", both)
     patch.setattr(ModelDrafter, "_draw", draw)
 
 
@@ -222,6 +248,7 @@ LAW: list[tuple[Mutant, str, str, str]] = [
     (bonus_by_argmax, "model", "chain", "temperature"),
     (replayed_draft_noise, "model", "chain", "temperature"),
     (raw_q_after_warped_draw, "model", "chain", "top-k"),
+    (whole_q_of_a_draft_vocabulary, "model", "chain", "temperature"),
     (pruned_by_token, "model", "chain", "temperature"),
     (forest_dropped_by_content, "model", "chain", "temperature"),
     (top_k_judged_with_q, "rsd_c", "rrs", "temperature"),

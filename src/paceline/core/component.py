@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 TARGET, DRAFT = "target", "draft"
 """Names of the components that an engine has always, and of a small model of the same vocabulary."""
-Ability = Literal["run", "chain", "tree", "program", "exit", "embed", "lend", "keys", "join", "state"]
+Ability = Literal["run", "chain", "tree", "program", "exit", "embed", "lend", "keys", "join", "state", "narrow"]
 
 
 class Component(Protocol):
@@ -39,7 +39,7 @@ class Component(Protocol):
         """What it can do in addition to the protocol: `run` (`Runs`), `chain` and `tree` (whole drafts in one call),
         `program` (`Rows.program`: sets of layers, early exits), `exit` (it was trained for them), `embed` (`Embeds`),
         `lend` (`Lends`), `keys` (`KeySource`), `join` (rows whose position is not their place, and that do not see all
-        before them), `state` (`Keeps`)."""
+        before them), `state` (`Keeps`), `narrow` (`Narrows`)."""
 
     def allocate(self, blocks: int, block_size: int) -> None:
         """Make the K/V pool; called once, before anything is computed."""
@@ -136,6 +136,15 @@ class Keeps(Component, Protocol):
 
     def keep(self, slots: "list[int]") -> None:
         """Drop every state but those behind full blocks and behind the rows in these slots."""
+
+
+class Narrows(Model, Protocol):
+    """A model that computes logits of some tokens alone, for drafts."""
+
+    def narrow(self, words: "Tensor", drafts: bool) -> None:
+        """Take these ids [N], ascending, for the draft vocabulary from now on; never within a step. `drafts`: every
+        pass has logits of them alone, else those whose `Program.narrow` says so. Logits of other tokens are -inf there.
+        RefusalError where the head cannot be taken apart."""
 
 
 class KeySource(Protocol):

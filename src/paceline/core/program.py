@@ -27,6 +27,8 @@ class Program:
     run of neighbours."""
     head: bool = True
     """Final norm and logits behind the last layer that runs: of an early exit, too."""
+    narrow: bool = False
+    """Logits of the model's draft vocabulary alone, where it has one (`Narrows`); those of other tokens are -inf."""
 
     def check(self, layers: int) -> None:
         """Raise InputError unless a model with `layers` layers can run this."""

@@ -95,7 +95,7 @@ class EarlyExit(ModelDrafter):
             g.reach = len(text)
         taps = tuple(sorted({tap for g in leaving for tap in g.below}))
         rows = builder.build(self.model.device, taps)
-        out = spans.forward(self.model, rows, [None] * len(leaving), [g.layer for g in leaving])
+        out = spans.forward(self.model, rows, [None] * len(leaving), [g.layer for g in leaving], narrow=True)
         assert out.leave is not None
         for g, segment in zip(leaving, rows.segments):
             own = slice(segment.start, segment.start + segment.rows)

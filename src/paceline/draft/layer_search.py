@@ -27,7 +27,7 @@ Choice = tuple[bool, ...]
 def skipping(choice: Choice) -> Program:
     """The pass without these sub-layers."""
     parts: tuple[Part, Part] = ("attention", "ffn")
-    return Program(skip=frozenset((1 + i // 2, parts[i % 2]) for i, out in enumerate(choice) if out))
+    return Program(skip=frozenset((1 + i // 2, parts[i % 2]) for i, out in enumerate(choice) if out), narrow=True)
 
 
 def spread(width: int, count: int) -> Choice:

@@ -4,19 +4,20 @@ import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from paceline.core.component import DRAFT, TARGET, Component
+from paceline.core.component import DRAFT, TARGET, Component, Narrows
 from paceline.core.errors import CheckpointError, InputError, RefusalError
 from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.registry import refusal
-from paceline.draft import DRAFTERS
+from paceline.draft import DRAFTERS, NEED_PROGRAM
 from paceline.draft.companion import companions, kinds, weight_bytes
 from paceline.draft.crossvocab import FOREIGN, ForeignModel
 from paceline.draft.head import check_fit, facts_of, footprint_of, load_head, method_of
 from paceline.draft.surfaces import Surfaces
+from paceline.draft.vocabulary import DraftVocabulary, vocabulary_of, wish_of
 from paceline.engine.adapters import Adapters, adapters_of
 from paceline.engine.config import EngineConfig
 from paceline.engine.ids import check_defaults, known_ids
@@ -51,6 +52,7 @@ def build(options: Options) -> tuple[Engine, Text]:
     with opened_once():
         pair = found(options)
         name, user = drafter_of(options)
+        check_draft_vocab(options, pair)
         _check_pair(name, options.verifier, provided(pair.draft, pair.kind) | ({"callable"} if user else set()))
         shape = shape_of(options, pair.model, pair.draft)
         text, model = target(options, pair)
@@ -66,7 +68,10 @@ def build(options: Options) -> tuple[Engine, Text]:
     from paceline.engine import learned
 
     known = learned.recall(options)
+    vocabulary = narrowed(options, model, components, text)
     engine = Engine(model, config, components=components, callable=user, tokenizer=text.tokenizer, eos=eos, known=known)
+    if vocabulary is not None and wish_of(options.draft_vocab or "").learns:
+        engine.vocabulary = vocabulary
     load_adapters(engine, options)
     start(engine, options)
     if files is not None:
@@ -147,6 +152,32 @@ def drafting(options: Options, pair: Pair, model: Decoder, text: Text) -> dict[s
         )
     draft = load_model(pair.draft, **form, vocabulary=(model.vocab_size, text.size))
     return {DRAFT: draft, **companions(pair.draft, model, draft)}
+
+
+def narrowed(options: Options, model: Decoder, components: dict[str, Component], text: Text) -> DraftVocabulary | None:
+    """The draft vocabulary of the draft model, or of the target where its own layers draft."""
+    if options.draft_vocab is None:
+        return None
+    drafts = DRAFT in components
+    whose = cast(Narrows, components[DRAFT] if drafts else model)
+    return vocabulary_of(wish_of(options.draft_vocab), whose, text, drafts=drafts)
+
+
+def check_draft_vocab(options: Options, pair: "Pair") -> None:
+    """Raise InputError or RefusalError where there is nothing that would draft from a vocabulary of its own."""
+    if options.draft_vocab is None:
+        return
+    wish_of(options.draft_vocab)
+    name, _ = drafter_of(options)
+    own = any(need.name == NEED_PROGRAM.name for need in DRAFTERS.card(name).needs)
+    if pair.draft is not None and pair.kind != DRAFT:
+        what = "of another vocabulary" if pair.kind == FOREIGN else f"a head ({pair.kind}), which keeps its own form"
+        raise RefusalError(f"draft_vocab is given, but the draft {pair.draft} is {what}; leave it out.")
+    if pair.draft is None and not own:
+        raise RefusalError(
+            f"draft_vocab is given, but drafter {name!r} has no head to draft with; give a draft model, or a drafter "
+            "that runs the target's own layers, such as early_exit."
+        )
 
 
 def form_of(options: Options, quantize: str | None) -> dict[str, Any]:
@@ -355,7 +386,11 @@ def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory
     files = [at if at.suffix == ".gguf" else at / "tokenizer.json" for at in (path, draft) if at is not None]
     rest = sum(TOKENIZER * tokenizer_bytes(file) for file in files if file.is_file())
     rest += 0 if draft is None else sum(weight_bytes(draft / kind) for kind in kinds(draft))
-    return MemoryModel(target, drafts, spec.max_len, options.block_size, rest)
+    longest = spec.max_len
+    if options.draft_vocab is not None:
+        spec, packing = (spec, packing) if draft is None else of(draft)
+        rest += (packing.head or packing).size(wish_of(options.draft_vocab).size, spec.hidden)
+    return MemoryModel(target, drafts, longest, options.block_size, rest)
 
 
 def tokenizer_bytes(file: Path) -> int:

@@ -21,7 +21,7 @@ log = logging.getLogger("paceline")
 def place(options: "Options") -> Path:
     """The file of this pair of models."""
     models = str(options.model), options.revision, str(options.draft)
-    facts = [*models, options.quantize, options.draft_quantize, options.dtype, __version__]
+    facts = [*models, options.quantize, options.draft_quantize, options.draft_vocab, options.dtype, __version__]
     seal = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
     return home() / f"learned-{seal}.json"
 

@@ -15,6 +15,7 @@ from paceline.core.request import Request
 from paceline.core.result import Result
 from paceline.core.user import UserFn
 from paceline.draft import SCRATCH, Host
+from paceline.draft.vocabulary import DraftVocabulary
 from paceline.engine.block_files import BlockFiles
 from paceline.engine.components import check_component, keep, move, reading, stateful
 from paceline.engine.compute import Compute, Computed
@@ -25,7 +26,7 @@ from paceline.engine.drafter_table import DrafterTable
 from paceline.engine.drafters import DrafterPool, Drafts
 from paceline.engine.identity import root_of
 from paceline.engine.judge import Judge
-from paceline.engine.measured import measured
+from paceline.engine.measured import measured, read_texts
 from paceline.engine.operations import Operations
 from paceline.engine.placement import placement
 from paceline.engine.recorder import Recorder
@@ -85,6 +86,8 @@ class Engine:
         self.session = Session(model, config, self.judge, self.drafters, self.desk.cache, tokenizer=tokenizer, eos=eos)
         self.operations = Operations(self.session, self.desk, self.drafters, self.components)
         self.disk: DiskCache | None = None
+        self.vocabulary: DraftVocabulary | None = None
+        """Learns from the texts, if there is one."""
         place = placement(config.overlap, model.device)
         self.compute = Compute(model, self.judge, Timer(), clock, self.session.ends, place)
 
@@ -186,10 +189,13 @@ class Engine:
         if plan.drafter is not None and computed.drafting:
             self.drafters.book(plan.drafter, computed.drafting)
         results = computed.results
-        work, parts = measured(plan, [txn.base for txn in txns], results, self.table.chain)
+        bases = [txn.base for txn in txns]
+        work, parts = measured(plan, bases, results, self.table.chain)
         self._commit(plan, txns, results)
         self.drafters.keep(plan, txns, computed)
         found = self.drafters.learn(drafts, computed)
+        if self.vocabulary is not None:
+            self.vocabulary.read(read_texts(plan, bases, results))
         notes, changed = self._emit(plan, results)
         ended = [item.request for item in plan.items if item.request.finish is not None]
         numbers = {request.id for request in ended}

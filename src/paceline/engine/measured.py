@@ -36,3 +36,13 @@ def measured(
         longest = max(map(len, rounds)) if plan.passes > 1 else 0
         parts.append(Drafting(name, sum(map(len, rounds)), deepest, nodes, longest))
     return work, parts
+
+
+def read_texts(plan: Plan, bases: Sequence[int], results: Sequence[Result]) -> list[int]:
+    """Tokens of prompts and outputs that the step computed, but for texts that nobody else may profit from."""
+    found = list[int]()
+    for item, base, result in zip(plan.items, bases, results):
+        if not item.request.extra_key:
+            found += item.request.tokens[base : base + item.given] if item.given > 1 else ()
+            found += result.tokens
+    return found

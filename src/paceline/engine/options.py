@@ -120,6 +120,12 @@ class Options(StepOptions):
         _any("Quantization of the draft alone, with the values of quantize; it changes only the speed, never the "
              "output. Default: as quantize."),
     ] = None  # fmt: skip
+    draft_vocab: Annotated[
+        str | None,
+        _any("Draft from the commonest tokens alone, with less of the head to read: a number of them such as 32k (the "
+             "tokenizer's first; 32k:FILE counts in a text), or learn (learn:8k) from the text that is served. It "
+             "changes only the speed. Default: all tokens."),
+    ] = None  # fmt: skip
     kv_dtype: Annotated[
         KvDtype | None,
         _any("int8: keys and values in 8 bits, which leaves room for 1.88 times the tokens. Default: as dtype."),
@@ -178,6 +184,7 @@ class EngineOptions(TypedDict, total=False):
     dtype: Dtype
     quantize: Quantize | None
     draft_quantize: Quantize | None
+    draft_vocab: str | None
     kv_dtype: KvDtype | None
     device: str
     threads: int | None

@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.attend import Make
 from paceline.attend.fused import Fused
 from paceline.core.component import Ability
-from paceline.core.errors import InputError
+from paceline.core.errors import InputError, RefusalError
 from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.program import WHOLE
 from paceline.core.rows import Out, Rows
@@ -19,6 +19,7 @@ from paceline.model.adapters import AdapterTable
 from paceline.model.blocks import Block, Norm, Rotary
 from paceline.model.grouped import looked_up
 from paceline.model.linear import Linear, Packing
+from paceline.model.narrow import taken
 from paceline.model.packed import Packed
 from paceline.model.spec import Attention, ModelSpec, ShortConv
 from paceline.model.state import States
@@ -43,6 +44,14 @@ class Weights:
     """Bytes that one pass reads: layers, norms and head, but not the rows of the embedding."""
 
 
+@dataclass(frozen=True, slots=True)
+class NarrowHead:
+    """The head over a draft vocabulary: `words` int64 [N], ascending, and their rows of the head."""
+
+    words: Tensor
+    linear: Linear
+
+
 class Decoder:
     """Implements `Model` (core/rows.py). Not thread-safe: the pool and the attention's plan are shared."""
 
@@ -63,6 +72,9 @@ class Decoder:
         self.state_bytes = spec.state_width * self.compute.itemsize
         self.weight_bytes = weights.bytes
         self._lent: list[Tensor] = []
+        self.narrowed: NarrowHead | None = None
+        self.drafts = False
+        """Has every pass logits of the draft vocabulary alone?"""
         self.exact = torch.float64 if self.dtype == torch.float64 else torch.float32
         # gemma rounds the factor to the weights' dtype before it multiplies
         self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=self.dtype).item()
@@ -204,25 +216,48 @@ class Decoder:
         if len(rows.want) < len(x):
             x = x.index_select(0, rows.want)
         x = x if tapped else self.weights.norm(x)
-        return self.head(x)
+        if self.narrowed is None or not (self.drafts or rows.program.narrow):
+            return self.head(x)
+        some = self.finished(self.narrowed.linear(x))
+        return some.new_full((len(x), self.spec.vocab), float("-inf")).index_copy_(1, self.narrowed.words, some)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [L, vocab] of hidden states [L, H] that have passed the final norm."""
-        logits, cap = self.weights.head(hidden).to(self.exact), self.spec.logit_softcap
+        return self.finished(self.weights.head(hidden))
+
+    def finished(self, products: Tensor) -> Tensor:
+        """Logits from what a head makes of hidden states."""
+        logits, cap = products.to(self.exact), self.spec.logit_softcap
         if self.spec.logit_scale != 1:
             logits.mul_(self.spec.logit_scale)
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+    def narrow(self, words: Tensor, drafts: bool) -> None:
+        """`core.component.Narrows`."""
+        linear = taken(self.weights.head, words)
+        if linear is None:
+            raise RefusalError(
+                f"draft_vocab takes rows out of the head, which {self.packing.name} does not allow; it needs the "
+                "native decoder (dtype bfloat16, a C++ compiler) or a GPU."
+            )
+        whole, part = (
+            head.bytes if isinstance(head, Packed) else size * self.spec.hidden * self.packing.dtype.itemsize
+            for head, size in ((self.weights.head, self.spec.vocab), (linear, len(words)))
+        )
+        self.narrowed, self.drafts = NarrowHead(words.to(self.device), linear), drafts
+        self.weight_bytes = self.weights.bytes + (part - whole if drafts else 0)
 
     def no_logits(self) -> Tensor:
         return torch.empty(0, self.spec.vocab, dtype=self.exact, device=self.device)
 
     def describe(self) -> str:
-        return f"{self.spec.family}, {self.packing.describe()}, on {self.device}"
+        words = "" if self.narrowed is None else f", {len(self.narrowed.words):,} tokens of a draft"
+        return f"{self.spec.family}, {self.packing.describe()}{words}, on {self.device}"
 
 
 def abilities(spec: ModelSpec) -> frozenset[Ability]:
     """Abilities of a decoder with these layers in addition to the protocol."""
-    found: set[Ability] = {"embed", "lend"}
+    found: set[Ability] = {"embed", "lend", "narrow"}
     if spec.recurrent:
         found |= {"state"}  # a pass that leaves layers out, or goes on from one that was not kept, has no state
     else:

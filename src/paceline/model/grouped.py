@@ -52,15 +52,27 @@ WHOLE_SCALES = (ScaleForm.SUPER, ScaleForm.SIXTEENS, ScaleForm.SIGNED)
 """Forms whose groups' scales are whole numbers: a record is added up in whole numbers."""
 
 
-def head_bytes(form: ScaleForm, groups: int, spread: int = 0) -> int:
-    """Bytes that the scales and minimums of a record of `groups` groups take; 2^spread groups share theirs."""
+def planes(form: ScaleForm, groups: int, spread: int = 0) -> tuple[tuple[int, torch.dtype], ...]:
+    """The head of a record of `groups` groups, in order: how many numbers of each output, and their type.
+    2^spread groups share theirs."""
     scales = -(-groups >> spread) if spread else groups
-    sizes = {
-        ScaleForm.ZEROS: 96 * scales, ScaleForm.PAIRS: 128 * scales, ScaleForm.SUPER: 128 + 64 * groups,
-        ScaleForm.FLOATS: 256 * scales, ScaleForm.HALF: 64 * scales, ScaleForm.EXPONENT: 32 * scales,
-        ScaleForm.SIXTEENS: 64 + 64 * groups, ScaleForm.SIGNED: 64 + 32 * groups,
-    }  # fmt: skip
-    return -(-sizes[form] // 64) * 64
+    found: dict[ScaleForm, tuple[tuple[int, torch.dtype], ...]] = {
+        ScaleForm.ZEROS: ((scales, torch.half), (scales, torch.uint8)),
+        ScaleForm.PAIRS: ((scales, torch.half), (scales, torch.half)),
+        ScaleForm.SUPER: ((1, torch.half), (1, torch.half), (groups, torch.uint8), (groups, torch.uint8)),
+        ScaleForm.FLOATS: ((scales, torch.float), (scales, torch.float)),
+        ScaleForm.HALF: ((scales, torch.half),),
+        ScaleForm.EXPONENT: ((scales, torch.uint8),),
+        ScaleForm.SIXTEENS: ((1, torch.half), (2 * groups, torch.int8)),
+        ScaleForm.SIGNED: ((1, torch.half), (groups, torch.int8)),
+    }
+    return found[form]
+
+
+def head_bytes(form: ScaleForm, groups: int, spread: int = 0) -> int:
+    """Bytes that the scales and minimums of a record of `groups` groups take."""
+    size = sum(number * BLOCK_OUTPUTS * kind.itemsize for number, kind in planes(form, groups, spread))
+    return -(-size // 64) * 64
 
 
 def block_bytes(inputs: int, bits: int, form: ScaleForm, spread: int = 0) -> int:
@@ -345,19 +357,8 @@ def floats_of(packed: Packed, parts: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 def of_head(form: ScaleForm, head: Tensor, count: int, spread: int) -> list[Tensor]:
     """The parts [blocks, groups, 32] of a record's head, float32."""
-    scales = -(-count >> spread) if spread else count
-    kinds = {
-        ScaleForm.ZEROS: ((scales, torch.half), (scales, torch.uint8)),
-        ScaleForm.PAIRS: ((scales, torch.half), (scales, torch.half)),
-        ScaleForm.SUPER: ((1, torch.half), (1, torch.half), (count, torch.uint8), (count, torch.uint8)),
-        ScaleForm.FLOATS: ((scales, torch.float), (scales, torch.float)),
-        ScaleForm.HALF: ((scales, torch.half),),
-        ScaleForm.EXPONENT: ((scales, torch.uint8),),
-        ScaleForm.SIXTEENS: ((1, torch.half), (2 * count, torch.int8)),
-        ScaleForm.SIGNED: ((1, torch.half), (count, torch.int8)),
-    }[form]
     at, parts = 0, []
-    for number, kind in kinds:
+    for number, kind in planes(form, count, spread):
         taken = head[:, at : at + number * BLOCK_OUTPUTS * kind.itemsize].contiguous().view(kind)
         parts.append(taken.view(len(head), number, BLOCK_OUTPUTS).float())
         at += number * BLOCK_OUTPUTS * kind.itemsize

@@ -140,6 +140,12 @@ class NativeDecoder(Decoder):
             window=mixer.window or 0,
         )  # fmt: skip
 
+    def narrow(self, words: Tensor, drafts: bool) -> None:
+        super().narrow(words, drafts)
+        head: Any = self.narrowed
+        self.model.narrow, self.model.word = head.linear.c, head.words.data_ptr()
+        self.model.words, self.model.drafts = len(words), drafts
+
     def allocate(self, blocks: int, block_size: int) -> None:
         spec = self.spec
         dims = -(-spec.head_dim // 32) * 32
@@ -329,7 +335,7 @@ class NativeDecoder(Decoder):
             numbers, numbers + row, numbers + 2 * row, numbers + 3 * row, tables + 8 * len(rows.segments) * rows.width,
             tables, segments.buffer_info()[0],
             address(x), self.inputs(taps), address(taps.get("post_norm")), logits.data_ptr(), address(self.seconds),
-            None if parts is None else ctypes.addressof(parts), hidden.buffer_info()[0],
+            None if parts is None else ctypes.addressof(parts), hidden.buffer_info()[0], rows.program.narrow,
         )  # fmt: skip
         self.model.threads = torch.get_num_threads()
         return call, x, logits, (segments, hidden, parts)

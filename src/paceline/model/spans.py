@@ -15,9 +15,16 @@ from paceline.core.program import WHOLE, Entry, Program, inputs
 from paceline.core.rows import Out, Rows, RowsBuilder, Segment
 
 
-def forward(model: Model, rows: Rows, entries: Sequence[Entry | None], exits: Sequence[int | None] = ()) -> Out:
+def forward(
+    model: Model,
+    rows: Rows,
+    entries: Sequence[Entry | None],
+    exits: Sequence[int | None] = (),
+    narrow: bool = False,
+) -> Out:
     """As `model.forward(rows)`, with for each text the rows that have passed its first layers already, and the number
-    of layers behind which its rows leave (None: all), with the logits of an early exit there.
+    of layers behind which its rows leave (None: all), with the logits of an early exit there. `narrow`: as in
+    `Program`.
 
     `Out.leave` [T, H] has each row's hidden state where it left before the last layer. A tap of a row that does not run
     there is that of its entry, or zeros.
@@ -29,18 +36,19 @@ def forward(model: Model, rows: Rows, entries: Sequence[Entry | None], exits: Se
     cuts = sorted({0, *ends, *(entry.layer for entry in entries if entry is not None)})
     if cuts == [0, layers]:
         return model.forward(rows)
-    walk = _Walk(model, rows, list(entries), ends, layers)
+    walk = _Walk(model, rows, list(entries), ends, layers, narrow)
     for first, last in pairwise(cuts):
         walk.stage(first, last)
     return walk.out()
 
 
 def head(model: Model, hidden: Tensor, layer: int) -> Tensor:
-    """Logits [T, V] of an early exit from hidden states [T, H] that enter this layer: final norm and head alone."""
+    """Logits [T, V] of an early exit from hidden states [T, H] that enter this layer, as a draft has them: final norm
+    and head alone."""
     builder = RowsBuilder()
     for _ in range(len(hidden)):
         builder.add([0], [0], [0], 0)
-    rows = builder.build(model.device, program=Program(layer, layer))
+    rows = builder.build(model.device, program=Program(layer, layer, narrow=True))
     return model.forward(replace(rows, hidden=hidden)).logits
 
 
@@ -58,6 +66,7 @@ class _Walk:
     entries: list[Entry | None]
     ends: list[int]
     layers: int
+    narrow: bool
 
     def __post_init__(self) -> None:
         self.state: Tensor | None = None
@@ -97,7 +106,7 @@ class _Walk:
         ends = bool(leaving)
         part = replace(
             select(self.rows, kept, want),
-            program=Program(first, last, head=ends),
+            program=Program(first, last, head=ends, narrow=self.narrow),
             taps=(*taps, "pre_norm") if ends and last < self.layers and "pre_norm" not in taps else taps,
             hidden=None if first == 0 or self.state is None else self.state[whose],
         )

@@ -15,7 +15,7 @@ struct Attention : Cache {
     for (i64 g = 0; g < groups; g += 2) {
       const i64 other = std::min(g + 1, groups - 1);
       const bf16 *next = ahead(g), *after = ahead(other);
-      panels(rows, [&](i64 p, i64 step, i64 r, auto n) {
+      panels<LEFT>(rows, [&](i64 p, i64 step, i64 r, auto n) {
         __m512i c[n][2] = {};
         auto part = [&](const bf16* group) { return (const uint8_t*)group + p * step * dims() / 2; };
         Ahead lines = {part(next ? next : keys[g]), part(after ? after : keys[other]), step};
@@ -40,7 +40,7 @@ struct Attention : Cache {
         const bf16* it = ahead(g);
         next[g - from] = it ? it : values[g];
       }
-      panels(rows, [&](i64 p, i64 step, i64 r, auto n) {
+      panels<LEFT>(rows, [&](i64 p, i64 step, i64 r, auto n) {
         for (i64 d = 0; d < dims(); d += 32) {
           float* y = out + r * dims() + d;
           __m512i c[n][2];

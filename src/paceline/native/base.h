@@ -67,6 +67,9 @@ struct Model {
   const bf16* embedding;  // null: `lookup`, weights in groups
   Norm norm;
   Linear head, lookup;
+  Linear narrow;    // the head's outputs `word` [words], ascending: a draft vocabulary; words 0: none
+  const i64* word;
+  i64 words, drafts;  // drafts: every pass has logits of these alone
   const Layer* layer;
   bf16 *keys, *values;  // or int8, if these are given:
   bf16 *key_scales, *value_scales;
@@ -98,6 +101,7 @@ struct Pass {
   double* seconds;    // by Part; or null
   const i64* parts;   // of each layer, bits of Parts; null: the whole of all layers
   const i64* hides;   // pairs: the first slot, and the one behind the last
+  i64 narrow;         // logits of the draft vocabulary alone, where there is one
 };
 }
 
@@ -204,30 +208,33 @@ static inline void transpose(__m512i x[16]) {  // 16 x 16 words of 32 bits
 }
 #endif
 
+// Without AVX-512 sixteen numbers are no register, and a call passes them through memory
+#define INLINE static inline __attribute__((always_inline))
+
 const float TO_2 = 1.44269504f;  // e^x = 2^(x * this)
 
-static __m512 exponential2(__m512 t) {  // 2^t
+INLINE __m512 exponential2(__m512 t) {  // 2^t
   const __m512 f = _mm512_reduce_ps(t, 1);  // t - floor(t); 2^f to 1e-7:
   __m512 p = set(1.86713e-3f);
   for (float c : {9.0170298e-3f, 5.57999127e-2f, 2.40164444e-1f, 6.93151295e-1f, 1.f}) p = _mm512_fmadd_ps(p, f, set(c));
   return _mm512_scalef_ps(p, t);
 }
 
-static __m512 exponential(__m512 x) {  // stops at e^-87
+INLINE __m512 exponential(__m512 x) {  // stops at e^-87
   return exponential2(_mm512_max_ps(_mm512_mul_ps(x, set(TO_2)), set(-126.f)));
 }
 
-static __m512 sigmoid(__m512 x) {
+INLINE __m512 sigmoid(__m512 x) {
   const __m512 d = _mm512_add_ps(set(1.f), exponential(_mm512_min_ps(_mm512_sub_ps(_mm512_setzero_ps(), x), set(87.f))));
   const __m512 r = _mm512_rcp14_ps(d);  // and one step of Newton's
   return _mm512_mul_ps(r, _mm512_fnmadd_ps(d, r, set(2.f)));
 }
 
-static __m512 capped(__m512 x, float cap) {  // cap * tanh(x / cap)
+INLINE __m512 capped(__m512 x, float cap) {  // cap * tanh(x / cap)
   return _mm512_mul_ps(_mm512_fmsub_ps(set(2.f), sigmoid(_mm512_mul_ps(x, set(2.f / cap))), set(1.f)), set(cap));
 }
 
-static __m512 activated(__m512 x, i64 how) {
+INLINE __m512 activated(__m512 x, i64 how) {
   if (how == SQUARED) x = _mm512_max_ps(x, _mm512_setzero_ps());
   if (how == SQUARED) return _mm512_mul_ps(x, x);
   if (how == SILU) return _mm512_mul_ps(x, sigmoid(x));
@@ -237,13 +244,13 @@ static __m512 activated(__m512 x, i64 how) {
 }
 
 // A load soon after gets the numbers from a plain store, and has to wait for a masked one
-static void put(float* to, __m512 x, __mmask16 mask) {
+INLINE void put(float* to, __m512 x, __mmask16 mask) {
   if (mask == 0xffff) _mm512_storeu_ps(to, x);
   else _mm512_mask_storeu_ps(to, mask, x);
 }
 
 // Numbers i to i + 15 of a row that will be multiplied: as float32, or rounded to bfloat16
-static void keep(void* row, i64 i, bool floats, __m512 x, __mmask16 mask = 0xffff) {
+INLINE void keep(void* row, i64 i, bool floats, __m512 x, __mmask16 mask = 0xffff) {
   const __m256i narrow = (__m256i)_mm512_cvtneps_pbh(x);
   if (floats) put((float*)row + i, x, mask);
   else if (mask == 0xffff) _mm256_storeu_si256((__m256i*)((bf16*)row + i), narrow);

@@ -139,9 +139,26 @@ struct Worker : Attention {
       }
       norm_rows(b.x, m.norm, p.wanted, p.want, nullptr);
       done(NORM);
-      store(m.head, b.normed, p.wanted, p.logits, m.vocab, (float)m.logit_cap, (float)m.logit_scale);
+      const bool narrow = m.words && (m.drafts || p.narrow);
+      store(narrow ? m.narrow : m.head, b.normed, p.wanted, p.logits, m.vocab, (float)m.logit_cap, (float)m.logit_scale);
+      done(HEAD);
+      if (!narrow) return;
+      for (i64 r = me; r < p.wanted; r += all) spread(p.logits + r * m.vocab);
       done(HEAD);
     }
+  }
+
+  // Logits of a draft vocabulary to their places among all; those of other tokens are -inf. From the end, as no token stands
+  // before its rank
+  void spread(float* z) const {
+    i64 end = m.vocab;
+    for (i64 j = m.words - 1; j >= 0; j--) {
+      const i64 at = m.word[j];
+      const float x = z[j];
+      std::fill(z + at + 1, z + end, -INFINITY);
+      z[at] = x, end = at;
+    }
+    std::fill(z, z + end, -INFINITY);
   }
 };
 

@@ -139,12 +139,14 @@ static inline __attribute__((always_inline)) void product(__m512i (&c)[ROWS][2],
 
 #endif
 
-const i64 PANEL = 8;  // rows whose sums in two columns fit into the registers
+// Rows whose sums in two columns fit into the registers; without AVX-512 in one column (narrow_product.h: together)
+template <Left LEFT>
+constexpr i64 PANEL = NARROW && LEFT == FLOATS ? 6 : 8;
 
 // f(panel, its share of the 64 bytes of a line, its first row, how many as a constant), in panels of about the same size
-template <class F>
+template <Left LEFT, class F>
 static inline void panels(i64 rows, F f) {
-  const i64 count = (rows + PANEL - 1) / PANEL, share = (64 + count - 1) / count;
+  const i64 count = (rows + PANEL<LEFT> - 1) / PANEL<LEFT>, share = (64 + count - 1) / count;
   for (i64 p = 0; p < count; p++) {
     const i64 first = rows * p / count;
     switch (rows * (p + 1) / count - first) {
@@ -178,7 +180,7 @@ static void block_avx(const uint8_t* w, const uint8_t* x, i64 stride, i64 steps,
   }
   for (i64 k = 0; k < steps; k += 8, w += 8 * 2048, x += 8 * 16 * MEETS<LEFT>) {
     const i64 here = std::min<i64>(8, steps - k);
-    panels(rows, [&](i64 p, i64 step, i64 r, auto n) {
+    panels<LEFT>(rows, [&](i64 p, i64 step, i64 r, auto n) {
       const uint8_t* next = w + 8 * 2048 + p * here * 32 * step;
       rows_avx<LEFT, n>(w, x + r * stride, stride, here, {next, next + step, 2 * step}, sums + 2 * r);
     });

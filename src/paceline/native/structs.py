@@ -50,7 +50,9 @@ class CModel(Structure):
         *doubles("residual_scale", "logit_scale"),
         *pointers("embedding"),
         ("norm", CNorm),
-        *((name, CLinear) for name in ("head", "lookup")),
+        *((name, CLinear) for name in ("head", "lookup", "narrow")),
+        *pointers("word"),
+        *integers("words", "drafts"),
         ("layer", POINTER(CLayer)),
         *pointers("keys", "values", "key_scales", "value_scales"),
         *integers("bytes", "rank"),
@@ -63,6 +65,7 @@ class CPass(Structure):
         *integers("rows", "segments", "wanted", "width", "first", "last", "embed", "head"),
         *pointers("token", "position", "slot", "word", "want", "table", "segment"),
         *pointers("hidden", "inputs", "post_norm", "logits", "seconds", "parts", "hides"),
+        *integers("narrow"),
     ]
 
 
