@@ -169,7 +169,7 @@ class LongSpec(Rowless):
         q = self.cross_q(self.norms[1](x)).view(len(x), c.heads, c.head_dim)
         q = self.turned(q, torch.full((len(x),), position))
         seen: Part | None = None
-        for span in slots.split(READ_ROWS):
+        for span in torch.split(slots, READ_ROWS):
             new = part(q, *target.last_keys(span), self.spec.attention_scale)
             seen = new if seen is None else merge(seen, new)
         assert seen is not None
