@@ -65,7 +65,7 @@ class Adapters:
 
     @property
     def table(self) -> TableOfSlots:
-        """Of the decoder."""
+        """Table of the decoder."""
         table: TableOfSlots = self.model.adapt()
         return table
 

@@ -55,7 +55,7 @@ class LoraWeights:
     modules: Mapping[str, LoraPair]
     """By the module's name in the checkpoint's layout."""
     digest: str
-    """Of all that changes what it computes, 32 hexadecimal digits."""
+    """Digest of all that changes what it computes, 32 hexadecimal digits."""
     rank: int
     """Largest rank of a module."""
     interleaved: bool = False
@@ -273,7 +273,7 @@ def _check_complete(path: Path, config: Mapping[str, Any], weights: LoraWeights,
 
 
 def checked(weights: LoraWeights, path: Path, spec: ModelSpec, max_rank: int = MAX_LORA_RANK) -> LoraWeights:
-    """The same. CheckpointError where a module is not one of the model, or does not fit it."""
+    """Checked weights. CheckpointError where a module is not one of the model, or does not fit it."""
     shapes: dict[str, tuple[int, int]] = {}
     for place in lora_places(spec, False, False):
         shapes.update((name, (out, place.width)) for name, out in zip(place.modules, place.outs))

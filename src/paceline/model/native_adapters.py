@@ -37,7 +37,7 @@ class PackedDelta:
 
 
 def pack_delta(pair: LoraPair) -> PackedDelta:
-    """Of each 16 outputs pairs of the columns between the first and the last that is not zero."""
+    """Packed factors: of each 16 outputs pairs of the columns between the first and the last that is not zero."""
     down, up = (part.to(torch.bfloat16) for part in pair)
     odd = len(down) % 2
     down = torch.nn.functional.pad(down, (0, -down.shape[1] % 32, 0, odd))

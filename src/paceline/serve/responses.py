@@ -200,9 +200,9 @@ class ModelShape(AnswerShape):
     max_model_len: int | None
     """None: it is not loaded."""
     root: str | None = None
-    """Of an adapter: where it lies."""
+    """Directory of an adapter."""
     parent: str | None = None
-    """Of an adapter: the model that it is for."""
+    """Model that an adapter is for."""
     state: Literal["unloaded", "loading", "loaded", "unloading", "failed"] | None = None
     """This field and those below are set only if several models are served."""
     loaded: bool | None = None

@@ -113,7 +113,7 @@ class Server:
         return self.llm.llm.engine.session.adapters
 
     def called(self, name: str | None) -> "Server":
-        """The same for requests that name an adapter."""
+        """View of it for requests that name an adapter."""
         if name is None or name in self.names or name not in self.adapters.named:
             return self
         view = copy(self)
@@ -146,7 +146,7 @@ class Server:
         return [*(self.card(name) for name in self.names), *self.adapter_cards(self.names[0])]
 
     def adapter_cards(self, parent: str) -> list[dict[str, Any]]:
-        """Those of the adapters of a model that is served under this name."""
+        """Entries of the adapters of a model that is served under this name."""
         named = sorted(self.adapters.named.items())
         return [{**self.card(name), "root": str(each.path), "parent": parent} for name, each in named]
 
