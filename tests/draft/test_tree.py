@@ -15,6 +15,7 @@ from pytest import MonkeyPatch
 from paceline.core.forest import ROOT, Law
 from paceline.core.noise import DraftNoise
 from paceline.core.params import SamplingParams
+from paceline.core.plan import MinChance
 from paceline.core.registry import refusal
 from paceline.draft import DRAFTERS, NEED_DRAFT, dyspec, sequoia, topk
 from paceline.draft.rsd_c import RsdC, branching
@@ -33,6 +34,8 @@ CELLS = [
     (d, v) for d in TREES for v, accepts in VERIFIERS.items() if refusal(d, DRAFTERS.card(d), v, accepts, HAVE) is None
 ]
 V = 5
+FREE = MinChance(0.0, 1e-12)
+"""Prices at which a tree has all nodes that it may have."""
 
 
 # -- the builder on the toy --------------------------------------------------------------------------------------------
@@ -155,13 +158,14 @@ class Roomy(Tree):
 
 
 def drive(
-    method: Any, nodes: float, seed: int = 0, law: Law = Law.WITHOUT_REPLACEMENT, make: type[Tree] = Tree
-) -> Tree:
+    method: Any, nodes: float, seed: int = 0, law: Law = Law.WITHOUT_REPLACEMENT, make: type[Tree] = Tree,
+    price: MinChance = FREE,
+) -> Tree:  # fmt: skip
     """One tree of `method`, without a model."""
     if isinstance(method, type):
         method = object.__new__(method)
         method.chances, method.least = ByTheBook(), {}
-    ask: Any = SimpleNamespace(item=SimpleNamespace(nodes=nodes, depth=99, min_chance=None))
+    ask: Any = SimpleNamespace(item=SimpleNamespace(nodes=nodes, depth=99, min_chance=price))
     tree = make(ask, 0, law)
     method.plant(tree)
     tree.fresh = [ROOT]
@@ -315,6 +319,24 @@ def test_the_heap_by_passes_is_the_heap_one_draw_at_a_time(nodes: int) -> None:
         want, values = one_by_one(nodes, seed)
         assert paths(drive(dyspec.DySpec, nodes, seed)) == want
         assert all(a >= b - 1e-12 for a, b in itertools.pairwise(values))
+
+
+def test_a_priced_sampled_tree_is_a_part_of_the_free_one_and_in_order() -> None:
+    """Siblings are the first draws in their order, whatever rows and passes cost; no node has a smaller chance than a
+    row costs."""
+    fewer = 0
+    for seed in range(40):
+        free = drive(dyspec.DySpec, 24, seed)
+        for price in (MinChance(0.05, 1e-12), MinChance(0.05, 0.3), MinChance(0.3, 0.3)):
+            tree = drive(dyspec.DySpec, 24, seed, price=price)
+            fewer += len(tree.token) < len(free.token)
+            for place in (ROOT, *range(len(tree.token))):
+                mine = [tree.token[i] for i in children(tree, place)]
+                path = tree.path(place) if place != ROOT else ()
+                assert mine == list(draws(path, seed).token)[: len(mine)]
+            values = dict(zip(*one_by_one(200, seed)))
+            assert all(values[path] >= price.row for path in paths(tree) if path in values)
+    assert fewer > 60
 
 
 def test_values_popped_never_rise(monkeypatch: MonkeyPatch) -> None:

@@ -142,7 +142,7 @@ def test_a_gap_is_a_missing_value_and_named(tmp_path: Path) -> None:
         ([*days("%Y-%m-%d", 10), "2023-12-13"], "2023-12-13 comes twice"),
         ([*days("%Y-%m-%d", 10), "2023-12-13T00:00:00"], "comes twice"),
         ([*days("%Y-%m-%dT00:00:00+01:00", 10), "2024-12-13"], "time zone"),
-        ([*days("%Y-%m-%d", 10), "2924-12-13"], "times lack"),
+        ([*days("%Y-%m-%d", 10), "2924-12-13"], "times are missing"),
     ],
 )  # fmt: skip
 def test_times_that_cannot_be_used_are_refused(tmp_path: Path, times: list[str], said: str) -> None:
