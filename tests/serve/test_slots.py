@@ -158,6 +158,52 @@ def test_each_key_has_slots_of_its_own(tmp_path: Path) -> None:
     llm.close()
 
 
+def test_a_salt_stays_with_its_slot(where: str) -> None:
+    def salted(salt: str) -> tuple[str, int]:
+        body = {"prompt": STORY, "max_tokens": 8, "temperature": 0, "cache_salt": salt}
+        answer = ask(where, "/v1/completions", body)[1]
+        return answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    text, _ = salted("x")
+    for action in ("save", "erase", "restore"):
+        assert ask(where, f"/slots/0?action={action}", {"filename": "a"})[0] == 200
+    assert salted("y") == (text, 0) == complete(where, STORY)
+    again, cached = salted("x")
+    assert again == text and cached >= 32
+
+
+def test_the_warm_up_leaves_the_slots_to_clients(tmp_path: Path) -> None:
+    import asyncio
+
+    from paceline.serve.server import Server
+
+    llm = AsyncLLM(**DEMO, drafter="none", kv_disk=f"{tmp_path}/kv:64M")
+    asyncio.run(Server(llm, Settings()).warm_up())
+    with running(llm, Settings()) as address:
+        assert not any(slot["n_tokens"] for slot in ask(address, "/slots", method="GET")[1])
+        complete(address, STORY)
+        assert ask(address, "/slots/0?action=save", {"filename": "a"})[1]["n_saved"] >= 32
+    llm.close()
+
+
+def test_a_mark_that_is_no_object_is_refused(where: str) -> None:
+    for mark in (3, "ephemeral", [], True):
+        block = {"type": "text", "text": "a", "cache_control": mark}
+        for body in ({"messages": [{"role": "user", "content": [block]}]},
+                     {"messages": [{"role": "user", "content": "a"}], "system": [block]}):  # fmt: skip
+            status, answer = ask(where, "/v1/messages", {"max_tokens": 2, **body})
+            assert status == 400 and "cache_control" in answer["error"]["message"], answer
+
+
+def test_an_earlier_answer_is_found_again(where: str) -> None:
+    body = {"input": STORY, "max_output_tokens": 24, "temperature": 0}
+    first = ask(where, "/v1/responses", body)[1]
+    assert first["usage"]["input_tokens_details"]["cached_tokens"] == 0
+    following = {"input": "Go on.", "previous_response_id": first["id"], "max_output_tokens": 4}
+    second = ask(where, "/v1/responses", following)[1]
+    assert second["usage"]["input_tokens_details"]["cached_tokens"] >= first["usage"]["input_tokens"] - 16
+
+
 def test_what_is_said_of_a_prompt_reaches_the_engine(where: str) -> None:
     """prompt_cache_key, cache_control: the prefix comes back."""
     from paceline.engine.session import Session
