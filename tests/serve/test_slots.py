@@ -140,7 +140,8 @@ def test_without_a_directory_there_are_no_slots(url: str) -> None:
 def test_each_key_has_slots_of_its_own(tmp_path: Path) -> None:
     llm = AsyncLLM(**DEMO, drafter="none", kv_disk=f"{tmp_path}/kv:64M")
     with running(llm, Settings(api_keys=("key-a", "key-b"))) as address:
-        one, two = ({"Authorization": f"Bearer key-{name}"} for name in "ab")
+        keys: list[dict[str, Any]] = [{"Authorization": f"Bearer key-{name}"} for name in "ab"]
+        one, two = keys
         complete(address, STORY, **one)
         assert ask(address, "/slots", method="GET", **one)[1][0]["n_tokens"] > 0
         assert ask(address, "/slots", method="GET", **two)[1][0]["n_tokens"] == 0
@@ -172,6 +173,32 @@ def test_a_salt_stays_with_its_slot(where: str) -> None:
     assert again == text and cached >= 32
 
 
+def test_a_disk_that_hangs_holds_nobody(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+    from concurrent.futures import ThreadPoolExecutor
+
+    from paceline.engine.slots import Slots
+    from paceline.serve import slots
+
+    text, _ = complete(where, STORY)
+    release = threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(Slots, "save", lambda *args: int(release.wait(60)))
+        patch.setattr(slots, "DISK_S", 0.2)
+        save: tuple[str, dict[str, Any]] = ("/slots/0?action=save", {"filename": "a"})
+        with ThreadPoolExecutor(12) as pool:
+            answers = [*pool.map(lambda _: ask(where, *save), range(12))]
+        assert [(status, answer["error"]["code"]) for status, answer in answers] == [(503, "disk_busy")] * 12
+        assert ask(where, *save)[0] == 503
+        held = [thread for thread in threading.enumerate() if thread.name == "paceline-slots"]
+        assert len(held) == slots.MOST_DISK_THREADS and all(thread.daemon for thread in held)
+        assert complete(where, STORY)[0] == text
+        release.set()
+        for thread in held:
+            thread.join()
+    assert ask(where, "/slots/0?action=save", {"filename": "a"})[0] == 200
+
+
 def test_the_warm_up_leaves_the_slots_to_clients(tmp_path: Path) -> None:
     import asyncio
 
@@ -187,6 +214,7 @@ def test_the_warm_up_leaves_the_slots_to_clients(tmp_path: Path) -> None:
 
 
 def test_a_mark_that_is_no_object_is_refused(where: str) -> None:
+    mark: Any
     for mark in (3, "ephemeral", [], True):
         block = {"type": "text", "text": "a", "cache_control": mark}
         for body in ({"messages": [{"role": "user", "content": [block]}]},
