@@ -59,7 +59,7 @@ class SlotRequest(Wire):
     model: str | None = Field(None, description="the name of the served model")
 
 
-NOTHING = SlotRequest(filename=None, model=None)
+NO_SLOT_WISH = SlotRequest(filename=None, model=None)
 
 
 @router.get("/slots")
@@ -71,7 +71,7 @@ async def slots(host: Here) -> Response:
 
 @router.post("/slots/{number}", responses=ERRORS)
 async def act(
-    number: int, host: Here, action: Literal["save", "restore", "erase"], body: SlotRequest = NOTHING
+    number: int, host: Here, action: Literal["save", "restore", "erase"], body: SlotRequest = NO_SLOT_WISH
 ) -> Response:
     """Save a slot's K/V in a file, restore it from one, or erase it."""
     llm, found, key, extra = await of(host, body.model)
