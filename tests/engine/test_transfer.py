@@ -84,6 +84,9 @@ def test_a_reservation_holds_blocks_until_its_time_is_over() -> None:
     two.cache.check_integrity()
     with pytest.raises(CapacityError, match="are free"):
         two.apply(Reserve(60))
+    for seconds in (0, -1, 1e9, float("inf"), float("nan")):
+        with pytest.raises(InputError, match="number of seconds"):
+            two.apply(Reserve(1, seconds=seconds))
     time[0] = 2.5
     with pytest.raises(InputError, match="run out"):
         two.apply(Settle(number, packed_piece()))

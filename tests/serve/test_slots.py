@@ -140,7 +140,8 @@ def test_without_a_directory_there_are_no_slots(url: str) -> None:
 def test_each_key_has_slots_of_its_own(tmp_path: Path) -> None:
     llm = AsyncLLM(**DEMO, drafter="none", kv_disk=f"{tmp_path}/kv:64M")
     with running(llm, Settings(api_keys=("key-a", "key-b"))) as address:
-        one, two = ({"Authorization": f"Bearer key-{name}"} for name in "ab")
+        keys: list[dict[str, Any]] = [{"Authorization": f"Bearer key-{name}"} for name in "ab"]
+        one, two = keys
         complete(address, STORY, **one)
         assert ask(address, "/slots", method="GET", **one)[1][0]["n_tokens"] > 0
         assert ask(address, "/slots", method="GET", **two)[1][0]["n_tokens"] == 0
@@ -156,6 +157,79 @@ def test_each_key_has_slots_of_its_own(tmp_path: Path) -> None:
         assert ask(address, "/slots", method="GET", **one)[1][0]["n_tokens"] > 0
         assert ask(address, "/slots", method="GET")[0] == 401
     llm.close()
+
+
+def test_a_salt_stays_with_its_slot(where: str) -> None:
+    def salted(salt: str) -> tuple[str, int]:
+        body = {"prompt": STORY, "max_tokens": 8, "temperature": 0, "cache_salt": salt}
+        answer = ask(where, "/v1/completions", body)[1]
+        return answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    text, _ = salted("x")
+    for action in ("save", "erase", "restore"):
+        assert ask(where, f"/slots/0?action={action}", {"filename": "a"})[0] == 200
+    assert salted("y") == (text, 0) == complete(where, STORY)
+    again, cached = salted("x")
+    assert again == text and cached >= 32
+
+
+def test_a_disk_that_hangs_holds_nobody(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+    from concurrent.futures import ThreadPoolExecutor
+
+    from paceline.engine.slots import Slots
+    from paceline.serve import slots
+
+    text, _ = complete(where, STORY)
+    release = threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(Slots, "save", lambda *args: int(release.wait(60)))
+        patch.setattr(slots, "DISK_S", 0.2)
+        save: tuple[str, dict[str, Any]] = ("/slots/0?action=save", {"filename": "a"})
+        with ThreadPoolExecutor(12) as pool:
+            answers = [*pool.map(lambda _: ask(where, *save), range(12))]
+        assert [(status, answer["error"]["code"]) for status, answer in answers] == [(503, "disk_busy")] * 12
+        assert ask(where, *save)[0] == 503
+        held = [thread for thread in threading.enumerate() if thread.name == "paceline-slots"]
+        assert len(held) == slots.MOST_DISK_THREADS and all(thread.daemon for thread in held)
+        assert complete(where, STORY)[0] == text
+        release.set()
+        for thread in held:
+            thread.join()
+    assert ask(where, "/slots/0?action=save", {"filename": "a"})[0] == 200
+
+
+def test_the_warm_up_leaves_the_slots_to_clients(tmp_path: Path) -> None:
+    import asyncio
+
+    from paceline.serve.server import Server
+
+    llm = AsyncLLM(**DEMO, drafter="none", kv_disk=f"{tmp_path}/kv:64M")
+    asyncio.run(Server(llm, Settings()).warm_up())
+    with running(llm, Settings()) as address:
+        assert not any(slot["n_tokens"] for slot in ask(address, "/slots", method="GET")[1])
+        complete(address, STORY)
+        assert ask(address, "/slots/0?action=save", {"filename": "a"})[1]["n_saved"] >= 32
+    llm.close()
+
+
+def test_a_mark_that_is_no_object_is_refused(where: str) -> None:
+    mark: Any
+    for mark in (3, "ephemeral", [], True):
+        block = {"type": "text", "text": "a", "cache_control": mark}
+        for body in ({"messages": [{"role": "user", "content": [block]}]},
+                     {"messages": [{"role": "user", "content": "a"}], "system": [block]}):  # fmt: skip
+            status, answer = ask(where, "/v1/messages", {"max_tokens": 2, **body})
+            assert status == 400 and "cache_control" in answer["error"]["message"], answer
+
+
+def test_an_earlier_answer_is_found_again(where: str) -> None:
+    body = {"input": STORY, "max_output_tokens": 24, "temperature": 0}
+    first = ask(where, "/v1/responses", body)[1]
+    assert first["usage"]["input_tokens_details"]["cached_tokens"] == 0
+    following = {"input": "Go on.", "previous_response_id": first["id"], "max_output_tokens": 4}
+    second = ask(where, "/v1/responses", following)[1]
+    assert second["usage"]["input_tokens_details"]["cached_tokens"] >= first["usage"]["input_tokens"] - 16
 
 
 def test_what_is_said_of_a_prompt_reaches_the_engine(where: str) -> None:

@@ -69,7 +69,7 @@ class BlockPool:
         self._behind: Counter[bytes] = Counter()
         """How many evictable blocks continue the block of that name."""
         self.hits = self.queries = self.evictions = 0
-        self.on_idle: Callable[[tuple[int, bytes]], None] | None = None
+        self.on_idle: Callable[[int, bytes], None] | None = None
         """Called with (block, name) when a published block loses its last holder."""
 
     @property
@@ -185,7 +185,7 @@ class BlockPool:
         assert name is not None
         self.evictable.add(block)
         if self.on_idle is not None and block not in self.private:
-            self.on_idle((block, name))
+            self.on_idle(block, name)
         self.eviction.touch(block)
         self._behind[parent] += 1
         self.tails.discard(self.index.get(parent, -1))

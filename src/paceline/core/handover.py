@@ -22,6 +22,8 @@ LAST_BLOCKS = 16
 """Blocks that may be left to copy while the request stands still."""
 RESERVATION_S = 10.0
 """Seconds after which a reservation that nobody speaks of is given back."""
+MOST_RESERVATION_S = 3600.0
+"""Longest time limit of a reservation."""
 MOST_SETTLED = 1024
 """Reservations that are remembered after their end, so that a question asked twice gets the same answer."""
 
@@ -119,10 +121,10 @@ class Reservations:
 
     def reserve(self, blocks: int, seconds: float, spare: int, room: int, now: float) -> int:
         """The number of a new one. CapacityError unless `spare` of `room` blocks are left next to it."""
-        if blocks < 1 or not 0 < seconds < float("inf") or spare < 0:
+        if blocks < 1 or not 0 < seconds <= MOST_RESERVATION_S or spare < 0:
             raise InputError(
                 f"A reservation of {blocks} blocks for {seconds} s that spares {spare} cannot be made: give at least 1 "
-                "block, a positive number of seconds, and 0 or more to spare."
+                f"block, a number of seconds above 0 and at most {MOST_RESERVATION_S:g}, and 0 or more to spare."
             )
         if blocks + spare > room:
             raise CapacityError(

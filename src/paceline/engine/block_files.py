@@ -70,7 +70,7 @@ class BlockFiles:
         self._policy, self._next = eviction(), 0
         self._seen = -1
         """Time of the directory's last change that is known of, in nanoseconds."""
-        self._paused, self._warned = 0.0, ""
+        self._paused, self._refusal, self._warned = 0.0, "", ""
         try:
             for part in (path, self.blocks):
                 part.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -80,10 +80,12 @@ class BlockFiles:
                 check_directory(part, distrust(part.lstat(), stat.S_ISDIR))
             for part in path.resolve().parents:
                 check_directory(part, distrust_parent(part.stat()))
-            with self._locked():
+            with self.alone():
                 for left in self.blocks.glob(
                     f".*{PARTIAL_SUFFIX}"
                 ):  # of one that was killed: who writes holds the lock
+                    left.unlink(missing_ok=True)
+                for left in slots.glob("*/.*"):
                     left.unlink(missing_ok=True)
                 self._scan()
         except OSError as error:
@@ -115,9 +117,17 @@ class BlockFiles:
             return
 
     @property
-    def slot_bytes(self) -> int:
-        """Bytes of the files of saved slots, without their blocks."""
-        return self._beside
+    def refusal(self) -> str:
+        """Why nothing is written now; "" where nothing is against it."""
+        return self._refusal if monotonic() < self._paused else ""
+
+    def slot_bytes(self, folder: str = "*", but: Path | None = None) -> int:
+        """Bytes of the files of the slots that are saved in these folders, without their blocks, `but` for one file."""
+        found = {file: size_of(file) for file in (self.path / "slots").glob(f"{folder}/*")}
+        if folder == "*":
+            self._beside = sum(found.values())
+        found.pop(but, None)  # type: ignore[arg-type]
+        return sum(found.values())
 
     def sizes(self, names: Iterable[bytes]) -> int:
         """Bytes of those of these blocks that are there."""
@@ -145,11 +155,11 @@ class BlockFiles:
             self.touch(name)
         return found
 
-    def touch(self, name: bytes, returns: bool | None = None) -> None:
+    def touch(self, name: bytes) -> None:
         """The block was used."""
         with self._mutex:
             if name in self._number:
-                self._ask(name, returns)
+                self._ask(name)
         try:
             os.utime(self.file(name))
         except OSError:
@@ -163,14 +173,14 @@ class BlockFiles:
             return 0
         done = 0
         try:
-            with self._locked(), self._mutex:
+            with self.alone(), self._mutex:
                 if self._changed() != self._seen:
                     self._scan()
                 for name, parts in batch:
                     done += self._write(name, parts)
                 self._seen = self._changed()
         except (OSError, TimeoutError) as error:
-            self._paused = monotonic() + DISK_PAUSE_S
+            self._paused, self._refusal = monotonic() + DISK_PAUSE_S, getattr(error, "strerror", None) or str(error)
             self._warn(f"K/V cannot be written to {self.path} ({error}); what is idle is not kept for now")
         return done
 
@@ -179,14 +189,13 @@ class BlockFiles:
         if name in self._sizes:
             named = {(group, form) for group, form, _ in mine}
             if named <= read_header(self.file(name)):
-                self._ask(name, None)
+                self._ask(name)
                 return True
             mine = [*(part for part in self._stored(name) if part[:2] not in named), *mine][-MOST_FILE_PARTS:]
         data = packed(name, mine)
         if len(data) > self.limit or not self._make_room(len(data) - self._sizes.get(name, 0), name):
             return False
-        if disk_usage(self.blocks).free < DISK_FREE_BYTES + len(data):
-            raise OSError(f"less than {DISK_FREE_BYTES >> 20} MiB would be left free on the disk")
+        self.check_free(len(data))
         at = self.blocks / f".{name.hex()}.{os.getpid()}{PARTIAL_SUFFIX}"
         try:
             handle = os.open(at, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
@@ -200,6 +209,11 @@ class BlockFiles:
             raise
         self._enter(name, len(data))
         return True
+
+    def check_free(self, more: int) -> None:
+        """OSError where this number of bytes would leave too little of the disk free."""
+        if disk_usage(self.blocks).free < DISK_FREE_BYTES + more:
+            raise OSError(f"less than {DISK_FREE_BYTES >> 20} MiB would be left free on the disk")
 
     def _stored(self, name: bytes) -> list[StoredPart]:
         """What is in a block's file; nothing where it cannot be used."""
@@ -249,7 +263,7 @@ class BlockFiles:
                 continue
             if stat.S_ISREG(state.st_mode):
                 found.append((state.st_mtime_ns, name, state.st_size))
-        self._beside = sum(file.lstat().st_size for file in (self.path / "slots").glob("*/*"))
+        self.slot_bytes()
         there = {name for _, name, _ in found}
         for name in [name for name in self._sizes if name not in there]:
             self._leave(name)
@@ -263,9 +277,9 @@ class BlockFiles:
         if name not in self._number:
             self._number[name], self._name[self._next] = self._next, name
             self._next += 1
-        self._ask(name, None)
+        self._ask(name)
 
-    def _ask(self, name: bytes, returns: bool | None) -> None:
+    def _ask(self, name: bytes) -> None:
         number = self._number[name]
         self._policy.ask(number, name, b"")
         self._policy.offer(number)
@@ -287,7 +301,7 @@ class BlockFiles:
         self._forget(name)
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def alone(self) -> Iterator[None]:
         """Alone among all processes. TimeoutError where another one does not let go."""
         handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
@@ -343,10 +357,21 @@ def name_of(file: str) -> bytes | None:
 
 def packed(name: bytes, parts: Sequence[StoredPart]) -> bytes:
     """A block as a file."""
+    body = b"".join([head(name, parts), *(data for *_, data in parts)])
+    return body + struct.pack("<I", zlib.crc32(body))
+
+
+def head(name: bytes, parts: Sequence[StoredPart]) -> bytes:
+    """What the file of a block begins with."""
     groups = [[group, form, len(data)] for group, form, data in parts]
     header = json.dumps({"name": name.hex(), "groups": groups}).encode()
-    body = b"".join([BLOCK_FILE_MAGIC, struct.pack("<Q", len(header)), header, *(data for *_, data in parts)])
-    return body + struct.pack("<I", zlib.crc32(body))
+    return BLOCK_FILE_MAGIC + struct.pack("<Q", len(header)) + header
+
+
+def packed_size(name: bytes, parts: BlockParts) -> int:
+    """Bytes of the file of a block that has these parts alone."""
+    mine = [(group, form, data) for group, (form, data) in parts.items()]
+    return len(head(name, mine)) + sum(len(data) for *_, data in mine) + 4
 
 
 def parsed(data: bytes, size: int) -> tuple[str, list[tuple[str, str, int]], int]:
@@ -360,7 +385,7 @@ def parsed(data: bytes, size: int) -> tuple[str, list[tuple[str, str, int]], int
         header = json.loads(data[16 : 16 + length])
         groups = [(str(group), str(form), int(count)) for group, form, count in header["groups"]]
         name = str(header["name"])
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise DamagedBlockFile("its header does not parse") from None
     if any(count < 0 for *_, count in groups) or 16 + length + sum(count for *_, count in groups) + 4 != size:
         raise DamagedBlockFile("its lengths do not add up")
@@ -415,6 +440,14 @@ def read_header(path: Path) -> set[tuple[str, str]]:
         return {(group, form) for group, form, _ in parsed(*content(path, 1 << 16))[1]}
     except (DamagedBlockFile, OSError, ValueError):
         return set()
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file; 0 where it is gone."""
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0
 
 
 def names_in(files: Iterable[str]) -> list[bytes]:

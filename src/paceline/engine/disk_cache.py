@@ -7,7 +7,7 @@ A request whose blocks are being read has not arrived yet, as far as decisions s
 """
 
 import logging
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -26,6 +26,8 @@ DISK_STEP_BYTES = 2 << 20
 """Bytes of K/V that a step reads for the writer while somebody is served."""
 DISK_QUEUE_BYTES = 64 << 20
 """Bytes that wait for the writer."""
+MOST_KEPT_NAMES = 1024
+"""Names beyond twice those of all files that are remembered as written."""
 DISK_BATCH_FILES = 16
 """Most files that are written under one lock."""
 DISK_REFRESH_S = 1.0
@@ -64,7 +66,8 @@ class DiskCache:
         """Requests that have not arrived yet, in their order."""
         self.recalled = 0
         """Blocks that were found on disk."""
-        self._idle: deque[tuple[int, bytes]] = deque()
+        self._idle: OrderedDict[int, bytes] = OrderedDict()
+        """{block: name} of what is to be written, the longest idle first."""
         self._kept: dict[bytes, frozenset[str]] = {}
         """Groups of the blocks that were written or read."""
         self._changed = Condition()
@@ -77,7 +80,7 @@ class DiskCache:
 
     def attach(self) -> None:
         """Follow the cache's pool, which is another one from now on."""
-        self.cache.pool.on_idle = self._idle.append
+        self.cache.pool.on_idle = self._idle.__setitem__
 
     # -- from memory to disk -----------------------------------------------------------------------------------------
 
@@ -90,7 +93,7 @@ class DiskCache:
         """Hand idle blocks to the writer, about `most` bytes of them."""
         pool, size, taken = self.cache.pool, self.cache.block_size, 0
         while self.behind and taken < most:
-            block, name = self._idle.popleft()
+            block, name = self._idle.popitem(last=False)
             if pool.hashes[block] != name:
                 continue
             groups = pool.groups[block]
@@ -98,12 +101,18 @@ class DiskCache:
                 continue
             order = sorted(groups & self.kv.forms.keys())
             [parts] = self.kv.read(range(block * size, (block + 1) * size), size, order)
-            self._kept[name] = groups
+            self._keep(name, groups)
             count = sum(map(len, parts))
             taken += count
             with self._changed:
                 self._queued += count
             self._work.put((name, {group: (self.kv.forms[group], part) for group, part in zip(order, parts)}))
+
+    def _keep(self, name: bytes, groups: frozenset[str]) -> None:
+        """Remember what of a block is on disk; blocks whose files are gone are forgotten."""
+        self._kept[name] = groups
+        if len(self._kept) > 2 * len(self.files) + MOST_KEPT_NAMES:
+            self._kept = {each: groups for each, groups in self._kept.items() if self.files.has(each)}
 
     def flush(self, seconds: float = 10.0) -> bool:
         """Write all that is idle; False where the disk took longer."""
@@ -212,7 +221,7 @@ class DiskCache:
         if self.known(names, frozenset(recall.forms) - self.cache.lagging) < recall.first:
             return order, []
         for name in recall.names[: len(blocks)]:
-            self._kept[name] = self._kept.get(name, frozenset()) | groups
+            self._keep(name, self._kept.get(name, frozenset()) | groups)
         self.recalled += len(blocks)
         return order, blocks
 

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from secrets import token_hex
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -27,7 +28,7 @@ from paceline.core.errors import CapacityError, InputError
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.engine.adapters import ADAPTER_KEY
-from paceline.engine.block_files import BlockFiles, BlockParts, DamagedBlockFile, content, names_in
+from paceline.engine.block_files import BlockFiles, BlockParts, DamagedBlockFile, content, names_in, packed_size
 
 if TYPE_CHECKING:
     from paceline.engine.loop import Engine
@@ -92,6 +93,10 @@ class Slots:
         self.engine, self.files = engine, files
         self.places: list[SlotText | None] = [None] * engine.config.max_requests
         self._uses = 0
+        self._turn = Lock()
+        """Held by who saves: no two count the same room as theirs."""
+        self._held: dict[Path, tuple[tuple[int, ...], frozenset[bytes]]] = {}
+        """Names in the saved files, by what the files were when they were read."""
         self._saving: list[set[bytes]] = []
         """Names of the blocks of slots that are being saved."""
         self.folder = files.path / "slots"
@@ -102,7 +107,6 @@ class Slots:
         free = [at for at, it in enumerate(self.places) if it is None or not it.busy]
         if not free:
             return
-
         self._uses += 1
         at = max(free, key=lambda at: self.shared(self.places[at], request))
         if not self.shared(self.places[at], request):
@@ -161,9 +165,10 @@ class Slots:
         """The full blocks of a slot's text that are in memory or on disk. InputError where there are none."""
         disk, it = self.engine.disk, self.get(number, key)
         assert disk is not None
-        request = self.stand_in(it)
-        tokens = [*it.text, 0]
-        names = self.engine.cache.names(tokens, it.extra_key, request.layout)  # never those of K/V from elsewhere
+        tokens, layout = [*it.text, 0], self.stand_in(it).layout
+        plain = self.engine.cache.names(tokens, it.extra_key)  # never those of K/V from elsewhere
+        joined = self.engine.cache.names(tokens, it.extra_key, layout)
+        names = [name for name, other in zip(plain, joined) if name == other]  # up to where branches were joined
         pool, size = self.engine.cache.pool, self.engine.cache.block_size
         found, blocks = list[str](), list[tuple[bytes, BlockParts]]()
         for name in names:
@@ -194,21 +199,24 @@ class Slots:
         this name is still whole then."""
         path, names = self.path(name, tenant), {*names_in(gathered.file.names)}
         data = json.dumps(asdict(gathered.file)).encode()
-        self._saving.append(names)
-        try:
-            self._keep(gathered, path, names, len(data))
-            self._replace(path, data)
-        finally:
-            self._saving.remove(names)
+        with self._turn:
+            self._saving.append(names)
+            try:
+                self._keep(gathered, path, names, len(data))
+                self._replace(path, data)
+            finally:
+                self._saving.remove(names)
+            self.files.slot_bytes()
         return len(data) + self.files.sizes(names)
 
     def _keep(self, gathered: Gathered, path: Path, names: set[bytes], size: int) -> None:
         """Have all blocks of a slot on disk."""
-        written = sum(len(part) for _, parts in gathered.blocks for _, part in parts.values())
+        self.files.refresh()
+        written = sum(max(self.files.sizes([name]), packed_size(name, parts)) for name, parts in gathered.blocks)
         there = names - {name for name, _ in gathered.blocks}
         for share, folder in ((TENANT_SHARE, path.parent.name), (SLOT_SHARE, "*")):
             others = self.held(folder, path) - names
-            used = self.files.sizes(others | there) + written + self.files.slot_bytes + size
+            used = self.files.sizes(others | there) + written + self.files.slot_bytes(folder, path) + size
             if used > share * self.files.limit:
                 raise CapacityError(
                     f"Slot file {path.name} has no room: saved slots would take {used:,} bytes, and "
@@ -217,6 +225,8 @@ class Slots:
                 )
         kept = self.files.write(gathered.blocks)
         gone = [name for name in there if not self.files.has(name)]
+        if kept < len(gathered.blocks) and (refusal := self.files.refusal):
+            raise CapacityError(f"Slot file {path.name} cannot be written ({refusal}); look at {self.files.path}.")
         if kept < len(gathered.blocks) or gone:
             raise CapacityError(
                 f"Slot file {path.name} has no room: {kept} of {len(gathered.blocks)} blocks could be kept in "
@@ -224,19 +234,24 @@ class Slots:
                 f"{self.folder}."
             )
 
-    @staticmethod
-    def _replace(path: Path, data: bytes) -> None:
+    def _replace(self, path: Path, data: bytes) -> None:
         """Put a slot's file in its place, whole or not at all."""
         part = path.with_name(f".{token_hex(8)}")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            os.replace(part, path)
-        except OSError as error:
-            part.unlink(missing_ok=True)
-            raise CapacityError(f"Slot file {path.name} cannot be written ({error.strerror or error}).") from None
+            with self.files.alone():  # who holds the lock may remove parts that were left
+                self.files.check_free(len(data))
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+                try:
+                    with os.fdopen(handle, "wb") as file:
+                        file.write(data)
+                    os.replace(part, path)
+                except OSError:
+                    part.unlink(missing_ok=True)
+                    raise
+        except (OSError, TimeoutError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise CapacityError(f"Slot file {path.name} cannot be written ({reason}); look at {path.parent}.") from None
 
     def path(self, name: str, tenant: str) -> Path:
         """Where a slot's file lies. InputError for a name that is none."""
@@ -252,13 +267,20 @@ class Slots:
 
     def held(self, folder: str, but: Path | None = None) -> set[bytes]:
         """Names of the blocks of the slots that are saved in these folders, `but` for one file."""
-        held = set[bytes]()
+        held, known = set[bytes](), dict[Path, tuple[tuple[int, ...], frozenset[bytes]]]()
         for path in self.folder.glob(f"{folder}/*"):
-            if not path.name.startswith(".") and path != but:
-                try:
-                    held.update(names_in(self.read(path).names))
-                except (InputError, OSError):
-                    continue
+            if path.name.startswith("."):
+                continue
+            try:
+                state = path.lstat()
+                now = (state.st_ino, state.st_size, state.st_ctime_ns)
+                old, names = self._held.get(path, ((), frozenset()))
+                known[path] = (now, names if old == now else frozenset(names_in(self.read(path).names)))
+            except (InputError, OSError):
+                continue
+            if path != but:
+                held |= known[path][1]
+        self._held = known if folder == "*" else {**self._held, **known}
         return held
 
     # -- restoring ---------------------------------------------------------------------------------------------------
@@ -330,6 +352,12 @@ class Slots:
         self._uses += 1
         self.places[number] = SlotText(tokens, file.extra_key, key, None, self._uses)
         return found
+
+    def leave(self, prompt: Sequence[int]) -> None:
+        """Empty the places whose request had this prompt and has ended: it was no client's."""
+        for at, it in enumerate(self.places):
+            if it is not None and it.request is not None and not it.busy and it.request.prompt == [*prompt]:
+                self.places[at] = None
 
     def erase(self, number: int, key: str) -> int:
         """Forget a slot's text, and its K/V where nobody holds it; how many tokens it had."""

@@ -48,7 +48,7 @@ class PeekedPiece:
 
 
 @dataclass(slots=True)
-class Incoming:
+class IncomingBlocks:
     """What has come for a reservation."""
 
     groups: list[str] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Transfers:
     def __init__(self, desk: Desk, kv: BlockBytes, origin: Origin) -> None:
         self.desk, self.kv, self.origin = desk, kv, origin
         self.table = Reservations()
-        self.incoming: dict[int, Incoming] = {}
+        self.incoming: dict[int, IncomingBlocks] = {}
 
     def peek(self, request: Request, first: int) -> bytes:
         """The sealed blocks of a request from `first` on. InputError where there are fewer."""
@@ -99,7 +99,7 @@ class Transfers:
         number = self.table.reserve(wish.blocks, wish.seconds, wish.spare, self.desk.cache.room(), now)
         self.desk.reserve(number, wish.blocks)
         recorder.reserved(number, wish.blocks)
-        self.incoming[number] = Incoming()
+        self.incoming[number] = IncomingBlocks()
         return number
 
     def fill(self, number: int, packed: bytes, now: float, recorder: Recorder) -> int:
@@ -172,7 +172,7 @@ class Transfers:
         rows = (held.filled + len(rest)) * size
         if rest:
             if not held.filled:
-                here = self.incoming[number] = Incoming(groups)
+                here = self.incoming[number] = IncomingBlocks(groups)
                 self.reopen(number, groups, request.layout, here.key, recorder)
             else:
                 self.incoming[number] = here

@@ -27,18 +27,18 @@ def breakpoint(body: CountRequest) -> int | None:
 
 def marks(body: CountRequest) -> bool:
     """Is there a `cache_control` in it?"""
-    lists: list[Any] = [turn.content for turn in body.messages]
+    lists: list[list[Any]] = [turn.content for turn in body.messages if isinstance(turn.content, list)]
     blocks = [] if not isinstance(body.system, list) else body.system
-    return bool(
-        body.cache_control is not None
-        or any(isinstance(each, list) and has_mark(each) for each in lists)
-        or any(block.cache_control is not None for block in blocks)
-        or has_mark(body.tools or [])
-    )
+    found = [has_mark(each) for each in (*lists, body.tools or [])]
+    return any(found) or body.cache_control is not None or any(each.cache_control is not None for each in blocks)
 
 
 def has_mark(blocks: list[Any]) -> bool:
-    return any(isinstance(block, dict) and block.get("cache_control") is not None for block in blocks)
+    """Is there a `cache_control` in a block? ApiError 400 for one that is no object."""
+    found = [block["cache_control"] for block in blocks if block.get("cache_control") is not None]
+    if any(not isinstance(mark, dict) for mark in found):
+        raise ApiError(400, 'cache_control must be an object, such as {"type": "ephemeral"}.', param="cache_control")
+    return bool(found)
 
 
 async def heed(body: CountRequest, chat: ChatRequest, server: Server) -> None:

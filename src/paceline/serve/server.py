@@ -168,7 +168,10 @@ class Server:
 
     async def warm_up(self) -> None:
         wish = SamplingParams(max_tokens=WARM_UP_TOKENS, ignore_eos=True, temperature=0)
-        await self.llm.generate(self.text.encode("Hello"), wish)
+        prompt = self.text.encode("Hello")
+        await self.llm.generate(prompt, wish)
+        if (slots := self.llm.llm.engine.operations.slots) is not None:
+            await self.llm.call(lambda: slots.leave(prompt))
 
     @property
     def max_len(self) -> int:

@@ -10,8 +10,10 @@ A slot is a place of the engine (engine/slots.py). With several API keys, each s
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from time import perf_counter
-from typing import Any, Literal, TypeVar
+from contextlib import suppress
+from threading import Semaphore, Thread
+from time import monotonic, perf_counter
+from typing import Any, Literal, TypeVar, cast
 
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
@@ -46,6 +48,10 @@ router = APIRouter(route_class=OptionalBody)
 T = TypeVar("T")
 DISK_S = 30.0
 """Longest wait for a disk."""
+DISK_TURN_S = 0.01
+"""Between two looks whether a thread is free."""
+MOST_DISK_THREADS = 8
+"""Threads that wait for disks at a time."""
 
 
 class SlotRequest(Wire):
@@ -53,7 +59,7 @@ class SlotRequest(Wire):
     model: str | None = Field(None, description="the name of the served model")
 
 
-NOTHING = SlotRequest(filename=None, model=None)
+NO_SLOT_WISH = SlotRequest(filename=None, model=None)
 
 
 @router.get("/slots")
@@ -65,7 +71,7 @@ async def slots(host: Here) -> Response:
 
 @router.post("/slots/{number}", responses=ERRORS)
 async def act(
-    number: int, host: Here, action: Literal["save", "restore", "erase"], body: SlotRequest = NOTHING
+    number: int, host: Here, action: Literal["save", "restore", "erase"], body: SlotRequest = NO_SLOT_WISH
 ) -> Response:
     """Save a slot's K/V in a file, restore it from one, or erase it."""
     llm, found, key, extra = await of(host, body.model)
@@ -107,9 +113,46 @@ def tenant_of(call: object) -> str:
     return str(getattr(call, "tenant", ""))
 
 
+def busy() -> ApiError:
+    return ApiError(503, "The K/V directory does not answer; try again later.", code="disk_busy")
+
+
+_waiting = Semaphore(MOST_DISK_THREADS)
+
+
 async def patiently(work: Callable[[], T]) -> T:
-    """What `work` returns, from a thread. ApiError 503 where the disk takes too long."""
+    """What `work` returns, from a thread of its own, which keeps nobody from ending. ApiError 503 where the disk takes
+    too long."""
+    until = monotonic() + DISK_S
+    while not _waiting.acquire(blocking=False):
+        if monotonic() > until:
+            raise busy()
+        await asyncio.sleep(DISK_TURN_S)
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def tell(found: T | None, error: BaseException | None) -> None:
+        if done.done():  # nobody waits for it any more
+            return
+        if error is None:
+            done.set_result(cast(T, found))
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        found: T | None = None
+        error: BaseException | None = None
+        try:
+            found = work()
+        except BaseException as raised:  # it belongs to the caller
+            error = raised
+        finally:
+            _waiting.release()
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(tell, found, error)
+
+    Thread(target=run, name="paceline-slots", daemon=True).start()
     try:
-        return await asyncio.wait_for(asyncio.to_thread(work), DISK_S)
+        return await asyncio.wait_for(done, until - monotonic())
     except TimeoutError:
-        raise ApiError(503, "The K/V directory does not answer; try again later.", code="disk_busy") from None
+        raise busy() from None
