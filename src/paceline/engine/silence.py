@@ -1,5 +1,5 @@
-"""One line about a drafter that a request names and that drafts nothing: it costs nothing and brings nothing, and whoever
-chose it should know."""
+"""One line about a drafter that a request names and that drafts nothing: it brings nothing, and whoever chose it should
+know."""
 
 import logging
 from collections.abc import Sequence
