@@ -139,7 +139,8 @@ def test_bad_bench(pair: list[str], tmp_path: Path) -> None:
     assert "--methods is ''" in failure(run("bench", "--prompts", str(path), "--methods", "", *pair))
     assert "--methods" in failure(run("bench", "--prompts", str(path), "--drafter", "ngram", *pair))
     assert "give --prompts FILE.jsonl, or --profile" in failure(run("bench", *pair))
-    assert "draws what --profile measures" in failure(run("bench", *pair, "--plot", "p.svg"))
+    assert "must end in .svg, .png, .pdf" in failure(run("bench", *pair, "--plot", "p.gif"))
+    assert "has no part in --peers" in failure(run("bench", *pair, "--peers", "p", "--prompts", "q", "--plot", "p.svg"))
     assert "ends in .svg" in failure(run("bench", *pair, "--profile", "--plot", "p.png"))
     assert "separate measurements" in failure(run("bench", *pair, "--profile", "--peers", str(tmp_path)))
 

@@ -30,6 +30,11 @@ Door = tuple[str, type[BaseModel]]
 USER = [{"role": "user", "content": "Hi"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": SCHEMA}}
+RANK: list[dict[str, Any]] = [{"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1, "return_documents": False}]
+SCORE: list[dict[str, Any]] = [
+    {"text_1": "a", "text_2": ["b", "c"]},
+    {"queries": ["a", "b"], "documents": ["c", "d"], "pooling": "last"},
+]
 BASES: dict[str, list[dict[str, Any]]] = {
     "/v1/completions": [
         {"prompt": "One", "max_tokens": 2, "stop": ["x"], "logit_bias": {"5": 1.0}, "logprobs": 1, "n": 2},
@@ -56,6 +61,9 @@ BASES: dict[str, list[dict[str, Any]]] = {
     ],
     "/v1/messages/count_tokens": [{"messages": USER}],
     "/v1/embeddings": [{"input": ["a", "b"], "pooling": "mean"}, {"input": [1, 2], "encoding_format": "base64"}],
+    "/v1/rerank": RANK, "/v2/rerank": RANK, "/rerank": RANK, "/v1/score": SCORE, "/score": SCORE,
+    "/infill": [{"input_prefix": "a", "input_suffix": "b", "prompt": "c", "n_predict": 2,
+                 "input_extra": [{"filename": "f", "text": "t"}]}],
     "/tokenize": [{"prompt": "a"}, {"messages": USER}],
     "/detokenize": [{"tokens": [1, 2, 3]}],
     "/api/chat": [
@@ -70,6 +78,8 @@ BASES: dict[str, list[dict[str, Any]]] = {
     "/api/embed": [{"model": "demo", "input": ["a", "b"]}],
     "/api/embeddings": [{"model": "demo", "prompt": "a"}],
     "/api/show": [{"model": "demo"}],
+    "/v1/load_lora_adapter": [{"lora_name": "a", "lora_path": "b", "load_inplace": False}],
+    "/v1/unload_lora_adapter": [{"lora_name": "a"}],
     "/slots/0": [{"filename": "a", "model": "demo"}],
 }  # fmt: skip
 """Valid bodies of each door; one that is not here begins empty."""

@@ -2,6 +2,7 @@
 
 import gc
 import random
+import re
 import weakref
 from functools import partial
 from typing import Any
@@ -157,6 +158,36 @@ def test_what_a_tokenizer_spells_is_what_the_grammar_reads(make: Any) -> None:
         text = tokenizer.backend_tokenizer.decode(path)
         assert regex.fullmatch(pattern, text), (text, words)
         assert allowed(root) == allowed(go(root, []))
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("make", [bytes_bpe, sentencepiece])
+def test_case_F9_texts_of_added_tokens_are_spelled(make: Any, special: bool) -> None:
+    """Qwen's tokenizer has <tool_call> as an added token that is not special: a grammar that has this text can be
+    answered, token by token, and only by it."""
+    from tokenizers import AddedToken
+
+    tokenizer, rng, pattern = make(), random.Random(0), r"<tool_call>\{(a|b)*\}</tool_call>"
+    marks = ["<tool_call>", "</tool_call>"]
+    tokenizer.add_tokens(
+        [AddedToken(mark, special=special, normalized=False) for mark in marks], special_tokens=special
+    )
+    size = len(tokenizer)
+    added = {tokenizer.convert_tokens_to_ids(mark) for mark in marks}
+    grammars = Grammars(lambda: vocabulary(tokenizer, size, [EOS]), size)
+    for _ in range(20):
+        place = Place(Parse(partial(grammars.compile, Grammar("regex", pattern)), size, [EOS]))
+        path: list[int] = []
+        while True:
+            choice = allowed(place)
+            assert choice and len(path) < 300, "the grammar has no way on"
+            assert not special or not choice & added
+            token = EOS if EOS in choice else rng.choice(sorted(choice))
+            if token == EOS:
+                break
+            path, place = [*path, token], go(place, [token])
+        text = tokenizer.backend_tokenizer.decode(path, skip_special_tokens=False)
+        assert re.fullmatch(pattern, text), text
 
 
 def test_a_tokenizer_that_cannot_serve_is_refused() -> None:

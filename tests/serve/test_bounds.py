@@ -8,7 +8,7 @@ from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from pydantic_core import PydanticUndefined
 
-from paceline.serve import chat, completions, embeddings, message_api, models, playground, response_api
+from paceline.serve import chat, completions, embeddings, infill, message_api, models, playground, ranking, response_api
 from paceline.serve.errors import refused
 from paceline.serve.protocol import ChatRequest
 from paceline.serve.wire import ENTRIES, ITEMS, Wire
@@ -20,7 +20,7 @@ FEW = 40
 
 def bodies() -> set[type[Wire]]:
     """The models of all routes that take a body."""
-    routes = [r for m in (chat, completions, embeddings, message_api, models, playground, response_api)
+    routes = [r for m in (chat, completions, embeddings, infill, message_api, models, playground, ranking, response_api)
               for r in m.router.routes if isinstance(r, APIRoute) and r.body_field is not None]  # fmt: skip
     return {r.body_field.field_info.annotation for r in routes if r.body_field is not None}  # type: ignore[misc]
 

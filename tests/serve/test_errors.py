@@ -19,7 +19,7 @@ BAD: list[tuple[str, dict[str, Any], str | None, str]] = [
     (COMPLETIONS, {"prompt": [1.5]}, "prompt", "a text, a list of texts"),
     (COMPLETIONS, {"prompt": [99999]}, None, "outside the vocabulary"),
     (COMPLETIONS, P | {"best_of": 2}, "best_of", "not supported"),
-    (COMPLETIONS, P | {"suffix": "x"}, "suffix", "not supported"),
+    (COMPLETIONS, P | {"suffix": "x"}, "suffix", "no tokens to fill in with"),
     (COMPLETIONS, P | {"use_beam_search": True}, "use_beam_search", "not served"),
     (COMPLETIONS, P | {"lora_path": "x"}, "lora_path", "adapters"),
     (COMPLETIONS, P | {"Foo-Bar": 1}, "Foo-Bar", "Unknown parameter"),

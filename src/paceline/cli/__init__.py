@@ -141,7 +141,7 @@ def bench(
     kernels: Annotated[
         bool, option("Time the kernels of quantised weights instead: cycles and GB/s.", "Benchmark", "--kernels")
     ] = False,
-    plot: Annotated[Path | None, option("Draw the profile to this SVG file.", "Benchmark")] = None,
+    plot: Annotated[Path | None, option("Draw the methods, or the profile, to this file.", "Benchmark")] = None,
     perplexity: Annotated[
         bool, option("Measure the quality instead: perplexity, also without --quantize.", "Benchmark", "--perplexity")
     ] = False,

@@ -53,6 +53,10 @@ def bench(
         report = measure(engine.options(), wish, tell)
     if json is not None:
         report.write(json)
+    if plot is not None and not profile:
+        from paceline.bench.picture import draw
+
+        draw(report, plot)
     Console().print(report.table())
     typer.echo(report.summary())
     if synthetic_acceptance is not None:
@@ -205,8 +209,14 @@ def check(profile: bool, plot: Path | None, peers: Path | None, prompts: Path | 
     """Raise InputError for options that do not go together."""
     if synthetic and (peers is not None or prompts is None):
         raise InputError("--synthetic-acceptance adds a drafter to a run over --prompts, and has no part in --peers.")
-    if plot is not None and (not profile or plot.suffix != ".svg"):
+    if plot is not None and peers is not None:
+        raise InputError("--plot draws what --methods or --profile measures, and has no part in --peers; leave it out.")
+    if plot is not None and profile and plot.suffix != ".svg":
         raise InputError(f"--plot is {str(plot)!r}, but it draws what --profile measures to a file that ends in .svg.")
+    if plot is not None and not profile:
+        from paceline.bench.picture import check as drawable
+
+        drawable(plot)
     if profile and peers is not None:
         raise InputError("--profile and --peers are separate measurements; give one of them.")
 

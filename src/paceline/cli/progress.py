@@ -35,4 +35,6 @@ class Bar:
         self.bar.update(self.task, completed=now.share, note=note)
         if not self.screen.is_terminal and monotonic() - self.said >= LINE_S:
             self.said = monotonic()
-            self.screen.print(f"{now.share:4.0%} {note}, {now.tokens:,} tokens, {now.seconds:.0f} s", highlight=False)
+            self.screen.print(
+                f"{now.share:4.0%} {note}, {now.tokens:,} tokens, {now.seconds:.0f} s", highlight=False, soft_wrap=True
+            )

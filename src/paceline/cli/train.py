@@ -147,7 +147,7 @@ def drafter(
     from paceline.engine.build import parse_bytes
     from paceline.train import TRAINERS
     from paceline.train.evaluate import engine_tau
-    from paceline.train.loop import TrainingPlan, train
+    from paceline.train.loop import STATE, TrainingPlan, train
 
     TRAINERS.card(method)
     minutes = 10.0 if minutes is None and steps is None else minutes
@@ -161,7 +161,9 @@ def drafter(
         with Bar() as bar:
             made = train(plan, bar.show)
     except KeyboardInterrupt:
-        typer.echo(f"\nStopped. The same command goes on from the last checkpoint in {out}.", err=True)
+        there = (out / STATE).is_file()
+        how = f"goes on from the last checkpoint in {out}" if there else "begins anew: there was no checkpoint yet"
+        typer.echo(f"\nStopped. The same command {how}.", err=True)
         raise typer.Exit(INTERRUPTED) from None
     typer.echo(f"{out}: {made.steps} steps, {made.tokens:,} tokens in {made.seconds:.0f} s.")
     if made.scores is not None:

@@ -16,6 +16,7 @@ from paceline.core.request import FinishReason, Request
 from paceline.core.result import Result
 from paceline.engine.branches import Branches, BranchFamily, splice
 from paceline.engine.drafter_table import DrafterTable
+from paceline.engine.silence import Silence
 from paceline.engine.totals import Totals
 from paceline.plan import LengthPolicy
 from paceline.plan.planner import Planner, Room
@@ -35,6 +36,7 @@ class Desk:
         self.cache, self.schedule, self.planner, self.table = cache, schedule, planner, table
         self.max_requests = max_requests
         self.totals = Totals()
+        self.silence = Silence()
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.reserved: dict[int, Txn] = {}
@@ -218,6 +220,8 @@ class Desk:
         for note in notes:
             request.stats.count(note.offered, note.kept)
         self.totals.passed(notes, result.emitted)
+        if item.drafter != "none" and not request.arms:
+            self.silence.heard(item.drafter, bool(item.nodes), notes, self.totals.why)
         if result.finish is not None:
             self._end(request, result.finish)
         return notes if item.nodes else notes[:1]

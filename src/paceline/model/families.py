@@ -335,10 +335,20 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+JUDGES = ("ForSequenceClassification", "ForTokenClassification", "RewardModel")
+"""Ends of the names of architectures whose head is no language model's."""
+
+
 def family_of(config: Mapping[str, Any]) -> Family:
     """The family of a raw config.json; CheckpointError names what is refused and why."""
     kind = config.get("model_type")
     scheme_of(config)
+    for name in map(str, config.get("architectures") or ()):
+        if name.endswith(JUDGES):
+            raise CheckpointError(
+                f"{name} has a head that judges texts (a classifier, a cross-encoder), which is not computed; use a "
+                "checkpoint that generates text."
+            )
     if kind in FAMILIES:
         return FAMILIES[kind]
     supported = f"supported model types are {', '.join(FAMILIES)}"

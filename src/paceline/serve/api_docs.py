@@ -30,12 +30,15 @@ BODY_EXAMPLES = {
     "/v1/messages": f'{{{EXAMPLE_MESSAGES}, "max_tokens": 100, "temperature": 0}}',
     "/v1/messages/count_tokens": f"{{{EXAMPLE_MESSAGES}}}",
     "/v1/embeddings": '{"input": "The sky is blue.", "pooling": "mean"}',
+    "/v1/rerank": '{"query": "What colour is the sky?", "documents": ["The sky is blue.", "Bread is baked."]}',
+    "/v1/score": '{"text_1": "What colour is the sky?", "text_2": ["The sky is blue.", "Bread is baked."]}',
+    "/infill": '{"input_prefix": "def add(a, b):\\n    ", "input_suffix": "\\n", "n_predict": 16}',
     "/tokenize": '{"prompt": "Once upon a time"}',
     "/detokenize": '{"tokens": [10, 11]}',
 }
 
 
-@router.get("/docs")
+@router.api_route("/docs", methods=["GET", "HEAD"])
 def docs(request: Request) -> Response:
     """The page; built for each request, as it is small and seldom requested."""
     document = request.app.openapi()

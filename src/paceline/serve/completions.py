@@ -15,6 +15,7 @@ from paceline.engine.outputs import Chunk
 from paceline.serve import logprobs
 from paceline.serve.body import JsonRoute, size
 from paceline.serve.errors import ApiError
+from paceline.serve.fim import filled, fim_of
 from paceline.serve.generation import Generation
 from paceline.serve.prompts import Prompt, as_prompts, encode
 from paceline.serve.protocol import CompletionRequest
@@ -35,7 +36,14 @@ async def completions(body: CompletionRequest, request: Request, host: Here) -> 
     server.check_choices(len(prompts), body.n or 1)
     server.check_places(len(prompts) * (body.n or 1))
     params = await server.ready(lambda: wishes(body), size(request), body.grammar is not None)
-    ids = await encode(server, prompts)
+    if body.suffix:
+        if body.echo:
+            raise ApiError(400, "echo is given with suffix, which stands behind the answer; give one.", param="echo")
+        fim = fim_of(server, "suffix")
+        ids = await filled(server, fim, prompts, body.suffix)
+        params = replace(params, stop_token_ids=(*params.stop_token_ids, *fim.ends))
+    else:
+        ids = await encode(server, prompts)
     check_logprobs(body, params, ids)
     each = [replace(params, seed=seed) for seed in seeds(body, len(ids))]
     generation = await Generation.start(server.llm, ids, each, whole=not body.stream)

@@ -1,6 +1,7 @@
 """POST /v1/embeddings: vectors of texts from the served decoder, pooled as the server or the request says."""
 
 import base64
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +13,7 @@ from paceline.core.params import SamplingParams
 from paceline.engine.door import DOOR
 from paceline.serve.body import JsonRoute
 from paceline.serve.errors import ApiError
-from paceline.serve.prompts import as_prompts, encode
+from paceline.serve.prompts import Prompt, as_prompts, encode
 from paceline.serve.responses import ERRORS
 from paceline.serve.server import Here, Server
 from paceline.serve.sse import json_unless_gone
@@ -59,7 +60,7 @@ async def embeddings(body: EmbeddingRequest, request: Request, host: Here) -> Re
     """One vector of unit length for each text."""
     server = await host.of(body.model)
     server.check_places(1)
-    pooling = body.pooling or server.settings.pooling or DEFAULT_POOLING
+    pooling = pooling_of(body.pooling, server)
     size = server.llm.llm.engine.model.spec.hidden  # type: ignore[attr-defined]
     if body.dimensions not in (None, size):
         raise ApiError(400, f"dimensions is {body.dimensions}, but the vectors have {size}.", param="dimensions")
@@ -68,38 +69,43 @@ async def embeddings(body: EmbeddingRequest, request: Request, host: Here) -> Re
     return response
 
 
+def pooling_of(wish: str | None, server: Server) -> str:
+    return wish or server.settings.pooling or DEFAULT_POOLING
+
+
 async def answer(body: EmbeddingRequest, server: Server, pooling: str) -> dict[str, Any]:
-    """Takes one place among the samples of the server while it works."""
-    door = DOOR.get()
-    _, place = ([], None) if door is None else door.admit([([], SamplingParams(max_tokens=1))])
-    try:
-        return await vectors(body, server, pooling)
-    finally:
-        if place is not None:
-            place.refused()
-
-
-async def vectors(body: EmbeddingRequest, server: Server, pooling: str) -> dict[str, Any]:
+    """OpenAI's answer."""
     if body.input == []:
         raise ApiError(400, "input is [], but it must hold at least one token or text.", param="input")
-    texts = as_prompts(body.input)
-    if len(texts) > MAX_TEXTS:
-        raise ApiError(
-            400, f"input has {len(texts)} texts, but {MAX_TEXTS} are the most; send several requests.", param="input"
-        )
-    longest = server.settings.max_prompt_tokens
-    ids = await encode(server, texts)
-    for each in ids:
-        if longest is not None and len(each) > longest:
-            raise InputError(f"input has a text of {len(each)} tokens, but this server takes at most {longest}.")
-    made = await server.llm.embed(ids, pooling, adapter=server.adapter)
-    count = sum(map(len, ids))
+    made, count = await vectors(as_prompts(body.input), server, pooling)
     data = [
         {"object": "embedding", "index": i, "embedding": packed(vector) if body.encoding_format == "base64" else vector}
         for i, vector in enumerate(made)
     ]
     usage = {"prompt_tokens": count, "total_tokens": count}
     return {"object": "list", "model": server.model, "data": data, "usage": usage}
+
+
+async def vectors(
+    texts: Sequence[Prompt], server: Server, pooling: str, name: str = "input"
+) -> tuple[list[list[float]], int]:
+    """A vector of unit length for each text, and their tokens. It takes one place among the samples of the server while
+    it works. `name`: of the parameter that has the texts."""
+    door = DOOR.get()
+    _, place = ([], None) if door is None else door.admit([([], SamplingParams(max_tokens=1))])
+    try:
+        if len(texts) > MAX_TEXTS:
+            message = f"{name} has {len(texts)} texts, but {MAX_TEXTS} are the most; send several requests."
+            raise ApiError(400, message, param=name)
+        longest = server.settings.max_prompt_tokens
+        ids = await encode(server, texts)
+        for each in ids:
+            if longest is not None and len(each) > longest:
+                raise InputError(f"{name} has a text of {len(each)} tokens, but this server takes at most {longest}.")
+        return await server.llm.embed(ids, pooling, adapter=server.adapter), sum(map(len, ids))
+    finally:
+        if place is not None:
+            place.refused()
 
 
 def packed(vector: list[float]) -> str:

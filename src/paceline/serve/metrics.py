@@ -21,8 +21,8 @@ METRIC_PATHS = (
     "/", "/docs", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages",
     "/v1/messages/count_tokens",
     "/api/chat", "/api/generate", "/api/embed", "/api/tags",
-    "/v1/embeddings", "/v1/models", "/tokenize", "/detokenize", "/health", "/ready",
-    "/version", "/metrics", "/stats", "/stats/history",
+    "/v1/embeddings", "/v1/rerank", "/v1/score", "/infill", "/v1/models", "/tokenize", "/detokenize",
+    "/health", "/ready", "/version", "/metrics", "/stats", "/stats/history",
 )  # fmt: skip
 """Values of the label `path`; every other path is `other`, so that no client can make time series."""
 LABELS = frozenset(DRAFTERS.arms())

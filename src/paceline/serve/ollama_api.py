@@ -3,7 +3,7 @@ Models have the names of /v1/models; ":latest" behind one is let go."""
 
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.metadata import version
@@ -18,6 +18,7 @@ from paceline.serve.chat import ChoiceReader, begin
 from paceline.serve.embeddings import DEFAULT_POOLING, EmbeddingRequest
 from paceline.serve.embeddings import answer as embedded
 from paceline.serve.errors import ApiError
+from paceline.serve.fim import filled, fills, fim_of
 from paceline.serve.generation import Generation
 from paceline.serve.ollama_wire import (
     OllamaChatRequest,
@@ -60,12 +61,15 @@ async def generate(body: OllamaGenerateRequest, request: Request, host: Here) ->
     """Go on with a prompt, by the model's chat template where it has one and `raw` is not set."""
     body.check()
     server = await served(host, body.model)
-    if not body.prompt:
+    if not body.prompt and not body.suffix:
         return json_response(loaded(body.model, {"response": ""}))
-    if body.raw or not template(server.text):
-        ids = await encode(server, [body.prompt])
+    if body.suffix or body.raw or not template(server.text):
+        fim = fim_of(server, "suffix") if body.suffix else None
+        ids = await (filled(server, fim, [body.prompt], body.suffix or "") if fim else encode(server, [body.prompt]))
         wish = CompletionRequest.model_validate({"prompt": body.prompt, **body.sampling()})
         params = await server.ready(lambda: sampling_params(wish, seed=seeds(wish, 1)[0]), size(request), False)
+        if fim is not None:
+            params = replace(params, stop_token_ids=(*params.stop_token_ids, *fim.ends))
         generation = await Generation.start(server.llm, ids, [params], whole=False)
         reader = ChoiceReader(Plain())
     else:
@@ -99,7 +103,7 @@ async def tags(host: Here) -> Response:
     return json_response({"models": [listed(card) for card in host.cards()]})
 
 
-@router.get("/api/ps", include_in_schema=False)
+@router.api_route("/api/ps", methods=["GET", "HEAD"], include_in_schema=False)
 async def ps(host: Here) -> Response:
     """The loaded models."""
     cards = [card for card in host.cards() if card.get("loaded", True)]
@@ -112,7 +116,7 @@ async def show(body: OllamaShowRequest, host: Here) -> Response:
     """One model: what it can, and its chat template."""
     server = await served(host, body.model or body.name or host.model)
     info = {"general.architecture": "paceline", "paceline.context_length": server.max_len}
-    can = {"completion", "embedding", "tools"}
+    can = {"completion", "embedding", "tools"} | ({"insert"} if fills(server) else set())
     return json_response(
         {
             "details": details(),

@@ -92,7 +92,7 @@ class OllamaGenerateRequest(OllamaRequest):
     system: str | None = Field(None, description="a text: the system message")
     raw: bool | None = Field(None, description="true: the prompt goes to the model as it is")
     template: str | None = Field(None, description="left out: start the server with --chat-template")
-    suffix: str | None = Field(None, description="left out, or empty")
+    suffix: str | None = Field(None, description="a text: what stands behind the gap that the answer fills")
     context: list[int] | None = Field(None, description="left out: send the conversation to /api/chat")
     images: list[Loose] | None = Field(None, description=f"left out: {NO_MEDIA}")
 
@@ -100,7 +100,6 @@ class OllamaGenerateRequest(OllamaRequest):
         """Raise ApiError for what the protocol has and this server has not."""
         reasons = {
             "images": f"{NO_MEDIA}; leave them out",
-            "suffix": "infilling is not served; put what follows into the prompt",
             "template": "start the server with --chat-template",
             "context": "send the conversation to /api/chat",
         }

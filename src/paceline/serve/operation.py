@@ -194,6 +194,7 @@ def of(request: Request) -> Operation:
     return operation
 
 
+@router.head("/ready", include_in_schema=False)
 @router.get("/ready")
 async def ready(request: Request) -> Response:
     """Green after the warm-up; red while draining, and after the engine's death."""
@@ -201,18 +202,21 @@ async def ready(request: Request) -> Response:
     return json_response({"status": "ready"})
 
 
+@router.head("/metrics", include_in_schema=False)
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
     """Prometheus text format."""
     return Response(of(request).metrics.render(), media_type=CONTENT_TYPE)
 
 
+@router.head("/stats", include_in_schema=False)
 @router.get("/stats")
 async def statistics(request: Request) -> Response:
     """Cumulative counters for a dashboard."""
     return json_response(of(request).stats())
 
 
+@router.head("/stats/history", include_in_schema=False)
 @router.get("/stats/history")
 async def history(request: Request) -> Response:
     """The last hour of them."""

@@ -15,7 +15,7 @@ from paceline.serve.wire import Ids, Label, Shallow, Wire
 NO_MEDIA = "only text is served"
 UNSUPPORTED = {
     "best_of": "give n, and choose by logprobs",
-    "suffix": "infilling is not served; put what follows into the prompt",
+    "suffix": "give it to /v1/completions, or as input_suffix to /infill",
     "use_beam_search": "beam search is not served; give n",
     "beam_width": "beam search is not served; give n",
     "length_penalty": "beam search is not served",
@@ -179,6 +179,9 @@ class Sampling(Wire):
 class CompletionRequest(Sampling):
     prompt: str | list[str] | Ids | list[Ids] = Field(
         description="a text, a list of texts, a list of token ids, or a list of such lists"
+    )
+    suffix: str | None = Field(
+        None, description="a text: what stands behind the gap that the answer fills, if the model has tokens for it"
     )
     echo: bool | None = Field(None, description="true or false")
     logprobs: int | None = Field(None, ge=0, le=20, description="a whole number from 0 to 20")
