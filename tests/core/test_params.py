@@ -70,7 +70,7 @@ def test_min_tokens_within_max_tokens():
 
 def test_from_dict_ignores_nothing():
     assert SamplingParams.from_dict({"top_k": 3}) == SamplingParams(top_k=3)
-    with pytest.raises(InputError, match="'best_of'; known are allowed_tokens"):
+    with pytest.raises(InputError, match="'best_of'; known are adapter, allowed_tokens"):
         SamplingParams.from_dict({"best_of": 2})
 
 
