@@ -206,7 +206,7 @@ def test_grammars_of_one_client_leave_room_for_those_of_others(monkeypatch: pyte
     monkeypatch.setattr(module, "IDLE_GRAMMAR_BYTES", 4 * module.EACH)
     grammars = Grammars(lambda: vocabulary(letters(LETTERS), V, [0]), V)
     mine = grammars.compile(Grammar("regex", "b"), client="mine")
-    held = []
+    held: list[CompiledGrammar] = []
     while not grammars.full("theirs") and len(held) < 20:
         text = "c" * (len(held) + 1)
         held.append(grammars.compile(Grammar("regex", text), tenant=f"salt {len(held)}", client="theirs"))
