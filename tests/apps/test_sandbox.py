@@ -197,6 +197,36 @@ async def test_memory_that_no_process_and_no_file_holds_is_refused(call: str) ->
     assert outcome.text.strip() in ("1", "38"), outcome.errors
 
 
+async def test_what_waits_in_sockets_is_memory() -> None:
+    made = "\n".join([
+        "import os, socket, time",
+        "for i in range(6):",
+        "    if not os.fork(): break",
+        "pairs = [socket.socketpair() for i in range(100)]",
+        "try: pairs[0][0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)",
+        "except PermissionError: os.write(1, b'no more')",
+        "for pair in pairs:",
+        "    pair[0].setblocking(False)",
+        "    try:",
+        "        while True: pair[0].send(bytes(65536))",
+        "    except BlockingIOError: pass",
+        "time.sleep(20)",
+    ])  # fmt: skip
+    outcome = await run(Job(("python3", "-c", made), limits=AppLimits(memory_mb=160, wall_s=30)))
+    assert (outcome.status, outcome.limit) == ("stopped", "memory") and "no more" in outcome.text
+
+
+async def test_sockets_pipes_and_devices_do_not_come_back() -> None:
+    made = "\n".join([
+        "import os, socket, stat",
+        "socket.socket(socket.AF_UNIX).bind('s'); os.mkfifo('f'); open('file', 'w').write('x')",
+        "try: os.mknod('d', stat.S_IFCHR | 0o666, os.makedev(1, 5))",
+        "except PermissionError: print('no device')",
+    ])  # fmt: skip
+    outcome = await run(Job(("python3", "-c", made), collect=True))
+    assert outcome.status == "ok" and dict(outcome.files) == {"file": b"x"} and "no device" in outcome.text
+
+
 def test_a_file_with_many_names_is_read_and_copied_once(tmp_path: Path) -> None:
     made = "open('a', 'wb').write(bytes(1 << 20)); import os; [os.link('a', f'b{i}') for i in range(40)]"
     outcome = boxed(made, collect=True)

@@ -23,25 +23,25 @@ WISHES = {"priority": [{"priority": p} for p in (-1, 0, 2)], "deadline": [{"dead
 DRAFTERS = ("none", "ngram", "model", "topk")
 
 
-def wishes(order: str, seed: int) -> list[Wish]:
+def wishes(order: str, seed: int, apart: bool = False) -> list[Wish]:
     rng, out = random.Random(seed), []
     for i in range(12):
         more = rng.choice(WISHES.get(order, [{}]))
         params = SamplingParams(
             temperature=1.0, seed=i, max_tokens=rng.randrange(4, 20), drafter=rng.choice(DRAFTERS), ignore_eos=True,
-            user=rng.choice("ab"), **more,
+            user=rng.choice("ab"), client="xyz"[i % 3 if apart else 0], **more,
         )  # fmt: skip
         out.append(Wish([rng.randrange(VOCAB) for _ in range(rng.randrange(1, 24))], params.resolve({})))
     return out
 
 
-@pytest.mark.parametrize("group_size", [None, 2])
+@pytest.mark.parametrize(("group_size", "apart"), [(None, False), (None, True), (2, False)])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_no_schedule_changes_a_text(schedule: str, order: str, group_size: int | None) -> None:
+def test_no_schedule_changes_a_text(schedule: str, order: str, group_size: int | None, apart: bool) -> None:
     """Twelve requests arriving one by one in a cache that holds two of the longest: many are pre-empted."""
     setting = Setting(blocks=13, max_requests=6, row_budget=16, schedule=schedule, order=order, group_size=group_size)
-    engine = check(setting, wishes(order, 3), random.Random(4))
+    engine = check(setting, wishes(order, 3, apart), random.Random(4))
     assert engine.desk.totals.preemptions > 0
     when = engine.desk.schedule
     assert not isinstance(when, Grouped) or when.grouped + when.fallback > 0

@@ -231,6 +231,22 @@ def test_compiled_once_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None
     assert id(grammars._held.get(NESTED)) != was and made == [1]
 
 
+def test_grammars_of_one_client_leave_room_for_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "resident", lambda: 0)
+    monkeypatch.setattr(module, "MAX_HELD_BYTES", 8 * module.EACH)
+    monkeypatch.setattr(module, "IDLE_GRAMMAR_BYTES", 4 * module.EACH)
+    grammars = Grammars(lambda: vocabulary(letters(LETTERS), V, [0]), V)
+    mine = grammars.compile(Grammar("regex", "b"), client="mine")
+    held: list[CompiledGrammar] = []
+    while not grammars.full("theirs") and len(held) < 20:
+        text = "c" * (len(held) + 1)
+        held.append(grammars.compile(Grammar("regex", text), tenant=f"salt {len(held)}", client="theirs"))
+    assert len(held) == 4 and not grammars.full("mine") and not grammars.full("new")
+    assert mine in grammars._kept.values(), "who has most loses the oldest"
+    held.clear()
+    assert not grammars.full("theirs")
+
+
 def limited(states: int) -> Parse:
     """Parse with a limit of lexer states; this expression needs a new one for nearly every text."""
     tokenizer = vocabulary(letters(LETTERS), V, [0])

@@ -25,6 +25,7 @@ class Arrival:
     priority: int = 0
     deadline_ms: float | None = None
     user: str = ""
+    client: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Population:
         raise AssertionError(f"{len(self.desk.waiting)} wait and {len(self.desk.running)} run after {most} steps")
 
     def submit(self, a: Arrival) -> Request:
-        params = SamplingParams(priority=a.priority, deadline_ms=a.deadline_ms, user=a.user)
+        params = SamplingParams(priority=a.priority, deadline_ms=a.deadline_ms, user=a.user, client=a.client)
         prompt = [self.rng.randrange(1000) for _ in range(a.prompt)]
         request = Request(
             len(self.requests), prompt, params, 0, drafter="ngram" if self.nodes else "none", max_tokens=a.output,
@@ -116,7 +117,7 @@ class Population:
         assert plan.items or plan.preempt
         assert plan.rows <= self.budget
         assert not [r for r in plan.preempt if r.lease is not None]
-        if self.order == "fcfs":
+        if self.order == "fcfs" and len({a.client for a in self.arrivals}) < 2:
             assert all(r.id < p.id for r in self.desk.running for p in plan.preempt), "not the last gave way"
         if self.schedule == "chunked" and self.group_size is None and not plan.preempt:
             assert {r.id for r in decoding} <= {i.request.id for i in plan.items}, "a decode stalls"

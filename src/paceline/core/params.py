@@ -92,6 +92,9 @@ class SamplingParams:
     """Name of the adapter that the model is computed with; empty: none."""
     tenant: str = ""
     """Requests of different tenants share no cached prefix, and drafters learn from each tenant's texts apart."""
+    client: str = ""
+    """Client that the request came from: clients share the places of running requests evenly, whatever the order. The
+    text does not depend on it."""
 
     def __post_init__(self) -> None:
         def check(ok: bool, name: str, want: str) -> None:
@@ -142,7 +145,7 @@ class SamplingParams:
         check(bounded, "priority", f"a whole number in [-{MOST_PRIORITY}, {MOST_PRIORITY}]")
         if self.deadline_ms is not None:
             check(0 < number("deadline_ms") < float("inf"), "deadline_ms", "None or a positive number of milliseconds")
-        for name in ("user", "tenant", "adapter"):
+        for name in ("user", "tenant", "client", "adapter"):
             check(isinstance(getattr(self, name), str), name, "a text")
         check("\x1f" not in self.tenant, "tenant", "a text without control characters")
         if self.grammar is not None and not isinstance(self.grammar, Grammar):

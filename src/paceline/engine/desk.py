@@ -2,6 +2,7 @@
 the engine and the simulator own one each, and equal inputs make equal decisions."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from paceline.plan import LengthPolicy
 from paceline.plan.planner import Planner, Room
 from paceline.schedule import SchedulePolicy, policies
 from paceline.schedule.exspec import shape
+from paceline.schedule.places import ClientShares
 
 if TYPE_CHECKING:
     from paceline.engine.config import EngineConfig
@@ -35,6 +37,9 @@ class Desk:
     ) -> None:
         self.cache, self.schedule, self.planner, self.table = cache, schedule, planner, table
         self.max_requests = max_requests
+        self.shares = ClientShares(max_requests)
+        self._claim: Request | None = None
+        """Request for which others gave way: it is admitted next."""
         self.totals = Totals()
         self.silence = Silence()
         self.waiting: list[Request] = []
@@ -83,8 +88,11 @@ class Desk:
         one."""
         if not self.waiting:
             return []
-        filling = sum(self.cache.blocks_for(len(r.tokens)) - len(lease_of(r).blocks) for r in self.running)
-        new, queue = list[Request](), self.schedule.order(self.waiting, now)
+        filling = sum(map(self._filling, self.running))
+        new, queue = list[Request](), self.shares.queue(self.schedule.order(self.waiting, now), self.running)
+        if self._claim in queue:
+            queue.sort(key=lambda r: r is not self._claim)
+        self._claim = None
         company = [*self.running, *queue][: self.max_requests]
         self.table.decide(company, 0, Work.of((1, len(r.tokens), 1) for r in company))
         for request in queue:
@@ -92,10 +100,8 @@ class Desk:
                 break
             if self._must_wait(request):
                 continue
-            need = self.cache.blocks_for(len(request.tokens) + 1)
-            fresh = request.lease is None
-            have = 0 if fresh else len(lease_of(request).blocks)
-            if self.running and need - have + filling > self.cache.room():
+            need, fresh = self._need(request), request.lease is None
+            if self.running and need + filling > self.cache.room():
                 break
             lease = self._open(request) if fresh else lease_of(request)
             request.lease = lease
@@ -105,10 +111,19 @@ class Desk:
             if fresh and not request.stats.preempted:
                 self.totals.admitted(request)
             new.append(request)
-            filling += max(0, need - len(lease.blocks))
+            filling += max(0, self.cache.blocks_for(len(request.tokens) + 1) - len(lease.blocks))
             self.waiting.remove(request)
             self.running.append(request)
         return new
+
+    def _need(self, request: Request) -> int:
+        """Blocks that a waiting request lacks to begin."""
+        have = 0 if request.lease is None else len(lease_of(request).blocks)
+        return self.cache.blocks_for(len(request.tokens) + 1) - have
+
+    def _filling(self, request: Request) -> int:
+        """Blocks that a running request still takes for the text that it has."""
+        return self.cache.blocks_for(len(request.tokens)) - len(lease_of(request).blocks)
 
     def _open(self, request: Request) -> Lease:
         """On what the cache has of its text; of a branch, on the blocks of the request that waits for it."""
@@ -139,18 +154,42 @@ class Desk:
     def plan(self, now: float) -> Plan:
         """Plan the next step. A request that is pre-empted in it has given up its lease and waits again."""
         order = self.schedule.order(self.running, now)
-        turn = self.schedule.turn(order, now)
+        yielded = self._give_way(order)
+        self._stop(yielded)
+        order = [r for r in order if r not in yielded]
+        turn, order = self.shares.turned(self.schedule.turn(order, now)), self.shares.order(order)
         plan = self.planner.plan(turn, self._room(), self.schedule.rows(turn, now), order)
         while plan.preempt and self._give_up():
             plan = self.planner.plan(turn, self._room(), self.schedule.rows(turn, now), order)
         plan.validate(self.planner.row_budget)
-        for request in plan.preempt:
+        self._stop(plan.preempt)
+        return replace(plan, preempt=[*yielded, *plan.preempt]) if yielded else plan
+
+    def _stop(self, preempted: Iterable[Request]) -> None:
+        """They give up their leases, and wait again."""
+        for request in preempted:
             self.release(request)
             self.running.remove(request)
             self.waiting.append(request)
             request.stats.preempted += 1
             self.totals.preemptions += 1
-        return plan
+
+    def _give_way(self, order: Sequence[Request]) -> list[Request]:
+        """Running requests beyond their clients' shares that must go, so that a waiting one of another client can be
+        admitted; none where that would not be enough. `order`: all that run."""
+        claim = self.shares.claim([r for r in self.waiting if not self._must_wait(r)], self.running)
+        if claim is None:
+            return []
+        yielded, free = list[Request](), self.cache.room() - sum(map(self._filling, order)) - self._need(claim)
+        surplus = self.shares.surplus(self.waiting, order)
+        while len(order) - len(yielded) >= self.max_requests or free < 0:
+            request = next(surplus, None)
+            if request is None:
+                return []
+            yielded.append(request)
+            free += self.cache.gain(lease_of(request)) + self._filling(request)
+        self._claim = claim
+        return yielded
 
     def _give_up(self) -> bool:
         """Drop the K/V of one request that no step computes with, if any has some; a join computes it again. Then

@@ -34,6 +34,8 @@ PARKED_FIELDS = (
     "adapter", "branches", "epochs", "authors", "logprobs", "prompt_logprobs", "stats",
 )  # fmt: skip
 """Fields of a request that go on, other than its parameters, its times and where its tokens stand."""
+UNPACKED = ("processors", "client")
+"""Sampling parameters that stay behind: functions, and who asked here."""
 MOST_PARKED_COUNT = 1 << 48
 """No count in a header is larger."""
 AGE_ROUNDING_S = 1e-3
@@ -98,7 +100,7 @@ def pack(
 ) -> bytes:
     """`forms`: of the groups in each of `blocks`, sorted by name. RefusalError for what cannot be packed."""
     check_packable(request)
-    params = {f.name: getattr(request.params, f.name) for f in fields(SamplingParams) if f.name != "processors"}
+    params = {f.name: getattr(request.params, f.name) for f in fields(SamplingParams) if f.name not in UNPACKED}
     params["logit_bias"] = None if request.params.logit_bias is None else dict(request.params.logit_bias)
     header = {
         "model": origin.model,
@@ -296,12 +298,12 @@ def stretch_type() -> Any:
 
 @cache
 def header_type() -> "TypeAdapter[Any]":
-    """The type of a parked request's header: the kept fields of `Request`, all of `SamplingParams` but functions."""
+    """The type of a parked request's header: the kept fields of `Request`, all of `SamplingParams` but `UNPACKED`."""
     config = ConfigDict(extra="forbid", strict=True)
     space = {**vars(wishes), "Tensor": Any}
     own, params = get_type_hints(Request, vars(requests)), get_type_hints(SamplingParams, space)
     kept: dict[str, Any] = {name: (own[name], ...) for name in PARKED_FIELDS}
-    asked: dict[str, Any] = {f.name: (params[f.name], ...) for f in fields(SamplingParams) if f.name != "processors"}
+    asked: dict[str, Any] = {f.name: (params[f.name], ...) for f in fields(SamplingParams) if f.name not in UNPACKED}
     groups = list[tuple[str, str, int]]
     model: Callable[..., Any] = create_model
     header = model(

@@ -8,7 +8,8 @@ form; it copies the whole parse so far, a quarter of a megabyte after 1,500 toke
 The end of sequence is allowed exactly where the text so far is complete, and after it nothing else is.
 """
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from itertools import count
@@ -36,7 +37,7 @@ IDLE_GRAMMAR_BYTES = 128 << 20
 EACH, PER_CHARACTER = 1 << 20, 64
 """Bytes that one of them takes at least, and more for each character of its text."""
 MAX_HELD_BYTES = 1 << 30
-"""Bytes of all those that requests hold, beyond which no more should be compiled."""
+"""Bytes of all those that requests hold. Those of a client take no more than all together leave free."""
 PROBE_TOKENS = 8
 """Tokens that a new grammar is tried with."""
 PARSER_RESTARTS = 2
@@ -153,10 +154,18 @@ class Parse:
 class CompiledGrammar:
     """A grammar for one vocabulary, as long as it is referenced."""
 
-    __slots__ = ("__weakref__", "bytes", "parser")
+    __slots__ = ("__weakref__", "bytes", "client", "parser")
 
-    def __init__(self, parser: "LLMatcher", size: int) -> None:
-        self.parser, self.bytes = parser, size
+    def __init__(self, parser: "LLMatcher", size: int, client: str = "") -> None:
+        self.parser, self.bytes, self.client = parser, size, client
+
+
+def by_client(grammars: Mapping[tuple[str, Grammar], CompiledGrammar]) -> Counter[str]:
+    """Bytes of those that each client had compiled."""
+    sizes = Counter[str]()
+    for compiled in list(grammars.values()):
+        sizes[compiled.client] += compiled.bytes
+    return sizes
 
 
 def resident() -> int:
@@ -180,25 +189,28 @@ class Grammars:
         self._held: WeakValueDictionary[tuple[str, Grammar], CompiledGrammar] = WeakValueDictionary()
         """Grammars that a request uses, whether they are kept or not."""
 
-    def compile(self, grammar: Grammar, fresh: bool = False, tenant: str = "") -> CompiledGrammar:
-        """Its parser at the beginning, to be copied. InputError where no text of this vocabulary fits."""
+    def compile(self, grammar: Grammar, fresh: bool = False, tenant: str = "", client: str = "") -> CompiledGrammar:
+        """Its parser at the beginning, to be copied; `client` had it compiled. InputError where no text of this vocabulary
+        fits."""
         key = tenant, grammar
         known = None if fresh else self._held.get(key)
         if known is None:
             before, least = resident(), EACH + PER_CHARACTER * len(grammar.text)
-            known = CompiledGrammar(self._new(grammar), max(least, resident() - before))
+            known = CompiledGrammar(self._new(grammar), max(least, resident() - before), client)
         with self._lock:
             self._kept.pop(key, None)
             self._kept[key] = self._held[key] = known
-            while sum(it.bytes for it in self._kept.values()) > IDLE_GRAMMAR_BYTES:
-                del self._kept[next(iter(self._kept))]
+            while sum((sizes := by_client(self._kept)).values()) > IDLE_GRAMMAR_BYTES:
+                largest = max(sizes, key=sizes.__getitem__)
+                del self._kept[next(key for key, it in self._kept.items() if it.client == largest)]
         return known
 
-    @property
-    def full(self) -> bool:
-        """Do requests hold as much as they may all together?"""
+    def full(self, client: str = "") -> bool:
+        """Do requests hold as much as they may all together, or what `client` had compiled more than that leaves
+        free?"""
         with self._lock:
-            return sum(it.bytes for it in self._held.values()) > MAX_HELD_BYTES
+            sizes = by_client(self._held)
+        return (sizes[client] if client else 0) + sum(sizes.values()) > MAX_HELD_BYTES
 
     def forget(self, grammar: Grammar, tenant: str = "") -> None:
         """Its parser has given up: what it takes is not worth keeping."""
@@ -259,7 +271,7 @@ class Structure:
         if not request.eos:
             raise RefusalError("grammar cannot be served by a model without an end of sequence: no text could end.")
         tenant = request.extra_key
-        compile = partial(self.grammars.compile, grammar, tenant=tenant)
+        compile = partial(self.grammars.compile, grammar, tenant=tenant, client=request.params.client)
         forget = partial(self.grammars.forget, grammar, tenant)
         return Place(Parse(compile, self.grammars.size, sorted(request.eos), forget))
 

@@ -73,6 +73,7 @@ class HttpCall:
         batch = self.gate.admit(batch, self.owner)
         if self.returns is not None:
             batch = [(ids, replace(params, returns=self.returns)) for ids, params in batch]
+        batch = [(ids, replace(params, client=self.owner)) for ids, params in batch]
         if self.key:
             batch = [(ids, replace(params, user=self.key, tenant=self.salted(params))) for ids, params in batch]
         count = sum(params.n for _, params in batch)

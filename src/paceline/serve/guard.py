@@ -31,7 +31,7 @@ they have sent all, and a connection that is closed meanwhile takes the reason w
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
-class Incoming:
+class IncomingBody:
     """`receive` that knows whether the body has ended, and can read on without keeping it."""
 
     def __init__(self, receive: Receive) -> None:
@@ -62,7 +62,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         call = self.operation.begin(scope["method"], scope["path"], request_id(header(scope, b"x-request-id")), scope)
-        wire, body = GuardedWire(call, send), Incoming(receive)
+        wire, body = GuardedWire(call, send), IncomingBody(receive)
         DOOR.set(call)
         try:
             await self._timed(scope, body, wire, call)
@@ -157,7 +157,7 @@ class GuardedWire:
         if message["type"] == "http.response.body" and not message.get("more_body", False):
             self.complete = True
 
-    async def fail(self, error: ApiError, incoming: Incoming) -> None:
+    async def fail(self, error: ApiError, incoming: IncomingBody) -> None:
         """Tell the client, if it reads: an error object, or an event where the stream has begun."""
         self.call.fault = ApiError(error.status, error.message, param=error.param, code=error.code)
         try:

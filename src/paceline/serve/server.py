@@ -198,6 +198,7 @@ class Server:
         """What `make` makes, in a pool, with its grammar compiled and its bad words spelt: neither the loop nor the
         engine waits for that. `size`: of what it is made from; `shaped`: may there be a grammar?"""
         sampler, call = self.llm.llm.engine.judge.sampler, DOOR.get()
+        client = call.owner if isinstance(call, HttpCall) else ""
 
         def work() -> tuple[SamplingParams, object]:
             params = make()
@@ -213,10 +214,10 @@ class Server:
             if params.grammar is None:
                 return params, None
             tenant = call.salted(params) if isinstance(call, HttpCall) else params.tenant
-            return params, sampler.grammars.compile(params.grammar, tenant=tenant)
+            return params, sampler.grammars.compile(params.grammar, tenant=tenant, client=client)
 
-        if shaped and sampler.grammars.full:
-            message = "The grammars of other requests take all room; try again in 2 s."
+        if shaped and sampler.grammars.full(client):
+            message = "The grammars of other requests take all room, or yours your share of it; try again in 2 s."
             raise ApiError(429, message, code="host_busy", headers={"Retry-After": "2"})
         pool = self.pools.grammars if shaped else self.pools.texts
         params, held = await pool.run(work, size)

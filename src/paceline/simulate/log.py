@@ -20,7 +20,7 @@ from paceline.engine.config import EngineConfig
 from paceline.plan import DrafterFacts
 from paceline.plan.cost import Drafting, Times
 
-DECIDING = ("temperature", "max_nodes", "prompt_logprobs", "priority", "deadline_ms", "returns")
+DECIDING = ("temperature", "max_nodes", "prompt_logprobs", "priority", "deadline_ms", "returns", "client")
 """The sampling parameters that decisions read. The others, and so seeds and stop strings, stay out of the log."""
 _DEFAULT = SamplingParams()
 
@@ -95,6 +95,8 @@ class Arrival:
     def of(cls, request: Request) -> "Arrival":
         r = request
         params = {name: value for name in DECIDING if (value := getattr(r.params, name)) != getattr(_DEFAULT, name)}
+        if r.params.client:
+            params["client"] = hidden(r.params.client)
         return cls(
             r.arrival,
             r.id,

@@ -20,6 +20,8 @@ CLONE_NEW = 0x7E020000 | 0x80
 """Every namespace flag of clone."""
 SETPIPE_SZ = 1031
 """Command of fcntl that lets a pipe hold more memory."""
+SENDING = (7, 32)
+"""Options of a socket that let it hold more memory."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 APP_COMMON = {"clone3": 435, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428,
@@ -34,7 +36,7 @@ CALLS: dict[str, dict[str, int]] = {
         "bpf": 321, "perf_event_open": 298, "userfaultfd": 323, "keyctl": 250, "add_key": 248, "request_key": 249,
         "kexec_load": 246, "init_module": 175, "finit_module": 313, "delete_module": 176, "reboot": 169, "swapon": 167,
         "process_vm_readv": 310, "process_vm_writev": 311, "personality": 135, "memfd_create": 319, "shmget": 29,
-        "msgget": 68, "fcntl": 72,
+        "msgget": 68, "fcntl": 72, "setsockopt": 54,
     },
     "aarch64": {
         "mmap": 222, "socket": 198, "clone": 220, "openat": 56, "mkdirat": 34, "unlinkat": 35, "renameat": 38,
@@ -43,7 +45,7 @@ CALLS: dict[str, dict[str, int]] = {
         "bpf": 280, "perf_event_open": 241, "userfaultfd": 282, "keyctl": 219, "add_key": 217, "request_key": 218,
         "kexec_load": 104, "init_module": 105, "finit_module": 273, "delete_module": 106, "reboot": 142, "swapon": 224,
         "process_vm_readv": 270, "process_vm_writev": 271, "memfd_create": 279, "shmget": 194, "msgget": 186,
-        "fcntl": 25,
+        "fcntl": 25, "setsockopt": 208,
     },
 }  # fmt: skip
 REFUSED = ("ptrace", "mount", "umount2", "pivot_root", "chroot", "unshare", "setns", "bpf", "perf_event_open",
@@ -88,6 +90,8 @@ def program(watch: bool, largest: int) -> list[Line]:
     allow, tell = (RET, 0, 0, ALLOW), (RET, 0, 0, told)
     lines += block(number["clone"], [low(0), (JSET, 0, 1, CLONE_NEW), (RET, 0, 0, refuse(errno.EPERM)), allow])
     lines += block(number["fcntl"], [low(1), (JEQ, 0, 1, SETPIPE_SZ), (RET, 0, 0, refuse(errno.EPERM)), allow])
+    more = [line for option in SENDING for line in ((JEQ, 0, 1, option), (RET, 0, 0, refuse(errno.EPERM)))]
+    lines += block(number["setsockopt"], [low(2), *more, allow])
     lines += block(number["socket"], [low(0), (JEQ, 0, 1, 1), allow, tell])
     big = NOTIFY if watch else refuse(errno.ENOMEM)
     high, rest = largest >> 32, largest & 0xFFFFFFFF

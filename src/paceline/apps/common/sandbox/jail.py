@@ -4,6 +4,7 @@ Run by box.py with the path of a folder: `spec.json` and `in/` are read, `out/` 
 works for nobody but its caller: when the caller closes the control pipe, or dies, the job ends.
 """
 
+import functools
 import json
 import os
 import select
@@ -23,6 +24,8 @@ from .watch import AppWatch
 
 TICK_MS = 40
 PAGE = os.sysconf("SC_PAGE_SIZE")
+SOCKET_BYTES = 208 << 10
+"""What waits in a socket at most, where the system says nothing else."""
 DEEPEST = 64
 """Folders inside one another that are copied out."""
 DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -193,6 +196,7 @@ class Jail:
             return
         self.looked = now
         memory, tasks = usage(f"/proc/{child}/root/proc")
+        memory += waiting()
         self.peak = max(self.peak, memory)
         if memory > self.limits["memory"]:
             self.stop = self.stop or "memory"
@@ -239,6 +243,24 @@ def regular(box: Path) -> Iterator[tuple[Path, str | None, os.stat_result]]:
                         yield box / name, None, found
                 elif stat.S_ISREG(found.st_mode):
                     yield box / name, name, found
+
+
+def waiting() -> int:
+    """Bytes that the sockets of this network may hold, which no process is said to have. Two of them, and a line, are
+    no job's."""
+    try:
+        lines = Path("/proc/self/net/unix").read_bytes().count(b"\n")
+    except OSError:
+        return 0
+    return max(0, lines - 3) * socket_bytes()
+
+
+@functools.cache
+def socket_bytes() -> int:
+    try:
+        return int(Path("/proc/sys/net/core/wmem_default").read_text())
+    except (OSError, ValueError):
+        return SOCKET_BYTES
 
 
 def usage(proc: str) -> tuple[int, int]:
