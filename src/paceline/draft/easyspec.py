@@ -64,4 +64,5 @@ class EasySpec(ModelDrafter):
         for ask in view.asks:
             g = view.slots.pop(ask.request.id, None)
             if g is not None:
+                self.hear(ask, view)
                 view.advance(ask, DRAFT, min(g.reach, g.known, ask.txn.lease.length))

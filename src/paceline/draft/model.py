@@ -260,22 +260,26 @@ class ModelDrafter:
                 if g.ask.law is Law.SAMPLED:
                     g.q_rows.append(base + i)
         for g, token, chance in zip(drawing, drawn, self.chances(drawing, scores, drawn, hidden)):
-            if token < 0:  # every token was masked: nothing can be drafted here, and the request will fail here
-                g.chance, g.least, g.worth = 0.0, 0, None
+            if token < 0:  # every token that it may draft is masked: the draft ends here
+                g.most = len(g.tokens)
                 continue
             g.tokens.append(token)
             g.chance *= chance
+
+    def hear(self, ask: Ask, view: View) -> None:
+        """Count how many of a request's sampled tokens were kept."""
+        if temperature := ask.request.params.temperature:
+            for _, depth, each in view.results[ask.place].heard():
+                if max(each.offered, default=0) == 1:  # nobody else drafted, too
+                    self.sampled.learn(temperature, depth, len(each.offered))
 
     def learn(self, view: View) -> None:
         """Keep the K/V of accepted drafts: the frontier follows the text as far as it was computed (the last drafted
         token was not)."""
         for ask in view.asks:
             g = view.slots.pop(ask.request.id, None)
-            if (t := ask.request.params.temperature) and g is not None:
-                for _, depth, each in view.results[ask.place].heard():
-                    if max(each.offered, default=0) == 1:  # nobody else drafted, too
-                        self.sampled.learn(t, depth, len(each.offered))
             if g is not None:
+                self.hear(ask, view)
                 reach = g.reach if g.in_run else min(g.reach, g.ask.known + len(view.accepted(ask)))
                 view.advance(ask, DRAFT, min(reach, ask.txn.lease.length))
 
