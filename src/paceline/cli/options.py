@@ -92,7 +92,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     def run(**values: Any) -> None:
         try:
             for name, group in groups.items():
-                values[name] = group(**{f.name: values.pop(f.name) for f in fields(group) if f.name in values})
+                mine = {f.name: values.pop(f.name) for f in fields(group) if f.name in values}
+                values[name] = group(**{key: tuple(v) if isinstance(v, list) else v for key, v in mine.items()})
             function(**values)
         except PacelineError as error:
             fail(str(error))

@@ -13,7 +13,7 @@ import typer
 
 from paceline.core.errors import InputError
 
-TIMEOUT_S = 5.0
+LISTING_TIMEOUT_S = 5.0
 COLUMNS = ("model", "state", "context", "address", "process")
 
 
@@ -46,7 +46,7 @@ def models(address: str) -> list[dict[str, Any]]:
     key = os.environ.get("PACELINE_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     asked = urllib.request.Request(f"{address}/v1/models", headers=headers)
-    with urllib.request.urlopen(asked, timeout=TIMEOUT_S) as answer:
+    with urllib.request.urlopen(asked, timeout=LISTING_TIMEOUT_S) as answer:
         found: list[dict[str, Any]] = json.load(answer)["data"]
     return found
 

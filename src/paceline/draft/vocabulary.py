@@ -81,7 +81,7 @@ class DraftVocabulary:
         self.bonus = torch.zeros(model.vocab_size, dtype=torch.float64)
         self.bonus[stay] = float("inf")
         self.weight = 1.0
-        """Of a token that is read now: instead of all counts becoming less."""
+        """Weight of a token that is read now; it grows, instead of all counts becoming less."""
         self.latest: list[int] = []
         self.compared = self.changes = 0
         self.words = self.best()

@@ -46,7 +46,7 @@ MIN_TIMED_STEPS, SLICE_S = 3, 0.25
 model, too."""
 
 LEAST_CPU_SHARE, MOST_WAIT_SHARE = 0.7, 0.3
-"""Of each second of a calibration whose table is kept: CPU seconds of this process, at least (one thread is always
+"""Shares of the time of a calibration whose table is kept: CPU seconds of this process, at least (one thread is always
 busy), and seconds that its threads, all together, were ready to run and had no CPU, at most. Threads that wait for each
 other spin, so CPU seconds alone do not show that other programs run."""
 TABLE_AGE_S = 30 * 86_400.0

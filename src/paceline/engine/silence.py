@@ -1,5 +1,5 @@
-"""One line about a drafter that a request names and that drafts nothing: it brings nothing, and whoever chose it should
-know."""
+"""One line about a drafter that a request names and that drafts nothing: it brings nothing, and the user
+should know."""
 
 import logging
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ from paceline.core.plan import Note
 
 log = logging.getLogger("paceline")
 SILENT_PASSES = 48
-"""Passes of a drafter without one drafted token, after which it is told."""
+"""Passes of a drafter without one drafted token, after which the log says so."""
 
 
 class Silence:
-    """Counts of the passes of named drafters until each has drafted or was told. One entry a drafter."""
+    """Counts of the passes of named drafters until each has drafted or was logged. One entry a drafter."""
 
     def __init__(self) -> None:
         self._passes: dict[str, tuple[int, int]] = {}

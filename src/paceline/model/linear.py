@@ -188,7 +188,7 @@ def works(packing: Packing, error: float = 0.05) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
+class PlainMatrix:
     """A matrix as it is."""
 
     weight: Tensor
@@ -199,7 +199,7 @@ class Plain:
 
 
 def pack_plain(weight: Tensor, bias: Tensor | None) -> Linear:
-    return Plain(weight, bias)
+    return PlainMatrix(weight, bias)
 
 
 def pack_mkldnn(weight: Tensor, bias: Tensor | None) -> Linear:

@@ -11,7 +11,8 @@ from paceline.plan.belief import DEPTH, Beliefs, Key
 CHAIN = (1, 2, 3, 4, 6, 8, 12)
 """Lengths of chains to choose from, in nodes."""
 WHOLE = 8
-"""Up to so many requests a chain that ends early by itself always has all its nodes: it stops at their price."""
+"""Number of requests up to which a chain that ends early by itself always has all its nodes: it stops at their
+price."""
 
 
 @dataclass(frozen=True, slots=True)

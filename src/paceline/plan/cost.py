@@ -283,8 +283,8 @@ class StepTimes:
         self.rest.learn(_others(work, nodes), _ratio(times.rest, self.of_rest(work.requests, nodes, work.passes)))
 
     def _passed(self, work: Work, seconds: float, expected: float) -> None:
-        """A pass of the target took `seconds`. Without drafts it tells the machine's speed; with them, whether so many
-        rows are priced well."""
+        """A pass of the target took `seconds`. Without drafts it tells the machine's speed; with them, whether that
+        number of rows is priced well."""
         ratio = seconds / max(expected, FLOOR)
         if ratio >= 1.0 / OFF or work.rows == work.requests:
             ratio = min(OFF, ratio)

@@ -190,8 +190,8 @@ class Grammars:
         """Grammars that a request uses, whether they are kept or not."""
 
     def compile(self, grammar: Grammar, fresh: bool = False, tenant: str = "", client: str = "") -> CompiledGrammar:
-        """Its parser at the beginning, to be copied; `client` had it compiled. InputError where no text of this vocabulary
-        fits."""
+        """Its parser at the beginning, to be copied; `client` had it compiled. InputError where no text of this
+        vocabulary fits."""
         key = tenant, grammar
         known = None if fresh else self._held.get(key)
         if known is None:

@@ -79,7 +79,7 @@ def brief_trace(text: str) -> str:
 
 
 class PatientHandler(logging.Handler):
-    """Writes lines in a thread of its own, so that whoever logs never waits for the reader of a pipe. Lines that wait
+    """Writes lines in a thread of its own, so that no caller waits for the reader of a pipe. Lines that wait
     are bounded; beyond that they are counted, and the log says how many are missing once it is read again."""
 
     def __init__(self, stream: TextIO) -> None:
