@@ -196,6 +196,7 @@ def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
     made = engine(tmp_path / "kv")
     say(made)
     gathered = slots(made).gather(0, "")
+    assert made.disk is not None and made.disk.flush()
     shutil.rmtree(tmp_path / "kv")
     for _ in range(2):
         with pytest.raises(CapacityError, match="No such file or directory"):

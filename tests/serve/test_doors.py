@@ -99,7 +99,11 @@ def test_docs_name_every_end_point_and_run_nothing(url: str) -> None:
 
 def test_the_examples_of_docs_are_answered(url: str) -> None:
     for path, body in BODY_EXAMPLES.items():
-        assert post(url + path, json.loads(body))[0] == 200, path
+        status, answer = post(url + path, json.loads(body))[:2]
+        if path == "/infill":  # the demo model has no tokens for it
+            assert status == 400 and "tokens" in str(answer), answer
+        else:
+            assert status == 200, path
 
 
 def test_the_command_takes_several_names() -> None:
