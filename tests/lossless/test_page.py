@@ -24,8 +24,8 @@ REFUSED = [pair for pair, reason in refusals().items() if reason]
 BATCH = 40
 """Requests of one engine."""
 SHARED_STATE = {
-    "crossvocab", "del", "dyspec", "dyspec_threshold", "lookahead", "rsd_c", "sequoia", "stand", "stand_greedy",
-    "suffix", "swift", *HEADS.names(),
+    "crossvocab", "del", "dyspec", "dyspec_threshold", "early_exit", "easyspec", "lookahead", "mirror", "model",
+    "pearl", "rsd_c", "sequoia", "specdec", "stand", "stand_greedy", "suffix", "swift", *HEADS.names(),
 }  # fmt: skip
 """Drafters that learn from all requests, or from more of one than its text (the run drops what they remember): under a
 rule that looks at q, mates may change the text, never its distribution."""
@@ -215,7 +215,10 @@ def test_batch_mates_do_not_change_the_text_of_a_seed() -> None:
     ample = {"blocks": 2000, "max_requests": 80, "row_budget": 4000}
     for _ in range(4):
         setting = random_setting(rng, **ample)
-        cells = [(d, v) for d, v in legal() if d not in SHARED_STATE and (v == "exact" or not DRAFTERS.card(d).arms)]
+        cells = [
+            (d, v) for d, v in legal()
+            if v == "exact" or (d not in SHARED_STATE and not DRAFTERS.card(d).arms)
+        ]  # fmt: skip
         wishes = [random_wish(rng, d, v, rng.choice(list(FEATURES))) for d, v in cells]
         rng.shuffle(wishes)
         engine = setting.engine()
