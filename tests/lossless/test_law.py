@@ -12,10 +12,11 @@ import torch
 from scipy.stats import chi2
 
 from paceline.core.params import SamplingParams
-from paceline.core.plan import Panel, Plan
+from paceline.core.plan import MinChance, Panel, Plan
 from paceline.core.registry import refusal
 from paceline.core.request import Request
-from paceline.draft import DRAFTERS
+from paceline.draft import DRAFTERS, dyspec, model
+from paceline.engine.loop import Engine
 from paceline.plan.allocate import Price
 from paceline.plan.cut import trim
 from paceline.sample.sampler import Sampler
@@ -82,8 +83,17 @@ def g_test(counts: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) 
 def sample(
     setting: Setting, drafter: str, verifier: str, feature: str, seed: int, draws: int = DRAWS, length: int = 3
 ) -> Counter[Any]:
-    """First `length` tokens of `draws` requests, each ended once it has them."""
-    engine = setting.engine()
+    """First `length` tokens of `draws` requests, each ended once it has them. Nodes and passes of the draft are free,
+    so that drafts are as deep as they may be: this draft is too often wrong for deep ones to pay."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "CHAIN_MIN_CHANCE", MinChance(0.0))
+        patch.setattr(dyspec, "prices", lambda item: (0.0, 1e-12))
+        return _sample(setting.engine(), drafter, verifier, feature, seed, draws, length)
+
+
+def _sample(
+    engine: Engine, drafter: str, verifier: str, feature: str, seed: int, draws: int, length: int
+) -> Counter[Any]:
     base = {"top_p": 1.0, "top_k": 0, "ignore_eos": True, **FEATURES[feature], "max_tokens": length + ROOM}
     requests = [
         engine.submit(
