@@ -87,7 +87,7 @@ def sample(
     so that drafts are as deep as they may be: this draft is too often wrong for deep ones to pay."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model, "CHAIN_MIN_CHANCE", MinChance(0.0))
-        patch.setattr(dyspec, "prices", lambda item: (0.0, 1e-12))
+        patch.setattr(dyspec, "prices", lambda item: (1e-9, 1e-12))
         return _sample(setting.engine(), drafter, verifier, feature, seed, draws, length)
 
 
