@@ -94,7 +94,7 @@ class PatientHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record) + "\n"
-        except Exception:
+        except Exception:  # a record that cannot be formatted: as every handler of logging does
             self.handleError(record)
             return
         with self._changed:
