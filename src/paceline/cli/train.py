@@ -162,7 +162,8 @@ def drafter(
             made = train(plan, bar.show)
     except KeyboardInterrupt:
         there = (out / STATE).is_file()
-        how = f"goes on from the last checkpoint in {out}" if there else "starts from the beginning: there was no checkpoint yet"
+        first = "starts from the beginning: there was no checkpoint yet"
+        how = f"goes on from the last checkpoint in {out}" if there else first
         typer.echo(f"\nStopped. The same command {how}.", err=True)
         raise typer.Exit(INTERRUPTED) from None
     typer.echo(f"{out}: {made.steps} steps, {made.tokens:,} tokens in {made.seconds:.0f} s.")
