@@ -18,6 +18,7 @@ from paceline.core.errors import CapacityError
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.engine import learned
+from paceline.engine.adapters import AdapterWaitError
 from paceline.engine.door import DOOR, DoorTicket, Trip
 from paceline.engine.embed import Embedding
 from paceline.engine.llm import LLM, Prompt, as_batch, as_conversations, params_each
@@ -316,7 +317,12 @@ class AsyncLLM:
 
         Raises InputError or CapacityError, and RuntimeError when the engine is closed or dead."""
         ids = [self.llm.ids(text) for text in texts]
-        job = await self.call(lambda: Embedding(self.llm.engine, ids, pooling, adapter))
+        while True:
+            try:
+                job = await self.call(lambda: Embedding(self.llm.engine, ids, pooling, adapter))
+                break
+            except AdapterWaitError:  # others hold all places for adapters
+                await asyncio.sleep(0.02)
         try:
             while not job.done:
                 try:

@@ -113,7 +113,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        return self.desk.busy or bool(self.disk and self.disk.pending)
+        return self.desk.busy or bool(self.disk and self.disk.pending) or bool(self.session.adapters.waiting)
 
     @property
     def behind(self) -> bool:
@@ -153,10 +153,12 @@ class Engine:
     def step(self) -> list[Request]:
         """One pass of the target model over everybody's rows, or several in one call. The requests that changed."""
         started, changed, now = self.clock(), list[Request](), self.now()
+        if self.session.adapters.waiting:
+            self.operations.seat(now)
         if self.disk is not None:
             self.operations.arrive(wait=not self.desk.busy)
-            if not self.desk.busy:
-                return []
+        if not self.desk.busy:
+            return []
         if self.operations.transfers.table.open:
             self.operations.expire(now)
         admitted = self.desk.admit(now)
