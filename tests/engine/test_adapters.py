@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from paceline import LLM, AsyncLLM, SamplingParams
 from paceline.bench.random_lora import random_lora
 from paceline.core.errors import CapacityError, InputError, PacelineError
+from paceline.core.operations import Park, Resume
 from paceline.core.rows import RowsBuilder
 from paceline.draft import DRAFTERS
 from paceline.engine.adapters import Adapters
-from paceline.engine.operations import Park, Resume
 from paceline.model.checkpoint import read_config
 from paceline.model.lora import LoraWeights, fused, interleaved, lora_places, read_lora
 from tests.tiny import tiny_checkpoint
@@ -120,7 +120,7 @@ def one_slot(patch: pytest.MonkeyPatch) -> None:
 def one_name(patch: pytest.MonkeyPatch) -> None:
     """A defect: K/V of an adapter has the name of the model's own."""
     key = Adapters.key
-    patch.setattr(Adapters, "key", lambda self, tenant, name: (tenant, *key(self, tenant, name)[1:]))
+    patch.setattr(Adapters, "key", lambda self, tenant, name, now=None: (tenant, *key(self, tenant, name, now)[1:]))
 
 
 @pytest.mark.parametrize("plant", [no_slots, one_slot, one_name])

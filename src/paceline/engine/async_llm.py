@@ -485,7 +485,7 @@ class AsyncLLM:
 
 
 _open: "WeakSet[AsyncLLM]" = WeakSet()
-"""Those that nobody has closed yet."""
+"""Engines that were not closed yet."""
 
 
 @atexit.register

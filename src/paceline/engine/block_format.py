@@ -121,7 +121,7 @@ def content(path: Path, most: int) -> tuple[bytes, int]:
 
 
 def taken(handle: int, size: int) -> bytes:
-    """So many bytes of a file, from its beginning; fewer where it ends."""
+    """This number of bytes of a file, from its beginning; fewer where it ends."""
     parts, left, at = list[bytes](), size, 0
     while left and (part := os.pread(handle, left, at)):
         parts.append(part)
@@ -139,7 +139,7 @@ def read_file(
 
 
 def stored(path: Path, name: bytes, wanted: Callable[[str, str], bool] = lambda group, form: True) -> list[StoredPart]:
-    """Those parts of a block's file that are `wanted` (group, form). DamagedBlockFile, or OSError."""
+    """Parts of a block's file that are `wanted` (group, form). DamagedBlockFile, or OSError."""
     data = mapped(path)
     whose, groups, at = parsed(data, len(data))
     if whose != name.hex():
@@ -149,7 +149,7 @@ def stored(path: Path, name: bytes, wanted: Callable[[str, str], bool] = lambda 
         part = data[at : at + count]
         if wanted(group, form):
             out.append((group, form, bytes(part)))
-            check = zlib.crc32(out[-1][2], check)  # what is used is what was checked, whoever writes to the file
+            check = zlib.crc32(out[-1][2], check)  # of the copy: somebody may write to the file
         else:
             check = zlib.crc32(part, check)
         at += count

@@ -108,7 +108,7 @@ def as_chat(body: ResponsesRequest, items: list[Item], template: str) -> ChatReq
 
 
 def conversation_id(body: ResponsesRequest) -> str | None:
-    """Of which conversation a request is a turn; None: of none. ApiError for one that goes on in two ways."""
+    """Conversation that a request is a turn of; None: none. ApiError for one that goes on in two ways."""
     given = body.conversation
     if given is not None and body.previous_response_id is not None:
         message = "conversation and previous_response_id both say what was said before; give one of them."
