@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -365,10 +366,13 @@ def test_where_all_are_in_use_a_request_waits(models: Callable[[str], dict[str, 
         assert not made.waiting
         [again] = engine.apply(Resume(packed))
         assert made.waiting == [again]
+        [gone] = engine.submit(PROMPT, replace(wishes[4]).resolve({}))
         made.remove("n3")
+        shutil.rmtree(paths["n4"])
         while engine.busy:
             engine.step()
-        assert again.finish == "error" and [request.output for request in asked[:2]] == want[:2]
+        assert [request.output for request in (*asked[:2], again)] == [*want[:2], want[3]], "it began before the unload"
+        assert gone.finish == "error" and "n4" in (gone.error or "") and not made.leaving and not made._wanted
         assert not made.running and not engine.session.requests
         with pytest.raises(InputError, match="no adapter 'n3'"):
             engine.submit(PROMPT, wishes[3].resolve({}))

@@ -53,6 +53,8 @@ class LoadedAdapter:
     """0: it is not in memory."""
     users: set[object] = field(default_factory=set)
     """Ids of the requests that are computed with it, and embeddings."""
+    waiters: set[int] = field(default_factory=set)
+    """Ids of the requests that wait for room for it."""
     used: int = 0
     """When a request last began with it, in arrivals."""
 
@@ -70,6 +72,8 @@ class Adapters:
         """Versions that were unloaded or replaced while requests used them."""
         self.waiting: list[Request] = []
         """Requests without room for their adapter, the longest first."""
+        self._wanted: dict[int, LoadedAdapter] = {}
+        """What each of them waits for: also when it is unloaded meanwhile."""
         self.loads = self.unloads = 0
         self._uses = 0
 
@@ -124,7 +128,7 @@ class Adapters:
         if name not in self.named:
             raise InputError(f"There is no adapter {name[:100]!r} here.")
         gone = self.named.pop(name)
-        if gone.users:
+        if gone.users or gone.waiters:
             self.leaving.append(gone)
         else:
             self._evict(gone)
@@ -158,8 +162,8 @@ class Adapters:
         found = list[Request]()
         for request in list(self.waiting):
             try:
-                request.extra_key, request.adapter, request.adapter_slot = self.key(
-                    request.params.tenant, request.params.adapter
+                request.extra_key, request.adapter, request.adapter_slot = self._ready(
+                    self._wanted[request.id], request.params.tenant
                 )
             except AdapterWaitError:
                 if self._late(now):
@@ -167,10 +171,10 @@ class Adapters:
                 continue
             except PacelineError as error:
                 log.warning("Request %d cannot have its adapter any more: %s", request.id, error)
-                request.finish = "error"
-            self.waiting.remove(request)
-            found.append(request)
+                request.finish, request.error = "error", str(error)
             self.hold(request)
+            self._leave_line(request)
+            found.append(request)
         return found
 
     def by_digest(self, digest: str, tenant: str) -> int:
@@ -195,9 +199,21 @@ class Adapters:
         return kv_name(tenant, found.digest), found.digest, found.slot
 
     def hold(self, request: Request) -> None:
-        """A request was admitted."""
+        """A request was admitted, or has its adapter now."""
         if request.adapter_slot:
             self._of(request.adapter_slot).users.add(request.id)
+        elif request.adapter and request.id not in self._wanted:
+            every = (*self.named.values(), *self.leaving)
+            self._wanted[request.id] = mine = next(each for each in every if each.digest == request.adapter)
+            mine.waiters.add(request.id)
+
+    def _leave_line(self, request: Request) -> None:
+        """A request waits no more."""
+        if request in self.waiting:
+            self.waiting.remove(request)
+        if (mine := self._wanted.pop(request.id, None)) is not None:
+            mine.waiters.discard(request.id)
+            self._part(mine)
 
     def lend(self, name: str, user: object) -> int:
         """The slot of an adapter, held for `user` until `give_back`; 0 without a name. Raises as `key`."""
@@ -208,8 +224,7 @@ class Adapters:
 
     def release(self, request: Request) -> None:
         """A request has ended."""
-        if request in self.waiting:
-            self.waiting.remove(request)
+        self._leave_line(request)
         self.give_back(request.adapter_slot, request.id)
 
     def give_back(self, slot: int, user: object) -> None:
@@ -218,9 +233,13 @@ class Adapters:
             return
         mine = self._of(slot)
         mine.users.discard(user)
-        if mine in self.leaving and not mine.users:
-            self.leaving.remove(mine)
-            self._evict(mine)
+        self._part(mine)
+
+    def _part(self, it: LoadedAdapter) -> None:
+        """Let go of a version that was unloaded, once nobody uses it or waits for it."""
+        if it in self.leaving and not it.users and not it.waiters:
+            self.leaving.remove(it)
+            self._evict(it)
 
     def _of(self, slot: int) -> LoadedAdapter:
         return next(each for each in (*self.named.values(), *self.leaving) if each.slot == slot)
