@@ -37,6 +37,10 @@ class TableOfSlots(Protocol):
     def remove(self, slot: int) -> None: ...
 
 
+class NoAdapterError(InputError):
+    """No adapter has this name, or none has it any more."""
+
+
 class AdapterWaitError(CapacityError):
     """Others in use leave no room for an adapter now."""
 
@@ -143,7 +147,7 @@ class Adapters:
         found = self.named.get(name)
         if found is None:
             known = ", ".join(sorted(self.named)) or "none"
-            raise InputError(f"There is no adapter {name[:100]!r} here; known: {known}.")
+            raise NoAdapterError(f"There is no adapter {name[:100]!r} here; known: {known}.")
         if now is not None and self._late(now):
             return kv_name(tenant, found.digest), found.digest, 0
         try:

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from paceline.core.errors import BusyError, PacelineError
 from paceline.core.grammar import MOST_DEPTH
+from paceline.engine.adapters import NoAdapterError
 from paceline.engine.door import DOOR
 from paceline.serve.protocol import PARAMETERS, REQUESTS, Message, Speculation
 from paceline.serve.reasoning_wire import ReasoningWish
@@ -84,6 +85,8 @@ def as_api_error(error: BaseException) -> ApiError:
             return error
         case BusyError():
             return ApiError(429, str(error), code="host_busy", headers={"Retry-After": "2"})
+        case NoAdapterError():  # it was unloaded since the request named it
+            return ApiError(404, str(error), param="model", code="model_not_found")
         case PacelineError():
             return ApiError(400, str(error), param=blamed(str(error)))
         case HTTPException():
