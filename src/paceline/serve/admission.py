@@ -18,6 +18,8 @@ from paceline.engine.door import Trip, Wishes
 from paceline.serve.errors import ApiError
 
 MOST_WAIT_S = 60
+CLIENT_HEADER = "Paceline-Client"
+"""In it a router says for which of its clients it asks."""
 
 
 class Budget:
