@@ -60,7 +60,7 @@ class Task:
     pinned: str | None = None
     """The only instance that may run it."""
     client: str = ""
-    """Whose call it is: each client has a share of an instance's slots."""
+    """Client whose call it is; each has a share of the slots."""
     children: list["Task"] = field(default_factory=list)
     rank: float = 0.0
     """Mean seconds of the longest path from here to the end of what is known (HEFT's upward rank)."""
@@ -112,7 +112,7 @@ class Instance:
         return max(0.0, predictor.seconds(task.work, self) - (now - (task.started or 0.0)))
 
     def within(self, calls: Iterable[Task]) -> list[Task]:
-        """Those calls whose client holds less than its share of the slots; () where there is one client."""
+        """Those calls whose client holds less than its share of the slots; none where there is one client."""
         held, calls = Counter(task.client for task in self.running.values()), list(calls)
         clients = {task.client for task in calls} | {*held}
         share = max(1, self.slots // max(1, len(clients)))
