@@ -119,6 +119,20 @@ def junk(draw: random.Random) -> Any:
     return draw.choice(kinds)()
 
 
+def like(value: Any, draw: random.Random) -> Any:
+    """Another value of the same kind, most of which a server takes."""
+    match value:
+        case bool():
+            return not value
+        case int():
+            return draw.choice((0, 1, 2, 3, 7, 64, value + 1, -value))
+        case float():
+            return draw.choice((0.0, 0.3, 1.0, value / 2))
+        case str():
+            return draw.choice(("", "a", "Hi there", value * 2, "\U0001f600", "\n\n", "[a-c]{1,3}"))
+    return junk(draw)
+
+
 def places(value: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """(container, key) of everything within a value."""
     items: Iterator[tuple[Any, Any]] = iter(())
@@ -136,14 +150,17 @@ def mutated(model: type[BaseModel], base: dict[str, Any], draw: random.Random) -
     body = json.loads(json.dumps(base))
     names = [field.alias or name for name, field in model.model_fields.items()]
     twice = ""
-    for _ in range(draw.randrange(1, 5)):
+    for _ in range(draw.choice((1, 1, 1, 2, 3, 4))):
         spots = places(body, [])
-        match draw.randrange(6):
-            case 0 | 1:
+        match draw.randrange(9):
+            case 0:
                 body[draw.choice(names)] = junk(draw)
-            case 2 if spots:
+            case 1 | 2 if spots:
                 container, key = draw.choice(spots)
                 container[key] = junk(draw)
+            case 5 | 6 | 7 if spots:
+                container, key = draw.choice(spots)
+                container[key] = like(container[key], draw)
             case 3 if spots:
                 container, key = draw.choice(spots)
                 if isinstance(container, dict):

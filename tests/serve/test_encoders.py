@@ -25,7 +25,7 @@ def made(folder: Path, kind: str = "Model", **more: Any) -> Path:
 
     config = transformers.BertConfig(
         vocab_size=len(WORDS), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
-        max_position_embeddings=24, num_labels=1, **more,
+        max_position_embeddings=24, **{"num_labels": 1, **more},
     )  # fmt: skip
     getattr(transformers, f"Bert{kind}")(config).save_pretrained(folder)
     it = Tokenizer(models.WordPiece({word: id for id, word in enumerate(WORDS)}, unk_token="[UNK]"))
@@ -89,7 +89,7 @@ def test_vectors_and_cosines_are_those_of_the_encoder(url: str, encoder: Path) -
         ("/api/chat", {"model": "small", "messages": [{"role": "user", "content": "a"}]}, "is an encoder"),
         ("/tokenize", {"prompt": "a"}, "is an encoder"),
         ("/v1/embeddings", {"input": "a " * 23}, "25 tokens, but this encoder reads at most 24"),
-        ("/v1/embeddings", {"input": "a" * 5000}, "over 1536 characters"),
+        ("/v1/embeddings", {"input": "a" * 5000}, "more than 1536 characters"),
         ("/v1/embeddings", {"input": [2, 3]}, "takes texts"),
         ("/v1/embeddings", {"input": "a", "pooling": "last"}, "not trained with that"),
         ("/v1/embeddings", {"input": "a", "dimensions": 3}, "have 16"),
@@ -136,6 +136,6 @@ def test_what_is_no_encoder_of_this_kind_is_refused(encoder: Path, pairs: Path, 
     assert code == 2 and "drafter means nothing" in told and len(told.strip().splitlines()) == 1
     config = json.loads((pairs / "config.json").read_text(encoding="utf-8"))
     assert config["architectures"] == ["BertForSequenceClassification"]
-    many = made(tmp_path, "ForSequenceClassification", id2label={0: "x", 1: "y", 2: "z"})
+    many = made(tmp_path, "ForSequenceClassification", num_labels=3)
     with pytest.raises(CheckpointError, match="3 classes"):
         PairEncoder(many)
