@@ -166,6 +166,7 @@ def drive(
     if isinstance(method, type):
         method = object.__new__(method)
         method.chances, method.least = Apart(ByTheBook), Apart(dict)
+        method.measured = Apart(sequoia.MeasuredRanks)
     item = SimpleNamespace(nodes=nodes, depth=99, min_chance=price)
     ask: Any = SimpleNamespace(item=item, request=SimpleNamespace(extra_key=""))
     tree = make(ask, 0, law)
