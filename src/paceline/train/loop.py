@@ -2,9 +2,9 @@
 
 A run lives in the directory `out`: `state.pt` (weights, optimizers, where it stands; written at least once a minute and
 at the end), `log.csv` (a line every few steps), `curve.svg` (its picture), `answers-*.jsonl` (what the target said),
-and at the end what `--draft` takes. A run that is started again there goes on where it was; one of `steps` steps ends with
-the same bits as if it had never been stopped: every step draws from a generator of its own seed, and texts come in an
-order of (seed, epoch).
+and at the end what `--draft` takes. A run that is started again there goes on where it was; one of `steps` steps ends
+with the same bits as if it had never been stopped: every step draws from a generator of its own seed, and texts come in
+an order of (seed, epoch).
 """
 
 import csv
