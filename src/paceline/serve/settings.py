@@ -83,7 +83,8 @@ class Settings:
     allowed_hosts: Annotated[
         tuple[str, ...],
         _http(
-            "A Host header to answer in addition to loopback names, on a loopback address without keys; * for any.",
+            "A Host header to answer in addition to loopback names, where there are no keys; elsewhere than on "
+            "loopback all are, unless one is given. * for any.",
             "--allowed-host",
         ),
     ] = ()
