@@ -5,20 +5,20 @@ from typing import Generic, TypeVar
 
 from paceline.core.request import Request
 
-T = TypeVar("T")
+Counts = TypeVar("Counts")
 MOST_TENANTS = 8
 """Tenants of whom something is kept; those drafted for longest ago are forgotten."""
 
 
-class Apart(Generic[T]):
+class Apart(Generic[Counts]):
     """What is counted over the rounds of requests, for each tenant by itself: nobody sees in the drafts for his texts
     how those for another's were judged."""
 
-    def __init__(self, make: Callable[[], T]) -> None:
+    def __init__(self, make: Callable[[], Counts]) -> None:
         """`make`: counts that know nothing yet."""
-        self._make, self.kept = make, dict[str, T]()
+        self._make, self.kept = make, dict[str, Counts]()
 
-    def of(self, *requests: Request) -> T:
+    def of(self, *requests: Request) -> Counts:
         """The counts of the tenant whose requests these are; where they are of several, such as know nothing, and are
         not kept."""
         tenants = {request.extra_key for request in requests}

@@ -21,7 +21,7 @@ from paceline.serve.sse import json_unless_gone
 from paceline.serve.wire import Ids, Label, Wire
 
 router = APIRouter(route_class=JsonRoute)
-T = TypeVar("T")
+Awaited = TypeVar("Awaited")
 DEFAULT_POOLING = "mean"
 """What makes a vector of a text where nobody says it; answers tell it in a header."""
 MAX_TEXTS = 2048
@@ -132,7 +132,7 @@ async def vectors(
     return await placed(server.vectors(texts, pooling, name))
 
 
-async def placed(work: Awaitable[T]) -> T:
+async def placed(work: Awaitable[Awaited]) -> Awaited:
     """What `work` makes. It takes one place among the samples of the server meanwhile."""
     door = DOOR.get()
     _, place = ([], None) if door is None else door.admit([([], SamplingParams(max_tokens=1))])

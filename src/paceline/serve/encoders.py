@@ -30,7 +30,7 @@ ENCODERS = (
     "modernbert",
 )
 """Model types whose checkpoints are encoders."""
-PAIRS = "ForSequenceClassification"
+PAIR_HEAD = "ForSequenceClassification"
 """End of the name of an architecture that judges a pair of texts."""
 MOST_CHARACTERS = 64
 """Characters a token at most of what is read at all."""
@@ -52,7 +52,7 @@ class EncoderHost:
     def __init__(self, path: Path, settings: Settings) -> None:
         """CheckpointError for a folder that holds no encoder which can be served."""
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        pairs = any(str(name).endswith(PAIRS) for name in config.get("architectures") or ())
+        pairs = any(str(name).endswith(PAIR_HEAD) for name in config.get("architectures") or ())
         self.reader: PairEncoder | SentenceEncoder = PairEncoder(path) if pairs else SentenceEncoder(path)
         self.settings, self.created = settings, int(time.time())
         self.names = settings.served_model_name or (path.resolve().name,)

@@ -112,7 +112,7 @@ class Instance:
         return max(0.0, predictor.seconds(task.work, self) - (now - (task.started or 0.0)))
 
     def within(self, calls: Iterable[Task]) -> list[Task]:
-        """Those calls whose client holds less than its share of the slots; none where there is one client."""
+        """The calls whose client holds less than its share of the slots; none if there is one client alone."""
         held, calls = Counter(task.client for task in self.running.values()), list(calls)
         clients = {task.client for task in calls} | {*held}
         share = max(1, self.slots // max(1, len(clients)))
