@@ -66,6 +66,8 @@ class Controller:
     _losses: dict[str, int] = field(default_factory=dict)
     """{engine: losses since its last answer}"""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _pumping: bool = False
+    """Will it decide when the loop has a moment?"""
     _touched: dict[str, float] = field(default_factory=dict)
     _numbers: dict[str, int] = field(default_factory=dict)
 
@@ -126,10 +128,13 @@ class Controller:
             self.dispatcher.close(self.dispatcher.workflows[workflow], self.clock())
 
     def _soon(self) -> None:
-        """Decide once the calls that come together are all there."""
-        asyncio.get_running_loop().call_soon(self._pump)
+        """Decide once the calls that come together are all there, for all of them."""
+        if not self._pumping:
+            self._pumping = True
+            asyncio.get_running_loop().call_soon(self._pump)
 
     def _pump(self) -> None:
+        self._pumping = False
         now = self.clock()
         for start in self.dispatcher.decide(now):
             self._running[start.task.id] = self._spawn(self._run(start))

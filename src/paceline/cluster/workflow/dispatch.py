@@ -176,6 +176,8 @@ class Dispatcher:
         starts = []
         while here := [t for t in instance.queue if t.available(instance.name) <= now]:
             within = instance.within(here)
+            if not within and len(instance.running) >= instance.slots:
+                break
             first = min(within or here, key=lambda t: (*self.queue.key(t, instance, now), t.ready or 0.0, t.id))
             if not instance.fits(first, bool(within)):
                 break
