@@ -26,6 +26,8 @@ from paceline.serve import app
 
 TIMEOUT_S = 900.0
 """Patience with one answer: a machine that is shared may stand still for minutes."""
+PART = 5000
+"""Bodies between two words of how far it has come."""
 Door = tuple[str, type[BaseModel]]
 USER = [{"role": "user", "content": "Hi"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -226,7 +228,13 @@ def main() -> int:
     with started(serve) as (server,):
         fuzzed(server.url, 300, given.seed + 1)
         before, began = server.resident_mb, time.monotonic()
-        statuses, bad = fuzzed(server.url, given.count, given.seed)
+        statuses, bad = Counter[int](), list[tuple[str, bytes]]()
+        for done in range(0, given.count, PART):
+            seen, wrong = fuzzed(server.url, min(PART, given.count - done), given.seed + done)
+            statuses, bad = statuses + seen, bad + wrong
+            if given.count > PART:
+                so_far = f"{sum(statuses.values())} bodies, {len(bad)} bad, {server.resident_mb - before:+.0f} MB"
+                print(so_far, flush=True)
         seconds = time.monotonic() - began
         time.sleep(5)
         told = " ".join(f"{count}x{status}" for status, count in sorted(statuses.items()))
