@@ -40,7 +40,7 @@ def serve(context: typer.Context, model: str | None, engine: ServingArgs, server
     """Load, listen, serve; the arguments are the command's. Ends with the server's exit code."""
     args, settings = gather(given(context), model, engine, server, path)
     if args.order == "auto":
-        args = replace(args, order="fair" if len(settings.keys()) > 1 else "fcfs")
+        args = replace(args, order="fair" if len(settings.keys()) > 1 or settings.router_keys else "fcfs")
     settings.keys()
     from paceline.serve.run import bind
 
