@@ -72,7 +72,8 @@ def served(target: Path, head: Path | None, drafter: str, **more: Any) -> Served
         if drafter == "none":
             return Served(texts, rounds.each, [], [])
         made: Any = llm.engine.drafters.drafter(drafter)
-        chances = (made if "+" not in drafter else made.parts[drafter.partition("+")[2]]).chances[True]
+        head = made if "+" not in drafter else made.parts[drafter.partition("+")[2]]
+        chances = head.chances[not options["temperature"]].kept[""]
         return Served(texts, rounds.each, chances.hits, chances.tries)
 
 

@@ -25,6 +25,7 @@ from paceline.core.plan import Item, MinChance
 from paceline.core.proposer import ProposerTable
 from paceline.core.rows import Rows
 from paceline.draft import DRAFTERS, Host
+from paceline.draft.apart import Apart
 from paceline.draft.model import SHARP, lacking
 from paceline.draft.tree import Draws, Laws, Tree, TreeDrafter, TreeProposer, offers
 from paceline.native.structs import CTrees, addresses, integers_in, reals_in
@@ -201,13 +202,13 @@ class DySpec(TreeDrafter):
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self.native = cast(Trees, self.model) if "tree" in self.model.abilities else None
-        self.chances = ChildChances()
+        self.chances = Apart(ChildChances)
 
     def plant(self, tree: Tree) -> None:
         tree.memo = Memo()
 
     def observe(self, tree: Tree, path: list[int]) -> None:
-        count(self.chances, tree, path, tree.memo.laws)
+        count(self.chances.of(tree.ask.request), tree, path, tree.memo.laws)
 
     def expand(self, tree: Tree, laws: Laws) -> list[int]:
         return self._settle(tree, laws) if tree.law is Law.POINT else self._pop(tree, laws)
@@ -267,23 +268,24 @@ class DySpec(TreeDrafter):
     def _pop(self, tree: Tree, laws: Laws) -> list[int]:
         memo: Memo = tree.memo
         memo.laws.update(laws)
-        heap = [(-memo.worth(self.chances, place), place) for place in memo.drawn]
+        chances = self.chances.of(tree.ask.request)
+        heap = [(-memo.worth(chances, place), place) for place in memo.drawn]
         heapify(heap)
         least, gain = prices(tree.ask.item)
         while heap and heap[0][0] < 0 and -heap[0][0] >= least and tree.left > 0:
             place = heappop(heap)[1]
             if place not in memo.laws:
-                heappush(heap, (-memo.worth(self.chances, place), place))
+                heappush(heap, (-memo.worth(chances, place), place))
                 asked = [(-w, p) for w, p in nsmallest(tree.left, heap) if p not in memo.laws and -w >= least]
                 if memo.laws and sum(worth for worth, _ in asked) < gain:  # no further pass, but what is known may do
                     heap = [each for each in heap if each[1] in memo.laws]
                     heapify(heap)
                     continue
                 return [p for _, p in asked] or ([] if memo.laws else [place])
-            child = memo.draw(tree, self.chances, place)
+            child = memo.draw(tree, chances, place)
             for one in (place, child):
                 if one in memo.drawn:
-                    heappush(heap, (-memo.worth(self.chances, one), one))
+                    heappush(heap, (-memo.worth(chances, one), one))
         return []
 
 
@@ -305,22 +307,23 @@ class DySpecThreshold(TreeDrafter):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self.chances = ChildChances()
-        self.least: dict[int, float] = {}
+        self.chances = Apart(ChildChances)
+        self.least: Apart[dict[int, float]] = Apart(dict)
+        """{nodes: threshold}"""
 
     def plant(self, tree: Tree) -> None:
         tree.memo = Memo()
 
     def observe(self, tree: Tree, path: list[int]) -> None:
-        count(self.chances, tree, path, tree.memo.laws)
-        nodes = tree.ask.item.nodes
-        self.least[nodes] = self.least.get(nodes, 1 / nodes) * (RISE if tree.left <= 0 else FALL)
+        count(self.chances.of(tree.ask.request), tree, path, tree.memo.laws)
+        nodes, least = tree.ask.item.nodes, self.least.of(tree.ask.request)
+        least[nodes] = least.get(nodes, 1 / nodes) * (RISE if tree.left <= 0 else FALL)
 
     def expand(self, tree: Tree, laws: Laws) -> list[int]:
         memo: Memo = tree.memo
         memo.laws.update(laws)
-        nodes, new = tree.ask.item.nodes, []
-        least = self.least.get(nodes, 1 / nodes)
+        nodes, new, chances = tree.ask.item.nodes, [], self.chances.of(tree.ask.request)
+        least = self.least.of(tree.ask.request).get(nodes, 1 / nodes)
         for place, draws in laws.items():
             if tree.law is Law.POINT:
                 for token, log_q in zip(draws.token, draws.log_q):
@@ -329,6 +332,6 @@ class DySpecThreshold(TreeDrafter):
                     new.append(tree.add(place, token))
                     memo.value[new[-1]] = memo.value[place] * exp(log_q)
             else:
-                while tree.left > 0 and memo.worth(self.chances, place) >= least:
-                    new.append(memo.draw(tree, self.chances, place))
+                while tree.left > 0 and memo.worth(chances, place) >= least:
+                    new.append(memo.draw(tree, chances, place))
         return [place for place in new if memo.value[place] >= least] if tree.left > 0 else []

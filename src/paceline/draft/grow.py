@@ -21,6 +21,7 @@ from paceline.core.proposer import ProposerTable
 from paceline.core.registry import Offers
 from paceline.core.rows import RowsBuilder
 from paceline.draft import Ask, Host, View
+from paceline.draft.apart import Apart
 from paceline.draft.head import Head, need, whole
 from paceline.draft.head_runs import MAX_CHILDREN, CompiledHead, HeadProposer
 from paceline.draft.sequoia import Shape, rates, shaped
@@ -79,7 +80,7 @@ def paying(item: Item, chances: tuple[tuple[float, ...], ...]) -> int:
 
 
 class RankChances:
-    """Rates by depth and rank, over all requests, from the rounds; they change between rounds only."""
+    """Rates by depth and rank, over a tenant's requests, from the rounds; they change between rounds only."""
 
     def __init__(self, first: Sequence[Sequence[float]], depth: int) -> None:
         """`first`: as measured before; missing ones are `RANK_PRIOR`'s."""
@@ -128,7 +129,7 @@ class HeadDrafter(TreeDrafter):
         """The K/V group, of a head that has one."""
         self.width = min(MAX_CHILDREN, head.config.draft_vocab or head.vocab_size)
         depth = head.config.depth
-        self.chances = {greedy: RankChances(head.config.accuracy, depth) for greedy in (True, False)}
+        self.chances = {greedy: Apart(lambda: RankChances(head.config.accuracy, depth)) for greedy in (True, False)}
         self.compiled = CompiledHead(head, self.target)
         self.roots: dict[int, Tensor] = {}
         """{place: state of the root}, of the requests to draft for."""
@@ -136,7 +137,7 @@ class HeadDrafter(TreeDrafter):
     # -- the rule ----------------------------------------------------------------------------------------------------
 
     def plant(self, tree: Tree) -> None:
-        rates = self.chances[tree.law is Law.POINT].rates
+        rates = self.chances[tree.law is Law.POINT].of(tree.ask.request).rates
         tree.memo = {ROOT: best(paying(tree.ask.item, rates), rates)}
 
     def expand(self, tree: Tree, laws: Laws) -> list[int]:
@@ -151,7 +152,7 @@ class HeadDrafter(TreeDrafter):
         return [Draws(*cut(tokens, row, row)) for tokens, row in zip(token.tolist(), score.tolist())]
 
     def observe(self, tree: Tree, path: list[int]) -> None:
-        chances = self.chances[tree.law is Law.POINT]
+        chances = self.chances[tree.law is Law.POINT].of(tree.ask.request)
         for above, rank, hit in tree.examined(path):
             chances.observe(tree.below(above) - 1, rank, hit)
 
@@ -187,7 +188,7 @@ class HeadDrafter(TreeDrafter):
 
     def table(self, proposer: TreeProposer) -> ProposerTable | None:
         assert isinstance(proposer, HeadProposer)
-        chances = self.chances[True]
+        chances = self.chances[True].of(*(tree.ask.request for tree in proposer.trees))
 
         def observe(tries: Sequence[Sequence[int]], hits: Sequence[Sequence[int]]) -> None:
             for depth, row in enumerate(tries):
@@ -281,5 +282,6 @@ class HeadDrafter(TreeDrafter):
                 view.advance(ask, self.keeps, min(tree.reach, ask.txn.lease.length))
             if tree.token:
                 self.observe(tree, [tree.places[node] for node in view.accepted(ask)])
-        for chances in self.chances.values():
-            chances.review()
+        for apart in self.chances.values():
+            for chances in apart.kept.values():
+                chances.review()
