@@ -256,6 +256,10 @@ class Tensors:
             if name not in self.taken and not beside and name != "lm_head.weight":
                 yield name
 
+    def says_nothing(self, name: str) -> bool:
+        """Whether a tensor that nothing took is a bias of zeros alone, as GPTQ's writers put beside each layer."""
+        return name.endswith(".bias") and not bool(self.files[self.place[name]].get_tensor(name).any())
+
     def widest(self) -> int:
         """Bytes of a number in the widest of them."""
         views = (self.files[file].get_slice(name) for name, file in self.place.items())

@@ -117,7 +117,7 @@ def fresh(
         log.info("%s: %s", path, tensors.word)
     loader = Loader(spec, FAMILIES[spec.family].names, tensors, packing, device, vocabulary, keep)
     weights = loader.weights()
-    if unknown := sorted(tensors.leftover()):
+    if unknown := sorted(name for name in tensors.leftover() if not tensors.says_nothing(name)):
         raise CheckpointError(
             f"{path} holds {len(unknown)} tensors that a {spec.family} model has no place for, such as {unknown[0]}; "
             "the weights and the config are of different models."
@@ -203,6 +203,11 @@ def suited(packing: Packing, spec: ModelSpec, device: torch.device) -> Packing:
         raise RefusalError(
             f"{packing.name} is the native decoder's, which does not compute the layers of {spec.family} yet; leave "
             "quantize out."
+        )
+    if packing.kv == "int8":
+        raise RefusalError(
+            f"kv_dtype int8 is the native decoder's, which does not compute the layers of {spec.family} yet; leave "
+            "kv_dtype out."
         )
     return next(other for other in available(packing.dtype, device) if not other.native)
 

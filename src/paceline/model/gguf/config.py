@@ -28,6 +28,21 @@ NORM = {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
 LAYER_NORM = {"attention.layer_norm_epsilon": "layer_norm_eps"}
 WINDOW_KEYS = {"attention.sliding_window": "sliding_window"}
 CAPS = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
+SILENT_KEYS = frozenset(("vocab_size", "tensor_data_layout", "rope.scaling.finetuned",
+                         "rope.dimension_sections"))  # fmt: skip
+"""Keys that say nothing of a model's arithmetic beyond what its tensors and other keys do."""
+USUAL_VALUES: dict[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "use_parallel_residual": (False,),
+    "expert_used_count": (0,),
+    "pooling_type": (0,),
+    "attention.clamp_kqv": (0.0,),
+    "attention.max_alibi_bias": (0.0,),
+    "rope.scaling.attn_factor": (1.0,),
+    "rope.scaling.factor": (0.0, 1.0),
+    "rope.scaling.original_context_length": (0,),
+}
+"""Values of keys that are not read which stand for what is computed anyway."""
 MAX_NUMBER = 1e30
 MAX_SIZE = 1 << 24
 """No size of a model is larger: what is, is damage, and would be taken as memory."""
@@ -100,12 +115,21 @@ class ConfigReader:
 
     def __init__(self, header: Header) -> None:
         self.header, self.prefix = header, f"{header.metadata['general.architecture']}."
+        self.seen: set[str] = set()
 
     def wrong(self, key: str, what: str) -> CheckpointError:
         return CheckpointError(f"{self.prefix}{key} in {self.header.path} {what}; convert the model again.")
 
     def raw(self, key: str) -> Any:
+        self.seen.add(key)
         return self.header.metadata.get(self.prefix + key)
+
+    def refuse_unread(self) -> None:
+        """CheckpointError for a key of the architecture that nothing has read and that may say something."""
+        for name, value in self.header.metadata.items():
+            key = name.removeprefix(self.prefix)
+            if key != name and key not in self.seen and key not in SILENT_KEYS and not says_nothing(key, value):
+                raise self.wrong(key, f"is {str(value)[:40]}, a key that is not known here and may change the text")
 
     def whole(self, key: str, default: int | None = None) -> int:
         """A number above 0 that all layers share."""
@@ -131,6 +155,11 @@ class ConfigReader:
         if not sound:
             raise self.wrong(key, "is missing" if value is None else f"is {str(value)[:40]}, no number from 0 on")
         return float(str(np.float32(value)))  # 1e-06, as a config has it, not the float32 nearest to it
+
+
+def says_nothing(key: str, value: Any) -> bool:
+    """Whether a key has the value that stands for what is computed anyway."""
+    return key in USUAL_VALUES and value in USUAL_VALUES[key]
 
 
 def config_of(header: Header) -> dict[str, Any]:
@@ -166,7 +195,9 @@ def config_of(header: Header) -> dict[str, Any]:
         name: read.number(key) for key, name in arch.floats.items() if "epsilon" in key or read.raw(key) is not None
     }
     config |= {name: read.whole(key) for key, name in arch.whole.items() if read.raw(key) is not None}
-    return config | peculiar(header, config)
+    config |= peculiar(header, config, read)
+    read.refuse_unread()
+    return config
 
 
 def rope_of(read: ConfigReader, partial: float) -> dict[str, Any]:
@@ -199,7 +230,7 @@ def rope_of(read: ConfigReader, partial: float) -> dict[str, Any]:
     return params
 
 
-def peculiar(header: Header, config: Mapping[str, Any]) -> dict[str, Any]:
+def peculiar(header: Header, config: Mapping[str, Any], read: ConfigReader) -> dict[str, Any]:
     """Settings that gemma and phi3 do not state explicitly."""
     kind, params = config["model_type"], config["rope_parameters"]
     if kind in ("gemma2", "gemma3_text"):
@@ -207,18 +238,18 @@ def peculiar(header: Header, config: Mapping[str, Any]) -> dict[str, Any]:
         scalar = config["hidden_size"] / config["num_attention_heads"] if whole else config["head_dim"]
         own: dict[str, Any] = {"query_pre_attn_scalar": scalar, "hidden_activation": "gelu_pytorch_tanh"}
         if kind == "gemma3_text":
-            local = {"rope_type": "default", "rope_theta": 10000.0}
+            local = {"rope_type": "default", "rope_theta": read.number("rope.freq_base_swa", 10000.0)}
             own["rope_parameters"] = {"full_attention": params, "sliding_attention": local}
         return own
     if kind == "exaone4" and "sliding_window" not in config:
         return {"sliding_window": None, "layer_types": ["full_attention"] * config["num_hidden_layers"]}
-    if kind == "olmo2" and "olmo2.attention.sliding_window" in header.metadata:
+    if kind == "olmo2" and read.raw("attention.sliding_window") is not None:
         raise CheckpointError(f"{header.path} is Olmo 3 in GGUF, which is not served; use its safetensors checkpoint.")
     if kind == "phi3":
         long, short = (header.tensors.get(f"rope_factors_{name}.weight") for name in ("long", "short"))
         own = {"sliding_window": config.get("sliding_window")}
         if long is not None and short is not None:
-            original = header.metadata.get("phi3.rope.scaling.original_context_length")
+            original = read.raw("rope.scaling.original_context_length")
             own["original_max_position_embeddings"] = original
             own["rope_parameters"] = {
                 **params, "rope_type": "longrope", "original_max_position_embeddings": original,

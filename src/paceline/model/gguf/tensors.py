@@ -169,6 +169,10 @@ class GgufTensors:
             if name not in self.taken and name not in CONFIG_TENSORS:
                 yield name
 
+    def says_nothing(self, name: str) -> bool:
+        """Whether a tensor that nothing took is a bias of zeros alone."""
+        return name.endswith(".bias") and not bool(self.raw(self.place[name]).any())
+
     def widest(self) -> int:
         """Bytes of a number while it is taken: those of a quantised one are decoded to float32, some at a time."""
         return max(
