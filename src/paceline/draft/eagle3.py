@@ -153,7 +153,9 @@ class Eagle(FeatureHead):
             if not name.endswith(".bias") or bool(weights[name].any()):
                 raise CheckpointError(f"The EAGLE head holds {name}, which its method has no place for.")
         read = sum(weights[name].numel() for name in shape.sizes())
-        super().__init__(layer_spec(EAGLE3, shape, shape.scaling), shape.taps, shape.width, shape.vocab, read, packing.dtype)
+        super().__init__(
+            layer_spec(EAGLE3, shape, shape.scaling), shape.taps, shape.width, shape.vocab, read, packing.dtype
+        )
         self.shape, self.compute = shape, packing.compute
         self.ids = None if d2t is None else torch.arange(len(d2t)) + d2t
 

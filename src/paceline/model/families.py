@@ -6,12 +6,24 @@ if it needs something no other has, that becomes a field of ModelSpec.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any
 
 from paceline.core.errors import CheckpointError
 from paceline.model.quantised import scheme_of
 from paceline.model.rope import rope
-from paceline.model.spec import Activation, Attention, Dense, Experts, Layer, Mixer, ModelSpec, Rope, ShortConv
+from paceline.model.spec import (
+    Activation,
+    Attention,
+    Dense,
+    Experts,
+    Layer,
+    Mixer,
+    ModelSpec,
+    Rope,
+    RouterScore,
+    ShortConv,
+)
 
 ACTIVATION_NAMES: dict[str, Activation] = {
     "silu": "silu",
@@ -51,6 +63,8 @@ class Names:
     expert_down: str = "down_proj"
     shared: str = "mlp.shared_expert."
     shared_gate: str = "mlp.shared_expert_gate"
+    correction: str = ""
+    """Numbers that are added to the experts' scores where they are chosen, with the name's end."""
     conv: str = "conv.conv"
     """Kernel of a gated short convolution, and below it the projections before and after it."""
     conv_in: str = "conv.in_proj"
@@ -59,7 +73,7 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """The config fields of a mixture of experts."""
+    """The config fields of a mixture of experts; what is no text decides by itself."""
 
     count: str = "num_experts"
     active: str = "num_experts_per_tok"
@@ -67,9 +81,20 @@ class Mixed:
     normed: bool | str = "norm_topk_prob"
     shared: str = ""
     """With the inner numbers of the expert that all tokens use; none: there is none."""
+    shared_count: str = ""
+    """With the number of experts that all tokens use, each as wide as the others, computed as one without a gate."""
     every: str = ""
     """Interval of mixture layers, counted from 1; the others, and those of `dense`, are dense."""
     dense: str = ""
+    first: str = ""
+    """The first layer that may be a mixture, and the last."""
+    last: str = ""
+    score: RouterScore = "softmax"
+    corrected: bool | str = False
+    groups: tuple[str, str] | None = None
+    """How many groups there are, and how many are active."""
+    scale: str = ""
+    floor: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +108,7 @@ class Family:
     qkv_bias: bool | str = False
     out_bias: bool | str = False
     mlp_bias: bool | str = False
-    qk_norm: bool = False
+    qk_norm: bool | str = False
     norm_offset: float = 0.0
     embedding_scaled: bool = False
     """Embeddings are multiplied by sqrt(hidden)."""
@@ -120,6 +145,11 @@ class Family:
     conv: tuple[str, str] | None = None
     """Config fields with the length of the convolutions in place of attention where `config.layer_types` says `conv`,
     and whether they have biases."""
+    beyond: str = ""
+    """Config field with the number of layers behind the last that predict further tokens: they are no part of a pass."""
+    stretched: bool = False
+    """Queries grow with their position beyond the length of the first training (Llama 4's rule): texts up to it, for
+    which that changes nothing, are served."""
     rounded: bool = False
     """The inner numbers of the feed-forward part are made from `intermediate_size` by LFM2's rule."""
 
@@ -169,6 +199,25 @@ COHERE = Family(
     logit_scale="logit_scale",
     refused="use_qk_norm",
 )
+LFM2 = Family(
+    "Lfm2ForCausalLM",
+    names=Names(
+        norm="model.embedding_norm",
+        attention_norm="operator_norm",
+        q_norm="self_attn.q_layernorm",
+        k_norm="self_attn.k_layernorm",
+        out="self_attn.out_proj",
+        ffn_norm="ffn_norm",
+        gate_up=("feed_forward.w1", "feed_forward.w3"),
+        down="feed_forward.w2",
+    ),
+    activation="silu",
+    qk_norm=True,
+    layer_types=True,
+    norm_eps="norm_eps",
+    conv=("conv_L_cache", "conv_bias"),
+    rounded=True,
+)
 FAMILIES: dict[str, Family] = {
     "llama": Family("LlamaForCausalLM", qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias"),
     "mistral": Family("MistralForCausalLM", window="sliding_window"),
@@ -180,6 +229,9 @@ FAMILIES: dict[str, Family] = {
         qk_norm=True,
         window="sliding_window",
         layer_types=True,
+    ),
+    "qwen3_vl_text": Family(
+        "Qwen3VLForConditionalGeneration", qkv_bias="attention_bias", out_bias="attention_bias", qk_norm=True
     ),
     "phi3": Family(
         "Phi3ForCausalLM",
@@ -197,8 +249,9 @@ FAMILIES: dict[str, Family] = {
         norm_offset=1.0,
         embedding_scaled=True,
     ),
+    "ministral3": Family("Ministral3ForCausalLM", window="sliding_window", stretched=True),
     "ministral": Family("MinistralForCausalLM", window="sliding_window", layer_types=True),
-    "cwm": Family("CwmForCausalLM", window="sliding_window", layer_types=True),
+    "cwm": Family("CwmForCausalLM", mlp_bias="mlp_bias", window="sliding_window", layer_types=True),
     "smollm3": Family(
         "SmolLM3ForCausalLM",
         qkv_bias="attention_bias",
@@ -296,6 +349,57 @@ FAMILIES: dict[str, Family] = {
         window="sliding_window",
         experts=Mixed(every="decoder_sparse_step", dense="mlp_only_layers"),
     ),
+    "glm4_moe": Family(
+        "Glm4MoeForCausalLM",
+        names=Names(shared="mlp.shared_experts.", correction="mlp.gate.e_score_correction_bias"),
+        qkv_bias="attention_bias",
+        qk_norm="use_qk_norm",
+        beyond="num_nextn_predict_layers",
+        experts=Mixed(
+            count="n_routed_experts",
+            shared_count="n_shared_experts",
+            first="first_k_dense_replace",
+            score="sigmoid",
+            corrected=True,
+            groups=("n_group", "topk_group"),
+            scale="routed_scaling_factor",
+        ),
+    ),
+    "ernie4_5_moe": Family(
+        "Ernie4_5_MoeForCausalLM",
+        names=Names(shared="mlp.shared_experts.", correction="mlp.moe_statics.e_score_correction_bias"),
+        qkv_bias="use_bias",
+        out_bias="use_bias",
+        mlp_bias="use_bias",
+        interleaved=True,
+        experts=Mixed(
+            count="moe_num_experts",
+            active="moe_k",
+            normed=True,
+            shared_count="moe_num_shared_experts",
+            every="moe_layer_interval",
+            first="moe_layer_start_index",
+            last="moe_layer_end_index",
+            corrected=True,
+        ),
+    ),
+    "granitemoe": Family(
+        "GraniteMoeForCausalLM",
+        names=Names(
+            router="block_sparse_moe.router.layer",
+            expert="block_sparse_moe.",
+            expert_gate_up=("input_linear#{}",),
+            expert_down="output_linear#{}",
+        ),
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        embedding_scale="embedding_multiplier",
+        residual_scale="residual_multiplier",
+        score_scale="attention_multiplier",
+        logit_scale="logits_scaling",
+        divided=True,
+        experts=Mixed(count="num_local_experts", width="intermediate_size", normed=True),
+    ),
     "olmoe": Family(
         "OlmoeForCausalLM",
         qkv_bias="attention_bias",
@@ -305,24 +409,27 @@ FAMILIES: dict[str, Family] = {
         refused="clip_qkv",
         experts=Mixed(width="intermediate_size"),
     ),
-    "lfm2": Family(
-        "Lfm2ForCausalLM",
-        names=Names(
-            norm="model.embedding_norm",
-            attention_norm="operator_norm",
-            q_norm="self_attn.q_layernorm",
-            k_norm="self_attn.k_layernorm",
-            out="self_attn.out_proj",
-            ffn_norm="ffn_norm",
-            gate_up=("feed_forward.w1", "feed_forward.w3"),
-            down="feed_forward.w2",
+    "lfm2": LFM2,
+    "lfm2_moe": replace(
+        LFM2,
+        architecture="Lfm2MoeForCausalLM",
+        names=replace(
+            LFM2.names,
+            router="feed_forward.gate",
+            expert="feed_forward.experts.{}.",
+            expert_gate_up=("w1", "w3"),
+            expert_down="w2",
+            correction="feed_forward.expert_bias",
         ),
-        activation="silu",
-        qk_norm=True,
-        layer_types=True,
-        norm_eps="norm_eps",
         conv=("conv_L_cache", "conv_bias"),
-        rounded=True,
+        rounded=False,
+        experts=Mixed(
+            first="num_dense_layers",
+            score="sigmoid",
+            corrected="use_expert_bias",
+            scale="routed_scaling_factor",
+            floor=1e-6,
+        ),
     ),
     "arcee": Family(
         "ArceeForCausalLM",
@@ -335,8 +442,27 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+STRETCH = "llama_4_scaling_beta"
+"""The rotation's parameter of `Family.stretched`."""
 JUDGES = ("ForSequenceClassification", "ForTokenClassification", "RewardModel")
 """Ends of the names of architectures whose head is no language model's."""
+
+
+WITH_PICTURES = frozenset(("gemma3", "mistral3", "qwen3_vl"))
+"""Model types of which the text's part is served: pictures are refused."""
+FROM_OUTSIDE = ("tie_word_embeddings", "eos_token_id", "quantization_config")
+"""Keys that stand beside `text_config` and go for the text."""
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config of the text's model in that of one that reads pictures, too; else the config itself."""
+    inner = config.get("text_config")
+    if config.get("model_type") not in WITH_PICTURES or not isinstance(inner, Mapping):
+        return config
+    kind = inner.get("model_type") or {"gemma3": "gemma3_text", "qwen3_vl": "qwen3_vl_text"}.get(
+        config["model_type"], "mistral"
+    )
+    return {**inner, **{key: config[key] for key in FROM_OUTSIDE if config.get(key) is not None}, "model_type": kind}
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
@@ -351,12 +477,9 @@ def family_of(config: Mapping[str, Any]) -> Family:
             )
     if kind in FAMILIES:
         return FAMILIES[kind]
-    supported = f"supported model types are {', '.join(FAMILIES)}"
-    if kind == "gemma3":
-        raise CheckpointError(
-            "gemma3 with images (Gemma3ForConditionalGeneration) is not served; use a text-only checkpoint of "
-            "model type gemma3_text (Gemma3ForCausalLM)."
-        )
+    near = get_close_matches(str(kind), FAMILIES, 1, 0.5)
+    nearest = f"the nearest that is served is {near[0]}; " if near else ""
+    supported = f"{nearest}supported model types are {', '.join(FAMILIES)}"
     if "moe" in str(kind) or any(config.get(f) for f in ("num_local_experts", "num_experts", "n_routed_experts")):
         raise CheckpointError(f"{kind} is a mixture of experts (MoE) of a kind that is not served; {supported}.")
     if "auto_map" in config:
@@ -385,6 +508,8 @@ def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:
         return float(getattr(config, field)) if field else 1.0
 
     trained_len = int(config.max_position_embeddings)
+    if family.stretched and config.rope_parameters.get(STRETCH):
+        max_len = unstretched(config, trained_len, max_len)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     activation = getattr(config, family.activation, family.activation)
     if activation not in ACTIVATION_NAMES:
@@ -406,7 +531,7 @@ def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:
         qkv_bias=bool(decide(family.qkv_bias)),
         out_bias=bool(decide(family.out_bias)),
         mlp_bias=bool(decide(family.mlp_bias)),
-        qk_norm=family.qk_norm,
+        qk_norm=bool(decide(family.qk_norm)),
         post_norms=bool(family.names.attention_post_norm),
         attention_scale=factor(family.score_scale)
         if family.score_scale
@@ -440,7 +565,10 @@ def read_layers(config: Any, family: Family, head_dim: int, trained_len: int, ma
         if kind not in ("sliding_attention", "full_attention"):
             raise CheckpointError(f"layers of type {kind} are not supported.")
         try:
-            turn = rope(params.get(kind, params), head_dim, trained_len, max_len)
+            given = {
+                name: it for name, it in params.get(kind, params).items() if not family.stretched or name != STRETCH
+            }
+            turn = rope(given, head_dim, trained_len, max_len)
         except (KeyError, TypeError) as error:
             raise CheckpointError(f"config.json: rope_parameters are incomplete ({error}).") from None
         made[kind] = Attention(turn, window if kind == "sliding_attention" else None)
@@ -454,13 +582,44 @@ def feed_forward(config: Any, family: Family, index: int) -> Dense | Experts:
     if form is None:
         return Dense(rounded(config) if family.rounded else config.intermediate_size)
     dense = form.dense and index in (getattr(config, form.dense) or ())
-    if dense or (form.every and (index + 1) % getattr(config, form.every)):
+    outside = bool(form.first) and index < getattr(config, form.first)
+    outside |= bool(form.last) and index > getattr(config, form.last)
+    if dense or outside or (form.every and (index + 1) % getattr(config, form.every)):
         return Dense(config.intermediate_size)
+    return mixture(config, form)
+
+
+def mixture(config: Any, form: Mixed) -> Experts:
     count, active, width = (int(getattr(config, name)) for name in (form.count, form.active, form.width))
     if not 1 <= active <= count:
         raise CheckpointError(f"config.json: {form.active} is {active}, but it must be 1 to {form.count}, {count}.")
-    normed = getattr(config, form.normed) if isinstance(form.normed, str) else form.normed
-    return Experts(count, active, width, bool(normed), int(getattr(config, form.shared)) if form.shared else 0)
+    groups, used = (1, 1) if form.groups is None else (int(getattr(config, name)) for name in form.groups)
+    if groups < 1 or count % groups or not 1 <= used <= groups or active > count // groups * used:
+        raise CheckpointError(
+            f"config.json: {count} experts in {groups} groups, {used} of them active, do not give {active} experts to a "
+            "token."
+        )
+
+    def decide(field: bool | str) -> bool:
+        return bool(getattr(config, field) if isinstance(field, str) else field)
+
+    shared = int(getattr(config, form.shared)) if form.shared else 0
+    if form.shared_count:
+        shared = width * int(getattr(config, form.shared_count) or 0)
+    return Experts(
+        count,
+        active,
+        width,
+        decide(form.normed),
+        shared,
+        shared_gated=bool(form.shared),
+        score=form.score,
+        corrected=decide(form.corrected),
+        groups=groups,
+        active_groups=used,
+        scale=float(getattr(config, form.scale)) if form.scale else 1.0,
+        floor=form.floor,
+    )
 
 
 def rounded(config: Any) -> int:
@@ -488,6 +647,17 @@ def still(mixer: Mixer) -> Mixer:
     if not isinstance(mixer, Attention):
         return mixer
     return replace(mixer, rope=Rope((0.0,) * len(mixer.rope.inverse)))
+
+
+def unstretched(config: Any, trained_len: int, max_len: int | None) -> int:
+    """The longest text whose queries are as they are. Raises CheckpointError for a longer one that is asked for."""
+    most = min(trained_len, int(config.rope_parameters["original_max_position_embeddings"]))
+    if max_len is not None and max_len > most:
+        raise CheckpointError(
+            f"max_len {max_len} is beyond {most}: from there on {config.model_type} multiplies queries by a factor of "
+            f"their position ({STRETCH}), which is not served."
+        )
+    return max_len or most
 
 
 def eos_ids(value: int | list[int] | None) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from paceline.model.fingerprint import Fingerprint, identity
 from paceline.model.footprint import Footprint, footprint
 from paceline.model.gguf import GgufTensors
 from paceline.model.groups import stack
-from paceline.model.linear import Linear, Packing, as_stored, available, choose, plain, quantised
+from paceline.model.linear import Linear, Packing, WideMatrix, as_stored, available, choose, plain, quantised
 from paceline.model.malloc import exact
 from paceline.model.native import NativeDecoder
 from paceline.model.opened import let_go
@@ -411,13 +411,36 @@ class Loader:
         if not isinstance(form, Experts):
             return self.dense(at, names.gate_up, names.down, form.width)
         inner = names.expert_gate_up, names.expert_down
+        if names.correction and form.corrected:
+            name = at + names.correction
+            shape = (1, form.count) if len(self.tensors.shape(name)) == 2 else (form.count,)  # ernie has it in a row
+            correction = self.keep.tensor(name, lambda: self.take_wide(name, *shape).view(-1))
         return Mixture(
             form,
-            self.linear(at, (names.router,), (form.count,), hidden, False),
-            [self.dense(at + names.expert.format(number), *inner, form.width) for number in range(form.count)],
+            self.wide(at + names.router, form.count, form.router_bias),
+            [self.expert(at, number, form.width) for number in range(form.count)],
             self.dense(at + names.shared, *inner, form.shared) if form.shared else None,
-            self.linear(at, (names.shared_gate,), (1,), hidden, False) if form.shared else None,
+            self.wide(at + names.shared_gate, 1, False) if form.shared and form.shared_gated else None,
+            correction if form.corrected else None,
         )
+
+    def expert(self, at: str, number: int, width: int) -> FeedForward:
+        names = self.names
+        gate_up = tuple(name.format(number) for name in names.expert_gate_up)
+        return self.dense(at + names.expert.format(number), gate_up, names.expert_down.format(number), width)
+
+    def wide(self, name: str, outputs: int, bias: bool) -> WideMatrix:
+        """A router's matrix, in float32 or wider."""
+        weight = self.keep.tensor(name, lambda: self.take_wide(f"{name}.weight", outputs, self.spec.hidden))
+        self.bytes += weight.nbytes
+        offset = self.keep.tensor(f"{name}.bias", lambda: self.take_wide(f"{name}.bias", outputs)) if bias else None
+        return WideMatrix(weight, offset)
+
+    def take_wide(self, name: str, *shape: int) -> Tensor:
+        found = self.tensors.take(name, shape)
+        self.fingerprint.add(name, found)
+        wide = torch.float64 if torch.float64 in (found.dtype, self.packing.dtype) else torch.float32
+        return found.to(self.device, wide).contiguous()
 
     def dense(self, at: str, gate_up: tuple[str, ...], down: str, width: int) -> FeedForward:
         spec, pairs = self.spec, interleave if self.packing.native and self.spec.gated else None

@@ -149,7 +149,9 @@ def gptq(settings: Config) -> Scheme:
 def of_modules(dynamic: Any) -> Mapping[str, Any]:
     """GPTQModel's `dynamic`: what differs, by a pattern of names."""
     if dynamic and not isinstance(dynamic, Mapping):
-        raise CheckpointError("config.json: quantization_config.dynamic is not an object; download the checkpoint again.")
+        raise CheckpointError(
+            "config.json: quantization_config.dynamic is not an object; download the checkpoint again."
+        )
     return dynamic or {}
 
 

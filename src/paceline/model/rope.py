@@ -122,7 +122,7 @@ SCALINGS: dict[str, Scaling] = {
     "longrope": longrope,
 }
 COMMON_KEYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings",
-               "mrope_section", "mrope_interleaved", "finetuned")  # fmt: skip
+               "max_position_embeddings", "mrope_section", "mrope_interleaved", "finetuned")  # fmt: skip
 """Keys of every kind, used, or without a meaning for text: in it the sections of `mrope` share one position."""
 SCALING_KEYS: dict[str, tuple[str, ...]] = {
     "default": (),

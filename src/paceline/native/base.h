@@ -47,6 +47,16 @@ struct Norm {  // weight times sqrt(n), see Norm in model/blocks.py; null: the n
   const float *weight, *bias;
 };
 
+struct Experts {  // see Experts in model/spec.py
+  const float *router, *router_bias, *correction;  // [count][hidden], [count], [count]; the last two or null
+  const Linear *gate_up, *down;                    // of each expert
+  Linear shared_gate_up, shared_down;              // weight null: no expert that every row uses
+  const float* shared_gate;                        // [hidden], or null
+  i64 count, active, width, shared, sigmoid, normed, groups, active_groups, group_best;
+  double scale, floor;
+  i64* loads;                                      // [count + 1]: rows that each expert has had, and experts read; or null
+};
+
 struct Layer {
   Linear qkv, value;  // of each kv head its queries and key, then the values of all, unless these are apart in `value`
   Linear out, gate_up, down;  // gate_up: 16 gates, their 16 ups, .., or ups alone
@@ -54,6 +64,7 @@ struct Layer {
   const float* head_norm;  // times sqrt(n), see Norm
   const float* turn;     // [position][cos, sin][rotated], the sines' first half negated, see Rotary
   i64 rotated, window;   // window: 0 for none
+  const Experts* experts;  // null: one feed-forward part, gate_up and down
 };
 
 enum Activation { SILU, GELU, SQUARED };  // SQUARED: of what is above 0
@@ -76,6 +87,7 @@ struct Model {
   i64 bytes;
   i64 rank;                        // largest of a matrix's, of all adapters; a multiple of 16
   const Delta* const* adapters;    // by slot: [layers][5], or null; null: there are none
+  i64 active, routed, shared;      // of all mixtures the most: experts of a row, inner numbers of one, of a shared one; 0: none
   bool tiles() const { return !NARROW && unit == TILES; }
   bool fused() const { return NARROW || unit == FUSED; }
   bool grouped() const { return int8 == 2; }
