@@ -13,12 +13,14 @@ from torch import Tensor
 from paceline.core.errors import CheckpointError
 from paceline.model import checks, gguf, pages
 from paceline.model.catalogue import CATALOGUE
-from paceline.model.families import FAMILIES, family_of, read_spec, text_config
+from paceline.model.families import FAMILIES, family_of, text_config
+from paceline.model.family import Names
 from paceline.model.groups import Groups
 from paceline.model.memo import remembered
 from paceline.model.opened import once
 from paceline.model.pull import pull
 from paceline.model.quantised import SIDE_MEMBERS, QuantisedLayer, scheme_of
+from paceline.model.read_spec import read_spec
 from paceline.model.spec import ModelSpec
 
 WANTED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
@@ -177,6 +179,8 @@ class Tensors:
 
     interleaved: bool | None = None
     """Whether pairs of a head that are rotated together lie side by side; None: as the family's do."""
+    renamed: Names | None = None
+    """Names in place of the family's."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -17,7 +17,8 @@ from paceline.model import store
 from paceline.model.blocks import Block, FeedForward, GatedConv, LayerNorm, Mixture, Norm, SelfAttention, WholeNorm
 from paceline.model.checkpoint import DTYPES, Tensors, open_tensors, read_config, resolve
 from paceline.model.decoder import Decoder, Weights, kv_bytes
-from paceline.model.families import FAMILIES, Names
+from paceline.model.families import FAMILIES
+from paceline.model.family import Names
 from paceline.model.fingerprint import Fingerprint, identity
 from paceline.model.footprint import Footprint, footprint
 from paceline.model.gguf import GgufTensors
@@ -93,7 +94,9 @@ def read(
         where = store.place(tensors.paths(), spec, packing, vocabulary)
         if (kept := store.opened(where, late)) is not None:
             try:
-                loader = Loader(spec, FAMILIES[spec.family].names, tensors, packing, device, vocabulary, kept)
+                loader = Loader(
+                    spec, tensors.renamed or FAMILIES[spec.family].names, tensors, packing, device, vocabulary, kept
+                )
                 return loader.weights(), loader.fitted, late, loader.identity(kept.digest)
             except store.Damaged as error:
                 store.discard(where, error)
@@ -115,7 +118,7 @@ def fresh(
     tensors = open_tensors(path)
     if tensors.word:
         log.info("%s: %s", path, tensors.word)
-    loader = Loader(spec, FAMILIES[spec.family].names, tensors, packing, device, vocabulary, keep)
+    loader = Loader(spec, tensors.renamed or FAMILIES[spec.family].names, tensors, packing, device, vocabulary, keep)
     weights = loader.weights()
     if unknown := sorted(name for name in tensors.leftover() if not tensors.says_nothing(name)):
         raise CheckpointError(
@@ -407,7 +410,7 @@ class Loader:
         )
 
     def feed(self, at: str, index: int) -> FeedForward | Mixture:
-        names, hidden, form = self.names, self.spec.hidden, self.spec.layers[index].feed
+        names, form = self.names, self.spec.layers[index].feed
         if not isinstance(form, Experts):
             return self.dense(at, names.gate_up, names.down, form.width)
         inner = names.expert_gate_up, names.expert_down

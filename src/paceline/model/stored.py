@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from paceline.model.checkpoint import Tensors
-from paceline.model.families import FAMILIES, Names
+from paceline.model.families import FAMILIES
+from paceline.model.family import Names
 from paceline.model.footprint import layer_matrices
 from paceline.model.gguf import GgufTensors
 from paceline.model.spec import Experts, Layer, ModelSpec
@@ -29,7 +30,7 @@ def hot_bytes(tensors: Tensors | GgufTensors, spec: ModelSpec) -> tuple[int, int
     not all of a GGUF file's matrices are in groups."""
     if not isinstance(tensors, GgufTensors):
         return None
-    names = FAMILIES[spec.family].names
+    names = tensors.renamed or FAMILIES[spec.family].names
     head = names.embedding if spec.tied else names.head
     found = [f"{head}.weight"]
     for index in range(len(spec.layers)):
@@ -46,7 +47,7 @@ def hot_bytes(tensors: Tensors | GgufTensors, spec: ModelSpec) -> tuple[int, int
 
 def matrices(tensors: Tensors | GgufTensors, spec: ModelSpec) -> Iterator[tuple[int, float | None]]:
     """Weights of each fused matrix, and the bits of one; None: stored as floats."""
-    names = FAMILIES[spec.family].names
+    names = tensors.renamed or FAMILIES[spec.family].names
     for index, layer in enumerate(spec.layers):
         at = names.layer.format(index)
         parts = matrix_names(names, layer)

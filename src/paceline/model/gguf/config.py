@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from paceline.core.errors import CheckpointError
-from paceline.model.families import read_spec
+from paceline.model.family import Names
 from paceline.model.gguf.header import Header
 from paceline.model.memo import remembered, states
+from paceline.model.read_spec import read_spec
 from paceline.model.spec import Layer, ModelSpec, Rope
 
 COMMON = {
@@ -26,6 +27,15 @@ COMMON = {
 """Numbers that every architecture must have, and what a config calls them."""
 NORM = {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
 LAYER_NORM = {"attention.layer_norm_epsilon": "layer_norm_eps"}
+GRANITE = {
+    **NORM,
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+QWEN_EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
+LOCAL_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
 WINDOW_KEYS = {"attention.sliding_window": "sliding_window"}
 CAPS = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
 SILENT_KEYS = frozenset(("vocab_size", "tensor_data_layout", "rope.scaling.finetuned",
@@ -61,6 +71,14 @@ class Arch:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     folded: bool = False
     """Norm weights are stored with the family's offset already added."""
+    mixture: Mapping[str, str] = field(default_factory=dict)
+    """Keys of whole numbers that a mixture of experts must have; empty: it is none."""
+    flags: Mapping[str, str] = field(default_factory=dict)
+    """Keys that are true or false."""
+    score: int = 1
+    """`expert_gating_func`: 1, shares among all experts; 2, a sigmoid of each."""
+    names: Names | None = None
+    """Where not those of the family: the converter takes fused matrices apart."""
 
 
 ARCHITECTURES: dict[str, Arch] = {
@@ -75,13 +93,7 @@ ARCHITECTURES: dict[str, Arch] = {
     "granite": Arch(
         "granite",
         interleaved=True,
-        floats={
-            **NORM,
-            "attention.scale": "attention_multiplier",
-            "embedding_scale": "embedding_multiplier",
-            "residual_scale": "residual_multiplier",
-            "logit_scale": "logits_scaling",
-        },
+        floats=GRANITE,
     ),
     "seed_oss": Arch("seed_oss"),
     "ernie4_5": Arch("ernie4_5", interleaved=True),
@@ -97,7 +109,57 @@ ARCHITECTURES: dict[str, Arch] = {
         fixed={"hidden_act": "gelu_pytorch_tanh", "sliding_window": None},
     ),
     "arcee": Arch("arcee", interleaved=True, fixed={"hidden_act": "relu2"}),
+    "qwen2moe": Arch(
+        "qwen2_moe",
+        fixed={"norm_topk_prob": False},
+        mixture={
+            **QWEN_EXPERTS,
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+        },
+    ),
+    "qwen3moe": Arch(
+        "qwen3_moe",
+        fixed={"norm_topk_prob": True},
+        mixture={**QWEN_EXPERTS, "expert_feed_forward_length": "moe_intermediate_size"},
+    ),
+    "olmoe": Arch("olmoe", fixed={"norm_topk_prob": False}, mixture=QWEN_EXPERTS),
+    "granitemoe": Arch(
+        "granitemoe",
+        interleaved=True,
+        floats=GRANITE,
+        mixture=LOCAL_EXPERTS,
+        names=Names(router="block_sparse_moe.router.layer"),
+    ),
+    "glm4moe": Arch(
+        "glm4_moe",
+        floats={**NORM, "expert_weights_scale": "routed_scaling_factor"},
+        whole={"expert_group_count": "n_group", "expert_group_used_count": "topk_group"},
+        flags={"expert_weights_norm": "norm_topk_prob"},
+        mixture={
+            "expert_count": "n_routed_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_shared_count": "n_shared_experts",
+            "leading_dense_block_count": "first_k_dense_replace",
+        },
+        score=2,
+    ),
+    "ernie4_5-moe": Arch(
+        "ernie4_5_moe",
+        interleaved=True,
+        mixture={
+            "expert_count": "moe_num_experts",
+            "expert_used_count": "moe_k",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_shared_count": "moe_num_shared_experts",
+            "leading_dense_block_count": "moe_layer_start_index",
+            "interleave_moe_layer_step": "moe_layer_interval",
+        },
+    ),
 }
+MIXTRAL = Arch("mixtral", interleaved=True, mixture=LOCAL_EXPERTS)
+"""What `llama` stands for where it has experts."""
 
 
 def arch_of(header: Header) -> Arch:
@@ -107,7 +169,7 @@ def arch_of(header: Header) -> Arch:
         raise CheckpointError(
             f"{header.path} is {shown}, which is not served; supported architectures are {', '.join(ARCHITECTURES)}."
         )
-    return ARCHITECTURES[name]
+    return MIXTRAL if name == "llama" and header.metadata.get("llama.expert_count") else ARCHITECTURES[name]
 
 
 class ConfigReader:
@@ -165,8 +227,8 @@ def says_nothing(key: str, value: Any) -> bool:
 def config_of(header: Header) -> dict[str, Any]:
     """The fields of config.json that this file stands for. Raises CheckpointError naming file and key."""
     arch, read = arch_of(header), ConfigReader(header)
-    if read.raw("expert_count"):
-        raise CheckpointError(f"{header.path} is a mixture of experts (MoE), which is not served yet.")
+    if read.raw("expert_count") and not arch.mixture:
+        raise CheckpointError(f"{header.path} is a mixture of experts (MoE) of a kind that is not served.")
     config: dict[str, Any] = {name: read.whole(key) for key, name in COMMON.items()}
     heads = config["num_attention_heads"]
     head_dim = read.whole("attention.key_length", max(1, config["hidden_size"] // heads))
@@ -195,9 +257,35 @@ def config_of(header: Header) -> dict[str, Any]:
         name: read.number(key) for key, name in arch.floats.items() if "epsilon" in key or read.raw(key) is not None
     }
     config |= {name: read.whole(key) for key, name in arch.whole.items() if read.raw(key) is not None}
+    config |= mixture_of(arch, read, config["num_hidden_layers"])
     config |= peculiar(header, config, read)
     read.refuse_unread()
     return config
+
+
+def mixture_of(arch: Arch, read: ConfigReader, layers: int) -> dict[str, Any]:
+    """The fields of a mixture of experts."""
+    if not arch.mixture:
+        return {}
+    found: dict[str, Any] = {}
+    for key, name in arch.mixture.items():
+        value = read.raw(key)
+        absent_or_none = value in (0, None) and key in ("leading_dense_block_count", "expert_shared_count")
+        found[name] = 0 if absent_or_none else read.whole(key)
+    for key, name in arch.flags.items():
+        if (value := read.raw(key)) is not None:
+            found[name] = bool(value)
+    if (score := read.raw("expert_gating_func")) not in (None, 0, arch.score):
+        raise read.wrong(
+            "expert_gating_func", f"is {str(score)[:20]}, a router that is not served here; {arch.score} is"
+        )
+    if arch.model_type == "ernie4_5_moe":
+        found["moe_layer_end_index"] = layers - 1
+    if read.raw("nextn_predict_layers"):
+        raise read.wrong(
+            "nextn_predict_layers", "names layers that predict further tokens; a file without them is served"
+        )
+    return found
 
 
 def rope_of(read: ConfigReader, partial: float) -> dict[str, Any]:
@@ -241,6 +329,8 @@ def peculiar(header: Header, config: Mapping[str, Any], read: ConfigReader) -> d
             local = {"rope_type": "default", "rope_theta": read.number("rope.freq_base_swa", 10000.0)}
             own["rope_parameters"] = {"full_attention": params, "sliding_attention": local}
         return own
+    if kind == "glm4_moe":
+        return {"use_qk_norm": "blk.0.attn_q_norm.weight" in header.tensors}
     if kind == "exaone4" and "sliding_window" not in config:
         return {"sliding_window": None, "layer_types": ["full_attention"] * config["num_hidden_layers"]}
     if kind == "olmo2" and read.raw("attention.sliding_window") is not None:
