@@ -126,6 +126,22 @@ MORE: dict[str, dict[str, Any]] = {
         "attention_multiplier": 0.2,
         "logits_scaling": 4.0,
     },
+    "gpt_oss": {
+        "model_type": "gpt_oss",
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 7,
+        "swiglu_limit": 0.4,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+            "truncate": False,
+        },
+    },
     "ministral3": {
         "model_type": "ministral3",
         "num_key_value_heads": 2,
@@ -148,6 +164,7 @@ MORE: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 24,
         "num_dense_layers": 1,
         "routed_scaling_factor": 1.3,
+        "layer_types": ["conv", "full_attention"],
         "tie_word_embeddings": False,
     },
     "lfm2": {

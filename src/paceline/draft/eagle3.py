@@ -34,7 +34,7 @@ RELEASED = "LlamaForCausalLMEagle3"
 """The architecture that released EAGLE-3 heads name; their layer is `midlayer` where `speculators` has `layers.0`."""
 TAP_LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
 USUAL_TAPS = ("input:2", "input:L // 2", "input:L - 3")
-"""Of a head that does not name them, before its target is known."""
+"""Taps of a head that does not name them, before its target is known."""
 VARIANTS: dict[str, Any] = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu", "norm_before_fc": False,
                             "norm_output": False, "use_sliding_window": False}  # fmt: skip
 """Keys of a head's layer whose other values would change what it drafts; none but these is computed."""
@@ -64,12 +64,12 @@ class EagleShape:
     eps: float = 1e-6
     theta: float = 10000.0
     scaling: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Of its rotation, as `rope_scaling` of a config; empty: none."""
+    """Scaling of the rotation, as `rope_scaling` in a config; empty without one."""
 
     @classmethod
     def read(cls, config: Mapping[str, Any], layers: int | None = None) -> "EagleShape":
-        """From config.json, in the layout of `speculators` or that of released heads. A head that does not name its
-        taps reads the usual ones of a target with so many `layers`. Raises CheckpointError."""
+        """Shape from config.json, in the layout of `speculators` or that of released heads. A head that names no
+        taps reads the usual ones of a target with this number of `layers`. Raises CheckpointError."""
         layer = config.get("transformer_layer_config", config)
         fused = bool(config.get("fused", True))
         refuse_variants(config, layer)

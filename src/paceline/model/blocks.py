@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.attend import Attend
 from paceline.model.linear import Linear
-from paceline.model.spec import Activation, Experts, ModelSpec, Rope, ShortConv
+from paceline.model.spec import Experts, ModelSpec, Rope, ShortConv
 from paceline.model.state import Scan
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def relu2(x: Tensor) -> Tensor:
     return F.relu(x).square_()
 
 
-ACTIVATE: dict[Activation, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_tanh": gelu_tanh, "relu2": relu2}
+ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_tanh": gelu_tanh, "relu2": relu2}
 
 
 class Norm:
@@ -133,6 +133,8 @@ class SelfAttention:
     qkv: Linear
     head_norm: Norm | None
     out: Linear
+    sinks: Tensor | None = None
+    """[heads], see `ModelSpec.sinks`."""
     value: Linear | None = None
     """Matrix of the values alone, for the native decoder, where it is quantised in another way than q's and k's."""
 
@@ -190,11 +192,18 @@ class FeedForward:
     down: Linear
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self.spec.activation == "swiglu_clamped":
+            return self.down(clamped(*self.gate_up(x).chunk(2, -1), *self.spec.swiglu))
         activate = ACTIVATE[self.spec.activation]
         if not self.spec.gated:
             return self.down(activate(self.gate_up(x)))
         gate, up = self.gate_up(x).chunk(2, -1)
         return self.down(activate(gate).mul_(up))
+
+
+def clamped(gate: Tensor, up: Tensor, slope: float, limit: float) -> Tensor:
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return (up + 1).mul_(gate * (slope * gate).sigmoid_())
 
 
 @dataclass(slots=True)

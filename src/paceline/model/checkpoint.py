@@ -19,9 +19,10 @@ from paceline.model.groups import Groups
 from paceline.model.memo import remembered
 from paceline.model.opened import once
 from paceline.model.pull import pull
-from paceline.model.quantised import SIDE_MEMBERS, QuantisedLayer, scheme_of
+from paceline.model.quantised import MXFP4, SIDE_MEMBERS, QuantisedLayer, scheme_of
 from paceline.model.read_spec import read_spec
 from paceline.model.spec import ModelSpec
+from paceline.model.stacked import expert_part
 
 WANTED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 TWICE = ("consolidated*", "original/*")
@@ -236,6 +237,10 @@ class Tensors:
             found = self.scheme.read(layer)
             wide = found.floats() if isinstance(found, Groups) else found
             return wide if dtype is None else wide.to(dtype)
+        if (part := expert_part(name, self.place)) is not None:
+            packed = not part.bias and part.fused not in self.place
+            found = part.groups(self.stored, shape).floats() if packed else part.take(self.stored, shape)
+            return found if dtype is None else found.to(dtype)
         tensor = self.stored(name, shape)
         if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
             raise CheckpointError(f"tensor {name} is stored as {tensor.dtype}, a quantised form, which is not served.")
@@ -279,6 +284,9 @@ class Tensors:
 
     def groups(self, name: str, shape: tuple[int, ...]) -> Groups | None:
         """A matrix as whole numbers with a scale for each group, exactly; None: it is stored as floats."""
+        part = expert_part(name, self.place)
+        if part is not None and part.fused not in self.place:
+            return part.groups(self.stored, shape)
         if (layer := self.layer(name, shape)) is None or self.scheme is None:
             return None
         found = self.scheme.read(layer)
@@ -288,6 +296,9 @@ class Tensors:
         """Bits per weight, its scales included, if the matrix is kept as packed groups; None: it is stored as
         floats."""
         stem = name.removesuffix(".weight")
+        part = expert_part(name, self.place)
+        if part is not None and part.fused not in self.place:
+            return MXFP4
         if self.scheme is None or f"{stem}.{self.scheme.mark}" not in self.place:
             return None
         whole = self.scheme.mark != "weight" or self.kind(name) == "I8"
@@ -315,7 +326,7 @@ class Tensors:
                 yield name
 
     def says_nothing(self, name: str) -> bool:
-        """Whether a tensor that nothing took is a bias of zeros alone, as GPTQ's writers put beside each layer."""
+        """Whether a tensor that nothing took is a bias of zeros alone, as GPTQ's writers add to each layer."""
         return name.endswith(".bias") and not bool(
             self.files[self.place[name]].get_tensor(self.stored_as.get(name, name)).any()
         )

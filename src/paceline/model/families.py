@@ -260,6 +260,18 @@ FAMILIES: dict[str, Family] = {
         divided=True,
         experts=Mixed(count="num_local_experts", width="intermediate_size", normed=True),
     ),
+    "gpt_oss": Family(
+        "GptOssForCausalLM",
+        names=Names(router="mlp.router"),
+        activation="swiglu_clamped",
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        mlp_bias=True,
+        window="sliding_window",
+        layer_types=True,
+        sinks=True,
+        experts=Mixed(count="num_local_experts", width="intermediate_size", normed=True, bias=True),
+    ),
     "olmoe": Family(
         "OlmoeForCausalLM",
         qkv_bias="attention_bias",
@@ -309,7 +321,7 @@ JUDGES = ("ForSequenceClassification", "ForTokenClassification", "RewardModel")
 WITH_PICTURES = frozenset(("gemma3", "mistral3", "qwen3_vl"))
 """Model types of which the text's part is served: pictures are refused."""
 FROM_OUTSIDE = ("tie_word_embeddings", "eos_token_id", "quantization_config")
-"""Keys that stand beside `text_config` and go for the text."""
+"""Keys next to `text_config` that apply to the text."""
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

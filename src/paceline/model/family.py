@@ -36,6 +36,7 @@ class Names:
     shared_gate: str = "mlp.shared_expert_gate"
     correction: str = ""
     """Numbers that are added to the experts' scores where they are chosen, with the name's end."""
+    sinks: str = "self_attn.sinks"
     conv: str = "conv.conv"
     """Kernel of a gated short convolution, and below it the projections before and after it."""
     conv_in: str = "conv.in_proj"
@@ -61,6 +62,8 @@ class Mixed:
     """The first layer that may be a mixture, and the last."""
     last: str = ""
     score: RouterScore = "softmax"
+    bias: bool = False
+    """The router has one."""
     corrected: bool | str = False
     groups: tuple[str, str] | None = None
     """How many groups there are, and how many are active."""
@@ -116,6 +119,7 @@ class Family:
     conv: tuple[str, str] | None = None
     """Config fields with the length of the convolutions in place of attention where `config.layer_types` says `conv`,
     and whether they have biases."""
+    sinks: bool = False
     beyond: str = ""
     """Config field: how many layers behind the last predict further tokens. They are no part of a pass."""
     stretched: bool = False

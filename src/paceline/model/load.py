@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.attend import quickest
+from paceline.attend.fused import Fused
 from paceline.attend.reference import Reference
 from paceline.core.errors import CapacityError, CheckpointError, RefusalError
 from paceline.model import store
@@ -73,7 +74,8 @@ def load_model(
     let_go(path)
     if packing.native:
         return NativeDecoder(spec, weights, packing, late=mapped, identity=name)
-    return Decoder(spec, weights, packing, quickest(target, packing.dtype) if fast else Reference, identity=name)
+    make = Fused if spec.sinks else quickest(target, packing.dtype)
+    return Decoder(spec, weights, packing, make if fast else Reference, identity=name)
 
 
 def read(
@@ -387,6 +389,9 @@ class Loader:
             head_norm=self.head_norm(at) if spec.qk_norm else None,
             out=self.linear(at, (names.out,), (spec.hidden,), q, spec.out_bias),
             value=self.linear(at, names.qkv[2:], (kv,), spec.hidden, spec.qkv_bias) if apart else None,
+            sinks=self.keep.tensor(at + names.sinks, lambda: self.take_wide(at + names.sinks, spec.heads))
+            if spec.sinks
+            else None,
         )
 
     def values_apart(self, at: str) -> bool:

@@ -44,7 +44,7 @@ from paceline.native.structs import (
 )
 
 ATTENDS, FEEDS, BEGINS, SHARES = 1, 2, 4, 8
-NATIVE_ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu_tanh", "relu2")
+NATIVE_ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu_tanh", "relu2", "swiglu_clamped")
 """In the order of base.h."""
 LANES = 16
 """Slots that lie side by side in the pool; UNIT // LANES groups of them follow one another."""
@@ -79,6 +79,7 @@ class NativeDecoder(Decoder):
             residual_scale=spec.residual_scale, logit_scale=spec.logit_scale,
             embedding_scale=self.embedding_scale, embedding=table.data_ptr() if isinstance(table, Tensor) else None,
             norm=norm_of(weights.norm), head=head.c, layer=self.layers,
+            slope=spec.swiglu[0], limit=spec.swiglu[1],
             active=max((it.active for it in mixtures), default=0), routed=max((it.width for it in mixtures), default=0),
             shared=max((it.shared for it in mixtures), default=0),
         )  # fmt: skip
@@ -141,7 +142,7 @@ class NativeDecoder(Decoder):
             experts = ctypes.pointer(self.experts[index][0])
         return CLayer(
             qkv=block.mixer.qkv.c, value=CLinear() if block.mixer.value is None else block.mixer.value.c,
-            out=block.mixer.out.c, experts=experts,
+            out=block.mixer.out.c, experts=experts, sinks=address(block.mixer.sinks),
             gate_up=CLinear() if mixed else block.ffn.gate_up.c, down=CLinear() if mixed else block.ffn.down.c,
             attention_norm=norm_of(block.attention_norm), ffn_norm=norm_of(block.ffn_norm),
             attention_post=norm_of(block.attention_post_norm), ffn_post=norm_of(block.ffn_post_norm),

@@ -298,4 +298,5 @@ QUANTISERS: dict[str, Callable[[Config], Scheme]] = {
     "awq": awq,
     "fp8": fp8,
     "fbgemm_fp8": fp8,
+    "mxfp4": lambda settings: Scheme("blocks", mxfp4, bits=MXFP4),  # of experts alone: stacked.py
 }

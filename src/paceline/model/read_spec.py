@@ -16,6 +16,7 @@ ACTIVATION_NAMES: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
     "relu2": "relu2",
+    "swiglu_clamped": "swiglu_clamped",
 }
 STRETCH = "llama_4_scaling_beta"
 """The rotation's parameter of `Family.stretched`."""
@@ -47,6 +48,7 @@ def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:
     activation = getattr(config, family.activation, family.activation)
     if activation not in ACTIVATION_NAMES:
         raise CheckpointError(f"activation {activation!r} is not supported; supported: {', '.join(ACTIVATION_NAMES)}.")
+    clamps = activation == "swiglu_clamped"
     return ModelSpec(
         family=config.model_type,
         layers=read_layers(config, family, head_dim, trained_len, max_len or trained_len),
@@ -61,6 +63,8 @@ def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:
         norm_offset=family.norm_offset,
         tied=bool(config.tie_word_embeddings),
         early_exit=bool(getattr(config, "early_exit", False)),
+        sinks=family.sinks,
+        swiglu=(float(config.swiglu_alpha), float(config.swiglu_limit)) if clamps else (1.0, 0.0),
         qkv_bias=bool(decide(family.qkv_bias)),
         out_bias=bool(decide(family.out_bias)),
         mlp_bias=bool(decide(family.mlp_bias)),
@@ -72,7 +76,7 @@ def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:
         attention_softcap=decide(family.attention_softcap) or None,
         logit_softcap=decide(family.logit_softcap) or None,
         embedding_scale=config.hidden_size**0.5 if family.embedding_scaled else factor(family.embedding_scale),
-        eos=eos_ids(config.eos_token_id),
+        eos=eos_ids(getattr(config, "eos_token_id", None)),
         pre_norms=bool(family.names.attention_norm),
         whole_norm=family.whole_norm,
         layer_norm=family.layer_norm,
@@ -152,6 +156,7 @@ def mixture(config: Any, form: Mixed) -> Experts:
         active_groups=used,
         scale=float(getattr(config, form.scale)) if form.scale else 1.0,
         floor=form.floor,
+        router_bias=form.bias,
     )
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Activation = Literal["silu", "gelu_tanh", "relu2"]
+Activation = Literal["silu", "gelu_tanh", "relu2", "swiglu_clamped"]
 RouterScore = Literal["softmax", "sigmoid"]
 
 
@@ -66,12 +66,12 @@ class Experts:
     corrected: bool = False
     """Each expert has a number that is added to it where experts are chosen, not where they are weighed."""
     groups: int = 1
-    """Experts are chosen from the best `active_groups` of so many groups alone; a group is as good as its best
+    """Experts are chosen from the best `active_groups` of these groups alone; a group is as good as its best
     `group_best` experts together (DeepSeek-V3, arXiv 2412.19437, section 2.1.2)."""
     active_groups: int = 1
     group_best: int = 2
     scale: float = 1.0
-    """Of all weights."""
+    """Factor of all weights."""
     floor: float = 0.0
     """Added to the sum of the weights before they are divided by it."""
     router_bias: bool = False
@@ -134,15 +134,20 @@ class ModelSpec:
     residual_scale: float = 1.0
     """What a layer adds is multiplied by this first."""
     logit_scale: float = 1.0
+    sinks: bool = False
+    """Each head has a score of its own that takes a share and gives nothing (gpt-oss)."""
+    swiglu: tuple[float, float] = (1.0, 0.0)
+    """Slope and limit of `swiglu_clamped`: (1 + up) gate sigmoid(slope gate), both cut at the limit."""
     early_exit: bool = False
     """It was trained to end behind any layer (`early_exit` in its config.json)."""
 
     @property
     def common(self) -> bool:
         """Whether the native decoder computes all layers: attention, and dense feed-forward parts or mixtures."""
-        return all(isinstance(layer.mixer, Attention) for layer in self.layers) and not (
-            self.mixtures and (self.parallel or not self.gated)
-        )
+        attends = all(isinstance(layer.mixer, Attention) for layer in self.layers)
+        mixed, clamps = bool(self.mixtures), self.activation == "swiglu_clamped"
+        odd = mixed and (self.parallel or not self.gated)
+        return attends and not odd and not (clamps and len(self.mixtures) < len(self.layers))
 
     @property
     def ffn(self) -> int:

@@ -59,7 +59,7 @@ struct Worker : Mixtures {
     done(ATTENTION);
     if (b.spans > 0) {
       for (i64 i = mine[0]; i < mine[1]; i++)
-        if (b.pieces[i].join) join(b.pieces[i]);
+        if (b.pieces[i].join) join(b.pieces[i], l);
       done(ATTENTION);
     }
     if (m.int8) {

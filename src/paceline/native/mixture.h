@@ -97,8 +97,9 @@ struct Mixtures : Attention {
   void raise_gated(const Linear& l, const Activations& x, i64 rows, i64 width, const Activations& a, float* y) {
     const bool int8 = m.int8, floats = m.fused();
     const i64 how = m.activation;
+    const float slope = m.slope, limit = m.limit;
     linear(l, x, rows, [=](i64 row, i64 column, __m512 gate, __m512 raised) {
-      const __m512 h = _mm512_mul_ps(activated(gate, how), raised);
+      const __m512 h = how == CLAMPED ? clamped(gate, raised, slope, limit) : _mm512_mul_ps(activated(gate, how), raised);
       const __mmask16 k = below(width - column / 2);
       if (int8) _mm512_mask_storeu_ps(y + row * width + column / 2, k, h);
       else keep(a.data + row * a.stride, column / 2, floats, h, k);

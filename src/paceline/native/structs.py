@@ -48,6 +48,7 @@ class CLayer(Structure):
         *((name, CNorm) for name in ("attention_norm", "ffn_norm", "attention_post", "ffn_post")),
         *pointers("head_norm", "turn"),
         *integers("rotated", "window"),
+        *pointers("sinks"),
         ("experts", POINTER(CExperts)),
     ]
 
@@ -71,6 +72,7 @@ class CModel(Structure):
         *pointers("keys", "values", "key_scales", "value_scales"),
         *integers("bytes", "rank"),
         *pointers("adapters"),
+        *doubles("slope", "limit"),
         *integers("active", "routed", "shared"),
     ]
 

@@ -51,6 +51,8 @@ def write_gguf(
             stem, end = f"{stem}.{end.removesuffix('_bias')}", "bias"
             weight = weight.flatten()
         theirs = names[stem]
+        if theirs.endswith("attn_sinks"):
+            end = "weight"
         if arch in PERMUTED and theirs.rpartition(".")[2] in heads:
             part = theirs.rpartition(".")[2]
             weight = interleave(weight, heads[part], len(weight) // heads[part])
@@ -72,6 +74,14 @@ def stacked(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     for name, weight in weights.items():
         if expert := re.fullmatch(r"(.+\.experts)\.(\d+)\.(.+)", name):
             parts.setdefault(f"{expert[1]}.{expert[3]}", {})[int(expert[2])] = weight
+        elif ".experts." in name:  # gpt-oss: transposed, gates and ups in turn
+            part, end = name.removesuffix("_bias"), ".bias" if name.endswith("_bias") else ".weight"
+            whole = weight if end == ".bias" else weight.transpose(1, 2)
+            for own, turn in (("gate", 0), ("up", 1)) if "gate_up" in name else (("down", None),):
+                mine = whole if turn is None else whole[:, turn::2]
+                out[part.replace("gate_up_proj", f"{own}_proj") + end] = mine.contiguous()
+        elif name.endswith("sinks"):
+            out[name + ".weight"] = weight
         elif name.endswith("input_linear.weight"):
             for part, half in zip(("gate_proj", "up_proj"), weight.chunk(2, 1)):
                 out[name.replace("block_sparse_moe.input_linear", f"mlp.experts.{part}")] = half.contiguous()

@@ -61,6 +61,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "granitemoe": {},
     "glm4_moe": {},
     "ernie4_5_moe": {},
+    "gpt_oss": {"layers": 4, "swiglu_limit": 7.0},
 }
 """What GGUF cannot say is as llama.cpp has it."""
 

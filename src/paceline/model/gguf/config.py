@@ -157,6 +157,12 @@ ARCHITECTURES: dict[str, Arch] = {
             "interleave_moe_layer_step": "moe_layer_interval",
         },
     ),
+    "gpt-oss": Arch(
+        "gpt_oss",
+        whole=WINDOW_KEYS,
+        mixture={**LOCAL_EXPERTS, "expert_feed_forward_length": "intermediate_size"},
+        score=3,
+    ),
 }
 MIXTRAL = Arch("mixtral", interleaved=True, mixture=LOCAL_EXPERTS)
 """What `llama` stands for where it has experts."""
@@ -329,6 +335,8 @@ def peculiar(header: Header, config: Mapping[str, Any], read: ConfigReader) -> d
             local = {"rope_type": "default", "rope_theta": read.number("rope.freq_base_swa", 10000.0)}
             own["rope_parameters"] = {"full_attention": params, "sliding_attention": local}
         return own
+    if kind == "gpt_oss":
+        return {"rope_parameters": {**params, "truncate": False}} if params["rope_type"] == "yarn" else {}
     if kind == "glm4_moe":
         return {"use_qk_norm": "blk.0.attn_q_norm.weight" in header.tensors}
     if kind == "exaone4" and "sliding_window" not in config:
@@ -388,7 +396,7 @@ def parsed_spec(header: Header, max_len: int | None) -> ModelSpec:
         norm_offset=0.0 if arch.folded else spec.norm_offset,
         qkv_bias=any(f"blk.0.attn_{name}.bias" in header.tensors for name in ("q", "qkv")),
         out_bias="blk.0.attn_output.bias" in header.tensors,
-        mlp_bias="blk.0.ffn_down.bias" in header.tensors,
+        mlp_bias=any(f"blk.0.ffn_down{end}.bias" in header.tensors for end in ("", "_exps")),
     )
 
 

@@ -105,6 +105,8 @@ class GgufTensors:
 
     def named(self, name: str) -> tuple[str, int | None]:
         """The file's name of a tensor, and the number of the part that is meant: experts lie one behind the other."""
+        if name in self.names:  # it has no end
+            return f"{self.names[name]}.weight", None
         expert = EXPERT.fullmatch(name)
         stem, _, end = name.rpartition(".") if expert is None else (f"{expert[1]}.{expert[3]}", ".", expert[4])
         if end.endswith("_bias"):
