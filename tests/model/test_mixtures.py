@@ -23,8 +23,8 @@ from tests.oracle.rows import Chunk, feed, lay_out
 from tests.tiny import tiny_checkpoint
 
 MIXTURES = ("mixtral", "qwen2_moe", "glm4_moe", "gpt_oss")
-"""Softmax over all; a gated shared expert; sigmoid, groups, a correction, shared experts and a dense first layer; biases,
-sinks and clamped gates."""
+"""Softmax over all; a gated shared expert; sigmoid, groups, a correction, shared experts and a dense first layer;
+biases, sinks and clamped gates."""
 FORMS = {"bfloat16": None, "int8": "int8", "int4": "int4"}
 native = pytest.mark.skipif(library() is None, reason="no native library here")
 

@@ -347,6 +347,11 @@ def family_of(config: Mapping[str, Any]) -> Family:
             )
     if kind in FAMILIES:
         return FAMILIES[kind]
+    if kind in WITH_PICTURES:
+        raise CheckpointError(
+            f"config.json of {kind}, which reads pictures, has no text_config, whose model is the part that is served; "
+            "download it again, or use a checkpoint of text alone."
+        )
     near = get_close_matches(str(kind), FAMILIES, 1, 0.5)
     nearest = f"the nearest that is served is {near[0]}; " if near else ""
     supported = f"{nearest}supported model types are {', '.join(FAMILIES)}"

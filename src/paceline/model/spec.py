@@ -93,7 +93,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder. `family` is for messages only: no code outside families.py may branch on it."""
+    """A decoder. `family` is for messages only: no code outside families.py and read_spec.py may branch on it."""
 
     family: str
     layers: tuple[Layer, ...]
