@@ -9,8 +9,9 @@ EAGLE-1 (Li et al. 2024, arXiv 2401.15077) is a switch, `fused: false`: f is the
 the layer reads W [e(x); f] without a norm, and what it puts out is a state for the target's own head.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,10 +28,18 @@ from paceline.draft.head import HEADS, METHOD_KEY, HeadCard, HeadFacts, HeadFile
 from paceline.model.blocks import FeedForward, Norm, SelfAttention
 from paceline.model.linear import Linear, Packing, plain
 
+log = logging.getLogger("paceline")
 EAGLE3 = "eagle3"
 RELEASED = "LlamaForCausalLMEagle3"
 """The architecture that released EAGLE-3 heads name; their layer is `midlayer` where `speculators` has `layers.0`."""
 TAP_LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
+USUAL_TAPS = ("input:2", "input:L // 2", "input:L - 3")
+"""Taps of a head that does not name them, before its target is known."""
+VARIANTS: dict[str, Any] = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu", "norm_before_fc": False,
+                            "norm_output": False, "use_sliding_window": False}  # fmt: skip
+"""Keys of a head's layer whose other values would change what it drafts; none but these is computed."""
+BESIDE_WEIGHTS = frozenset(("d2t", "t2d", "embed_tokens.weight"))
+"""Tensors of a head's file that are no weights of its layer; the embedding is the target's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +63,25 @@ class EagleShape:
     """The stream begins with norm f in place of f."""
     eps: float = 1e-6
     theta: float = 10000.0
+    scaling: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Scaling of the rotation, as `rope_scaling` in a config; empty without one."""
 
     @classmethod
-    def read(cls, config: Mapping[str, Any]) -> "EagleShape":
-        """From config.json, in the layout of `speculators` or that of released heads. Raises CheckpointError."""
+    def read(cls, config: Mapping[str, Any], layers: int | None = None) -> "EagleShape":
+        """Shape from config.json, in the layout of `speculators` or that of released heads. A head that names no
+        taps reads the usual ones of a target with this number of `layers`. Raises CheckpointError."""
         layer = config.get("transformer_layer_config", config)
         fused = bool(config.get("fused", True))
-        if fused and TAP_LAYERS_KEY not in config:
-            raise CheckpointError(
-                f"The config of the head does not say which hidden states it reads; add {TAP_LAYERS_KEY!r}, the numbers"
-                " of the layers whose inputs they are ([2, L // 2, L - 3] for most heads of a target with L layers)."
-            )
+        refuse_variants(config, layer)
         try:
             width, heads = int(layer["hidden_size"]), int(layer["num_attention_heads"])
             vocab = int(layer["vocab_size"])
             rope = layer.get("rope_parameters") or {}
-            taps = tuple(i if isinstance(i, str) else f"input:{i}" for i in config.get(TAP_LAYERS_KEY, ("post_norm",)))
+            named = config.get(TAP_LAYERS_KEY) or (config.get("eagle_config") or {}).get(TAP_LAYERS_KEY)
+            usual = ("post_norm",) if not fused else USUAL_TAPS if layers is None else spread(layers)
+            taps = tuple(i if isinstance(i, str) else f"input:{i}" for i in named or usual)
+            scaling = layer.get("rope_scaling") or {k: v for k, v in rope.items() if k != "rope_theta"}
+            kind = scaling.get("rope_type", scaling.get("type", "default"))
             return cls(
                 width, heads, int(layer.get("num_key_value_heads", heads)),
                 int(layer.get("head_dim") or width // heads), int(layer["intermediate_size"]),
@@ -77,6 +89,7 @@ class EagleShape:
                 int(layer.get("max_position_embeddings", 4096)), taps, fused,
                 int(config.get("depth", 4)), bool(config.get("norm_before_residual", False)),
                 float(layer.get("rms_norm_eps", 1e-6)), float(layer.get("rope_theta", rope.get("rope_theta", 10000.0))),
+                {} if kind == "default" else {**scaling, "rope_type": kind},
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(
@@ -95,6 +108,7 @@ class EagleShape:
                 "num_key_value_heads": self.kv_heads, "head_dim": self.head_dim, "intermediate_size": self.ffn,
                 "vocab_size": self.vocab, "max_position_embeddings": self.max_len, "rms_norm_eps": self.eps,
                 "rope_theta": self.theta, "num_hidden_layers": 1, "hidden_act": "silu",
+                **({"rope_scaling": dict(self.scaling)} if self.scaling else {}),
             },
         }  # fmt: skip
 
@@ -135,8 +149,13 @@ class Eagle(FeatureHead):
             if name not in weights or tuple(weights[name].shape) != size:
                 has = tuple(weights[name].shape) if name in weights else "missing"
                 raise CheckpointError(f"Weight {name} of the EAGLE head is {has}, but {size} is expected.")
+        for name in sorted({*weights} - {*shape.sizes()} - BESIDE_WEIGHTS):
+            if not name.endswith(".bias") or bool(weights[name].any()):
+                raise CheckpointError(f"The EAGLE head holds {name}, which its method has no place for.")
         read = sum(weights[name].numel() for name in shape.sizes())
-        super().__init__(layer_spec(EAGLE3, shape), shape.taps, shape.width, shape.vocab, read, packing.dtype)
+        super().__init__(
+            layer_spec(EAGLE3, shape, shape.scaling), shape.taps, shape.width, shape.vocab, read, packing.dtype
+        )
         self.shape, self.compute = shape, packing.compute
         self.ids = None if d2t is None else torch.arange(len(d2t)) + d2t
 
@@ -170,7 +189,10 @@ class Eagle(FeatureHead):
     @classmethod
     def load(cls, files: HeadFiles, packing: Packing) -> "Eagle":
         weights = {name.replace("midlayer.", "layers.0."): part for name, part in files.tensors().items()}
-        return cls(EagleShape.read(files.config), weights, packing, weights.get("d2t"))
+        shape = EagleShape.read(files.config, files.layers)
+        if shape.fused and TAP_LAYERS_KEY not in str(files.config):
+            log.warning("%s does not name the hidden states that it reads; %s are taken.", files.path, shape.taps)
+        return cls(shape, weights, packing, weights.get("d2t"))
 
     @classmethod
     def sketch(cls, width: int, vocab: int, seed: int) -> "Eagle":
@@ -221,6 +243,14 @@ class Eagle(FeatureHead):
 )  # fmt: skip
 class Eagle3(FeatureDrafter):
     group = EAGLE3
+
+
+def refuse_variants(config: Mapping[str, Any], layer: Mapping[str, Any]) -> None:
+    """CheckpointError for a head of another arithmetic than this one's."""
+    for key, served in VARIANTS.items():
+        for of in (config, layer):
+            if (value := of.get(key)) is not None and value != served:
+                raise CheckpointError(f"The config of the head has {key} {value!r}; {served!r} alone is served.")
 
 
 def verifier(config: Mapping[str, Any]) -> str:

@@ -24,7 +24,8 @@ from paceline.draft.tree import Tree
 from paceline.model import pages
 from paceline.model.blocks import Rotary
 from paceline.model.decoder import unpacked
-from paceline.model.spec import Attention, Dense, Layer, ModelSpec, Rope
+from paceline.model.rope import rope
+from paceline.model.spec import Attention, Dense, Layer, ModelSpec
 
 
 class LayerSizes(Protocol):
@@ -50,11 +51,11 @@ class LayerSizes(Protocol):
     def theta(self) -> float: ...
 
 
-def layer_spec(name: str, of: LayerSizes) -> ModelSpec:
-    """A head's layer as a decoder of one."""
-    inverse = 1.0 / of.theta ** (torch.arange(0, of.head_dim, 2, dtype=torch.float32) / of.head_dim)
+def layer_spec(name: str, of: LayerSizes, scaling: Mapping[str, Any] | None = None) -> ModelSpec:
+    """A head's layer as a decoder of one. `scaling`: of its rotation, as a config has it."""
+    turn = rope({**(scaling or {}), "rope_theta": of.theta}, of.head_dim, of.max_len, of.max_len)
     return ModelSpec(
-        family=name, layers=(Layer(Attention(Rope(tuple(inverse.tolist()))), Dense(of.ffn)),), vocab=of.vocab,
+        family=name, layers=(Layer(Attention(turn), Dense(of.ffn)),), vocab=of.vocab,
         hidden=of.width, heads=of.heads, kv_heads=of.kv_heads, head_dim=of.head_dim, max_len=of.max_len,
         activation="silu", norm_eps=of.eps, norm_offset=0.0, tied=False, qkv_bias=False, out_bias=False,
         mlp_bias=False, qk_norm=False, post_norms=False, attention_scale=of.head_dim**-0.5,

@@ -45,6 +45,8 @@ from paceline.model.decoder import unpacked
 from paceline.model.footprint import Footprint
 from paceline.model.linear import Packing
 
+PICKLED = "pytorch_model.bin"
+"""Weights of a head that has no safetensors; nothing of the file is executed."""
 METHOD_KEY = "speculators_model_type"
 """The key of config.json that names the method."""
 ABSENT_LOGIT = -1e30
@@ -79,10 +81,16 @@ class HeadFacts:
 class HeadFiles:
     """A head's directory. Raises CheckpointError for one that cannot be read."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.config = path, read_config(path)
+    def __init__(self, path: Path, layers: int | None = None) -> None:
+        """`layers`: the target's."""
+        self.path, self.config, self.layers = path, read_config(path), layers
         self.theirs = released.released(read_json(path)) if not (path / WEIGHTS).is_file() else None
         """The method, of a head in its authors' layout."""
+
+    @property
+    def pickled(self) -> bool:
+        """Whether it lies as EAGLE's authors release it."""
+        return not (self.path / WEIGHTS).is_file() and (self.path / PICKLED).is_file()
 
     def tensors(self) -> dict[str, Tensor]:
         """All weights by name."""
@@ -91,6 +99,8 @@ class HeadFiles:
 
         if self.theirs is not None:
             return released.renamed(released.read(released.file_of(self.path, self.theirs)), self.theirs)
+        if self.pickled:
+            return released.read(self.path / PICKLED)
         try:
             return widened(load_file(self.path / WEIGHTS))
         except (OSError, SafetensorError) as error:
@@ -104,6 +114,8 @@ class HeadFiles:
 
         if self.theirs is not None:
             return released.file_of(self.path, self.theirs).stat().st_size // 2
+        if self.pickled:
+            return (self.path / PICKLED).stat().st_size // 2
         try:
             with safe_open(self.path / WEIGHTS, "pt") as file:
                 shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
@@ -192,9 +204,9 @@ def check_fit(path: Path, facts: HeadFacts, width: int, vocab: int) -> None:
             )
 
 
-def load_head(path: Path, width: int, vocab: int, packing: Packing) -> tuple[str, Component]:
-    """The name and the component of a head's directory, for a target of this width and vocabulary."""
-    files, facts = HeadFiles(path), facts_of(path)
+def load_head(path: Path, width: int, vocab: int, packing: Packing, layers: int) -> tuple[str, Component]:
+    """The name and the component of a head's directory, for a target of this width, vocabulary and many layers."""
+    files, facts = HeadFiles(path, layers), facts_of(path)
     check_fit(path, facts, width, vocab)
     return facts.method, with_files(HEADS.get(facts.method).load(files, packing), path)
 

@@ -18,11 +18,11 @@ from paceline.core.proposer import Continuation, Proposer
 from paceline.core.result import Round
 from paceline.core.rows import Drawn, Out, Rows
 from paceline.model import pages
-from paceline.model.blocks import Norm
+from paceline.model.blocks import FeedForward, Mixture, Norm
 from paceline.model.callbacks import Callbacks
 from paceline.model.decoder import Decoder, Weights, unpacked
 from paceline.model.footprint import UNIT_SLOTS
-from paceline.model.linear import Packing
+from paceline.model.linear import Packing, WideMatrix
 from paceline.model.native_adapters import NativeAdapters
 from paceline.model.packed import Packed, address
 from paceline.model.settle import Settling
@@ -30,6 +30,7 @@ from paceline.model.spec import Activation, ModelSpec
 from paceline.native.build import Unit, library, unit
 from paceline.native.structs import (
     MOST_NODES,
+    CExperts,
     CLayer,
     CLinear,
     CModel,
@@ -43,7 +44,7 @@ from paceline.native.structs import (
 )
 
 ATTENDS, FEEDS, BEGINS, SHARES = 1, 2, 4, 8
-NATIVE_ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu_tanh", "relu2")
+NATIVE_ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu_tanh", "relu2", "swiglu_clamped")
 """In the order of base.h."""
 LANES = 16
 """Slots that lie side by side in the pool; UNIT // LANES groups of them follow one another."""
@@ -62,6 +63,9 @@ class NativeDecoder(Decoder):
         self.library = found
         self.abilities |= {"run", "chain", "tree"}
         self.turned, self.passes = 0, 0
+        mixtures = spec.mixtures
+        self.loads = torch.zeros(len(spec.layers), 1 + max((it.count for it in mixtures), default=0), dtype=torch.int64)
+        self.experts: dict[int, tuple[CExperts, Any]] = {}
         self.layers = (CLayer * len(spec.layers))(*(self.layer(index) for index in range(len(spec.layers))))
         head: Any = weights.head
         table = weights.embedding
@@ -75,6 +79,9 @@ class NativeDecoder(Decoder):
             residual_scale=spec.residual_scale, logit_scale=spec.logit_scale,
             embedding_scale=self.embedding_scale, embedding=table.data_ptr() if isinstance(table, Tensor) else None,
             norm=norm_of(weights.norm), head=head.c, layer=self.layers,
+            slope=spec.swiglu[0], limit=spec.swiglu[1],
+            active=max((it.active for it in mixtures), default=0), routed=max((it.width for it in mixtures), default=0),
+            shared=max((it.shared for it in mixtures), default=0),
         )  # fmt: skip
         if isinstance(table, Packed):
             self.model.lookup = table.c
@@ -96,8 +103,7 @@ class NativeDecoder(Decoder):
                 it.mixer.qkv,
                 *([] if it.mixer.value is None else [it.mixer.value]),
                 it.mixer.out,
-                it.ffn.gate_up,
-                it.ffn.down,
+                *(matrix for part in feeds(it.ffn) for matrix in (part.gate_up, part.down)),
             ]
             for it in weights.blocks
         ]
@@ -129,11 +135,15 @@ class NativeDecoder(Decoder):
 
     def layer(self, index: int) -> CLayer:
         block: Any = self.weights.blocks[index]  # its layers are all `Packed`
-        mixer = self.spec.layers[index].attention
-
+        mixer, mixed = self.spec.layers[index].attention, isinstance(block.ffn, Mixture)
+        experts = None
+        if mixed:
+            self.experts[index] = experts_of(block.ffn, self.loads[index])
+            experts = ctypes.pointer(self.experts[index][0])
         return CLayer(
             qkv=block.mixer.qkv.c, value=CLinear() if block.mixer.value is None else block.mixer.value.c,
-            out=block.mixer.out.c, gate_up=block.ffn.gate_up.c, down=block.ffn.down.c,
+            out=block.mixer.out.c, experts=experts, sinks=address(block.mixer.sinks),
+            gate_up=CLinear() if mixed else block.ffn.gate_up.c, down=CLinear() if mixed else block.ffn.down.c,
             attention_norm=norm_of(block.attention_norm), ffn_norm=norm_of(block.ffn_norm),
             attention_post=norm_of(block.attention_post_norm), ffn_post=norm_of(block.ffn_post_norm),
             head_norm=norm_of(block.mixer.head_norm).weight, rotated=2 * len(mixer.rope.inverse),
@@ -375,6 +385,34 @@ class NativeDecoder(Decoder):
 
     def describe(self) -> str:
         return f"{super().describe()}{' with AMX' if self.model.unit == Unit.TILES else ''}"
+
+
+def feeds(it: FeedForward | Mixture) -> list[FeedForward]:
+    """The feed-forward parts of a layer."""
+    if not isinstance(it, Mixture):
+        return [it]
+    return [*it.experts, *([] if it.shared is None else [it.shared])]
+
+
+def experts_of(it: Mixture, loads: Tensor) -> tuple[CExperts, Any]:
+    """A mixture as the library takes it, and what must outlive it. `loads` [at least count + 1]: see `routed`."""
+    form, shared, parts = it.form, it.shared, feeds(it)
+    router, gate = it.router, it.shared_gate
+    assert isinstance(router, WideMatrix) and (gate is None or isinstance(gate, WideMatrix))
+    held: Any = [
+        (CLinear * form.count)(*(getattr(part, name).c for part in parts[: form.count])) for name in ("gate_up", "down")
+    ]
+    none: Any = CLinear()
+    return CExperts(
+        router=address(router.weight), router_bias=address(router.bias), correction=address(it.correction),
+        gate_up=held[0], down=held[1],
+        shared_gate_up=none if shared is None else parts[-1].gate_up.c,  # type: ignore[attr-defined]
+        shared_down=none if shared is None else parts[-1].down.c,  # type: ignore[attr-defined]
+        shared_gate=None if gate is None else address(gate.weight),
+        count=form.count, active=form.active, width=form.width, shared=form.shared,
+        sigmoid=form.score == "sigmoid", normed=form.normed, groups=form.groups, active_groups=form.active_groups,
+        group_best=form.group_best, scale=form.scale, floor=form.floor, loads=loads.data_ptr(),
+    ), held  # fmt: skip
 
 
 def norm_of(it: Norm | None) -> CNorm:

@@ -29,12 +29,27 @@ class CNorm(Structure):
     _fields_ = pointers("weight", "bias")
 
 
+class CExperts(Structure):
+    _fields_ = [
+        *pointers("router", "router_bias", "correction"),
+        *((name, POINTER(CLinear)) for name in ("gate_up", "down")),
+        *((name, CLinear) for name in ("shared_gate_up", "shared_down")),
+        *pointers("shared_gate"),
+        *integers("count", "active", "width", "shared", "sigmoid", "normed"),
+        *integers("groups", "active_groups", "group_best"),
+        *doubles("scale", "floor"),
+        *pointers("loads"),
+    ]
+
+
 class CLayer(Structure):
     _fields_ = [
         *((name, CLinear) for name in ("qkv", "value", "out", "gate_up", "down")),
         *((name, CNorm) for name in ("attention_norm", "ffn_norm", "attention_post", "ffn_post")),
         *pointers("head_norm", "turn"),
         *integers("rotated", "window"),
+        *pointers("sinks"),
+        ("experts", POINTER(CExperts)),
     ]
 
 
@@ -57,6 +72,8 @@ class CModel(Structure):
         *pointers("keys", "values", "key_scales", "value_scales"),
         *integers("bytes", "rank"),
         *pointers("adapters"),
+        *doubles("slope", "limit"),
+        *integers("active", "routed", "shared"),
     ]
 
 

@@ -56,7 +56,7 @@ class EagleModule(nn.Module):
         if shape.fused:
             self.norm = RMSNorm(shape.width, shape.eps)
             self.lm_head = nn.Linear(shape.width, shape.draft_vocab, bias=False)
-        rope = layer_spec("eagle3", shape).layers[0].attention.rope
+        rope = layer_spec("eagle3", shape, shape.scaling).layers[0].attention.rope
         self.rotary = Rotary(rope, torch.device("cpu"), torch.float32, shape.max_len + 64)
 
     def unroll(self, embedded: Tensor, feature: Tensor, steps: int) -> list[Tensor]:
