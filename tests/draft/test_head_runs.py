@@ -87,7 +87,7 @@ def test_the_native_proposer_is_its_twin(
     head: tuple[Path, str], quantize: str | None, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every round offers and keeps as many nodes at each depth, and every rank is tried and hit as often."""
-    native = served(target, *head, quantize=quantize)
+    native, steps = (served(target, *head, quantize=quantize, patience=patience) for patience in (1e9, 0.0))
     called = list[int]()
     original = HeadProposer.propose
 
@@ -99,6 +99,8 @@ def test_the_native_proposer_is_its_twin(
     assert native == served(target, *head, quantize=quantize) and not called
     monkeypatch.setattr(CompiledHead, "table", lambda *of: None)
     assert native == served(target, *head, quantize=quantize) and max(called) == len(PROMPTS)
+    monkeypatch.setattr(HeadDrafter, "warm", lambda *of: False)
+    assert steps == served(target, *head, quantize=quantize, patience=0.0), "single steps, too"
     several = [round for rounds in native.rounds if len(rounds) > 1 for round in rounds]
     assert sum(round.depth for round in several) > 5 and max(sum(round.offered) for round in several) == NODES
 

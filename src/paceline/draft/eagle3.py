@@ -10,18 +10,20 @@ the layer reads W [e(x); f] without a norm, and what it puts out is a state for 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from paceline.core.component import Ability
 from paceline.core.errors import CheckpointError
 from paceline.core.forest import Law
 from paceline.core.registry import Offers
 from paceline.core.rows import Out, Rows
 from paceline.draft import DRAFTERS
 from paceline.draft.feature import FeatureDrafter, FeatureHead, layer_spec
+from paceline.draft.feature_runs import LayerParts, NativeFeatureLayer
 from paceline.draft.grow import HEAD_TREE_NODES
 from paceline.draft.head import HEADS, METHOD_KEY, HeadCard, HeadFacts, HeadFiles, need, whole
 from paceline.model.blocks import FeedForward, Norm, SelfAttention
@@ -125,8 +127,10 @@ class EagleShape:
 
 @HEADS.register(EAGLE3, HeadCard("a decoder layer on the target's own features"))
 class Eagle(FeatureHead):
-    """The component. `weights` by the names of `EagleShape.sizes`; `d2t` [draft_vocab]: what to add to a draft id for
-    the target's, None where both vocabularies are one."""
+    """The component, which drafts within runs. `weights` by the names of `EagleShape.sizes`; `d2t` [draft_vocab]: what
+    to add to a draft id for the target's, None where both vocabularies are one."""
+
+    abilities = frozenset[Ability]({"run"})
 
     def __init__(
         self, shape: EagleShape, weights: Mapping[str, Tensor], packing: Packing, d2t: Tensor | None = None
@@ -140,22 +144,38 @@ class Eagle(FeatureHead):
         self.shape, self.compute = shape, packing.compute
         self.ids = None if d2t is None else torch.arange(len(d2t)) + d2t
 
-        def linear(*names: str) -> Linear:
-            return packing.pack(torch.cat([weights[n] for n in names]).to(packing.dtype).contiguous(), None)
+        def whole_of(*names: str) -> Tensor:
+            return torch.cat([weights[f"layers.0.{n}.weight"] for n in names])
 
         def norm(name: str) -> Norm | None:
             return Norm(weights[name].float(), shape.eps) if name in shape.sizes() else None
 
         at = "layers.0."
-        self.fc = linear("fc.weight")
-        qkv = linear(*(f"{at}self_attn.{x}_proj.weight" for x in "qkv"))
-        self.mixer = SelfAttention(self.spec, 0, qkv, None, linear(f"{at}self_attn.o_proj.weight"))
-        gate_up = linear(f"{at}mlp.gate_proj.weight", f"{at}mlp.up_proj.weight")
-        self.ffn = FeedForward(self.spec, gate_up, linear(f"{at}mlp.down_proj.weight"))
         self.ffn_norm = Norm(weights[f"{at}post_attention_layernorm.weight"].float(), shape.eps)
         self.embedding_norm, self.feature_norm = norm(f"{at}input_layernorm.weight"), norm(f"{at}hidden_norm.weight")
         self.norm = norm("norm.weight")
-        self.head = linear("lm_head.weight") if shape.fused else None
+        rows = (
+            weights["fc.weight"], whole_of(*(f"self_attn.{x}_proj" for x in "qkv")), whole_of("self_attn.o_proj"),
+            whole_of("mlp.gate_proj", "mlp.up_proj"), whole_of("mlp.down_proj"), weights.get("lm_head.weight"),
+        )  # fmt: skip
+        parts = LayerParts.pack(
+            self.spec, packing, *rows, [self.ffn_norm, self.embedding_norm, self.feature_norm, self.norm]
+        )
+        if parts is not None:
+            words = shape.draft_vocab if shape.fused else shape.vocab
+            self.native = NativeFeatureLayer(
+                replace(self.spec, vocab=words), parts, packing, fused=shape.fused, normed=shape.norm_before_residual,
+                words=self.ids,
+            )  # fmt: skip
+            self.fc: Linear = parts.fc
+            self.kv_bytes_per_token = self.native.decoder.kv_bytes_per_token + shape.width * packing.dtype.itemsize
+            return
+        matrices: list[Any] = [
+            None if it is None else packing.pack(it.to(packing.dtype).contiguous(), None) for it in rows
+        ]
+        self.fc, qkv, out, gate_up, down, self.head = matrices
+        self.mixer = SelfAttention(self.spec, 0, qkv, None, out)
+        self.ffn = FeedForward(self.spec, gate_up, down)
 
     @classmethod
     def claims(cls, config: Mapping[str, Any]) -> bool:
@@ -164,7 +184,7 @@ class Eagle(FeatureHead):
     @classmethod
     def facts(cls, config: Mapping[str, Any]) -> HeadFacts:
         shape = EagleShape.read(config)
-        kept = 2 * shape.kv_heads * shape.head_dim + shape.width
+        kept = 2 * shape.kv_heads * -(-shape.head_dim // 32) * 32 + shape.width
         return HeadFacts(EAGLE3, shape.width, shape.vocab, shape.depth, kept, shape.taps, verifier(config))
 
     @classmethod
@@ -188,6 +208,9 @@ class Eagle(FeatureHead):
     @torch.inference_mode()
     def forward(self, rows: Rows) -> Out:
         assert self.target is not None and rows.hidden is not None
+        if self.native is not None:
+            out = self.native.forward(rows)
+            return Out(whole(out.logits, self.ids, self.vocab_size), leave=out.leave)
         self.attend.prepare(rows)
         embedded, feature = self.target.embed(rows.token).to(self.compute), rows.hidden.to(self.compute)
         if self.embedding_norm is not None and self.feature_norm is not None:
@@ -216,7 +239,7 @@ class Eagle(FeatureHead):
     EAGLE3,
     Offers(
         "a decoder layer on the target's own features", frozenset({Law.SHARED_NOISE, Law.WITHOUT_REPLACEMENT}), "tree",
-        HEAD_TREE_NODES, needs=frozenset({need(EAGLE3)}), group=EAGLE3, auto=(EAGLE3,),
+        HEAD_TREE_NODES, needs=frozenset({need(EAGLE3)}), group=EAGLE3, runs="greedy", auto=(EAGLE3,),
     ),
 )  # fmt: skip
 class Eagle3(FeatureDrafter):

@@ -7,7 +7,7 @@ greedy growth), and at first when the head was trained.
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import ClassVar
 
@@ -23,6 +23,7 @@ from paceline.core.rows import RowsBuilder
 from paceline.draft import Ask, Host, View
 from paceline.draft.head import Head, need, whole
 from paceline.draft.head_runs import MAX_CHILDREN, CompiledHead, HeadProposer
+from paceline.draft.one_round import Opening, one_round
 from paceline.draft.sequoia import Shape, rates, shaped
 from paceline.draft.tree import Draws, Laws, Tree, TreeDrafter, TreeProposer, cut, law_of
 
@@ -169,14 +170,36 @@ class HeadDrafter(TreeDrafter):
                 trees.append(Tree(ask._replace(item=item), reach, law_of(ask)))
         contexts = self.catch_up(trees, view) if self.keeps else self.last(trees, view)
         grown = [tree for tree in trees if tree.ask.item.nodes and tree.ask.place in contexts]
-        if grown:
-            places = [tree.ask.place for tree in grown]
-            roots = [tree.ask.request.tokens[tree.ask.known - 1] for tree in grown]
+        cold = [tree for tree in grown if not self.warm(tree)]
+        self.at_once([tree for tree in grown if self.warm(tree)], contexts)
+        if cold:
+            places = [tree.ask.place for tree in cold]
+            roots = [tree.ask.request.tokens[tree.ask.known - 1] for tree in cold]
             self.begin(places, [contexts[place] for place in places], roots)
-        for tree in grown:
+        for tree in cold:
             tree.fresh = [ROOT]
             self.plant(tree)
-        return self.forest(trees, self.grow(grown), view)
+        return self.forest(trees, self.grow(cold), view)
+
+    def warm(self, tree: Tree) -> bool:
+        """Can it be drafted in one native call: is it deterministic, and made by temperature alone?"""
+        able = self.compiled.stages is not None and tree.law is Law.POINT
+        return able and self.sampler.temperature(tree.ask.request) is not None
+
+    def at_once(self, trees: list[Tree], contexts: Mapping[int, Tensor]) -> None:
+        """These trees in one native call, a round of a run."""
+        if not trees:
+            return
+        items, first = [tree.ask.item for tree in trees], [contexts[tree.ask.place] for tree in trees]
+        openings = [
+            Opening(tree.known, item.depth, item.nodes, tree.ask.request.tokens[tree.known - 1], 0.0)
+            for tree, item in zip(trees, items)
+        ]
+        table = self.table(HeadProposer(self, trees, items, first))
+        assert table is not None
+        for tree, (tokens, parents) in zip(trees, one_round(table, openings)):
+            for token, parent in zip(tokens, parents):
+                tree.add(parent, token)
 
     def propose(self, asks: Sequence[Ask], view: View) -> TreeProposer | None:
         trees = [Tree(ask, ask.txn.base, Law.POINT) for ask in asks]

@@ -38,10 +38,8 @@ from paceline.core.registry import Need, Registry
 from paceline.draft import released
 from paceline.draft.companion import CONFIG, WEIGHTS
 from paceline.draft.int8 import widened
-from paceline.draft.layers import DraftLayer, PackedLinear, Paged
-from paceline.model import pages
+from paceline.draft.layers import DraftLayer, KvPool, PackedLinear, Paged
 from paceline.model.blocks import Rotary
-from paceline.model.decoder import unpacked
 from paceline.model.footprint import Footprint
 from paceline.model.linear import Packing
 
@@ -468,8 +466,8 @@ class Head(nn.Module):
         if not self.kv_layers:
             return
         c, cpu = self.config, torch.device("cpu")
-        pool = pages.tensor((self.kv_layers, 2, c.kv_heads, blocks, block_size, c.head_dim), self.kv_dtype, cpu)
-        make = quickest(cpu, self.kv_dtype)
+        self.pool = KvPool(self.kv_layers, c.kv_heads, c.head_dim, self.kv_dtype)
+        pool, make = self.pool.allocate(blocks, block_size), quickest(cpu, self.kv_dtype)
         self.attend = make(pool, [None] * self.kv_layers, c.heads, c.head_dim**-0.5, None)
         self.rotary = Rotary(DraftLayer.rope(c.head_dim, c.theta), cpu, torch.float32, c.max_len + MAX_CANDIDATES)
 
@@ -478,23 +476,14 @@ class Head(nn.Module):
         return Paged(self.attend, self.rotary, rows)
 
     def move(self, source: list[int], target: list[int]) -> None:
-        if source and self.kv_layers:
-            slots = self.attend.slots
-            slots.index_copy_(3, torch.tensor(target), slots.index_select(3, torch.tensor(source)))
+        if self.kv_layers:
+            self.pool.move(source, target)
 
     def read(self, slots: list[int]) -> bytes:
-        if not self.kv_layers:
-            return b""
-        kept = self.attend.slots.index_select(3, torch.tensor(slots, dtype=torch.int64))
-        return bytes(kept.contiguous().view(torch.uint8).numpy().tobytes())
+        return self.pool.read(slots) if self.kv_layers else b""
 
     def write(self, slots: list[int], packed: bytes) -> None:
-        if not self.kv_layers:
-            if packed:
-                raise InputError(
-                    f"The packed K/V has {len(packed)} bytes, but none are expected: it is another head's."
-                )
-            return
-        pool = self.attend.slots
-        shape = (*pool.shape[:3], len(slots), pool.shape[4])
-        pool.index_copy_(3, torch.tensor(slots, dtype=torch.int64), unpacked(packed, shape, pool.dtype))
+        if self.kv_layers:
+            self.pool.write(slots, packed)
+        elif packed:
+            raise InputError(f"The packed K/V has {len(packed)} bytes, but none are expected: it is another head's.")

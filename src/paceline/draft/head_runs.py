@@ -36,7 +36,7 @@ class HeadProposer(TreeProposer):
 
     def propose(self, turns: Sequence[Turn]) -> list[Draft]:
         head, trees = self.drafter.head, [self.trees[turn.place] for turn in turns]
-        contexts = [turn.hidden[head.taps[0]] if turn.said else self.first[turn.place] for turn in turns]
+        contexts = [turn.hidden[head.taps[0]][-1] if turn.said else self.first[turn.place] for turn in turns]
         roots = [turn.said[-1] if turn.said else tree.ask.request.tokens[-1] for turn, tree in zip(turns, trees)]
         with torch.inference_mode():
             self.drafter.begin([t.ask.place for t in trees], [it.to(head.compute) for it in contexts], roots)
@@ -106,7 +106,7 @@ class CompiledHead:
         first = torch.stack(list(proposer.first)).float().contiguous()
         words = (0, None) if self.words is None else (len(self.words), self.words.data_ptr())
         state = CHeads(
-            ctypes.pointer(self.target), 0, self.head.width, depth, self.sees, ctypes.addressof(self.stages), *words,
+            ctypes.pointer(self.target), None, self.head.width, depth, self.sees, ctypes.addressof(self.stages), *words,
             first.data_ptr(), *addresses(*held),
         )  # fmt: skip
 
@@ -114,4 +114,4 @@ class CompiledHead:
             places = [slice(d * MAX_CHILDREN, (d + 1) * MAX_CHILDREN) for d in range(depth)]
             observe([tries[place] for place in places], [hits[place] for place in places])
 
-        return ProposerTable("paceline_heads", state, (first, held), done, tap=self.head.taps[0])
+        return ProposerTable("paceline_heads", state, (first, held), done, taps=(self.head.taps[0],))

@@ -3,7 +3,7 @@
 
 #include "proposer.h"
 
-const i64 RANKS = 10;  // draft/head_runs.py: WIDTH
+const i64 RANKS = 10;  // draft/head_runs.py: MAX_CHILDREN
 
 extern "C" {
 // One depth: y = straight z + SiLU(bent z), or y = z; then y += SiLU(W y) for each block; then logits. Each matrix is the `head`
@@ -17,7 +17,8 @@ struct Stage {
 
 struct Heads {
   const Model* target;          // whose embeddings
-  i64 tap, width, depth, sees;  // the run's tap that it reads; sees: z has the embeddings of the tokens above, too
+  const i64* tap;           // number of the run's tap that it reads
+  i64 width, depth, sees;   // sees: z has the embeddings of the tokens above, too
   const Stage* stage;           // [depth]
   i64 words;
   const i64* word;              // ids of a draft vocabulary; or null
@@ -40,9 +41,9 @@ void paceline_heads_propose(Heads* s, i64 turns, const Turn* turn, Draft* drafts
   s->ranks->assign(turns, {});
   for (i64 i = 0; i < turns; i++) {
     const Turn& it = turn[i];
-    size[i] = std::min({s->nodes[it.place], it.room, it.most});
+    size[i] = std::min(s->nodes[it.place], it.most);
     if (size[i] <= 0) continue;
-    const float* hidden = it.hidden ? it.hidden + s->tap * it.taps : s->first + it.place * width;
+    const float* hidden = it.hidden ? it.hidden + *s->tap * it.taps : s->first + it.place * width;
     level.push_back({i, -1, -1, (i64)level.size()});
     z.insert(z.end(), hidden, hidden + width);
     token.push_back(it.last());
