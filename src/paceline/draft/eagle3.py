@@ -22,10 +22,11 @@ from paceline.core.forest import Law
 from paceline.core.registry import Offers
 from paceline.core.rows import Out, Rows
 from paceline.draft import DRAFTERS
-from paceline.draft.feature import FeatureDrafter, FeatureHead, layer_spec
+from paceline.draft.feature import FeatureDrafter, FeatureHead
 from paceline.draft.feature_runs import LayerParts, NativeFeatureLayer
 from paceline.draft.grow import HEAD_TREE_NODES
 from paceline.draft.head import HEADS, METHOD_KEY, HeadCard, HeadFacts, HeadFiles, need, whole
+from paceline.draft.native_layers import kv_numbers, layer_spec, native_block, packed
 from paceline.model.blocks import FeedForward, Norm, SelfAttention
 from paceline.model.linear import Linear, Packing, plain
 
@@ -154,14 +155,15 @@ class Eagle(FeatureHead):
         self.ffn_norm = Norm(weights[f"{at}post_attention_layernorm.weight"].float(), shape.eps)
         self.embedding_norm, self.feature_norm = norm(f"{at}input_layernorm.weight"), norm(f"{at}hidden_norm.weight")
         self.norm = norm("norm.weight")
-        rows = (
-            weights["fc.weight"], whole_of(*(f"self_attn.{x}_proj" for x in "qkv")), whole_of("self_attn.o_proj"),
-            whole_of("mlp.gate_proj", "mlp.up_proj"), whole_of("mlp.down_proj"), weights.get("lm_head.weight"),
+        layer = (
+            whole_of(*(f"self_attn.{x}_proj" for x in "qkv")), whole_of("self_attn.o_proj"),
+            whole_of("mlp.gate_proj", "mlp.up_proj"), whole_of("mlp.down_proj"),
         )  # fmt: skip
-        parts = LayerParts.pack(
-            self.spec, packing, *rows, [self.ffn_norm, self.embedding_norm, self.feature_norm, self.norm]
-        )
-        if parts is not None:
+        fc, own = weights["fc.weight"], weights["lm_head.weight"] if shape.fused else None
+        if packing.native:
+            block = native_block(self.spec, 0, packing, *layer, None, self.ffn_norm)
+            norms = self.embedding_norm, self.feature_norm, self.norm
+            parts = LayerParts(block, packed(packing, fc), None if own is None else packed(packing, own), *norms)
             words = shape.draft_vocab if shape.fused else shape.vocab
             self.native = NativeFeatureLayer(
                 replace(self.spec, vocab=words), parts, packing, fused=shape.fused, normed=shape.norm_before_residual,
@@ -171,7 +173,7 @@ class Eagle(FeatureHead):
             self.kv_bytes_per_token = self.native.decoder.kv_bytes_per_token + shape.width * packing.dtype.itemsize
             return
         matrices: list[Any] = [
-            None if it is None else packing.pack(it.to(packing.dtype).contiguous(), None) for it in rows
+            None if it is None else packing.pack(it.to(packing.dtype).contiguous(), None) for it in (fc, *layer, own)
         ]
         self.fc, qkv, out, gate_up, down, self.head = matrices
         self.mixer = SelfAttention(self.spec, 0, qkv, None, out)
@@ -184,7 +186,7 @@ class Eagle(FeatureHead):
     @classmethod
     def facts(cls, config: Mapping[str, Any]) -> HeadFacts:
         shape = EagleShape.read(config)
-        kept = 2 * shape.kv_heads * -(-shape.head_dim // 32) * 32 + shape.width
+        kept = kv_numbers(shape) + shape.width
         return HeadFacts(EAGLE3, shape.width, shape.vocab, shape.depth, kept, shape.taps, verifier(config))
 
     @classmethod

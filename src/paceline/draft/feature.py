@@ -8,7 +8,7 @@ The feature lies in the pool next to the row's K/V: after a prefix hit it is the
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -30,43 +30,8 @@ from paceline.model import pages
 from paceline.model.blocks import Rotary
 from paceline.model.decoder import unpacked
 from paceline.model.native import NativeDecoder
-from paceline.model.spec import Attention, Dense, Layer, ModelSpec, Rope
+from paceline.model.spec import ModelSpec
 from paceline.native.structs import integers_in
-
-
-class LayerSizes(Protocol):
-    """What the shape of a head says of its layer."""
-
-    @property
-    def width(self) -> int: ...
-    @property
-    def vocab(self) -> int: ...
-    @property
-    def heads(self) -> int: ...
-    @property
-    def kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def ffn(self) -> int: ...
-    @property
-    def max_len(self) -> int: ...
-    @property
-    def eps(self) -> float: ...
-    @property
-    def theta(self) -> float: ...
-
-
-def layer_spec(name: str, of: LayerSizes) -> ModelSpec:
-    """A head's layer as a decoder of one."""
-    inverse = 1.0 / of.theta ** (torch.arange(0, of.head_dim, 2, dtype=torch.float32) / of.head_dim)
-    return ModelSpec(
-        family=name, layers=(Layer(Attention(Rope(tuple(inverse.tolist()))), Dense(of.ffn)),), vocab=of.vocab,
-        hidden=of.width, heads=of.heads, kv_heads=of.kv_heads, head_dim=of.head_dim, max_len=of.max_len,
-        activation="silu", norm_eps=of.eps, norm_offset=0.0, tied=False, qkv_bias=False, out_bias=False,
-        mlp_bias=False, qk_norm=False, post_norms=False, attention_scale=of.head_dim**-0.5,
-        attention_softcap=None, logit_softcap=None, embedding_scale=1.0, eos=(),
-    )  # fmt: skip
 
 
 class Headless(Fused):

@@ -11,12 +11,12 @@ from torch import Tensor
 from paceline.core.component import Embeds
 from paceline.core.proposer import Draft, Turn
 from paceline.core.rows import Out, Rows
+from paceline.draft.native_layers import native_decoder, rounding
 from paceline.draft.tree import TreeProposer
-from paceline.model.blocks import Block, FeedForward, Norm, SelfAttention
-from paceline.model.decoder import Weights
+from paceline.model.blocks import Block, Norm
 from paceline.model.linear import Packing
-from paceline.model.native import NativeDecoder, norm_of
-from paceline.model.packed import Packed, by_head, interleave
+from paceline.model.native import norm_of
+from paceline.model.packed import Packed
 from paceline.model.spec import ModelSpec
 from paceline.native.build import unit
 from paceline.native.structs import CFeatureLayer, CFeatureTrees, CModel, CNorm, CPass, addresses, integers_in, reals_in
@@ -52,38 +52,15 @@ class FeatureProposer(TreeProposer):
 
 @dataclass(frozen=True, slots=True)
 class LayerParts:
-    """A layer's matrices, as the native library takes them, and its norms. `fc`: of the taps, or of the layer's
-    input; `head`: None for the target's."""
+    """A layer, as the native library takes it, and what lies around it. `fc`: of the taps, or of the layer's input;
+    `head`: None for the target's."""
 
+    block: Block
     fc: Packed
-    qkv: Packed
-    out: Packed
-    gate_up: Packed
-    down: Packed
     head: Packed | None
-    ffn_norm: Norm
     embedding_norm: Norm | None
     feature_norm: Norm | None
     norm: Norm | None
-
-    @classmethod
-    def pack(
-        cls, spec: ModelSpec, packing: Packing, fc: Tensor, qkv: Tensor, out: Tensor, gate_up: Tensor, down: Tensor,
-        head: Tensor | None, norms: Sequence[Norm | None],
-    ) -> "LayerParts | None":  # fmt: skip
-        """None where the packing is not one of the native library. `norms`: in the order of the fields."""
-        if not packing.native:
-            return None
-        rows = [fc, by_head(qkv, spec.heads, spec.kv_heads), out, interleave(gate_up), down]
-        packed: list[Any] = [packing.pack(it.to(packing.dtype).contiguous(), None) for it in rows]
-        last: Any = None if head is None else packing.pack(head.to(packing.dtype).contiguous(), None)
-        kinds = {rounding(it) for it in (*packed, *([] if last is None else [last]))}
-        return cls(*packed, last, *norms) if len(kinds) == 1 else None  # type: ignore[arg-type]
-
-
-def rounding(packed: Packed) -> int:
-    """How rows are rounded for this matrix, as `Model.int8` in base.h."""
-    return 2 if packed.c.form else int(packed.scale is not None)
 
 
 class NativeFeatureLayer:
@@ -94,14 +71,9 @@ class NativeFeatureLayer:
     ) -> None:
         """`words`: ids int64 of a draft vocabulary, of which `spec.vocab` is the size."""
         self.parts, self.words, self.fused, self.normed = parts, words, fused, normed
-        block = Block(
-            spec, None, SelfAttention(spec, 0, parts.qkv, None, parts.out), None, parts.ffn_norm,
-            FeedForward(spec, parts.gate_up, parts.down), None,
-        )  # fmt: skip
-        weights = Weights(
-            torch.empty(0, dtype=packing.dtype), [block], parts.norm or parts.ffn_norm, parts.head or parts.fc, 0
-        )
-        self.decoder = NativeDecoder(spec, weights, replace(packing, kv=None))
+        norm = parts.norm or parts.block.ffn_norm
+        assert norm is not None
+        self.decoder = native_decoder(spec, [parts.block], norm, parts.head or parts.fc, packing)
         self.model: CModel = self.decoder.model
         self.model.norm = norm_of(parts.norm) if parts.norm else CNorm()
         self.fuse = CModel(int8=rounding(parts.fc), unit=unit(), head=parts.fc.c)

@@ -170,8 +170,8 @@ class HeadDrafter(TreeDrafter):
                 trees.append(Tree(ask._replace(item=item), reach, law_of(ask)))
         contexts = self.catch_up(trees, view) if self.keeps else self.last(trees, view)
         grown = [tree for tree in trees if tree.ask.item.nodes and tree.ask.place in contexts]
-        cold = [tree for tree in grown if not self.warm(tree)]
-        self.at_once([tree for tree in grown if self.warm(tree)], contexts)
+        warm = self.at_once([tree for tree in grown if self.warm(tree)], contexts)
+        cold = [tree for tree in grown if not (warm and self.warm(tree))]
         if cold:
             places = [tree.ask.place for tree in cold]
             roots = [tree.ask.request.tokens[tree.ask.known - 1] for tree in cold]
@@ -186,27 +186,34 @@ class HeadDrafter(TreeDrafter):
         able = self.compiled.stages is not None and tree.law is Law.POINT
         return able and self.sampler.temperature(tree.ask.request) is not None
 
-    def at_once(self, trees: list[Tree], contexts: Mapping[int, Tensor]) -> None:
-        """These trees in one native call, a round of a run."""
+    def at_once(self, trees: list[Tree], contexts: Mapping[int, Tensor]) -> bool:
+        """Draft these trees in one native call, a round of a run, if there is one. Was there?"""
         if not trees:
-            return
-        items, first = [tree.ask.item for tree in trees], [contexts[tree.ask.place] for tree in trees]
+            return False
+        items = [tree.ask.item for tree in trees]
+        first = {place: contexts[tree.ask.place] for place, tree in enumerate(trees)}
         openings = [
             Opening(tree.known, item.depth, item.nodes, tree.ask.request.tokens[tree.known - 1], 0.0)
             for tree, item in zip(trees, items)
         ]
         table = self.table(HeadProposer(self, trees, items, first))
-        assert table is not None
+        if table is None:
+            return False
         for tree, (tokens, parents) in zip(trees, one_round(table, openings)):
             for token, parent in zip(tokens, parents):
                 tree.add(parent, token)
+        return True
 
     def propose(self, asks: Sequence[Ask], view: View) -> TreeProposer | None:
-        trees = [Tree(ask, ask.txn.base, Law.POINT) for ask in asks]
-        contexts = self.last(trees, view)
+        reach = [ask.txn.lease.frontier[self.keeps] if self.keeps else ask.txn.base for ask in asks]
+        trees = [Tree(ask, rows, Law.POINT) for ask, rows in zip(asks, reach)]
+        contexts = self.catch_up(trees, view) if self.keeps else self.last(trees, view)
         if {law_of(ask) for ask in asks} != {Law.POINT} or len(contexts) < len(trees):
             return None
-        return HeadProposer(self, trees, [ask.item for ask in asks], [contexts[ask.place] for ask in asks])
+        first = {place: contexts[ask.place] for place, ask in enumerate(asks)}
+        proposer = HeadProposer(self, trees, [ask.item for ask in asks], first)
+        view.slots.update((ask.request.id, (proposer, place)) for place, ask in enumerate(asks))
+        return proposer
 
     def table(self, proposer: TreeProposer) -> ProposerTable | None:
         assert isinstance(proposer, HeadProposer)
@@ -269,8 +276,8 @@ class HeadDrafter(TreeDrafter):
                 parts.append(states[skip : skip + stop - start])
                 stops += ask.request.tokens[start + 1 : stop + 1]
                 ends.append(len(stops) - 1)
-            paged = self.head.paged(builder.build())
-            context = self.head.enrich(torch.cat(parts).to(self.head.compute), self.embed(stops), paged)
+            hidden = torch.cat(parts).to(self.head.compute)
+            context = self.head.contexts(builder.build(), hidden, self.embed(stops))
             for tree, end in zip(waiting, ends):
                 if tree.reach == tree.ask.txn.base:
                     contexts[tree.ask.place] = context[end]
@@ -298,6 +305,12 @@ class HeadDrafter(TreeDrafter):
     def learn(self, view: View) -> None:
         for ask in view.asks:
             tree = view.slots.pop(ask.request.id, None)
+            if isinstance(tree, tuple):  # a run's proposer has followed what was accepted
+                proposer, place = tree
+                if self.keeps:
+                    reach = ask.txn.base + proposer.entered.get(place, 0)
+                    view.advance(ask, self.keeps, min(reach, ask.txn.lease.length))
+                continue
             if tree is None:
                 continue
             if self.keeps:

@@ -1,5 +1,7 @@
 """Decoder layers of heads: one module for training, over whole texts, and for an engine, over rows in a pool."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +15,17 @@ from paceline.model.blocks import Rotary, rotate_
 from paceline.model.decoder import unpacked
 from paceline.model.linear import Packing
 from paceline.model.spec import Rope
+
+
+@dataclass(frozen=True, slots=True)
+class HeadStage:
+    """One depth of a head that is nothing but this: y = straight z + SiLU(bent z) of the `inputs`, or y = z; then
+    y = y + SiLU(W y) for each block W. z is the hidden state; with `sees`, and behind it the embeddings of the root and
+    of all tokens down to the node."""
+
+    blocks: Sequence[nn.Module]
+    inputs: tuple[nn.Module, nn.Module] | None = None
+    sees: bool = False
 
 
 class KvPool:

@@ -176,6 +176,9 @@ class CHeads(Structure):
         *pointers("stage"),
         *integers("words"),
         *pointers("word", "first", "nodes", "deepest", "parent", "rank", "tries", "hits", "ranks"),
+        ("text", POINTER(CModel)),
+        *integers("blocks"),
+        *pointers("table", "shift", "entered"),
     ]
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from paceline.core.errors import InputError
 from paceline.draft.eagle3 import EagleShape, spread
-from paceline.draft.feature import layer_spec
+from paceline.draft.native_layers import layer_spec
 from paceline.model.blocks import Rotary
 from paceline.train import TRAINERS, Trains
 from paceline.train.data import Sample
