@@ -202,7 +202,8 @@ class Eagle(FeatureHead):
 
     def describe(self) -> str:
         kind = "EAGLE-3" if self.shape.fused else "EAGLE-1"
-        return f"{kind}, {self.shape.draft_vocab:,} tokens, {self.kv_bytes_per_token} bytes a row"
+        where = ", native" if self.native is not None else ""
+        return f"{kind}, {self.shape.draft_vocab:,} tokens, {self.kv_bytes_per_token} bytes a row{where}"
 
     def fuse(self, hidden: Sequence[Tensor]) -> Tensor:
         return self.fc(torch.cat([part.to(self.compute) for part in hidden], -1)) if self.shape.fused else hidden[0]

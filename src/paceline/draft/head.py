@@ -460,7 +460,8 @@ class Head(nn.Module):
         return self.eval().requires_grad_(False)
 
     def describe(self) -> str:
-        return f"{self.method} head of depth {self.config.depth}"
+        where = ", native" if self.native_text is not None else ""
+        return f"{self.method} head of depth {self.config.depth}{where}"
 
     def pack(self, packing: Packing) -> None:
         """Lay the matrices as the target's lie."""
