@@ -82,7 +82,7 @@ class HeadFiles:
 
     def __init__(self, path: Path) -> None:
         self.path, self.config = path, read_config(path)
-        self.theirs = released.released(read_json(path)) if not (path / WEIGHTS).is_file() else None
+        self.theirs = released.released(released.read_json(path)) if not (path / WEIGHTS).is_file() else None
         """The method, of a head in its authors' layout."""
 
     def tensors(self) -> dict[str, Tensor]:
@@ -136,20 +136,9 @@ def need(name: str) -> Need:
     return Need(name, f"a {name} head (give draft=HEAD_DIR; `paceline train {name}` makes one)")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """config.json as it is. Raises CheckpointError."""
-    try:
-        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path / CONFIG} cannot be read ({error}); give the directory of a head.") from None
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path / CONFIG} does not hold a JSON object; restore it from its source.")
-    return config
-
-
 def read_config(path: Path) -> dict[str, Any]:
     """config.json, in our layout where it is in its authors' (draft/released.py). Raises CheckpointError."""
-    config = read_json(path)
+    config = released.read_json(path)
     theirs = released.released(config)
     if theirs is None or (path / WEIGHTS).is_file():
         return config
