@@ -11,20 +11,23 @@ the layer reads W [e(x); f] without a norm, and what it puts out is a state for 
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from paceline.core.component import Ability
 from paceline.core.errors import CheckpointError
 from paceline.core.forest import Law
 from paceline.core.registry import Offers
 from paceline.core.rows import Out, Rows
 from paceline.draft import DRAFTERS
-from paceline.draft.feature import FeatureDrafter, FeatureHead, layer_spec
+from paceline.draft.feature import FeatureDrafter, FeatureHead
+from paceline.draft.feature_runs import LayerParts, NativeFeatureLayer
 from paceline.draft.grow import HEAD_TREE_NODES
 from paceline.draft.head import HEADS, METHOD_KEY, HeadCard, HeadFacts, HeadFiles, need, whole
+from paceline.draft.native_layers import kv_numbers, layer_spec, native_block, packed
 from paceline.model.blocks import FeedForward, Norm, SelfAttention
 from paceline.model.linear import Linear, Packing, plain
 
@@ -139,8 +142,10 @@ class EagleShape:
 
 @HEADS.register(EAGLE3, HeadCard("a decoder layer on the target's own features"))
 class Eagle(FeatureHead):
-    """The component. `weights` by the names of `EagleShape.sizes`; `d2t` [draft_vocab]: what to add to a draft id for
-    the target's, None where both vocabularies are one."""
+    """The component, which drafts within runs. `weights` by the names of `EagleShape.sizes`; `d2t` [draft_vocab]: what
+    to add to a draft id for the target's, None where both vocabularies are one."""
+
+    abilities = frozenset[Ability]({"run"})
 
     def __init__(
         self, shape: EagleShape, weights: Mapping[str, Tensor], packing: Packing, d2t: Tensor | None = None
@@ -154,27 +159,44 @@ class Eagle(FeatureHead):
                 raise CheckpointError(f"The EAGLE head holds {name}, which its method has no place for.")
         read = sum(weights[name].numel() for name in shape.sizes())
         super().__init__(
-            layer_spec(EAGLE3, shape, shape.scaling), shape.taps, shape.width, shape.vocab, read, packing.dtype
+            layer_spec(EAGLE3, shape, scaling=shape.scaling), shape.taps, shape.width, shape.vocab, read, packing.dtype
         )
         self.shape, self.compute = shape, packing.compute
         self.ids = None if d2t is None else torch.arange(len(d2t)) + d2t
 
-        def linear(*names: str) -> Linear:
-            return packing.pack(torch.cat([weights[n] for n in names]).to(packing.dtype).contiguous(), None)
+        def whole_of(*names: str) -> Tensor:
+            return torch.cat([weights[f"layers.0.{n}.weight"] for n in names])
 
         def norm(name: str) -> Norm | None:
             return Norm(weights[name].float(), shape.eps) if name in shape.sizes() else None
 
         at = "layers.0."
-        self.fc = linear("fc.weight")
-        qkv = linear(*(f"{at}self_attn.{x}_proj.weight" for x in "qkv"))
-        self.mixer = SelfAttention(self.spec, 0, qkv, None, linear(f"{at}self_attn.o_proj.weight"))
-        gate_up = linear(f"{at}mlp.gate_proj.weight", f"{at}mlp.up_proj.weight")
-        self.ffn = FeedForward(self.spec, gate_up, linear(f"{at}mlp.down_proj.weight"))
         self.ffn_norm = Norm(weights[f"{at}post_attention_layernorm.weight"].float(), shape.eps)
         self.embedding_norm, self.feature_norm = norm(f"{at}input_layernorm.weight"), norm(f"{at}hidden_norm.weight")
         self.norm = norm("norm.weight")
-        self.head = linear("lm_head.weight") if shape.fused else None
+        layer = (
+            whole_of(*(f"self_attn.{x}_proj" for x in "qkv")), whole_of("self_attn.o_proj"),
+            whole_of("mlp.gate_proj", "mlp.up_proj"), whole_of("mlp.down_proj"),
+        )  # fmt: skip
+        fc, own = weights["fc.weight"], weights["lm_head.weight"] if shape.fused else None
+        if packing.native:
+            block = native_block(self.spec, 0, packing, *layer, None, self.ffn_norm)
+            norms = self.embedding_norm, self.feature_norm, self.norm
+            parts = LayerParts(block, packed(packing, fc), None if own is None else packed(packing, own), *norms)
+            words = shape.draft_vocab if shape.fused else shape.vocab
+            self.native = NativeFeatureLayer(
+                replace(self.spec, vocab=words), parts, packing, fused=shape.fused, normed=shape.norm_before_residual,
+                words=self.ids,
+            )  # fmt: skip
+            self.fc: Linear = parts.fc
+            self.kv_bytes_per_token = self.native.decoder.kv_bytes_per_token + shape.width * packing.dtype.itemsize
+            return
+        matrices: list[Any] = [
+            None if it is None else packing.pack(it.to(packing.dtype).contiguous(), None) for it in (fc, *layer, own)
+        ]
+        self.fc, qkv, out, gate_up, down, self.head = matrices
+        self.mixer = SelfAttention(self.spec, 0, qkv, None, out)
+        self.ffn = FeedForward(self.spec, gate_up, down)
 
     @classmethod
     def claims(cls, config: Mapping[str, Any]) -> bool:
@@ -183,7 +205,7 @@ class Eagle(FeatureHead):
     @classmethod
     def facts(cls, config: Mapping[str, Any]) -> HeadFacts:
         shape = EagleShape.read(config)
-        kept = 2 * shape.kv_heads * shape.head_dim + shape.width
+        kept = kv_numbers(shape) + shape.width
         return HeadFacts(EAGLE3, shape.width, shape.vocab, shape.depth, kept, shape.taps, verifier(config))
 
     @classmethod
@@ -202,7 +224,8 @@ class Eagle(FeatureHead):
 
     def describe(self) -> str:
         kind = "EAGLE-3" if self.shape.fused else "EAGLE-1"
-        return f"{kind}, {self.shape.draft_vocab:,} tokens, {self.kv_bytes_per_token} bytes a row"
+        where = ", native" if self.native is not None else ""
+        return f"{kind}, {self.shape.draft_vocab:,} tokens, {self.kv_bytes_per_token} bytes a row{where}"
 
     def fuse(self, hidden: Sequence[Tensor]) -> Tensor:
         return self.fc(torch.cat([part.to(self.compute) for part in hidden], -1)) if self.shape.fused else hidden[0]
@@ -210,6 +233,9 @@ class Eagle(FeatureHead):
     @torch.inference_mode()
     def forward(self, rows: Rows) -> Out:
         assert self.target is not None and rows.hidden is not None
+        if self.native is not None:
+            out = self.native.forward(rows)
+            return Out(whole(out.logits, self.ids, self.vocab_size), leave=out.leave)
         self.attend.prepare(rows)
         embedded, feature = self.target.embed(rows.token).to(self.compute), rows.hidden.to(self.compute)
         if self.embedding_norm is not None and self.feature_norm is not None:
@@ -238,7 +264,7 @@ class Eagle(FeatureHead):
     EAGLE3,
     Offers(
         "a decoder layer on the target's own features", frozenset({Law.SHARED_NOISE, Law.WITHOUT_REPLACEMENT}), "tree",
-        HEAD_TREE_NODES, needs=frozenset({need(EAGLE3)}), group=EAGLE3, auto=(EAGLE3,),
+        HEAD_TREE_NODES, needs=frozenset({need(EAGLE3)}), group=EAGLE3, runs="greedy", auto=(EAGLE3,),
     ),
 )  # fmt: skip
 class Eagle3(FeatureDrafter):

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.program import Program
 from paceline.core.proposer import Continuation, Proposer
 from paceline.core.result import Round
@@ -61,7 +60,7 @@ class NativeDecoder(Decoder):
         found = library()
         assert found is not None, "the packing was chosen where there is no native library"
         self.library = found
-        self.abilities |= {"run", "chain", "tree"}
+        self.abilities |= {"run", "chain"}
         self.turned, self.passes = 0, 0
         mixtures = spec.mixtures
         self.loads = torch.zeros(len(spec.layers), 1 + max((it.count for it in mixtures), default=0), dtype=torch.int64)
@@ -291,33 +290,6 @@ class NativeDecoder(Decoder):
         }
         error = None if calls is None else calls.ended()
         return Out(torch.empty(0, self.spec.vocab), read, drawn=drawn, drafting=run.seconds, error=error)
-
-    def tree(
-        self,
-        rows: Rows,
-        size: Sequence[tuple[int, int]],
-        temperature: list[float],
-        least: list[float],
-        gain: list[float],
-        limits: tuple[int, int],
-    ) -> list[tuple[list[int], list[int], int]]:
-        """Draft a tree for each segment, whose last row alone is wanted: tokens, parents (-1: the root) and how many of
-        them, the first ones, have K/V. `size`: the most nodes, and the depth from which on no distribution is computed;
-        `least`: the least chance of a node; `gain`: what another pass has to bring; `limits`: children and passes of
-        draft/dyspec.py."""
-        count, most = len(size), MAX_CANDIDATES
-        tokens, parents, computed = ((ctypes.c_int64 * n)() for n in (count * most, count * most, count))
-        call, *_held = self.call(rows, {}, most)
-        sizes = integers_in([n for each in size for n in each])
-        self.library.paceline_tree(
-            self.model, call, sizes, reals_in(temperature), reals_in(least), reals_in(gain), *limits, tokens,
-            parents, computed,
-        )  # fmt: skip
-        out = []
-        for i, done in enumerate(computed):
-            drafted = [token for token in tokens[i * most : (i + 1) * most] if token >= 0]
-            out.append((drafted, parents[i * most : i * most + len(drafted)], done))
-        return out
 
     def call(self, rows: Rows, taps: dict[str, Tensor], further: int = 0) -> tuple[CPass, Tensor | None, Tensor, Any]:
         """The pass as the library takes it, its hidden states if requested, its logits, and what must

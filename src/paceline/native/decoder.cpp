@@ -38,11 +38,15 @@ struct Worker : Mixtures {
   }
 
   void attention(i64 index, const Layer& l, const float* x) {
-    const i64 rows = p.rows;
-    norm_rows(x, l.attention_norm, rows, nullptr, nullptr);
+    norm_rows(x, l.attention_norm, p.rows, nullptr, nullptr);
     lower(index, QKV, b.normed);
     if (l.value.weight) lower(index, VALUE, b.normed);
     done(NORM);
+    attended(index, l);
+  }
+
+  void attended(i64 index, const Layer& l) {  // attention of what lies in `normed`
+    const i64 rows = p.rows;
     expect(index);
     const i64 all_heads = (m.heads + 2 * m.kv_heads) * m.head_dim;
     with(index, QKV), store(l.qkv, b.normed, rows, b.wide, all_heads);
@@ -118,7 +122,7 @@ struct Worker : Mixtures {
     done(NORM);
   }
 
-  void run() {
+  void divide() {  // the pieces of attention
     i64 before = 0, total = 0;
     for (const Piece& piece : b.pieces) total += piece.work;
     for (const Piece& piece : b.pieces) {
@@ -126,6 +130,10 @@ struct Worker : Mixtures {
       mine[0] += middle * all / total < me, mine[1] += middle * all / total <= me;
       before += piece.work;
     }
+  }
+
+  void run() {
+    divide();
     if (p.embed) embed();
     done(EMBED);
     for (i64 i = p.first; i < p.last; i++) {
@@ -345,6 +353,7 @@ static void embed(const Model& m, const std::vector<i64>& tokens, float* to) {
   Worker(m, p, b).embed();
 }
 
+#include "propose_feature.h"
 #include "propose_model.h"
 #include "propose_head.h"
 #include "propose_merged.h"

@@ -160,6 +160,27 @@ class CTrees(Structure):
     ]
 
 
+class CFeatureLayer(Structure):
+    _fields_ = [
+        *((name, POINTER(CModel)) for name in ("model", "target", "fuse")),
+        *integers("fused", "normed"),
+        *((name, CNorm) for name in ("embedding_norm", "feature_norm")),
+        *pointers("features", "word"),
+    ]
+
+
+class CFeatureTrees(Structure):
+    _fields_ = [
+        ("layer", POINTER(CFeatureLayer)),
+        ("behind", POINTER(CPass)),
+        *pointers("tap"),
+        *integers("taps"),
+        *pointers("nodes", "least", "gain", "reach", "stored"),
+        *integers("children", "passes"),
+        *doubles("sharp"),
+    ]
+
+
 class CStage(Structure):
     _fields_ = [*pointers("straight", "bent"), *integers("blocks"), *pointers("block", "output")]
 
@@ -167,10 +188,14 @@ class CStage(Structure):
 class CHeads(Structure):
     _fields_ = [
         ("target", POINTER(CModel)),
-        *integers("tap", "width", "depth", "sees"),
+        *pointers("tap"),
+        *integers("width", "depth", "sees"),
         *pointers("stage"),
         *integers("words"),
         *pointers("word", "first", "nodes", "deepest", "parent", "rank", "tries", "hits", "ranks"),
+        ("text", POINTER(CModel)),
+        *integers("blocks"),
+        *pointers("table", "shift", "entered"),
     ]
 
 
@@ -227,13 +252,6 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.paceline_draft.restype = None
     library.paceline_run.argtypes = [POINTER(CModel), POINTER(CPass), POINTER(CRun)]
     library.paceline_run.restype = None
-    library.paceline_tree.argtypes = [
-        POINTER(CModel),
-        POINTER(CPass),
-        *[c_void_p] * 4,
-        c_int64,
-        c_int64,
-        *[c_void_p] * 3,
-    ]
-    library.paceline_tree.restype = None
+    library.paceline_features.argtypes = [POINTER(CFeatureLayer), POINTER(CPass), c_void_p]
+    library.paceline_features.restype = None
     return library
