@@ -192,7 +192,7 @@ def test_what_is_written_out_for_speed_is_the_sum_of_the_terms(rows: int, reques
     for terms in (times.target, times.rest, times.drafter("m")):
         terms.weights = {name: rng.random() for name in terms.weights}
     work, part = Work(rows, requests, requests * length, rows * length, rows), Drafting("m", requests, n % 9, n)
-    slow = {**hats(rows), "requests": requests, "context": work.context, "pairs": work.pairs, "logits": rows}
+    slow = {**hats(rows), "requests": requests, "context": work.context, "pairs": work.pairs}
     assert times.of_target(work) == pytest.approx(times.speed * times.target.predict(slow))
     several = replace(work, passes=1 + n)
     assert times.of_target(several) == pytest.approx((1 + n) * times.of_target(work))
