@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 from paceline.core.plan import Work
@@ -340,13 +341,14 @@ class StepTimes:
         scale = samples[0][1] / self.target.predict(_features(samples[0][0]))
         self.target = self.target.scaled(scale)
         self.target.fit([(_features(work), seconds) for work, seconds in samples])
-        touched = {k for work, _ in samples for k, weight in hats(work.rows).items() if weight}
+        weights, touched = self.target.weights, {k for work, _ in samples for k, weight in hats(work.rows).items() if weight}
         known = [k for k in KNOTS if k in touched]
+        weights.update(zip(known, rising(weights[k] for k in known)))
         for k in KNOTS:
             if k not in touched:
                 near = max((j for j in known if j < k), default=known[0])
-                self.target.weights[k] = self.target.weights[near] * max(1.0, k / near)
-        self.target.weights.update(zip(KNOTS, rising([self.target.weights[k] for k in KNOTS])))
+                above = min((weights[j] for j in known if j > k), default=inf)
+                weights[k] = min(above, weights[near] * max(1.0, k / near))
 
     def fit(self, samples: Sequence[tuple[Work, Sequence[Drafting], Times]]) -> None:
         """What drafting and the rest take, from steps of an engine."""
