@@ -115,7 +115,7 @@ class Goodput(LengthPolicy):
     """{request: its key}, of the step that was decided last, but for those that named their drafter."""
     _straight: bool = False
     _asked: tuple[tuple[int, frozenset[str]], int, tuple[str, ...]] = ((0, frozenset()), 0, ())
-    """Of drafters that users named: for whom it holds, the step at which it is too old, and the reasons in words."""
+    """Reasons for drafters that users named: for whom they hold, the step at which they are too old, and the words."""
 
     def __post_init__(self) -> None:
         self.governor = Governor(self.times)
