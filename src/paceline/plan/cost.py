@@ -137,9 +137,7 @@ class Times:
 
 
 def _target() -> Terms:
-    return Terms(
-        {**{k: 1e-3 * (1.0 + k / 64) for k in KNOTS}, "requests": 1e-5, "context": 1e-7, "pairs": 1e-8}
-    )
+    return Terms({**{k: 1e-3 * (1.0 + k / 64) for k in KNOTS}, "requests": 1e-5, "context": 1e-7, "pairs": 1e-8})
 
 
 def _draft(tree: bool = False) -> Terms:
@@ -341,7 +339,8 @@ class StepTimes:
         scale = samples[0][1] / self.target.predict(_features(samples[0][0]))
         self.target = self.target.scaled(scale)
         self.target.fit([(_features(work), seconds) for work, seconds in samples])
-        weights, touched = self.target.weights, {k for work, _ in samples for k, weight in hats(work.rows).items() if weight}
+        weights = self.target.weights
+        touched = {k for work, _ in samples for k, weight in hats(work.rows).items() if weight}
         known = [k for k in KNOTS if k in touched]
         weights.update(zip(known, rising(weights[k] for k in known)))
         for k in KNOTS:
