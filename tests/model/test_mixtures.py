@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams
-from paceline.core.errors import CheckpointError
+from paceline.core.errors import CheckpointError, RefusalError
 from paceline.model.blocks import Mixture, routes
 from paceline.model.decoder import Decoder
 from paceline.model.footprint import footprint
 from paceline.model.load import load_model
+from paceline.model.lora import LoraPair, LoraWeights
 from paceline.model.native import NativeDecoder
 from paceline.model.spec import Experts
 from paceline.native.build import library
@@ -153,3 +154,15 @@ def test_speculation_is_invisible(quantize: str | None, tmp_path: Path) -> None:
         assert alone == found[drafter][1]
     assert not llm.engine.drafters.errors
     assert all(texts == found["none"] for texts in found.values())
+
+
+@native
+def test_adapters_of_experts_are_refused(tmp_path: Path) -> None:
+    """One on the attention is served; the native decoder has no place for one on an expert."""
+    decoder = made(tmp_path, "mixtral")
+    assert isinstance(decoder, NativeDecoder)
+    pair, at = LoraPair(torch.ones(2, 64), torch.ones(64, 2)), "model.layers.0."
+    assert decoder.adapt().install(1, LoraWeights({f"{at}self_attn.q_proj": pair}, "0" * 32, 2)) > 0
+    wide = LoraPair(torch.ones(2, 64), torch.ones(128, 2))
+    with pytest.raises(RefusalError, match=r"experts\.3\.w1, a part of a mixture"):
+        decoder.adapt().install(2, LoraWeights({f"{at}block_sparse_moe.experts.3.w1": wide}, "1" * 32, 2))

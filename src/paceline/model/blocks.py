@@ -193,7 +193,8 @@ class FeedForward:
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.spec.activation == "swiglu_clamped":
-            return self.down(clamped(*self.gate_up(x).chunk(2, -1), *self.spec.swiglu))
+            gate, up = self.gate_up(x).chunk(2, -1)
+            return self.down(clamped(gate, up, *self.spec.swiglu))
         activate = ACTIVATE[self.spec.activation]
         if not self.spec.gated:
             return self.down(activate(self.gate_up(x)))
