@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from paceline.core.plan import Work
 from paceline.plan.cost import StepTimes, Times
 
-LOSS = 0.005
+LOSS = 0.01
 """Share of the time that may be lost to speculation in the long run."""
 CREDIT_S, CREDIT_STEPS = 1.0, 5
 """What may be lost beyond that: the lesser of this many seconds and this many plain steps of one request."""
