@@ -14,7 +14,7 @@ from paceline.plan.cost import StepTimes, Times
 
 LOSS = 0.01
 """Share of the time that may be lost to speculation in the long run."""
-CREDIT_S, CREDIT_STEPS = 1.0, 8
+CREDIT_S, CREDIT_STEPS = 1.0, 5
 """What may be lost beyond that: the lesser of this many seconds and this many plain steps of one request."""
 CHECK_PASSES = 96
 """Passes without a plain step after which one measures what that takes; a third as many while nothing is saved."""
