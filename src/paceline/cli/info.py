@@ -33,7 +33,7 @@ def info(engine: EngineArgs, *, as_json: bool) -> None:
     from paceline.model.load import inspect
 
     check_device(engine.device)
-    if (alone := config_alone(engine.model)) is not None:
+    if engine.model is not None and (alone := config_alone(str(engine.model))) is not None:
         say_sizes(alone, as_json=as_json)
         return
     model, draft = paths(engine.options())
