@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -244,6 +245,8 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "module": (lambda d: configure(d, target_modules=["q_proj", "wq"]), "no linear layer"),
     "nan": (lambda d: change(d, lambda t: t.fill_(float("nan"))), "not finite"),
     "shape": (lambda d: change(d, lambda t: t[:, :-1].clone()), "another model"),
+    "fewer layers": (lambda d: shallow(d), "for a model of 1 layers, but this one has"),
+    "a layer cut out": (lambda d: change(d, lambda t: None, "A", "B"), "lacks the factors"),
     "half a pair": (lambda d: change(d, lambda t: None), "only one factor"),
     "head": (lambda d: add(d, "base_model.model.lm_head.weight"), "lm_head.weight"),
     "embedding": (lambda d: add(d, "base_model.model.model.embed_tokens.lora_embedding_A"), "embed"),
@@ -255,12 +258,21 @@ def configure(path: Path, **changes: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
-def change(path: Path, how: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+def change(path: Path, how: Callable[[torch.Tensor], torch.Tensor | None], *parts: str) -> None:
+    """Change the first tensor, or these factors of its module."""
     file = path / "adapter_model.safetensors"
     tensors = load_file(file)
-    name = min(tensors)
-    new = how(tensors.pop(name))
-    save_file(tensors if new is None else {**tensors, name: new}, file)
+    first = min(tensors)
+    for name in [re.sub(r"lora_[AB]", f"lora_{part}", first) for part in parts] or [first]:
+        new = how(tensors.pop(name))
+        tensors |= {} if new is None else {name: new}
+    save_file(tensors, file)
+
+
+def shallow(path: Path) -> None:
+    """Leave the tensors of the first layer."""
+    file = path / "adapter_model.safetensors"
+    save_file({name: tensor for name, tensor in load_file(file).items() if ".layers.0." in name}, file)
 
 
 def add(path: Path, name: str) -> None:

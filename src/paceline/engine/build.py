@@ -139,7 +139,7 @@ def drafting(options: Options, pair: Pair, model: Decoder, text: Text) -> dict[s
     if pair.draft is None:
         return {}
     if pair.kind not in (DRAFT, FOREIGN):
-        return dict([load_head(pair.draft, model.width, model.vocab_size, model.packing)])
+        return dict([load_head(pair.draft, model.width, model.vocab_size, model.packing, len(model.spec.layers))])
     form, theirs = form_of(options, drafts_in(options)), Text(pair.draft)
     if pair.kind == FOREIGN:
         small = load_model(pair.draft, **form)

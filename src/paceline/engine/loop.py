@@ -88,6 +88,8 @@ class Engine:
         self.disk: DiskCache | None = None
         self.vocabulary: DraftVocabulary | None = None
         """Learns from the texts, if there is one."""
+        self._booked = self._unbooked = 0.0
+        """Seconds of this step when its times were taken; and of the one before after that, which this one books."""
         place = placement(config.overlap, model.device)
         self.compute = Compute(model, self.judge, Timer(), clock, self.session.ends, place)
 
@@ -173,7 +175,9 @@ class Engine:
         if self.config.check:
             self.cache.check_integrity()
         self.catch_up()
-        self.timer.step += self.clock() - started
+        took = self.clock() - started
+        self._unbooked, self._booked = self._unbooked + took - self._booked, 0.0
+        self.timer.step += took
         self.timer.steps += 1
         return changed
 
@@ -236,5 +240,7 @@ class Engine:
         for name, count in self.drafters.failed.items():
             self.desk.totals.failed(name, count)
         self.drafters.failed.clear()
-        rest = self.clock() - begun - computed.target - sum(drafting.values()) + computed.saved
+        self._booked = self.clock() - begun
+        rest = self._booked + self._unbooked - computed.target - sum(drafting.values()) + computed.saved
+        self._unbooked = 0.0
         return Times(computed.target, drafting, rest, computed.saved)

@@ -154,9 +154,9 @@ def read_lora(path: Path, spec: ModelSpec, max_rank: int = MAX_LORA_RANK) -> Lor
 
         return checked(read_gguf_lora(path, spec), path, spec, max_rank)
     config = read_lora_config(path)
-    weights = _assembled(path, config, read_lora_tensors(path))
+    weights = checked(_assembled(path, config, read_lora_tensors(path)), path, spec, max_rank)
     _check_complete(path, config, weights, spec)
-    return checked(weights, path, spec, max_rank)
+    return weights
 
 
 def read_lora_config(path: Path) -> dict[str, Any]:
@@ -302,8 +302,21 @@ def _check_complete(path: Path, config: Mapping[str, Any], weights: LoraWeights,
                 f"The adapter {path} is for modules {target!r}, which no linear layer of this {spec.family} model is "
                 "called; it is of another model, or changes embeddings or head, which is not served."
             )
-        if missing := [name for name in mine if name not in weights.modules]:
+        missing = [name for name in mine if name not in weights.modules]
+        depth = 1 + max((layer_of(name) for name in weights.modules), default=-1)
+        if missing and depth < len(spec.layers) and all(layer_of(name) >= depth for name in missing):
+            raise RefusalError(
+                f"The adapter {path} is for a model of {depth} layers, but this one has {len(spec.layers)}; it is of "
+                "another model."
+            )
+        if missing:
             raise CheckpointError(f"The adapter {path} lacks the factors of {missing[0]}; its file is cut.")
+
+
+def layer_of(name: str) -> int:
+    """The number of the layer in a module's name; -1 without one."""
+    found = re.search(r"\.layers\.(\d+)\.", f".{name}")
+    return int(found[1]) if found else -1
 
 
 def checked(weights: LoraWeights, path: Path, spec: ModelSpec, max_rank: int = MAX_LORA_RANK) -> LoraWeights:

@@ -1,9 +1,9 @@
 """Requests of POST /v1/responses, and what they are as chat requests: one engine, one set of rules behind both."""
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from paceline.serve.errors import ApiError
 from paceline.serve.protocol import NO_MEDIA, ChatRequest, Sampling
@@ -14,6 +14,7 @@ TEXT_PART_TYPES = ("input_text", "output_text", "text", "reasoning_text", "summa
 LOGPROBS = "message.output_text.logprobs"
 INCLUDES = (LOGPROBS, "reasoning.encrypted_content")
 Item = Shallow
+Made = TypeVar("Made", bound=BaseModel)
 
 
 class ResponseStreamOptions(Wire):
@@ -104,7 +105,7 @@ def as_chat(body: ResponsesRequest, items: list[Item], template: str) -> ChatReq
         chat.setdefault("prompt_cache_key", said)  # the client says that it goes on
     if LOGPROBS in (body.include or ()) or body.top_logprobs:
         chat |= {"logprobs": True, "top_logprobs": body.top_logprobs}
-    return validated(chat)
+    return validated(ChatRequest, chat)
 
 
 def conversation_id(body: ResponsesRequest) -> str | None:
@@ -116,10 +117,10 @@ def conversation_id(body: ResponsesRequest) -> str | None:
     return given.id if isinstance(given, ConversationName) else given
 
 
-def validated(chat: dict[str, Any]) -> ChatRequest:
-    """A chat request from its fields; the first fault in them as ApiError."""
+def validated(model: type[Made], values: dict[str, Any]) -> Made:
+    """A request of the server's own from its fields; a fault in them is the client's."""
     try:
-        return ChatRequest.model_validate({name: value for name, value in chat.items() if value is not None})
+        return model.model_validate({name: value for name, value in values.items() if value is not None})
     except ValidationError as error:
         raise RequestValidationError(error.errors()) from None
 
