@@ -180,12 +180,13 @@ static void lay_out(Arena& arena, const Model& m, const Pass& p, Buffers& b) {
   const i64 each = m.int8 ? 1 : m.wide(), step = (m.int8 ? 64 : 32) * each;  // bytes: of a number, and of a whole step
   auto activations = [&](i64 width) {
     Activations a;
-    a.stride = up(width * each, step);
+    a.used = up(width * each, step);
+    a.stride = a.used + (m.grouped() && a.used % 512 == 0 ? 64 : 0);  // else many rows meet in few sets of the first cache
     a.data = arena.take(rows * a.stride);
     a.scale = (float*)arena.take(rows * 4);
     a.groups = m.grouped() ? up(width, GROUP) / GROUP : 0;
     a.sums = (float*)arena.take(rows * a.groups * 4);
-    a.wholes = (int16_t*)arena.take(m.grouped() ? rows * wholes_each(a.groups) * 2 : 0);
+    a.wholes = (int16_t*)arena.take(m.grouped() ? rows * wholes_each(a.groups) * 2 + 16 : 0);  // tiles read a record's whole line
     return a;
   };
   arena.used = 0;
@@ -198,7 +199,7 @@ static void lay_out(Arena& arena, const Model& m, const Pass& p, Buffers& b) {
   b.normed = activations(m.hidden), b.mixed = activations(mixed), b.gated = activations(m.ffn);
   if (arena.memory.size() >= arena.used)  // padding that is never written must be finite
     for (const Activations& a : {b.normed, b.mixed, b.gated})
-      for (i64 r = 0; r < rows; r++) memset(a.data + (r + 1) * a.stride - step, 0, step);
+      for (i64 r = 0; r < rows; r++) memset(a.data + r * a.stride + a.used - step, 0, step);
 }
 
 // Asks the system for tiles: ARCH_REQ_XCOMP_PERM, tile data. 0: granted.

@@ -13,7 +13,7 @@
 #include "grouped_product.h"
 
 const i64 GROUP = 32, RECORD = 8;
-const i64 TILED_ROWS = 24;  // up to so many rows AVX-512 is quicker than AMX: a record has to be spread for tiles first
+const i64 TILED_ROWS = 9;  // up to so many rows AVX-512 is quicker than AMX: a record has to be spread for tiles first
 
 // What scale and low are made of: Z is 2^(bits - 1), 128 of a table                      bits a weight of 4:
 enum Form {
@@ -182,7 +182,7 @@ static void block_grouped(const Linear& l, const uint8_t* w, const uint8_t* x, i
       if (whole) decode(l, w, c * 16, here, wholes);
       else decode(l, w, c * 16, here, scales);
       if (tiled) {
-        tiles_grouped(*tiles, l, j, rows, table);
+        tiles_grouped(*tiles, l, j, rows);
         continue;
       }
       for (i64 r = 0; r < rows;) {  // panels of about the same size

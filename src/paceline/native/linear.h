@@ -6,7 +6,7 @@
 struct Activations {  // rows of bfloat16, float32, or int8 with a scale each; columns padded with zeros to whole steps
   uint8_t* data;
   float* scale;
-  i64 stride;  // bytes
+  i64 used, stride;  // bytes: with whole steps; from row to row
   float* sums;  // [rows][groups]: of the numbers of each group, where weights lie in groups
   i64 groups;
   int16_t* wholes;  // the same, and those of each half group: RowSums
