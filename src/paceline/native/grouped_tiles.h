@@ -83,6 +83,8 @@ static void panels_whole(const Spread& of, const lanes::Job& j, i64 rows) {
   const __m512i b[4] = {line(0), line(1), line(2), line(3)};
   float* const sums = j.sums;
   const int16_t* const wholes = j.wholes;
+  const float* const by_rows = j.by_rows;
+  const i64 groups = j.groups;
   auto finish = [=, &products](i64 panel, i64 first, i64 last) {  // rows of a panel
     const int32_t(*from)[16][16] = products[panel % 2];
     const i64 row = panel * 32;
@@ -90,15 +92,14 @@ static void panels_whole(const Spread& of, const lanes::Job& j, i64 rows) {
     for (i64 i = first; i < last; i++) {
       const __m512i less = _mm512_load_si512(from[i / 16 * 2][i % 16]), more = _mm512_load_si512(from[i / 16 * 2 + 1][i % 16]);
       float* to = sums + (row + i) * 32;
-      __m512 total = _mm512_cvtepi32_ps(_mm512_add_epi32(less, _mm512_slli_epi32(more, SHIFT)));
-      total = _mm512_fmadd_ps(total, half, _mm512_loadu_ps(to));
+      __m512 y = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(less, _mm512_slli_epi32(more, SHIFT))), half);
       if (BY_BITS) {
         const uint8_t* x = (const uint8_t*)(wholes + (row + i) * each);
         __m512i sum = lanes::pairs(_mm512_setzero_si512(), b[0], lanes::four(x)), other = lanes::pairs(_mm512_setzero_si512(), b[1], lanes::four(x + 4));
         sum = lanes::pairs(sum, b[2], lanes::four(x + 8)), other = lanes::pairs(other, b[3], lanes::four(x + 12));
-        total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(sum, other)), of_lows, total);
+        y = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(sum, other)), of_lows, y);
       }
-      _mm512_storeu_ps(to, total);
+      _mm512_storeu_ps(to, _mm512_fmadd_ps(y, set(by_rows[(row + i) * groups]), _mm512_loadu_ps(to)));
     }
   };
   for (i64 panel = 0; panel < panels; panel++) {
@@ -165,7 +166,7 @@ static void tiles_floats(Tiles& tiles, const lanes::Job& j, i64 rows) {
   tiles.set(std::min<i64>(rows, 16), true);
   for (i64 r = 0; r < rows; r += 16) {
     float* const sums = j.sums + r * 32;
-    const float* const of_rows = j.of_rows + r * groups;
+    const float *const of_rows = j.of_rows + r * groups, *const by_rows = j.by_rows + r * groups;
     __m512 total[16];
 #pragma GCC unroll 16
     for (int i = 0; i < 16; i++) total[i] = _mm512_loadu_ps(sums + i * 32);
@@ -183,8 +184,8 @@ static void tiles_floats(Tiles& tiles, const lanes::Job& j, i64 rows) {
       const __m512 by = _mm512_load_ps(j.scales->scale[g - 1]), from = _mm512_load_ps(j.scales->low[g - 1]);
 #pragma GCC unroll 16
       for (int i = 0; i < 16; i++) {
-        total[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_load_si512(products[(g - 1) % 2][i])), by, total[i]);
-        total[i] = _mm512_fmadd_ps(set(of_rows[i * groups + g - 1]), from, total[i]);
+        const __m512 y = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(products[(g - 1) % 2][i])), by);
+        total[i] = _mm512_fmadd_ps(_mm512_fmadd_ps(set(of_rows[i * groups + g - 1]), from, y), set(by_rows[i * groups + g - 1]), total[i]);
       }
     }
 #pragma GCC unroll 16
