@@ -2,6 +2,7 @@
 
     python bench/studies/schedule.py tbt      --model M --prompts gsm8k_test.jsonl [--requests 60 --load 0.8 --repeat 5]
     python bench/studies/schedule.py capacity --model M --prompts gsm8k_test.jsonl [--requests 60]
+    python bench/studies/schedule.py stall    --model M --prompts gsm8k_test.jsonl [--long 1100 --repeat 5]
     python bench/studies/schedule.py grouping --model M --prompts gsm8k_test.jsonl [--batch 4]
 
 One engine in process, plain decoding unless --drafter is given. Requests arrive as a Poisson process whose times, kinds
@@ -12,9 +13,11 @@ time between two steps that brought a request tokens; the target of `chunked` is
 (1) `tbt`: times at one rate, and tokens/s, prompts included, over the whole run and over the time in steps;
 (2) `capacity`: the highest rate with P99 TBT within the SLO and a median wait for the first row of at most 2 s, by
     binary search;
-(3) `grouping`: EXSPEC's grouping rate against the window, and whether the texts are the same.
+(3) `stall`: the longest time between two tokens of one answer while a prompt of --long tokens is read, and the time to
+    that prompt's first token, without a target, with the default and with 100 ms;
+(4) `grouping`: EXSPEC's grouping rate against the window, and whether the texts are the same.
 
-Time is real in (1) and (2): run them on an idle machine. (3) may run on a busy one.
+Time is real in (1) to (3): run them on an idle machine. (4) may run on a busy one.
 """
 
 import argparse
@@ -35,6 +38,8 @@ from paceline.bench.prompts import read_prompts
 from paceline.core.request import Request
 from paceline.engine.loop import Engine
 from paceline.schedule import exspec, policies
+from paceline.schedule.chunked import Chunked
+from paceline.schedule.orders import fcfs
 
 SLO_STEPS = 5.0
 """The SLO, where none is given, in steps of --decoding requests that decode alone (Sarathi-Serve: strict)."""
@@ -115,13 +120,13 @@ class Study:
         return self.args.load * self.args.requests / (time.perf_counter() - began)
 
     def use(self, schedule: str) -> None:
-        target = 1e3 * TARGET * self.slo if schedule == "chunked" else None
+        target = 1e3 * TARGET * self.slo if schedule == "chunked" else 0.0
         self.engine.desk.schedule = policies.policy(
             schedule,
             "fcfs",
             self.engine.config.row_budget,
             tbt_target_ms=target,
-            seconds=self.engine.table.times.like_latest,
+            forecast=self.engine.table.times,
         )
 
     def submit(self, prompt: list[int], max_tokens: int) -> Request:
@@ -139,6 +144,15 @@ class Study:
             self.engine.step()
             taken.append(time.perf_counter() - began)
         self.finish()
+        return median(taken)
+
+    def alone(self) -> float:
+        """Median seconds of a step in which one request decodes."""
+        request, taken = self.submit(self.short[0], 40), []
+        while request.finish is None:
+            began = time.perf_counter()
+            self.engine.step()
+            taken.append(time.perf_counter() - began)
         return median(taken)
 
     def finish(self) -> None:
@@ -267,6 +281,39 @@ def search(study: Study, schedule: str, seed: int) -> float:
     return low
 
 
+TARGETS: dict[str, float | None] = {"none": 0.0, "default": None, "100 ms": 0.1}
+"""Targets that `stall` compares, in seconds."""
+
+
+def stall(study: Study) -> dict[str, Any]:
+    """A chat, and a long prompt that arrives in the middle of its answer, by target."""
+    args, engine, found = study.args, study.engine, dict[tuple[int, str], dict[str, float]]()
+    plain = study.alone()
+    for i, name in turns(tuple(TARGETS), args.repeat):
+        engine.desk.schedule = Chunked(fcfs, engine.config.row_budget, TARGETS[name], engine.table.times)
+        chat = study.submit(study.short[i], args.output)
+        while len(chat.output) < args.output // 4:
+            engine.step()
+        start = random.Random(args.seed + i).randrange(len(study.text) - args.long)
+        long = study.submit(study.text[start : start + args.long], args.long_output)
+        began = last = time.perf_counter()
+        gap = first = 0.0
+        while not first:
+            had = len(chat.output)
+            engine.step()
+            now = time.perf_counter()
+            if chat.finish is None and len(chat.output) > had:
+                gap, last = max(gap, now - last), now
+            first = now - began if long.output else 0.0
+        study.finish()
+        found[i, name] = {"longest gap ms": 1e3 * gap, "in plain steps": gap / plain, "TTFT s": first}
+    columns, rounds = list(found[0, "none"]), range(args.repeat)
+    print(f"\nA prompt of {args.long} tokens beside an answer; {args.repeat} rounds; plain step {1e3 * plain:.1f} ms\n")
+    rows = [[n, *(spread([found[i, n][c] for i in rounds]) for c in columns)] for n in TARGETS]
+    markdown(["target", *columns], rows)
+    return {f"{name} {i}": row for (i, name), row in found.items()}
+
+
 def grouping(study: Study) -> dict[str, Any]:
     """The share of steps whose group has one shape, by how many decode at once; and the texts against those without."""
     args, engine = study.args, study.engine
@@ -296,7 +343,7 @@ def grouping(study: Study) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    studies = {"tbt": tbt, "capacity": capacity, "grouping": grouping}
+    studies = {"tbt": tbt, "capacity": capacity, "stall": stall, "grouping": grouping}
     parser.add_argument("study", choices=studies)
     for name in ("model", "draft", "dtype", "quantize", "memory"):
         parser.add_argument(f"--{name}")

@@ -33,9 +33,13 @@ class Stairs:
     """A step takes a second for each panel of 16 rows, and the more, the more is read."""
 
     per_context: float = 0.0
+    measured: bool = True
+    scale: float = 1.0
 
-    def __call__(self, work: Work) -> float:
-        return -(-work.rows // 16) + self.per_context * work.context
+    def predict(self, work: Work) -> float:
+        return self.scale * (-(-work.rows // 16) + self.per_context * work.context)
+
+    like_latest = predict
 
 
 @dataclass
@@ -65,7 +69,7 @@ class Population:
         table.enrol("none", DrafterFacts(0, chain=True))
         table.enrol("ngram", DrafterFacts(self.nodes, chain=True))
         self.policy = policies.policy(
-            self.schedule, self.order, self.budget, seconds=Stairs(), group_size=self.group_size,
+            self.schedule, self.order, self.budget, forecast=Stairs(), group_size=self.group_size,
             tbt_target_ms=None if self.target is None else 1e3 * self.target, shape=exspec.shape(table.defaults),
         )  # fmt: skip
         cache = Cache(self.blocks, self.size)

@@ -34,7 +34,10 @@ def crowd(decoding: int, *prompts: int, context: int = 9) -> list[Request]:
 @pytest.mark.parametrize(
     ("target", "decoding", "prompts", "rows"),
     [
-        (None, 3, (500,), 512),
+        (0.0, 3, (500,), 512),  # none
+        (None, 3, (500,), 64),  # four plain steps
+        (None, 40, (500,), 192),
+        (None, 3, (), 512),  # nobody waits for rows: drafts have their own price
         (4.0, 3, (500,), 64),
         (4.9, 3, (500,), 64),
         (4.0, 0, (500,), 512),  # nobody waits for a token
@@ -48,6 +51,16 @@ def crowd(decoding: int, *prompts: int, context: int = 9) -> list[Request]:
 def test_rows(target: float | None, decoding: int, prompts: tuple[int, ...], rows: int) -> None:
     policy = Chunked(fcfs, 512, target, Stairs())
     assert policy.rows(crowd(decoding, *prompts), 0.0) == rows
+
+
+def test_the_default_target_is_a_tenth_of_a_second_where_steps_are_short() -> None:
+    policy = Chunked(fcfs, 512, None, Stairs(scale=0.01))
+    assert policy.rows(crowd(3, 500), 0.0) == 160
+
+
+@pytest.mark.parametrize(("decoding", "rows"), [(3, 64), (60, 60 + PROMPT_RESERVE_ROWS), (0, 512)])
+def test_an_unmeasured_machine_reads_short_chunks_while_somebody_decodes(decoding: int, rows: int) -> None:
+    assert Chunked(fcfs, 512, None, Stairs(measured=False)).rows(crowd(decoding, 500), 0.0) == rows
 
 
 def test_longer_texts_leave_fewer_rows() -> None:
@@ -72,7 +85,7 @@ def test_work_is_as_many_rows_as_said(decoding: int, prompts: list[int], more: i
 def test_with_a_target_no_step_is_longer_while_somebody_decodes() -> None:
     """Long prompts among decodes: the steps stay within the target, and the least chunk keeps the prompts going."""
     arrivals = [*(Arrival(0, 4, 400) for _ in range(4)), *(Arrival(5 + 9 * i, 400, 4) for i in range(4))]
-    loose = Population(arrivals, blocks=999, budget=256, nodes=3)
+    loose = Population(arrivals, blocks=999, budget=256, nodes=3, target=0.0)
     tight = Population(arrivals, blocks=999, budget=256, nodes=3, target=2.0)
     steps = [[sum(g + n for _, g, n in items) for items, _ in p.run().log[5:60]] for p in (loose, tight)]
     assert max(steps[0]) > 200 and max(steps[1]) <= 32

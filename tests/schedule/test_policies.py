@@ -15,7 +15,7 @@ def test_every_name_makes_a_policy() -> None:
         for order in policies.ORDERS:
             made = policies.policy(schedule, order, 64)
             assert made.turn([], 0.0) == [] and made.rows([], 0.0) == 64 and made.order([], 0.0) == []
-    made = policies.policy("chunked", "fcfs", 64, tbt_target_ms=250.0, seconds=Stairs(), group_size=2)
+    made = policies.policy("chunked", "fcfs", 64, tbt_target_ms=250.0, forecast=Stairs(), group_size=2)
     assert isinstance(made, Grouped) and isinstance(made.inner, Chunked) and made.inner.target == 0.25
 
 
@@ -24,7 +24,7 @@ def test_every_name_makes_a_policy() -> None:
     [
         ({"schedule": "lifo"}, InputError, "Unknown schedule 'lifo'; known are chunked, prefill_first, decode_first"),
         ({"order": "lifo"}, InputError, "Unknown order 'lifo'; known are fcfs, priority, deadline, fair"),
-        ({"tbt_target_ms": 0.0}, InputError, "tbt_target_ms is 0.0"),
+        ({"tbt_target_ms": -1.0}, InputError, "tbt_target_ms is -1.0"),
         ({"group_size": 0}, InputError, "group_size is 0"),
         ({"tbt_target_ms": 9.0, "schedule": "prefill_first"}, RefusalError, "tbt_target_ms and schedule prefill_first"),
         ({"tbt_target_ms": 9.0}, RefusalError, "tbt_target_ms needs step times"),

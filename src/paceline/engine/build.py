@@ -11,6 +11,7 @@ import torch
 from paceline.core.component import DRAFT, TARGET, Component, Narrows
 from paceline.core.errors import CheckpointError, InputError, RefusalError
 from paceline.core.forest import MAX_CANDIDATES
+from paceline.core.plan import Work
 from paceline.core.registry import refusal
 from paceline.draft import DRAFTERS, NEED_PROGRAM
 from paceline.draft.companion import companions, kinds, weight_bytes
@@ -209,6 +210,12 @@ def start(engine: Engine, options: Options) -> None:
     known = calibrate.kept(calibrate.place(about)) if options.late_weights else calibrate.calibrated(engine, about)
     if known is not None:
         engine.table.times.become(known)
+        if options.tbt_target_ms and (plain := 1e3 * known.predict(Work(1, 1, 0, 0, 1))) > options.tbt_target_ms:
+            log.warning(
+                "tbt_target_ms is %g, but a plain step of one request takes %.3g ms here: while others decode, prompts "
+                "get the fewest rows a step, and the time between two steps is longer than that.",
+                options.tbt_target_ms, plain,
+            )  # fmt: skip
 
 
 def measure_late(engine: Engine, options: Options) -> None:
@@ -230,8 +237,9 @@ def unmeasured(engine: Engine, options: Options) -> bool:
 
 def planned(engine: Engine, options: Options) -> bool:
     """Does the planner need to know what steps cost here?"""
-    timed = bool(DRAFTERS.card(drafter_of(options)[0]).arms) or options.tbt_target_ms is not None
-    return timed and engine.desk.policy.state() is not None
+    serves = options.keep_learned and not options.late_weights  # prompts come while others decode
+    timed = bool(DRAFTERS.card(drafter_of(options)[0]).arms) or options.tbt_target_ms or serves
+    return bool(timed) and engine.desk.policy.state() is not None
 
 
 def check_options(options: Options) -> None:

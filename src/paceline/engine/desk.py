@@ -68,7 +68,7 @@ class Desk:
             config.order,
             config.row_budget,
             tbt_target_ms=config.tbt_target_ms,
-            seconds=None if table.policy.state() is None else table.times.like_latest,
+            forecast=None if table.policy.state() is None else table.times,
             group_size=config.group_size,
             shape=shape(table.defaults),
         )

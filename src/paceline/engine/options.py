@@ -74,8 +74,8 @@ class StepOptions:
     ] = "fcfs"
     tbt_target_ms: Annotated[
         float | None,
-        _serving("Maximum time between two steps of a decoding request, for chunked. Default: row_budget alone limits "
-                 "a step."),
+        _serving("Maximum time between two steps of a decoding request while prompts are read, for chunked; 0: only "
+                 "row_budget limits a step. Default: the larger of 100 ms and four plain steps."),
     ] = None  # fmt: skip
     group_size: Annotated[
         int | None,

@@ -2,7 +2,8 @@
 left of its rows."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 from paceline.core.plan import PROMPT_RESERVE_ROWS, Work
 from paceline.core.request import Request
@@ -10,32 +11,53 @@ from paceline.schedule import Order
 
 PANEL_ROWS = 16
 """Rows that share one reading of the weights: the step time is a staircase, and a step is best taken to its edge."""
+TARGET_S, TARGET_STEPS = 0.1, 4
+"""Default time between two steps of a decoding request: the larger of these seconds and this number of plain steps."""
+UNMEASURED_ROWS = 64
+"""Most rows of a step in which somebody decodes, by default, until it is known what steps cost on this machine."""
 
 
-Seconds = Callable[[Work], float]
-"""Predicts what a step takes; the engine's is that of `plan.choose.Goodput`."""
+class Forecast(Protocol):
+    """Predicts what steps take, in seconds; the engine's is `plan.cost.StepTimes`."""
+
+    measured: bool
+    """Were passes of many sizes timed on this machine?"""
+
+    def predict(self, work: Work) -> float:
+        """Seconds of a step without drafts."""
+
+    def like_latest(self, work: Work) -> float:
+        """Seconds of a step in which what was drafted last is drafted again."""
 
 
 class Chunked:
-    """The default. With a `target` (seconds between two steps of a decoding request) the rows of a step are the most
-    whose predicted time meets it, yet never fewer than the decodes and one least chunk of the prompts."""
+    """The default schedule. While somebody decodes, the rows of a step are the most whose predicted time meets the
+    target, yet never fewer than the decodes and one least chunk of the prompts. `target`: seconds between two steps
+    of a decoding request; 0 for none; None for the default of `TARGET_S` and `TARGET_STEPS`."""
 
     def __init__(
-        self, order: Order, row_budget: int, target: float | None = None, seconds: Seconds | None = None
+        self, order: Order, row_budget: int, target: float | None = None, forecast: Forecast | None = None
     ) -> None:
-        self.order, self.row_budget, self.target, self.seconds = order, row_budget, target, seconds
+        self.order, self.row_budget, self.target, self.forecast = order, row_budget, target, forecast
 
     def turn(self, order: Sequence[Request], now: float) -> list[Request]:
         return list(order)
 
     def rows(self, turn: Sequence[Request], now: float) -> int:
-        decoding = sum(r.pending == 1 for r in turn)
-        if self.target is None or self.seconds is None or not decoding:
+        decoding = [r for r in turn if r.pending == 1]
+        if self.target == 0 or self.forecast is None or not decoding:
             return self.row_budget
-        seconds, waiting = self.seconds, sum(r.pending for r in turn if r.pending > 1)
-        least = min(decoding + min(PROMPT_RESERVE_ROWS, waiting), self.row_budget)
-        edges = range(least - least % PANEL_ROWS + PANEL_ROWS, self.row_budget + 1, PANEL_ROWS)
-        fit = bisect_right(edges, self.target, key=lambda rows: seconds(work(turn, rows)))
+        forecast, waiting, most = self.forecast, sum(r.pending for r in turn if r.pending > 1), self.row_budget
+        if self.target is None:
+            if not waiting:
+                return most
+            if not forecast.measured:
+                return min(most, max(UNMEASURED_ROWS, len(decoding) + min(PROMPT_RESERVE_ROWS, waiting)))
+            plain = forecast.predict(Work.of((1, r.length, 1) for r in decoding))
+        target = max(TARGET_S, TARGET_STEPS * plain) if self.target is None else self.target
+        least = min(len(decoding) + min(PROMPT_RESERVE_ROWS, waiting), most)
+        edges = range(least - least % PANEL_ROWS + PANEL_ROWS, most + 1, PANEL_ROWS)
+        fit = bisect_right(edges, target, key=lambda rows: forecast.like_latest(work(turn, rows)))
         return edges[fit - 1] if fit else least
 
 

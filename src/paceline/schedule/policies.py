@@ -6,7 +6,7 @@ from paceline.core.errors import InputError, RefusalError
 from paceline.core.params import SamplingParams
 from paceline.core.plugins import joined
 from paceline.schedule import Order, SchedulePolicy
-from paceline.schedule.chunked import Chunked, Seconds
+from paceline.schedule.chunked import Chunked, Forecast
 from paceline.schedule.decode_first import DecodeFirst
 from paceline.schedule.exspec import Grouped, Shape
 from paceline.schedule.fair import Fair
@@ -43,9 +43,9 @@ def check(schedule: str, order: str, tbt_target_ms: float | None = None, group_s
     for word, name, known in (("schedule", schedule, (CHUNKED, *baselines())), ("order", order, (*orders(),))):
         if name not in known:
             raise InputError(f"Unknown {word} {name!r}; known are {', '.join(known)}.")
-    if tbt_target_ms is not None and not 0 < tbt_target_ms < float("inf"):
-        raise InputError(f"tbt_target_ms is {tbt_target_ms!r}, but it must be a positive number of milliseconds.")
-    if tbt_target_ms is not None and schedule != "chunked":
+    if tbt_target_ms is not None and not 0 <= tbt_target_ms < float("inf"):
+        raise InputError(f"tbt_target_ms is {tbt_target_ms!r}, but it must be milliseconds, or 0 for no target.")
+    if tbt_target_ms and schedule != "chunked":
         raise RefusalError(f"tbt_target_ms and schedule {schedule} cannot be combined: whole prompts keep no target.")
     if group_size is not None and group_size < 1:
         raise InputError(f"group_size is {group_size}, but it must be at least 1.")
@@ -57,18 +57,18 @@ def policy(
     row_budget: int,
     *,
     tbt_target_ms: float | None = None,
-    seconds: Seconds | None = None,
+    forecast: Forecast | None = None,
     group_size: int | None = None,
     shape: Shape = lambda request: (),
 ) -> SchedulePolicy:
-    """The policy of these names; raises as `check`. `seconds` predicts for `tbt_target_ms`; `shape` is what the
+    """The policy of these names; raises as `check`. `forecast` predicts for `tbt_target_ms`; `shape` is what the
     `group_size` requests of a step should have in common."""
     check(schedule, order, tbt_target_ms, group_size)
-    if tbt_target_ms is not None and seconds is None:
+    if tbt_target_ms and forecast is None:
         raise RefusalError("tbt_target_ms needs step times, and this engine was given none; leave it out.")
     made: SchedulePolicy
     if schedule == CHUNKED:
-        made = Chunked(orders()[order](), row_budget, None if tbt_target_ms is None else tbt_target_ms / 1e3, seconds)
+        made = Chunked(orders()[order](), row_budget, None if tbt_target_ms is None else tbt_target_ms / 1e3, forecast)
     else:
         made = baselines()[schedule](orders()[order](), row_budget)
     return made if group_size is None else Grouped(made, group_size, shape)
