@@ -393,7 +393,7 @@ def twin(packed: Packed, x: Tensor) -> Tensor:
     x = torch.nn.functional.pad(x.float(), (0, -x.shape[1] % GROUP))
     w = torch.nn.functional.pad(meaning(packed, codes), (0, -codes.shape[1] % GROUP))
     share = GROUP * RECORD if form in WHOLE_SCALES else GROUP
-    parts_of_x = torch.nn.functional.pad(x, (0, -x.shape[1] % share)).unflatten(1, (-1, share))
+    parts_of_x = torch.nn.functional.pad(x, (0, -x.shape[1] % share)).view(len(x), -1, share)
     by = parts_of_x.abs().amax(2) / 127
     whole = (parts_of_x * torch.where(by > 0, 1 / by, 0)[:, :, None]).round().flatten(1)[:, : x.shape[1]].double()
     total = torch.zeros(len(x), len(codes))
